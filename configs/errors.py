@@ -1,0 +1,13 @@
+"""The base of every error that a user can cause, and the errors of configuration files.
+
+It lives in the lowest folder so that every other folder may raise errors of its own kind.
+A message is one line: what was found, what was expected, what to do about it.
+"""
+
+
+class TvmExtError(Exception):
+    """Base of all errors that this package raises on purpose; the command line exits with 2."""
+
+
+class ConfigError(TvmExtError):
+    """A configuration file, or an option given in its place, is not valid."""

@@ -1,0 +1,133 @@
+"""Describes the machine this process runs on, from the CPU's own flags.
+
+The CPU name LLVM finds is used only if it stands for exactly the instructions the flags show. A
+virtual machine can hide instructions of the CPU it is named after, or have more than LLVM's guess;
+then a feature level plus the remaining features is what the code is built for.
+"""
+
+import functools
+import platform
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.features import llvm_features, vector_bits
+from tvm_ext.hardware.host_probe import (
+    CpuFacts,
+    cache_sizes,
+    clock_ghz,
+    cpu_facts,
+    usable_cores,
+    usable_cpus,
+)
+from tvm_ext.hardware.tvm_compat import llvm_codegen
+
+# Names for "any CPU of this architecture with at least these features", the most demanding first.
+_FEATURE_LEVELS = {
+    "x86_64": ("x86-64-v4", "x86-64-v3", "x86-64-v2", "x86-64"),
+    "aarch64": ("generic",),
+}
+
+# Estimates for what the system does not tell.
+_CLOCK_GHZ = 2.5
+_L1D_BYTES = 32 * 1024
+_L2_BYTES = 512 * 1024
+_CORE_MEMORY_GBS = 12.0
+_MEMORY_GBS = 200.0
+_CORE_L3_GBS = 24.0
+
+
+def host_cpu_features() -> frozenset[str]:
+    """LLVM names of the instruction features this machine's CPU shows, such as "avx512f"."""
+    return _facts().features
+
+
+@functools.cache
+def host_description() -> CpuDescription:
+    """This machine as the target "cpu"; the same object at every call.
+
+    Instructions, caches and cores are read from the system. Clock (unless the system reports one),
+    multiply-add units and bandwidths are estimates, and overheads are those measured on one other
+    machine: no benchmark runs here. ``cores`` counts the processors this process may use, hardware
+    threads included.
+    """
+    facts = _facts()
+    mtriple = host_triple(facts.architecture)
+    mcpu, mattr = choose_cpu(mtriple, facts.features, str(llvm_codegen.llvm_get_system_cpu()))
+    return describe_host(mtriple, mcpu, mattr)
+
+
+def describe_host(mtriple: str, mcpu: str, mattr: tuple[str, ...]) -> CpuDescription:
+    """This machine, running code built for the given CPU, whose features it must have.
+
+    Raises :class:`TargetError` for names that LLVM does not know.
+    """
+    facts = _facts()
+    bits = vector_bits(facts.architecture, llvm_features(mtriple, mcpu, mattr))
+    caches = cache_sizes(usable_cpus())
+    cores = usable_cores()
+    clock = clock_ghz() or _CLOCK_GHZ
+    return CpuDescription(
+        kind="cpu",
+        name="cpu",
+        summary=f"this machine: {facts.model_name or facts.architecture}",
+        mtriple=mtriple,
+        mcpu=mcpu,
+        mattr=mattr,
+        cores=cores,
+        clock_ghz=clock,
+        vector_bits=bits,
+        fma_units=fma_units(facts, bits),
+        l1d_bytes=caches.l1d or _L1D_BYTES,
+        l2_bytes=caches.l2 or _L2_BYTES,
+        l3_bytes=caches.l3 or 0,
+        memory_gbs=min(_MEMORY_GBS, cores * _CORE_MEMORY_GBS),
+        core_memory_gbs=_CORE_MEMORY_GBS,
+        # Half of one vector register a cycle.
+        core_l2_gbs=max(_CORE_L3_GBS, bits / 8 * clock / 2),
+        core_l3_gbs=_CORE_L3_GBS,
+        kernel_overhead_us=0.26,
+        parallel_overhead_us=1.7,
+    )
+
+
+def choose_cpu(
+    mtriple: str, features: frozenset[str], llvm_name: str
+) -> tuple[str, tuple[str, ...]]:
+    """The LLVM CPU name and ``mattr`` that together stand for exactly ``features``.
+
+    ``llvm_name``, the name LLVM gives this machine, is taken if it fits; else the most demanding
+    feature level that ``features`` cover, with the rest of them as ``mattr``.
+    """
+    known = llvm_codegen.llvm_is_valid_cpu(llvm_name, mtriple)
+    if known and llvm_features(mtriple, llvm_name) == features:
+        return llvm_name, ()
+    for level in _FEATURE_LEVELS.get(mtriple.split("-")[0], ()):
+        implied = llvm_features(mtriple, level)
+        if implied <= features:
+            return level, tuple(f"+{feature}" for feature in sorted(features - implied))
+    return "generic", ()
+
+
+def fma_units(facts: CpuFacts, bits: int) -> int:
+    """Estimate of the full-width multiply-add instructions a core starts in a cycle.
+
+    Two on most cores. One where there is no multiply-add and a multiply and an add start together,
+    and for 512-bit vectors on AMD's Zen 3 and 4 family (25), which takes two cycles for them.
+    A. Fog, "Instruction tables".
+    """
+    if facts.architecture == "x86_64" and "fma" not in facts.features:
+        return 1
+    if bits == 512 and facts.vendor == "AuthenticAMD" and facts.family == 25:
+        return 1
+    return 2
+
+
+def host_triple(architecture: str) -> str:
+    """The LLVM triple of this system; the wheel's own default names the toolchain it came from."""
+    systems = {"Linux": "linux-gnu", "Darwin": "apple-darwin", "Windows": "pc-windows-msvc"}
+    system = systems.get(platform.system())
+    return f"{architecture}-{system}" if system else str(llvm_codegen.llvm_get_system_triple())
+
+
+@functools.cache
+def _facts() -> CpuFacts:
+    return cpu_facts()

@@ -1,0 +1,210 @@
+"""Finds the description of a target by name, by file, or from a TVM target."""
+
+import difflib
+import pathlib
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import tvm
+
+from tvm_ext.configs.loader import check_config, config_folder, read_toml
+from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
+from tvm_ext.hardware.errors import TargetError
+from tvm_ext.hardware.features import architecture_of, llvm_features, vector_bits
+from tvm_ext.hardware.host import describe_host, host_description
+from tvm_ext.hardware.host_probe import usable_cores
+
+# What "cuda" means: every later NVIDIA GPU has the instructions of this one.
+DEFAULT_GPU = "nvidia-a100"
+
+_MODELS: dict[str, type[CpuDescription] | type[GpuDescription]] = {
+    "cpu": CpuDescription,
+    "cuda": GpuDescription,
+}
+
+# Presets whose numbers stand in for a CPU known only by its features, the most demanding first.
+_CPU_PRESETS = ("avx512-amx", "avx512", "avx2", "x86-64", "aarch64-neon")
+
+
+@dataclass(frozen=True)
+class TargetSummary:
+    """One line of the list of targets."""
+
+    name: str
+    kind: str
+    summary: str
+
+
+def list_targets() -> list[TargetSummary]:
+    """All targets that have a name: "cpu" (this machine), "cuda", then the presets by name."""
+    named = [host_description(), *(_preset(name) for name in _preset_names())]
+    summaries = [TargetSummary(item.name, item.kind, item.summary) for item in named]
+    default = TargetSummary("cuda", "cuda", f"the same as {DEFAULT_GPU}")
+    return [summaries[0], default, *summaries[1:]]
+
+
+def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description") -> Description:
+    """The description of ``target``.
+
+    Parameters
+    ----------
+    target
+        "cpu" for this machine, "cuda" for an NVIDIA A100, the name of a preset, the path of a TOML
+        file (a Path, or a string that ends in ".toml"), a TVM target of kind llvm or cuda, or a
+        description, which comes back as it is.
+
+    Raises
+    ------
+    TargetError
+        No such target, or a kind of TVM target that is not supported.
+    ConfigError
+        A TOML file cannot be read or is not valid.
+    """
+    if isinstance(target, (CpuDescription, GpuDescription)):
+        return target
+    if isinstance(target, tvm.target.Target):
+        return _from_tvm(target)
+    if isinstance(target, pathlib.Path) or str(target).endswith(".toml"):
+        return load_description(pathlib.Path(target))
+    if target == "cpu":
+        return host_description()
+    if target == "cuda":
+        return _preset(DEFAULT_GPU)
+    names = _preset_names()
+    if target in names:
+        return _preset(target)
+    known = ["cpu", "cuda", *names]
+    close = difflib.get_close_matches(str(target), known, n=1)
+    hint = f" (nearest known: '{close[0]}')" if close else ""
+    raise TargetError(
+        f"unknown target '{target}'{hint}; expected one of {', '.join(known)}, "
+        f"or the path of a .toml file"
+    )
+
+
+def load_description(source: Any) -> Description:
+    """Read a description from a TOML file; its key ``kind`` says of what.
+
+    Raises :class:`ConfigError` for a file that cannot be read or is not valid, and
+    :class:`TargetError` for a ``kind`` that does not exist.
+    """
+    data = read_toml(source)
+    kind = data.get("kind")
+    if kind not in _MODELS:
+        raise TargetError(
+            f"key 'kind' in {source.name} is {kind!r}; expected one of "
+            f"{', '.join(repr(name) for name in _MODELS)}"
+        )
+    return check_config(data, _MODELS[kind], source.name)
+
+
+def _preset_names() -> list[str]:
+    entries = [pathlib.PurePath(entry.name) for entry in config_folder("targets").iterdir()]
+    return sorted(entry.stem for entry in entries if entry.suffix == ".toml")
+
+
+@cache
+def _preset(name: str) -> Description:
+    return load_description(config_folder("targets") / f"{name}.toml")
+
+
+def _from_tvm(target: tvm.target.Target) -> Description:
+    kind = target.kind.name
+    if kind == "llvm":
+        return _cpu_from_tvm(target)
+    if kind == "cuda":
+        return _gpu_from_tvm(target)
+    raise TargetError(
+        f"TVM target kind '{kind}' is not supported; expected 'llvm' or 'cuda', or a target's name"
+    )
+
+
+def _cpu_from_tvm(target: tvm.target.Target) -> CpuDescription:
+    options = _plain_attributes(target)
+    mtriple = options.pop("mtriple", host_description().mtriple)
+    mcpu = options.pop("mcpu", "generic")
+    mattr = tuple(options.pop("mattr", ()))
+    base = _closest_cpu(mtriple, mcpu, mattr)
+    given = {
+        "name": mcpu,
+        "summary": f"given as a TVM target; numbers of '{base.name}'",
+        "mtriple": mtriple,
+        "mcpu": mcpu,
+        "mattr": mattr,
+        "vector_bits": vector_bits(base.architecture, llvm_features(mtriple, mcpu, mattr)),
+        "cores": options.pop("num-cores", usable_cores()),
+        "target_options": options,
+    }
+    return check_config(base.model_dump() | given, CpuDescription, "the TVM target")
+
+
+def _closest_cpu(mtriple: str, mcpu: str, mattr: tuple[str, ...]) -> CpuDescription:
+    """This machine if it can run such code, else the preset closest below the code's features."""
+    architecture = architecture_of(mtriple)
+    features = llvm_features(mtriple, mcpu, mattr)
+    host = host_description()
+    if host.architecture == architecture and features <= set(host.features):
+        return describe_host(mtriple, mcpu, mattr)
+    presets = [item for item in map(_preset, _CPU_PRESETS) if isinstance(item, CpuDescription)]
+    for preset in presets:
+        if preset.architecture == architecture and features >= set(preset.features):
+            return preset
+    raise TargetError(
+        f"nothing is known about CPU '{mcpu}' of architecture '{architecture}'; "
+        f"expected x86_64 or aarch64, or describe the CPU in a .toml file"
+    )
+
+
+def _gpu_from_tvm(target: tvm.target.Target) -> GpuDescription:
+    options = _plain_attributes(target)
+    arch = options.pop("arch")
+    base = _closest_gpu(arch)
+    options.pop("max_num_threads", None)
+    fields = {
+        "max_threads_per_block": "max_threads_per_block",
+        "max_shared_memory_per_block": "shared_memory_bytes",
+        "registers_per_block": "registers_per_block",
+        "l2_cache_size_bytes": "l2_bytes",
+        "thread_warp_size": "warp_size",
+    }
+    given: dict[str, Any] = {
+        field: options.pop(key) for key, field in fields.items() if key in options
+    }
+    if target.host is not None:
+        options["host"] = _plain(target.host.export())
+    given |= {
+        "name": arch,
+        "summary": f"given as a TVM target; numbers of '{base.name}'",
+        "arch": arch,
+        "target_options": options,
+    }
+    return check_config(base.model_dump() | given, GpuDescription, "the TVM target")
+
+
+def _closest_gpu(arch: str) -> GpuDescription:
+    """The first preset with the highest compute capability that is not above ``arch``."""
+    presets = [item for item in map(_preset, _preset_names()) if isinstance(item, GpuDescription)]
+    older = [item for item in presets if _capability(item.arch) <= _capability(arch)]
+    return max(older or presets[:1], key=lambda item: _capability(item.arch))
+
+
+def _capability(arch: str) -> int:
+    return int("".join(character for character in arch if character.isdigit()) or 0)
+
+
+def _plain_attributes(target: tvm.target.Target) -> dict[str, Any]:
+    # TVM derives the "feature." attributes from the others at each construction.
+    attributes = {str(key): _plain(value) for key, value in target.attrs.items()}
+    return {key: value for key, value in attributes.items() if not key.startswith("feature.")}
+
+
+def _plain(value: Any) -> Any:
+    """TVM's strings, arrays and maps as Python's own."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if not isinstance(value, str) and hasattr(value, "__iter__"):
+        return [_plain(item) for item in value]
+    return str(value)

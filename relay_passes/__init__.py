@@ -1,0 +1,16 @@
+"""Graph-to-graph passes over Relax, one pass a file.
+
+Relay is the old name of TVM's graph level; since TVM 0.20 that level is called Relax.
+"""
+
+if __name__ != "tvm_ext.relay_passes":
+    raise ImportError("import this package as tvm_ext.relay_passes, not as " + __name__)
+
+from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
+from tvm_ext.relay_passes.gemm_fusion import GemmFusion
+from tvm_ext.relay_passes.inherit_origins import InheritOrigins
+from tvm_ext.relay_passes.layout_planning import LayoutPlanning
+
+BUILTIN_PASSES = (ConvBnReluFold, GemmFusion, LayoutPlanning, InheritOrigins)
+
+__all__ = ["BUILTIN_PASSES", "ConvBnReluFold", "GemmFusion", "InheritOrigins", "LayoutPlanning"]

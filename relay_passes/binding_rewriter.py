@@ -1,0 +1,196 @@
+"""Walks the bindings of a module and replaces the ones a pass asks for, keeping origins.
+
+A pass subclasses ``BindingRewriter`` and looks at the graph as it was before the walk: values
+by variable, and how often each variable is used. What it returns may use variables of that old
+graph freely; they are mapped to the new ones here.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.relay_passes.origin import describe_origin, origins_of, retyped_var, span_of
+from tvm_ext.relay_passes.pass_log import record_applied, record_refusal
+
+# A rewrite may open the next one (Conv, BN, BN); more rounds than this is a pass that never ends.
+MAX_ROUNDS = 16
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The new value of a binding, and the variables whose work it now does as well.
+
+    ``value`` is an expression over variables of the old graph; ``absorbed`` lists variables whose
+    origins move to the replaced binding, and to the new bindings that calls nested in ``value``
+    need; ``what`` says in a few words what was done.
+    """
+
+    value: relax.Expr
+    absorbed: tuple[relax.Var, ...]
+    what: str
+
+
+class GraphView:
+    """Values and uses of the variables of one function, as they are before a rewrite."""
+
+    def __init__(self, func: relax.Function) -> None:
+        self._values = relax.analysis.get_var2val(func)
+        self._uses: dict[relax.Var, int] = {}
+        relax.analysis.post_order_visit(func, self._count_uses)
+
+    def _count_uses(self, expr: relax.Expr) -> None:
+        children: list[relax.Expr] = []
+        if isinstance(expr, relax.Call):
+            children = list(expr.args)
+        elif isinstance(expr, relax.Tuple):
+            children = list(expr.fields)
+        elif isinstance(expr, relax.TupleGetItem):
+            children = [expr.tuple_value]
+        elif isinstance(expr, relax.SeqExpr):
+            # A variable that is bound as it is (an alias, a match_cast) is used by that binding.
+            children = [binding.value for block in expr.blocks for binding in block.bindings]
+            children.append(expr.body)
+        elif isinstance(expr, relax.If):
+            children = [expr.cond]
+        for child in children:
+            if isinstance(child, relax.Var):
+                self._uses[child] = self._uses.get(child, 0) + 1
+
+    def bindings(self) -> Mapping[relax.Var, relax.Expr]:
+        """All variables that are bound to a value, with that value, in no promised order."""
+        return self._values
+
+    def value(self, expr: relax.Expr) -> relax.Expr:
+        """What ``expr`` is bound to when it is a variable with a binding, else ``expr`` itself."""
+        while isinstance(expr, relax.Var) and expr in self._values:
+            expr = self._values[expr]
+        return expr
+
+    def call(self, expr: relax.Expr, *op_names: str) -> relax.Call | None:
+        """The call behind ``expr`` when it calls one of the operators ``op_names``."""
+        value = self.value(expr)
+        if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
+            return None
+        return value if value.op.name in op_names else None
+
+    def uses(self, expr: relax.Expr) -> int:
+        """How many values, branches and results use the variable ``expr``."""
+        return self._uses.get(expr, 0)
+
+
+class BindingRewriter(ABC):
+    """Replaces bindings until nothing matches; ``pass_name`` names the pass in the log."""
+
+    pass_name: str
+
+    def __init__(self) -> None:
+        self.view: GraphView
+        self.mod: tvm.IRModule
+        self._walker: _Walker
+
+    @abstractmethod
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        """The replacement for the binding ``var = value`` (old graph), or None to leave it."""
+
+    def refuse(self, reason: str, *where: relax.Var) -> None:
+        """Records that the near match at ``where`` is left alone; returns None."""
+        record_refusal(self.pass_name, describe_origin(*where), reason)
+
+    @property
+    def builder(self) -> relax.BlockBuilder:
+        """The builder of the new module; ``call_te`` on it takes variables of the old graph."""
+        return self._walker.builder_
+
+    def bind(self, value: relax.Expr, *origins: relax.Var) -> relax.Var:
+        """A new variable bound to ``value`` (old graph) just ahead, with origins of ``origins``.
+
+        Only inside ``replace``, for a part of what it returns that keeps its own origin.
+        """
+        return self._walker.bind(value, origins[-1], origins_of(*origins))
+
+    def run(self, mod: tvm.IRModule) -> tvm.IRModule:
+        """The rewritten module; ``mod`` itself when nothing was rewritten."""
+        for _ in range(MAX_ROUNDS):
+            changed = self._one_round(mod)
+            if changed is None:
+                return mod
+            mod = changed
+        return mod
+
+    def _one_round(self, mod: tvm.IRModule) -> tvm.IRModule | None:
+        self.mod = mod
+        walker = self._walker = _Walker(self, mod)
+        for global_var, func in mod.functions.items():
+            if not isinstance(func, relax.Function):
+                continue
+            self.view = GraphView(func)
+            replaced_before = walker.replaced
+            new_func = walker.visit_expr(func)
+            if walker.replaced > replaced_before:
+                walker.builder_.update_func(global_var, new_func)
+        if not walker.replaced:
+            return None
+        return relax.transform.DeadCodeElimination()(walker.builder_.get())
+
+
+@mutator
+class _Walker(PyExprMutator):
+    def __init__(self, rewriter: BindingRewriter, mod: tvm.IRModule) -> None:
+        super().__init__(mod)
+        self.rewriter = rewriter
+        self.replaced = 0
+        self._block_vars: set[relax.Var] = set()
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
+        self._block_vars = {binding.var for binding in block.bindings}
+        new_block = super().visit_dataflow_block_(block)
+        self._block_vars = set()
+        return new_block
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        replacement = self.rewriter.replace(binding.var, binding.value)
+        if replacement is not None and self._leaves_block(replacement.value):
+            self.rewriter.refuse("needs a value from inside another dataflow block", binding.var)
+            replacement = None
+        if replacement is None:
+            super().visit_var_binding_(binding)
+            return
+        self.replaced += 1
+        touched = (*replacement.absorbed, binding.var)
+        record_applied(self.rewriter.pass_name, describe_origin(*touched), replacement.what)
+        value = self._visit_nested(replacement.value, binding.var, origins_of(*touched))
+        new_var = retyped_var(binding.var, value.ty, origins_of(*touched))
+        self.builder_.emit_normalized(relax.VarBinding(new_var, value))
+        self.set_var_remap(binding.var, new_var)
+
+    def _visit_nested(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Expr:
+        """Visits ``expr``; calls nested in it get variables like ``var`` with the origin ``names``.
+
+        The block builder would name them itself, and their origin would be lost.
+        """
+        if isinstance(expr, relax.Call):
+            args = [self._bind_nested(argument, var, names) for argument in expr.args]
+            expr = relax.Call(expr.op, args, expr.attrs, expr.ty_args, expr.span)
+        return self.builder_.normalize(self.visit_expr(expr))
+
+    def _bind_nested(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Expr:
+        return self.bind(expr, var, names) if isinstance(expr, relax.Call) else expr
+
+    def _leaves_block(self, value: relax.Expr) -> bool:
+        # The variables of a dataflow block do not exist outside of it.
+        free = relax.analysis.free_vars(value)
+        return any(isinstance(v, relax.DataflowVar) and v not in self._block_vars for v in free)
+
+    def bind(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Var:
+        """Binds ``expr`` to a new variable that is called after ``var`` and carries ``names``."""
+        value = self._visit_nested(expr, var, names)
+        # Only a variable of the dataflow block is sure not to leave it, whatever ``var`` is.
+        kind = relax.DataflowVar if self.builder_.current_block_is_dataflow() else relax.Var
+        inner = kind(f"{var.name}_inner", value.ty, span_of(names))
+        self.builder_.emit_normalized(relax.VarBinding(inner, value))
+        self._block_vars.add(inner)
+        return inner

@@ -1,0 +1,237 @@
+"""Prepares every matrix product with its scales and transposes so that it becomes one kernel."""
+
+from collections.abc import Callable
+from functools import partial
+
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
+from tvm_ext.relay_passes.gemm_activation import ActivationNamer
+from tvm_ext.relay_passes.gemm_compute import GemmCompute
+from tvm_ext.relay_passes.gemm_pattern import (
+    FLOAT_TYPES,
+    Epilogue,
+    Operand,
+    Surroundings,
+    folded_constant,
+)
+from tvm_ext.relay_passes.gemm_reshape import ReshapeSinker
+from tvm_ext.relay_passes.graph_pass import graph_pass
+
+
+@graph_pass
+class GemmFusion:
+    """Turns ``act(alpha * op(A) @ op(B) + beta * C)`` into what becomes one kernel.
+
+    Before::  s = multiply(x, 0.125); t = permute_dims(W, [1, 0]); m = matmul(s, t); y = add(m, c)
+    After::   m = matmul(x, W'); y = add(m, c)              with the constant W' = 0.125 * W.T
+    Before::  t = permute_dims(k, [0, 2, 1]); m = matmul(q, t); s = divide(m, 8.0); y = add(s, c)
+    After::   y = call_tir(batch_gemm_nt_scale_add, (q, k, c))
+    Before::  s = multiply(q, 0.125); y = matmul(s, k)      with neither q nor k constant
+    After::   m = matmul(q, k); y = multiply(m, 0.125)      which operator fusion joins
+
+    Constants take up scales and transposes at compile time. A call of a TensorIR function is made
+    only where a run-time transpose would need a kernel of its own; it takes in the scale, one
+    addend and one activation that follow. Else operators stay operators: operator fusion joins
+    them, and later graph passes can read them. Before that, gelu and silu that are spelled out get
+    their names, and reshapes move behind activations and addends. Multiplications change order,
+    so results may differ by rounding. Symbolic dimensions, the summed one as well, stay symbolic.
+
+    Leaves alone: a prepared operand or an inner result with another user; permute_dims of other
+    axes than the last two (heads of attention); integer types; operands of different types; scales
+    that are not one finite constant; scales before a float16 accumulation unless a constant takes
+    them, as they may be there to avoid overflow; addends that enlarge the result; vectors and
+    unknown shapes where a function would be needed. A constant with several users, or one that
+    would overflow or lose bits, is not scaled; the scale then follows the product.
+
+    Run after: FoldConstant. Run before: LegalizeOps and FuseOps.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """The module with the products prepared; ``mod`` itself when there are none."""
+        named = ActivationNamer().run(mod)
+        sunk = ReshapeSinker().run(named)
+        if sunk is not named:
+            # Joined reshapes may leave a variable bound to another one.
+            sunk = relax.transform.CanonicalizeBindings()(sunk)
+        return _GemmRewriter().run(sunk)
+
+
+class _GemmRewriter(BindingRewriter):
+    pass_name = "GemmFusion"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: GraphView | None = None
+        self._around: Surroundings
+        # The result of an epilogue that ends further down, and what to put there.
+        self._planned: dict[relax.Var, Callable[[], Replacement]] = {}
+        self._inside: set[relax.Var] = set()
+        self._transposed: dict[int, tuple[GenericConst, relax.Expr]] = {}
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        if self._seen is not self.view:
+            self._seen = self.view
+            self._around = Surroundings(self.view, self.refuse)
+            self._planned, self._inside = {}, set()
+        if var in self._planned:
+            return self._planned[var]()
+        if var in self._inside or not isinstance(value, relax.Call):
+            return None
+        if self.view.call(value, "relax.add") is not None:
+            return self._fold_addend(var, value)
+        if self.view.call(value, "relax.matmul") is not None:
+            return self._product(var, value)
+        return None
+
+    def _product(self, var: relax.Var, call: relax.Call) -> Replacement | None:
+        a, b = self._operands(call)
+        types = {str(operand.ty.dtype) for operand in call.args}
+        if len(types) > 1 or types.isdisjoint(FLOAT_TYPES):
+            if a.absorbed or b.absorbed:
+                found = " and ".join(sorted(types))
+                self.refuse(f"operands are {found}, not of one floating point type", var)
+            return None
+        if str(var.ty.dtype) == "float16" and self._left_over(a, b) != 1.0:
+            self.refuse("a scale before a float16 accumulation may be what avoids overflow", var)
+            a, b = self._operands(call, with_scale=False)
+        epilogue = self._around.epilogue(var, self._planned.__contains__)
+        if a.moves_data or b.moves_data:
+            return self._plan_function(a, b, epilogue)
+        return self._plan_operators(a, b, epilogue)
+
+    def _operands(self, call: relax.Call, with_scale: bool = True) -> tuple[Operand, Operand]:
+        a, b = (self._around.operand(operand, with_scale) for operand in call.args)
+        return a, b
+
+    def _plan_operators(self, a: Operand, b: Operand, epilogue: Epilogue) -> Replacement | None:
+        """Keeps the operators: constants take what they can, one scale may follow the product."""
+        absorbed = (*a.absorbed, *b.absorbed)
+        own, steps = a.scale * b.scale, epilogue.scale_steps
+        if steps > 0 and str(epilogue.product.ty.dtype) == str(a.value.ty.dtype):
+            # In a wider result the scale is exact, in narrower operands it would not be.
+            new_a, new_b, left = self._prepared(a, b, own * epilogue.scale)
+            if left == 1.0:
+                return self._plan(epilogue.cut(steps), absorbed, partial(_matmul, new_a, new_b))
+        if a.constant or b.constant:
+            self._around.note_shared_scale(epilogue.product)
+        new_a, new_b, left = self._prepared(a, b, own)
+        if left != 1.0:
+            build = partial(self._scaled_matmul, new_a, new_b, own * epilogue.scale)
+            return self._plan(epilogue.cut(steps), absorbed, build)
+        if not absorbed:
+            return None
+        return self._plan(epilogue.cut(0), absorbed, partial(_matmul, new_a, new_b))
+
+    def _scaled_matmul(
+        self, a: relax.Expr, b: relax.Expr, scale: float, epilogue: Epilogue
+    ) -> relax.Expr:
+        product = self.bind(_matmul(a, b, epilogue), epilogue.product)
+        return relax.op.multiply(product, relax.const(scale, str(epilogue.product.ty.dtype)))
+
+    def _plan_function(self, a: Operand, b: Operand, epilogue: Epilogue) -> Replacement | None:
+        """One TensorIR function that reads the operands as they lie in memory."""
+        tensors = [epilogue.product, a.value, b.value]
+        if any(not isinstance(tensor.ty.shape, relax.ShapeExpr) for tensor in tensors):
+            return self.refuse("a shape is unknown, even as symbols", epilogue.product)
+        if min(tensor.ty.ndim for tensor in tensors) < 2:
+            return self.refuse("an operand is a vector", epilogue.product)
+        self._around.note_shared(epilogue)
+        same_type = str(epilogue.product.ty.dtype) == str(a.value.ty.dtype)
+        scale = a.scale * b.scale * epilogue.scale
+        new_a, new_b, left = self._prepared(a, b, scale if same_type else 1.0)
+        addends = [] if epilogue.addend is None else [epilogue.addend]
+        kernel = GemmCompute(
+            transpose_a=a.moves_data,
+            transpose_b=b.moves_data,
+            out_dtype=str(epilogue.product.ty.dtype),
+            scale=left if same_type else scale,
+            addend_scale=addends[0].scale if addends else 1.0,
+            activation=epilogue.activation,
+        )
+        inputs = [new_a, new_b, *(addend.value for addend in addends)]
+        passed = tuple(var for operand in (a, b, *addends) for var in operand.absorbed)
+        return self._plan(epilogue, passed, partial(self._function, kernel, inputs))
+
+    def _function(
+        self, kernel: GemmCompute, inputs: list[relax.Expr], epilogue: Epilogue
+    ) -> relax.Expr:
+        name = kernel.name(batched=inputs[1].ty.ndim > 2, has_addend=len(inputs) > 2)
+        return self.builder.call_te(kernel.compute, *inputs, primfunc_name_hint=name)
+
+    def _plan(
+        self,
+        epilogue: Epilogue,
+        passed: tuple[relax.Var, ...],
+        build: Callable[[Epilogue], relax.Expr],
+    ) -> Replacement | None:
+        """Replaces the last variable of ``epilogue``: now, or when the walk comes to it."""
+        *inner, end = epilogue.variables
+
+        def make() -> Replacement:
+            value = build(epilogue)
+            return Replacement(value, (*passed, *inner), _describe(value))
+
+        if not inner:
+            return make()
+        self._inside.update(inner)
+        self._planned[end] = make
+        return None
+
+    def _left_over(self, a: Operand, b: Operand) -> float:
+        return self._prepared(a, b, a.scale * b.scale)[2]
+
+    def _prepared(
+        self, a: Operand, b: Operand, scale: float
+    ) -> tuple[relax.Expr, relax.Expr, float]:
+        """The operands with constants ready for use, and the scale that is left to apply."""
+        new_b, left = self._taking(b, scale)
+        new_a, left = self._taking(a, left)
+        return new_a, new_b, left
+
+    def _taking(self, operand: Operand, scale: float) -> tuple[relax.Expr, float]:
+        constant = operand.value
+        if not operand.constant:
+            return constant, scale
+        if scale != 1.0 and not self._around.shared(constant):
+            folded = folded_constant(constant, operand.transposed, scale)
+            if folded is not None:
+                return folded, 1.0
+        return (self._transpose(constant) if operand.transposed else constant), scale
+
+    def _transpose(self, constant: GenericConst) -> relax.Expr:
+        # Products that share a constant go on sharing it; the original is kept for its identity.
+        key = hash(constant)
+        if key not in self._transposed:
+            self._transposed[key] = (constant, folded_constant(constant, True, 1.0))
+        return self._transposed[key][1]
+
+    def _fold_addend(self, var: relax.Var, call: relax.Call) -> Replacement | None:
+        """``product + beta * C`` with constant C: computes ``beta * C`` now."""
+        for product, addend in (call.args, reversed(call.args)):
+            step = self._around.scaled(addend)
+            if step is None or not self._around.is_product(product):
+                continue
+            constant, beta = step
+            if not isinstance(constant, GenericConst) or str(var.ty.dtype) not in FLOAT_TYPES:
+                continue
+            folded = folded_constant(constant, False, beta)
+            if folded is not None:
+                value = relax.op.add(product, folded)
+                return Replacement(value, (addend,), "folded the scale of the addend")
+        return None
+
+
+def _matmul(a: relax.Expr, b: relax.Expr, epilogue: Epilogue) -> relax.Expr:
+    dtype = str(epilogue.product.ty.dtype)
+    return relax.op.matmul(a, b, out_dtype=None if dtype == str(a.ty.dtype) else dtype)
+
+
+def _describe(value: relax.Call) -> str:
+    if value.op.name == "relax.call_tir":
+        return f"one function {value.args[0].name_hint}"
+    if value.op.name == "relax.multiply":
+        return "scale moved behind the matmul"
+    return "constant operand took up scale or transpose"

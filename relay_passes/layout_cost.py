@@ -1,0 +1,179 @@
+"""Modelled time of a convolution with channels first and with channels last.
+
+The two layouts do the same arithmetic on the same bytes; what differs is how much of a vector
+register holds useful values, because the innermost axis of the output is the one that is
+vectorised: output channels when channels come last, output columns when they come first. Pass
+another function with the signature of ``convolution_seconds`` to ``LayoutPlanning`` to replace the
+model.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from math import prod
+from typing import Protocol
+
+import tvm
+from tvm import relax
+
+from tvm_ext.hardware.cost import CostModel, Work
+from tvm_ext.hardware.description import Description
+
+# What a symbolic extent is taken to be: one image, and a side common after some strided layers.
+DEFAULT_BATCH = 1
+DEFAULT_SIDE = 64
+
+# Estimates, to be replaced by what a schedule template reports. With channels first a kernel wider
+# than one column reads its input from unaligned addresses, so that every other load of a full
+# register crosses a cache line; with a stride it gathers from twice as many lines.
+UNALIGNED_FACTOR = 0.75
+STRIDED_FACTOR = 0.5
+
+
+class Layout(IntEnum):
+    """Where the channels of a feature map are."""
+
+    CHANNELS_FIRST = 0
+    CHANNELS_LAST = 1
+
+
+# Names of data and weight layouts by rank of the feature map, channels first and channels last.
+LAYOUT_NAMES: dict[int, tuple[tuple[str, str], tuple[str, str]]] = {
+    3: (("NCW", "OIW"), ("NWC", "WIO")),
+    4: (("NCHW", "OIHW"), ("NHWC", "HWIO")),
+    5: (("NCDHW", "OIDHW"), ("NDHWC", "DHWIO")),
+}
+
+
+class LayoutMachine(Protocol):
+    """What the pass asks about a machine; times are modelled, in seconds."""
+
+    def seconds(self, work: Work) -> float:
+        """Time of one kernel that does ``work``."""
+        ...
+
+    def conversion_seconds(self, nbytes: float) -> float:
+        """Time to rewrite a tensor of ``nbytes`` bytes in another layout."""
+        ...
+
+    def vector_lanes(self, dtype: str) -> int:
+        """Elements of ``dtype`` in one vector register."""
+        ...
+
+
+@dataclass(frozen=True)
+class DescribedMachine:
+    """The machine of a hardware description, with a cost model for it."""
+
+    description: Description
+    costs: CostModel
+
+    def seconds(self, work: Work) -> float:
+        """Time of one kernel that does ``work``."""
+        return self.costs.seconds(work)
+
+    def conversion_seconds(self, nbytes: float) -> float:
+        """Time to rewrite a tensor of ``nbytes`` bytes in another layout."""
+        return self.costs.conversion_seconds(nbytes)
+
+    def vector_lanes(self, dtype: str) -> int:
+        """Elements of ``dtype`` in one vector register."""
+        return self.description.vector_lanes(dtype)
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """Extents of one convolution; tuples are over the spatial axes, columns last."""
+
+    batch: int
+    out_channels: int
+    group_inputs: int
+    groups: int
+    kernel: tuple[int, ...]
+    strides: tuple[int, ...]
+    padded: bool
+    out_sides: tuple[int, ...]
+    nbytes: float
+    dtype: str
+
+    @property
+    def flops(self) -> float:
+        outputs = self.batch * self.out_channels * prod(self.out_sides)
+        return 2.0 * outputs * self.group_inputs * prod(self.kernel)
+
+    @property
+    def vectorised_channels(self) -> int:
+        """Neighbouring output channels that read the same input, or one input each."""
+        if self.group_inputs == 1:
+            return self.out_channels
+        return self.out_channels // self.groups
+
+    @property
+    def vectorised_columns(self) -> int:
+        """Output positions in a row; without kernel, stride and padding rows join to one."""
+        plain = prod(self.kernel) == 1 and prod(self.strides) == 1 and not self.padded
+        return prod(self.out_sides) if plain else self.out_sides[-1]
+
+
+def convolution_seconds(call: relax.Call, layout: Layout, machine: LayoutMachine) -> float:
+    """Modelled time in seconds of the convolution ``call``, had it the layout ``layout``.
+
+    ``call`` calls relax.nn.conv1d, conv2d or conv3d in any of the layouts of ``LAYOUT_NAMES``;
+    its tensors have known ranks and constant channels.
+    """
+    convolution = _describe(call)
+    fraction = _vector_fraction(convolution, layout, machine.vector_lanes(convolution.dtype))
+    work = Work(convolution.flops, convolution.nbytes, convolution.dtype, fraction)
+    return machine.seconds(work)
+
+
+def tensor_bytes(ty: relax.TensorType) -> float:
+    """Bytes of a tensor; a symbolic extent counts as ``DEFAULT_BATCH`` or ``DEFAULT_SIDE``."""
+    element = tvm.DataType(ty.dtype).bits / 8
+    return element * prod(_extents(ty))
+
+
+def _vector_fraction(convolution: _Convolution, layout: Layout, lanes: int) -> float:
+    """Share of vector lanes with useful values; the extent of the vector axis is padded up."""
+    if layout is Layout.CHANNELS_LAST:
+        return _filled(convolution.vectorised_channels, lanes)
+    fraction = _filled(convolution.vectorised_columns, lanes)
+    if convolution.kernel[-1] > 1:
+        fraction *= UNALIGNED_FACTOR
+    if convolution.strides[-1] > 1:
+        fraction *= STRIDED_FACTOR
+    return fraction
+
+
+def _filled(extent: int, lanes: int) -> float:
+    if extent <= 0:
+        return 1.0
+    return extent / (-(-extent // lanes) * lanes)
+
+
+def _extents(ty: relax.TensorType) -> list[int]:
+    extents = []
+    for axis, extent in enumerate(ty.shape.values):
+        known = isinstance(extent, tvm.tirx.IntImm)
+        default = DEFAULT_BATCH if axis == 0 else DEFAULT_SIDE
+        extents.append(int(extent) if known else default)
+    return extents
+
+
+def _describe(call: relax.Call) -> _Convolution:
+    attrs = call.attrs
+    data, weight = call.args[0].ty, call.args[1].ty
+    weights = dict(zip(attrs.kernel_layout, _extents(weight), strict=True))
+    out = dict(zip(attrs.out_layout, _extents(call.ty), strict=True))
+    spatial = [axis for axis in "DHW" if axis in out]
+    return _Convolution(
+        batch=out["N"],
+        out_channels=out["C"],
+        group_inputs=weights["I"],
+        groups=int(attrs.groups),
+        kernel=tuple(weights[axis] for axis in spatial),
+        strides=tuple(int(stride) for stride in attrs.strides),
+        padded=any(int(pad) for pad in attrs.padding),
+        out_sides=tuple(out[axis] for axis in spatial),
+        nbytes=tensor_bytes(data) + tensor_bytes(weight) + tensor_bytes(call.ty),
+        dtype=str(data.dtype),
+    )

@@ -1,0 +1,96 @@
+"""Layout functions (``FRelaxInferLayout``) for operators that TVM 0.27 has none for.
+
+ConvertLayout puts channels first before every operator without one, so that a single clip in each
+activation would undo a plan. ``layout_roles`` registers them, only where TVM has none.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.ir import Op
+
+# What TVM passes: the call, the layouts wanted by operator name, the layouts of the variables.
+LayoutFunction = Callable[[relax.Call, Mapping[str, Any], Mapping[relax.Var, Any]], Any]
+
+_ATTRIBUTE = "FRelaxInferLayout"
+
+# Operators that treat their first input as another one does; their other inputs are no tensors.
+_LIKE = {
+    "relax.clip": "relax.nn.relu",
+    "relax.nn.leakyrelu": "relax.nn.relu",
+    "relax.nn.softplus": "relax.nn.relu",
+    "relax.nn.log_softmax": "relax.nn.softmax",
+}
+
+
+def register_layout_functions() -> None:
+    """Registers what TVM lacks; does nothing for an operator that has a layout function."""
+    functions: dict[str, Any] = {
+        name: Op.get(other).get_attr(_ATTRIBUTE) for name, other in _LIKE.items()
+    }
+    functions["relax.nn.pad"] = _infer_pad
+    functions["relax.quantize"] = _infer_quantize
+    functions["relax.dequantize"] = _infer_dequantize
+    for name, function in functions.items():
+        if Op.get(name).get_attr(_ATTRIBUTE) is None:
+            tvm.ir.register_op_attr(name, _ATTRIBUTE, function)
+
+
+def _infer_pad(call: relax.Call, _desired: Any, layouts: Mapping[relax.Var, Any]) -> Any:
+    decision, order = _data_layout(call, layouts)
+    attrs = call.attrs
+    widths = [int(attrs.pad_width[2 * axis + side]) for axis in order for side in (0, 1)]
+    padded = relax.op.nn.pad(call.args[0], widths, str(attrs.pad_mode), float(attrs.pad_value))
+    return _output([decision], [decision], padded.attrs)
+
+
+def _infer_quantize(call: relax.Call, _desired: Any, layouts: Mapping[relax.Var, Any]) -> Any:
+    return _infer_scaled(call, layouts, relax.op.quantize)
+
+
+def _infer_dequantize(call: relax.Call, _desired: Any, layouts: Mapping[relax.Var, Any]) -> Any:
+    return _infer_scaled(call, layouts, relax.op.dequantize)
+
+
+def _infer_scaled(
+    call: relax.Call, layouts: Mapping[relax.Var, Any], make: Callable[..., relax.Call]
+) -> Any:
+    """Scale and zero point are scalars or vectors along one axis of the data."""
+    decision, order = _data_layout(call, layouts)
+    data, scale, zero_point = call.args
+    axis = order.index(int(call.attrs.axis) % len(order)) if order else int(call.attrs.axis)
+    moved = make(data, scale, zero_point, axis, str(call.attrs.out_dtype))
+    others = [_unary_layout(arg, {}) for arg in (scale, zero_point)]
+    return _output([decision, *others], [decision], moved.attrs)
+
+
+def _data_layout(call: relax.Call, layouts: Mapping[relax.Var, Any]) -> tuple[Any, list[int]]:
+    """TVM's decision for the first input, and the original axis at each place of that layout.
+
+    A layout with split axes, which no function here handles, is put back to the original.
+    """
+    data = call.args[0]
+    decision = _unary_layout(data, layouts)
+    letters = "" if decision.layout is None else str(decision.layout.name)
+    if len(letters) != data.ty.ndim:
+        decision, letters = _unary_layout(data, {}), "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: data.ty.ndim]
+    return decision, [ord(letter) - ord("A") for letter in letters]
+
+
+def _unary_layout(data: relax.Expr, layouts: Mapping[relax.Var, Any]) -> Any:
+    """What TVM decides for ``data``: its layout in ``layouts``, else the original order."""
+    infer = Op.get("relax.nn.relu").get_attr(_ATTRIBUTE)
+    return infer(relax.op.nn.relu(data), {}, layouts).input_layouts[0]
+
+
+def _output(taken: list[Any], made: list[Any], attrs: tvm.ir.Attrs) -> Any:
+    """TVM's InferLayoutOutput, which has no constructor in Python."""
+    image = relax.Var("image", relax.TensorType((1,), "float32"))
+    some = Op.get("relax.nn.relu").get_attr(_ATTRIBUTE)(relax.op.nn.relu(image), {}, {})
+    make = tvm_ffi.get_global_func("ffi.MakeObjectFromPackedArgs")
+    index = type(some).__tvm_ffi_type_info__.type_index
+    fields = {"input_layouts": taken, "output_layouts": made, "new_attrs": attrs, "new_args": {}}
+    return make(index, *[item for pair in fields.items() for item in pair])

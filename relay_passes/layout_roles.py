@@ -1,0 +1,230 @@
+"""How each operator of Relax behaves when its inputs have channels last.
+
+The answer comes from the operator's own ``FRelaxInferLayout``, the function that
+``relax.transform.ConvertLayout`` follows: it is asked what it would do if all inputs had channels
+last. So a plan built on these roles is one that ConvertLayout can carry out.
+"""
+
+from enum import Enum, auto
+from functools import cache
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+
+from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, Layout
+from tvm_ext.relay_passes.layout_inference import register_layout_functions
+
+register_layout_functions()
+
+# They infer a layout, but TVM has no lowering for channels last (transposed convolutions) or
+# infers one that lowers to something else; tests/relay_passes/test_layout_planning.py tries each
+# of the others.
+CHANNELS_FIRST_ONLY = frozenset(
+    {
+        "relax.nn.conv1d_transpose",
+        "relax.nn.conv2d_transpose",
+        "relax.nn.conv3d_transpose",
+    }
+)
+
+CONVOLUTIONS = {"relax.nn.conv1d": 3, "relax.nn.conv2d": 4, "relax.nn.conv3d": 5}
+
+# Operators whose operands broadcast.
+BROADCASTING = frozenset(
+    {
+        "relax.add",
+        "relax.subtract",
+        "relax.multiply",
+        "relax.divide",
+        "relax.floor_divide",
+        "relax.mod",
+        "relax.floor_mod",
+        "relax.power",
+        "relax.maximum",
+        "relax.minimum",
+        "relax.equal",
+        "relax.not_equal",
+        "relax.less",
+        "relax.less_equal",
+        "relax.greater",
+        "relax.greater_equal",
+        "relax.logical_and",
+        "relax.logical_or",
+        "relax.logical_xor",
+        "relax.bitwise_and",
+        "relax.bitwise_or",
+        "relax.bitwise_xor",
+    }
+)
+
+
+class Role(Enum):
+    """What an operator does with a layout."""
+
+    OPAQUE = auto()
+    """Takes and makes channels first only."""
+    FOLLOWS = auto()
+    """Makes what it takes, in either layout at the same cost."""
+    CLOSES = auto()
+    """Takes either layout; its result is the same for both (channels first, or no image)."""
+
+
+def operator_name(value: relax.Expr) -> str:
+    """Name of the operator that ``value`` calls; empty when it calls none."""
+    if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
+        return str(value.op.name)
+    return ""
+
+
+def infers_layout(name: str) -> bool:
+    """Whether ConvertLayout passes layouts through the operator ``name``."""
+    return bool(name) and tvm.ir.Op.get(name).get_attr("FRelaxInferLayout") is not None
+
+
+def is_planned(ty: relax.Type) -> bool:
+    """Whether tensors of type ``ty`` can have channels last: an image with known channels."""
+    if not isinstance(ty, relax.TensorType) or ty.ndim not in LAYOUT_NAMES:
+        return False
+    return isinstance(ty.shape, relax.ShapeExpr) and isinstance(ty.shape[1], tvm.tirx.IntImm)
+
+
+def role_of(call: relax.Call) -> Role:
+    """The role of ``call``, which calls an operator that is no convolution."""
+    name = operator_name(call)
+    if not infers_layout(name) or name in CHANNELS_FIRST_ONLY:
+        return Role.OPAQUE
+    inputs = [leaf for arg in call.args for leaf in _image_types(arg.ty)]
+    results = _image_types(call.ty)
+    if not inputs or not all(is_planned(ty) for ty in inputs + results):
+        return Role.OPAQUE
+    inferred = _inferred_layouts(canonical_call(call))
+    if inferred is None:
+        return Role.OPAQUE
+    taken, made = inferred
+    if not all(_is_converted(letters) for letters in taken):
+        return Role.OPAQUE
+    if any(len(letters) in LAYOUT_NAMES for letters in made) and all(map(_is_converted, made)):
+        return Role.FOLLOWS
+    return Role.CLOSES if all(map(_is_first, made)) else Role.OPAQUE
+
+
+def canonical_call(call: relax.Call) -> relax.Call:
+    """``call`` in the form that ConvertLayout handles well; ``call`` itself if it is so already.
+
+    A constant that broadcasts gets all axes of the other operand, since a shorter one pins the
+    result to channels first; negative axes of a squeeze are counted from the front, since TVM
+    0.27 writes outside of a string for them.
+    """
+    name = operator_name(call)
+    if name == "relax.squeeze" and call.attrs.axis is not None:
+        ndim = call.args[0].ty.ndim
+        axes = [int(axis) % ndim for axis in call.attrs.axis]
+        if axes == [int(axis) for axis in call.attrs.axis]:
+            return call
+        return relax.op.squeeze(call.args[0], axes)
+    if name not in BROADCASTING:
+        return call
+    if not all(isinstance(arg.ty, relax.TensorType) for arg in call.args):
+        return call
+    ndim = max(arg.ty.ndim for arg in call.args)
+    args = [_with_rank(arg, ndim) for arg in call.args]
+    if all(new.same_as(old) for new, old in zip(args, call.args, strict=True)):
+        return call
+    return relax.Call(call.op, args, call.attrs, call.ty_args)
+
+
+def conversion_axes(ndim: int, to: Layout) -> tuple[int, ...]:
+    """Axes of the ``permute_dims`` that converts an image of rank ``ndim`` to the layout ``to``."""
+    if to is Layout.CHANNELS_LAST:
+        return (0, *range(2, ndim), 1)
+    return (0, ndim - 1, *range(1, ndim - 1))
+
+
+def permutation_of(call: relax.Call) -> tuple[int, ...]:
+    """The axes of a call of ``relax.permute_dims``; without attribute all axes, reversed."""
+    if call.attrs.axes is None:
+        return tuple(reversed(range(call.args[0].ty.ndim)))
+    ndim = len(call.attrs.axes)
+    return tuple(int(axis) % ndim for axis in call.attrs.axes)
+
+
+def _with_rank(arg: relax.Expr, ndim: int) -> relax.Expr:
+    if not isinstance(arg, GenericConst) or not 0 < arg.ty.ndim < ndim:
+        return arg
+    values = arg.value.numpy()
+    return relax.const(values.reshape((1,) * (ndim - values.ndim) + values.shape), arg.ty.dtype)
+
+
+def _image_types(ty: relax.Type) -> list[relax.TensorType]:
+    """The types in ``ty`` of tensors with the rank of an image; an unknown rank counts as one."""
+    if isinstance(ty, relax.TensorType):
+        return [ty] if ty.ndim == -1 or ty.ndim in LAYOUT_NAMES else []
+    if isinstance(ty, relax.TupleType):
+        return [leaf for part in ty.fields for leaf in _image_types(part)]
+    return []
+
+
+def _inferred_layouts(call: relax.Call) -> tuple[list[str], list[str]] | None:
+    """Axis letters of what the operator takes and makes when it is given channels last.
+
+    None when the operator cannot infer it, as a slice along axes that are not constants.
+    """
+    decisions: dict[relax.Var, Any] = {}
+    args = [_probe_argument(arg, decisions) for arg in call.args]
+    probe = relax.BlockBuilder().normalize(
+        relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
+    )
+    infer = call.op.get_attr("FRelaxInferLayout")
+    try:
+        inferred = infer(probe, {}, decisions)
+    except (tvm.error.InternalError, ValueError, TypeError):
+        return None
+    return _layout_letters(inferred.input_layouts), _layout_letters(inferred.output_layouts)
+
+
+def _probe_argument(arg: relax.Expr, decisions: dict[relax.Var, Any]) -> relax.Expr:
+    """A fresh variable for a tensor, with channels last in ``decisions`` if it is an image."""
+    if isinstance(arg.ty, relax.TensorType):
+        variable = relax.Var("probe", arg.ty)
+        if arg.ty.ndim in LAYOUT_NAMES:
+            decisions[variable] = _last_decision(arg.ty.ndim)
+        return variable
+    if isinstance(arg.ty, relax.TupleType) and _image_types(arg.ty):
+        parts = [relax.Var("part", part) for part in arg.ty.fields]
+        return relax.Tuple([_probe_argument(part, decisions) for part in parts])
+    return arg
+
+
+def _layout_letters(nested: Any) -> list[str]:
+    """Axis letters (ABCD is the original order) of a nested list of TVM's layout decisions."""
+    if hasattr(nested, "layout"):
+        return [] if nested.layout is None else [str(nested.layout.name)]
+    return [letters for part in nested for letters in _layout_letters(part)]
+
+
+def _is_first(letters: str) -> bool:
+    return list(letters) == sorted(letters)
+
+
+def _is_converted(letters: str) -> bool:
+    """Channels last for an image, the original order for anything else."""
+    if len(letters) not in LAYOUT_NAMES:
+        return _is_first(letters)
+    first = sorted(letters)
+    axes = conversion_axes(len(letters), Layout.CHANNELS_LAST)
+    return list(letters) == [first[axis] for axis in axes]
+
+
+@cache
+def _last_decision(ndim: int) -> Any:
+    """TVM's object for channels last; it has no constructor, so a convolution is asked for one."""
+    name = next(name for name, rank in CONVOLUTIONS.items() if rank == ndim)
+    convolve = getattr(relax.op.nn, name.rsplit(".", 1)[1])
+    weight = relax.const(np.zeros((1,) * ndim, "float32"))
+    image = relax.Var("image", relax.TensorType((1,) * ndim, "float32"))
+    call = relax.BlockBuilder().normalize(convolve(image, weight))
+    names = LAYOUT_NAMES[ndim][Layout.CHANNELS_LAST]
+    return call.op.get_attr("FRelaxInferLayout")(call, {name: list(names)}, {}).input_layouts[0]

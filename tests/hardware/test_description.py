@@ -1,0 +1,124 @@
+"""Descriptions refuse what cannot be, and their derived numbers have the units they claim."""
+
+import pytest
+from pydantic import ValidationError
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.errors import TargetError
+from tvm_ext.hardware.features import features_from_flags, llvm_features, vector_bits
+from tvm_ext.hardware.targets import resolve_target
+
+
+def rebuilt(preset: str, **changes: object) -> CpuDescription:
+    return CpuDescription(**(resolve_target(preset).model_dump() | changes))
+
+
+def test_peak_is_lanes_times_units_times_clock_times_cores():
+    cpu = rebuilt("avx2", cores=2, clock_ghz=2.0, fma_units=2)
+    assert cpu.peak_flops("float32") == 2 * 8 * 2 * 2.0e9 * 2
+    assert cpu.peak_flops("float64") == cpu.peak_flops("float32") / 2
+    # No int8 dot product in AVX2, so int8 is no faster than float32.
+    assert cpu.peak_flops("int8") == cpu.peak_flops("float32")
+
+
+def test_dot_product_features_raise_the_peak_of_their_types_only():
+    cpu = rebuilt("avx512", mattr=("+avx512vnni", "+avx512bf16"))
+    base = cpu.peak_flops("float32")
+    assert cpu.peak_flops("int8") == 4 * base
+    assert cpu.peak_flops("bfloat16") == 2 * base
+    assert cpu.peak_flops("float16") == base
+
+
+@pytest.mark.parametrize(
+    ("preset", "dtype", "lanes"),
+    [
+        ("avx512", "float32", 16),
+        ("avx512", "int8", 64),
+        ("avx2", "float64", 4),
+        ("aarch64-neon", "float16", 8),
+        ("nvidia-a100", "float16", 8),
+    ],
+)
+def test_vector_lanes(preset, dtype, lanes):
+    assert resolve_target(preset).vector_lanes(dtype) == lanes
+
+
+def test_features_follow_mattr_and_required_features_are_all_of_them():
+    cpu = rebuilt("avx512", mattr=("+avx512vnni", "-avx512cd"))
+    assert "avx512vnni" in cpu.features
+    assert "avx512cd" not in cpu.features
+    assert cpu.required_features == cpu.features
+    assert list(cpu.tvm_target().attrs["mattr"]) == ["+avx512vnni", "-avx512cd"]
+
+
+def test_with_cores_changes_cores_and_leaves_the_original():
+    cpu = resolve_target("avx512")
+    one = cpu.with_cores(1)
+    assert (one.cores, cpu.cores) == (1, 16)
+    assert one.peak_flops("float32") * 16 == pytest.approx(cpu.peak_flops("float32"))
+    assert one.tvm_target().attrs["num-cores"] == 1
+    assert one.bandwidth(1e12) == cpu.core_memory_gbs * 1e9
+    assert cpu.bandwidth(1e12) == cpu.memory_gbs * 1e9
+
+
+def test_with_cores_of_a_gpu_scales_tensor_cores():
+    gpu = resolve_target("nvidia-a100")
+    half = gpu.with_cores(gpu.sms // 2)
+    for dtype in ("float32", "float16"):
+        assert half.peak_flops(dtype) == pytest.approx(gpu.peak_flops(dtype) / 2)
+
+
+@pytest.mark.parametrize("preset", ["avx2", "nvidia-a100"])
+def test_no_machine_has_zero_cores(preset):
+    with pytest.raises(TargetError, match="with 0 cores"):
+        resolve_target(preset).with_cores(0)
+
+
+@pytest.mark.parametrize("preset", ["avx2", "nvidia-a100"])
+def test_read_only_and_hashable(preset):
+    description = resolve_target(preset)
+    with pytest.raises(ValidationError, match="frozen"):
+        description.name = "other"
+    assert len({description, description.model_copy()}) == 1
+    assert hash(description) != hash(description.with_cores(1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mcpu": "no-such-cpu"}, "LLVM has no CPU 'no-such-cpu'"),
+        ({"mtriple": "bogus-linux-gnu"}, "LLVM has no architecture 'bogus'"),
+        ({"mattr": ("+nosuchfeature",)}, "LLVM has no feature 'nosuchfeature'"),
+        ({"mattr": ("avx512f",)}, "expected '\\+avx512f'"),
+        ({"vector_bits": 512}, "vector_bits is 512"),
+        ({"vector_bits": 100}, "vector_bits"),
+        ({"cores": 0}, "greater than 0"),
+        ({"cores": "4"}, "valid integer"),
+        ({"core_l3_gbs": 1e6}, "expected each at most"),
+        ({"target_options": {"no-such-option": 1}}, "no-such-option"),
+        ({"l2_byte": 1}, "l2_byte"),
+    ],
+)
+def test_impossible_descriptions_are_refused(changes, message):
+    with pytest.raises(ValidationError, match=message):
+        rebuilt("avx2", **changes)
+
+
+def test_gpu_arch_is_checked():
+    fields = resolve_target("nvidia-a100").model_dump()
+    with pytest.raises(ValidationError, match="arch"):
+        type(resolve_target("nvidia-a100"))(**(fields | {"arch": "compute_80"}))
+
+
+def test_flags_become_llvm_names():
+    features = features_from_flags("x86_64", {"avx512_vnni", "pni", "amx_tile", "hypervisor"})
+    assert features == {"avx512vnni", "sse3", "amx-tile"}
+    assert features_from_flags("aarch64", {"asimddp"}) == {"dotprod"}
+    assert features_from_flags("riscv64", {"v"}) == frozenset()
+
+
+def test_vector_width_follows_features():
+    assert vector_bits("x86_64", llvm_features("x86_64-linux-gnu", "x86-64-v4")) == 512
+    assert vector_bits("x86_64", llvm_features("x86_64-linux-gnu", "x86-64-v3")) == 256
+    assert vector_bits("x86_64", llvm_features("x86_64-linux-gnu", "x86-64-v2")) == 128
+    assert vector_bits("aarch64", llvm_features("arm64-apple-darwin", "apple-m1")) == 128

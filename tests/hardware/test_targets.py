@@ -1,0 +1,153 @@
+"""Targets are found by name, file or TVM target; what is not found says what there is."""
+
+import pytest
+import tvm
+
+from tvm_ext.configs.errors import ConfigError
+from tvm_ext.configs.loader import config_folder
+from tvm_ext.hardware.errors import TargetError
+from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.targets import DEFAULT_GPU, list_targets, resolve_target
+
+ARM = "aarch64-linux-gnu"
+
+
+def test_every_listed_target_resolves_to_its_kind():
+    targets = list_targets()
+    assert [target.name for target in targets[:2]] == ["cpu", "cuda"]
+    for target in targets:
+        assert resolve_target(target.name).kind == target.kind
+        assert target.summary
+        assert "\n" not in target.summary
+
+
+def test_cpu_is_this_machine_and_cuda_the_default_gpu():
+    assert resolve_target("cpu") is host_description()
+    assert resolve_target("cuda").name == DEFAULT_GPU
+
+
+def test_a_description_comes_back_as_it_is():
+    description = resolve_target("avx2").with_cores(3)
+    assert resolve_target(description) is description
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_users_file(tmp_path, as_text):
+    path = tmp_path / "mine.toml"
+    text = (config_folder("targets") / "avx2.toml").read_text(encoding="utf-8")
+    path.write_text(text.replace('"avx2"', '"mine"'), encoding="utf-8")
+    assert resolve_target(str(path) if as_text else path).name == "mine"
+
+
+def test_a_users_file_with_a_misspelt_key(tmp_path):
+    path = tmp_path / "mine.toml"
+    text = (config_folder("targets") / "avx2.toml").read_text(encoding="utf-8")
+    path.write_text(text.replace("l2_bytes", "l2_byte"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"'l2_byte' in mine\.toml; nearest known: 'l2_bytes'"):
+        resolve_target(path)
+
+
+def test_a_users_file_with_a_cpu_llvm_does_not_know(tmp_path):
+    path = tmp_path / "mine.toml"
+    text = (config_folder("targets") / "avx2.toml").read_text(encoding="utf-8")
+    path.write_text(text.replace("x86-64-v3", "x86-64-v9"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"mine\.toml: LLVM has no CPU 'x86-64-v9'"):
+        resolve_target(path)
+
+
+@pytest.mark.parametrize("line", ["", 'kind = "fpga"\n'])
+def test_a_users_file_of_no_known_kind(tmp_path, line):
+    path = tmp_path / "mine.toml"
+    path.write_text(line + 'name = "mine"\n', encoding="utf-8")
+    with pytest.raises(TargetError, match=r"'kind' in mine\.toml is .*expected one of 'cpu'"):
+        resolve_target(path)
+
+
+def test_unknown_name_gives_the_nearest_and_the_list():
+    with pytest.raises(TargetError) as caught:
+        resolve_target("avx51")
+    message = str(caught.value)
+    assert "nearest known: 'avx512'" in message
+    assert "nvidia-a100" in message
+    assert "\n" not in message
+
+
+def test_names_cannot_leave_the_folder_of_presets():
+    with pytest.raises(TargetError, match="unknown target"):
+        resolve_target("../targets/avx2")
+
+
+@pytest.mark.parametrize("name", ["cpu", "avx2", "avx512-amx", "aarch64-neon", "nvidia-h100"])
+def test_tvm_target_and_back(name):
+    target = resolve_target(name).tvm_target()
+    assert str(resolve_target(target).tvm_target()) == str(target)
+
+
+def test_tvm_target_for_this_machines_features_has_this_machines_numbers():
+    host = host_description()
+    config = {"kind": "llvm", "mtriple": host.mtriple, "mcpu": "generic", "num-cores": 1}
+    description = resolve_target(tvm.target.Target(config))
+    assert description.l2_bytes == host.l2_bytes
+    assert description.vector_bits == 128
+    assert description.cores == 1
+
+
+def test_tvm_target_for_another_machine_has_the_closest_presets_numbers():
+    config = {"kind": "llvm", "mtriple": ARM, "mcpu": "neoverse-n1", "num-cores": 3}
+    description = resolve_target(tvm.target.Target(config))
+    assert (description.name, description.cores) == ("neoverse-n1", 3)
+    assert "dotprod" in description.features
+    if host_description().architecture != "aarch64":
+        assert "aarch64-neon" in description.summary
+
+
+def test_tvm_target_keeps_its_other_options():
+    config = {"kind": "llvm", "mtriple": ARM, "fast-math": True, "cl-opt": ["-x=1"], "num-cores": 2}
+    rebuilt = resolve_target(tvm.target.Target(config)).tvm_target()
+    assert rebuilt.attrs["fast-math"] is True
+    assert list(rebuilt.attrs["cl-opt"]) == ["-x=1"]
+
+
+@pytest.mark.parametrize(
+    ("arch", "numbers_of"),
+    [
+        ("sm_80", "nvidia-a100"),
+        ("sm_86", "nvidia-a100"),
+        ("sm_89", "nvidia-rtx4090"),
+        ("sm_90", "nvidia-h100"),
+        ("sm_70", "nvidia-a100"),
+        ("sm_120", "nvidia-h100"),
+    ],
+)
+def test_cuda_target_by_capability(arch, numbers_of):
+    description = resolve_target(tvm.target.Target({"kind": "cuda", "arch": arch}))
+    assert description.arch == arch
+    assert description.sms == resolve_target(numbers_of).sms
+
+
+def test_cuda_target_keeps_what_it_was_given():
+    host = {"kind": "llvm", "mtriple": ARM, "mcpu": "neoverse-n1"}
+    config = {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 512, "host": host}
+    rebuilt = resolve_target(tvm.target.Target(config)).tvm_target()
+    assert rebuilt.attrs["max_threads_per_block"] == 512
+    assert rebuilt.host.attrs["mcpu"] == "neoverse-n1"
+
+
+@pytest.mark.parametrize("kind", ["opencl", "c", "vulkan"])
+def test_unsupported_kind(kind):
+    with pytest.raises(TargetError, match=f"kind '{kind}' is not supported"):
+        resolve_target(tvm.target.Target(kind))
+
+
+def test_unknown_architecture():
+    target = tvm.target.Target({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
+    if host_description().architecture == "riscv64":
+        pytest.skip("this machine is one")
+    with pytest.raises(TargetError, match="architecture 'riscv64'"):
+        resolve_target(target)
+
+
+def test_impossible_core_count_in_a_tvm_target():
+    target = tvm.target.Target({"kind": "llvm", "mtriple": ARM, "num-cores": -1})
+    with pytest.raises(ConfigError, match="'cores' in the TVM target is -1"):
+        resolve_target(target)

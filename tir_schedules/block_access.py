@@ -1,0 +1,106 @@
+"""How a block walks through its buffers: kinds and extents of its loops, strides of its reads."""
+
+from dataclasses import dataclass, field
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.ir import TensorRegion
+from tvm.sym import detect_linear_equation
+
+
+@dataclass
+class BlockAccess:
+    """Loops of a block and, for each, the stride of every buffer that the block touches.
+
+    Attributes
+    ----------
+    extents : list[int]
+        Trip count of each loop, outermost first.
+    is_reduction : list[bool]
+        Whether the loop reduces.
+    write_strides : list[int | None]
+        Elements by which the written address moves when the loop advances; None when that is not
+        one number.
+    read_strides : list[list[int | None]]
+        The same for each buffer read, without the accumulator.
+    """
+
+    block: s_tir.schedule.SBlockRV
+    name: str
+    extents: list[int]
+    is_reduction: list[bool]
+    write_strides: list[int | None]
+    read_strides: list[list[int | None]] = field(default_factory=list)
+
+    @property
+    def spatial(self) -> list[int]:
+        """Positions of the loops that do not reduce."""
+        return [i for i, reduces in enumerate(self.is_reduction) if not reduces]
+
+    @property
+    def reduction(self) -> list[int]:
+        """Positions of the loops that reduce."""
+        return [i for i, reduces in enumerate(self.is_reduction) if reduces]
+
+    def trip_count(self) -> int:
+        """How often the body runs."""
+        count = 1
+        for extent in self.extents:
+            count *= extent
+        return count
+
+
+def static_extent(value: object) -> int | None:
+    """The integer behind a shape or loop extent, None when it is symbolic."""
+    if isinstance(value, int):
+        return value
+    return int(value.value) if isinstance(value, tirx.IntImm) else None
+
+
+def access_of(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> BlockAccess | None:
+    """The access of a block whose loops are one to one with its iteration variables.
+
+    None when an extent is symbolic, an iteration is neither data-parallel nor a commutative
+    reduction, or the block does not write exactly one buffer.
+    """
+    stmt = sch.get(block)
+    loops = sch.get_loops(block)
+    if len(loops) != len(stmt.iter_vars) or len(stmt.writes) != 1:
+        return None
+    extents = [static_extent(sch.get(loop).extent) for loop in loops]
+    kinds = [iter_var.iter_type for iter_var in stmt.iter_vars]
+    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    if None in extents or any(kind not in known for kind in kinds):
+        return None
+    variables = [iter_var.var for iter_var in stmt.iter_vars]
+    written = stmt.writes[0]
+    reads = [r for r in stmt.reads if not r.source.same_as(written.source)]
+    return BlockAccess(
+        block=block,
+        name=str(stmt.name_hint),
+        extents=[e for e in extents if e is not None],
+        is_reduction=[kind == tirx.IterVar.CommReduce for kind in kinds],
+        write_strides=_strides(written, variables),
+        read_strides=[_strides(read, variables) for read in reads],
+    )
+
+
+def _strides(region: TensorRegion, variables: list[tirx.Var]) -> list[int | None]:
+    address = _flat_address(region)
+    if address is None:
+        return [None] * len(variables)
+    strides: list[int | None] = []
+    for variable in variables:
+        # [coefficient, rest], or nothing when the address is not linear in the variable.
+        linear = detect_linear_equation(address, [variable])
+        strides.append(static_extent(linear[0]) if len(linear) == 2 else None)
+    return strides
+
+
+def _flat_address(region: TensorRegion) -> tvm.ir.Expr | None:
+    address: tvm.ir.Expr = tirx.const(0, "int64")
+    for size, dim in zip(region.source.shape, region.region, strict=True):
+        if static_extent(size) is None or static_extent(dim.extent) != 1:
+            return None
+        address = address * tirx.const(static_extent(size), "int64") + dim.min.astype("int64")
+    return address

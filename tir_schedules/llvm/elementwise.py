@@ -1,0 +1,36 @@
+"""Elementwise, broadcast and data-movement kernels: one vectorised, parallel loop nest a block."""
+
+from tvm import s_tir, tirx
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.llvm.inlining import (
+    count_calls,
+    inline_blocks,
+    is_data_parallel,
+    kernel_blocks,
+)
+from tvm_ext.tir_schedules.llvm.loop_nest import schedule_data_parallel
+from tvm_ext.tir_schedules.template import Machine, NotMine
+
+
+class Elementwise:
+    """Kernels in which every output element is computed on its own."""
+
+    name = "elementwise"
+
+    def apply(self, func: tirx.PrimFunc, machine: Machine) -> s_tir.Schedule | NotMine:
+        """See ``Template.apply``."""
+        if not isinstance(machine, CpuDescription):
+            return NotMine("the target is not a CPU")
+        sch = s_tir.Schedule(func)
+        if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
+            return NotMine("the kernel reduces or scans")
+        inline_blocks(sch)
+        for block in kernel_blocks(sch):
+            access = access_of(sch, block)
+            if access is None:
+                return NotMine("a loop has a symbolic extent or a block writes several buffers")
+            dtype = str(sch.get(block).writes[0].source.dtype)
+            schedule_data_parallel(sch, access, machine, dtype, count_calls(sch.get(block).body))
+        return sch

@@ -1,0 +1,207 @@
+"""Convolution, matrix product and pooling: a tile of outputs held in vector registers.
+
+The loops around the multiply-add become, from the outside in: tiles (over threads), the whole
+reduction, the rows of the tile (unrolled), and its columns (one or two vectors). Bias, residual
+and activation run where a tile is written back.
+"""
+
+from dataclasses import dataclass
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.block_access import BlockAccess, access_of
+from tvm_ext.tir_schedules.llvm.inlining import (
+    count_calls,
+    inline_blocks,
+    is_data_parallel,
+    kernel_blocks,
+)
+from tvm_ext.tir_schedules.llvm.loop_nest import (
+    largest_divisor,
+    parallelize,
+    schedule_data_parallel,
+    vector_length,
+)
+from tvm_ext.tir_schedules.template import Machine, NotMine
+
+
+@dataclass(frozen=True)
+class TileDecision:
+    """Shape of the register tile.
+
+    Attributes
+    ----------
+    vector_axis : int
+        Loop of the reduction block whose elements fill the vectors.
+    columns : int
+        Elements of the tile along it.
+    rows : dict[int, int]
+        Other spatial loops and how many of their iterations the tile holds.
+    """
+
+    vector_axis: int
+    columns: int
+    rows: dict[int, int]
+
+
+def decide_tile(access: BlockAccess, machine: CpuDescription, dtype: str) -> TileDecision | NotMine:
+    """The closed-form choice: two vectors wide, as many rows as leave registers for operands."""
+    vector_axis = _vector_axis(access)
+    if vector_axis is None:
+        return NotMine("no data-parallel loop walks the output and the inputs without a stride")
+    lanes = machine.vector_lanes(dtype)
+    columns = vector_length(access.extents[vector_axis], lanes, 2)
+    vectors = max(1, -(-columns // lanes))
+    # One vector a column of operands, and one for the broadcast value of a row.
+    row_limit = max(1, (vector_registers(machine) - vectors - 1) // vectors)
+    rows: dict[int, int] = {}
+    for axis in reversed(_reuse_axes(access, vector_axis)):
+        size = largest_divisor(access.extents[axis], row_limit)
+        if size > 1:
+            rows[axis] = size
+            row_limit //= size
+    return TileDecision(vector_axis, columns, rows)
+
+
+def vector_registers(machine: CpuDescription) -> int:
+    """Vector registers of the instruction set: 32 with AVX-512 and NEON, 16 below."""
+    if machine.vector_bits >= 512 or machine.architecture == "aarch64":
+        return 32
+    return 16
+
+
+class RegisterTile:
+    """Kernels with one reduction: matmul, convolution, pooling, sums over strided axes."""
+
+    name = "register tile"
+
+    def apply(self, func: tirx.PrimFunc, machine: Machine) -> s_tir.Schedule | NotMine:
+        """See ``Template.apply``."""
+        if not isinstance(machine, CpuDescription):
+            return NotMine("the target is not a CPU")
+        sch = s_tir.Schedule(func)
+        inline_blocks(sch)
+        blocks = kernel_blocks(sch)
+        reductions = [block for block in blocks if not is_data_parallel(sch, block)]
+        if len(reductions) != 1:
+            return NotMine(f"the kernel has {len(reductions)} reductions, not one")
+        access = access_of(sch, reductions[0])
+        if access is None or any(access_of(sch, block) is None for block in blocks):
+            return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
+        dtype = str(sch.get(access.block).writes[0].source.dtype)
+        decision = decide_tile(access, machine, dtype)
+        if isinstance(decision, NotMine):
+            return decision
+        anchor = access.block
+        others = [block for block in blocks if not sch.get(block).same_as(sch.get(anchor))]
+        write_back = self._write_back_block(sch, anchor, access)
+        tile_loop = self._tile(sch, access, decision, machine)
+        moved = self._place_write_back(sch, write_back, tile_loop, machine, dtype)
+        for block in others:
+            if not (moved and sch.get(block).same_as(sch.get(write_back))):
+                self._schedule_beside(sch, block, machine)
+        return sch
+
+    def _write_back_block(
+        self, sch: s_tir.Schedule, anchor: SBlockRV, access: BlockAccess
+    ) -> SBlockRV:
+        """The epilogue that reads the tile, or a copy of it to the output."""
+        consumers = sch.get_consumers(anchor)
+        if len(consumers) == 1 and is_data_parallel(sch, consumers[0]):
+            return consumers[0]
+        return sch.cache_write(anchor, 0, "global")
+
+    def _tile(
+        self,
+        sch: s_tir.Schedule,
+        access: BlockAccess,
+        decision: TileDecision,
+        machine: CpuDescription,
+    ) -> LoopRV:
+        """Splits and orders the loops; returns the loop in which one tile is finished."""
+        loops = list(sch.get_loops(access.block))
+        outer: list[LoopRV] = []
+        rows: list[LoopRV] = []
+        vector_outer, vector = sch.split(
+            loops[decision.vector_axis], factors=[None, decision.columns]
+        )
+        for axis in access.spatial:
+            if axis == decision.vector_axis:
+                continue
+            size = decision.rows.get(axis, 1)
+            split, row = sch.split(loops[axis], factors=[None, size])
+            outer.append(split)
+            rows.append(row)
+        reduction = [loops[axis] for axis in access.reduction]
+        # Columns outermost: the operand that they select stays in cache for all rows.
+        outer.insert(0, vector_outer)
+        sch.reorder(*outer, *reduction, *rows, vector)
+        tiles = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+        sch.vectorize(vector)
+        for row in rows:
+            sch.unroll(row)
+        dtype = str(sch.get(access.block).writes[0].source.dtype)
+        parallelize(sch, [tiles], machine, access.trip_count(), machine.vector_lanes(dtype))
+        init = sch.decompose_reduction(access.block, reduction[0])
+        self._flatten_tile_loops(sch, init, len(rows) + 1)
+        return tiles
+
+    def _flatten_tile_loops(self, sch: s_tir.Schedule, block: SBlockRV, count: int) -> None:
+        """Vectorises the innermost of the last ``count`` loops and unrolls the others."""
+        *rows, vector = list(sch.get_loops(block))[-count:]
+        sch.vectorize(vector)
+        for row in rows:
+            sch.unroll(row)
+
+    def _place_write_back(
+        self,
+        sch: s_tir.Schedule,
+        block: SBlockRV,
+        tile_loop: LoopRV,
+        machine: CpuDescription,
+        dtype: str,
+    ) -> bool:
+        """Moves the epilogue into the loop over tiles; False when it indexes in another order."""
+        try:
+            sch.reverse_compute_at(block, tile_loop)
+        except ScheduleError:
+            return False
+        *rows, columns = list(sch.get_loops(block))[1:]
+        if rows or columns is not None:
+            sch.vectorize(columns)
+        for row in rows:
+            sch.unroll(row)
+        return True
+
+    def _schedule_beside(
+        self, sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription
+    ) -> None:
+        access = access_of(sch, block)
+        if access is None or not is_data_parallel(sch, block):
+            return
+        dtype = str(sch.get(block).writes[0].source.dtype)
+        schedule_data_parallel(sch, access, machine, dtype, count_calls(sch.get(block).body))
+
+
+def _vector_axis(access: BlockAccess) -> int | None:
+    """The longest spatial loop with unit stride in the output and stride 0 or 1 in all inputs."""
+    fitting = [
+        axis
+        for axis in access.spatial
+        if access.write_strides[axis] == 1
+        and access.extents[axis] > 1
+        and all(strides[axis] in (0, 1) for strides in access.read_strides)
+    ]
+    return max(fitting, key=lambda axis: access.extents[axis], default=None)
+
+
+def _reuse_axes(access: BlockAccess, vector_axis: int) -> list[int]:
+    """Spatial loops along which a vector that was loaded once serves several outputs."""
+    vectors = [strides for strides in access.read_strides if strides[vector_axis] == 1]
+    return [
+        axis
+        for axis in access.spatial
+        if axis != vector_axis and any(strides[axis] == 0 for strides in vectors)
+    ]

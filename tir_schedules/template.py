@@ -1,0 +1,32 @@
+"""What a template is: it schedules the kernels that it knows and says why it leaves the others."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tvm import s_tir, tirx
+
+from tvm_ext.hardware.description import CpuDescription, GpuDescription
+
+Machine = CpuDescription | GpuDescription
+
+
+@dataclass(frozen=True)
+class NotMine:
+    """A template leaves a kernel alone.
+
+    Attributes
+    ----------
+    reason : str
+        What the kernel has that the template does not handle.
+    """
+
+    reason: str
+
+
+class Template(Protocol):
+    """One way to schedule a family of kernels for one kind of machine."""
+
+    name: str
+
+    def apply(self, func: tirx.PrimFunc, machine: Machine) -> s_tir.Schedule | NotMine:
+        """A schedule for ``func``, which is left unchanged, or the reason why there is none."""

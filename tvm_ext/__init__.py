@@ -1,0 +1,43 @@
+"""From a trained ONNX model to a checked, explained, fast program with Apache TVM.
+
+>>> import tvm_ext
+>>> model = tvm_ext.compile("model.onnx", target="cpu")  # doctest: +SKIP
+>>> outputs = model.run({"x": array})  # doctest: +SKIP
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# Name to the module that defines it. Resolved on first use: importing TVM takes a second, which
+# `tvm-ext --help` need not pay.
+_PUBLIC = {
+    "CompiledModel": "tvm_ext.compiled_model",
+    "TensorSpec": "tvm_ext.tensor_spec",
+    "TvmExtError": "tvm_ext.errors",
+    "compile": "tvm_ext.api",
+    "load": "tvm_ext.api",
+    "register_pass": "tvm_ext.passes.register",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+if TYPE_CHECKING:
+    from tvm_ext.api import compile, load
+    from tvm_ext.compiled_model import CompiledModel
+    from tvm_ext.errors import TvmExtError
+    from tvm_ext.passes.register import register_pass
+    from tvm_ext.tensor_spec import TensorSpec
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'tvm_ext' has no attribute '{name}'")
+    value = getattr(importlib.import_module(_PUBLIC[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

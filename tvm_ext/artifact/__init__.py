@@ -1,0 +1,45 @@
+"""Saves a compiled model as one file and loads it again, refusing whatever would not run right.
+
+The file, format 1
+------------------
+A ZIP archive without compression, so that ``unzip`` can look into it. Its members, in this order:
+
+``manifest.json``
+    What the model is and where it runs: see :class:`tvm_ext.artifact.manifest.Manifest`.
+``model.so``
+    A shared library with the kernels, the program of TVM's virtual machine and the weights.
+``report.json``
+    How the model was compiled, as text that this package does not look into.
+
+The archive's comment is the last thing in the file and reads, in ASCII,
+
+    ``tvm-ext model format <N> sha256 <64 hexadecimal digits>``
+
+The digest covers every byte of the file before the digits: members, ZIP headers, central directory
+and the first words of the comment. So a flipped byte anywhere, a cut, and bytes added at either end
+are noticed. Every later format keeps the words ``tvm-ext model format <N>``, so that an old reader
+can name the format it cannot read.
+
+Time stamps inside the archive are fixed: the same content makes the same bytes, but for the moment
+of creation that the manifest names.
+
+The checksums find damage, not malice. A saved model is a program: load only what you trust.
+"""
+
+from tvm_ext.artifact.library import export_library_bytes, find_compiler
+from tvm_ext.artifact.manifest import Manifest, PartRecord, TargetRecord, VersionsRecord
+from tvm_ext.artifact.read import LoadedArtifact, read_artifact
+from tvm_ext.artifact.write import check_writable, write_artifact
+
+__all__ = [
+    "LoadedArtifact",
+    "Manifest",
+    "PartRecord",
+    "TargetRecord",
+    "VersionsRecord",
+    "check_writable",
+    "export_library_bytes",
+    "find_compiler",
+    "read_artifact",
+    "write_artifact",
+]

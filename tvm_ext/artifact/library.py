@@ -1,0 +1,185 @@
+"""Turns a compiled program into the bytes of a shared library, and such bytes into a module.
+
+Linking is TVM's ``export_library`` with our own call of the compiler: TVM's takes ``$CXX`` for the
+name of one program ("ccache g++" fails) and ends in a TypeError where there is no compiler.
+The weights pass through LLVM as one constant, so linking is quick: about a second for 90 MB.
+"""
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+
+from tvm_ext.errors import ArtifactError
+
+_COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
+
+
+def find_compiler() -> tuple[str, ...]:
+    """The command that links a shared library: ``$CXX``, ``$CC``, or a usual name on the path.
+
+    Returns
+    -------
+    tuple[str, ...]
+        Program and leading arguments.
+
+    Raises
+    ------
+    ArtifactError
+        There is no compiler, or the variable does not name a program.
+    """
+    for variable in ("CXX", "CC"):
+        value = os.environ.get(variable, "").strip()
+        if value:
+            return _compiler_from_variable(variable, value)
+    for name in _COMPILERS:
+        program = shutil.which(name)
+        if program is not None:
+            return (program,)
+    raise ArtifactError(
+        "no C++ compiler found to link the model with; expected g++ or clang++ on the path: "
+        "install one (Debian, Ubuntu: apt install g++; without root: pip install ziglang and "
+        "CXX='python -m ziglang c++'), or set CXX to its path"
+    )
+
+
+def export_library_bytes(executable: Any) -> bytes:
+    """Link a compiled program into a shared library.
+
+    Parameters
+    ----------
+    executable : tvm.relax.VMExecutable
+        Result of ``tvm.compile`` or ``relax.build``. Neither network nor GPU is needed.
+
+    Returns
+    -------
+    bytes
+        The library, for ``write_artifact``. In between, about three times as much lies in the
+        folder for temporary files. The same program gives the same bytes, but other ones after it
+        has run: a virtual machine adds an empty memory scope per constant to its executable, and
+        saving that makes TVM print a warning line ("Scope Saving") for each.
+
+    Raises
+    ------
+    ArtifactError
+        There is no compiler, linking failed, or the temporary folder is full.
+    """
+    linker = _Linker(find_compiler())
+    try:
+        with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:
+            output = Path(folder) / "model.so"
+            executable.export_library(str(output), fcompile=linker, workspace_dir=folder)
+            return output.read_bytes()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ArtifactError(
+            f"cannot link the model: {_one_line(error)}; expected a program for this machine and "
+            "room in the temporary folder: set TMPDIR to a folder with free space, CXX to a "
+            "working compiler"
+        ) from error
+
+
+def load_library_bytes(library: bytes) -> tvm.runtime.Module:
+    """Load a shared library into this process.
+
+    The library is written into a private temporary folder, which goes as soon as it is loaded: the
+    process keeps what it has mapped.
+
+    Raises
+    ------
+    ArtifactError
+        The system's loader refuses the library, it cannot be written, or it is not a program.
+    """
+    with _temporary_library(library) as path:
+        try:
+            module = tvm.runtime.load_module(str(path))
+        except RuntimeError as error:
+            raise ArtifactError(
+                f"cannot load the model's code: {_one_line(error)}; expected a library for this "
+                "system, in a temporary folder that allows execution: set TMPDIR to such a "
+                "folder, or compile the model again on this machine"
+            ) from error
+    if not module.implements_function("vm_load_executable", query_imports=True):
+        raise ArtifactError(
+            "cannot load the model's code: it is not a program of TVM's virtual machine; expected "
+            "a library that this package linked: save the model again"
+        )
+    return module
+
+
+class _Linker:
+    """Calls the compiler in the way that ``export_library`` asks its ``fcompile`` to."""
+
+    def __init__(self, compiler: tuple[str, ...]) -> None:
+        self._compiler = compiler
+
+    def __call__(self, output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
+        undefined = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
+        self._run("-shared", "-fPIC", *undefined, "-o", output, *options, *objects)
+
+    def get_target_triple(self) -> str:
+        """LLVM's name for the machine; TVM asks when the program has no kernel of its own."""
+        return self._run("-dumpmachine").strip()
+
+    def _run(self, *arguments: str) -> str:
+        result = subprocess.run(
+            [*self._compiler, *arguments],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+        if result.returncode != 0:
+            lines = result.stderr.strip().splitlines()
+            reason = lines[-1] if lines else f"exit status {result.returncode}"
+            raise OSError(f"{self._compiler[0]}: {reason}")
+        return result.stdout
+
+
+def _compiler_from_variable(variable: str, value: str) -> tuple[str, ...]:
+    try:
+        program, *arguments = shlex.split(value)
+    except ValueError:
+        program, arguments = value, []
+    found = shutil.which(program)
+    if found is None:
+        raise ArtifactError(
+            f"{variable}={value!r} does not name a program; expected a C++ compiler: "
+            f"correct {variable}, or unset it to use g++ or clang++ from the path"
+        )
+    return (found, *arguments)
+
+
+@contextlib.contextmanager
+def _temporary_library(library: bytes) -> Iterator[Path]:
+    try:
+        # A system that locks loaded libraries keeps the folder; that must not fail the load.
+        folder = tempfile.TemporaryDirectory(prefix="tvmx-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise _unwritable(error) from error
+    with folder:
+        path = Path(folder.name) / "model.so"
+        try:
+            path.write_bytes(library)
+        except OSError as error:
+            raise _unwritable(error) from error
+        yield path
+
+
+def _unwritable(error: OSError) -> ArtifactError:
+    return ArtifactError(
+        f"cannot unpack the model's code: {_one_line(error)}; expected a temporary folder with "
+        "free space: set TMPDIR to one"
+    )
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].strip() if lines else type(error).__name__

@@ -1,0 +1,102 @@
+"""The manifest of a saved model: what it is, what made it, and what it needs to run."""
+
+import hashlib
+import platform
+from importlib import metadata
+from typing import Annotated, Final, Literal
+
+import tvm
+import tvm_ffi
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from tvm_ext.tensor_spec import TensorSpec
+
+FORMAT_NAME: Final = "tvm-ext model"
+FORMAT_VERSION: Final = 1
+
+MANIFEST_MEMBER = "manifest.json"
+LIBRARY_MEMBER = "model.so"
+REPORT_MEMBER = "report.json"
+PART_MEMBERS = (LIBRARY_MEMBER, REPORT_MEMBER)
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+# A leading sign belongs to a target string ("+avx2"), not to the name of the feature.
+FeatureName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class VersionsRecord(_Record):
+    """The programs that made the file. ``python`` is for information only."""
+
+    tvm_ext: str
+    tvm: str
+    tvm_ffi: str
+    python: str
+
+    @classmethod
+    def installed(cls) -> "VersionsRecord":
+        """The versions of this process."""
+        return cls(
+            tvm_ext=_package_version(),
+            tvm=tvm.__version__,
+            tvm_ffi=tvm_ffi.__version__,
+            python=platform.python_version(),
+        )
+
+
+class TargetRecord(_Record):
+    """The machine the code was made for.
+
+    Attributes
+    ----------
+    name, kind, mtriple, mcpu : str
+        The preset's name and what LLVM was told; empty where nothing was said.
+    required_features : tuple[str, ...]
+        LLVM names of the CPU features the code uses, without a sign: ``("avx2", "fma")``.
+    system, machine : str
+        As ``platform.system()`` and ``platform.machine()`` name them: ``Linux``, ``x86_64``.
+    """
+
+    name: str
+    kind: str
+    mtriple: str = ""
+    mcpu: str = ""
+    required_features: tuple[FeatureName, ...] = ()
+    system: str = Field(default_factory=platform.system)
+    machine: str = Field(default_factory=platform.machine)
+
+
+class PartRecord(_Record):
+    """Digest and size in bytes of one member."""
+
+    sha256: Sha256
+    size: int = Field(ge=0)
+
+    @classmethod
+    def of(cls, content: bytes) -> "PartRecord":
+        """The record of these bytes."""
+        return cls(sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+
+
+class Manifest(_Record):
+    """Everything about a saved model but its code, weights and report."""
+
+    format: Literal["tvm-ext model"] = FORMAT_NAME
+    format_version: Literal[1] = FORMAT_VERSION
+    versions: VersionsRecord
+    created: AwareDatetime
+    model_name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    target: TargetRecord
+    parts: dict[str, PartRecord]
+
+
+def _package_version() -> str:
+    try:
+        return metadata.version("tvm-ext")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,199 @@
+"""A compiled model: runs, profiles, saves and explains itself."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+from tvm import relax
+
+from tvm_ext.artifact import (
+    TargetRecord,
+    check_writable,
+    export_library_bytes,
+    read_artifact,
+    write_artifact,
+)
+from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.errors import TargetError
+from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.host import host_cpu_features
+from tvm_ext.model_inputs import check_inputs
+from tvm_ext.profiling import Profile, profile_run
+from tvm_ext.report.records import CompileReport
+from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.threads import use_threads
+
+
+class CompiledModel:
+    """What ``tvm_ext.compile`` and ``tvm_ext.load`` return.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple[TensorSpec, ...]
+        Names (as in the ONNX model), dtypes and shapes.
+    report : CompileReport
+        What the compiler did: passes, refusals, kernels, schedules, memory.
+    """
+
+    def __init__(
+        self,
+        program: relax.VMExecutable | tvm.runtime.Module,
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        target: TargetRecord,
+        threads: int,
+        report: CompileReport,
+        library: bytes | None = None,
+    ) -> None:
+        self._program = program
+        self._library = library
+        self._target = target
+        self._threads = threads
+        self._machine: relax.VirtualMachine | None = None
+        self.inputs = inputs
+        self.outputs = outputs
+        self.report = report
+
+    def run(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, np.ndarray]:
+        """Runs the model once.
+
+        Parameters
+        ----------
+        inputs : mapping of input name to array
+            One array for each of ``self.inputs``, of its dtype and shape.
+
+        Returns
+        -------
+        dict[str, np.ndarray]
+            One array for each of ``self.outputs``, under its ONNX name.
+
+        Raises
+        ------
+        InputError
+            A name, dtype, rank or size does not fit.
+        TargetError
+            The model was compiled for a machine that this one is not.
+        """
+        arrays = check_inputs(self.inputs, inputs)
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        use_threads(self._threads)
+        result = self.virtual_machine()["main"](*tensors)
+        values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+        return {spec.name: value.numpy() for spec, value in zip(self.outputs, values, strict=True)}
+
+    def profile(self, inputs: Mapping[str, npt.ArrayLike], repeat: int = 10) -> Profile:
+        """Time per kernel, with the ONNX nodes that each call computes.
+
+        Parameters
+        ----------
+        inputs : mapping of input name to array
+            As for ``run``.
+        repeat : int
+            Runs after a warm-up; the median of each call is reported.
+
+        Raises
+        ------
+        InputError, TargetError
+            As for ``run``.
+        """
+        arrays = check_inputs(self.inputs, inputs)
+        use_threads(self._threads)
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        return profile_run(self.virtual_machine(), tensors, self.kernel_calls(), repeat)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model to one file, atomically; see ``tvm_ext.artifact`` for the format.
+
+        Raises
+        ------
+        ArtifactError
+            The path cannot be written, or there is no C++ compiler to link the program.
+        """
+        check_writable(path)
+        if self._library is None:
+            self._library = export_library_bytes(self._program)
+        write_artifact(
+            path,
+            library=self._library,
+            report_json=self.report.to_json(),
+            model_name=self.report.model,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            target=self._target,
+        )
+
+    def kernel_calls(self) -> list[KernelCall]:
+        """Every kernel call of a run with its original nodes, grouped by kernel."""
+        return [
+            KernelCall(kernel.name, tuple(origin.split(" + ")))
+            for kernel in self.report.kernels
+            for origin in kernel.origins
+        ]
+
+    def virtual_machine(self) -> relax.VirtualMachine:
+        """TVM's virtual machine with this program in it; made once."""
+        if self._machine is None:
+            self._require_this_machine()
+            device = tvm.cuda() if self._target.kind == "cuda" else tvm.cpu()
+            self._machine = relax.VirtualMachine(self._program, device)
+        return self._machine
+
+    def _require_this_machine(self) -> None:
+        if self._target.kind == "cuda":
+            if not tvm.cuda().exist:
+                raise TargetError(
+                    f"the model was compiled for {self._target.name}, and no CUDA device was "
+                    "found; expected one: run it on a machine with such a GPU"
+                )
+            return
+        here = TargetRecord(name="host", kind="cpu").machine
+        if self._target.machine != here:
+            raise TargetError(
+                f"the model was compiled for {self._target.machine} ({self._target.name}), this "
+                f"machine is {here}: compile it for target 'cpu', or run it on such a machine"
+            )
+        missing = set(self._target.required_features) - host_cpu_features()
+        if missing:
+            raise TargetError(
+                f"the model was compiled for {self._target.name}, and this CPU lacks "
+                f"{', '.join(sorted(missing))}: compile it for target 'cpu'"
+            )
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CompiledModel":
+        """Reads a file that ``save`` wrote, after checking all of it.
+
+        Raises
+        ------
+        ArtifactError
+            The file is damaged, newer, of another version of TVM, or for another machine.
+        """
+        artifact = read_artifact(path)
+        manifest = artifact.manifest
+        report = CompileReport.from_json(artifact.report_json)
+        return cls(
+            program=artifact.load_module(),
+            inputs=tuple(manifest.inputs),
+            outputs=tuple(manifest.outputs),
+            target=manifest.target,
+            threads=int(report.target.get("cores", 1)),
+            report=report,
+            library=artifact.library,
+        )
+
+
+def target_record(machine: Description) -> TargetRecord:
+    """What a saved model says of the machine that it was compiled for."""
+    if isinstance(machine, CpuDescription):
+        architecture = {"x86_64": "x86_64", "aarch64": "aarch64"}[machine.architecture]
+        return TargetRecord(
+            name=machine.name,
+            kind="cpu",
+            mtriple=machine.mtriple,
+            mcpu=machine.mcpu,
+            required_features=machine.required_features,
+            machine=architecture,
+        )
+    return TargetRecord(name=machine.name, kind=machine.kind, mcpu=machine.arch)

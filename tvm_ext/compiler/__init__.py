@@ -1,0 +1,1 @@
+"""The stages between the graph passes and a program that runs."""

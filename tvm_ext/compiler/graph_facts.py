@@ -1,0 +1,94 @@
+"""Counts over Relax modules: operators, constants, and what was left without a kernel."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import tvm
+from tvm import relax
+
+from tvm_ext.errors import ModelError
+from tvm_ext.relay_passes.origin import describe_origin
+
+# Operators that the virtual machine runs itself, by prefix.
+_RUN_BY_VM = (
+    "relax.builtin.",
+    "relax.call_",
+    "relax.invoke_",
+    "relax.memory.",
+    "relax.null_value",
+    "relax.reshape",
+    "relax.shape_",
+    "relax.tensor_to_shape",
+    "relax.vm.",
+)
+
+
+def bindings_of(mod: tvm.IRModule) -> Iterator[tuple[str, relax.VarBinding]]:
+    """(function name, binding) for all variable bindings of all Relax functions, in order."""
+    for global_var, func in mod.functions.items():
+        if not isinstance(func, relax.Function):
+            continue
+        found: list[relax.VarBinding] = []
+
+        def visit(node: relax.Expr, found: list[relax.VarBinding] = found) -> None:
+            if isinstance(node, relax.SeqExpr):
+                found.extend(
+                    binding
+                    for block in node.blocks
+                    for binding in block.bindings
+                    if isinstance(binding, relax.VarBinding)
+                )
+
+        relax.analysis.post_order_visit(func, visit)
+        for binding in found:
+            yield str(global_var.name_hint), binding
+
+
+def operator_name(value: relax.Expr) -> str:
+    """Name of the operator that ``value`` calls, "" when it calls none."""
+    if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
+        return str(value.op.name)
+    return ""
+
+
+def operator_counts(mod: tvm.IRModule) -> dict[str, int]:
+    """How often each Relax operator is called, most frequent first."""
+    names = (operator_name(binding.value) for _, binding in bindings_of(mod))
+    return dict(Counter(name.removeprefix("relax.") for name in names if name).most_common())
+
+
+def weight_bytes(mod: tvm.IRModule) -> int:
+    """Bytes of all distinct tensor constants."""
+    seen: dict[int, int] = {}
+
+    def visit(node: relax.Expr) -> None:
+        if isinstance(node, tvm.ir.GenericConst) and hasattr(node.value, "shape"):
+            data = node.value
+            elements = 1
+            for size in data.shape:
+                elements *= int(size)
+            bits = tvm.DataType(str(data.dtype)).bits
+            seen[hash(data)] = (elements * bits + 7) // 8
+
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    return sum(seen.values())
+
+
+def require_lowered(mod: tvm.IRModule, label: str) -> None:
+    """Raises ModelError that names every operator left without a kernel, and its nodes."""
+    left: dict[str, list[str]] = {}
+    for _, binding in bindings_of(mod):
+        name = operator_name(binding.value)
+        if not name or name.startswith(_RUN_BY_VM):
+            continue
+        if binding.value.op.get_attr("FCallPacked") is not None:
+            continue
+        left.setdefault(name, []).append(describe_origin(binding.var))
+    if left:
+        listed = "; ".join(f"{op} (nodes: {', '.join(nodes)})" for op, nodes in left.items())
+        raise ModelError(
+            f"{label}: no kernel could be made for {listed}; expected operators with static "
+            "shapes and constant shape arguments: give input shapes or export without them"
+        )

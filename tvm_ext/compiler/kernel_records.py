@@ -1,0 +1,72 @@
+"""What the report says of each kernel: work, modelled time, schedule and origin."""
+
+from collections.abc import Sequence
+
+import tvm
+from tvm import tirx
+from tvm.s_tir.analysis import estimate_tir_flops
+
+from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.hardware.cost import CostModel, Work
+from tvm_ext.report.records import KernelRecord
+from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.select import ScheduleChoice
+
+
+def kernel_records(
+    unscheduled: tvm.IRModule,
+    calls: Sequence[KernelCall],
+    choices: dict[str, ScheduleChoice],
+    cost_model: CostModel,
+) -> list[KernelRecord]:
+    """One record a kernel, in the order of first calls."""
+    origins: dict[str, list[str]] = {}
+    for call in calls:
+        origins.setdefault(call.kernel, []).append(call.where)
+    records = []
+    for name, places in origins.items():
+        func = unscheduled[name]
+        choice = choices[name]
+        flops, moved = kernel_flops(func), kernel_bytes(func)
+        records.append(
+            KernelRecord(
+                name=name,
+                calls=len(places),
+                origins=places,
+                schedule=choice.schedule,
+                source=choice.source,
+                reason=choice.reason,
+                refusals=list(choice.refusals),
+                flops=flops,
+                bytes=moved,
+                estimated_seconds=cost_model.seconds(Work(flops, moved, kernel_dtype(func))),
+            )
+        )
+    return records
+
+
+def kernel_flops(func: tirx.PrimFunc) -> float:
+    """Arithmetic operations of one call; 0 when a symbolic extent or an extern call hides them."""
+    try:
+        return float(estimate_tir_flops(tvm.IRModule({"main": func})))
+    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError):
+        return 0.0
+
+
+def kernel_bytes(func: tirx.PrimFunc) -> float:
+    """Bytes of all parameters, each counted once; a symbolic size counts as 1."""
+    total = 0.0
+    for param in func.params:
+        if not hasattr(param, "shape"):
+            continue
+        elements = 1
+        for size in param.shape:
+            elements *= static_extent(size) or 1
+        total += elements * tvm.DataType(str(param.dtype)).bits / 8
+    return total
+
+
+def kernel_dtype(func: tirx.PrimFunc) -> str:
+    """Element type of the result, the last parameter; float32 when it has no buffer."""
+    last = func.params[-1] if len(func.params) else None
+    return str(last.dtype) if last is not None and hasattr(last, "shape") else "float32"

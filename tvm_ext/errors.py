@@ -1,0 +1,62 @@
+"""Every error a user can cause. Anything else that escapes the package is a defect of ours.
+
+A message is one line: what was found, what was expected, what to do about it.
+"""
+
+from tvm_ext.configs.errors import ConfigError, TvmExtError
+from tvm_ext.hardware.errors import TargetError
+
+__all__ = [
+    "ArtifactError",
+    "BuildError",
+    "ConfigError",
+    "InputError",
+    "ModelError",
+    "PassError",
+    "ReferenceUnavailableError",
+    "TargetError",
+    "TvmExtError",
+    "UnsupportedOperatorError",
+]
+
+
+class ModelError(TvmExtError):
+    """The ONNX model cannot be read or is not valid."""
+
+
+class UnsupportedOperatorError(ModelError):
+    """The model uses operators that have no converter.
+
+    Attributes
+    ----------
+    operators : dict[str, list[str]]
+        Operator name (``domain::Name`` outside the default domain) to the names of its nodes.
+    """
+
+    def __init__(self, operators: dict[str, list[str]]) -> None:
+        self.operators = operators
+        listed = "; ".join(f"{op} (nodes: {', '.join(nodes)})" for op, nodes in operators.items())
+        super().__init__(
+            f"{len(operators)} unsupported operator(s): {listed}; "
+            "expected only operators with a converter: export the model without them"
+        )
+
+
+class InputError(TvmExtError):
+    """Inputs of a run do not fit the model: names, dtypes, ranks or sizes."""
+
+
+class PassError(TvmExtError):
+    """A pass failed, returned something that is not a module, or cannot be placed."""
+
+
+class BuildError(TvmExtError):
+    """Code generation failed for a module that the passes accepted."""
+
+
+class ArtifactError(TvmExtError):
+    """A saved model cannot be written, or a file cannot be loaded as one."""
+
+
+class ReferenceUnavailableError(TvmExtError):
+    """ONNX Runtime, the reference, is missing or cannot run the model."""

@@ -1,0 +1,62 @@
+"""Checks the arrays of a run against what the model expects."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from tvm_ext.configs.nearest import nearest_hint
+from tvm_ext.errors import InputError
+from tvm_ext.tensor_spec import TensorSpec
+
+
+def check_inputs(
+    specs: Sequence[TensorSpec], inputs: Mapping[str, npt.ArrayLike]
+) -> list[np.ndarray]:
+    """The arrays in the order of ``specs``, dense and of the right dtype and shape.
+
+    A symbolic dimension takes the size of the first input that has it; the others must agree.
+
+    Raises
+    ------
+    InputError
+        A name is missing or unknown, or a dtype, rank or size differs.
+    """
+    known = {spec.name: spec for spec in specs}
+    for name in inputs:
+        if name not in known:
+            raise InputError(
+                f"input '{name}' is not one of the model's; {nearest_hint(name, known)}"
+            )
+    sizes: dict[str, int] = {}
+    arrays = []
+    for spec in specs:
+        if spec.name not in inputs:
+            raise InputError(
+                f"input '{spec.name}' is missing; expected {spec.describe()}: pass it to run"
+            )
+        arrays.append(_check_one(spec, inputs[spec.name], sizes))
+    return arrays
+
+
+def _check_one(spec: TensorSpec, value: npt.ArrayLike, sizes: dict[str, int]) -> np.ndarray:
+    array = np.asarray(value)
+    found = f"{array.dtype}{list(array.shape)}"
+    if str(array.dtype) != spec.dtype:
+        raise InputError(
+            f"input '{spec.name}' is {found}, expected {spec.describe()}: "
+            f"convert it with .astype('{spec.dtype}')"
+        )
+    if array.ndim != len(spec.shape):
+        raise InputError(
+            f"input '{spec.name}' is {found} (rank {array.ndim}), expected rank "
+            f"{len(spec.shape)}, {spec.describe()}: reshape it"
+        )
+    for axis, (size, wanted) in enumerate(zip(array.shape, spec.shape, strict=True)):
+        expected = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
+        if size != expected:
+            raise InputError(
+                f"input '{spec.name}' is {found}, expected size {expected} on axis {axis} "
+                f"({spec.describe()}): resize it or compile for this size"
+            )
+    return np.ascontiguousarray(array).reshape(array.shape)

@@ -1,0 +1,113 @@
+"""Runs TVM's ONNX importer and keeps which node each Relax binding came from."""
+
+import contextlib
+import io
+import warnings
+from typing import Any
+
+import onnx
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.errors import ModelError, TvmExtError
+from tvm_ext.hardware.tvm_compat import ONNXGraphImporter
+from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
+from tvm_ext.relay_passes.origin import retyped_var
+
+
+def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
+    """The Relax module of a prepared model; every binding carries the node it came from.
+
+    Raises
+    ------
+    ModelError
+        A converter fails; the message names the node.
+    """
+    opset = next((o.version for o in model.opset_import if o.domain in DEFAULT_DOMAINS), 1)
+    importer = _OriginImporter(label)
+    # The importer reports through print and warnings; what matters is in the error we raise.
+    with (
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
+        warnings.simplefilter("ignore")
+        try:
+            mod = importer.from_onnx(model.graph, opset)
+        except TvmExtError:
+            raise
+        except Exception as error:
+            raise conversion_error(label, "the graph", error) from error
+    return _stamp_origins(mod, importer.node_of)
+
+
+def conversion_error(label: str, place: str, error: Exception) -> ModelError:
+    """One line for whatever an importer or a lowering raised at ``place``."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reason = lines[-1][:300] if lines else type(error).__name__
+    return ModelError(
+        f"{label}: {place} cannot be converted ({reason}); expected static shapes and constant "
+        "shape arguments: give input shapes, or export the model without this form"
+    )
+
+
+class _OriginImporter(ONNXGraphImporter):
+    """TVM's importer, with each node's result bound to a variable that is noted down."""
+
+    def __init__(self, label: str) -> None:
+        super().__init__(shape_dict={}, dtype_dict="float32", sanitize=True)
+        self.label = label
+        self.node_of: dict[relax.Var, str] = {}
+        self._subgraph_depth = 0
+
+    def _convert_operator(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:
+        node = attrs["tvm_custom"]["name"]
+        try:
+            result = super()._convert_operator(op_name, inputs, attrs, opset)
+        except Exception as error:
+            raise conversion_error(self.label, f"{op_name} node '{node}'", error) from error
+        # Values of a branch must stay inside it: bound here, both branches would always run.
+        return result if self._subgraph_depth else self._bound(node, result)
+
+    def _convert_subgraph(self, bb: relax.BlockBuilder, graph: onnx.GraphProto) -> Any:
+        self._subgraph_depth += 1
+        try:
+            return super()._convert_subgraph(bb, graph)
+        finally:
+            self._subgraph_depth -= 1
+
+    def _bound(self, node: str, result: Any) -> Any:
+        if isinstance(result, relax.Tuple):
+            return relax.Tuple([self._bound(node, field) for field in result.fields])
+        if isinstance(result, relax.Call) and isinstance(result.ty, relax.TensorType):
+            result = self.bb.emit(result)
+        if isinstance(result, relax.Var):
+            self.node_of.setdefault(result, node)
+        return result
+
+
+def _stamp_origins(mod: tvm.IRModule, node_of: dict[relax.Var, str]) -> tvm.IRModule:
+    stamper = _Stamper(mod, node_of)
+    for global_var, func in mod.functions.items():
+        if isinstance(func, relax.Function):
+            stamper.builder_.update_func(global_var, stamper.visit_expr(func))
+    return stamper.builder_.get()
+
+
+@mutator
+class _Stamper(PyExprMutator):
+    """Writes the noted node names into the spans of the variables."""
+
+    def __init__(self, mod: tvm.IRModule, node_of: dict[relax.Var, str]) -> None:
+        super().__init__(mod)
+        self.node_of = node_of
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        node = self.node_of.get(binding.var)
+        if node is None:
+            super().visit_var_binding_(binding)
+            return
+        value = self.visit_expr(binding.value)
+        var = retyped_var(binding.var, binding.var.ty, [node])
+        self.builder_.emit_normalized(relax.VarBinding(var, value))
+        self.set_var_remap(binding.var, var)

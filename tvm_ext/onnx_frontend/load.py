@@ -1,0 +1,113 @@
+"""Reads an ONNX model and refuses what is not a valid one, with the reason."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import numpy_helper
+
+from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.node_order import sort_nodes
+
+
+def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
+    """A checked copy of the model, with nodes in topological order and external data loaded.
+
+    Raises
+    ------
+    ModelError
+        The file cannot be read or is not an ONNX model, external data is missing, the graph has a
+        cycle, its types do not fit, or an initializer holds NaN.
+    """
+    if isinstance(source, onnx.ModelProto):
+        model = onnx.ModelProto()
+        model.CopyFrom(source)
+        label = model.graph.name or "the given ModelProto"
+    else:
+        path = Path(source)
+        model = _read(path)
+        label = str(path)
+    _require_graph(model, label)
+    sort_nodes(model.graph, label)
+    _check(model, label)
+    _refuse_nan(model.graph, label)
+    return model
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    if not path.exists():
+        raise ModelError(f"{path}: no such file; expected an ONNX model: check the path")
+    if path.is_dir():
+        raise ModelError(f"{path} is a folder; expected an ONNX file: name the .onnx file in it")
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read ({error.strerror}): check permissions") from error
+    except (DecodeError, ValueError) as error:
+        raise ModelError(
+            f"{path} ({path.stat().st_size} bytes) is not an ONNX model or is truncated; "
+            "expected a serialised ModelProto: export or copy it again"
+        ) from error
+    _load_external_data(model, path)
+    return model
+
+
+def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
+    try:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise ModelError(
+            f"{path}: external data cannot be loaded ({_one_line(error)}); "
+            "expected the data files in the model's folder: copy them beside the model"
+        ) from error
+
+
+def _require_graph(model: onnx.ModelProto, label: str) -> None:
+    if not model.graph.node and not model.graph.output:
+        raise ModelError(
+            f"{label} holds no graph; expected an ONNX model with nodes and outputs: "
+            "export it again (is the file empty or of another format?)"
+        )
+    if not model.graph.output:
+        raise ModelError(f"{label} has no graph outputs; expected at least one: export it again")
+
+
+def _check(model: onnx.ModelProto, label: str) -> None:
+    """Structure and types; models above protobuf's 2 GB limit are checked by parts later on."""
+    if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
+        return
+    try:
+        onnx.checker.check_model(model)
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise ModelError(
+            f"{label} is not a valid ONNX model: {_one_line(error)}; "
+            "expected a graph that passes onnx.checker: repair or export it again"
+        ) from error
+
+
+def _refuse_nan(graph: onnx.GraphProto, label: str) -> None:
+    for tensor in graph.initializer:
+        if tensor.data_type not in _FLOATS:
+            continue
+        values = numpy_helper.to_array(tensor)
+        bad = int(np.count_nonzero(np.isnan(values.astype(np.float32, copy=False))))
+        if bad:
+            raise ModelError(
+                f"{label}: initializer '{tensor.name}' holds {bad} NaN of {values.size} values; "
+                "expected numbers: every output would be NaN, so export the trained weights again"
+            )
+
+
+_FLOATS = (
+    onnx.TensorProto.FLOAT,
+    onnx.TensorProto.DOUBLE,
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+)
+
+
+def _one_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return "; ".join(line for line in lines if not line.startswith("==>"))[:400] or repr(error)

@@ -1,0 +1,41 @@
+"""Names, dtypes and shapes of a model's inputs and outputs."""
+
+import onnx
+from tvm import relax, tirx
+
+from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.input_shapes import model_inputs
+from tvm_ext.tensor_spec import TensorSpec
+
+
+def input_specs(graph: onnx.GraphProto, main: relax.Function) -> tuple[TensorSpec, ...]:
+    """One spec for each parameter of ``main``, under the ONNX names."""
+    names = [value.name for value in model_inputs(graph)]
+    return tuple(
+        _spec(name, param.ty) for name, param in zip(names, main.params[: len(names)], strict=True)
+    )
+
+
+def output_specs(graph: onnx.GraphProto, main: relax.Function) -> tuple[TensorSpec, ...]:
+    """One spec for each result of ``main``, under the ONNX names."""
+    names = [value.name for value in graph.output]
+    result = main.ret_ty
+    types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
+    return tuple(_spec(name, ty) for name, ty in zip(names, types, strict=True))
+
+
+def _spec(name: str, ty: relax.Type) -> TensorSpec:
+    if not isinstance(ty, relax.TensorType):
+        raise ModelError(
+            f"'{name}' is a {type(ty).__name__}, expected a tensor: sequences, optionals and maps "
+            "cannot be inputs or outputs; export the model with tensors only"
+        )
+    if ty.shape is None or not hasattr(ty.shape, "values"):
+        shape: tuple[int | str, ...] = tuple(f"{name}_{axis}" for axis in range(max(ty.ndim, 0)))
+    else:
+        shape = tuple(_size(size) for size in ty.shape.values)
+    return TensorSpec(name, str(ty.dtype), shape)
+
+
+def _size(size: object) -> int | str:
+    return int(size) if isinstance(size, int | tirx.IntImm) else str(size)

@@ -1,0 +1,96 @@
+"""Which operators of a model can be compiled, subgraphs included, before any work is done."""
+
+from collections.abc import Callable
+
+import onnx
+
+from tvm_ext.errors import UnsupportedOperatorError
+from tvm_ext.hardware.tvm_compat import onnx_converter_names
+from tvm_ext.onnx_frontend.node_order import subgraphs_of
+
+DEFAULT_DOMAINS = ("", "ai.onnx")
+
+# TVM's importer dispatches by name and forgets the domain; these are the names that it implements
+# for com.microsoft, the rest of its table is for the default domain.
+_MICROSOFT_NAMES = frozenset(
+    {
+        "Attention",
+        "BiasGelu",
+        "EmbedLayerNormalization",
+        "FastGelu",
+        "Gelu",
+        "SkipLayerNormalization",
+    }
+)
+_ONLY_MICROSOFT = _MICROSOFT_NAMES - {"Gelu"}
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: object) -> object:
+    for attr in node.attribute:
+        if attr.name == name:
+            return onnx.helper.get_attribute_value(attr)
+    return default
+
+
+def _extra_outputs(node: onnx.NodeProto) -> bool:
+    return any(node.output[1:])
+
+
+def _has_input(node: onnx.NodeProto, index: int) -> bool:
+    return len(node.input) > index and bool(node.input[index])
+
+
+# Cases that TVM 0.27's converter accepts and computes wrongly; a wrong number is worse than a
+# refusal. Quantised operators are in: one rounding step that differs grows to a tenth of the
+# output in a deep network.
+_WRONG_IN_TVM: dict[str, Callable[[onnx.NodeProto], bool]] = {
+    "BatchNormalization": lambda node: bool(_attribute(node, "training_mode", 0)),
+    "ConvTranspose": lambda node: _attribute(node, "output_shape", None) is not None,
+    "DequantizeLinear": lambda node: True,
+    "Dropout": lambda node: _extra_outputs(node),
+    "DynamicQuantizeLinear": lambda node: True,
+    "IsInf": lambda node: (
+        not (_attribute(node, "detect_negative", 1) and _attribute(node, "detect_positive", 1))
+    ),
+    "LayerNormalization": lambda node: _extra_outputs(node),
+    "MatMulInteger": lambda node: True,
+    "QuantizeLinear": lambda node: True,
+    "Resize": lambda node: bool(_attribute(node, "antialias", 0)),
+    "RoiAlign": lambda node: _attribute(node, "mode", b"avg") == b"max",
+}
+
+
+def is_supported(node: onnx.NodeProto) -> bool:
+    """Whether the importer has a converter for this node that computes the right thing."""
+    name = node.op_type
+    if node.domain == "com.microsoft":
+        return name in _MICROSOFT_NAMES and name in onnx_converter_names()
+    if node.domain not in DEFAULT_DOMAINS or name in _ONLY_MICROSOFT:
+        return False
+    if name in _WRONG_IN_TVM and _WRONG_IN_TVM[name](node):
+        return False
+    return name in onnx_converter_names() or name in ("Constant", "If")
+
+
+def unsupported_operators(graph: onnx.GraphProto) -> dict[str, list[str]]:
+    """Unsupported operators (``domain::Name`` outside the default domain) and their node names.
+
+    Bodies of If, Loop and Scan are looked into, also where the outer operator is unsupported.
+    """
+    found: dict[str, list[str]] = {}
+    for index, node in enumerate(graph.node):
+        if not is_supported(node):
+            custom = node.domain not in DEFAULT_DOMAINS
+            key = f"{node.domain}::{node.op_type}" if custom else node.op_type
+            found.setdefault(key, []).append(node.name or f"{node.op_type}_{index}")
+        for subgraph in subgraphs_of(node):
+            for key, names in unsupported_operators(subgraph).items():
+                found.setdefault(key, []).extend(names)
+    return found
+
+
+def require_supported(graph: onnx.GraphProto) -> None:
+    """Raises UnsupportedOperatorError, which lists every unsupported operator of the graph."""
+    found = unsupported_operators(graph)
+    if found:
+        raise UnsupportedOperatorError(found)

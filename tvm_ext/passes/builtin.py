@@ -1,0 +1,50 @@
+"""Registers the built-in passes and those of TVM that the pipelines name."""
+
+from collections.abc import Callable
+
+import tvm
+from tvm import relax
+
+from tvm_ext.passes.registry import PassEntry, add, first_line
+from tvm_ext.relay_passes import BUILTIN_PASSES
+
+# What a pipeline may name of TVM's own. LegalizeOps comes without warnings: what it leaves is
+# checked, and named, after the whole pipeline.
+_TVM_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
+    "AnnotateTIROpPattern": relax.transform.AnnotateTIROpPattern,
+    "CanonicalizeBindings": relax.transform.CanonicalizeBindings,
+    "CombineParallelMatmul": relax.transform.CombineParallelMatmul,
+    "DeadCodeElimination": relax.transform.DeadCodeElimination,
+    "DecomposeOpsForInference": relax.transform.DecomposeOpsForInference,
+    "DispatchSampling": relax.backend.DispatchSampling,
+    "DispatchSortScan": relax.backend.DispatchSortScan,
+    "EliminateCommonSubexpr": relax.transform.EliminateCommonSubexpr,
+    "FastMathTransform": relax.transform.FastMathTransform,
+    "FoldConstant": relax.transform.FoldConstant,
+    "FuseOps": relax.transform.FuseOps,
+    "FuseTIR": relax.transform.FuseTIR,
+    "LegalizeOps": relax.transform.LegalizeOps,
+    "RewriteDataflowReshape": relax.transform.RewriteDataflowReshape,
+    "ToMixedPrecision": relax.transform.ToMixedPrecision,
+}
+
+
+def _register_builtin() -> None:
+    for factory in BUILTIN_PASSES:
+        doc = factory.options_class.__doc__ or ""
+        add(
+            PassEntry(
+                name=factory.options_class.__name__,
+                level="graph",
+                factory=factory,
+                source="built-in",
+                summary=first_line(doc),
+                doc=doc,
+            )
+        )
+    for name, tvm_factory in _TVM_PASSES.items():
+        doc = tvm_factory.__doc__ or ""
+        add(PassEntry(name, "graph", tvm_factory, "tvm", first_line(doc), doc))
+
+
+_register_builtin()

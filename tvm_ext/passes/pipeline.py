@@ -1,0 +1,163 @@
+"""Optimisation levels O0 to O3: lists of passes, read from ``configs/pipelines``."""
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+
+from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml
+from tvm_ext.configs.nearest import nearest_hint
+from tvm_ext.errors import ConfigError, PassError
+from tvm_ext.passes import registry
+from tvm_ext.passes.plugins import load_plugins
+
+# Without these nothing can be built; they can be moved around, not left out.
+REQUIRED = frozenset({"DispatchSampling", "DispatchSortScan", "LegalizeOps"})
+
+
+class PipelineConfig(ConfigModel):
+    """One file of ``configs/pipelines``: names of passes in their order.
+
+    ``graph`` runs on Relax operators, ``lower`` turns them into fused kernels.
+    """
+
+    summary: str
+    graph: list[str]
+    lower: list[str]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pass in a pipeline: its entry, and why it is skipped (empty when it runs)."""
+
+    entry: registry.PassEntry
+    options: dict[str, Any]
+    skipped: str = ""
+
+    def make(self) -> tvm.transform.Pass:
+        """The pass with its options."""
+        return self.entry.make(self.options)
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The passes of one compilation, by stage, in the order in which they run."""
+
+    opt_level: str
+    graph: tuple[Step, ...]
+    lower: tuple[Step, ...]
+    schedule: tuple[Step, ...]
+    tile: tuple[Step, ...]
+    target: tuple[Step, ...]
+
+
+@functools.cache
+def load_pipelines() -> dict[str, PipelineConfig]:
+    """The optimisation levels by name, lowest first."""
+    folder = config_folder("pipelines")
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".toml"))
+    return {name.removesuffix(".toml"): load_toml(folder / name, PipelineConfig) for name in names}
+
+
+def opt_level_name(opt_level: int | str) -> str:
+    """``3``, ``"3"`` and ``"O3"`` are all ``"O3"``; raises ConfigError for an unknown level."""
+    name = str(opt_level).upper()
+    name = name if name.startswith("O") else f"O{name}"
+    known = load_pipelines()
+    if name not in known:
+        raise ConfigError(
+            f"optimisation level '{opt_level}' is unknown; {nearest_hint(name, known)}"
+        )
+    return name
+
+
+def build_pipeline(
+    opt_level: int | str = "O3",
+    disabled_passes: Iterable[str] = (),
+    pass_config: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Pipeline:
+    """The passes of an optimisation level with users' passes placed among them.
+
+    Parameters
+    ----------
+    opt_level : int or str
+        0 to 3, or "O0" to "O3".
+    disabled_passes : iterable of str
+        Names of passes to leave out; they stay in the report as skipped.
+    pass_config : mapping of pass name to options
+        Options by pass, for example ``{"LayoutPlanning": {"exact_limit": 64}}``.
+
+    Raises
+    ------
+    PassError, ConfigError
+        A name is unknown, a required pass is disabled, or options do not fit their pass.
+    """
+    load_plugins()
+    name = opt_level_name(opt_level)
+    disabled = _checked_names(disabled_passes)
+    options = {key: dict(value) for key, value in (pass_config or {}).items()}
+    for key, value in options.items():
+        registry.get(key).make(value)
+    config = load_pipelines()[name]
+
+    def steps(names: list[str]) -> tuple[Step, ...]:
+        return tuple(_step(registry.get(n), options, disabled) for n in names)
+
+    graph, lower = _place_user_passes(config.graph, config.lower)
+    others = {level: steps(_ordered(level)) for level in ("schedule", "tile", "target")}
+    return Pipeline(name, steps(graph), steps(lower), **others)
+
+
+def _step(
+    entry: registry.PassEntry, options: dict[str, dict[str, Any]], disabled: frozenset[str]
+) -> Step:
+    skipped = "disabled" if entry.name in disabled else ""
+    return Step(entry, options.get(entry.name, {}), skipped)
+
+
+def _checked_names(names: Iterable[str]) -> frozenset[str]:
+    checked = frozenset(names)
+    for name in checked:
+        registry.get(name)
+        if name in REQUIRED:
+            raise PassError(
+                f"pass '{name}' cannot be disabled: without it operators cannot be built; "
+                "disable another one"
+            )
+    return checked
+
+
+def _user_entries(level: str) -> list[registry.PassEntry]:
+    return [e for e in registry.all_entries() if e.level == level and not e.in_pipelines]
+
+
+def _place_user_passes(graph: list[str], lower: list[str]) -> tuple[list[str], list[str]]:
+    """Users' graph passes go next to the neighbour they name, else to the end of the graph stage.
+
+    The neighbour may be missing at a low optimisation level: the pass then goes to the end too.
+    """
+    graph, lower = list(graph), list(lower)
+    for entry in _user_entries("graph"):
+        neighbour = entry.after or entry.before
+        stage = lower if neighbour in lower and neighbour not in graph else graph
+        stage.insert(_position(stage, entry), entry.name)
+    return graph, lower
+
+
+def _position(names: list[str], entry: registry.PassEntry) -> int:
+    if entry.after and entry.after in names:
+        # Behind the last one of that name: what it waits for is then done.
+        return len(names) - names[::-1].index(entry.after)
+    if entry.before and entry.before in names:
+        return names.index(entry.before)
+    # InheritOrigins closes the graph stage, so that added bindings get an origin as well.
+    return names.index("InheritOrigins") if "InheritOrigins" in names else len(names)
+
+
+def _ordered(level: str) -> list[str]:
+    names: list[str] = []
+    for entry in _user_entries(level):
+        names.insert(_position(names, entry), entry.name)
+    return names

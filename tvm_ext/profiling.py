@@ -1,0 +1,153 @@
+"""Times every kernel of a run through the virtual machine's instrument hook."""
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import tvm
+from rich.table import Table
+from tvm import relax
+
+from tvm_ext.compiler.kernel_calls import KernelCall
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Measured time of one kernel.
+
+    Attributes
+    ----------
+    kernel : str
+        Name of the kernel.
+    origins : tuple[str, ...]
+        ONNX nodes of each of its calls.
+    calls : int
+        Calls in one run.
+    microseconds : float
+        Time of all its calls in one run: the sum of the medians of the calls.
+    """
+
+    kernel: str
+    origins: tuple[str, ...]
+    calls: int
+    microseconds: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Time per kernel.
+
+    Attributes
+    ----------
+    kernels : tuple[KernelTime, ...]
+        Slowest first.
+    run_microseconds : float
+        Median time of a whole run without the hook, host work included.
+    """
+
+    kernels: tuple[KernelTime, ...]
+    run_microseconds: float
+
+    @property
+    def kernel_microseconds(self) -> float:
+        """Sum over kernels; above a whole run's time by what the hook itself costs per call."""
+        return sum(kernel.microseconds for kernel in self.kernels)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "run_microseconds": self.run_microseconds,
+            "kernel_microseconds": self.kernel_microseconds,
+            "kernels": [asdict(kernel) for kernel in self.kernels],
+        }
+
+    def to_table(self, limit: int | None = None) -> Table:
+        """A table for the terminal: kernel, ONNX nodes, calls, time, share."""
+        table = Table(title=f"one run: {self.run_microseconds:.1f} us")
+        for column, justify in _COLUMNS:
+            table.add_column(column, justify=justify, overflow="fold")
+        total = self.kernel_microseconds or 1.0
+        for kernel in self.kernels[:limit]:
+            table.add_row(
+                kernel.kernel,
+                "\n".join(kernel.origins[:3]) + ("\n..." if len(kernel.origins) > 3 else ""),
+                str(kernel.calls),
+                f"{kernel.microseconds:.1f}",
+                f"{100 * kernel.microseconds / total:.1f} %",
+            )
+        return table
+
+
+_COLUMNS = (
+    ("kernel", "left"),
+    ("ONNX nodes", "left"),
+    ("calls", "right"),
+    ("us", "right"),
+    ("share", "right"),
+)
+
+
+class _Stopwatch:
+    """Before and after each call of the virtual machine."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, float]] = []
+        self._begun = 0.0
+
+    def __call__(self, func: Any, name: str, before: bool, result: Any, *args: Any) -> int:
+        now = time.perf_counter()
+        if before:
+            self._begun = time.perf_counter()
+        else:
+            self.calls.append((str(name), now - self._begun))
+        return int(tvm.runtime.vm.VMInstrumentReturnKind.NO_OP)
+
+
+def profile_run(
+    machine: relax.VirtualMachine,
+    tensors: Sequence[tvm.runtime.Tensor],
+    expected: Sequence[KernelCall],
+    repeat: int,
+) -> Profile:
+    """Runs the program with and without the hook and takes medians call by call."""
+    main = machine["main"]
+    main(*tensors)
+    whole = []
+    for _ in range(max(1, repeat)):
+        begun = time.perf_counter()
+        main(*tensors)
+        whole.append(time.perf_counter() - begun)
+    runs: list[list[tuple[str, float]]] = []
+    names = {call.kernel for call in expected}
+    try:
+        for _ in range(max(1, repeat)):
+            watch = _Stopwatch()
+            machine.set_instrument(watch)
+            main(*tensors)
+            runs.append([call for call in watch.calls if call[0] in names])
+    finally:
+        machine.set_instrument(lambda *args: int(tvm.runtime.vm.VMInstrumentReturnKind.NO_OP))
+    return Profile(_medians(runs, expected), 1e6 * statistics.median(whole))
+
+
+def _medians(
+    runs: list[list[tuple[str, float]]], expected: Sequence[KernelCall]
+) -> tuple[KernelTime, ...]:
+    origins: dict[str, list[str]] = {}
+    for call in expected:
+        origins.setdefault(call.kernel, []).append(call.where)
+    # A branch may make runs differ in length; calls are paired within the shortest.
+    length = min(len(run) for run in runs)
+    seconds: dict[str, float] = {}
+    calls: dict[str, int] = {}
+    for position in range(length):
+        name = runs[0][position][0]
+        seconds[name] = seconds.get(name, 0.0) + statistics.median(r[position][1] for r in runs)
+        calls[name] = calls.get(name, 0) + 1
+    times = [
+        KernelTime(name, tuple(origins.get(name, ())), calls[name], 1e6 * seconds[name])
+        for name in seconds
+    ]
+    return tuple(sorted(times, key=lambda kernel: -kernel.microseconds))

@@ -1,0 +1,23 @@
+"""What a compilation did and why: records, and their text, JSON and HTML forms."""
+
+from tvm_ext.report.errors import ReportError
+from tvm_ext.report.records import (
+    CompileReport,
+    Decision,
+    GraphRecord,
+    KernelRecord,
+    MemoryRecord,
+    PassRecord,
+    PhaseRecord,
+)
+
+__all__ = [
+    "CompileReport",
+    "Decision",
+    "GraphRecord",
+    "KernelRecord",
+    "MemoryRecord",
+    "PassRecord",
+    "PhaseRecord",
+    "ReportError",
+]

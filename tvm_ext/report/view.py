@@ -1,0 +1,273 @@
+"""What the HTML page of a compile report shows: key figures and rows, ready to be laid out."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tvm_ext.report.units import (
+    ABSENT,
+    Scale,
+    bytes_scale,
+    flops_scale,
+    format_bytes,
+    format_count,
+    format_percent,
+    format_seconds,
+    seconds_scale,
+)
+
+if TYPE_CHECKING:
+    from tvm_ext.report.records import CompileReport, Decision, KernelRecord
+
+_SOURCES = ("record", "template", "tvm rule", "generic")
+_STEPS = 6  # shades of the accent that the style sheet has
+_LABEL_SHARE = 0.13  # a part of a bar at least this long holds its own name
+
+
+@dataclass(frozen=True)
+class Tile:
+    """One key figure at the top of the page."""
+
+    label: str
+    value: str
+    note: str
+    badge: str = ""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of a whole, for example one phase of the compile time."""
+
+    name: str
+    value: float
+    share: float
+    step: int
+    labelled: bool
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """One operator's count before and after, with the lengths (0 to 1) of its bars."""
+
+    name: str
+    before: int
+    after: int
+    before_length: float
+    after_length: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Operator counts before and after a step, the most frequent operator first."""
+
+    title: str
+    before_title: str
+    after_title: str
+    before: int
+    after: int
+    rows: list[OperatorRow]
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel with its share of the modelled time, and the length of its bar (0 to 1)."""
+
+    record: "KernelRecord"
+    share: float
+    length: float
+
+
+@dataclass(frozen=True)
+class KernelScales:
+    """One unit for each column of the kernel table."""
+
+    flops: Scale
+    bytes: Scale
+    call: Scale
+    total: Scale
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """How many kernels got their schedule from one source, and what they cost."""
+
+    name: str
+    kernels: int
+    calls: int
+    seconds: float
+    share: float
+
+
+@dataclass(frozen=True)
+class PassRow:
+    """One pass, with its decisions split."""
+
+    name: str
+    level: str
+    seconds: float
+    changed: bool
+    applied: int
+    refused: int
+    skipped: str
+    taken: "list[Decision]"
+    left_alone: "list[Decision]"
+
+
+def tiles(report: "CompileReport") -> list[Tile]:
+    return [
+        _latency_tile(report),
+        _kernel_tile(report),
+        _memory_tile(report),
+        Tile("Weights", format_bytes(report.memory.weights_bytes), "constants of the program"),
+        _pass_tile(report),
+        _time_tile(report),
+    ]
+
+
+def _latency_tile(report: "CompileReport") -> Tile:
+    seconds = report.estimated_seconds
+    if seconds <= 0:
+        return Tile("Estimated latency", ABSENT, "no estimate")
+    return Tile("Estimated latency", format_seconds(seconds), "", badge="modelled")
+
+
+def _kernel_tile(report: "CompileReport") -> Tile:
+    graph = report.graph
+    figure = f"{graph.kernels_before_fusion:,} → {graph.kernels:,}"
+    note = "by fusion"
+    if graph.kernels_per_anchor is not None:
+        note += f"; {graph.kernels_per_anchor:.2f} per convolution or matmul"
+    return Tile("Kernel calls", figure, note)
+
+
+def _memory_tile(report: "CompileReport") -> Tile:
+    memory = report.memory
+    note = "buffers of one run, as planned"
+    if memory.saved_share > 0:
+        note = f"{format_percent(memory.saved_share)} less than without reuse"
+    if memory.dynamic:
+        note += "; buffers sized at run time not counted"
+    return Tile("Peak memory", format_bytes(memory.planned_peak_bytes), note)
+
+
+def _pass_tile(report: "CompileReport") -> Tile:
+    if not report.passes:
+        return Tile("Rewrites applied", ABSENT, "no pass was recorded")
+    skipped = sum(1 for record in report.passes if record.skipped)
+    notes = [format_count(report.refused, "near match", "near matches") + " left alone"]
+    if skipped:
+        notes.append(f"{format_count(skipped, 'pass', 'passes')} skipped")
+    return Tile("Rewrites applied", f"{report.applied:,}", ", ".join(notes))
+
+
+def _time_tile(report: "CompileReport") -> Tile:
+    total = report.total_seconds
+    if total <= 0:
+        return Tile("Compile time", ABSENT, "no phase was timed")
+    slowest = max(report.phases, key=lambda phase: phase.seconds)
+    note = f"{slowest.name} takes {format_percent(slowest.seconds / total)}"
+    return Tile("Compile time", format_seconds(total), note)
+
+
+def parts(values: list[tuple[str, float]]) -> list[Part]:
+    """Return the parts in the order given, the largest with the strongest shade (step 0)."""
+    total = sum(value for _, value in values)
+    largest_first = sorted(range(len(values)), key=lambda index: -values[index][1])
+    steps = {index: min(rank, _STEPS - 1) for rank, index in enumerate(largest_first)}
+    shares = [value / total if total > 0 else 0.0 for _, value in values]
+    return [
+        Part(name, value, share, steps[index], share >= _LABEL_SHARE)
+        for index, ((name, value), share) in enumerate(zip(values, shares, strict=True))
+    ]
+
+
+def comparisons(report: "CompileReport") -> list[Comparison]:
+    graph = report.graph
+    both = [
+        ("ONNX nodes", "as given", "prepared", graph.onnx_nodes, graph.prepared_nodes),
+        ("Relax calls", "imported", "optimised", graph.relax_before, graph.relax_after),
+    ]
+    return [_comparison(*step) for step in both if step[3] or step[4]]
+
+
+def _comparison(
+    title: str, before_title: str, after_title: str, before: dict[str, int], after: dict[str, int]
+) -> Comparison:
+    counts = [(name, before.get(name, 0), after.get(name, 0)) for name in {**before, **after}]
+    counts.sort(key=lambda row: (-max(row[1:]), row[0]))
+    longest = max(1, *(max(row[1:]) for row in counts))
+    rows = [OperatorRow(name, old, new, old / longest, new / longest) for name, old, new in counts]
+    totals = sum(before.values()), sum(after.values())
+    return Comparison(title, before_title, after_title, *totals, rows)
+
+
+def kernel_rows(report: "CompileReport") -> list[KernelRow]:
+    total = report.estimated_seconds
+    ordered = report.kernels_by_cost
+    if total <= 0:
+        return [KernelRow(kernel, 0.0, 0.0) for kernel in ordered]
+    largest = ordered[0].total_seconds
+    return [
+        KernelRow(kernel, kernel.total_seconds / total, kernel.total_seconds / largest)
+        for kernel in ordered
+    ]
+
+
+def kernel_scales(report: "CompileReport") -> KernelScales:
+    kernels = report.kernels
+    return KernelScales(
+        flops=flops_scale(max((kernel.flops for kernel in kernels), default=0.0)),
+        bytes=bytes_scale(max((kernel.bytes for kernel in kernels), default=0.0)),
+        call=seconds_scale(max((kernel.estimated_seconds for kernel in kernels), default=0.0)),
+        total=seconds_scale(max((kernel.total_seconds for kernel in kernels), default=0.0)),
+    )
+
+
+def concentration(report: "CompileReport") -> str:
+    """Return where the modelled time is: how few kernels make up 80 % of it."""
+    total = report.estimated_seconds
+    if total <= 0:
+        return ""
+    reached = 0.0
+    for rank, kernel in enumerate(report.kernels_by_cost, start=1):
+        reached += kernel.total_seconds
+        if reached >= 0.8 * total:
+            verb = "takes" if rank == 1 else "take"
+            return f"{format_count(rank, 'kernel')} {verb} {format_percent(reached / total)}"
+    return ""
+
+
+def source_rows(report: "CompileReport") -> list[SourceRow]:
+    total = report.estimated_seconds
+    names = list(_SOURCES) + sorted({kernel.source for kernel in report.kernels} - set(_SOURCES))
+    rows = []
+    for name in names:
+        kernels = [kernel for kernel in report.kernels if kernel.source == name]
+        seconds = sum(kernel.total_seconds for kernel in kernels)
+        share = seconds / total if total > 0 else 0.0
+        calls = sum(kernel.calls for kernel in kernels)
+        rows.append(SourceRow(name, len(kernels), calls, seconds, share))
+    return [row for row in rows if row.kernels]
+
+
+def pass_rows(report: "CompileReport") -> list[PassRow]:
+    return [
+        PassRow(
+            *(record.name, record.level, record.seconds, record.changed),
+            *(record.applied, record.refused, record.skipped),
+            taken=[decision for decision in record.decisions if decision.applied],
+            left_alone=[decision for decision in record.decisions if not decision.applied],
+        )
+        for record in report.passes
+    ]
+
+
+def memory_parts(report: "CompileReport") -> list[tuple[str, int, float]]:
+    """Return (label, bytes, length of the bar from 0 to 1) of each figure, on one scale."""
+    memory = report.memory
+    figures = [
+        ("Intermediates without reuse", memory.unplanned_bytes),
+        ("Intermediates as planned", memory.planned_peak_bytes),
+        ("Weights", memory.weights_bytes),
+    ]
+    longest = max(1, *(value for _, value in figures))
+    return [(label, value, value / longest) for label, value in figures]
