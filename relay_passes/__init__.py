@@ -6,11 +6,28 @@ Relay is the old name of TVM's graph level; since TVM 0.20 that level is called 
 if __name__ != "tvm_ext.relay_passes":
     raise ImportError("import this package as tvm_ext.relay_passes, not as " + __name__)
 
+from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
+from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.inherit_origins import InheritOrigins
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 
-BUILTIN_PASSES = (ConvBnReluFold, GemmFusion, LayoutPlanning, InheritOrigins)
+BUILTIN_PASSES = (
+    ConvBnReluFold,
+    GemmFusion,
+    LayoutPlanning,
+    CancelTransposes,
+    InheritOrigins,
+    FuseOperators,
+)
 
-__all__ = ["BUILTIN_PASSES", "ConvBnReluFold", "GemmFusion", "InheritOrigins", "LayoutPlanning"]
+__all__ = [
+    "BUILTIN_PASSES",
+    "CancelTransposes",
+    "ConvBnReluFold",
+    "FuseOperators",
+    "GemmFusion",
+    "InheritOrigins",
+    "LayoutPlanning",
+]

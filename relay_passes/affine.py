@@ -57,6 +57,9 @@ class AffineStep:
 
 def read_step(view: GraphView, var: relax.Var, value: relax.Expr) -> AffineStep | None:
     """The step that the binding ``var = value`` makes; None when it is no affine operator."""
+    if isinstance(value, relax.Var):
+        # An alias does no work of its own: what it stands for is looked at where it is bound.
+        return None
     if not isinstance(var.ty, relax.TensorType) or str(var.ty.dtype) not in FLOAT_BITS:
         return None
     if isinstance(value, relax.TupleGetItem):

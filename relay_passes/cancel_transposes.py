@@ -1,5 +1,8 @@
 """Graph pass that removes transposes which cancel, repeat or transpose a constant."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -56,19 +59,22 @@ class _Canceller(PyExprMutator):
         self.removed = 0
         # By source and axes: the first such transpose in the current block.
         self.made: dict[tuple[relax.Var, tuple[int, ...]], relax.Var] = {}
+        # What the current block binds; inner variables of another one cannot be used in it.
+        self.local: set[relax.Var] = set()
         self.folded: dict[tuple[GenericConst, tuple[int, ...]], GenericConst] = {}
         self.constants: dict[relax.Var, GenericConst] = {}
 
     def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
-        outer, self.made = self.made, {}
-        new_block = super().visit_binding_block_(block)
-        self.made = outer
-        return new_block
+        return self._in_block(block, super().visit_binding_block_)
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
-        outer, self.made = self.made, {}
-        new_block = super().visit_dataflow_block_(block)
-        self.made = outer
+        return self._in_block(block, super().visit_dataflow_block_)
+
+    def _in_block(self, block: relax.BindingBlock, visit: Callable[[Any], Any]) -> Any:
+        outer = self.made, self.local
+        self.made, self.local = {}, {binding.var for binding in block.bindings}
+        new_block = visit(block)
+        self.made, self.local = outer
         return new_block
 
     def visit_dataflow_var_(self, var: relax.DataflowVar) -> relax.Expr:
@@ -103,9 +109,12 @@ class _Canceller(PyExprMutator):
             inner = self.lookup_binding(source)
             if operator_name(inner) != "relax.permute_dims":
                 break
+            further = inner.args[0]
+            if isinstance(further, relax.DataflowVar) and further not in self.local:
+                break
             order = permutation_of(inner)
             axes, joined = tuple(order[axis] for axis in axes), True
-            source = inner.args[0]
+            source = further
         return source, axes, joined
 
     def _replace(self, var: relax.Var, value: relax.Expr, what: str) -> None:

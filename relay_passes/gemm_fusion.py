@@ -135,9 +135,11 @@ class _GemmRewriter(BindingRewriter):
         """One TensorIR function that reads the operands as they lie in memory."""
         tensors = [epilogue.product, a.value, b.value]
         if any(not isinstance(tensor.ty.shape, relax.ShapeExpr) for tensor in tensors):
-            return self.refuse("a shape is unknown, even as symbols", epilogue.product)
+            self.refuse("a shape is unknown, even as symbols", epilogue.product)
+            return None
         if min(tensor.ty.ndim for tensor in tensors) < 2:
-            return self.refuse("an operand is a vector", epilogue.product)
+            self.refuse("an operand is a vector", epilogue.product)
+            return None
         self._around.note_shared(epilogue)
         same_type = str(epilogue.product.ty.dtype) == str(a.value.ty.dtype)
         scale = a.scale * b.scale * epilogue.scale

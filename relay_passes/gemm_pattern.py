@@ -98,7 +98,8 @@ class Surroundings:
         left, right = call.args
         factor = scalar_value(right, left)
         if factor is not None and call.op.name == "relax.divide":
-            return (left, 1.0 / factor) if factor != 0.0 else None
+            # A divisor below the normal numbers of float32 has no inverse to multiply with.
+            return (left, 1.0 / factor) if abs(factor) > 1e-37 else None
         if factor is not None:
             return left, factor
         factor = scalar_value(left, right)
@@ -113,11 +114,14 @@ class Surroundings:
             whole = expr.same_as(var) or self.view.uses(expr) == 1
             step = self.scaled(expr) if whole else None
             call = self.view.call(expr, "relax.multiply") if whole else None
-            if step is None and call is None:
+            if step is not None:
+                pending.append(step[0])
+                factor *= step[1]
+            elif call is not None:
+                pending.extend(call.args)
+            else:
                 terms.append(expr)
                 continue
-            factor *= 1.0 if step is None else step[1]
-            pending.extend(call.args if step is None else [step[0]])
             inner.append(expr)
         return terms, factor, inner[1:]
 
@@ -224,7 +228,7 @@ class Surroundings:
     def _activation(self, found: Epilogue, user: relax.Var) -> Epilogue:
         call = self.view.call(user, *ACTIVATIONS)
         numbers = None if call is None else _activation_numbers(call)
-        if numbers is None:
+        if call is None or numbers is None:
             return found
         activation = Activation(call.op.name, numbers)
         variables = (*found.variables, user)
@@ -282,7 +286,7 @@ def _activation_numbers(call: relax.Call) -> tuple[float, ...] | None:
     if call.op.name == "relax.nn.leakyrelu":
         return (float(call.attrs.alpha),)
     if call.op.name == "relax.clip":
-        limits = [getattr(limit, "value", None) for limit in call.args[1:]]
-        known = all(isinstance(limit, int | float) for limit in limits)
-        return tuple(float(limit) for limit in limits) if known else None
+        given = [getattr(limit, "value", None) for limit in call.args[1:]]
+        limits = tuple(float(limit) for limit in given if isinstance(limit, int | float))
+        return limits if len(limits) == len(given) else None
     return ()

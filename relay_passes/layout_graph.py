@@ -189,7 +189,7 @@ class _Reader:
         if reason:
             if operator_name(call) in CHANNELS_FIRST_ONLY or not is_channels_last(call):
                 self.graph.refused.append((var, reason))
-            self._read_fixed(var, call)
+            self._read_fixed(var, call, convertible)
             return
         first = self.convolution_cost(call, Layout.CHANNELS_FIRST, self.machine)
         last = self.convolution_cost(call, Layout.CHANNELS_LAST, self.machine)
@@ -208,7 +208,7 @@ class _Reader:
             return
         role = role_of(call)
         if role is Role.OPAQUE:
-            self._read_fixed(var, call)
+            self._read_fixed(var, call, True)
             return
         node = self.graph.problem.add_node()
         self.graph.wants[var] = node
@@ -227,9 +227,9 @@ class _Reader:
         self._consume(call.args[0], taken)
         self._produce(var, made)
 
-    def _read_fixed(self, var: relax.Var, call: relax.Call) -> None:
+    def _read_fixed(self, var: relax.Var, call: relax.Call, convertible: bool) -> None:
         """An operator that takes and makes channels first, or a convolution that stays as it is."""
-        if infers_layout(operator_name(call)):
+        if convertible and infers_layout(operator_name(call)):
             self.graph.wants[var] = FIRST_NODE
         self._consume(call, FIRST_NODE)
         self._produce(var, FIRST_NODE)

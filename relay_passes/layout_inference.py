@@ -1,10 +1,13 @@
-"""Layout functions (``FRelaxInferLayout``) for operators that TVM 0.27 has none for.
+"""Layout functions (``FRelaxInferLayout``) for operators that TVM 0.27 has none or a bad one for.
 
 ConvertLayout puts channels first before every operator without one, so that a single clip in each
-activation would undo a plan. ``layout_roles`` registers them, only where TVM has none.
+activation would undo a plan. The one for stack names the new axis S in place of the next letter,
+which stops ConvertLayout at the next reduction, whatever the layout. ``layout_roles`` registers
+these functions; of the former, those that TVM has not got.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import tvm
@@ -17,6 +20,9 @@ LayoutFunction = Callable[[relax.Call, Mapping[str, Any], Mapping[relax.Var, Any
 
 _ATTRIBUTE = "FRelaxInferLayout"
 
+# Above the level that TVM registers its own attributes at, 10.
+_OVERRIDING_LEVEL = 11
+
 # Operators that treat their first input as another one does; their other inputs are no tensors.
 _LIKE = {
     "relax.clip": "relax.nn.relu",
@@ -26,8 +32,9 @@ _LIKE = {
 }
 
 
+@cache
 def register_layout_functions() -> None:
-    """Registers what TVM lacks; does nothing for an operator that has a layout function."""
+    """Registers what TVM lacks, and replaces the function of stack; once for a process."""
     functions: dict[str, Any] = {
         name: Op.get(other).get_attr(_ATTRIBUTE) for name, other in _LIKE.items()
     }
@@ -37,6 +44,7 @@ def register_layout_functions() -> None:
     for name, function in functions.items():
         if Op.get(name).get_attr(_ATTRIBUTE) is None:
             tvm.ir.register_op_attr(name, _ATTRIBUTE, function)
+    tvm.ir.register_op_attr("relax.stack", _ATTRIBUTE, _infer_stack, level=_OVERRIDING_LEVEL)
 
 
 def _infer_pad(call: relax.Call, _desired: Any, layouts: Mapping[relax.Var, Any]) -> Any:
@@ -45,6 +53,14 @@ def _infer_pad(call: relax.Call, _desired: Any, layouts: Mapping[relax.Var, Any]
     widths = [int(attrs.pad_width[2 * axis + side]) for axis in order for side in (0, 1)]
     padded = relax.op.nn.pad(call.args[0], widths, str(attrs.pad_mode), float(attrs.pad_value))
     return _output([decision], [decision], padded.attrs)
+
+
+def _infer_stack(call: relax.Call, _desired: Any, _layouts: Mapping[relax.Var, Any]) -> Any:
+    """Keeps the original order: a new axis in channels last is no layout of an image."""
+    parts = [_unary_layout(relax.Var("part", ty), {}) for ty in call.args[0].ty.fields]
+    ty = call.args[0].ty.fields[0]
+    made = relax.Var("made", relax.TensorType(dtype=ty.dtype, ndim=ty.ndim + 1))
+    return _output([parts], [_unary_layout(made, {})], call.attrs)
 
 
 def _infer_quantize(call: relax.Call, _desired: Any, layouts: Mapping[relax.Var, Any]) -> Any:

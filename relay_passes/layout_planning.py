@@ -51,8 +51,9 @@ class LayoutPlanning:
     DEFAULT_SIDE of layout_cost.
 
     Leaves alone: convolutions that have channels last or a blocked layout already, symbolic
-    channels, transposed convolutions (TVM lowers NCHW only), what is outside of dataflow blocks;
-    a module that ConvertLayout cannot handle, or that would become slower with it.
+    channels, transposed convolutions (TVM lowers NCHW only), what is outside of dataflow blocks or
+    in a function that is fused already; a module that ConvertLayout cannot handle, or that would
+    become slower with it.
 
     Run after: DecomposeOpsForInference, FoldConstant and fusions that match NCHW operators.
     Run before: legalisation.
@@ -91,20 +92,20 @@ class _Planner:
         except LayoutConversionError as error:
             record_refusal(NAME, where, str(error))
             return mod
-        before, after = self._modelled(mod), self._modelled(converted)
-        if after >= before:
-            reason = f"{_us(after)} after conversion, {_us(before)} before"
-            record_refusal(NAME, where, f"{reason} (modelled)")
+        before = {name: self._modelled(mod[name]) for name in plans}
+        after = {name: self._modelled(converted[name]) for name in plans}
+        if sum(after.values()) >= sum(before.values()):
+            seconds = f"{_us(sum(after.values()))} after, {_us(sum(before.values()))} before"
+            record_refusal(NAME, where, f"conversion does not pay: {seconds} (modelled)")
             return mod
         for global_var, plan in plans.items():
-            _record_plan(global_var, plan, before - after)
+            _record_plan(global_var, plan, before[global_var] - after[global_var])
         return converted
 
-    def _modelled(self, mod: tvm.IRModule) -> float:
-        """Modelled seconds of all convolutions and transposes of ``mod``, in their layouts."""
+    def _modelled(self, func: relax.Function) -> float:
+        """Modelled seconds of all convolutions and transposes of ``func``, in their layouts."""
         return sum(
             self._binding_seconds(binding)
-            for func in _relax_functions(mod).values()
             for block in blocks_of(func.body)
             for binding in block.bindings
         )
@@ -175,11 +176,18 @@ def _convolutions(func: relax.Function) -> bool:
 
 
 def _relax_functions(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:
+    """The functions to plan: not those that stand for one kernel already."""
     return {
         global_var: func
         for global_var, func in mod.functions.items()
-        if isinstance(func, relax.Function)
+        if isinstance(func, relax.Function) and not _is_fused(func)
     }
+
+
+def _is_fused(func: relax.Function) -> bool:
+    return func.attrs is not None and any(
+        name in func.attrs for name in ("Primitive", "Composite", "Codegen")
+    )
 
 
 def _current_machine() -> LayoutMachine:

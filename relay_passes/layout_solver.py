@@ -9,6 +9,7 @@ J. R. Stat. Soc. B 51(2), 1989; which costs can be written as a cut: V. Kolmogor
 "What energy functions can be minimized via graph cuts?", IEEE TPAMI 26(2), 2004.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -74,7 +75,7 @@ def least_cost_layouts(problem: LayoutProblem) -> list[bool]:
     """Whether each node has channels last in a choice of the least cost.
 
     Among several such choices it is the one with the fewest nodes in channels last. Costs are
-    resolved to a part in 5e8 of their sum.
+    resolved to a part in 5e8 of the sum of the conversions and of what the operators can save.
     """
     edges = [edge for edge in _edges(problem) if edge[0] != LAST_NODE and edge[1] != FIRST_NODE]
     total = sum(capacity for _, _, capacity in edges if capacity is not None)
@@ -82,7 +83,7 @@ def least_cost_layouts(problem: LayoutProblem) -> list[bool]:
         return [node == LAST_NODE for node in range(len(problem.costs))]
     tails, heads, capacities = zip(*edges, strict=True)
     integers = [
-        _FORBIDDEN if capacity is None else round(capacity * _SCALE / total)
+        _FORBIDDEN if capacity is None else _resolved(capacity * _SCALE / total)
         for capacity in capacities
     ]
     size = max(*tails, *heads, len(problem.costs) - 1, LAST_NODE) + 1
@@ -96,16 +97,22 @@ def least_cost_layouts(problem: LayoutProblem) -> list[bool]:
     return [node in chosen for node in range(len(problem.costs))]
 
 
+def _resolved(capacity: float) -> int:
+    """A whole number that is 0 only for 0, so that no conversion looks free."""
+    return max(1, round(capacity)) if capacity > 0 else 0
+
+
 def _edges(problem: LayoutProblem) -> Iterator[tuple[int, int, float | None]]:
     """Edges (tail, head, capacity) of the cut network; None is a capacity that may not be cut.
 
     An edge is paid for when its tail has channels first and its head channels last.
     """
+    # A node that saves more than all conversions cost gets its way, however much more it is.
+    most = 2 * sum(tensor.conversion for tensor in problem.tensors) or math.inf
     for node, (first, last) in enumerate(problem.costs):
         if node not in (FIRST_NODE, LAST_NODE):
-            least = min(first, last)
-            yield FIRST_NODE, node, last - least
-            yield node, LAST_NODE, first - least
+            yield FIRST_NODE, node, min(max(0.0, last - first), most)
+            yield node, LAST_NODE, min(max(0.0, first - last), most)
     helper = len(problem.costs)
     for tensor in problem.tensors:
         consumers = tensor.consumers - {tensor.producer}

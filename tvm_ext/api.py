@@ -13,7 +13,7 @@ from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.build import build
 from tvm_ext.compiler.graph_facts import operator_counts, require_lowered
-from tvm_ext.compiler.kernel_calls import FusionObserver, kernel_call_bindings, kernel_calls
+from tvm_ext.compiler.kernel_calls import FusionObserver, kernel_calls
 from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
@@ -91,9 +91,9 @@ def compile(
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
             executable = build(planned, machine.tvm_target())
-        calls = kernel_calls(kernels, fusion)
+        calls = kernel_calls(kernels)
         report = _report(imported, pipeline.opt_level, machine)
-        report.graph = _graph_record(imported, graph, kernels, fusion)
+        report.graph = _graph_record(imported, graph, len(calls), fusion)
         report.kernels = kernel_records(kernels, calls, choices, cost_model(machine))
     report.phases = phases.records
     report.passes = runner.records
@@ -144,16 +144,15 @@ def _report(imported: ImportedModel, opt_level: str, machine: Description) -> Co
 
 
 def _graph_record(
-    imported: ImportedModel, graph: tvm.IRModule, kernels: tvm.IRModule, fusion: FusionObserver
+    imported: ImportedModel, graph: tvm.IRModule, kernels: int, fusion: FusionObserver
 ) -> GraphRecord:
     after = operator_counts(graph)
-    fused = len(kernel_call_bindings(kernels))
     return GraphRecord(
         onnx_nodes=imported.onnx_operators,
         prepared_nodes=imported.prepared_operators,
         relax_before=operator_counts(imported.mod),
         relax_after=after,
-        kernels_before_fusion=fusion.kernel_calls or fused,
-        kernels=fused,
+        kernels_before_fusion=fusion.kernel_calls or kernels,
+        kernels=kernels,
         batch_norms_left=after.get("nn.batch_norm", 0),
     )

@@ -168,10 +168,11 @@ class RegisterTile:
             sch.reverse_compute_at(block, tile_loop)
         except ScheduleError:
             return False
-        *rows, columns = list(sch.get_loops(block))[1:]
-        if rows or columns is not None:
-            sch.vectorize(columns)
-        for row in rows:
+        # Loops of extent 1 are gone: a tile of one element has none left.
+        inside = list(sch.get_loops(block))[1:]
+        if inside:
+            sch.vectorize(inside[-1])
+        for row in inside[:-1]:
             sch.unroll(row)
         return True
 

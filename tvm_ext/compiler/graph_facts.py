@@ -8,6 +8,7 @@ from tvm import relax
 
 from tvm_ext.errors import ModelError
 from tvm_ext.relay_passes.origin import describe_origin
+from tvm_ext.relay_passes.origin_writer import bindings_of
 
 # Operators that the virtual machine runs itself, by prefix.
 _RUN_BY_VM = (
@@ -23,25 +24,11 @@ _RUN_BY_VM = (
 )
 
 
-def bindings_of(mod: tvm.IRModule) -> Iterator[tuple[str, relax.VarBinding]]:
-    """(function name, binding) for all variable bindings of all Relax functions, in order."""
-    for global_var, func in mod.functions.items():
-        if not isinstance(func, relax.Function):
-            continue
-        found: list[relax.VarBinding] = []
-
-        def visit(node: relax.Expr, found: list[relax.VarBinding] = found) -> None:
-            if isinstance(node, relax.SeqExpr):
-                found.extend(
-                    binding
-                    for block in node.blocks
-                    for binding in block.bindings
-                    if isinstance(binding, relax.VarBinding)
-                )
-
-        relax.analysis.post_order_visit(func, visit)
-        for binding in found:
-            yield str(global_var.name_hint), binding
+def relax_bindings(mod: tvm.IRModule) -> Iterator[relax.VarBinding]:
+    """All variable bindings of all Relax functions, in order."""
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            yield from bindings_of(func)
 
 
 def operator_name(value: relax.Expr) -> str:
@@ -53,7 +40,7 @@ def operator_name(value: relax.Expr) -> str:
 
 def operator_counts(mod: tvm.IRModule) -> dict[str, int]:
     """How often each Relax operator is called, most frequent first."""
-    names = (operator_name(binding.value) for _, binding in bindings_of(mod))
+    names = (operator_name(binding.value) for binding in relax_bindings(mod))
     return dict(Counter(name.removeprefix("relax.") for name in names if name).most_common())
 
 
@@ -79,7 +66,7 @@ def weight_bytes(mod: tvm.IRModule) -> int:
 def require_lowered(mod: tvm.IRModule, label: str) -> None:
     """Raises ModelError that names every operator left without a kernel, and its nodes."""
     left: dict[str, list[str]] = {}
-    for _, binding in bindings_of(mod):
+    for binding in relax_bindings(mod):
         name = operator_name(binding.value)
         if not name or name.startswith(_RUN_BY_VM):
             continue

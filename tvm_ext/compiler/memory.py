@@ -3,16 +3,20 @@
 import tvm
 from tvm import relax
 
-from tvm_ext.compiler.graph_facts import bindings_of, operator_name, weight_bytes
+from tvm_ext.compiler.graph_facts import operator_name, relax_bindings, weight_bytes
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tir_schedules.block_access import static_extent
 
 
-def plan_memory(mod: tvm.IRModule) -> tuple[tvm.IRModule, MemoryRecord]:
-    """The module with explicit storage, ready for code generation, and its memory figures."""
+def plan_memory(mod: tvm.IRModule, reuse: bool = True) -> tuple[tvm.IRModule, MemoryRecord]:
+    """The module with explicit storage, ready for code generation, and its memory figures.
+
+    Without ``reuse`` every value gets storage of its own, which shows whether sharing is at fault.
+    """
     mod = _allocate_explicitly(mod)
     unplanned, _ = _allocated(mod, "relax.builtin.alloc_tensor")
-    mod = relax.transform.StaticPlanBlockMemory()(mod)
+    if reuse:
+        mod = relax.transform.StaticPlanBlockMemory()(mod)
     planned, symbolic = _allocated(mod, "relax.memory.alloc_storage")
     left, left_symbolic = _allocated(mod, "relax.builtin.alloc_tensor")
     record = MemoryRecord(
@@ -47,7 +51,7 @@ def _allocate_explicitly(mod: tvm.IRModule) -> tvm.IRModule:
 def _allocated(mod: tvm.IRModule, operator: str) -> tuple[int, bool]:
     """Bytes that calls of ``operator`` allocate, and whether some size is symbolic."""
     total, symbolic = 0, False
-    for _, binding in bindings_of(mod):
+    for binding in relax_bindings(mod):
         if operator_name(binding.value) != operator:
             continue
         elements = 1

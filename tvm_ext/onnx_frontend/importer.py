@@ -8,12 +8,12 @@ from typing import Any
 import onnx
 import tvm
 from tvm import relax
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.errors import ModelError, TvmExtError
 from tvm_ext.hardware.tvm_compat import ONNXGraphImporter
+from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
-from tvm_ext.relay_passes.origin import retyped_var
+from tvm_ext.relay_passes.origin_writer import write_origins
 
 
 def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
@@ -38,7 +38,7 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
             raise
         except Exception as error:
             raise conversion_error(label, "the graph", error) from error
-    return _stamp_origins(mod, importer.node_of)
+    return write_origins(mod, {var: (node,) for var, node in importer.node_of.items()})
 
 
 def conversion_error(label: str, place: str, error: Exception) -> ModelError:
@@ -63,11 +63,18 @@ class _OriginImporter(ONNXGraphImporter):
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:
         node = attrs["tvm_custom"]["name"]
         try:
-            result = super()._convert_operator(op_name, inputs, attrs, opset)
+            result = self._converted(op_name, inputs, attrs, opset)
         except Exception as error:
             raise conversion_error(self.label, f"{op_name} node '{node}'", error) from error
         # Values of a branch must stay inside it: bound here, both branches would always run.
         return result if self._subgraph_depth else self._bound(node, result)
+
+    def _converted(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:
+        if op_name not in CONVERTERS:
+            return super()._convert_operator(op_name, inputs, attrs, opset)
+        convert = CONVERTERS[op_name].get_converter(opset)
+        result = convert(self.bb, inputs, attrs, [self._nodes, self._params])
+        return self.bb.normalize(result) if isinstance(result, relax.Expr) else result
 
     def _convert_subgraph(self, bb: relax.BlockBuilder, graph: onnx.GraphProto) -> Any:
         self._subgraph_depth += 1
@@ -84,30 +91,3 @@ class _OriginImporter(ONNXGraphImporter):
         if isinstance(result, relax.Var):
             self.node_of.setdefault(result, node)
         return result
-
-
-def _stamp_origins(mod: tvm.IRModule, node_of: dict[relax.Var, str]) -> tvm.IRModule:
-    stamper = _Stamper(mod, node_of)
-    for global_var, func in mod.functions.items():
-        if isinstance(func, relax.Function):
-            stamper.builder_.update_func(global_var, stamper.visit_expr(func))
-    return stamper.builder_.get()
-
-
-@mutator
-class _Stamper(PyExprMutator):
-    """Writes the noted node names into the spans of the variables."""
-
-    def __init__(self, mod: tvm.IRModule, node_of: dict[relax.Var, str]) -> None:
-        super().__init__(mod)
-        self.node_of = node_of
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        node = self.node_of.get(binding.var)
-        if node is None:
-            super().visit_var_binding_(binding)
-            return
-        value = self.visit_expr(binding.value)
-        var = retyped_var(binding.var, binding.var.ty, [node])
-        self.builder_.emit_normalized(relax.VarBinding(var, value))
-        self.set_var_remap(binding.var, var)

@@ -20,7 +20,7 @@ def sort_nodes(graph: onnx.GraphProto, label: str) -> None:
             sort_nodes(subgraph, label)
     producer = {out: i for i, node in enumerate(graph.node) for out in node.output if out}
     needs = {
-        i: {producer[name] for name in _names_read(node) if name in producer}
+        i: {producer[name] for name in names_read(node) if name in producer}
         for i, node in enumerate(graph.node)
     }
     if all(before < i for i, befores in needs.items() for before in befores):
@@ -51,10 +51,11 @@ def subgraphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return found
 
 
-def _names_read(node: onnx.NodeProto) -> set[str]:
+def names_read(node: onnx.NodeProto) -> set[str]:
+    """Every value that a node may read: its inputs, and what its subgraphs mention."""
     names = set(node.input)
     for subgraph in subgraphs_of(node):
         for inner in subgraph.node:
-            names |= _names_read(inner)
+            names |= names_read(inner)
         names |= {output.name for output in subgraph.output}
     return names

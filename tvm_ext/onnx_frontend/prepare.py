@@ -13,6 +13,7 @@ import onnx_ir as ir
 from onnxscript import optimizer
 
 from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.normal_forms import to_normal_forms
 
 # Elements of the largest tensors that constant folding may read and write: shape arithmetic and
 # position tables are far below, embedding tables above.
@@ -49,12 +50,16 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     """
     try:
         simplified = ir.serde.deserialize_model(model)
+        passed_on = _take_passed_on(simplified.graph)
         optimizer.optimize_ir(
             simplified,
             num_iterations=FOLD_ROUNDS,
             input_size_limit=FOLD_INPUT_LIMIT,
             output_size_limit=FOLD_OUTPUT_LIMIT,
         )
+        for position, value in passed_on:
+            simplified.graph.outputs.insert(position, value)
+        to_normal_forms(simplified)
         ir.passes.common.TopologicalSortPass()(simplified)
         prepared = ir.serde.serialize_model(simplified)
     except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
@@ -65,3 +70,14 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         ) from error
     name_nodes(prepared.graph)
     return prepared
+
+
+def _take_passed_on(graph: ir.Graph) -> list[tuple[int, ir.Value]]:
+    """Takes out of the outputs those that are inputs; returns them with their positions.
+
+    The optimizer would give these inputs other names.
+    """
+    passed_on = [(i, value) for i, value in enumerate(graph.outputs) if value.is_graph_input()]
+    for _, value in passed_on:
+        graph.outputs.remove(value)
+    return passed_on

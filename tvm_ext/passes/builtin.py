@@ -21,7 +21,6 @@ _TVM_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
     "EliminateCommonSubexpr": relax.transform.EliminateCommonSubexpr,
     "FastMathTransform": relax.transform.FastMathTransform,
     "FoldConstant": relax.transform.FoldConstant,
-    "FuseOps": relax.transform.FuseOps,
     "FuseTIR": relax.transform.FuseTIR,
     "LegalizeOps": relax.transform.LegalizeOps,
     "RewriteDataflowReshape": relax.transform.RewriteDataflowReshape,

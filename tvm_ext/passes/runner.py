@@ -86,7 +86,7 @@ class _Observer:
         self.decisions: list[PassDecision] = []
         self.finished: list[tuple[float, bool, list[PassDecision]]] = []
         self._names: list[str] = []
-        self._depth = 0
+        self._open: list[str] = []
         self._begun = 0.0
         self._seen_decisions = 0
         self._before: tvm.IRModule | None = None
@@ -95,19 +95,21 @@ class _Observer:
     def start(self, names: list[str]) -> None:
         self.finished = []
         self._names = names
-        self._depth = 0
+        self._open = []
         self._seen_decisions = 0
         self._problem = ""
 
     def run_before_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
-        self._depth += 1
-        if self._depth == 2:
+        self._open.append(str(info.name))
+        if len(self._open) == 2:
             self._before = mod
             self._begun = time.perf_counter()
 
     def run_after_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
-        self._depth -= 1
-        if self._depth != 1:
+        # A pass that raised inside another one, which caught it, never came to its end.
+        while self._open and self._open.pop() != str(info.name):
+            continue
+        if len(self._open) != 1:
             return
         seconds = time.perf_counter() - self._begun
         decided = list(self.decisions[self._seen_decisions :])

@@ -1,0 +1,47 @@
+# Everything runs in .venv, which is made on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MAPPED := relay_passes tir_schedules tuning hardware configs
+# Two test processes fill two cores; TVM's own threads are few in tests.
+TEST_WORKERS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all check bench docs clean typings
+
+help: ## this text
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP) ## make .venv with everything in it
+
+$(STAMP): pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip "setuptools>=77"
+	$(BIN)/python -m pip install --quiet --editable ".[reference,test,lint]"
+	@touch $(STAMP)
+
+demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, save, load, run
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP) ## the tests, about five minutes on two cores
+	$(BIN)/pytest -n $(TEST_WORKERS) -m "not slow"
+
+test-all: $(STAMP) ## all tests, the long ones too
+	$(BIN)/pytest -n $(TEST_WORKERS)
+
+check: $(STAMP) typings ## linter, formatter, type checker
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(STAMP) ## latency beside ONNX Runtime's, for the models given as MODELS="a.onnx b.onnx"
+	$(BIN)/python benchmarks/latency.py $(MODELS)
+
+typings: ## links for the type checker, which cannot see the folder mapping of setup.py
+	@mkdir -p typings/tvm_ext
+	@for entry in tvm_ext/*; do ln -sfn ../../$$entry typings/tvm_ext/$$(basename $$entry); done
+	@for folder in $(MAPPED); do ln -sfn ../../$$folder typings/tvm_ext/$$folder; done
+
+clean: ## remove .venv and all that was generated
+	rm -rf $(VENV) typings build .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -1,0 +1,112 @@
+"""TVM's FuseOps, with the origins of all operators of a group on the call of the group."""
+
+from collections.abc import Hashable
+
+import tvm
+from tvm import relax
+
+from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.origin import origins_of
+from tvm_ext.relay_passes.origin_writer import bindings_of, write_origins
+
+
+@graph_pass
+class FuseOperators:
+    """Groups operators into one function each, as FuseOps does, and merges their origins.
+
+    Before: ``a = conv2d(x, w)`` ("Conv_1"); ``b = relu(a)`` ("Relu_2")
+    After:  ``b = fused_conv2d_relu(x, w)`` ("Conv_1", "Relu_2")
+
+    FuseOps shares one function between all places that compute the same thing, so the function
+    cannot say where it came from. Here each call is replayed against the module as it was before:
+    the same operator on the same operands is the binding whose origin is wanted.
+
+    Leaves alone: what FuseOps leaves alone; origins of bindings that it does not group.
+
+    Run after: AnnotateTIROpPattern, InheritOrigins. Run before: FuseTIR.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns the fused module; ``mod`` is left as it is."""
+        fused = relax.transform.FuseOps()(mod)
+        merged: dict[relax.Var, tuple[str, ...]] = {}
+        for global_var, func in mod.functions.items():
+            if isinstance(func, relax.Function):
+                name = str(global_var.name_hint)
+                merged.update(_Replay(func, fused).origins(fused[name]))
+        return write_origins(fused, merged)
+
+
+class _Replay:
+    """Finds, for each call of a group, the old bindings that the group is made of."""
+
+    def __init__(self, before: relax.Function, fused: tvm.IRModule) -> None:
+        self.before = before
+        self.fused = fused
+        self.old: dict[Hashable, relax.Var] = {}
+        for binding in bindings_of(before):
+            self.old.setdefault(_key(binding.value, {}), binding.var)
+
+    def origins(self, after: relax.Function) -> dict[relax.Var, tuple[str, ...]]:
+        """The merged origins by variable of the fused function."""
+        known: dict[int, Hashable] = {
+            hash(new): hash(old)
+            for new, old in zip(after.params, self.before.params, strict=True)
+        }
+        merged: dict[relax.Var, tuple[str, ...]] = {}
+        for binding in bindings_of(after):
+            group = self._group(binding.value)
+            if group is None:
+                known[hash(binding.var)] = self._replayed(binding.value, known)
+                continue
+            members, result = self._replay_group(group, binding.value, known)
+            known[hash(binding.var)] = result
+            merged[binding.var] = origins_of(*members)
+        return {var: names for var, names in merged.items() if names}
+
+    def _group(self, value: relax.Expr) -> relax.Function | None:
+        if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.GlobalVar):
+            return None
+        callee = self.fused[value.op]
+        return callee if isinstance(callee, relax.Function) else None
+
+    def _replay_group(
+        self, group: relax.Function, call: relax.Call, outer: dict[int, Hashable]
+    ) -> tuple[list[relax.Var], Hashable]:
+        known = {
+            hash(param): _key(arg, outer)
+            for param, arg in zip(group.params, call.args, strict=True)
+        }
+        members: list[relax.Var] = []
+        for binding in bindings_of(group):
+            found = self.old.get(_key(binding.value, known))
+            known[hash(binding.var)] = self._replayed(binding.value, known)
+            if found is not None:
+                members.append(found)
+        return members, _key(group.body.body, known)
+
+    def _replayed(self, value: relax.Expr, known: dict[int, Hashable]) -> Hashable:
+        """The old variable that is bound to ``value``, or ``value`` itself in old terms."""
+        key = _key(value, known)
+        if isinstance(value, relax.TupleGetItem):
+            source = _key(value.tuple_value, known)
+            if isinstance(source, tuple) and source[0] == "tuple":
+                return source[1][value.index]
+        found = self.old.get(key)
+        return hash(found) if found is not None else key
+
+
+def _key(value: relax.Expr, known: dict[int, Hashable]) -> Hashable:
+    """What ``value`` computes, with variables replaced by what is known of them."""
+    if isinstance(value, relax.Call):
+        callee = value.op.name_hint if isinstance(value.op, tvm.ir.GlobalVar) else hash(value.op)
+        return ("call", callee, tuple(_key(arg, known) for arg in value.args))
+    if isinstance(value, relax.Tuple):
+        return ("tuple", tuple(_key(field, known) for field in value.fields))
+    if isinstance(value, relax.TupleGetItem):
+        return ("item", value.index, _key(value.tuple_value, known))
+    if isinstance(value, tvm.ir.GlobalVar):
+        return ("global", str(value.name_hint))
+    if isinstance(value, relax.ShapeExpr):
+        return ("shape", str(value))
+    return known.get(hash(value), hash(value))

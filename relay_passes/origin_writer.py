@@ -1,0 +1,56 @@
+"""Writes origins into the variables of a module."""
+
+from collections.abc import Mapping, Sequence
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.relay_passes.origin import retyped_var
+
+
+def write_origins(
+    mod: tvm.IRModule, origins: Mapping[relax.Var, Sequence[str]]
+) -> tvm.IRModule:
+    """A module in which the bound variables in ``origins`` carry these names; ``mod`` when none."""
+    if not origins:
+        return mod
+    writer = _OriginWriter(mod, origins)
+    for global_var, func in mod.functions.items():
+        if isinstance(func, relax.Function):
+            writer.builder_.update_func(global_var, writer.visit_expr(func))
+    return writer.builder_.get()
+
+
+def bindings_of(func: relax.Function) -> list[relax.VarBinding]:
+    """All variable bindings below a function, branches included, in program order."""
+    found: list[relax.VarBinding] = []
+
+    def visit(node: relax.Expr) -> None:
+        if isinstance(node, relax.SeqExpr):
+            found.extend(
+                binding
+                for block in node.blocks
+                for binding in block.bindings
+                if isinstance(binding, relax.VarBinding)
+            )
+
+    relax.analysis.post_order_visit(func, visit)
+    return found
+
+
+@mutator
+class _OriginWriter(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, origins: Mapping[relax.Var, Sequence[str]]) -> None:
+        super().__init__(mod)
+        self.origins = origins
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        names = self.origins.get(binding.var)
+        if names is None:
+            super().visit_var_binding_(binding)
+            return
+        value = self.visit_expr(binding.value)
+        var = retyped_var(binding.var, binding.var.ty, names)
+        self.builder_.emit_normalized(relax.VarBinding(var, value))
+        self.set_var_remap(binding.var, var)

@@ -1,0 +1,6 @@
+"""Lets the test import the modules beside it: the test folders are no packages."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,89 @@
+"""The model of a convolution's time in either layout."""
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from tvm_ext.hardware.cost import Work
+from tvm_ext.relay_passes.layout_cost import (
+    DEFAULT_SIDE,
+    STRIDED_FACTOR,
+    UNALIGNED_FACTOR,
+    Layout,
+    convolution_seconds,
+    tensor_bytes,
+)
+
+
+class Recorder:
+    """Keeps the work it is asked about."""
+
+    def __init__(self) -> None:
+        self.work: list[Work] = []
+
+    def seconds(self, work: Work) -> float:
+        self.work.append(work)
+        return work.flops / work.vector_fraction
+
+    def conversion_seconds(self, nbytes: float) -> float:
+        return nbytes
+
+    def vector_lanes(self, dtype: str) -> int:
+        return 512 // tvm.DataType(dtype).bits
+
+
+def work_of(data: tuple, weight: tuple, layout: Layout, **attrs: object) -> Work:
+    x = relax.Var("x", relax.TensorType(data, "float32"))
+    convolve = (relax.op.nn.conv1d, relax.op.nn.conv2d, relax.op.nn.conv3d)[len(data) - 3]
+    call = convolve(x, relax.const(np.zeros(weight, "float32")), **attrs)
+    recorder = Recorder()
+    convolution_seconds(relax.BlockBuilder().normalize(call), layout, recorder)
+    return recorder.work[0]
+
+
+FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
+
+
+@pytest.mark.parametrize(
+    ("weight", "attrs", "layout", "fraction"),
+    [
+        ((24, 8, 1, 1), {}, LAST, 24 / 32),
+        ((24, 8, 1, 1), {}, FIRST, 169 / 176),  # rows of 13 join to one of 169
+        ((24, 8, 3, 3), {"padding": 1}, FIRST, 13 / 16 * UNALIGNED_FACTOR),
+        ((24, 8, 1, 1), {"strides": 2}, FIRST, 7 / 16 * STRIDED_FACTOR),
+        ((8, 1, 3, 3), {"padding": 1, "groups": 8}, LAST, 8 / 16),
+        ((64, 2, 3, 3), {"padding": 1, "groups": 4}, LAST, 1.0),
+        ((32, 2, 3, 3), {"padding": 1, "groups": 4}, LAST, 8 / 16),
+    ],
+)
+def test_vector_fraction(weight: tuple, attrs: dict, layout: Layout, fraction: float) -> None:
+    work = work_of((1, 8, 13, 13), weight, layout, **attrs)
+    assert work.vector_fraction == pytest.approx(fraction)
+
+
+def test_layouts_do_the_same_work() -> None:
+    first, last = (work_of((2, 8, 5, 6), (4, 8, 3, 3), layout) for layout in Layout)
+    assert first.flops == last.flops == 2 * (2 * 4 * 3 * 4) * (8 * 9)
+    assert first.bytes == last.bytes == 4 * (2 * 8 * 30 + 4 * 72 + 2 * 4 * 12)
+
+
+def test_extents_are_read_by_the_names_of_the_axes() -> None:
+    names = {"data_layout": "NHWC", "kernel_layout": "HWIO", "out_layout": "NHWC"}
+    assert work_of((2, 5, 6, 8), (3, 3, 8, 4), LAST, **names) == work_of(
+        (2, 8, 5, 6), (4, 8, 3, 3), LAST
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "weight"), [((1, 8, 9), (4, 8, 3)), ((1, 8, 9, 9, 9), (4, 8, 3, 3, 3))]
+)
+def test_other_ranks(data: tuple, weight: tuple) -> None:
+    assert work_of(data, weight, LAST).vector_fraction == 4 / 16
+
+
+def test_symbolic_extents_have_defaults() -> None:
+    batch, side = tvm.tirx.Var("n", "int64"), tvm.tirx.Var("w", "int64")
+    ty = relax.TensorType((batch, 8, 7, side), "float16")
+    assert tensor_bytes(ty) == 2 * 8 * 7 * DEFAULT_SIDE
+    assert work_of((batch, 8, 7, side), (4, 8, 1, 1), LAST).flops > 0

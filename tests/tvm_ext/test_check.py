@@ -1,0 +1,160 @@
+"""Checking whole models, and the reference that they are checked against."""
+
+import json
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+from tvm_ext.check import ReferenceSession, check_compiled, check_model, run_reference
+from tvm_ext.errors import InputError, ReferenceUnavailableError
+from tvm_ext.onnx_frontend.expose import (
+    expose_intermediates,
+    node_alone,
+    nodes_behind,
+    runtime_values,
+    value_precision,
+    with_types,
+)
+
+
+def model(batch="N", weight=2.0, opset=17) -> onnx.ModelProto:
+    """y = relu(x @ w), z = float64(tanh(float32(n))), k = argmax(y)."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("MatMul", ["x", "w"], ["m"], name="project"),
+            helper.make_node("Relu", ["m"], ["y"], name="relu"),
+            helper.make_node("Cast", ["n"], ["f"], name="narrow", to=TensorProto.FLOAT),
+            helper.make_node("Tanh", ["f"], ["t"], name="tanh"),
+            helper.make_node("Cast", ["t"], ["z"], name="widen", to=TensorProto.DOUBLE),
+            helper.make_node("ArgMax", ["y"], ["k"], name="argmax", axis=1),
+        ],
+        "small",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 4]),
+            helper.make_tensor_value_info("n", TensorProto.DOUBLE, [5]),
+        ],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 3]),
+            helper.make_tensor_value_info("z", TensorProto.DOUBLE, [5]),
+            helper.make_tensor_value_info("k", TensorProto.INT64, [batch, 1]),
+        ],
+        [numpy_helper.from_array(np.eye(4, 3, dtype=np.float32) * np.float32(weight), "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
+
+
+def inputs(batch=2) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    return {"x": draw.standard_normal((batch, 4), np.float32), "n": draw.standard_normal(5)}
+
+
+def test_a_model_agrees_with_random_inputs_and_says_so():
+    result = check_model(model(), input_shapes={"x": [3, 4]}, opt_level="O2", seed=4)
+    assert result.ok
+    assert [output.name for output in result.outputs] == ["y", "z", "k"]
+    assert [output.tolerance for output in result.outputs] == [1e-3, 1e-3, 0.0]
+    assert (result.model, result.opt_level) == ("small", "O2")
+    assert "agrees with ONNX Runtime" in result.to_text()
+    assert "identical" in result.to_text()
+    saved = json.loads(json.dumps(result.to_dict(), allow_nan=False))
+    assert saved["ok"] is True
+    assert saved["bisection"] is None
+
+
+def test_a_dynamic_model_is_checked_at_the_size_of_the_inputs():
+    assert check_model(model(), inputs=inputs(5), opt_level=0).ok
+
+
+def test_a_compiled_model_of_another_version_differs():
+    compiled = tvm_ext.compile(model(batch=2), opt_level=1)
+    assert check_compiled(compiled, model(batch=2), inputs()).ok
+    result = check_compiled(compiled, model(batch=2, weight=2.1), inputs())
+    assert [output.ok for output in result.outputs] == [False, True, True]
+    assert result.outputs[0].max_rel == pytest.approx(0.1 / 2.1, rel=1e-3)
+    assert not result.ok
+    assert "differs from ONNX Runtime" in result.to_text()
+    assert check_compiled(compiled, model(batch=2, weight=2.1), inputs(), rtol=0.1).ok
+
+
+def test_wrong_inputs_are_refused_before_the_reference_runs():
+    with pytest.raises(InputError, match="input 'n' is missing"):
+        check_model(model(), inputs={"x": inputs()["x"]}, opt_level=0)
+
+
+def test_text_shows_no_control_characters_of_a_model():
+    evil = model(batch=1)
+    evil.graph.name = "bad\x1b[31m"
+    assert "\x1b" not in check_model(evil, opt_level=0).to_text()
+
+
+def test_the_reference_runs_files_and_models_with_and_without_its_optimisations(tmp_path):
+    path = tmp_path / "small.onnx"
+    onnx.save(model(), path)
+    expected = np.maximum(inputs()["x"][:, :3] * 2, 0)
+    for source, options in (
+        (model(), {}),
+        (path, {"threads": 1}),
+        (str(path), {"optimise": False}),
+    ):
+        outputs = run_reference(source, inputs(), **options)
+        assert list(outputs) == ["y", "z", "k"]
+        np.testing.assert_allclose(outputs["y"], expected, rtol=1e-6)
+    session = ReferenceSession(path, threads=1)
+    assert (session.input_names, session.output_names) == (("x", "n"), ("y", "z", "k"))
+    first, second = session.run(inputs(1)), session.run(inputs(3))
+    assert (first["y"].shape, second["y"].shape) == ((1, 3), (3, 3))
+
+
+def test_a_reference_that_cannot_be_had_says_why_in_one_line(monkeypatch, tmp_path):
+    unknown = model(opset=99)
+    with pytest.raises(ReferenceUnavailableError, match="refuses the model") as caught:
+        run_reference(unknown, inputs())
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ReferenceUnavailableError, match="refuses the model"):
+        ReferenceSession(tmp_path / "absent.onnx")
+    with pytest.raises(ReferenceUnavailableError, match="failed to run"):
+        run_reference(model(), {"x": inputs()["x"]})
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ReferenceUnavailableError, match="pip install onnxruntime"):
+        run_reference(model(), inputs())
+
+
+def test_precision_is_that_of_the_narrowest_value_on_the_way():
+    precision = value_precision(with_types(model()).graph)
+    assert precision["n"] == "float64"
+    assert precision["z"] == "float32"
+    assert precision["k"] == "float32"
+    assert precision["w"] == "float32"
+
+
+def test_intermediates_become_outputs_and_the_given_model_stays_as_it_is():
+    given = with_types(model())
+    before = given.SerializeToString()
+    exposed = expose_intermediates(given)
+    assert [value.name for value in exposed.graph.output] == ["y", "z", "k", "m", "f", "t"]
+    assert given.SerializeToString() == before
+    onnx.checker.check_model(exposed, full_check=True)
+
+
+def test_values_without_a_known_type_are_not_exposed():
+    assert [v.name for v in expose_intermediates(model()).graph.output] == ["y", "z", "k"]
+
+
+def test_one_node_runs_alone_on_what_it_is_fed():
+    whole = with_types(model())
+    project, argmax = whole.graph.node[0], whole.graph.node[-1]
+    assert runtime_values(whole.graph, project) == ["x"]
+    assert runtime_values(whole.graph, argmax) == ["y"]
+    fed = {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}
+    outputs = run_reference(node_alone(whole, project, fed), fed, optimise=False)
+    np.testing.assert_array_equal(outputs["m"], fed["x"][:, :3] * 2)
+
+
+def test_only_the_nodes_behind_a_value_are_blamed():
+    names = [node.name for node in nodes_behind(model().graph, ["y"])]
+    assert names == ["project", "relu"]
+    assert [n.name for n in nodes_behind(model().graph, ["k"])] == ["project", "relu", "argmax"]

@@ -1,0 +1,216 @@
+"""The search for the cause of a difference names the pass, the kernel or the node at fault."""
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+import tvm_ext
+import tvm_ext.onnx_frontend
+from tvm_ext.check import check_model
+from tvm_ext.check.search import last_agreement
+from tvm_ext.passes import registry
+
+RELU = tvm.ir.Op.get("relax.nn.relu")
+
+
+def model() -> onnx.ModelProto:
+    """conv - relu - flatten - matmul - add, with a tanh branch that is an output too."""
+    draw = np.random.default_rng(3)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv", pads=[1, 1, 1, 1]),
+            helper.make_node("Relu", ["c"], ["r"], name="relu"),
+            helper.make_node("Flatten", ["r"], ["f"], name="flatten"),
+            helper.make_node("MatMul", ["f", "m"], ["p"], name="project"),
+            helper.make_node("Add", ["p", "b"], ["y"], name="bias"),
+            helper.make_node("Tanh", ["x"], ["t"], name="tanh"),
+        ],
+        "tiny",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 2, 4, 4])],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 5]),
+            helper.make_tensor_value_info("t", TensorProto.FLOAT, [1, 2, 4, 4]),
+        ],
+        [
+            numpy_helper.from_array(draw.standard_normal(shape, np.float32), name)
+            for name, shape in {"w": (3, 2, 3, 3), "m": (48, 5), "b": (5,)}.items()
+        ],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+@mutator
+class ReluToNegative(PyExprMutator):
+    def visit_call_(self, call):
+        call = self.visit_expr_post_order(call)
+        return relax.op.negative(call.args[0]) if call.op == RELU else call
+
+
+def break_relu(mod: tvm.IRModule) -> tvm.IRModule:
+    """Makes every relu a negation."""
+    mutated = ReluToNegative(mod)
+    return tvm.IRModule({v: mutated.visit_expr(f) for v, f in mod.functions.items()})
+
+
+def one_percent_more(mod: tvm.IRModule, kernel: str, function: str) -> tvm.IRModule:
+    """Multiplies every result of the TIR function ``function`` by 1.01 in kernels named so."""
+    functions = {
+        var: scaled(func, function)
+        if isinstance(func, tirx.PrimFunc) and kernel in str(var.name_hint)
+        else func
+        for var, func in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def scaled(func: tirx.PrimFunc, function: str) -> tirx.PrimFunc:
+    text = func.script().replace(f"T.{function}(", f"T.float32(1.01) * T.{function}(")
+    return tvm.script.from_source(text)
+
+
+@pytest.fixture
+def user_pass():
+    """Registers passes for one test."""
+    names = []
+
+    def register(function, **options):
+        name = options.setdefault("name", function.__name__)
+        tvm_ext.register_pass(function, **options)
+        names.append(name)
+
+    yield register
+    for name in names:
+        registry.remove(name)
+
+
+def test_a_users_graph_pass_is_named_with_the_node_and_the_remedy(user_pass):
+    user_pass(break_relu, before="DecomposeOpsForInference")
+    result = check_model(model(), bisect=True)
+    assert [output.ok for output in result.outputs] == [False, True]
+    found = result.bisection
+    assert found.step.names == ("break_relu",)
+    assert (found.step.stage, found.step.source) == ("graph", "user")
+    assert found.step.before.ok
+    assert not found.step.after.ok
+    assert found.remedies == ["break_relu"]
+    assert (found.node.node, found.node.op_type, found.node.opt_level) == ("relu", "Relu", "O0")
+    assert found.node.own_fault
+    assert found.node.inputs["c"] < 1e-5
+    assert found.preparation is None
+    assert found.reference_spread < 1e-5
+    text = result.to_text()
+    assert "pass 'break_relu' (user, level graph)" in text
+    assert "--disable-pass break_relu" in text
+    assert result.to_dict()["bisection"]["node"]["node"] == "relu"
+
+
+def test_a_pass_that_only_breaks_what_is_fused_is_named_although_no_node_reproduces(user_pass):
+    def break_fused(mod: tvm.IRModule) -> tvm.IRModule:
+        return one_percent_more(mod, "fused_conv2d", "max")
+
+    user_pass(break_fused, level="schedule")
+    found = check_model(model(), bisect=True, disabled_passes=["LayoutPlanning"]).bisection
+    assert found.step.names == ("break_fused",)
+    assert "conv" in found.step.kernel_nodes
+    assert found.node is None
+    assert any("agrees at O0" in note for note in found.notes)
+
+
+def test_a_tile_pass_is_named_with_the_kernel_whose_schedule_it_breaks(user_pass):
+    def break_tile(mod: tvm.IRModule) -> tvm.IRModule:
+        return one_percent_more(mod, "tanh", "tanh")
+
+    user_pass(break_tile, level="tile")
+    result = check_model(model(), bisect=True)
+    assert [output.ok for output in result.outputs] == [True, False]
+    step = result.bisection.step
+    assert (step.names, step.stage) == (("break_tile",), "tile")
+    assert (step.kernel, step.kernel_nodes) == ("tir_tanh", ("tanh",))
+    assert result.bisection.node.node == "tanh"
+    assert "schedule of kernel tir_tanh (nodes tanh)" in step.sentence()
+
+
+def test_our_own_schedule_of_one_kernel_is_named(monkeypatch):
+    from tvm_ext.tir_schedules import select
+
+    real = select.schedule_kernel
+
+    def wrong(func, machine):
+        scheduled, choice = real(func, machine)
+        return scaled(scheduled, "tanh") if "T.tanh" in func.script() else scheduled, choice
+
+    monkeypatch.setattr(select, "schedule_kernel", wrong)
+    step = check_model(model(), bisect=True).bisection.step
+    assert (step.stage, step.kernel, step.kernel_nodes) == ("kernels", "tir_tanh", ("tanh",))
+    assert "first step that differs: the schedule of kernel tir_tanh" in step.sentence()
+
+
+def test_a_wrong_converter_is_a_node_and_no_pass(monkeypatch):
+    from tvm_ext.onnx_frontend.importer import _OriginImporter
+
+    real = _OriginImporter._convert_operator
+
+    def wrong(self, op_name, inputs, attrs, opset):
+        result = real(self, op_name, inputs, attrs, opset)
+        return relax.op.negative(self.bb.normalize(result)) if op_name == "MatMul" else result
+
+    monkeypatch.setattr(_OriginImporter, "_convert_operator", wrong)
+    found = check_model(model(), bisect=True).bisection
+    assert found.step is None
+    assert "the imported graph already differs without any pass: no pass is at fault" in found.notes
+    assert found.node.node == "project"
+    assert found.node.own_fault
+
+
+def test_a_preparation_that_changes_numbers_is_named(monkeypatch):
+    real = tvm_ext.onnx_frontend.prepare
+
+    def wrong(model, label):
+        prepared = real(model, label)
+        for tensor in prepared.graph.initializer:
+            if tensor.name == "m":
+                changed = numpy_helper.from_array(numpy_helper.to_array(tensor) * 1.1, "m")
+                tensor.CopyFrom(changed)
+        return prepared
+
+    monkeypatch.setattr(tvm_ext.onnx_frontend, "prepare", wrong)
+    found = check_model(model(), bisect=True).bisection
+    assert found.preparation.name == "y"
+    assert (found.step, found.node) == (None, None)
+    assert "before any pass" in found.sentences()[0]
+
+
+def test_a_model_that_agrees_is_not_bisected():
+    result = check_model(model(), bisect=True, opt_level=1)
+    assert result.ok
+    assert result.bisection is None
+    assert result.opt_level == "O1"
+
+
+@pytest.mark.parametrize("first_bad", [1, 2, 5, 9])
+def test_the_search_finds_where_agreement_ends(first_bad):
+    asked = []
+
+    def agrees(position):
+        asked.append(position)
+        return position < first_bad
+
+    assert last_agreement(10, agrees) == (first_bad - 1, first_bad)
+    assert len(asked) == len(set(asked)) <= 4
+
+
+def test_the_search_steps_around_positions_that_cannot_tell():
+    answers = [True, True, None, None, False, None, False]
+    assert last_agreement(7, answers.__getitem__) == (1, 4)
+    assert last_agreement(3, lambda position: None) == (0, 2)
+    assert last_agreement(2, lambda position: pytest.fail("nothing to ask")) == (0, 1)
+
+
+def test_the_search_ends_where_agreement_ends_even_if_it_ends_twice():
+    answers = [True, False, True, True, False, False]
+    low, high = last_agreement(6, answers.__getitem__)
+    assert (answers[low], answers[high], high - low) == (True, False, 1)

@@ -1,0 +1,123 @@
+"""Compares a compiled model with ONNX Runtime on the same inputs."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tvm_ext.api import TargetSource, compile
+from tvm_ext.check.bisect import find_causes
+from tvm_ext.check.random_inputs import random_inputs
+from tvm_ext.check.reference import run_reference
+from tvm_ext.check.request import CheckRequest
+from tvm_ext.check.result import CheckResult
+from tvm_ext.check.tolerance import compare
+from tvm_ext.compiled_model import CompiledModel
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.onnx_frontend.expose import value_precision, with_types
+from tvm_ext.onnx_frontend.load import load_model
+
+
+def check_model(
+    source: str | Path | onnx.ModelProto,
+    target: TargetSource = "cpu",
+    *,
+    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    opt_level: int | str = "O3",
+    inputs: Mapping[str, np.ndarray] | None = None,
+    seed: int = 0,
+    rtol: float | None = None,
+    bisect: bool = False,
+    disabled_passes: Iterable[str] = (),
+    pass_config: Mapping[str, Mapping[str, Any]] | None = None,
+) -> CheckResult:
+    """Compiles a model, runs it, and compares its outputs with ONNX Runtime's.
+
+    Parameters
+    ----------
+    source, target, input_shapes, opt_level, disabled_passes, pass_config
+        As for ``tvm_ext.compile``.
+    inputs : mapping of input name to array, optional
+        Random ones with ``seed`` when left out; see ``random_inputs`` for what they cannot guess.
+    rtol : float, optional
+        Largest difference of a floating-point output, relative to its largest magnitude; by
+        default what ``tolerance.TOLERANCES`` says for the precision that it was computed in.
+    bisect : bool
+        When an output differs, look for the pass, the kernel and the node where it begins. That
+        takes about ten more compilations.
+
+    Raises
+    ------
+    TvmExtError
+        The model cannot be compiled or run, or (ReferenceUnavailableError) ONNX Runtime cannot.
+    """
+    request = CheckRequest(
+        source=source,
+        machine=resolve_target(target),
+        input_shapes=input_shapes,
+        opt_level=opt_level,
+        disabled_passes=tuple(disabled_passes),
+        pass_config=pass_config,
+        rtol=rtol,
+    )
+    model = compile(
+        source,
+        request.machine,
+        input_shapes=input_shapes,
+        opt_level=opt_level,
+        disabled_passes=request.disabled_passes,
+        pass_config=pass_config,
+    )
+    arrays = dict(inputs) if inputs is not None else random_inputs(model.inputs, seed)
+    reference, result = _compared(model, source, arrays, rtol)
+    if result.ok or not bisect:
+        return result
+    return replace(result, bisection=find_causes(request, arrays, reference))
+
+
+def check_compiled(
+    model: CompiledModel,
+    source: str | Path | onnx.ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    rtol: float | None = None,
+) -> CheckResult:
+    """Compares a model that was compiled before with the ONNX model that it came from.
+
+    Parameters
+    ----------
+    model : CompiledModel
+        From ``tvm_ext.compile`` or ``tvm_ext.load``.
+    source : str, Path or onnx.ModelProto
+        The ONNX model.
+    inputs : mapping of input name to array
+        As for ``model.run``.
+    rtol : float, optional
+        As for ``check_model``.
+
+    Raises
+    ------
+    InputError, ModelError, TargetError, ReferenceUnavailableError
+        The inputs do not fit, or one of the two cannot run.
+    """
+    return _compared(model, source, inputs, rtol)[1]
+
+
+def _compared(
+    model: CompiledModel,
+    source: str | Path | onnx.ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    rtol: float | None,
+) -> tuple[dict[str, np.ndarray], CheckResult]:
+    ours = model.run(inputs)
+    reference = run_reference(source, inputs)
+    precision = value_precision(with_types(load_model(source)).graph)
+    result = CheckResult(
+        model=model.report.model_name,
+        target=str(model.report.target.get("name", "")),
+        opt_level=model.report.opt_level,
+        outputs=tuple(compare(ours, reference, rtol, precision)),
+    )
+    return reference, result

@@ -1,0 +1,161 @@
+"""Inputs to check a model with: random ones, and those of a file."""
+
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from tvm_ext.configs.nearest import nearest_hint
+from tvm_ext.errors import InputError
+from tvm_ext.tensor_spec import TensorSpec
+
+# Sizes of symbolic dimensions when none are given: a batch of one, and more than one of whatever
+# comes after it, so that an axis that is summed, shifted or broadcast shows.
+DEFAULT_BATCH = 1
+DEFAULT_SIZE = 16
+
+
+def random_inputs(
+    specs: Sequence[TensorSpec], seed: int = 0, sizes: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """One array a spec, the same for the same seed.
+
+    Floating-point values are drawn from the standard normal distribution, booleans evenly, uint8
+    (pixels and bytes) evenly from 0 to 255. All other integers are 0 or 1: these are right as a
+    mask, as an index into any axis of two, and as a token of any vocabulary. An integer that means
+    a length, a sample rate or a size cannot be guessed: give such inputs in a file.
+
+    Parameters
+    ----------
+    specs : sequence of TensorSpec
+        ``CompiledModel.inputs``.
+    seed : int
+        Seed of NumPy's default generator.
+    sizes : mapping of symbolic dimension to size, optional
+        Others are ``DEFAULT_BATCH`` when first met on axis 0, else ``DEFAULT_SIZE``.
+
+    Raises
+    ------
+    InputError
+        A size is not positive or its dimension is not in the model, or a dtype has no values here.
+    """
+    known = _checked_sizes(specs, sizes or {})
+    generator = np.random.default_rng(seed)
+    arrays = {}
+    for spec in specs:
+        shape = []
+        for axis, size in enumerate(spec.shape):
+            if isinstance(size, str):
+                size = known.setdefault(size, DEFAULT_SIZE if axis else DEFAULT_BATCH)
+            shape.append(size)
+        arrays[spec.name] = _draw(spec, tuple(shape), generator)
+    return arrays
+
+
+def load_inputs(path: str | Path, specs: Sequence[TensorSpec] = ()) -> dict[str, np.ndarray]:
+    """The arrays of a file: ``.npz``, a folder of ``<input name>.npy``, or one ``.npy``.
+
+    Parameters
+    ----------
+    path : str or Path
+        An ``.npz`` names its arrays as the inputs are named.
+    specs : sequence of TensorSpec
+        The model's inputs. A single ``.npy`` goes to the only input, whatever the file is called;
+        without specs, to the input that the file is named after.
+
+    Raises
+    ------
+    InputError
+        There is no such file, it is not one of NumPy's, it holds no arrays, or it is a single
+        array and the model has several inputs.
+    """
+    path = Path(path)
+    if path.is_dir():
+        found = {file.stem: _load_array(file) for file in sorted(path.glob("*.npy"))}
+        if not found:
+            raise InputError(f"{path} holds no .npy file; expected <input name>.npy for each input")
+        return found
+    if not path.exists():
+        raise InputError(f"{path}: no such file; expected an .npz, an .npy or a folder of .npy")
+    if path.suffix == ".npz":
+        return _load_archive(path)
+    if path.suffix != ".npy":
+        raise InputError(
+            f"{path} ends in '{path.suffix}'; expected .npz, .npy or a folder of .npy: "
+            "write it with numpy.savez(path, **inputs)"
+        )
+    if len(specs) > 1:
+        names = ", ".join(spec.name for spec in specs)
+        raise InputError(
+            f"{path} holds one array and the model has {len(specs)} inputs ({names}); expected "
+            "all of them: write an .npz with numpy.savez(path, **inputs)"
+        )
+    return {specs[0].name if specs else path.stem: _load_array(path)}
+
+
+def _checked_sizes(specs: Sequence[TensorSpec], sizes: Mapping[str, int]) -> dict[str, int]:
+    symbols = {size for spec in specs for size in spec.shape if isinstance(size, str)}
+    for name, size in sizes.items():
+        if name not in symbols:
+            raise InputError(f"no input has a dimension '{name}'; {nearest_hint(name, symbols)}")
+        if size < 1:
+            raise InputError(f"size {size} was given for dimension '{name}'; expected at least 1")
+    return dict(sizes)
+
+
+def _draw(spec: TensorSpec, shape: tuple[int, ...], generator: np.random.Generator) -> np.ndarray:
+    if spec.dtype == "bfloat16":
+        return generator.standard_normal(shape, np.float32).astype(ml_dtypes.bfloat16)
+    try:
+        dtype = np.dtype(spec.dtype)
+    except TypeError:
+        dtype = np.dtype(object)
+    draw = _DRAWS.get(dtype.kind)
+    if draw is None:
+        raise InputError(
+            f"no random values for {spec.describe()}; expected numbers or booleans: "
+            "give this input in a file"
+        )
+    return np.asarray(draw(generator, shape, dtype), dtype)
+
+
+def _integers(
+    generator: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype
+) -> np.ndarray:
+    return np.asarray(generator.integers(0, 256 if dtype == np.uint8 else 2, shape))
+
+
+_DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...], np.dtype], np.ndarray]] = {
+    "f": lambda generator, shape, _dtype: np.asarray(generator.standard_normal(shape)),
+    "i": _integers,
+    "u": _integers,
+    "b": lambda generator, shape, _dtype: np.asarray(generator.integers(0, 2, shape)),
+}
+
+
+def _load_array(path: Path) -> np.ndarray:
+    try:
+        return np.asarray(np.load(path, allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _load_archive(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            found = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile) as error:
+        raise _unreadable(path, error) from error
+    if not found:
+        raise InputError(f"{path} holds no arrays; expected one under the name of each input")
+    return found
+
+
+def _unreadable(path: Path, error: Exception) -> InputError:
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return InputError(
+        f"{path} cannot be read ({reason}); expected NumPy's format without Python objects: "
+        "write it with numpy.savez(path, **inputs)"
+    )

@@ -1,0 +1,117 @@
+"""Runs a model in ONNX Runtime, on the CPU: the answer that a compiled model is compared with."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import onnx
+
+from tvm_ext.errors import ReferenceUnavailableError
+from tvm_ext.hardware.host_probe import usable_cores
+
+# ONNX Runtime's severities run from 0 (verbose) to 4 (fatal); what matters comes as an exception.
+_FATAL_ONLY = 4
+
+
+class ReferenceSession:
+    """A model ready to run in ONNX Runtime as often as wanted.
+
+    Parameters
+    ----------
+    source : str, Path or onnx.ModelProto
+        The model or the path of its file. A model above 2 GB must be given by its path.
+    threads : int, optional
+        Threads within an operator; as many as there are usable cores when left out.
+    optimise : bool
+        Whether ONNX Runtime may rewrite the graph (all its levels), or runs it as it stands.
+
+    Raises
+    ------
+    ReferenceUnavailableError
+        ONNX Runtime is not installed, or refuses the model.
+    """
+
+    def __init__(
+        self,
+        source: str | Path | onnx.ModelProto,
+        threads: int | None = None,
+        optimise: bool = True,
+    ) -> None:
+        runtime = _onnx_runtime()
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = usable_cores() if threads is None else threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = _FATAL_ONLY
+        levels = runtime.GraphOptimizationLevel
+        options.graph_optimization_level = (
+            levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
+        )
+        try:
+            model = _loadable(source)
+            self._session = runtime.InferenceSession(
+                model, options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise _refusal(
+                f"ONNX Runtime {runtime.__version__} refuses the model", error
+            ) from error
+        self.input_names = tuple(value.name for value in self._session.get_inputs())
+        self.output_names = tuple(value.name for value in self._session.get_outputs())
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One array for each output, under its name; inputs that the model lacks are left out.
+
+        Raises
+        ------
+        ReferenceUnavailableError
+            ONNX Runtime fails on these inputs.
+        """
+        known = {name: inputs[name] for name in self.input_names if name in inputs}
+        try:
+            values = self._session.run(None, known)
+        except Exception as error:
+            raise _refusal("ONNX Runtime failed to run the model", error) from error
+        return dict(zip(self.output_names, values, strict=True))
+
+
+def run_reference(
+    source: str | Path | onnx.ModelProto,
+    inputs: Mapping[str, np.ndarray],
+    threads: int | None = None,
+    optimise: bool = True,
+) -> dict[str, np.ndarray]:
+    """The outputs of one run in ONNX Runtime; the parameters are those of ``ReferenceSession``.
+
+    Raises
+    ------
+    ReferenceUnavailableError
+        ONNX Runtime is not installed, refuses the model, or fails on the inputs.
+    """
+    return ReferenceSession(source, threads, optimise).run(inputs)
+
+
+def _onnx_runtime() -> ModuleType:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ReferenceUnavailableError(
+            "ONNX Runtime, the reference, cannot be imported "
+            f"({error}); expected the package: pip install onnxruntime"
+        ) from error
+    return onnxruntime
+
+
+def _loadable(source: str | Path | onnx.ModelProto) -> str | bytes:
+    """A path is left to ONNX Runtime, which then finds external data beside the file."""
+    return source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
+
+
+def _refusal(what: str, error: Exception) -> ReferenceUnavailableError:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # Its messages begin with "[ONNXRuntimeError] : <code> : <name> : ".
+    reason = lines[0].split(" : ", 3)[-1][:300] if lines else type(error).__name__
+    return ReferenceUnavailableError(
+        f"{what} ({reason}); expected one that it runs: compare with another reference, "
+        "or run the model without a check"
+    )

@@ -1,0 +1,107 @@
+"""``tvm-ext compile``: an ONNX model into one file, with a report of what was done."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvm_ext.cli import options
+from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
+from tvm_ext.errors import InputError
+
+if TYPE_CHECKING:
+    from tvm_ext.compiled_model import CompiledModel
+
+EXAMPLE = "Example: tvm-ext compile model.onnx -o model.tvmx --input-shape x=1,3,224,224"
+
+_REPORT_ENDINGS = (".html", ".json")
+
+
+def compile_command(
+    model: options.Model,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE.tvmx", help="Save the compiled model."),
+    ] = None,
+    target: options.Target = None,
+    input_shape: options.InputShapes = None,
+    opt_level: options.OptLevel = None,
+    disable_pass: options.DisabledPasses = None,
+    pass_config: options.PassConfig = None,
+    threads: options.Threads = None,
+    dump_ir: Annotated[
+        Path | None,
+        typer.Option(
+            "--dump-ir", metavar="FOLDER", help="Write the module after each pass into a folder."
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", help="Save the report, as .html or .json."),
+    ] = None,
+    json_output: options.Json = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no report.")] = False,
+) -> None:
+    """Compile an ONNX model, save it, and report what the compiler did."""
+    chosen = CompileOptions.parsed(
+        target, input_shape, opt_level, disable_pass, pass_config, threads, dump_ir
+    )
+    compiled = compile_files(model, chosen, output, report)
+    from tvm_ext.cli import output as out
+
+    if json_output:
+        saved = {"output": output, "report_file": report}
+        paths = {key: str(path) if path is not None else None for key, path in saved.items()}
+        out.print_json({**paths, "report": compiled.report.to_dict()})
+    elif not quiet:
+        out.print_rich(compiled.report)
+        for path in (output, report):
+            if path is not None:
+                out.print_text(f"Saved {path} ({_size(path)})")
+
+
+def compile_files(
+    model: Path, chosen: CompileOptions, output: Path | None = None, report: Path | None = None
+) -> "CompiledModel":
+    """Compiles ``model`` and saves program and report where asked.
+
+    Raises
+    ------
+    InputError
+        The model is a compiled one, or the report's ending is neither .html nor .json.
+    TvmExtError
+        As ``tvm_ext.compile`` and ``CompiledModel.save``. Paths are checked before compiling.
+    """
+    if report is not None and report.suffix not in _REPORT_ENDINGS:
+        raise InputError(
+            f"--report {report} ends in '{report.suffix}'; expected .html or .json: rename it"
+        )
+    if is_saved_model(model):
+        raise InputError(
+            f"{model} is a compiled model; expected an ONNX model: use 'tvm-ext run', or compile "
+            "the ONNX model that it was made of"
+        )
+    from tvm_ext.cli.output import check_result_files
+
+    check_result_files([model], [path for path in (output, report) if path is not None])
+    compiled = chosen.compile(model)
+    if output is not None:
+        compiled.save(output)
+    if report is not None:
+        _save_report(compiled, report)
+    return compiled
+
+
+def _save_report(compiled: "CompiledModel", path: Path) -> None:
+    if path.suffix == ".html":
+        compiled.report.save_html(path)
+        return
+    from tvm_ext.report.storage import write_atomically
+
+    write_atomically(path, compiled.report.to_json() + "\n")
+
+
+def _size(path: Path) -> str:
+    from tvm_ext.report.units import format_bytes
+
+    return format_bytes(path.stat().st_size)

@@ -1,0 +1,143 @@
+"""The command group that turns every failure into one line on stderr and an exit code."""
+
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+from tvm_ext.configs.errors import TvmExtError
+
+BAD_INPUT = 2
+INTERNAL_ERROR = 3
+INTERRUPTED = 130
+READER_GONE = 141
+
+# Typer brings a copy of click in some releases and depends on it in others: either way this is the
+# base of what it raises for bad usage.
+_USAGE_ERROR = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+
+_interrupts: list[int] = []
+
+
+class ErrorGroup(TyperGroup):
+    """The root group: ``tvm-ext`` itself."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Runs the command line and exits with its code."""
+        arguments = debug_first(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        with _one_line_warnings():
+            try:
+                code = super().main(arguments, *rest, **extra)
+            except _USAGE_ERROR as error:
+                _print_error(_usage_message(error))
+                code = BAD_INPUT
+            except (KeyboardInterrupt, typer.Abort):
+                code = INTERRUPTED
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command that ``ctx`` names; its failures become exit codes."""
+        debug = bool(ctx.params.get("debug"))
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (typer.Exit, typer.Abort, _USAGE_ERROR):
+            raise
+        except BrokenPipeError:
+            discard_stdout()
+            raise typer.Exit(READER_GONE) from None
+        # The last resort: what is not one of ours is a defect, and is reported as one.
+        except Exception as error:  # noqa: BLE001
+            # An interrupt inside of a pass comes back from TVM as an error of that pass.
+            if _interrupts:
+                raise typer.Exit(INTERRUPTED) from None
+            raise _failed(error, debug) from None
+        return result
+
+
+def debug_first(arguments: Sequence[str]) -> list[str]:
+    """The arguments with ``--debug``, which may stand anywhere before ``--``, moved to the front.
+
+    So the option belongs to the group alone and yet works behind every command.
+    """
+    given = list(arguments)
+    end = given.index("--") if "--" in given else len(given)
+    rest = [argument for argument in given[:end] if argument != "--debug"]
+    debug = ["--debug"] if len(rest) < end else []
+    return [*debug, *rest, *given[end:]]
+
+
+def remember_interrupts() -> None:
+    """Notes each Ctrl-C, on top of the KeyboardInterrupt that Python raises for it.
+
+    A signal that the caller of this process chose to ignore stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _on_interrupt)
+
+
+def _on_interrupt(number: int, frame: FrameType | None) -> None:
+    _interrupts.append(number)
+    signal.default_int_handler(number, frame)
+
+
+def discard_stdout() -> None:
+    """Sends what is still to be written to nowhere, so that Python's own flush at exit succeeds."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _failed(error: Exception, debug: bool) -> typer.Exit:
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, TvmExtError):
+        _print_error(str(error))
+        return typer.Exit(BAD_INPUT)
+    hint = "" if debug else "run again with --debug and "
+    _print_error(f"internal error ({_describe(error)}): {hint}report it")
+    return typer.Exit(INTERNAL_ERROR)
+
+
+def _print_error(message: str) -> None:
+    print(f"error: {_one_line(message)}", file=sys.stderr)
+
+
+def _one_line(message: str) -> str:
+    # Names in a message come from files: an escape sequence must not reach the terminal.
+    from tvm_ext.report.units import plain
+
+    return plain(" ".join(message.split()))
+
+
+def _describe(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1][:200]}" if lines else type(error).__name__
+
+
+def _usage_message(error: Any) -> str:
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{message}; see '{context.command_path} --help'" if context is not None else message
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Warnings as one line for people, without the source line that raised them."""
+
+    def show(message: Warning | str, *args: Any, **options: Any) -> None:
+        print(f"warning: {_one_line(str(message))}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        # Only in this block, and put back by it.
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield

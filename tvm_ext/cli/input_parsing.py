@@ -1,0 +1,104 @@
+"""Parses option values of the form ``name=value`` into what the Python functions take."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from tvm_ext.errors import InputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def parse_input_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """``["x=1,3,224,224"]`` to ``{"x": (1, 3, 224, 224)}``; ``x=`` is a scalar.
+
+    The last ``=`` parts name and sizes, since ONNX names may hold one.
+
+    Raises
+    ------
+    InputError
+        A text has another form, a size is not a positive integer, or a name comes twice.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, sizes = text.rpartition("=")
+        if not equals or not name:
+            raise InputError(
+                f"--input-shape {text!r} names no input; expected NAME=SIZES such as "
+                "x=1,3,224,224: write it so"
+            )
+        if name in shapes:
+            raise InputError(
+                f"--input-shape was given twice for input '{name}'; expected one: drop the other"
+            )
+        shapes[name] = _parse_sizes(text, sizes)
+    return shapes
+
+
+def _parse_sizes(text: str, sizes: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in sizes.split(",")] if sizes.strip() else []
+    for part in parts:
+        # isdecimal alone would take digits of other scripts.
+        if not (part.isascii() and part.isdecimal() and int(part) > 0):
+            raise InputError(
+                f"--input-shape {text!r} holds the size {part!r}; expected positive integers "
+                "between commas, such as x=1,3,224,224: correct it"
+            )
+    return tuple(int(part) for part in parts)
+
+
+def parse_dimension_sizes(texts: Iterable[str]) -> dict[str, int]:
+    """``["N=4"]`` to ``{"N": 4}``; raises InputError for another form or a repeated name."""
+    sizes: dict[str, int] = {}
+    for text in texts:
+        name, equals, size = text.rpartition("=")
+        if not (equals and name and size.isascii() and size.isdecimal() and int(size) > 0):
+            raise InputError(
+                f"--size {text!r} is not DIM=N with a positive integer; expected for example N=4: "
+                "write it so"
+            )
+        if name in sizes:
+            raise InputError(
+                f"--size was given twice for dimension '{name}'; expected one: drop the other"
+            )
+        sizes[name] = int(size)
+    return sizes
+
+
+def parse_pass_config(texts: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """``["MyPass.limit=64"]`` to ``{"MyPass": {"limit": 64}}``.
+
+    A value is read as TOML (number, ``true``, quoted text, list) and is plain text otherwise.
+
+    Raises
+    ------
+    InputError
+        A text has another form, or an option comes twice.
+    """
+    config: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        left, equals, value = text.partition("=")
+        name, dot, option = left.strip().rpartition(".")
+        if not (equals and dot and name and option):
+            raise InputError(
+                f"--pass-config {text!r} is not PASS.OPTION=VALUE; expected for example "
+                "MyPass.limit=64: write it so"
+            )
+        if option in config.setdefault(name, {}):
+            raise InputError(
+                f"--pass-config was given twice for {name}.{option}; expected one: drop the other"
+            )
+        config[name][option] = _toml_value(value)
+    return config
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        table = tomllib.loads(f"value = {text.strip()}")
+    except tomllib.TOMLDecodeError:
+        return text
+    # A line break in the text would begin a second key.
+    return table["value"] if len(table) == 1 else text

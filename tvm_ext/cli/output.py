@@ -1,0 +1,120 @@
+"""Prints results, as text or as JSON, and writes result files whole or not at all."""
+
+import io
+import json
+import os
+import secrets
+import sys
+import zipfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvm_ext.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+# What a pipe or a file gets: rich's own 80 columns cut names.
+_WIDTH_WITHOUT_TERMINAL = 120
+
+
+def print_json(value: Any) -> None:
+    """Prints one JSON document."""
+    print_text(json.dumps(value, indent=2, allow_nan=False))
+
+
+def print_text(text: str) -> None:
+    """Prints plain text.
+
+    Raises
+    ------
+    BrokenPipeError
+        Whoever read the output went away.
+    InputError
+        The output cannot be written for another reason, such as a full disk.
+    """
+    try:
+        sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise InputError(
+            f"the result cannot be printed ({error.strerror}); expected an output that takes it: "
+            "make room or send it elsewhere"
+        ) from error
+
+
+def print_rich(*parts: "RenderableType") -> None:
+    """Prints tables and text, with colours only on a terminal."""
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    # Captured, because rich itself would answer a closed pipe with exit code 1.
+    with console.capture() as captured:
+        for part in parts:
+            console.print(part)
+    print_text("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def check_result_files(sources: list[Path], results: list[Path]) -> None:
+    """Refuses, before the work, result files that cannot be written or would overwrite a source.
+
+    Raises
+    ------
+    InputError
+        A result file is also a source, or two are the same.
+    ArtifactError
+        A path cannot be written.
+    """
+    from tvm_ext.artifact import check_writable
+
+    taken = {os.path.realpath(path) for path in sources}
+    for path in results:
+        real = os.path.realpath(path)
+        if real in taken:
+            raise InputError(
+                f"{path} would overwrite another file of this command; expected a file of its "
+                "own: choose another path"
+            )
+        taken.add(real)
+        check_writable(path)
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name; types that NumPy's format lacks (bfloat16, float8) as float32.
+
+    Raises
+    ------
+    InputError
+        The file cannot be written; an older one is then as it was.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
+        # np.savez takes names as Python keywords: an output called "file" would not do.
+        for name, array in arrays.items():
+            known = array.astype(np.float32) if array.dtype.kind == "V" else array
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, known, allow_pickle=False)
+    _replace(path, buffer.getbuffer())
+
+
+def _replace(path: Path, content: memoryview) -> None:
+    final = Path(os.path.realpath(path))
+    partial = final.with_name(f".{secrets.token_hex(8)}.partial")
+    try:
+        partial.write_bytes(content)
+        os.replace(partial, final)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path}: {error.strerror}; expected a folder with write permission and "
+            "free space: choose another path or make room"
+        ) from error
+    finally:
+        with suppress(OSError):  # moved already, or never made
+            partial.unlink()

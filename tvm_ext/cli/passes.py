@@ -1,0 +1,105 @@
+"""``tvm-ext passes``: which passes there are, and what they did to a model and why."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tvm_ext.cli import options
+from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
+from tvm_ext.errors import ModelError
+
+app = typer.Typer(help="List the passes, or explain what they did to a model.")
+
+
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("list", epilog="Example: tvm-ext passes list --opt-level O2")
+def list_command(
+    opt_level: Annotated[
+        str | None, typer.Option("--opt-level", "-O", help="Only this level.", show_default="all")
+    ] = None,
+    json_output: options.Json = False,
+) -> None:
+    """List the optimisation levels with their passes in order, and every registered pass."""
+    from tvm_ext.cli import output as out
+    from tvm_ext.cli.pass_catalogue import catalogue, catalogue_parts
+
+    found = catalogue(opt_level)
+    if json_output:
+        out.print_json(found)
+    else:
+        out.print_rich(*catalogue_parts(found))
+
+
+@app.command("explain", epilog="Example: tvm-ext passes explain model.onnx --refused-only")
+def explain_command(
+    subject: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MODEL|PASS", help="ONNX model, compiled model (.tvmx), or name of a pass."
+        ),
+    ],
+    only: Annotated[
+        list[str] | None,
+        typer.Option("--pass", metavar="NAME", help="Only this pass; repeatable."),
+    ] = None,
+    refused_only: Annotated[
+        bool, typer.Option("--refused-only", help="Only what was left alone, and why.")
+    ] = False,
+    target: options.Target = None,
+    input_shape: options.InputShapes = None,
+    opt_level: options.OptLevel = None,
+    disable_pass: options.DisabledPasses = None,
+    pass_config: options.PassConfig = None,
+    threads: options.Threads = None,
+    json_output: options.Json = False,
+) -> None:
+    """Say what each pass did to a model, what it left alone and why, and how kernels are scheduled.
+
+    With the name of a pass in place of a model: its documentation.
+    """
+    chosen = CompileOptions.parsed(
+        target, input_shape, opt_level, disable_pass, pass_config, threads
+    )
+    if not subject.exists() and not is_saved_model(subject) and subject.suffix != ".onnx":
+        _explain_pass(str(subject), json_output)
+        return
+    from tvm_ext.cli import output as out
+    from tvm_ext.cli.explanation import explain, explanation_text
+    from tvm_ext.cli.pass_catalogue import find_pass
+
+    names = frozenset(find_pass(name).name for name in only or ())
+    report = chosen.open(subject).report
+    explanation = explain(report, names, refused_only)
+    if json_output:
+        out.print_json(explanation)
+    else:
+        out.print_text(explanation_text(explanation))
+
+
+def _explain_pass(name: str, json_output: bool) -> None:
+    """Prints the documentation of a registered pass; raises ModelError when it is not one."""
+    from tvm_ext.cli import output as out
+    from tvm_ext.cli.pass_catalogue import describe_pass, find_pass
+    from tvm_ext.errors import PassError
+
+    try:
+        entry = find_pass(name)
+    except PassError as error:
+        raise ModelError(
+            f"{name} is neither a file nor a pass; expected an ONNX model, a .tvmx file or the "
+            f"name of a pass ({str(error).partition('; ')[2]}): check the path"
+        ) from error
+    described = describe_pass(entry)
+    if json_output:
+        out.print_json(described)
+        return
+    defaults = ", ".join(f"{key}={value!r}" for key, value in described["options"].items())
+    out.print_text(f"{entry.name} ({entry.source}, level {entry.level})")
+    out.print_text(f"Options: {defaults or 'none'}\n")
+    out.print_text(described["doc"] or "It has no documentation.")

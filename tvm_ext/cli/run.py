@@ -1,0 +1,133 @@
+"""``tvm-ext run``: one run of a model, what came out, and how long it took."""
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tvm_ext.cli import options
+from tvm_ext.cli.compile_options import CompileOptions
+from tvm_ext.cli.input_arrays import InputSource
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rich.console import RenderableType
+
+    from tvm_ext.compiled_model import CompiledModel
+
+EXAMPLE = "Example: tvm-ext run model.tvmx --inputs in.npz --outputs out.npz --repeat 20"
+
+
+def run_command(
+    model: options.ModelOrCompiled,
+    inputs: options.InputFile = None,
+    fill: options.FillWith = None,
+    seed: options.Seed = None,
+    size: options.Sizes = None,
+    outputs: Annotated[
+        Path | None,
+        typer.Option("--outputs", metavar="FILE.npz", help="Save the outputs by name."),
+    ] = None,
+    repeat: Annotated[
+        int, typer.Option("--repeat", min=0, help="Further runs, which are timed.")
+    ] = 0,
+    print_top: Annotated[
+        int, typer.Option("--print-top", min=0, help="Print the N largest values of each output.")
+    ] = 0,
+    target: options.Target = None,
+    input_shape: options.InputShapes = None,
+    opt_level: options.OptLevel = None,
+    disable_pass: options.DisabledPasses = None,
+    pass_config: options.PassConfig = None,
+    threads: options.Threads = None,
+    json_output: options.Json = False,
+) -> None:
+    """Run a compiled model, or compile an ONNX model and run it."""
+    source = InputSource.parsed(inputs, fill, seed, size)
+    chosen = CompileOptions.parsed(
+        target, input_shape, opt_level, disable_pass, pass_config, threads
+    )
+    from tvm_ext.cli import output as out
+
+    if outputs is not None:
+        out.check_result_files([path for path in (model, inputs) if path is not None], [outputs])
+    compiled = chosen.open(model)
+    result = run_model(compiled, source.arrays(compiled.inputs), repeat)
+    if outputs is not None:
+        out.write_npz(outputs, result.outputs)
+    if json_output:
+        saved = str(outputs) if outputs is not None else None
+        out.print_json({"model": str(model), "outputs_file": saved, **result.to_dict(print_top)})
+        return
+    out.print_rich(*result.to_rich(print_top))
+    if outputs is not None:
+        out.print_text(f"Saved {outputs}")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run gave.
+
+    Attributes
+    ----------
+    outputs : dict[str, np.ndarray]
+        By ONNX name.
+    seconds : tuple[float, ...]
+        Wall time of each timed run, conversion of inputs and outputs included.
+    """
+
+    outputs: "dict[str, np.ndarray]"
+    seconds: tuple[float, ...]
+
+    def to_dict(self, top: int = 0) -> dict[str, Any]:
+        """JSON values."""
+        from tvm_ext.cli.array_summary import summarise
+
+        return {
+            "outputs": {name: summarise(array, top) for name, array in self.outputs.items()},
+            "timing": self._timing(),
+        }
+
+    def to_rich(self, top: int = 0) -> "list[RenderableType]":
+        """A table of the outputs, and the timing in one line."""
+        from tvm_ext.cli.array_summary import summary_table
+
+        parts: list[RenderableType] = [summary_table(self.outputs, top)]
+        timing = self._timing()
+        if timing is not None:
+            parts.append(
+                f"{timing['repeat']} timed runs: median {timing['median_ms']:.4g} ms, "
+                f"fastest {timing['min_ms']:.4g} ms"
+            )
+        return parts
+
+    def _timing(self) -> dict[str, Any] | None:
+        if not self.seconds:
+            return None
+        return {
+            "repeat": len(self.seconds),
+            "median_ms": 1e3 * statistics.median(self.seconds),
+            "min_ms": 1e3 * min(self.seconds),
+        }
+
+
+def run_model(
+    compiled: "CompiledModel", inputs: "dict[str, np.ndarray]", repeat: int = 0
+) -> RunResult:
+    """Runs once, which also warms up, and then ``repeat`` times with a clock.
+
+    Raises
+    ------
+    InputError, TargetError
+        As ``CompiledModel.run``.
+    """
+    outputs = compiled.run(inputs)
+    seconds = []
+    for _ in range(repeat):
+        begun = time.perf_counter()
+        compiled.run(inputs)
+        seconds.append(time.perf_counter() - begun)
+    return RunResult(outputs, tuple(seconds))

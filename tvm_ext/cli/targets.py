@@ -1,0 +1,125 @@
+"""``tvm-ext targets``: the machines that there are descriptions of."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tvm_ext.cli import options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tvm_ext.hardware.description import Description
+
+app = typer.Typer(help="List the targets, or show one in numbers.", no_args_is_help=False)
+
+# Ending of a field's name to its unit.
+_UNITS = {
+    "_bytes": "bytes",
+    "_bits": "bits",
+    "_ghz": "GHz",
+    "_gbs": "GB/s",
+    "_us": "microseconds",
+    "_tflops": "TFLOP/s",
+}
+
+
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+@app.command("list", epilog="Example: tvm-ext targets list --json")
+def list_command(json_output: options.Json = False) -> None:
+    """List the targets: this machine ('cpu'), 'cuda', and the presets."""
+    from dataclasses import asdict
+
+    from tvm_ext.cli import output as out
+    from tvm_ext.hardware.targets import list_targets
+
+    found = list_targets()
+    if json_output:
+        out.print_json([asdict(summary) for summary in found])
+        return
+    from rich import box
+    from rich.table import Table
+
+    table = Table("Target", "Kind", "What it is", box=box.SIMPLE_HEAD)
+    for summary in found:
+        table.add_row(summary.name, summary.kind, summary.summary)
+    out.print_rich(table)
+
+
+@app.command("show", epilog="Example: tvm-ext targets show cpu")
+def show_command(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a target, or a .toml file.")],
+    json_output: options.Json = False,
+) -> None:
+    """Show a target's description, its CPU features, and the TVM target that it becomes."""
+    from tvm_ext.cli import output as out
+    from tvm_ext.hardware.targets import resolve_target
+
+    description = resolve_target(name)
+    if json_output:
+        out.print_json(describe_target(description))
+    else:
+        out.print_rich(_table(description))
+
+
+def describe_target(description: "Description") -> dict[str, Any]:
+    """The description as JSON values, with what follows from it.
+
+    Besides its own fields, whose names end in their units: ``features`` (LLVM names),
+    ``peak_flops`` (operations a second by dtype, from the description, not measured) and
+    ``tvm_target``.
+    """
+    return {
+        **description.model_dump(mode="json"),
+        "features": list(description.required_features),
+        "peak_flops": {dtype: description.peak_flops(dtype) for dtype in _PEAK_DTYPES},
+        "tvm_target": _tvm_target(description),
+    }
+
+
+_PEAK_DTYPES = ("float32", "float16", "bfloat16", "int8")
+
+
+def _tvm_target(description: "Description") -> dict[str, Any]:
+    """The target as TVM takes it, without what TVM derives at each construction."""
+    import json
+
+    exported = json.loads(json.dumps(dict(description.tvm_target().export()), default=_plain))
+    return {key: value for key, value in exported.items() if not key.startswith("feature.")}
+
+
+def _plain(value: Any) -> Any:
+    """TVM's maps and arrays as Python's own."""
+    return dict(value) if hasattr(value, "items") else list(value)
+
+
+def _table(description: "Description") -> "Table":
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("Property", "Value", "Unit", box=box.SIMPLE_HEAD, title=Text(description.summary))
+    values = describe_target(description)
+    for key, value in values.items():
+        if key == "peak_flops":
+            for dtype, rate in value.items():
+                table.add_row(f"peak {dtype}", f"{rate / 1e9:,.0f}", "GFLOP/s, computed")
+            continue
+        unit = next((unit for ending, unit in _UNITS.items() if key.endswith(ending)), "")
+        table.add_row(key, Text(_text(value)), unit)
+    return table
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool | str):
+        return str(value)
+    if isinstance(value, int | float):
+        return f"{value:,}"
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
+    return ", ".join(map(_text, value))
