@@ -16,7 +16,7 @@ from typing import Any
 import tvm_ext
 from tvm_ext.check.random_inputs import random_inputs
 from tvm_ext.check.reference import ReferenceSession
-from tvm_ext.cli.input_shapes import parse_input_shapes
+from tvm_ext.cli.input_parsing import parse_input_shapes
 from tvm_ext.timing import interleaved_milliseconds
 
 

@@ -8,6 +8,10 @@ A message is one line: what was found, what was expected, what to do about it.
 class TvmExtError(Exception):
     """Base of all errors that this package raises on purpose; the command line exits with 2."""
 
+    def __init__(self, message: str = "") -> None:
+        # Names in models may hold line breaks.
+        super().__init__(" ".join(message.splitlines()))
+
 
 class ConfigError(TvmExtError):
     """A configuration file, or an option given in its place, is not valid."""

@@ -50,8 +50,7 @@ class _Replay:
     def origins(self, after: relax.Function) -> dict[relax.Var, tuple[str, ...]]:
         """The merged origins by variable of the fused function."""
         known: dict[int, Hashable] = {
-            hash(new): hash(old)
-            for new, old in zip(after.params, self.before.params, strict=True)
+            hash(new): hash(old) for new, old in zip(after.params, self.before.params, strict=True)
         }
         merged: dict[relax.Var, tuple[str, ...]] = {}
         for binding in bindings_of(after):

@@ -36,7 +36,8 @@ def _missing_origins(func: relax.Function) -> dict[relax.Var, tuple[str, ...]]:
     known = {b.var: origins_of(b.var) for b in bindings if origins_of(b.var)}
     if len(known) == len(bindings):
         return {}
-    operands = {b.var: relax.analysis.free_vars(b.value) for b in bindings}
+    # Of an If these are also the variables bound in its branches: they belong to it.
+    operands = {b.var: relax.analysis.all_vars(b.value) for b in bindings}
     missing: dict[relax.Var, tuple[str, ...]] = {}
     wanted: dict[relax.Var, tuple[str, ...]] = {}
     for binding in reversed(bindings):

@@ -9,9 +9,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ext.relay_passes.origin import retyped_var
 
 
-def write_origins(
-    mod: tvm.IRModule, origins: Mapping[relax.Var, Sequence[str]]
-) -> tvm.IRModule:
+def write_origins(mod: tvm.IRModule, origins: Mapping[relax.Var, Sequence[str]]) -> tvm.IRModule:
     """A module in which the bound variables in ``origins`` carry these names; ``mod`` when none."""
     if not origins:
         return mod
@@ -23,20 +21,24 @@ def write_origins(
 
 
 def bindings_of(func: relax.Function) -> list[relax.VarBinding]:
-    """All variable bindings below a function, branches included, in program order."""
+    """All variable bindings below a function in program order, branches ahead of their If."""
     found: list[relax.VarBinding] = []
-
-    def visit(node: relax.Expr) -> None:
-        if isinstance(node, relax.SeqExpr):
-            found.extend(
-                binding
-                for block in node.blocks
-                for binding in block.bindings
-                if isinstance(binding, relax.VarBinding)
-            )
-
-    relax.analysis.post_order_visit(func, visit)
+    _collect_bindings(func.body, found)
     return found
+
+
+def _collect_bindings(body: relax.Expr, found: list[relax.VarBinding]) -> None:
+    if not isinstance(body, relax.SeqExpr):
+        return
+    for binding in (binding for block in body.blocks for binding in block.bindings):
+        value = binding.value
+        if isinstance(value, relax.If):
+            _collect_bindings(value.true_branch, found)
+            _collect_bindings(value.false_branch, found)
+        elif isinstance(value, relax.Function):
+            _collect_bindings(value.body, found)
+        if isinstance(binding, relax.VarBinding):
+            found.append(binding)
 
 
 @mutator

@@ -1,5 +1,6 @@
 """A compiled model: runs, profiles, saves and explains itself."""
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -51,7 +52,7 @@ class CompiledModel:
         self._library = library
         self._target = target
         self._threads = threads
-        self._machine: relax.VirtualMachine | None = None
+        self._machines = threading.local()
         self.inputs = inputs
         self.outputs = outputs
         self.report = report
@@ -133,12 +134,16 @@ class CompiledModel:
         ]
 
     def virtual_machine(self) -> relax.VirtualMachine:
-        """TVM's virtual machine with this program in it; made once."""
-        if self._machine is None:
+        """TVM's virtual machine with this program in it; made once a thread.
+
+        A virtual machine has one stack of frames: two threads in the same one crash the process.
+        """
+        machine = getattr(self._machines, "machine", None)
+        if machine is None:
             self._require_this_machine()
             device = tvm.cuda() if self._target.kind == "cuda" else tvm.cpu()
-            self._machine = relax.VirtualMachine(self._program, device)
-        return self._machine
+            machine = self._machines.machine = relax.VirtualMachine(self._program, device)
+        return machine
 
     def _require_this_machine(self) -> None:
         if self._target.kind == "cuda":

@@ -42,7 +42,7 @@ def clip(g: GraphBuilder) -> None:
 
 
 def prelu(g: GraphBuilder) -> None:
-    x = g.value()
+    x = g.value(lambda v: v.rank >= 1)
     g.add_float("PRelu", [x, g.weight(_broadcastable(g, x.shape))])
 
 

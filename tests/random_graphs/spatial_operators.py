@@ -103,7 +103,12 @@ def pool(g: GraphBuilder) -> None:
     pads = attributes.get("pads", [])
     if any(pad >= size for pad, size in zip(pads, kernel * 2, strict=False)):
         raise Declined
-    if g.chance():
+    # ONNX Runtime refuses negative padding; ONNX infers another size than it computes for VALID.
+    strides = attributes.get("strides", [1] * len(kernel))
+    same = attributes.get("auto_pad", "").startswith("SAME")
+    if same and any(step > width for step, width in zip(strides, kernel, strict=True)):
+        raise Declined
+    if g.chance() and attributes.get("auto_pad") != "VALID":
         attributes["ceil_mode"] = 1
     if op == "AveragePool" and g.chance():
         attributes["count_include_pad"] = 1
@@ -124,7 +129,9 @@ def resize(g: GraphBuilder) -> None:
         rounding = ("floor", "round_prefer_floor", "round_prefer_ceil", "ceil")
         attributes["nearest_mode"] = g.pick(rounding)
     if g.chance():
-        scales = [1.0, 1.0, *(g.pick((2.0, 1.0, 3.0, 0.5)) for _ in x.shape[2:])]
+        # A half only of even sizes: TVM cannot scale to a size that is not whole.
+        choices = [(2.0, 1.0, 3.0, 0.5 if size % 2 == 0 else 1.0) for size in x.shape[2:]]
+        scales = [1.0, 1.0, *(g.pick(choice) for choice in choices)]
         g.add_float("Resize", [x, None, g.constant(scales, np.float32)], **attributes)
         return
     # A single aligned corner divides by zero in TVM, which says so.

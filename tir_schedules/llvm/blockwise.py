@@ -92,13 +92,13 @@ def _vectorize_reduction(
             lane_loop = next(position)
     sch.reorder(*outer, *inner, lane_loop)
     sch.vectorize(lane_loop)
+    # Threads first: once the start value has a block of its own, TVM refuses to parallelise.
+    if outer:
+        row = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+        if _move_under(sch, access.block, row):
+            parallelize(sch, [row], machine, access.trip_count(), lanes)
     init = sch.decompose_reduction(partial, inner[0])
     sch.vectorize(sch.get_loops(init)[-1])
-    if not outer:
-        return
-    row = sch.fuse(*outer) if len(outer) > 1 else outer[0]
-    if _move_under(sch, access.block, row):
-        parallelize(sch, [row], machine, access.trip_count(), lanes)
 
 
 def _move_under(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> bool:
@@ -145,11 +145,12 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
         loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.DataPar
     ]
     others = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != tirx.IterVar.DataPar]
-    if not spatial or (machine.cores < 2 and others):
-        return
     sch.reorder(*spatial, *others)
     if others:
-        sch.parallel(sch.fuse(*spatial) if len(spatial) > 1 else spatial[0])
+        if spatial and machine.cores > 1:
+            sch.parallel(sch.fuse(*spatial) if len(spatial) > 1 else spatial[0])
+        # Outside of the reduction, so that one over nothing starts as well.
+        sch.decompose_reduction(block, others[0])
         return
     fused = sch.fuse(*spatial) if len(spatial) > 1 else spatial[0]
     dtype = str(stmt.writes[0].source.dtype) if stmt.writes else "float32"

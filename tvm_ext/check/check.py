@@ -14,7 +14,7 @@ from tvm_ext.check.random_inputs import random_inputs
 from tvm_ext.check.reference import run_reference
 from tvm_ext.check.request import CheckRequest
 from tvm_ext.check.result import CheckResult
-from tvm_ext.check.tolerance import compare
+from tvm_ext.check.tolerance import compare, worst
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.onnx_frontend.expose import value_precision, with_types
@@ -47,7 +47,7 @@ def check_model(
         default what ``tolerance.TOLERANCES`` says for the precision that it was computed in.
     bisect : bool
         When an output differs, look for the pass, the kernel and the node where it begins. That
-        takes about ten more compilations.
+        takes ten to twenty more compilations.
 
     Raises
     ------
@@ -75,7 +75,9 @@ def check_model(
     reference, result = _compared(model, source, arrays, rtol)
     if result.ok or not bisect:
         return result
-    return replace(result, bisection=find_causes(request, arrays, reference))
+    return replace(
+        result, bisection=find_causes(request, arrays, reference, worst(list(result.outputs)))
+    )
 
 
 def check_compiled(

@@ -6,7 +6,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -22,7 +22,11 @@ READER_GONE = 141
 
 # Typer brings a copy of click in some releases and depends on it in others: either way this is the
 # base of what it raises for bad usage.
-_USAGE_ERROR = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
+_USAGE_ERROR: type[Exception] = next(
+    cls
+    for cls in typer.BadParameter.__mro__
+    if issubclass(cls, Exception) and cls.__name__ == "ClickException"
+)
 
 _interrupts: list[int] = []
 
@@ -42,6 +46,10 @@ class ErrorGroup(TyperGroup):
                 code = BAD_INPUT
             except (KeyboardInterrupt, typer.Abort):
                 code = INTERRUPTED
+            except OSError as error:
+                # Only the group's own help gets here.
+                _print_error(f"the help cannot be printed ({error.strerror}): send it elsewhere")
+                code = BAD_INPUT
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
@@ -109,7 +117,8 @@ def _failed(error: Exception, debug: bool) -> typer.Exit:
 
 
 def _print_error(message: str) -> None:
-    print(f"error: {_one_line(message)}", file=sys.stderr)
+    with suppress(OSError):  # the exit code still tells
+        print(f"error: {_one_line(message)}", file=sys.stderr, flush=True)
 
 
 def _one_line(message: str) -> str:
@@ -139,5 +148,5 @@ def _one_line_warnings() -> Iterator[None]:
 
     with warnings.catch_warnings():
         # Only in this block, and put back by it.
-        warnings.showwarning = show  # type: ignore[assignment]
+        warnings.showwarning = show
         yield

@@ -5,7 +5,7 @@ import os
 import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated
+from typing import Annotated, TextIO
 
 import typer
 
@@ -71,7 +71,7 @@ def main() -> None:
     _repair_streams()
     try:
         remember_interrupts()
-        app()
+        app(prog_name="tvm-ext")
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     finally:
@@ -80,12 +80,16 @@ def main() -> None:
 
 def _repair_streams() -> None:
     # A caller may have closed them; Python then sets None.
-    sys.stdout = sys.stdout or open(os.devnull, "w")
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         # A terminal without Unicode gets question marks, not a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 def _flush() -> None:

@@ -6,8 +6,8 @@ import os
 import secrets
 import sys
 import zipfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,9 +37,15 @@ def print_text(text: str) -> None:
     InputError
         The output cannot be written for another reason, such as a full disk.
     """
-    try:
+    with _printing():
         sys.stdout.write(text if text.endswith("\n") else f"{text}\n")
         sys.stdout.flush()
+
+
+@contextmanager
+def _printing() -> Iterator[None]:
+    try:
+        yield
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -56,7 +62,7 @@ def print_rich(*parts: "RenderableType") -> None:
     width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
     console = Console(file=sys.stdout, width=width, highlight=False)
     # Captured, because rich itself would answer a closed pipe with exit code 1.
-    with console.capture() as captured:
+    with _printing(), console.capture() as captured:
         for part in parts:
             console.print(part)
     print_text("\n".join(line.rstrip() for line in captured.get().splitlines()))

@@ -47,7 +47,7 @@ def profile_command(
     out.print_rich(measured.to_table(top))
     hidden = len(measured.kernels) - (top or len(measured.kernels))
     if hidden > 0:
-        out.print_text(f"{hidden} faster kernels are not shown.")
+        out.print_text(f"{hidden} faster kernel(s) not shown.")
     out.print_text(
         f"The kernels add up to {measured.kernel_microseconds:.1f} us, measured with a hook around "
         f"each call; a whole run without it takes {measured.run_microseconds:.1f} us. The hook "

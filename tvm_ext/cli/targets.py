@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tvm_ext.hardware.description import Description
 
-app = typer.Typer(help="List the targets, or show one in numbers.", no_args_is_help=False)
+app = typer.Typer(help="List the targets, or show one in numbers.")
 
 # Ending of a field's name to its unit.
 _UNITS = {
@@ -110,9 +110,13 @@ def _table(description: "Description") -> "Table":
             for dtype, rate in value.items():
                 table.add_row(f"peak {dtype}", f"{rate / 1e9:,.0f}", "GFLOP/s, computed")
             continue
-        unit = next((unit for ending, unit in _UNITS.items() if key.endswith(ending)), "")
-        table.add_row(key, Text(_text(value)), unit)
+        table.add_row(key, Text(_text(value)), unit_of(key))
     return table
+
+
+def unit_of(field: str) -> str:
+    """The unit that a field's name ends in; empty for a count or a text."""
+    return next((unit for ending, unit in _UNITS.items() if field.endswith(ending)), "")
 
 
 def _text(value: Any) -> str:

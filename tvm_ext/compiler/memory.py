@@ -4,6 +4,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.compiler.graph_facts import operator_name, relax_bindings, weight_bytes
+from tvm_ext.relay_passes.origin_writer import bindings_of
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tir_schedules.block_access import static_extent
 
@@ -16,7 +17,7 @@ def plan_memory(mod: tvm.IRModule, reuse: bool = True) -> tuple[tvm.IRModule, Me
     mod = _allocate_explicitly(mod)
     unplanned, _ = _allocated(mod, "relax.builtin.alloc_tensor")
     if reuse:
-        mod = relax.transform.StaticPlanBlockMemory()(mod)
+        mod = _share_storage(mod)
     planned, symbolic = _allocated(mod, "relax.memory.alloc_storage")
     left, left_symbolic = _allocated(mod, "relax.builtin.alloc_tensor")
     record = MemoryRecord(
@@ -46,6 +47,27 @@ def _allocate_explicitly(mod: tvm.IRModule) -> tvm.IRModule:
             relax.transform.CallTIRRewrite(),
         ]
     )(mod)
+
+
+def _share_storage(mod: tvm.IRModule) -> tvm.IRModule:
+    """Plans storage of all functions but those with branches.
+
+    TVM's planner lets one branch use storage that only the other one allocates, which ends the
+    process (apache/tvm#20191).
+    """
+    branching = {
+        global_var: func
+        for global_var, func in mod.functions.items()
+        if isinstance(func, relax.Function) and _has_branches(func)
+    }
+    planned = relax.transform.StaticPlanBlockMemory()(mod)
+    if not branching:
+        return planned
+    return tvm.IRModule({**dict(planned.functions.items()), **branching}, attrs=mod.attrs)
+
+
+def _has_branches(func: relax.Function) -> bool:
+    return any(isinstance(binding.value, relax.If) for binding in bindings_of(func))
 
 
 def _allocated(mod: tvm.IRModule, operator: str) -> tuple[int, bool]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import onnx
 import tvm
 
+from tvm_ext.onnx_frontend.dimension_names import name_dimensions
 from tvm_ext.onnx_frontend.importer import import_graph
 from tvm_ext.onnx_frontend.input_shapes import freeze_input_shapes
 from tvm_ext.onnx_frontend.load import load_model
@@ -54,6 +55,7 @@ def prepare_model(
     model = load_model(source)
     name = model_name(source, model)
     freeze_input_shapes(model, input_shapes or {}, name)
+    name_dimensions(model.graph)
     name_nodes(model.graph)
     return name, model, prepare(model, name)
 

@@ -13,6 +13,7 @@ from tvm_ext.errors import ModelError, TvmExtError
 from tvm_ext.hardware.tvm_compat import ONNXGraphImporter
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
+from tvm_ext.relay_passes import InheritOrigins
 from tvm_ext.relay_passes.origin_writer import write_origins
 
 
@@ -34,11 +35,13 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
         warnings.simplefilter("ignore")
         try:
             mod = importer.from_onnx(model.graph, opset)
+            importer.note_branches(model.graph)
         except TvmExtError:
             raise
         except Exception as error:
             raise conversion_error(label, "the graph", error) from error
-    return write_origins(mod, {var: (node,) for var, node in importer.node_of.items()})
+    mod = write_origins(mod, {var: (node,) for var, node in importer.node_of.items()})
+    return InheritOrigins()(mod)
 
 
 def conversion_error(label: str, place: str, error: Exception) -> ModelError:
@@ -58,7 +61,13 @@ class _OriginImporter(ONNXGraphImporter):
         super().__init__(shape_dict={}, dtype_dict="float32", sanitize=True)
         self.label = label
         self.node_of: dict[relax.Var, str] = {}
-        self._subgraph_depth = 0
+
+    def note_branches(self, graph: onnx.GraphProto) -> None:
+        """Notes the results of If nodes of a graph that was converted; TVM binds them itself."""
+        for node in graph.node:
+            result = self._nodes.get(node.output[0]) if node.op_type == "If" else None
+            if isinstance(result, relax.Var):
+                self.node_of.setdefault(result, node.name)
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:
         node = attrs["tvm_custom"]["name"]
@@ -66,8 +75,7 @@ class _OriginImporter(ONNXGraphImporter):
             result = self._converted(op_name, inputs, attrs, opset)
         except Exception as error:
             raise conversion_error(self.label, f"{op_name} node '{node}'", error) from error
-        # Values of a branch must stay inside it: bound here, both branches would always run.
-        return result if self._subgraph_depth else self._bound(node, result)
+        return self._bound(node, result)
 
     def _converted(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:
         if op_name not in CONVERTERS:
@@ -76,12 +84,18 @@ class _OriginImporter(ONNXGraphImporter):
         result = convert(self.bb, inputs, attrs, [self._nodes, self._params])
         return self.bb.normalize(result) if isinstance(result, relax.Expr) else result
 
-    def _convert_subgraph(self, bb: relax.BlockBuilder, graph: onnx.GraphProto) -> Any:
-        self._subgraph_depth += 1
+    def _convert_subgraph(self, bb: relax.BlockBuilder, graph: onnx.GraphProto) -> relax.Expr:
+        """The branch of an If, with a block of its own.
+
+        TVM's importer binds what converters emit ahead of the If, where both branches always run.
+        """
+        bb._begin_binding_block()
         try:
-            return super()._convert_subgraph(bb, graph)
+            result = super()._convert_subgraph(bb, graph)
+            self.note_branches(graph)
         finally:
-            self._subgraph_depth -= 1
+            block = bb._end_block()
+        return relax.SeqExpr([block], result)
 
     def _bound(self, node: str, result: Any) -> Any:
         if isinstance(result, relax.Tuple):

@@ -1,11 +1,15 @@
 """Freezes dynamic dimensions of an ONNX model's inputs to the sizes a user gives."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import onnx
 
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import InputError
+
+# Kernels count elements in 32 bits.
+MAX_ELEMENTS = (1 << 31) - 1
 
 
 def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
@@ -24,7 +28,8 @@ def freeze_input_shapes(
     Raises
     ------
     InputError
-        An input name is unknown, a rank differs, a size is not positive or contradicts the model.
+        An input name is unknown, a rank differs, a size is not positive or contradicts the model,
+        or an input is too large or has neither a shape in the model nor one given for it.
     """
     inputs = {value.name: value for value in model_inputs(model.graph)}
     sizes_by_symbol: dict[str, int] = {}
@@ -36,9 +41,24 @@ def freeze_input_shapes(
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in sizes_by_symbol:
                 dim.dim_value = sizes_by_symbol[dim.dim_param]
+        _require_shape(value, label)
     if input_shapes:
         del model.graph.value_info[:]
         _forget_output_shapes(model.graph)
+
+
+def _require_shape(value: onnx.ValueInfoProto, label: str) -> None:
+    if not value.type.tensor_type.HasField("shape"):
+        raise InputError(
+            f"{label}: input '{value.name}' has no shape in the model; expected at least its "
+            "number of dimensions: give its sizes in input_shapes"
+        )
+    elements = math.prod(max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim)
+    if elements > MAX_ELEMENTS:
+        raise InputError(
+            f"{label}: input '{value.name}' has {elements} elements; expected at most "
+            f"{MAX_ELEMENTS}: give smaller sizes"
+        )
 
 
 def _freeze_one(

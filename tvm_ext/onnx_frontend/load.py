@@ -9,6 +9,9 @@ from onnx import numpy_helper
 
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.node_order import sort_nodes
+from tvm_ext.onnx_frontend.old_opsets import modernize
+from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
+from tvm_ext.onnx_frontend.value_types import require_tensors_of_numbers
 
 
 def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
@@ -17,8 +20,9 @@ def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     Raises
     ------
     ModelError
-        The file cannot be read or is not an ONNX model, external data is missing, the graph has a
-        cycle, its types do not fit, or an initializer holds NaN.
+        The file cannot be read or is not an ONNX model, external data is missing, the opset is
+        newer than the installed onnx package, the graph has a cycle, its types do not fit, an
+        input or output is no tensor of numbers, or an initializer holds NaN.
     """
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
@@ -29,10 +33,13 @@ def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
         model = _read(path)
         label = str(path)
     _require_graph(model, label)
+    _require_known_opset(model, label)
+    _complete(model.graph)
     sort_nodes(model.graph, label)
     _check(model, label)
+    require_tensors_of_numbers(model.graph, label)
     _refuse_nan(model.graph, label)
-    return model
+    return modernize(model)
 
 
 def _read(path: Path) -> onnx.ModelProto:
@@ -73,18 +80,60 @@ def _require_graph(model: onnx.ModelProto, label: str) -> None:
         raise ModelError(f"{label} has no graph outputs; expected at least one: export it again")
 
 
+def _require_known_opset(model: onnx.ModelProto, label: str) -> None:
+    known = onnx.defs.onnx_opset_version()
+    for opset in model.opset_import:
+        if opset.domain in DEFAULT_DOMAINS and opset.version > known:
+            raise ModelError(
+                f"{label} is of opset {opset.version}; expected at most {known}, the newest that "
+                "the installed onnx package knows: export with that opset or install a newer onnx"
+            )
+
+
+def _complete(graph: onnx.GraphProto) -> None:
+    """What ONNX Runtime does without and the checker does not: a name, each output once."""
+    graph.name = graph.name or "graph"
+    outputs = {value.name: value for value in reversed(graph.output)}
+    if len(outputs) < len(graph.output):
+        kept = [outputs.pop(value.name) for value in graph.output if value.name in outputs]
+        copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+        del graph.output[:]
+        graph.output.extend(copies)
+
+
 def _check(model: onnx.ModelProto, label: str) -> None:
     """Structure and types; models above protobuf's 2 GB limit are checked by parts later on."""
     if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
         return
     try:
-        onnx.checker.check_model(model)
+        _check_structure(model)
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+    except (
+        ValueError,
+        onnx.checker.ValidationError,
+        onnx.shape_inference.InferenceError,
+    ) as error:
         raise ModelError(
             f"{label} is not a valid ONNX model: {_one_line(error)}; "
             "expected a graph that passes onnx.checker: repair or export it again"
         ) from error
+
+
+def _check_structure(model: onnx.ModelProto) -> None:
+    """The checker wants every input and output to have a shape, which many exporters leave out."""
+    tensors = [
+        value.type.tensor_type
+        for value in (*model.graph.input, *model.graph.output)
+        if value.type.HasField("tensor_type")
+    ]
+    shapeless = [tensor for tensor in tensors if not tensor.HasField("shape")]
+    for tensor in shapeless:
+        tensor.shape.SetInParent()
+    try:
+        onnx.checker.check_model(model)
+    finally:
+        for tensor in shapeless:
+            tensor.ClearField("shape")
 
 
 def _refuse_nan(graph: onnx.GraphProto, label: str) -> None:

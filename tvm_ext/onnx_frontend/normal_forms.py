@@ -3,18 +3,31 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 import onnx_ir as ir
+
+from tvm_ext.errors import ModelError
 
 _WINDOW_OPERATORS = ("AveragePool", "Conv", "LpPool", "MaxPool")
 
 # Converters that compute with a float32 constant inside and so take no other type.
 _FLOAT32_OPERATORS = ("Celu", "Elu", "HardSigmoid", "Selu", "Shrink", "ThresholdedRelu")
 
+_BROADCAST_OPERATORS = ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub")
+
+# How far a size may be from the scaled one, for scales such as a third in float32.
+_SCALE_TOLERANCE = 1e-3
+
 
 def to_normal_forms(model: ir.Model) -> None:
     """Changes the model in place; its inputs, outputs and values stay the same.
 
     Shapes and types must have been inferred: a node without them is left as it is.
+
+    Raises
+    ------
+    ModelError
+        A Resize scales a size to one that is not whole.
     """
     for node in list(model.graph.all_nodes()):
         form = _FORMS.get(node.op_type)
@@ -86,6 +99,52 @@ def _in_float32(node: ir.Node) -> None:
     result.type = ir.TensorType(ir.DataType.FLOAT)
 
 
+def _aligned_operand(node: ir.Node) -> None:
+    """Opsets before 7: ``axis`` says where the second operand begins, now its last axes do."""
+    axis = node.attributes.get("axis")
+    first, second = (_static_shape(value) for value in node.inputs[:2])
+    if axis is not None and first is not None and second is not None:
+        start = axis.as_int() % max(len(first), 1)
+        missing = len(first) - start - len(second)
+        _reshape_operand(node, [*second, *[1] * missing])
+    if node.op_type == "Pow":
+        _same_type_power(node)
+
+
+def _reshape_operand(node: ir.Node, shape: list[int]) -> None:
+    graph = node.graph
+    if graph is None:
+        return
+    array = ir.tensor(np.array(shape, np.int64), name=f"{node.name}/shape")
+    constant = ir.node("Constant", [], {"value": array}, name=f"{node.name}/shape")
+    reshape = ir.node("Reshape", [node.inputs[1], constant.outputs[0]], name=f"{node.name}/reshape")
+    for added in (constant, reshape):
+        added.outputs[0].name = added.name
+    graph.insert_before(node, [constant, reshape])
+    node.replace_input_with(1, reshape.outputs[0])
+    for name in ("axis", "broadcast"):
+        node.attributes.pop(name, None)
+
+
+def _whole_resize(node: ir.Node) -> None:
+    """TVM resizes by the ratio of the sizes; ONNX by the scale, which differs for 7 * 0.5."""
+    scales = node.inputs[2] if len(node.inputs) > 2 else None
+    if scales is None or scales.const_value is None:
+        return
+    if _text(node, "coordinate_transformation_mode") == "align_corners":
+        return
+    before, after = _static_shape(node.inputs[0]), _static_shape(node.outputs[0])
+    if before is None or after is None:
+        return
+    for old, new, scale in zip(before, after, scales.const_value.numpy(), strict=False):
+        if abs(old * float(scale) - new) > _SCALE_TOLERANCE:
+            raise ModelError(
+                f"Resize node '{node.name}' scales size {old} by {scale:g}, which is not whole; "
+                "expected scales that give whole sizes: export it with sizes, or give another "
+                "input shape"
+            )
+
+
 def _cast_before(node: ir.Node, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
     cast = ir.node("Cast", [value], {"to": dtype}, name=f"{node.name}/cast")
     result = cast.outputs[0]
@@ -117,5 +176,6 @@ def _text(node: ir.Node, name: str) -> str:
 _FORMS: dict[str, Callable[[ir.Node], None]] = {
     **dict.fromkeys(_WINDOW_OPERATORS, _explicit_padding),
     **dict.fromkeys(_FLOAT32_OPERATORS, _in_float32),
-    "Pow": _same_type_power,
+    **dict.fromkeys(_BROADCAST_OPERATORS, _aligned_operand),
+    "Resize": _whole_resize,
 }

@@ -1,9 +1,9 @@
 """Simplifies a model at ONNX level until TVM's importer can read it.
 
 onnxscript's optimizer inlines model-local functions, propagates shapes and shape arithmetic and
-folds constants. It was chosen over onnxslim (same coverage, but it fuses Conv and BatchNormalization
-itself, which hides from a report what was folded and why) and over plain shape inference (which
-leaves the arithmetic in place).
+folds constants. It was chosen over onnxslim (same coverage, but it fuses Conv and
+BatchNormalization itself, which hides from a report what was folded and why) and over plain shape
+inference (which leaves the arithmetic in place).
 """
 
 from collections import Counter
@@ -57,6 +57,7 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
             input_size_limit=FOLD_INPUT_LIMIT,
             output_size_limit=FOLD_OUTPUT_LIMIT,
         )
+        _restore_initializers(simplified.graph)
         for position, value in passed_on:
             simplified.graph.outputs.insert(position, value)
         to_normal_forms(simplified)
@@ -81,3 +82,16 @@ def _take_passed_on(graph: ir.Graph) -> list[tuple[int, ir.Value]]:
     for _, value in passed_on:
         graph.outputs.remove(value)
     return passed_on
+
+
+def _restore_initializers(graph: ir.Graph) -> None:
+    """Puts back stored values that the optimizer took for duplicates while a node reads them.
+
+    It happens to a node that computes the same as another one when both results are outputs.
+    """
+    for node in graph.all_nodes():
+        for value in node.inputs:
+            if value is None or value.const_value is None or value.producer() is not None:
+                continue
+            if not (value.is_graph_input() or value.is_initializer()):
+                graph.register_initializer(value)

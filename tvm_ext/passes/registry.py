@@ -66,7 +66,14 @@ class PassEntry:
             raise PassError(
                 f"pass '{self.name}' takes no options, got {', '.join(options)}: drop them"
             )
-        made = self.factory()
+        try:
+            made = self.factory()
+        except Exception as error:
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise PassError(
+                f"pass '{self.name}' cannot be made ({reason}); expected a class or factory that "
+                "needs no arguments: register an instance, or use graph_pass for options"
+            ) from error
         if not isinstance(made, tvm.transform.Pass):
             raise PassError(
                 f"pass '{self.name}' made a {type(made).__name__}, expected a "

@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 from tvm_ffi import structural_equal
 
-from tvm_ext.errors import PassError
+from tvm_ext.errors import ConfigError, PassError
 from tvm_ext.passes.pipeline import Step
 from tvm_ext.relay_passes.pass_log import PassDecision, recording
 from tvm_ext.report.records import Decision, PassRecord
@@ -21,111 +21,97 @@ class PassRunner:
     ----------
     dump_dir : Path, optional
         Folder into which TVM's DumpIR writes the module after each pass.
+
+    Raises
+    ------
+    ConfigError
+        The folder cannot be made.
     """
 
     def __init__(self, dump_dir: Path | None = None) -> None:
         self.records: list[PassRecord] = []
-        self._observer = _Observer()
-        self._instruments: list[object] = [self._observer]
+        self._instruments: list[object] = []
         if dump_dir is not None:
-            self._instruments.append(tvm.ir.instrument.DumpIR(dump_dir, refresh=True))
+            self._instruments.append(_dump_instrument(dump_dir))
 
     def run(
         self, steps: Sequence[Step], mod: tvm.IRModule, extra: Sequence[object] = ()
     ) -> tvm.IRModule:
-        """Runs the steps as one ``tvm.transform.Sequential``; ``extra`` instruments look on.
+        """Runs the steps in their order; ``extra`` instruments look on.
+
+        Each runs by itself: what one ``tvm.transform.Sequential`` leaves out or adds on its own
+        could not be told apart from its neighbours.
 
         Raises
         ------
         PassError
             A pass raised, or left a module that is not well-formed; the message names it.
         """
-        active = [step for step in steps if not step.skipped]
-        if not steps:
-            return mod
-        self._observer.start([step.entry.name for step in active])
-        sequence = tvm.transform.Sequential([step.make() for step in active], name="pipeline")
+        passes = [None if step.skipped else step.make() for step in steps]
         with (
             tvm.transform.PassContext(opt_level=3, instruments=[*self._instruments, *extra]),
             recording() as decisions,
         ):
-            self._observer.decisions = decisions
-            try:
-                mod = sequence(mod)
-            except Exception as error:
-                raise self._observer.pass_error(error) from error
-        self._collect(steps)
+            for step, made in zip(steps, passes, strict=True):
+                name, level = step.entry.name, step.entry.level
+                if made is None:
+                    self.records.append(PassRecord(name, level, 0.0, False, 0, 0, step.skipped, []))
+                    continue
+                first = len(decisions)
+                begun = time.perf_counter()
+                after = _apply(name, made, mod)
+                seconds = time.perf_counter() - begun
+                changed = not after.same_as(mod) and not structural_equal(after, mod)
+                if changed and not relax.analysis.check_well_formed(after, check_ty=False):
+                    raise _pass_error(name, "left a module that is not well-formed")
+                self.records.append(_record(step, seconds, changed, decisions[first:]))
+                mod = after
         return mod
 
-    def _collect(self, steps: Sequence[Step]) -> None:
-        finished = iter(self._observer.finished)
-        for step in steps:
-            entry = step.entry
-            if step.skipped:
-                self.records.append(
-                    PassRecord(entry.name, entry.level, 0.0, False, 0, 0, step.skipped, [])
-                )
-                continue
-            seconds, changed, decided = next(finished)
-            # A pass speaks for itself only; a nested one has its own name in the log.
-            decisions = [Decision(d.pass_name, d.applied, d.where, d.reason) for d in decided]
-            applied = sum(d.applied for d in decisions)
-            refused = len(decisions) - applied
-            self.records.append(
-                PassRecord(
-                    entry.name, entry.level, seconds, changed, applied, refused, "", decisions
-                )
-            )
+
+def _dump_instrument(folder: Path) -> object:
+    instrument = tvm.ir.instrument.DumpIR(folder, refresh=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the folder {folder} for dumps cannot be made ({error.strerror}); expected a folder "
+            "or a free name: choose another path"
+        ) from error
+    return instrument
 
 
-@tvm.instrument.pass_instrument
-class _Observer:
-    """Sees every pass that TVM runs; counts those directly inside the pipeline's Sequential."""
-
-    def __init__(self) -> None:
-        self.decisions: list[PassDecision] = []
-        self.finished: list[tuple[float, bool, list[PassDecision]]] = []
-        self._names: list[str] = []
-        self._open: list[str] = []
-        self._begun = 0.0
-        self._seen_decisions = 0
-        self._before: tvm.IRModule | None = None
-        self._problem = ""
-
-    def start(self, names: list[str]) -> None:
-        self.finished = []
-        self._names = names
-        self._open = []
-        self._seen_decisions = 0
-        self._problem = ""
-
-    def run_before_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
-        self._open.append(str(info.name))
-        if len(self._open) == 2:
-            self._before = mod
-            self._begun = time.perf_counter()
-
-    def run_after_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
-        # A pass that raised inside another one, which caught it, never came to its end.
-        while self._open and self._open.pop() != str(info.name):
-            continue
-        if len(self._open) != 1:
-            return
-        seconds = time.perf_counter() - self._begun
-        decided = list(self.decisions[self._seen_decisions :])
-        self._seen_decisions = len(self.decisions)
-        changed = not mod.same_as(self._before) and not structural_equal(mod, self._before)
-        if changed and not relax.analysis.check_well_formed(mod, check_ty=False):
-            self._problem = "left a module that is not well-formed"
-            raise ValueError(self._problem)
-        self._before = None
-        self.finished.append((seconds, changed, decided))
-
-    def pass_error(self, error: Exception) -> PassError:
-        name = self._names[min(len(self.finished), len(self._names) - 1)]
+def _apply(name: str, made: tvm.transform.Pass, mod: tvm.IRModule) -> tvm.IRModule:
+    # A pass that asks for others ahead of it gets them from a Sequential only.
+    runnable = tvm.transform.Sequential([made]) if made.info.required else made
+    try:
+        after = runnable(mod)
+    except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = self._problem or (lines[-1][:300] if lines else type(error).__name__)
-        return PassError(
-            f"pass '{name}' failed: {reason}; expected a valid module: "
-            f"compile without it (--disable-pass {name}) and look at the IR with --dump-ir"
-        )
+        raise _pass_error(name, lines[-1][:300] if lines else type(error).__name__) from error
+    return after
+
+
+def _pass_error(name: str, reason: str) -> PassError:
+    return PassError(
+        f"pass '{name}' failed: {reason}; expected a valid module: "
+        f"compile without it (--disable-pass {name}) and look at the IR with --dump-ir"
+    )
+
+
+def _record(
+    step: Step, seconds: float, changed: bool, decided: Sequence[PassDecision]
+) -> PassRecord:
+    # A pass speaks for itself only; a nested one has its own name in the log.
+    decisions = [Decision(d.pass_name, d.applied, d.where, d.reason) for d in decided]
+    applied = sum(d.applied for d in decisions)
+    return PassRecord(
+        step.entry.name,
+        step.entry.level,
+        seconds,
+        changed,
+        applied,
+        len(decisions) - applied,
+        "",
+        decisions,
+    )

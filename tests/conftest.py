@@ -1,0 +1,54 @@
+"""Fixtures for every test: small ONNX models on the disk."""
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+
+@pytest.fixture(scope="session")
+def tiny_model_path(tmp_path_factory) -> Path:
+    """A convolution with bias and a ReLU: ``x`` float32[N, 3, 8, 8] to ``y`` [N, 4, 8, 8]."""
+    return _write_conv(tmp_path_factory.mktemp("tiny") / "tiny.onnx", seed=0)
+
+
+@pytest.fixture(scope="session")
+def other_tiny_model_path(tmp_path_factory) -> Path:
+    """``tiny_model_path`` with other weights."""
+    return _write_conv(tmp_path_factory.mktemp("other") / "other.onnx", seed=1)
+
+
+@pytest.fixture(scope="session")
+def abs_model_path(tmp_path_factory) -> Path:
+    """Two absolute values in a row and a tanh: ``x`` float32[2, 3] to ``y`` float32[2, 3]."""
+    nodes = [
+        helper.make_node("Abs", ["x"], ["a"], name="abs1"),
+        helper.make_node("Abs", ["a"], ["b"], name="abs2"),
+        helper.make_node("Tanh", ["b"], ["y"], name="tanh"),
+    ]
+    x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [2, 3]) for n in "xy")
+    path = tmp_path_factory.mktemp("abs") / "abs.onnx"
+    return _write(path, helper.make_graph(nodes, "abs", [x], [y]))
+
+
+def _write_conv(path: Path, seed: int) -> Path:
+    generator = np.random.default_rng(seed)
+    weights = [
+        numpy_helper.from_array(generator.standard_normal(shape, np.float32), name)
+        for name, shape in (("w", (4, 3, 3, 3)), ("b", (4,)))
+    ]
+    nodes = [
+        helper.make_node("Conv", ["x", "w", "b"], ["c"], name="conv1", pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["c"], ["y"], name="relu1"),
+    ]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["N", 3, 8, 8])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["N", 4, 8, 8])
+    return _write(path, helper.make_graph(nodes, "tiny", [x], [y], weights))
+
+
+def _write(path: Path, graph: onnx.GraphProto) -> Path:
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return path

@@ -1,0 +1,114 @@
+"""Turns Relax expressions into fused kernels and runs scheduled kernels beside the plain ones."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import tvm
+from tvm import relax, s_tir, tirx
+
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.template import Machine
+
+Spec = tuple[Sequence[int], str]
+Kernels = dict[str, tirx.PrimFunc]
+
+
+def f32(*shape: int) -> Spec:
+    return shape, "float32"
+
+
+def kernels_of(expression: Callable[..., relax.Expr], *specs: Spec) -> Kernels:
+    """The fused kernels of ``expression``, a function of one variable for each of ``specs``."""
+    builder = relax.BlockBuilder()
+    variables = [
+        relax.Var(f"x{i}", relax.TensorType(list(shape), dtype))
+        for i, (shape, dtype) in enumerate(specs)
+    ]
+    with builder.function("main", variables):
+        with builder.dataflow():
+            result = builder.emit_output(expression(*variables))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    with host_description().tvm_target():
+        for step in (
+            relax.transform.DecomposeOpsForInference(),
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+        ):
+            mod = step(mod)
+    return {
+        str(name.name_hint): func
+        for name, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc)
+    }
+
+
+def kernel_of(expression: Callable[..., relax.Expr], *specs: Spec) -> tirx.PrimFunc:
+    """The kernel of an expression that fuses into one."""
+    (func,) = kernels_of(expression, *specs).values()
+    return func
+
+
+def lowered(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
+    """The loops as vectorisation leaves them: what it could not do is a serial loop again."""
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    steps = [
+        tirx.transform.BindTarget(machine.tvm_target()),
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.NarrowDataType(32),
+        s_tir.transform.LoopPartition(),
+        tirx.transform.VectorizeLoop(),
+    ]
+    return tvm.transform.Sequential(steps)(mod)["main"]
+
+
+def run(functions: Mapping[str, tirx.PrimFunc], seed: int = 0) -> dict[str, list[np.ndarray]]:
+    """All buffers of every function after a run; same seed and shapes, same contents before it."""
+    symbols = {f"f{i}": name for i, name in enumerate(functions)}
+    mod = tvm.IRModule(
+        {
+            symbol: functions[name].with_attr("global_symbol", symbol)
+            for symbol, name in symbols.items()
+        }
+    )
+    library = tirx.build(mod, target=host_description().tvm_target())
+    results: dict[str, list[np.ndarray]] = {}
+    for symbol, name in symbols.items():
+        generator = np.random.default_rng(seed)
+        func = functions[name]
+        buffers = [param for param in func.params if isinstance(param.ty, tirx.BufferType)]
+        arrays = [tvm.runtime.tensor(_filled(buffer, generator)) for buffer in buffers]
+        library[symbol](*arrays)
+        results[name] = [array.numpy() for array in arrays]
+    return results
+
+
+def _filled(buffer: tvm.ir.Var, generator: np.random.Generator) -> np.ndarray:
+    """Values that are small enough for an index and for an exponential."""
+    shape = [static_extent(size) or 0 for size in buffer.shape]
+    dtype = str(buffer.dtype)
+    if dtype == "bool":
+        return generator.integers(0, 2, shape).astype("bool")
+    if "int" in dtype:
+        return generator.integers(0, 3, shape).astype(dtype)
+    return generator.uniform(0.1, 1.0, shape).astype(dtype)
+
+
+def assert_same(plain: Sequence[np.ndarray], scheduled: Sequence[np.ndarray], name: str) -> None:
+    """Equal but for the order of sums."""
+    for index, (wanted, found) in enumerate(zip(plain, scheduled, strict=True)):
+        half = wanted.dtype == np.float16
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if half else {"rtol": 2e-5, "atol": 1e-5}
+        np.testing.assert_allclose(
+            found, wanted, **tolerance, err_msg=f"{name}, buffer {index}", equal_nan=False
+        )

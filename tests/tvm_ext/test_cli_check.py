@@ -1,0 +1,53 @@
+"""``tvm-ext check``: exit code 0 when the numbers agree, 1 when they differ."""
+
+import json
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tvm_ext.cli.main import app
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def compiled_path(tiny_model_path, tmp_path_factory):
+    path = tmp_path_factory.mktemp("compiled") / "tiny.tvmx"
+    assert invoke("compile", tiny_model_path, "-o", path, "-q").exit_code == 0
+    return path
+
+
+def test_a_model_that_agrees(tiny_model_path):
+    result = invoke("check", tiny_model_path, "--input-shape", "x=2,3,8,8", "--seed", 3)
+    assert result.exit_code == 0, result.output
+    assert "agrees" in result.stdout
+
+
+def test_inputs_of_a_file(tiny_model_path, tmp_path):
+    np.savez(tmp_path / "in.npz", x=np.ones((5, 3, 8, 8), np.float32))
+    result = invoke("check", tiny_model_path, "--inputs", tmp_path / "in.npz", "--json")
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["ok"] is True
+    np.savez(tmp_path / "in.npz", x=np.ones((5, 3, 8, 9), np.float32))
+    assert invoke("check", tiny_model_path, "--inputs", tmp_path / "in.npz").exit_code == 2
+
+
+def test_a_saved_model_against_its_own_and_another(
+    compiled_path, tiny_model_path, other_tiny_model_path
+):
+    assert invoke("check", compiled_path, "--against", tiny_model_path).exit_code == 0
+    differs = invoke("check", compiled_path, "--against", other_tiny_model_path)
+    assert differs.exit_code == 1
+    assert "differs" in differs.stdout
+    assert differs.stderr == ""
+    differs = invoke("check", compiled_path, "--against", other_tiny_model_path, "--json")
+    assert differs.exit_code == 1
+    assert json.loads(differs.stdout)["ok"] is False
+
+
+def test_a_given_tolerance_replaces_the_default(compiled_path, other_tiny_model_path):
+    arguments = ("check", compiled_path, "--against", other_tiny_model_path, "--rtol", 100)
+    assert invoke(*arguments).exit_code == 0

@@ -1,0 +1,127 @@
+"""The command line as a process: exit codes, streams, interrupts, and that help is cheap."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = (sys.executable, "-c", "from tvm_ext.cli.main import main; main()")
+
+
+def run(*arguments, cwd, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
+
+
+def test_success_is_0_and_stdout_holds_only_json(tiny_model_path, tmp_path):
+    done = run("compile", tiny_model_path, "--json", "-o", "m.tvmx", cwd=tmp_path)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["output"] == "m.tvmx"
+    assert done.stderr == ""
+    assert os.listdir(tmp_path) == ["m.tvmx"]
+
+
+@pytest.mark.parametrize("arguments", [("compile", "gone.onnx"), ("compile",), ("nonsense",)])
+def test_bad_input_is_2_and_one_line(tmp_path, arguments):
+    done = run(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1
+    assert "-c" not in done.stderr
+
+
+def test_help_imports_neither_tvm_nor_onnx(tmp_path):
+    code = (
+        "import sys\nfrom tvm_ext.cli.main import app\n"
+        "try:\n    app(['run', '--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'tvm', 'onnx', 'numpy', 'jinja2'} & set(sys.modules)\n"
+        "print(sorted(heavy), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full on this system")
+def test_a_full_disk_behind_stdout_is_one_line(tmp_path):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*COMMAND, "targets", "list"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: the result cannot be printed")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_leaves_causes_no_traceback(tmp_path):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [*COMMAND, "passes", "list", "--json"],
+        cwd=tmp_path,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(writer)
+    assert done.returncode == 141
+    assert done.stderr == ""
+
+
+SLOW_PASS = """
+import pathlib, time
+
+def Slow(mod):
+    pathlib.Path("begun").touch()
+    time.sleep(60)
+    return mod
+"""
+
+
+def test_an_interrupt_inside_of_a_pass_is_130(abs_model_path, tmp_path):
+    """TVM hands the interrupt on as an error of the pass, which it must not be reported as."""
+    info = tmp_path / "slow-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: slow\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tvm_ext.passes]\nSlow = slow_pass:Slow\n")
+    (tmp_path / "slow_pass.py").write_text(SLOW_PASS)
+    process = subprocess.Popen(
+        [*COMMAND, "compile", str(abs_model_path), "-o", "out.tvmx"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        for _ in range(600):
+            if (tmp_path / "begun").exists() or process.poll() is not None:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert (stdout, stderr) == ("", "")
+    assert not (tmp_path / "out.tvmx").exists()
