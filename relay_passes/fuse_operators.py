@@ -43,9 +43,15 @@ class _Replay:
     def __init__(self, before: relax.Function, fused: tvm.IRModule) -> None:
         self.before = before
         self.fused = fused
-        self.old: dict[Hashable, relax.Var] = {}
+        # Bindings that compute the same (in two branches, say) share a key: all are known as the
+        # first of them, and give away their names in their order.
+        self.old: dict[Hashable, list[relax.Var]] = {}
+        known: dict[int, Hashable] = {}
         for binding in bindings_of(before):
-            self.old.setdefault(_key(binding.value, {}), binding.var)
+            same = self.old.setdefault(_key(binding.value, known), [])
+            same.append(binding.var)
+            known[hash(binding.var)] = hash(same[0])
+        self.taken: dict[Hashable, int] = {}
 
     def origins(self, after: relax.Function) -> dict[relax.Var, tuple[str, ...]]:
         """The merged origins by variable of the fused function."""
@@ -56,7 +62,8 @@ class _Replay:
         for binding in bindings_of(after):
             group = self._group(binding.value)
             if group is None:
-                known[hash(binding.var)] = self._replayed(binding.value, known)
+                self._take(_key(binding.value, known))
+                known[hash(binding.var)] = self._known_as(binding.value, known)
                 continue
             members, result = self._replay_group(group, binding.value, known)
             known[hash(binding.var)] = result
@@ -78,21 +85,27 @@ class _Replay:
         }
         members: list[relax.Var] = []
         for binding in bindings_of(group):
-            found = self.old.get(_key(binding.value, known))
-            known[hash(binding.var)] = self._replayed(binding.value, known)
-            if found is not None:
-                members.append(found)
+            key = _key(binding.value, known)
+            known[hash(binding.var)] = self._known_as(binding.value, known)
+            members += self._take(key)
         return members, _key(group.body.body, known)
 
-    def _replayed(self, value: relax.Expr, known: dict[int, Hashable]) -> Hashable:
+    def _take(self, key: Hashable) -> list[relax.Var]:
+        """The next of the old bindings with this key, if there is any."""
+        same = self.old.get(key, [])
+        position = self.taken.get(key, 0)
+        self.taken[key] = position + 1
+        return same[min(position, len(same) - 1) :][:1]
+
+    def _known_as(self, value: relax.Expr, known: dict[int, Hashable]) -> Hashable:
         """The old variable that is bound to ``value``, or ``value`` itself in old terms."""
         key = _key(value, known)
         if isinstance(value, relax.TupleGetItem):
             source = _key(value.tuple_value, known)
             if isinstance(source, tuple) and source[0] == "tuple":
                 return source[1][value.index]
-        found = self.old.get(key)
-        return hash(found) if found is not None else key
+        same = self.old.get(key)
+        return hash(same[0]) if same else key
 
 
 def _key(value: relax.Expr, known: dict[int, Hashable]) -> Hashable:

@@ -65,14 +65,18 @@ def access_of(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> BlockAcces
     """
     stmt = sch.get(block)
     loops = sch.get_loops(block)
-    if len(loops) != len(stmt.iter_vars) or len(stmt.writes) != 1:
+    iter_vars = list(stmt.iter_vars)
+    if not loops and all(static_extent(v.dom.extent) == 1 for v in iter_vars):
+        # A scalar is computed by an iteration variable without a loop.
+        iter_vars = []
+    if len(loops) != len(iter_vars) or len(stmt.writes) != 1:
         return None
     extents = [static_extent(sch.get(loop).extent) for loop in loops]
-    kinds = [iter_var.iter_type for iter_var in stmt.iter_vars]
+    kinds = [iter_var.iter_type for iter_var in iter_vars]
     known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
     if None in extents or any(kind not in known for kind in kinds):
         return None
-    variables = [iter_var.var for iter_var in stmt.iter_vars]
+    variables = [iter_var.var for iter_var in iter_vars]
     written = stmt.writes[0]
     reads = [r for r in stmt.reads if not r.source.same_as(written.source)]
     return BlockAccess(

@@ -20,8 +20,13 @@ def check_inputs(
     Raises
     ------
     InputError
-        A name is missing or unknown, or a dtype, rank or size differs.
+        A name is missing or unknown, a value is no array, or a dtype, rank or size differs.
     """
+    if not isinstance(inputs, Mapping):
+        raise InputError(
+            f"inputs are a {type(inputs).__name__}, expected a mapping of name to array: "
+            f"pass {{name: array}} with {', '.join(repr(spec.name) for spec in specs)}"
+        )
     known = {spec.name: spec for spec in specs}
     for name in inputs:
         if name not in known:
@@ -40,7 +45,13 @@ def check_inputs(
 
 
 def _check_one(spec: TensorSpec, value: npt.ArrayLike, sizes: dict[str, int]) -> np.ndarray:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(
+            f"input '{spec.name}' cannot be read as an array ({error}); expected "
+            f"{spec.describe()}: pass a NumPy array"
+        ) from error
     found = f"{array.dtype}{list(array.shape)}"
     if str(array.dtype) != spec.dtype:
         raise InputError(

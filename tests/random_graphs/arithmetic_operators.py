@@ -157,7 +157,13 @@ def where(g: GraphBuilder) -> None:
     elif kind == "input":
         condition = g.input(_broadcastable(g, x.shape), TensorProto.BOOL)
     else:
-        exact = g.value(lambda v: v in g.inputs and _can_broadcast(v.shape, x.shape))
+        exact = g.value(
+            lambda v: (
+                v in g.inputs
+                and _can_broadcast(v.shape, x.shape)
+                and _can_broadcast(v.shape, y.shape)
+            )
+        )
         op = g.pick(("Greater", "Less", "GreaterOrEqual", "LessOrEqual"))
         condition = g.add(op, [exact, g.constant(0.1, g.dtype)])[0]
     g.add_float("Where", [condition, x, y])

@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 17)
 MAX_ELEMENTS = 3000
 OPSETS = (17, 18, 21)
+# Largest size of an input by its rank.
+LARGEST = {1: 17, 2: 17, 3: 13, 4: 8, 5: 4}
 
 
 class Declined(Exception):
@@ -200,7 +202,7 @@ def build_graph(
     builder.elem_type = TensorProto.FLOAT16 if builder.chance(8) else TensorProto.FLOAT
     for _ in range(builder.pick((1, 1, 2))):
         rank = builder.pick((4, 3, 2, 4, 3, 1, 5))
-        largest = {1: 17, 2: 17, 3: 13, 4: 8, 5: 4}[rank]
+        largest = LARGEST[rank]
         sizes = [size for size in SIZES if size <= largest]
         builder.pool.append(builder.input([builder.pick(sizes) for _ in range(rank)]))
     wanted, tries = builder.integer(3, 10), 0

@@ -128,14 +128,15 @@ def resize(g: GraphBuilder) -> None:
     if mode == "nearest":
         rounding = ("floor", "round_prefer_floor", "round_prefer_ceil", "ceil")
         attributes["nearest_mode"] = g.pick(rounding)
-    if g.chance():
+    aligned = attributes["coordinate_transformation_mode"] == "align_corners"
+    if g.chance() and not aligned:
         # A half only of even sizes: TVM cannot scale to a size that is not whole.
         choices = [(2.0, 1.0, 3.0, 0.5 if size % 2 == 0 else 1.0) for size in x.shape[2:]]
         scales = [1.0, 1.0, *(g.pick(choice) for choice in choices)]
         g.add_float("Resize", [x, None, g.constant(scales, np.float32)], **attributes)
         return
-    # A single aligned corner divides by zero in TVM, which says so.
-    smallest = 2 if attributes["coordinate_transformation_mode"] == "align_corners" else 1
+    # A single aligned element is refused.
+    smallest = 2 if aligned else 1
     sizes = [*x.shape[:2], *(g.integer(smallest, 9) for _ in x.shape[2:])]
     g.add_float("Resize", [x, None, None, g.constant(sizes, _INT64)], **attributes)
 

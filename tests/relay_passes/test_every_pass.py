@@ -37,8 +37,17 @@ RUNS_AFTER = {
 # These run in the lowered part of the pipelines as well.
 RUNS_TWICE = ("FoldConstant", "InheritOrigins", "DeadCodeElimination", "CanonicalizeBindings")
 
+# TVM's own that a second run of takes further, and why.
+NOT_IDEMPOTENT = {
+    "EliminateCommonSubexpr": "binds an output to the one it equals; the next run sees through it",
+    "ToMixedPrecision": "the second run casts around the casts of the first",
+}
+
+# TVM's own that only move names around, or are tested with the whole pipeline: no numbers here.
+TVM_PASSES_WITH_NUMBERS = ("CombineParallelMatmul", "FoldConstant", "ToMixedPrecision")
+
 # Passes that compute less precisely, on purpose, and how far they may be off.
-LESS_PRECISE = {"ToMixedPrecision": 3e-2, "FastMathTransform": 2e-2}
+LESS_PRECISE = {"ToMixedPrecision": 3e-2}
 
 
 def rand(*shape: int, dtype: str = "float32", seed: int = 0) -> np.ndarray:
@@ -55,9 +64,7 @@ def const(*shape: int, seed: int = 0) -> relax.Expr:
 def batch_norm(emit: Emit, data: relax.Expr, channels: int, epsilon: float = 1e-5) -> relax.Var:
     gamma, beta, mean = (const(channels, seed=seed) for seed in (1, 2, 3))
     variance = relax.const(np.abs(rand(channels, seed=4)) + np.float32(0.5))
-    made = nn.batch_norm(
-        data, gamma, beta, mean, variance, axis=1, epsilon=epsilon, training=False
-    )
+    made = nn.batch_norm(data, gamma, beta, mean, variance, axis=1, epsilon=epsilon, training=False)
     return emit(relax.TupleGetItem(emit(made), 0))
 
 
@@ -104,9 +111,7 @@ def attention(emit: Emit, x: relax.Var) -> list[relax.Var]:
     heads = [
         emit(
             relax.op.permute_dims(
-                emit(
-                    relax.op.reshape(emit(relax.op.matmul(x, const(6, 6, seed=s))), [1, 7, 2, 3])
-                ),
+                emit(relax.op.reshape(emit(relax.op.matmul(x, const(6, 6, seed=s))), [1, 7, 2, 3])),
                 axes=[0, 2, 1, 3],
             )
         )
@@ -206,11 +211,15 @@ MODULES: dict[str, tuple[tvm.IRModule, list[np.ndarray]]] = {
 GRAPH_PASSES = [e.name for e in registry.all_entries() if e.level == "graph" and e.in_pipelines]
 
 
-def cases() -> list[tuple[str, tuple[str, ...], str]]:
+def cases() -> list:
     """Every pass where it stands in the pipelines, on every module."""
     places = [(name, RUNS_AFTER.get(name, ())) for name in GRAPH_PASSES]
     places += [(name, ANNOTATED) for name in RUNS_TWICE]
-    return [(name, before, module) for name, before in places for module in MODULES]
+    return [
+        pytest.param(name, before, module, id=f"{name}-{before[-1] if before else ''}-{module}")
+        for name, before in places
+        for module in MODULES
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -253,8 +262,10 @@ def test_is_pure_well_formed_idempotent_and_exact(name, before, module):
     assert structural_equal(mod, copy), "the pass changed its input"
     assert mod.script(show_meta=True) == text, "the pass changed its input"
     relax.analysis.well_formed(new)
-    assert structural_equal(registry.get(name).make({})(new), new), "a second run changes more"
-    if structural_equal(new, mod):
+    again = registry.get(name).make({})(new)
+    assert name in NOT_IDEMPOTENT or structural_equal(again, new), "a second run changes more"
+    with_numbers = registry.get(name).source == "built-in" or name in TVM_PASSES_WITH_NUMBERS
+    if structural_equal(new, mod) or not with_numbers:
         return
     tolerance = LESS_PRECISE.get(name, 2e-5)
     for value, wanted in zip(evaluate(new, inputs), expected(module), strict=True):

@@ -53,14 +53,18 @@ CONVOLUTIONS = {
     "conv nhwc prime": _nhwc(BLOCK, (1, 5, 5, 3), (1, 1, 3, 97), (97,)),
     "conv nhwc one channel": _nhwc(BLOCK, (1, 7, 7, 3), (3, 3, 3, 1), (1,)),
     "conv nhwc grouped": _nhwc(BLOCK, (1, 7, 5, 6), (3, 3, 3, 14), (14,), groups=2),
-    "conv nhwc depthwise": _nhwc(TILE, (1, 7, 9, 19), (3, 3, 1, 19), (19,), groups=19, padding=(1, 1)),
+    "conv nhwc depthwise": _nhwc(
+        TILE, (1, 7, 9, 19), (3, 3, 1, 19), (19,), groups=19, padding=(1, 1)
+    ),
     "conv nhwc depthwise stride": _nhwc(
         TILE, (1, 9, 9, 40), (5, 5, 1, 40), (40,), groups=40, strides=(2, 2)
     ),
     "conv nchw": _nchw(TILE, (1, 5, 7, 13), (17, 5, 3, 3), (1, 17, 1, 1), padding=(1, 1)),
     "conv nchw stride": _nchw(BLOCK, (2, 3, 13, 13), (7, 3, 3, 3), (1, 7, 1, 1), strides=(2, 2)),
     "conv nchw grouped": _nchw(TILE, (1, 6, 7, 19), (4, 3, 3, 3), (1, 4, 1, 1), groups=2),
-    "conv nchw depthwise": _nchw(TILE, (1, 13, 7, 7), (13, 1, 3, 3), (1, 13, 1, 1), groups=13, padding=(1, 1)),
+    "conv nchw depthwise": _nchw(
+        TILE, (1, 13, 7, 7), (13, 1, 3, 3), (1, 13, 1, 1), groups=13, padding=(1, 1)
+    ),
     "conv nchw 1x1 map": _nchw(BLOCK, (1, 40, 1, 1), (17, 40, 1, 1), (1, 17, 1, 1)),
     "conv1d": _case(TILE, lambda x, w: nn.conv1d(x, w, padding=1), f32(1, 5, 19), f32(7, 5, 3)),
     "conv1d nwc": _case(
@@ -213,16 +217,16 @@ REDUCTIONS = {
         f32(6),
     ),
     "cumsum": _case("as written", lambda x: op.cumsum(x, axis=1), f32(3, 17)),
-    "exponentials summed": _case(
-        BLOCK, lambda x: op.sum(op.exp(x), axis=[1]), f32(7, 40)
-    ),
+    "exponentials summed": _case(BLOCK, lambda x: op.sum(op.exp(x), axis=[1]), f32(7, 40)),
 }
 
 MOVES = {
     "concat inner": _case(
         EACH, lambda *v: op.concat(list(v), -1), f32(3, 5, 24), f32(3, 5, 40), f32(3, 5, 8)
     ),
-    "concat inner odd": _case(EACH, lambda *v: op.concat(list(v), -1), f32(5, 3), f32(5, 7), f32(5, 1)),
+    "concat inner odd": _case(
+        EACH, lambda *v: op.concat(list(v), -1), f32(5, 3), f32(5, 7), f32(5, 1)
+    ),
     "concat outer": _case(
         EACH, lambda *v: op.concat(list(v), 1), f32(1, 3, 5, 5), f32(1, 4, 5, 5), f32(1, 1, 5, 5)
     ),
@@ -243,7 +247,9 @@ MOVES = {
     "pad reflect": _case(EACH, lambda x: nn.pad(x, [0, 0, 2, 1], "reflect"), f32(3, 7)),
     "resize nearest": _case(
         EACH,
-        lambda x: op.image.resize2d(x, (10, 14), method="nearest_neighbor", rounding_method="floor"),
+        lambda x: op.image.resize2d(
+            x, (10, 14), method="nearest_neighbor", rounding_method="floor"
+        ),
         f32(1, 3, 5, 7),
     ),
     "resize linear": _case(EACH, lambda x: op.image.resize2d(x, (13, 11)), f32(1, 3, 5, 7)),
@@ -261,9 +267,11 @@ MOVES = {
     "broadcast": _case(EACH, lambda x: op.broadcast_to(x, [3, 5, 24]), f32(5, 1)),
     "one hot": _case(
         EACH,
-        lambda i: op.one_hot(i, relax.prim_value(1.0), relax.prim_value(0.0), 7, -1)
-        if hasattr(relax, "prim_value")
-        else op.one_hot(i, relax.PrimValue(1.0), relax.PrimValue(0.0), 7, -1),
+        lambda i: (
+            op.one_hot(i, relax.prim_value(1.0), relax.prim_value(0.0), 7, -1)
+            if hasattr(relax, "prim_value")
+            else op.one_hot(i, relax.PrimValue(1.0), relax.PrimValue(0.0), 7, -1)
+        ),
         ((5,), "int64"),
     ),
 }

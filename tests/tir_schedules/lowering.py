@@ -1,6 +1,8 @@
-"""Turns Relax expressions into fused kernels and runs scheduled kernels beside the plain ones."""
+"""Turns Relax expressions into fused kernels, looks at their loops, and runs them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tvm
@@ -50,6 +52,53 @@ def kernel_of(expression: Callable[..., relax.Expr], *specs: Spec) -> tirx.PrimF
     """The kernel of an expression that fuses into one."""
     (func,) = kernels_of(expression, *specs).values()
     return func
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop as code generation will see it; ``path`` names the kinds of the loops around it."""
+
+    kind: str
+    extent: int | None
+    path: tuple[str, ...]
+
+
+_KINDS = {
+    tirx.ForKind.SERIAL: "serial",
+    tirx.ForKind.PARALLEL: "parallel",
+    tirx.ForKind.VECTORIZED: "vectorized",
+    tirx.ForKind.UNROLLED: "unrolled",
+    tirx.ForKind.THREAD_BINDING: "thread",
+}
+
+
+def statements(root: Any) -> Iterator[Any]:
+    """All statements of a kernel."""
+    yield root
+    for child in _children(root):
+        yield from statements(child)
+
+
+def _children(root: Any) -> Iterator[Any]:
+    for name in ("body", "block", "init", "then_case", "else_case"):
+        child = getattr(root, name, None)
+        if isinstance(child, tirx.Stmt):
+            yield child
+    yield from getattr(root, "seq", ())
+
+
+def loops_of(func: tirx.PrimFunc) -> list[Loop]:
+    """All loops of a kernel, outer ones first."""
+    return list(_loops(func.body, ()))
+
+
+def _loops(root: Any, path: tuple[str, ...]) -> Iterator[Loop]:
+    if isinstance(root, tirx.For):
+        kind = _KINDS[tirx.ForKind(root.kind)]
+        yield Loop(kind, static_extent(root.extent), path)
+        path = (*path, kind)
+    for child in _children(root):
+        yield from _loops(child, path)
 
 
 def lowered(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
@@ -112,3 +161,9 @@ def assert_same(plain: Sequence[np.ndarray], scheduled: Sequence[np.ndarray], na
         np.testing.assert_allclose(
             found, wanted, **tolerance, err_msg=f"{name}, buffer {index}", equal_nan=False
         )
+
+
+def scalar_stores(func: tirx.PrimFunc, machine: Machine) -> int:
+    """Stores of single elements in the code that goes to LLVM."""
+    stores = [s for s in statements(lowered(func, machine).body) if isinstance(s, tirx.BufferStore)]
+    return sum("x" not in str(store.value.ty) for store in stores)

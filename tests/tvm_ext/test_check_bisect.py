@@ -9,8 +9,9 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 import tvm_ext
+import tvm_ext.check.bisect
 import tvm_ext.onnx_frontend
-from tvm_ext.check import check_model
+from tvm_ext.check import check_model, run_reference
 from tvm_ext.check.search import last_agreement
 from tvm_ext.passes import registry
 
@@ -110,6 +111,18 @@ def test_a_users_graph_pass_is_named_with_the_node_and_the_remedy(user_pass):
     assert "pass 'break_relu' (user, level graph)" in text
     assert "--disable-pass break_relu" in text
     assert result.to_dict()["bisection"]["node"]["node"] == "relu"
+
+
+def test_a_pass_that_cannot_run_beside_exposed_values_leaves_a_note_and_no_node(user_pass):
+    def picky(mod: tvm.IRModule) -> tvm.IRModule:
+        if len(mod["main"].ret_ty.fields) > 2:
+            raise ValueError("two outputs at most")
+        return one_percent_more(mod, "tanh", "tanh")
+
+    user_pass(picky, level="tile")
+    found = check_model(model(), bisect=True).bisection
+    assert (found.step.names, found.node) == (("picky",), None)
+    assert any("two outputs at most" in note for note in found.notes)
 
 
 def test_a_pass_that_only_breaks_what_is_fused_is_named_although_no_node_reproduces(user_pass):
@@ -220,8 +233,21 @@ def test_the_search_ends_where_agreement_ends_even_if_it_ends_twice():
     assert (answers[low], answers[high], high - low) == (True, False, 1)
 
 
-def test_a_difference_like_the_references_own_is_called_rounding():
-    found = check_model(model(), bisect=True, rtol=0.0).bisection
-    if found.reference_spread:
-        assert any("rounding" in note for note in found.notes)
-    assert found.preparation is None
+def test_a_difference_like_the_references_own_is_called_rounding(monkeypatch, user_pass):
+    def break_tile(mod: tvm.IRModule) -> tvm.IRModule:
+        return one_percent_more(mod, "tanh", "tanh")
+
+    def unstable(source, inputs, threads=None, optimise=True):
+        outputs = run_reference(source, inputs, threads, optimise)
+        return {name: values * np.float32(1.02) for name, values in outputs.items()}
+
+    user_pass(break_tile, level="tile")
+    assert not rounding_notes(check_model(model(), bisect=True))
+    monkeypatch.setattr(tvm_ext.check.bisect, "run_reference", unstable)
+    result = check_model(model(), bisect=True)
+    assert result.bisection.reference_spread == pytest.approx(0.02, rel=1e-3)
+    assert len(rounding_notes(result)) == 1
+
+
+def rounding_notes(result) -> list[str]:
+    return [note for note in result.bisection.notes if "may be rounding" in note]

@@ -4,11 +4,13 @@ It takes what no other template takes: several reductions in one kernel (softmax
 symbolic extents, blocks with several results.
 """
 
+import math
+
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.block_access import BlockAccess, access_of
+from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, static_extent
 from tvm_ext.tir_schedules.llvm.inlining import (
     count_calls,
     inline_blocks,
@@ -47,6 +49,8 @@ def _schedule_block(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescriptio
     access = access_of(sch, block)
     if access is None:
         _schedule_symbolic(sch, block, machine)
+        return
+    if not access.trip_count():
         return
     dtype = str(sch.get(block).writes[0].source.dtype)
     calls = count_calls(sch.get(block).body)
@@ -118,8 +122,12 @@ def _vectorize_outputs(
     reduction = [loops[axis] for axis in access.reduction]
     if not spatial:
         return
-    unit = [axis for axis in access.spatial if access.write_strides[axis] == 1]
-    if not unit or access.extents[unit[-1]] < 2:
+    unit = [
+        axis
+        for axis in access.spatial
+        if access.write_strides[axis] == 1 and access.extents[axis] > 1
+    ]
+    if not unit:
         sch.reorder(*spatial, *reduction)
         parallelize(sch, spatial, machine, access.trip_count(), 1)
         return
@@ -135,26 +143,35 @@ def _vectorize_outputs(
 
 
 def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:
-    """Extents are not known: outer data-parallel loops on threads, static inner ones in vectors."""
+    """Extents are not known: outer data-parallel loops on threads, a static inner one in vectors.
+
+    Blocks with several results (argmax) come here as well; their loops stay scalar.
+    """
     loops = list(sch.get_loops(block))
     stmt = sch.get(block)
     if len(loops) != len(stmt.iter_vars) or not loops:
         return
     kinds = [v.iter_type for v in stmt.iter_vars]
-    spatial = [
-        loop for loop, kind in zip(loops, kinds, strict=True) if kind == tirx.IterVar.DataPar
-    ]
-    others = [loop for loop, kind in zip(loops, kinds, strict=True) if kind != tirx.IterVar.DataPar]
-    sch.reorder(*spatial, *others)
-    if others:
-        if spatial and machine.cores > 1:
-            sch.parallel(sch.fuse(*spatial) if len(spatial) > 1 else spatial[0])
-        # Outside of the reduction, so that one over nothing starts as well.
-        sch.decompose_reduction(block, others[0])
+    extents = [static_extent(sch.get(loop).extent) for loop in loops]
+    pairs = list(zip(loops, kinds, strict=True))
+    spatial = [loop for loop, kind in pairs if kind == tirx.IterVar.DataPar]
+    others = [loop for loop, kind in pairs if kind != tirx.IterVar.DataPar]
+    lanes = min(machine.vector_lanes(str(write.source.dtype)) for write in stmt.writes)
+    vector = None
+    if spatial and len(stmt.writes) == 1:
+        extent = static_extent(sch.get(spatial[-1]).extent)
+        length = vector_length(extent, lanes, 1) if extent is not None else 1
+        if length > 1:
+            spatial[-1], vector = sch.split(spatial[-1], factors=[None, length])
+    inner = [vector] if vector is not None else []
+    sch.reorder(*spatial, *others, *inner)
+    if vector is not None:
+        sch.vectorize(vector)
+    operations = math.inf if None in extents else math.prod(e for e in extents if e is not None)
+    parallelize(sch, spatial, machine, operations, lanes)
+    if not others:
         return
-    fused = sch.fuse(*spatial) if len(spatial) > 1 else spatial[0]
-    dtype = str(stmt.writes[0].source.dtype) if stmt.writes else "float32"
-    outer, vector = sch.split(fused, factors=[None, machine.vector_lanes(dtype)])
-    sch.vectorize(vector)
-    if machine.cores > 1:
-        sch.parallel(outer)
+    # Outside of the reduction, so that one over nothing starts as well.
+    init = sch.decompose_reduction(block, others[0])
+    if vector is not None:
+        sch.vectorize(sch.get_loops(init)[-1])

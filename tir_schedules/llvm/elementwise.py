@@ -4,6 +4,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.llvm.borders import split_at_borders
 from tvm_ext.tir_schedules.llvm.inlining import (
     count_calls,
     inline_blocks,
@@ -27,10 +28,16 @@ class Elementwise:
         if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
             return NotMine("the kernel reduces or scans")
         inline_blocks(sch)
+        branching = []
         for block in kernel_blocks(sch):
             access = access_of(sch, block)
             if access is None:
                 return NotMine("a loop has a symbolic extent or a block writes several buffers")
             dtype = str(sch.get(block).writes[0].source.dtype)
-            schedule_data_parallel(sch, access, machine, dtype, count_calls(sch.get(block).body))
+            calls = count_calls(sch.get(block).body)
+            branching.append(schedule_data_parallel(sch, access, machine, dtype, calls))
+        # Last, since blocks cannot be found by their loops any more.
+        for inner in branching:
+            if inner is not None:
+                split_at_borders(sch, *inner)
         return sch

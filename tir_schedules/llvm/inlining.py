@@ -1,5 +1,6 @@
 """Moves cheap data-parallel blocks of a kernel into the blocks that use them."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import tvm
@@ -8,12 +9,23 @@ from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
 from tvm_ext.tir_schedules.block_access import access_of
 
+# Nodes of an expression beyond which nothing more is inlined into it. Kernels of real networks
+# stay far below; the time for code generation grows with the square.
+MAX_NODES = 1000
+
+_CHILDREN = (
+    *("a", "b", "value", "condition", "true_value", "false_value", "body"),
+    *("then_case", "else_case"),
+)
+_CHILD_LISTS = ("args", "indices", "seq")
+
 
 def inline_blocks(sch: s_tir.Schedule) -> None:
     """Inlines every data-parallel block whose work is not repeated by doing so.
 
-    A block that a reduction reads many times (padding, an exponential) stays a block of its own
-    when it branches or calls a function: inlined, it would run once for every read.
+    A block that is read many times, by a reduction (padding, an exponential) or where its result
+    is broadcast, stays a block of its own when it branches or calls a function: inlined, it would
+    run once for every read.
     """
     changed = True
     while changed:
@@ -31,22 +43,30 @@ def is_data_parallel(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 
 def count_calls(expr: Any) -> int:
-    """Function calls (exp, if_then_else, ...) in the expressions below a statement or expression."""
-    found = 1 if isinstance(expr, tvm.ir.Call) else 0
-    for name in ("a", "b", "value", "condition", "true_value", "false_value", "body"):
-        child = getattr(expr, name, None)
+    """Function calls (exp, if_then_else, ...) below a statement or expression."""
+    return sum(isinstance(node, tvm.ir.Call) for node in walk(expr))
+
+
+def walk(node: Any) -> Iterator[Any]:
+    """All that is below ``node``, a shared expression as often as it is used."""
+    yield node
+    for name in _CHILDREN:
+        child = getattr(node, name, None)
         if child is not None and not isinstance(child, int | float | str):
-            found += count_calls(child)
-    if isinstance(expr, tvm.ir.Call):
-        found += sum(count_calls(arg) for arg in expr.args)
-    return found
+            yield from walk(child)
+    for name in _CHILD_LISTS:
+        for child in getattr(node, name, None) or ():
+            yield from walk(child)
 
 
 def _inline_one(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     consumers = sch.get_consumers(block)
     if not consumers or not is_data_parallel(sch, block):
         return False
-    if any(_would_repeat(sch, block, consumer) for consumer in consumers):
+    if any(
+        _would_repeat(sch, block, consumer) or _would_bloat(sch, block, consumer)
+        for consumer in consumers
+    ):
         return False
     try:
         sch.compute_inline(block)
@@ -56,9 +76,28 @@ def _inline_one(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 
 def _would_repeat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
-    if is_data_parallel(sch, consumer) or not count_calls(sch.get(block).body):
+    """Whether function calls would run more often than once for each element of the block."""
+    if not count_calls(sch.get(block).body):
         return False
     produced, consumed = access_of(sch, block), access_of(sch, consumer)
     if produced is None or consumed is None:
-        return True
+        return not is_data_parallel(sch, consumer)
     return consumed.trip_count() > produced.trip_count()
+
+
+def _would_bloat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
+    """Whether the consumer's expression would grow beyond ``MAX_NODES``.
+
+    A chain of blocks that use their input twice (x * sigmoid(x)) doubles with each one inlined.
+    """
+    body = sch.get(consumer).body
+    produced = sch.get(block).writes[0].source
+    uses = sum(
+        isinstance(node, tvm.ir.TensorLoad) and node.source.same_as(produced) for node in walk(body)
+    )
+    added = uses * _size(sch.get(block).body)
+    return added + _size(body) > MAX_NODES
+
+
+def _size(expr: Any) -> int:
+    return sum(1 for _ in walk(expr))

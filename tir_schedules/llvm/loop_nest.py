@@ -7,6 +7,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import BlockAccess, static_extent
+from tvm_ext.tir_schedules.llvm.borders import Borders, borders_of
 
 # Registers' worth of elements in one vectorised loop: enough independent work to hide latency.
 REGISTERS_PER_VECTOR_LOOP = 4
@@ -14,25 +15,32 @@ REGISTERS_PER_VECTOR_LOOP = 4
 # Threads pay when the serial loop takes this many times as long as waking the threads.
 PARALLEL_GAIN = 4.0
 
+# A strided vector is gathered element by element: longer ones are only more code.
+REGISTERS_PER_GATHER = 1
+
 # Cycles that a call (exp, tanh, erf, division) takes compared with an add, per vector.
 CYCLES_PER_CALL = 16.0
 
 
 def largest_divisor(extent: int, limit: int) -> int:
-    """The largest divisor of ``extent`` that is not above ``limit``."""
-    return next(size for size in range(min(extent, max(limit, 1)), 0, -1) if extent % size == 0)
+    """The largest divisor of ``extent`` that is not above ``limit``; 1 for an empty loop."""
+    sizes = range(min(extent, max(limit, 1)), 0, -1)
+    return next((size for size in sizes if extent % size == 0), 1)
 
 
 def vector_length(extent: int, lanes: int, registers: int) -> int:
     """Length of the vectorised loop: whole registers when they divide ``extent``.
 
-    Otherwise the largest divisor, whose tail LLVM splits into narrower registers; a loop with a
-    predicate would be three times as slow.
+    Otherwise the largest divisor that fits one register. Longer odd lengths (24 with 16 lanes) make
+    LLVM keep the tile in memory, twenty times slower; a loop with a predicate would be three
+    times as slow.
     """
+    if extent < 1:
+        return 1
     for count in range(registers, 0, -1):
         if extent % (count * lanes) == 0:
             return count * lanes
-    return largest_divisor(extent, registers * lanes)
+    return largest_divisor(extent, lanes)
 
 
 def worth_threads(machine: CpuDescription, operations: float, lanes: int) -> bool:
@@ -45,28 +53,31 @@ def worth_threads(machine: CpuDescription, operations: float, lanes: int) -> boo
 
 def schedule_data_parallel(
     sch: s_tir.Schedule, access: BlockAccess, machine: CpuDescription, dtype: str, calls: int
-) -> None:
-    """Fuses the outer loops, runs them on threads, and vectorises the innermost one."""
+) -> tuple[LoopRV, Borders] | None:
+    """Fuses the outer loops, runs them on threads, and vectorises the innermost one.
+
+    Returns the innermost loop and the borders along it where a branch keeps it scalar.
+    """
     loops = list(sch.get_loops(access.block))
-    if not loops:
-        return
-    lanes = machine.vector_lanes(dtype)
-    if _is_contiguous(access):
-        inner = sch.fuse(*loops) if len(loops) > 1 else loops[0]
-        outer: list[LoopRV] = []
-        extent = access.trip_count()
-    else:
-        *outer, inner = loops
-        extent = _common_segment(sch, access)
-    length = vector_length(extent, lanes, REGISTERS_PER_VECTOR_LOOP)
+    if not loops or not access.trip_count():
+        return None
+    lanes = min(machine.vector_lanes(name) for name in [dtype, *_read_dtypes(sch, access)])
+    borders = borders_of(sch, access.block)
+    first = _dense_suffix(access, borders)
+    outer = loops[:first]
+    inner = sch.fuse(*loops[first:]) if len(loops) - first > 1 else loops[first]
+    registers = REGISTERS_PER_VECTOR_LOOP if _is_unit_stride(access) else REGISTERS_PER_GATHER
+    # A vector across a border is taken apart into single elements.
+    length = 1 if borders[first] else _aligned_length(access.extents[first:], lanes, registers)
     if length > 1:
         split, vector = sch.split(inner, factors=[None, length])
         sch.vectorize(vector)
         outer.append(split)
-    else:
+    elif not borders[first] and math.prod(access.extents[:first]) == 1:
         outer.append(inner)
     operations = access.trip_count() * (1 + CYCLES_PER_CALL * calls)
     parallelize(sch, outer, machine, operations, lanes)
+    return (inner, borders[first]) if borders[first] else None
 
 
 def parallelize(
@@ -85,30 +96,59 @@ def parallelize(
         sch.parallel(fused)
 
 
-def _is_contiguous(access: BlockAccess) -> bool:
-    """Whether every buffer is walked in the same dense order (or not at all)."""
-    dense = []
-    step = 1
-    for extent in reversed(access.extents):
-        dense.insert(0, step)
-        step *= extent
-    wanted = [s if e > 1 else None for s, e in zip(dense, access.extents, strict=True)]
-    for strides in [access.write_strides, *access.read_strides]:
-        walked = [s if e > 1 else None for s, e in zip(strides, access.extents, strict=True)]
-        if walked != wanted and any(walked):
-            return False
-    return True
+def _read_dtypes(sch: s_tir.Schedule, access: BlockAccess) -> list[str]:
+    return [str(read.source.dtype) for read in sch.get(access.block).reads]
 
 
-def _common_segment(sch: s_tir.Schedule, access: BlockAccess) -> int:
-    """Extent of the innermost loop, or the segment that concatenated inputs have in common.
+def _all_strides(access: BlockAccess) -> list[list[int | None]]:
+    return [access.write_strides, *access.read_strides]
 
-    A vector that stays inside one input needs no branch per element.
+
+def _dense_suffix(access: BlockAccess, borders: list[Borders]) -> int:
+    """Position of the first of the innermost loops that all buffers walk as if they were one.
+
+    A loop with borders is not joined with others.
     """
-    segment = access.extents[-1]
-    for read in sch.get(access.block).reads:
-        shape = read.source.shape
-        size = static_extent(shape[-1]) if len(shape) else None
-        if size is not None and size > 1:
-            segment = math.gcd(segment, size)
-    return segment
+    axes = [axis for axis, extent in enumerate(access.extents) if extent > 1]
+    first = axes[-1] if axes else 0
+    if borders[first]:
+        return first
+    while first > 0 and _is_dense(access, first - 1, first) and not borders[first - 1]:
+        first -= 1
+    return first
+
+
+def _is_dense(access: BlockAccess, axis: int, first: int) -> bool:
+    """Whether one step of ``axis`` is as long as all loops from ``first`` on, in every buffer."""
+    if access.extents[axis] == 1:
+        return True
+    inner = [i for i in range(first, len(access.extents)) if access.extents[i] > 1]
+    if not inner:
+        return True
+    outermost = inner[0]
+    return all(
+        strides[outermost] is not None
+        and strides[axis] == strides[outermost] * access.extents[outermost]
+        for strides in _all_strides(access)
+    )
+
+
+def _is_unit_stride(access: BlockAccess) -> bool:
+    """Whether the innermost loop loads and stores whole vectors, or broadcasts one element."""
+    axes = [axis for axis, extent in enumerate(access.extents) if extent > 1]
+    return not axes or all(strides[axes[-1]] in (0, 1) for strides in _all_strides(access))
+
+
+def _aligned_length(extents: list[int], lanes: int, registers: int) -> int:
+    """Length of the vectorised loop over fused loops: all of the inner ones, and part of the next.
+
+    With any other length the index of an element stays a division with a remainder, and a vector
+    of such indices is a gather.
+    """
+    lengths = [1]
+    inner = 1
+    for extent in reversed(extents):
+        limit = registers * lanes // inner
+        lengths += [inner * n for n in range(1, min(extent, limit) + 1) if extent % n == 0]
+        inner *= extent
+    return max(lengths, key=lambda length: (length % lanes == 0, length))

@@ -5,6 +5,7 @@ reduction, the rows of the tile (unrolled), and its columns (one or two vectors)
 and activation run where a tile is written back.
 """
 
+import math
 from dataclasses import dataclass
 
 from tvm import s_tir, tirx
@@ -90,6 +91,8 @@ class RegisterTile:
         access = access_of(sch, reductions[0])
         if access is None or any(access_of(sch, block) is None for block in blocks):
             return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
+        if not access.trip_count():
+            return NotMine("a loop has no iterations")
         dtype = str(sch.get(access.block).writes[0].source.dtype)
         decision = decide_tile(access, machine, dtype)
         if isinstance(decision, NotMine):
@@ -110,7 +113,11 @@ class RegisterTile:
         """The epilogue that reads the tile, or a copy of it to the output."""
         consumers = sch.get_consumers(anchor)
         if len(consumers) == 1 and is_data_parallel(sch, consumers[0]):
-            return consumers[0]
+            written = access_of(sch, consumers[0])
+            # A result that is broadcast (squeeze and excite) would be unrolled as often as it is
+            # repeated: such a consumer keeps a loop nest of its own.
+            if written is not None and written.trip_count() == _result_count(access):
+                return consumers[0]
         return sch.cache_write(anchor, 0, "global")
 
     def _tile(
@@ -184,6 +191,10 @@ class RegisterTile:
             return
         dtype = str(sch.get(block).writes[0].source.dtype)
         schedule_data_parallel(sch, access, machine, dtype, count_calls(sch.get(block).body))
+
+
+def _result_count(access: BlockAccess) -> int:
+    return math.prod(access.extents[axis] for axis in access.spatial)
 
 
 def _vector_axis(access: BlockAccess) -> int | None:

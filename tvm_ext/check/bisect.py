@@ -4,9 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import tvm
 
-from tvm_ext.check.cuts import Cut, SteppedCompilation, changed_kernels, with_kernels_of
+from tvm_ext.check.cuts import (
+    CANNOT_RUN,
+    Cut,
+    SteppedCompilation,
+    changed_kernels,
+    with_kernels_of,
+)
 from tvm_ext.check.findings import Bisection, StepFinding
 from tvm_ext.check.nodes import find_node
 from tvm_ext.check.reference import run_reference
@@ -14,7 +19,7 @@ from tvm_ext.check.request import CheckRequest
 from tvm_ext.check.search import last_agreement
 from tvm_ext.check.tolerance import OutputDifference, compare, worst
 from tvm_ext.errors import TvmExtError
-from tvm_ext.onnx_frontend import import_prepared, prepare_model
+from tvm_ext.onnx_frontend import ImportedModel, import_prepared, prepare_model
 from tvm_ext.onnx_frontend.expose import value_precision, with_types
 from tvm_ext.passes.pipeline import REQUIRED
 
@@ -63,12 +68,11 @@ def find_causes(
     compilation = SteppedCompilation(imported, request.machine, request.pipeline())
     result.step, notes = _find_step(compilation, judge)
     result.notes += notes
-    for candidate in _removable(compilation.cuts, result.step):
-        pipeline = request.pipeline(without=[candidate])
-        other = SteppedCompilation(imported, request.machine, pipeline)
-        without = judge.of_cut(other, other.cuts[-1])
-        if without is not None and without.ok:
-            result.remedies.append(candidate)
+    result.remedies = [
+        candidate
+        for candidate in _removable(compilation.cuts, result.step)
+        if _agrees_without(candidate, request, imported, judge)
+    ]
     result.node, notes = find_node(request, name, prepared, inputs)
     result.notes += notes
     return result
@@ -92,7 +96,7 @@ class _Judge:
         """The worst output of the program that a cut makes; None when it makes none."""
         try:
             outputs = compilation.finish(cut.mod, cut.stage).run(self._inputs)
-        except (TvmExtError, tvm.error.InternalError, RuntimeError, ValueError, TypeError):
+        except CANNOT_RUN:
             # Between two passes that belong together a module need not be one that can run.
             return None
         return self.worst_of(outputs)
@@ -148,6 +152,18 @@ def _with_kernel(
     kernel = names[low]
     nodes = [n for call in compilation.calls if call.kernel == kernel for n in call.origins]
     return replace(finding, kernel=kernel, kernel_nodes=tuple(dict.fromkeys(nodes)))
+
+
+def _agrees_without(
+    name: str, request: CheckRequest, imported: ImportedModel, judge: _Judge
+) -> bool:
+    try:
+        pipeline = request.pipeline(without=[name])
+        compilation = SteppedCompilation(imported, request.machine, pipeline)
+    except TvmExtError:
+        return False
+    difference = judge.of_cut(compilation, compilation.cuts[-1])
+    return difference is not None and difference.ok
 
 
 def _removable(cuts: Sequence[Cut], step: StepFinding | None) -> list[str]:

@@ -16,6 +16,7 @@ from tvm_ext.compiler.build import build
 from tvm_ext.compiler.graph_facts import require_lowered
 from tvm_ext.compiler.kernel_calls import KernelCall, kernel_calls
 from tvm_ext.compiler.memory import plan_memory
+from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.description import CpuDescription, Description
 from tvm_ext.onnx_frontend import ImportedModel
 from tvm_ext.passes import registry
@@ -27,6 +28,10 @@ from tvm_ext.tir_schedules.select import schedule_kernels
 # Stages in the order of a compilation. "import", "kernels" and "memory" are steps of the compiler,
 # the others hold passes.
 STAGES = ("import", "graph", "lower", "schedule", "kernels", "tile", "memory", "target")
+
+# What comes out of a module that cannot be built, or whose program fails: TVM's errors at run time
+# have no base of their own.
+CANNOT_RUN = (TvmExtError, tvm.error.InternalError, RuntimeError, ValueError, TypeError)
 
 
 @dataclass(frozen=True)

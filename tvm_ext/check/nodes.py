@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx
 
-from tvm_ext.check.cuts import SteppedCompilation
+from tvm_ext.check.cuts import CANNOT_RUN, SteppedCompilation
 from tvm_ext.check.findings import NodeFinding
 from tvm_ext.check.reference import run_reference
 from tvm_ext.check.request import CheckRequest
 from tvm_ext.check.tolerance import OutputDifference, compare
-from tvm_ext.errors import ReferenceUnavailableError, TvmExtError
+from tvm_ext.errors import ReferenceUnavailableError
 from tvm_ext.onnx_frontend import import_prepared
 from tvm_ext.onnx_frontend.expose import (
     expose_intermediates,
@@ -46,8 +46,9 @@ def find_node(
             pipeline = request.pipeline(level)
             imported = import_prepared(name, prepared, exposed)
             ours = SteppedCompilation(imported, request.machine, pipeline).program().run(inputs)
-        except TvmExtError as error:
-            notes.append(f"with its intermediate values exposed, at {level}: {error}")
+        except CANNOT_RUN as error:
+            reason = (str(error).strip() or repr(error)).splitlines()[-1]
+            notes.append(f"with its intermediate values exposed, at {level}: {reason}")
             continue
         finding = _first_node(view, ours, level, request.rtol)
         if finding is not None:

@@ -27,7 +27,7 @@ def to_normal_forms(model: ir.Model) -> None:
     Raises
     ------
     ModelError
-        A Resize scales a size to one that is not whole.
+        A Resize scales a size to one that is not whole, or aligns corners of one element.
     """
     for node in list(model.graph.all_nodes()):
         form = _FORMS.get(node.op_type)
@@ -126,15 +126,20 @@ def _reshape_operand(node: ir.Node, shape: list[int]) -> None:
         node.attributes.pop(name, None)
 
 
-def _whole_resize(node: ir.Node) -> None:
+def _require_exact_resize(node: ir.Node) -> None:
     """TVM resizes by the ratio of the sizes; ONNX by the scale, which differs for 7 * 0.5."""
-    scales = node.inputs[2] if len(node.inputs) > 2 else None
-    if scales is None or scales.const_value is None:
-        return
-    if _text(node, "coordinate_transformation_mode") == "align_corners":
-        return
     before, after = _static_shape(node.inputs[0]), _static_shape(node.outputs[0])
     if before is None or after is None:
+        return
+    if _text(node, "coordinate_transformation_mode") == "align_corners":
+        if 1 in after[2:]:
+            raise ModelError(
+                f"Resize node '{node.name}' aligns the corners of a single element; expected sizes "
+                "above one: export it with another coordinate_transformation_mode"
+            )
+        return
+    scales = node.inputs[2] if len(node.inputs) > 2 else None
+    if scales is None or scales.const_value is None:
         return
     for old, new, scale in zip(before, after, scales.const_value.numpy(), strict=False):
         if abs(old * float(scale) - new) > _SCALE_TOLERANCE:
@@ -177,5 +182,5 @@ _FORMS: dict[str, Callable[[ir.Node], None]] = {
     **dict.fromkeys(_WINDOW_OPERATORS, _explicit_padding),
     **dict.fromkeys(_FLOAT32_OPERATORS, _in_float32),
     **dict.fromkeys(_BROADCAST_OPERATORS, _aligned_operand),
-    "Resize": _whole_resize,
+    "Resize": _require_exact_resize,
 }

@@ -1,9 +1,9 @@
 """Simplifies a model at ONNX level until TVM's importer can read it.
 
-onnxscript's optimizer inlines model-local functions, propagates shapes and shape arithmetic and
-folds constants. It was chosen over onnxslim (same coverage, but it fuses Conv and
-BatchNormalization itself, which hides from a report what was folded and why) and over plain shape
-inference (which leaves the arithmetic in place).
+onnxscript's constant folding propagates shapes, shape arithmetic and constants. It was chosen over
+onnxslim (same coverage) because it keeps node names and fuses nothing, so that a report can say
+what was fused and why; and over plain shape inference, which leaves the arithmetic in place.
+onnxscript's rewriter is left out for the same reason: folding BatchNormalization is a graph pass.
 """
 
 from collections import Counter
@@ -19,7 +19,7 @@ from tvm_ext.onnx_frontend.normal_forms import to_normal_forms
 # position tables are far below, embedding tables above.
 FOLD_INPUT_LIMIT = 1 << 20
 FOLD_OUTPUT_LIMIT = 1 << 22
-FOLD_ROUNDS = 3
+FOLD_ROUNDS = 8
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:
@@ -50,16 +50,7 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     """
     try:
         simplified = ir.serde.deserialize_model(model)
-        passed_on = _take_passed_on(simplified.graph)
-        optimizer.optimize_ir(
-            simplified,
-            num_iterations=FOLD_ROUNDS,
-            input_size_limit=FOLD_INPUT_LIMIT,
-            output_size_limit=FOLD_OUTPUT_LIMIT,
-        )
-        _restore_initializers(simplified.graph)
-        for position, value in passed_on:
-            simplified.graph.outputs.insert(position, value)
+        _fold(simplified)
         to_normal_forms(simplified)
         ir.passes.common.TopologicalSortPass()(simplified)
         prepared = ir.serde.serialize_model(simplified)
@@ -73,25 +64,19 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     return prepared
 
 
-def _take_passed_on(graph: ir.Graph) -> list[tuple[int, ir.Value]]:
-    """Takes out of the outputs those that are inputs; returns them with their positions.
-
-    The optimizer would give these inputs other names.
-    """
-    passed_on = [(i, value) for i, value in enumerate(graph.outputs) if value.is_graph_input()]
-    for _, value in passed_on:
-        graph.outputs.remove(value)
-    return passed_on
-
-
-def _restore_initializers(graph: ir.Graph) -> None:
-    """Puts back stored values that the optimizer took for duplicates while a node reads them.
-
-    It happens to a node that computes the same as another one when both results are outputs.
-    """
-    for node in graph.all_nodes():
-        for value in node.inputs:
-            if value is None or value.const_value is None or value.producer() is not None:
-                continue
-            if not (value.is_graph_input() or value.is_initializer()):
-                graph.register_initializer(value)
+def _fold(model: ir.Model) -> None:
+    """Inlines model-local functions, then folds until nothing changes."""
+    common = ir.passes.common
+    common.InlinePass()(model)
+    for _ in range(FOLD_ROUNDS):
+        folded = optimizer.fold_constants_ir(
+            model,
+            onnx_shape_inference=True,
+            input_size_limit=FOLD_INPUT_LIMIT,
+            output_size_limit=FOLD_OUTPUT_LIMIT,
+        )
+        pruned = common.RemoveUnusedNodesPass()(model)
+        if not (folded.modified or pruned.modified):
+            break
+    # TVM reads a Constant node only when it holds a tensor.
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)

@@ -87,7 +87,7 @@ def build_pipeline(
     disabled_passes : iterable of str
         Names of passes to leave out; they stay in the report as skipped.
     pass_config : mapping of pass name to options
-        Options by pass, for example ``{"LayoutPlanning": {"exact_limit": 64}}``.
+        Options by pass, for example ``{"LayoutPlanning": {"machine": machine}}``.
 
     Raises
     ------

@@ -1,0 +1,85 @@
+"""The pipeline files: they are read, name passes that exist, and grow from level to level."""
+
+import itertools
+
+import pytest
+
+from tvm_ext.configs.errors import ConfigError
+from tvm_ext.configs.loader import config_folder, load_toml
+from tvm_ext.passes import registry
+from tvm_ext.passes.pipeline import REQUIRED, PipelineConfig, load_pipelines
+
+PIPELINES = load_pipelines()
+
+
+def test_there_are_four_levels_in_order():
+    assert list(PIPELINES) == ["O0", "O1", "O2", "O3"]
+
+
+@pytest.mark.parametrize("level", PIPELINES)
+def test_every_name_is_a_registered_graph_pass_that_pipelines_may_list(level):
+    config = PIPELINES[level]
+    for name in (*config.graph, *config.lower):
+        entry = registry.get(name)
+        assert (entry.level, entry.in_pipelines) == ("graph", True)
+
+
+@pytest.mark.parametrize("level", PIPELINES)
+def test_what_cannot_be_left_out_is_there_once_and_in_order(level):
+    lower = PIPELINES[level].lower
+    assert all(lower.count(name) == 1 for name in REQUIRED)
+    assert lower.index("DispatchSortScan") < lower.index("LegalizeOps")
+
+
+@pytest.mark.parametrize("level", PIPELINES)
+def test_origins_are_filled_in_after_graph_passes_and_after_lowering(level):
+    config = PIPELINES[level]
+    assert config.graph[-1] == "InheritOrigins"
+    assert config.lower.index("InheritOrigins") > config.lower.index("LegalizeOps")
+    if "FuseOperators" in config.lower:
+        assert config.lower.index("InheritOrigins") < config.lower.index("FuseOperators")
+
+
+def test_each_level_does_what_the_one_below_does():
+    levels = list(PIPELINES.values())
+    for low, high in itertools.pairwise(levels):
+        assert set(low.graph) <= set(high.graph)
+        assert set(low.lower) <= set(high.lower)
+        assert (low.graph, low.lower) != (high.graph, high.lower)
+
+
+def test_batch_norm_is_folded_before_it_is_taken_apart():
+    for level in ("O1", "O2", "O3"):
+        graph = PIPELINES[level].graph
+        assert graph.index("ConvBnReluFold") < graph.index("DecomposeOpsForInference")
+
+
+def test_summaries_are_one_line():
+    summaries = [config.summary for config in PIPELINES.values()]
+    assert all(summary and "\n" not in summary for summary in summaries)
+    assert len(set(summaries)) == len(summaries)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ('graph = "FoldConstant"', "'graph'"),
+        ("graph = [3]", "[graph]"),
+        ("grpah = []", "unknown key 'grpah'"),
+        ("", "missing key 'graph'"),
+        ("graph = [", "not valid TOML"),
+    ],
+)
+def test_a_wrong_file_is_named_in_one_line(tmp_path, change, words):
+    path = tmp_path / "O7.toml"
+    path.write_text(f'summary = "x"\nlower = []\n{change}\n', encoding="utf-8")
+    with pytest.raises(ConfigError) as error:
+        load_toml(path, PipelineConfig)
+    assert "O7.toml" in str(error.value)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_folder_holds_nothing_else():
+    found = sorted(entry.name for entry in config_folder("pipelines").iterdir())
+    assert found == [f"{level}.toml" for level in PIPELINES]
