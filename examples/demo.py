@@ -47,11 +47,13 @@ def main() -> int:
     saved = folder / f"{path.stem}.tvmx"
     model.save(saved)
     model.report.save_html(folder / "report.html")
-    console.print(f"saved {saved} ({saved.stat().st_size / 1e6:.1f} MB) and {folder}/report.html")
+    console.print(
+        f"saved {saved} ({saved.stat().st_size / 1e6:.1f} MB) and {folder}/report.html", soft_wrap=True
+    )
 
     inputs = random_inputs(model.inputs)
     result = check_compiled(model, path, inputs)
-    console.print(result.to_text())
+    console.print(result.renderable())
 
     loaded = tvm_ext.load(saved)
     again = loaded.run(inputs)

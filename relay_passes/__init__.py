@@ -12,12 +12,14 @@ from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.inherit_origins import InheritOrigins
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
+from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 
 BUILTIN_PASSES = (
     ConvBnReluFold,
     GemmFusion,
     LayoutPlanning,
     CancelTransposes,
+    PadOutputChannels,
     InheritOrigins,
     FuseOperators,
 )
@@ -30,4 +32,5 @@ __all__ = [
     "GemmFusion",
     "InheritOrigins",
     "LayoutPlanning",
+    "PadOutputChannels",
 ]

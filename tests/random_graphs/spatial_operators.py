@@ -110,9 +110,24 @@ def pool(g: GraphBuilder) -> None:
         raise Declined
     if g.chance() and attributes.get("auto_pad") != "VALID":
         attributes["ceil_mode"] = 1
+        if _starts_behind(x.shape[2:], attributes):
+            raise Declined  # refused: ONNX infers a window more than there is
     if op == "AveragePool" and g.chance():
         attributes["count_include_pad"] = 1
     g.add_float(op, [x], **attributes)
+
+
+def _starts_behind(sizes: tuple[int, ...], attributes: dict[str, Any]) -> bool:
+    count = len(sizes)
+    pads = attributes.get("pads", [0] * (2 * count))
+    strides = attributes.get("strides", [1] * count)
+    dilations = attributes.get("dilations", [1] * count)
+    for axis, size in enumerate(sizes):
+        reach = (attributes["kernel_shape"][axis] - 1) * dilations[axis] + 1
+        steps = -(-(size + pads[axis] + pads[axis + count] - reach) // strides[axis])
+        if steps * strides[axis] >= size + pads[axis]:
+            return True
+    return False
 
 
 def global_pool(g: GraphBuilder) -> None:

@@ -4,7 +4,7 @@ import pytest
 from arithmetic_operators import ARITHMETIC
 from comparison import differences, is_tame, reference
 from graph_builder import RandomGraph, build_graph
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given, note, settings
 from hypothesis import strategies as st
 from spatial_operators import SPATIAL
 
@@ -21,6 +21,7 @@ COMMON = settings(
 
 
 def check(graph: RandomGraph) -> None:
+    note(repr(graph))
     expected = reference(graph)
     assume(is_tame(expected))
     found = [line for level in ("O0", "O3") for line in differences(graph, expected, level)]

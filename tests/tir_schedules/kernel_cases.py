@@ -7,7 +7,6 @@ from lowering import Spec, f32
 from tvm import relax
 from tvm.relax.op import nn
 
-
 op = relax.op
 
 

@@ -58,7 +58,7 @@ def test_conv_nhwc_dilated() -> None:
 
 
 def test_depthwise() -> None:
-    found = access(conv(f32(1, 5, 7, 7), f32(5, 1, 3, 3), groups=5), "depthwise_conv2d_nchw")
+    found = access(conv(f32(1, 5, 7, 7), f32(5, 1, 3, 3), groups=5), "group_conv2d_nchw")
     assert found is not None
     assert found.write_strides == [125, 25, 5, 1, 0, 0]
     assert found.read_strides == [[245, 49, 7, 1, 7, 1], [0, 9, 0, 0, 3, 1]]

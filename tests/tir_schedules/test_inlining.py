@@ -8,7 +8,6 @@ from tvm.relax.op import nn
 from tvm_ext.tir_schedules.llvm.inlining import (
     MAX_NODES,
     count_calls,
-    has_branches,
     inline_blocks,
     is_data_parallel,
     kernel_blocks,
@@ -101,9 +100,3 @@ def test_count_calls() -> None:
     assert count_calls(nested) == 2
     picked = tirx.Select(tirx.Var("c", "bool"), tirx.exp(tirx.const(1.0)), tirx.const(2.0))
     assert count_calls(picked) == 1
-
-
-def test_has_branches() -> None:
-    joined = kernel_of(lambda a, b: op.concat([a, b], 1), f32(3, 5), f32(3, 7))
-    assert has_branches(body(joined, "T_concat"))
-    assert not has_branches(body(kernel_of(op.exp, f32(3)), "compute"))

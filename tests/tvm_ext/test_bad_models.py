@@ -235,7 +235,7 @@ def test_unsupported_operators_in_the_body_of_a_loop():
     refused_model(model, "Loop (nodes: loop)", "determinant", kind=UnsupportedOperatorError)
 
 
-# Resizing that TVM computes differently ----------------------------------------------------------
+# Forms that are computed differently by each program ---------------------------------------------
 
 
 def resize_model(scale, size, **attributes):
@@ -255,3 +255,15 @@ def test_scale_to_a_size_that_is_not_whole():
 def test_aligned_corners_of_one_element():
     mode = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
     refused_model(resize_model(0.5, 2, **mode), "'grow'", "single element")
+
+
+def test_pool_window_behind_the_input():
+    attributes = {"kernel_shape": [3], "strides": [3], "pads": [1, 2], "ceil_mode": 1}
+    model = model_of(
+        [node("AveragePool", ["x"], ["y"], "mean", **attributes)],
+        [tensor("x", [1, 1, 4])],
+        [tensor("y", None)],
+    )
+    refused_model(model, "'mean'", "window", "behind")
+    model.graph.node[0].attribute.pop()
+    tvm_ext.compile(model)

@@ -203,14 +203,6 @@ def test_a_pass_that_fails_is_named_in_one_line(function, reason):
     assert [r.name for r in runner.records] == ["unchanged"]
 
 
-def test_an_interrupt_goes_through():
-    def interrupted(mod):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        PassRunner().run([step(interrupted)], module())
-
-
 def test_a_pass_that_catches_the_failure_of_another_is_not_blamed():
     def careful(mod):
         try:
@@ -229,8 +221,9 @@ def test_dumps_are_numbered_through_all_stages(tmp_path):
     runner.run([step(unchanged)], module(op.exp))
     files = sorted(path.name for path in (tmp_path / "new" / "dumps").iterdir())
     assert [int(name[:3]) for name in files] == list(range(len(files)))
-    kept = [n for n in files if any(word in n for word in ("Canonical", "cut", "unchanged"))]
-    assert [name[4:-3] for name in kept] == ["CanonicalizeBindings", "cut", "unchanged"]
+    wanted = ["CanonicalizeBindings", "cut", "unchanged"]
+    kept = [name for name in files if name[4:-3] in wanted]
+    assert [name[4:-3] for name in kept] == wanted
     text = (tmp_path / "new" / "dumps" / kept[1]).read_text(encoding="utf-8")
     assert "R.exp" in text
     assert "R.tanh" not in text

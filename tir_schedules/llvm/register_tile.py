@@ -114,9 +114,10 @@ class RegisterTile:
         consumers = sch.get_consumers(anchor)
         if len(consumers) == 1 and is_data_parallel(sch, consumers[0]):
             written = access_of(sch, consumers[0])
-            # A result that is broadcast (squeeze and excite) would be unrolled as often as it is
-            # repeated: such a consumer keeps a loop nest of its own.
-            if written is not None and written.trip_count() == _result_count(access):
+            # Fewer results: padded channels are cropped. More, a result that is broadcast (squeeze
+            # and excite), would be unrolled as often as it is repeated: such a consumer keeps a
+            # loop nest of its own.
+            if written is not None and written.trip_count() <= _result_count(access):
                 return consumers[0]
         return sch.cache_write(anchor, 0, "global")
 

@@ -92,7 +92,6 @@ class _OriginImporter(ONNXGraphImporter):
         bb._begin_binding_block()
         try:
             result = super()._convert_subgraph(bb, graph)
-            self.note_branches(graph)
         finally:
             block = bb._end_block()
         return relax.SeqExpr([block], result)
@@ -100,7 +99,9 @@ class _OriginImporter(ONNXGraphImporter):
     def _bound(self, node: str, result: Any) -> Any:
         if isinstance(result, relax.Tuple):
             return relax.Tuple([self._bound(node, field) for field in result.fields])
-        if isinstance(result, relax.Call) and isinstance(result.ty, relax.TensorType):
+        if isinstance(result, relax.Call | relax.TupleGetItem) and isinstance(
+            result.ty, relax.TensorType | relax.TupleType
+        ):
             result = self.bb.emit(result)
         if isinstance(result, relax.Var):
             self.node_of.setdefault(result, node)

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from tvm_ext.errors import ModelError
 
-_WINDOW_OPERATORS = ("AveragePool", "Conv", "LpPool", "MaxPool")
+_POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 # Converters that compute with a float32 constant inside and so take no other type.
 _FLOAT32_OPERATORS = ("Celu", "Elu", "HardSigmoid", "Selu", "Shrink", "ThresholdedRelu")
@@ -27,7 +27,8 @@ def to_normal_forms(model: ir.Model) -> None:
     Raises
     ------
     ModelError
-        A Resize scales a size to one that is not whole, or aligns corners of one element.
+        A Resize scales a size to one that is not whole or aligns corners of one element, or a
+        window of a pool starts behind the input.
     """
     for node in list(model.graph.all_nodes()):
         form = _FORMS.get(node.op_type)
@@ -61,6 +62,28 @@ def _explicit_padding(node: ir.Node) -> None:
     # Rounding up would add a window that starts in the padding.
     node.attributes.pop("ceil_mode", None)
     node.attributes["pads"] = ir.AttrInt64s("pads", pads)
+
+
+def _require_windows_inside(node: ir.Node) -> None:
+    """ONNX's inference counts a window that starts behind the input; nobody computes it."""
+    before, after = _static_shape(node.inputs[0]), _static_shape(node.outputs[0])
+    if before is None or after is None or not _integer(node, "ceil_mode"):
+        return
+    count = len(before) - 2
+    strides = _integers(node, "strides") or [1] * count
+    pads = _integers(node, "pads") or [0] * (2 * count)
+    for size, windows, stride, pad in zip(before[2:], after[2:], strides, pads, strict=False):
+        if (windows - 1) * stride >= size + pad:
+            raise ModelError(
+                f"{node.op_type} node '{node.name}' has a window that starts behind its input of "
+                f"size {size}; expected windows inside: export it with less padding or without "
+                "ceil_mode"
+            )
+
+
+def _pool(node: ir.Node) -> None:
+    _explicit_padding(node)
+    _require_windows_inside(node)
 
 
 def _kernel(node: ir.Node) -> list[int] | None:
@@ -173,13 +196,19 @@ def _integers(node: ir.Node, name: str) -> list[int] | None:
     return list(attribute.as_ints()) if attribute is not None else None
 
 
+def _integer(node: ir.Node, name: str) -> int:
+    attribute = node.attributes.get(name)
+    return int(attribute.as_int()) if attribute is not None else 0
+
+
 def _text(node: ir.Node, name: str) -> str:
     attribute = node.attributes.get(name)
     return attribute.as_string() if attribute is not None else ""
 
 
 _FORMS: dict[str, Callable[[ir.Node], None]] = {
-    **dict.fromkeys(_WINDOW_OPERATORS, _explicit_padding),
+    **dict.fromkeys(_POOLS, _pool),
+    "Conv": _explicit_padding,
     **dict.fromkeys(_FLOAT32_OPERATORS, _in_float32),
     **dict.fromkeys(_BROADCAST_OPERATORS, _aligned_operand),
     "Resize": _require_exact_resize,

@@ -1,0 +1,99 @@
+"""The generic schedule: normalisations, reductions along rows, symbolic extents."""
+
+import pytest
+from kernel_cases import REDUCTIONS
+from lowering import f32, kernel_of, kernels_of, loops_of
+from machines import GPU, MACHINE
+from tvm import relax, s_tir, tirx
+from tvm.relax.op import nn
+
+from tvm_ext.tir_schedules.llvm.blockwise import Blockwise
+from tvm_ext.tir_schedules.template import NotMine
+
+op = relax.op
+
+
+def applied(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    sch = Blockwise().apply(func, MACHINE)
+    assert isinstance(sch, s_tir.Schedule)
+    return sch.mod["main"]
+
+
+def kinds(func: tirx.PrimFunc) -> list[tuple[str, int | None]]:
+    return [(loop.kind, loop.extent) for loop in loops_of(func)]
+
+
+def test_rows_are_reduced_in_the_lanes_of_vectors() -> None:
+    func = kernel_of(lambda x: op.sum(x, axis=[1]), f32(4096, 512))
+    before = func.script()
+    found = applied(func)
+    assert func.script() == before
+    top = [loop for loop in loops_of(found) if not loop.path]
+    assert (top[0].kind, top[0].extent) == ("parallel", 4096)
+    assert ("vectorized", 64) in kinds(found)
+    vectors = [loop for loop in loops_of(found) if loop.kind == "vectorized"]
+    assert vectors[-1].path == ("parallel", "serial") or vectors[0].path == ("parallel",)
+
+
+def test_tiny_rows_stay_on_one_thread() -> None:
+    func = kernel_of(lambda x: op.sum(x, axis=[1]), f32(3, 64))
+    assert "parallel" not in [kind for kind, _ in kinds(applied(func))]
+
+
+def test_columns_are_reduced_each_in_its_lane() -> None:
+    func = kernel_of(lambda x: nn.softmax(x, 0), f32(17, 64))
+    vectors = [extent for kind, extent in kinds(applied(func)) if kind == "vectorized"]
+    assert len(vectors) >= 4
+    assert min(vectors) >= 16
+
+
+def test_softmax_on_threads() -> None:
+    found = applied(kernel_of(lambda x: nn.softmax(x, 1), f32(1024, 256)))
+    top = [loop.kind for loop in loops_of(found) if not loop.path]
+    assert set(top) == {"parallel"}
+
+
+def test_results_of_extent_1_behind_the_last_loop() -> None:
+    func = kernel_of(lambda x: op.max(x, axis=[1], keepdims=True), f32(3, 5, 32))
+    found = Blockwise().apply(func, MACHINE)
+    assert isinstance(found, s_tir.Schedule)
+    assert ("vectorized", 16) in kinds(found.mod["main"])
+
+
+@pytest.mark.parametrize("rows", [3, 100_000])
+def test_argmax_uses_threads_only_when_it_is_large(rows: int) -> None:
+    func = kernel_of(lambda x: op.argmax(x, axis=1), f32(rows, 19))
+    parallel = [kind for kind, _ in kinds(applied(func)) if kind == "parallel"]
+    assert bool(parallel) == (rows > 3)
+
+
+def test_symbolic_batch() -> None:
+    batch = tirx.Var("n", "int64")
+    func = kernel_of(
+        lambda x, w, b: nn.relu(op.add(op.matmul(x, w), b)),
+        ((batch, 13), "float32"),
+        f32(13, 32),
+        f32(32),
+    )
+    found = applied(func)
+    assert [loop.kind for loop in loops_of(found) if not loop.path] == ["parallel", "parallel"]
+    assert [e for kind, e in kinds(found) if kind == "vectorized"] == [16, 16, 16]
+
+
+def test_symbolic_only() -> None:
+    size = tirx.Var("n", "int64")
+    assert kinds(applied(kernel_of(op.exp, ((size,), "float32")))) == [("parallel", None)]
+    one_core = Blockwise().apply(kernel_of(op.exp, ((size,), "float32")), MACHINE.with_cores(1))
+    assert isinstance(one_core, s_tir.Schedule)
+    assert kinds(one_core.mod["main"]) == [("serial", None)]
+
+
+@pytest.mark.parametrize("name", ["layer norm", "instance norm", "softmax last", "log softmax"])
+def test_every_reduction_has_vectors(name: str) -> None:
+    for func in kernels_of(REDUCTIONS[name].expression, *REDUCTIONS[name].inputs).values():
+        assert "vectorized" in [kind for kind, _ in kinds(applied(func))]
+
+
+def test_declines_a_gpu() -> None:
+    found = Blockwise().apply(kernel_of(op.exp, f32(5)), GPU)
+    assert found == NotMine("the target is not a CPU")

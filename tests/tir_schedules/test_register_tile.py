@@ -1,0 +1,173 @@
+"""Register tiles: their shape, the loops around them, and what stays out."""
+
+import pytest
+from kernel_cases import CONVOLUTIONS, MATMULS, REDUCTIONS, Case, nhwc
+from lowering import Loop, f32, kernel_of, kernels_of, loops_of, scalar_stores
+from machines import GPU, MACHINE, NARROW
+from tvm import relax, s_tir, tirx
+from tvm.relax.op import nn
+
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.llvm.register_tile import (
+    RegisterTile,
+    TileDecision,
+    decide_tile,
+    vector_registers,
+)
+from tvm_ext.tir_schedules.template import Machine, NotMine
+
+op = relax.op
+
+
+def applied(func: tirx.PrimFunc, machine: Machine = MACHINE) -> tirx.PrimFunc:
+    sch = RegisterTile().apply(func, machine)
+    assert isinstance(sch, s_tir.Schedule), sch
+    return sch.mod["main"]
+
+
+def decided(func: tirx.PrimFunc, block: str, machine: Machine = MACHINE) -> TileDecision:
+    sch = s_tir.Schedule(func)
+    access = access_of(sch, sch.get_sblock(block))
+    assert access is not None
+    decision = decide_tile(access, machine, "float32")
+    assert isinstance(decision, TileDecision), decision
+    return decision
+
+
+def inside_reduction(loops: list[Loop]) -> list[Loop]:
+    """Loops of the tile that run for every step of the reduction."""
+    return [loop for loop in loops if "serial" in loop.path[1:] or loop.path[1:2] == ("serial",)]
+
+
+def test_registers() -> None:
+    assert vector_registers(MACHINE) == 32
+    assert vector_registers(NARROW) == 16
+    assert vector_registers(resolve_target("aarch64-neon")) == 32
+
+
+@pytest.mark.parametrize("machine", [MACHINE, NARROW], ids=lambda m: m.name)
+@pytest.mark.parametrize(("rows", "columns"), [(56, 64), (14, 96), (17, 24), (149, 40), (1, 80)])
+def test_tile_divides_and_fits(machine: Machine, rows: int, columns: int) -> None:
+    func = kernel_of(op.matmul, f32(rows, 13), f32(13, columns))
+    decision = decided(func, "matmul", machine)
+    lanes = machine.vector_lanes("float32")
+    assert decision.vector_axis == 1
+    assert columns % decision.columns == 0
+    vectors = -(-decision.columns // lanes)
+    height = decision.rows.get(0, 1)
+    assert rows % height == 0
+    assert vectors <= 2
+    assert height * vectors + vectors + 1 <= vector_registers(machine)
+
+
+def test_whole_registers_are_preferred() -> None:
+    func = kernel_of(op.matmul, f32(14, 13), f32(13, 96))
+    assert decided(func, "matmul") == TileDecision(1, 32, {0: 14})
+
+
+def test_conv_nhwc_rows_are_positions() -> None:
+    func = kernel_of(nhwc, f32(1, 30, 30, 16), f32(3, 3, 16, 64), f32(64))
+    decision = decided(func, "conv2d_nhwc")
+    assert (decision.vector_axis, decision.columns) == (3, 32)
+    assert decision.rows == {2: 14}
+
+
+def test_conv_nchw_rows_are_channels() -> None:
+    func = kernel_of(lambda x, w: nn.conv2d(x, w), f32(1, 3, 16, 34), f32(14, 3, 3, 3))
+    decision = decided(func, "conv2d_nchw")
+    assert (decision.vector_axis, decision.columns) == (3, 32)
+    assert decision.rows == {1: 14}
+
+
+def test_pooling_has_no_rows() -> None:
+    func = kernel_of(lambda x: nn.max_pool2d(x, (2, 2), (2, 2), layout="NHWC"), f32(1, 8, 8, 32))
+    decision = decided(func, "pool_max")
+    assert (decision.vector_axis, decision.columns, decision.rows) == (3, 32, {})
+
+
+def test_structure_of_a_large_conv() -> None:
+    func = kernel_of(nhwc, f32(1, 58, 58, 64), f32(3, 3, 64, 64), f32(64))
+    before = func.script()
+    loops = loops_of(applied(func))
+    assert func.script() == before
+    tiles = [loop for loop in loops if not loop.path]
+    # One loop over tiles, on threads; the epilogue runs inside it.
+    assert [(loop.kind, loop.extent) for loop in tiles] == [("parallel", 2 * 56 * 4)]
+    vectors = [loop for loop in loops if loop.kind == "vectorized"]
+    assert [loop.extent for loop in vectors] == [32, 32, 32]
+    assert all(loop.path[0] == "parallel" for loop in vectors)
+    unrolled = [loop.extent for loop in loops if loop.kind == "unrolled" and loop.extent != 1]
+    assert unrolled == [14, 14, 14]
+    reduction = [loop.extent for loop in loops if loop.kind == "serial"]
+    assert reduction == [3, 3, 64]
+
+
+def test_tiny_kernel_stays_on_one_thread() -> None:
+    func = kernel_of(op.matmul, f32(4, 8), f32(8, 32))
+    assert "parallel" not in [loop.kind for loop in loops_of(applied(func))]
+
+
+def test_broadcast_epilogue_is_not_unrolled() -> None:
+    case = CONVOLUTIONS["squeeze and excite"]
+    func = kernel_of(case.expression, f32(1, 1, 1, 24), f32(1, 1, 24, 96), f32(1, 80, 80, 96))
+    loops = loops_of(applied(func))
+    unrolled = [loop.extent or 0 for loop in loops if loop.kind == "unrolled"]
+    assert max(unrolled) <= vector_registers(MACHINE)
+    # The multiplication over the map has a nest of its own, on threads.
+    assert [loop.kind for loop in loops if not loop.path] == ["serial", "parallel"]
+
+
+def test_matmul_with_two_users_of_its_result_is_copied_out() -> None:
+    def expression(a: relax.Expr, b: relax.Expr) -> relax.Expr:
+        product = op.matmul(a, b)
+        return op.add(nn.relu(product), op.exp(product))
+
+    func = kernel_of(expression, f32(6, 8), f32(8, 32))
+    assert scalar_stores(applied(func), MACHINE) == 0
+
+
+VECTOR_ONLY = ["conv nhwc", "conv nhwc depthwise", "conv nchw", "conv3d", "conv int8"]
+
+
+@pytest.mark.parametrize("case", [CONVOLUTIONS[n] for n in VECTOR_ONLY], ids=VECTOR_ONLY)
+def test_no_scalar_code_in_convolutions(case: Case) -> None:
+    (func,) = kernels_of(case.expression, *case.inputs).values()
+    padded = any(loop.kind == "serial" and loop.extent == 1 for loop in loops_of(func))
+    # Padding of the innermost loop is the one scalar store that is left.
+    allowed = 1 if "pad_temp" in func.script() and not padded else 0
+    assert scalar_stores(applied(func), MACHINE) <= max(
+        allowed, 1 if case.inputs[0][0][1] in (3, 5) else 0
+    )
+
+
+@pytest.mark.parametrize("name", ["matmul", "matmul batched", "matmul row", "dense residual"])
+def test_no_scalar_code_in_products(name: str) -> None:
+    case = MATMULS[name]
+    (func,) = kernels_of(case.expression, *case.inputs).values()
+    assert scalar_stores(applied(func), MACHINE) == 0
+
+
+def reason(func: tirx.PrimFunc, machine: Machine = MACHINE) -> str:
+    found = RegisterTile().apply(func, machine)
+    assert isinstance(found, NotMine)
+    return found.reason
+
+
+def test_declines() -> None:
+    batch = tirx.Var("n", "int64")
+    assert reason(kernel_of(op.exp, f32(5))) == "the kernel has 0 reductions, not one"
+    softmax = kernel_of(*[REDUCTIONS["softmax last"].expression], f32(5, 80))
+    assert reason(softmax) == "the kernel has 2 reductions, not one"
+    symbolic = kernel_of(op.matmul, ((batch, 5), "float32"), f32(5, 7))
+    assert "symbolic" in reason(symbolic)
+    column = kernel_of(op.matmul, f32(5, 7), f32(7, 1))
+    assert "without a stride" in reason(column)
+    grouped = CONVOLUTIONS["conv nhwc grouped"]
+    assert "without a stride" in reason(kernel_of(grouped.expression, *grouped.inputs))
+    assert "iterations" in reason(kernel_of(lambda x: op.sum(x, axis=[0]), f32(0, 5)))
+
+
+def test_declines_a_gpu() -> None:
+    func = kernel_of(op.matmul, f32(3, 5), f32(5, 7))
+    assert reason(func, GPU) == "the target is not a CPU"

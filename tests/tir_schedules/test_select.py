@@ -1,0 +1,121 @@
+"""The choice of a schedule for each kernel of a module."""
+
+import pytest
+import tvm
+from kernel_cases import CASES
+from lowering import f32, kernel_of, kernels_of, loops_of
+from machines import GPU, MACHINE
+from tvm import relax, s_tir, te, tirx
+from tvm.relax.op import nn
+
+from tvm_ext.tir_schedules.select import (
+    SCHEDULED_ATTRIBUTE,
+    ScheduleChoice,
+    schedule_kernel,
+    schedule_kernels,
+)
+
+op = relax.op
+
+
+def test_every_kernel_has_a_choice() -> None:
+    functions = {
+        "product": kernel_of(op.matmul, f32(5, 7), f32(7, 24)),
+        "sum": kernel_of(op.add, f32(5, 24), f32(5, 24)),
+        "norm": kernel_of(lambda x: nn.softmax(x, 1), f32(5, 24)),
+    }
+    mod = tvm.IRModule(functions)
+    before = mod.script()
+    scheduled, choices = schedule_kernels(mod, MACHINE)
+    assert mod.script() == before
+    assert {name: choice.schedule for name, choice in choices.items()} == {
+        "product": "register tile",
+        "sum": "elementwise",
+        "norm": "blockwise",
+    }
+    assert [choices[name].source for name in functions] == ["template", "template", "generic"]
+    assert choices["sum"].refusals == ()
+    assert choices["product"].refusals == ("elementwise: the kernel reduces or scans",)
+    assert len(choices["norm"].refusals) == 2
+    assert all(scheduled[name].attrs[SCHEDULED_ATTRIBUTE] for name in functions)
+
+
+def test_relax_functions_are_kept() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([3], "float32"))
+    with builder.function("main", [x]):
+        builder.emit_func_output(builder.emit(op.exp(x)))
+    scheduled, choices = schedule_kernels(builder.get(), MACHINE)
+    assert choices == {}
+    assert isinstance(scheduled["main"], relax.Function)
+
+
+def test_scheduled_kernel_stays() -> None:
+    func = kernel_of(op.exp, f32(64)).with_attr(SCHEDULED_ATTRIBUTE, True)
+    found, choice = schedule_kernel(func, MACHINE)
+    assert found.same_as(func)
+    assert choice == ScheduleChoice("user schedule", "user", "it was scheduled before")
+    again, choice = schedule_kernel(
+        schedule_kernel(kernel_of(op.exp, f32(64)), MACHINE)[0], MACHINE
+    )
+    assert choice.source == "user"
+    assert loops_of(again)
+
+
+def test_kernel_without_blocks() -> None:
+    (func,) = kernels_of(lambda x: op.cumsum(x, axis=1), f32(3, 17)).values()
+    found, choice = schedule_kernel(func, MACHINE)
+    assert found.same_as(func)
+    assert (choice.schedule, choice.source) == ("as written", "as written")
+
+
+def test_symbol_is_kept() -> None:
+    func = kernel_of(op.exp, f32(64)).with_attr("global_symbol", "kernel")
+    found, _ = schedule_kernel(func, MACHINE)
+    assert found.attrs["global_symbol"] == "kernel"
+
+
+def test_refused_primitive_asks_the_next_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(func: tirx.PrimFunc, machine: object) -> s_tir.Schedule:
+        sch = s_tir.Schedule(func)
+        sch.get_sblock("no such block")
+        return sch
+
+    from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
+
+    monkeypatch.setattr(type(CPU_TEMPLATES[0]), "apply", lambda self, f, m: refuse(f, m))
+    _, choice = schedule_kernel(kernel_of(op.exp, f32(64)), MACHINE)
+    assert choice.schedule == "blockwise"
+    assert "no such block" in choice.refusals[0]
+    assert "\n" not in choice.refusals[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_first_template(name: str) -> None:
+    case = CASES[name]
+    kernels = kernels_of(case.expression, *case.inputs)
+    found = [schedule_kernel(func, MACHINE)[1].schedule for func in kernels.values()]
+    assert case.template in found
+
+
+@pytest.mark.parametrize(
+    ("func", "schedule"),
+    [
+        (lambda: kernel_of(op.matmul, f32(64, 64), f32(64, 64)), "dlight Matmul"),
+        (lambda: kernel_of(op.exp, f32(64, 64)), "dlight Fallback"),
+        (lambda: kernel_of(lambda x: nn.softmax(x, 1), f32(64, 64)), "dlight GeneralReduction"),
+    ],
+)
+def test_gpu_rules(func: object, schedule: str) -> None:
+    found, choice = schedule_kernel(func(), GPU)  # type: ignore[operator]
+    assert (choice.schedule, choice.source) == (schedule, "tvm rule")
+    assert "thread" in [loop.kind for loop in loops_of(found)]
+    assert "threadIdx.x" in found.script()
+
+
+def test_gpu_kernel_without_a_rule_is_written_as_it_is() -> None:
+    a = te.placeholder((16,), name="a")
+    func = te.create_prim_func([a, te.compute((16,), lambda i: a[i] + 1.0)])
+    assert schedule_kernel(func, GPU)[1].source == "tvm rule"
+    (scan,) = kernels_of(lambda x: op.cumsum(x, axis=1), f32(3, 17)).values()
+    assert schedule_kernel(scan, GPU)[1].source in ("as written", "user")
