@@ -29,9 +29,7 @@ def measure(path: Path, shapes: dict[str, list[int]], opt_level: str) -> dict[st
     inputs = random_inputs(model.inputs)
     threads = int(model.report.target["cores"])
     session = ReferenceSession(path, threads=threads)
-    ours, theirs = interleaved_milliseconds(
-        lambda: model.run(inputs), lambda: session.run(inputs)
-    )
+    ours, theirs = interleaved_milliseconds(lambda: model.run(inputs), lambda: session.run(inputs))
     return {
         "model": path.stem,
         "threads": threads,
@@ -44,7 +42,9 @@ def measure(path: Path, shapes: dict[str, list[int]], opt_level: str) -> dict[st
 
 def main() -> int:
     """Measures every model; 0 when all compiled."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("models", nargs="+", type=Path)
     parser.add_argument("--input-shape", action="append", default=[], metavar="NAME=SIZES")
     parser.add_argument("--opt-level", default="O3")
@@ -58,7 +58,8 @@ def main() -> int:
             continue
         print(
             f"{result['model']:24} {result['ratio']:5.2f}x  "
-            f"tvm-ext {result['tvm_ext_ms']:8.2f} ms  ONNX Runtime {result['onnxruntime_ms']:8.2f} ms"
+            f"tvm-ext {result['tvm_ext_ms']:8.2f} ms  "
+            f"ONNX Runtime {result['onnxruntime_ms']:8.2f} ms"
         )
     ratios = [result["ratio"] for result in results if "ratio" in result]
     if ratios:

@@ -48,7 +48,8 @@ def main() -> int:
     model.save(saved)
     model.report.save_html(folder / "report.html")
     console.print(
-        f"saved {saved} ({saved.stat().st_size / 1e6:.1f} MB) and {folder}/report.html", soft_wrap=True
+        f"saved {saved} ({saved.stat().st_size / 1e6:.1f} MB) and {folder}/report.html",
+        soft_wrap=True,
     )
 
     inputs = random_inputs(model.inputs)
@@ -63,7 +64,9 @@ def main() -> int:
 
     threads = int(model.report.target["cores"])
     with_ort = ReferenceSession(path, threads=threads)
-    ours, theirs = interleaved_milliseconds(lambda: loaded.run(inputs), lambda: with_ort.run(inputs))
+    ours, theirs = interleaved_milliseconds(
+        lambda: loaded.run(inputs), lambda: with_ort.run(inputs)
+    )
     console.print(
         f"latency, median, {threads} threads: tvm-ext {ours:.2f} ms, ONNX Runtime {theirs:.2f} ms "
         f"({theirs / ours:.2f}x)"

@@ -102,9 +102,12 @@ def _strides(region: TensorRegion, variables: list[tirx.Var]) -> list[int | None
 
 
 def _flat_address(region: TensorRegion) -> tvm.ir.Expr | None:
-    address: tvm.ir.Expr = tirx.const(0, "int64")
+    # A cast hides from the solver that an index is linear, so the loops' own type is kept.
+    dtypes = {str(dim.min.ty) for dim in region.region}
+    dtype = dtypes.pop() if len(dtypes) == 1 else "int64"
+    address: tvm.ir.Expr = tirx.const(0, dtype)
     for size, dim in zip(region.source.shape, region.region, strict=True):
         if static_extent(size) is None or static_extent(dim.extent) != 1:
             return None
-        address = address * tirx.const(static_extent(size), "int64") + dim.min.astype("int64")
+        address = address * tirx.const(static_extent(size), dtype) + dim.min.astype(dtype)
     return address

@@ -21,7 +21,15 @@ _PUBLIC = {
     "register_pass": "tvm_ext.passes.register",
 }
 
-__all__ = [*_PUBLIC, "__version__"]
+__all__ = [
+    "CompiledModel",
+    "TensorSpec",
+    "TvmExtError",
+    "__version__",
+    "compile",
+    "load",
+    "register_pass",
+]
 
 if TYPE_CHECKING:
     from tvm_ext.api import compile, load

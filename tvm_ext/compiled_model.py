@@ -11,11 +11,11 @@ from tvm import relax
 
 from tvm_ext.artifact import (
     TargetRecord,
-    check_writable,
     export_library_bytes,
     read_artifact,
     write_artifact,
 )
+from tvm_ext.atomic_file import check_writable
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.errors import TargetError
 from tvm_ext.hardware.description import CpuDescription, Description
@@ -109,8 +109,10 @@ class CompiledModel:
 
         Raises
         ------
+        OutputPathError
+            The path cannot be written.
         ArtifactError
-            The path cannot be written, or there is no C++ compiler to link the program.
+            There is no C++ compiler to link the program.
         """
         check_writable(path)
         if self._library is None:

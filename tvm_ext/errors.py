@@ -3,6 +3,7 @@
 A message is one line: what was found, what was expected, what to do about it.
 """
 
+from tvm_ext.atomic_file import OutputPathError
 from tvm_ext.configs.errors import ConfigError, TvmExtError
 from tvm_ext.hardware.errors import TargetError
 
@@ -12,6 +13,7 @@ __all__ = [
     "ConfigError",
     "InputError",
     "ModelError",
+    "OutputPathError",
     "PassError",
     "ReferenceUnavailableError",
     "TargetError",

@@ -16,7 +16,7 @@ _configured = threading.local()
 
 
 def use_threads(count: int) -> None:
-    """Sizes the calling thread's pool; TVM keeps one pool a thread, so this is asked at each run."""
+    """Sizes the calling thread's pool: TVM keeps one a thread, so every run asks for it."""
     if getattr(_configured, "count", None) == count:
         return
     if hasattr(os, "sched_getaffinity"):

@@ -49,7 +49,7 @@ CONVOLUTIONS = {
     "conv nhwc batch": _nhwc(TILE, (3, 5, 5, 3), (3, 3, 3, 19), (19,), padding=(1, 1)),
     "conv nhwc stride": _nhwc(TILE, (1, 13, 17, 3), (3, 3, 3, 80), (80,), strides=(2, 2)),
     "conv nhwc dilation": _nhwc(TILE, (1, 9, 9, 3), (3, 3, 3, 13), (13,), dilation=(2, 2)),
-    "conv nhwc prime": _nhwc(BLOCK, (1, 5, 5, 3), (1, 1, 3, 97), (97,)),
+    "conv nhwc prime": _nhwc(TILE, (1, 5, 5, 3), (1, 1, 3, 97), (97,)),
     "conv nhwc one channel": _nhwc(BLOCK, (1, 7, 7, 3), (3, 3, 3, 1), (1,)),
     "conv nhwc grouped": _nhwc(BLOCK, (1, 7, 5, 6), (3, 3, 3, 14), (14,), groups=2),
     "conv nhwc depthwise": _nhwc(
@@ -82,7 +82,7 @@ CONVOLUTIONS = {
         f32(3, 3, 3, 3, 13),
     ),
     "conv transpose": _case(
-        BLOCK,
+        TILE,
         lambda x, w: nn.conv2d_transpose(x, w, strides=(2, 2), padding=(1, 1)),
         f32(1, 5, 7, 5),
         f32(5, 3, 3, 3),
@@ -117,7 +117,7 @@ def _matmul(template, a, b, dtype="float32"):
 
 MATMULS = {
     "matmul": _matmul(TILE, (17, 13), (13, 40)),
-    "matmul 149": _matmul(BLOCK, (7, 5), (5, 149)),
+    "matmul 149": _matmul(TILE, (7, 5), (5, 149)),
     "matmul batched": _matmul(TILE, (3, 13, 7), (3, 7, 24)),
     "matmul heads": _matmul(TILE, (1, 3, 17, 5), (1, 3, 5, 17)),
     "matmul broadcast": _matmul(TILE, (3, 7, 5), (5, 19)),
@@ -132,7 +132,7 @@ MATMULS = {
     "matmul int32": _matmul(TILE, (5, 7), (7, 24), "int32"),
     "matmul int64": _matmul(TILE, (5, 7), (7, 24), "int64"),
     "matmul transposed": _case(
-        BLOCK, lambda a, b: op.matmul(a, op.permute_dims(b)), f32(7, 40), f32(13, 40)
+        TILE, lambda a, b: op.matmul(a, op.permute_dims(b)), f32(7, 40), f32(13, 40)
     ),
     "dense gelu": _case(
         TILE,
@@ -140,6 +140,13 @@ MATMULS = {
         f32(5, 13),
         f32(13, 40),
         f32(40),
+    ),
+    "dense relu": _case(
+        TILE,
+        lambda a, w, b: nn.relu(op.add(op.matmul(a, w), b)),
+        f32(7, 13),
+        f32(13, 24),
+        f32(24),
     ),
     "dense residual": _case(
         TILE,
@@ -174,7 +181,7 @@ REDUCTIONS = {
     "global pool nhwc": _case(
         TILE, lambda x: nn.adaptive_avg_pool2d(x, (1, 1), layout="NHWC"), f32(1, 7, 7, 24)
     ),
-    "adaptive pool": _case(BLOCK, lambda x: nn.adaptive_avg_pool2d(x, (3, 2)), f32(1, 3, 7, 5)),
+    "adaptive pool": _case(EACH, lambda x: nn.adaptive_avg_pool2d(x, (3, 2)), f32(1, 3, 7, 5)),
     "mean last": _reduce(BLOCK, op.mean, (5, 7, 149), 2),
     "mean keeps": _reduce(BLOCK, op.mean, (1, 24, 40), 2, keepdims=True),
     "sum first": _reduce(TILE, op.sum, (13, 40), 0),
@@ -215,7 +222,6 @@ REDUCTIONS = {
         f32(6),
         f32(6),
     ),
-    "cumsum": _case("as written", lambda x: op.cumsum(x, axis=1), f32(3, 17)),
     "exponentials summed": _case(BLOCK, lambda x: op.sum(op.exp(x), axis=[1]), f32(7, 40)),
 }
 
@@ -266,11 +272,7 @@ MOVES = {
     "broadcast": _case(EACH, lambda x: op.broadcast_to(x, [3, 5, 24]), f32(5, 1)),
     "one hot": _case(
         EACH,
-        lambda i: (
-            op.one_hot(i, relax.prim_value(1.0), relax.prim_value(0.0), 7, -1)
-            if hasattr(relax, "prim_value")
-            else op.one_hot(i, relax.PrimValue(1.0), relax.PrimValue(0.0), 7, -1)
-        ),
+        lambda i: op.one_hot(i, relax.prim_value(1.0), relax.prim_value(0.0), 7, -1),
         ((5,), "int64"),
     ),
 }
@@ -305,8 +307,8 @@ POINTWISE = {
     "empty": _case(EACH, op.exp, f32(0, 5)),
     "empty inside": _case(EACH, op.add, f32(3, 0), f32(3, 0)),
     "empty joined": _case(EACH, lambda *v: op.concat(list(v), 1), f32(3, 0), f32(3, 5)),
-    "sum of nothing": _case(BLOCK, lambda x: op.sum(x, axis=[1]), f32(3, 0)),
-    "matmul of nothing": _case(BLOCK, op.matmul, f32(3, 0), f32(0, 5)),
+    "sum of nothing": _case(EACH, lambda x: op.sum(x, axis=[1]), f32(3, 0)),
+    "matmul of nothing": _case(EACH, op.matmul, f32(3, 0), f32(0, 5)),
 }
 
 CASES = {**CONVOLUTIONS, **MATMULS, **REDUCTIONS, **MOVES, **POINTWISE}

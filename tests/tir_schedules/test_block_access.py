@@ -3,7 +3,7 @@
 import pytest
 from kernel_cases import nhwc
 from lowering import Spec, f32, kernel_of
-from tvm import relax, s_tir, tirx
+from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, static_extent
@@ -60,8 +60,26 @@ def test_conv_nhwc_dilated() -> None:
 def test_depthwise() -> None:
     found = access(conv(f32(1, 5, 7, 7), f32(5, 1, 3, 3), groups=5), "group_conv2d_nchw")
     assert found is not None
-    assert found.write_strides == [125, 25, 5, 1, 0, 0]
-    assert found.read_strides == [[245, 49, 7, 1, 7, 1], [0, 9, 0, 0, 3, 1]]
+    assert found.write_strides == [125, 25, 5, 1, 0, 0, 0]
+    assert found.read_strides == [[245, 49, 7, 1, 49, 7, 1], [0, 9, 0, 0, 9, 3, 1]]
+
+
+def test_depthwise_nhwc() -> None:
+    layouts = {"data_layout": "NHWC", "kernel_layout": "HWIO"}
+    func = conv(f32(1, 7, 7, 5), f32(3, 3, 1, 5), groups=5, **layouts)
+    found = access(func, "group_conv2d_nhwc")
+    assert found is not None
+    channel = found.extents.index(5, 3)
+    assert found.write_strides[channel] == 1
+    assert [strides[channel] for strides in found.read_strides] == [1, 1]
+
+
+def test_loops_of_32_bits() -> None:
+    a = te.placeholder((3, 5), name="a")
+    func = te.create_prim_func([a, te.compute((5, 3), lambda i, j: a[j, i], "turned")])
+    found = access(func, "turned")
+    assert found is not None
+    assert found.read_strides == [[1, 5]]
 
 
 def test_grouped_channel_has_no_one_stride() -> None:

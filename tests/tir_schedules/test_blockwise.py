@@ -48,7 +48,7 @@ def test_columns_are_reduced_each_in_its_lane() -> None:
 
 
 def test_softmax_on_threads() -> None:
-    found = applied(kernel_of(lambda x: nn.softmax(x, 1), f32(1024, 256)))
+    found = applied(kernel_of(lambda x: nn.softmax(x, 1), f32(8192, 256)))
     top = [loop.kind for loop in loops_of(found) if not loop.path]
     assert set(top) == {"parallel"}
 

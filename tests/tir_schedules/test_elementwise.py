@@ -21,11 +21,11 @@ def applied(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def test_chain_is_one_parallel_vectorised_nest() -> None:
     func = kernel_of(
-        lambda a, b: op.multiply(nn.relu(op.add(a, b)), b), f32(64, 4096), f32(64, 4096)
+        lambda a, b: op.multiply(nn.relu(op.add(a, b)), b), f32(256, 4096), f32(256, 4096)
     )
     before = func.script()
     found = [(loop.kind, loop.extent) for loop in loops_of(applied(func))]
-    assert found == [("parallel", 64 * 64), ("vectorized", 64)]
+    assert found == [("parallel", 256 * 64), ("vectorized", 64)]
     assert func.script() == before
 
 
@@ -37,15 +37,13 @@ def test_every_output_of_a_split_has_its_own_nest() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["add relu", "bias nchw", "bias nhwc", "compare", "half", "int8"])
+@pytest.mark.parametrize("name", ["add relu", "bias nchw", "bias nhwc", "compare", "half"])
 def test_no_scalar_code(name: str) -> None:
     (func,) = kernels_of(POINTWISE[name].expression, *POINTWISE[name].inputs).values()
-    if name == "int8":
-        pytest.skip("a prime number of elements in a row: LLVM makes the vectors")
     assert scalar_stores(applied(func), MACHINE) == 0
 
 
-@pytest.mark.parametrize("name", ["concat outer", "concat first", "slice dense", "resize nhwc"])
+@pytest.mark.parametrize("name", ["concat outer", "concat first", "slice dense", "take"])
 def test_no_scalar_moves(name: str) -> None:
     (func,) = kernels_of(MOVES[name].expression, *MOVES[name].inputs).values()
     assert scalar_stores(applied(func), MACHINE) == 0

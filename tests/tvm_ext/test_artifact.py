@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tvm_ext.artifact import TargetRecord, check_writable, read_artifact, write_artifact
-from tvm_ext.artifact import write as write_module
+import tvm_ext.atomic_file as atomic_module
+from tvm_ext.artifact import TargetRecord, read_artifact, write_artifact
 from tvm_ext.artifact.manifest import Manifest, VersionsRecord
-from tvm_ext.errors import ArtifactError
+from tvm_ext.atomic_file import check_writable
+from tvm_ext.errors import ArtifactError, OutputPathError
 from tvm_ext.tensor_spec import TensorSpec
 
 INPUTS = (TensorSpec("x", "float32", (1, "N")), TensorSpec("mask", "bool", ()))
@@ -134,7 +135,7 @@ def test_unwritable_path_is_refused(tmp_path, attempt, name, words):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     os.mkfifo(tmp_path / "pipe")
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(ArtifactError, match=words) as caught:
+    with pytest.raises(OutputPathError, match=words) as caught:
         attempt(tmp_path / name)
     assert "\n" not in str(caught.value)
     assert repr(str(tmp_path / name)) in str(caught.value)
@@ -144,10 +145,10 @@ def test_unwritable_path_is_refused(tmp_path, attempt, name, words):
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_missing_permission_is_refused(tmp_path):
     (tmp_path / "protected.tvmx").touch(mode=0o444)
-    with pytest.raises(ArtifactError, match="write-protected"):
+    with pytest.raises(OutputPathError, match="write-protected"):
         check_writable(tmp_path / "protected.tvmx")
     tmp_path.chmod(0o555)
-    with pytest.raises(ArtifactError, match="Permission denied"):
+    with pytest.raises(OutputPathError, match="Permission denied"):
         check_writable(tmp_path / "model.tvmx")
 
 
@@ -168,8 +169,8 @@ def test_failing_write_keeps_the_old_file(tmp_path, monkeypatch, step):
     def full(*_arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(write_module.os, step, full)
-    with pytest.raises(ArtifactError, match="No space left on device"):
+    monkeypatch.setattr(atomic_module.os, step, full)
+    with pytest.raises(OutputPathError, match="No space left on device"):
         save(path, library=b"other")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -182,7 +183,7 @@ def test_interrupted_write_keeps_the_old_file(tmp_path, monkeypatch):
     def interrupt(_descriptor):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(write_module.os, "fsync", interrupt)
+    monkeypatch.setattr(atomic_module.os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         save(path, library=b"other")
     assert read_artifact(path).library == b"\x7fELF code"

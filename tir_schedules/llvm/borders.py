@@ -78,8 +78,7 @@ def _borders(comparisons: list[Any], variable: tirx.Var, extent: Any) -> Borders
 
 def _changes(comparison: Any, variable: tirx.Var) -> list[int] | None:
     """Where the comparison changes along ``variable``; None when that is not one number."""
-    difference = comparison.a.astype("int64") - comparison.b.astype("int64")
-    linear = detect_linear_equation(difference, [variable])
+    linear = detect_linear_equation(comparison.a - comparison.b, [variable])
     if len(linear) != 2:
         return None
     slope, offset = static_extent(linear[0]), static_extent(linear[1])

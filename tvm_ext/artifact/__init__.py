@@ -29,7 +29,7 @@ The checksums find damage, not malice. A saved model is a program: load only wha
 from tvm_ext.artifact.library import export_library_bytes, find_compiler
 from tvm_ext.artifact.manifest import Manifest, PartRecord, TargetRecord, VersionsRecord
 from tvm_ext.artifact.read import LoadedArtifact, read_artifact
-from tvm_ext.artifact.write import check_writable, write_artifact
+from tvm_ext.artifact.write import write_artifact
 
 __all__ = [
     "LoadedArtifact",
@@ -37,7 +37,6 @@ __all__ = [
     "PartRecord",
     "TargetRecord",
     "VersionsRecord",
-    "check_writable",
     "export_library_bytes",
     "find_compiler",
     "read_artifact",

@@ -96,9 +96,9 @@ def _save_report(compiled: "CompiledModel", path: Path) -> None:
     if path.suffix == ".html":
         compiled.report.save_html(path)
         return
-    from tvm_ext.report.storage import write_atomically
+    from tvm_ext.atomic_file import write_text
 
-    write_atomically(path, compiled.report.to_json() + "\n")
+    write_text(path, compiled.report.to_json() + "\n")
 
 
 def _size(path: Path) -> str:

@@ -3,16 +3,16 @@
 import io
 import json
 import os
-import secrets
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tvm_ext.atomic_file import replacing
 from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def check_result_files(sources: list[Path], results: list[Path]) -> None:
     ArtifactError
         A path cannot be written.
     """
-    from tvm_ext.artifact import check_writable
+    from tvm_ext.atomic_file import check_writable
 
     taken = {os.path.realpath(path) for path in sources}
     for path in results:
@@ -97,7 +97,7 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 
     Raises
     ------
-    InputError
+    OutputPathError
         The file cannot be written; an older one is then as it was.
     """
     buffer = io.BytesIO()
@@ -107,20 +107,5 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
             known = array.astype(np.float32) if array.dtype.kind == "V" else array
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, known, allow_pickle=False)
-    _replace(path, buffer.getbuffer())
-
-
-def _replace(path: Path, content: memoryview) -> None:
-    final = Path(os.path.realpath(path))
-    partial = final.with_name(f".{secrets.token_hex(8)}.partial")
-    try:
-        partial.write_bytes(content)
-        os.replace(partial, final)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path}: {error.strerror}; expected a folder with write permission and "
-            "free space: choose another path or make room"
-        ) from error
-    finally:
-        with suppress(OSError):  # moved already, or never made
-            partial.unlink()
+    with replacing(path) as file:
+        file.write(buffer.getbuffer())

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from tvm_ext.atomic_file import write_text
 from tvm_ext.report.errors import ReportError
 from tvm_ext.report.page import render_html
-from tvm_ext.report.storage import not_a_report, parse, write_atomically
+from tvm_ext.report.storage import not_a_report, parse
 from tvm_ext.report.text import render_text, renderable
 
 if TYPE_CHECKING:
@@ -306,10 +307,10 @@ class CompileReport:
 
         Raises
         ------
-        ReportError
+        OutputPathError
             If the file cannot be written.
         """
-        write_atomically(path, self.to_html())
+        write_text(path, self.to_html())
 
 
 _ADAPTER = TypeAdapter(CompileReport)

@@ -1,10 +1,6 @@
-"""Reading the JSON form of a report, and writing its page so that no reader sees half of it."""
+"""Reading the JSON form of a report."""
 
-import contextlib
 import json
-import os
-import uuid
-from pathlib import Path
 from typing import Any
 
 from tvm_ext.report.errors import ReportError
@@ -39,26 +35,3 @@ def not_a_report(found: str, schema: int) -> ReportError:
         f"not a compile report ({found}); expected the JSON form of one, schema {schema}: "
         "compile the model again"
     )
-
-
-def write_atomically(path: str | Path, text: str) -> None:
-    """Write ``text`` as UTF-8; a reader of ``path`` sees the old file or the whole new one.
-
-    Raises
-    ------
-    ReportError
-        If the file cannot be written; nothing is left behind.
-    """
-    destination = Path(path).resolve()
-    partial = destination.with_name(f".{uuid.uuid4().hex}.partial")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        os.replace(partial, destination)
-    except OSError as error:
-        raise ReportError(
-            f"the report cannot be written to {str(path)!r} ({error.strerror or error}); "
-            "expected a file in a folder that exists and is writable: choose another path"
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):  # moved already, or never made
-            partial.unlink()

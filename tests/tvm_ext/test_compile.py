@@ -1,0 +1,518 @@
+"""From an ONNX model to numbers: every way in, every kind of input and output."""
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+from tvm_ext.errors import (
+    BuildError,
+    ConfigError,
+    InputError,
+    ModelError,
+    PassError,
+    TargetError,
+    TvmExtError,
+)
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.passes import registry
+from tvm_ext.report.records import CompileReport
+
+node = helper.make_node
+FLOAT, INT64, BOOL, HALF = (
+    TensorProto.FLOAT,
+    TensorProto.INT64,
+    TensorProto.BOOL,
+    TensorProto.FLOAT16,
+)
+
+
+def value(name: str, shape: list, dtype: int = FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def model(nodes, inputs, outputs, **weights: np.ndarray) -> onnx.ModelProto:
+    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def rand(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(dtype)
+
+
+W, V = rand(6, 4), rand(4, 3, seed=1)
+
+
+def mlp(batch: int | str = "N") -> onnx.ModelProto:
+    """z = relu(x @ W) @ V, a = relu(x @ W): the inner value is an output as well."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"], name="first"),
+        node("Relu", ["m"], ["a"], name="relu"),
+        node("MatMul", ["a", "v"], ["z"], name="second"),
+    ]
+    outputs = [value("z", [batch, 3]), value("a", [batch, 4])]
+    return model(nodes, [value("x", [batch, 6])], outputs, w=W, v=V)
+
+
+def mlp_reference(x: np.ndarray) -> dict[str, np.ndarray]:
+    hidden = np.maximum(x @ W, 0)
+    return {"z": hidden @ V, "a": hidden}
+
+
+def assert_mlp(compiled: tvm_ext.CompiledModel, x: np.ndarray) -> None:
+    outputs, wanted = compiled.run({"x": x}), mlp_reference(x)
+    assert list(outputs) == ["z", "a"]
+    for name, array in outputs.items():
+        assert array.dtype == np.float32
+        np.testing.assert_allclose(array, wanted[name], rtol=1e-4, atol=1e-5)
+
+
+def run_one(proto: onnx.ModelProto, opt_level="O3", **inputs) -> dict[str, np.ndarray]:
+    return tvm_ext.compile(proto, opt_level=opt_level).run(inputs)
+
+
+@pytest.fixture(scope="module")
+def compiled() -> tvm_ext.CompiledModel:
+    return tvm_ext.compile(mlp())
+
+
+@pytest.mark.parametrize("kind", ["str", "Path", "ModelProto"])
+def test_a_model_comes_as_path_or_proto(tmp_path, kind):
+    path = tmp_path / "my model.onnx"
+    onnx.save(mlp(), path)
+    source = {"str": str(path), "Path": path, "ModelProto": mlp()}[kind]
+    made = tvm_ext.compile(source)
+    assert_mlp(made, rand(3, 6))
+    assert made.report.model == ("small" if kind == "ModelProto" else "my model")
+
+
+def test_the_given_proto_stays_as_it_was():
+    proto = mlp()
+    before = proto.SerializeToString()
+    tvm_ext.compile(proto, input_shapes={"x": [2, 6]})
+    assert proto.SerializeToString() == before
+
+
+@pytest.mark.parametrize("level", [0, 1, 2, 3, "0", "O1", "o2", "O3"])
+def test_every_level_computes_the_same(level):
+    made = tvm_ext.compile(mlp(), opt_level=level)
+    assert made.report.opt_level == f"O{str(level)[-1]}"
+    for batch in (1, 3, 17):
+        assert_mlp(made, rand(batch, 6))
+
+
+def test_input_shapes_freeze_a_dynamic_size():
+    made = tvm_ext.compile(mlp(), input_shapes={"x": (5, 6)})
+    assert made.inputs[0].shape == (5, 6)
+    assert made.outputs[0].shape == (5, 3)
+    assert_mlp(made, rand(5, 6))
+    with pytest.raises(InputError, match="expected size 5 on axis 0"):
+        made.run({"x": rand(4, 6)})
+
+
+def test_a_dynamic_model_knows_names_dtypes_and_symbols(compiled):
+    assert [spec.describe() for spec in compiled.inputs] == ["x: float32['N', 6]"]
+    assert [spec.name for spec in compiled.outputs] == ["z", "a"]
+    assert compiled.outputs[0].shape == ("N", 3)
+
+
+def test_order_of_inputs_does_not_matter():
+    proto = model(
+        [node("Sub", ["left", "right"], ["y"])],
+        [value("left", [3]), value("right", [3])],
+        [value("y", [3])],
+    )
+    left, right = rand(3), rand(3, seed=1)
+    for inputs in ({"left": left, "right": right}, {"right": right, "left": left}):
+        np.testing.assert_array_equal(tvm_ext.compile(proto).run(inputs)["y"], left - right)
+
+
+def test_results_of_two_runs_are_independent(compiled):
+    x = rand(3, 6)
+    first = compiled.run({"x": x})
+    kept = {name: array.copy() for name, array in first.items()}
+    second = compiled.run({"x": -x})
+    for name, array in first.items():
+        np.testing.assert_array_equal(array, kept[name])
+        assert not np.shares_memory(array, second[name])
+        array[...] = 7  # results can be written to, and belong to the caller
+    assert_mlp(compiled, x)
+
+
+def test_inputs_are_not_written_to(compiled):
+    x = rand(4, 6)
+    before = x.copy()
+    x.flags.writeable = False
+    compiled.run({"x": x})
+    np.testing.assert_array_equal(x, before)
+
+
+def run_in_threads(made: tvm_ext.CompiledModel, threads: int = 4, runs: int = 60) -> list:
+    problems: list = []
+
+    def work(seed: int) -> None:
+        draw = np.random.default_rng(seed)
+        try:
+            for _ in range(runs):
+                assert_mlp(made, draw.uniform(-1, 1, (int(draw.integers(1, 20)), 6)).astype("f4"))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            problems.append(error)
+
+    workers = [threading.Thread(target=work, args=(seed,)) for seed in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return problems
+
+
+def test_one_model_runs_in_several_threads(compiled, tmp_path):
+    assert run_in_threads(compiled) == []
+    compiled.save(tmp_path / "model.tvmx")
+    assert run_in_threads(tvm_ext.load(tmp_path / "model.tvmx")) == []
+
+
+def test_two_threads_may_compile_at_once():
+    made: list = []
+    workers = [
+        threading.Thread(target=lambda: made.append(tvm_ext.compile(mlp()))) for _ in range(2)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert len(made) == 2
+    for one in made:
+        assert_mlp(one, rand(2, 6))
+
+
+def test_a_saved_model_is_equal(compiled, tmp_path):
+    x = rand(5, 6)
+    before = compiled.run({"x": x})
+    compiled.save(tmp_path / "model.tvmx")
+    loaded = tvm_ext.load(tmp_path / "model.tvmx")
+    after = loaded.run({"x": x})
+    assert list(after) == list(before)
+    for name, array in before.items():
+        np.testing.assert_array_equal(after[name], array)
+        np.testing.assert_array_equal(compiled.run({"x": x})[name], array)
+    assert (loaded.inputs, loaded.outputs) == (compiled.inputs, compiled.outputs)
+    assert loaded.report == compiled.report
+    assert loaded.kernel_calls() == compiled.kernel_calls()
+    loaded.save(tmp_path / "again.tvmx")
+    assert_mlp(tvm_ext.load(tmp_path / "again.tvmx"), x)
+
+
+def test_the_report_comes_back_from_json_and_is_filled(compiled):
+    report = compiled.report
+    assert CompileReport.from_json(report.to_json()) == report
+    assert [phase.name for phase in report.phases] == [
+        "import",
+        "graph passes",
+        "lower and fuse",
+        "schedule",
+        "memory",
+        "build",
+    ]
+    assert report.inputs == ["x: float32['N', 6]"]
+    assert report.graph.onnx_nodes == {"MatMul": 2, "Relu": 1}
+    assert report.memory.weights_bytes == W.nbytes + V.nbytes
+    assert report.memory.dynamic
+    assert {entry.name for entry in report.passes} >= {"GemmFusion", "LegalizeOps"}
+    assert report.kernel_calls == len(compiled.kernel_calls())
+    assert "first" in report.to_text()
+    assert "<html" in report.to_html()
+
+
+def test_disabled_passes_stay_in_the_report():
+    made = tvm_ext.compile(mlp(), disabled_passes=["GemmFusion"])
+    (record,) = [entry for entry in made.report.passes if entry.name == "GemmFusion"]
+    assert record.skipped == "disabled"
+    assert_mlp(made, rand(2, 6))
+
+
+def test_dumps_cover_all_stages(tmp_path):
+    tvm_ext.compile(mlp(), dump_ir=tmp_path / "dumps")
+    names = sorted(path.name for path in (tmp_path / "dumps").iterdir())
+    assert [int(name[:3]) for name in names] == list(range(len(names)))
+    words = [name[4:-3] for name in names]
+    assert words.index("GemmFusion") < words.index("LegalizeOps") < words.index("FuseTIR")
+
+
+def test_a_preset_that_fits_this_machine_runs():
+    if resolve_target("cpu").architecture != "x86_64":
+        pytest.skip("needs an x86-64 machine")
+    made = tvm_ext.compile(mlp(), target="x86-64")
+    assert made.report.target["name"] == "x86-64"
+    assert_mlp(made, rand(3, 6))
+
+
+def test_another_architecture_compiles_but_does_not_run_here():
+    other = "aarch64-neon" if resolve_target("cpu").architecture == "x86_64" else "x86-64"
+    made = tvm_ext.compile(mlp(), target=other)
+    for attempt in (made.run, made.profile):
+        with pytest.raises(TargetError, match=f"compiled for .*{other}") as error:
+            attempt({"x": rand(3, 6)})
+        assert "\n" not in str(error.value)
+
+
+def test_a_description_and_a_target_of_tvm_are_taken():
+    machine = resolve_target("cpu")
+    assert_mlp(tvm_ext.compile(mlp(), target=machine), rand(2, 6))
+    assert_mlp(tvm_ext.compile(mlp(), target=machine.tvm_target()), rand(2, 6))
+    assert_mlp(tvm_ext.compile(mlp(), target=tvm.target.Target("llvm")), rand(2, 6))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"target": "cpuu"}, TvmExtError),
+        ({"opt_level": 4}, ConfigError),
+        ({"disabled_passes": ["Nothing"]}, PassError),
+        ({"disabled_passes": ["LegalizeOps"]}, PassError),
+        ({"pass_config": {"LayoutPlanning": {"a": 1}}}, ConfigError),
+        ({"input_shapes": {"y": [1, 6]}}, InputError),
+        ({"input_shapes": {"x": [1, 7]}}, InputError),
+        ({"input_shapes": {"x": [6]}}, InputError),
+        ({"input_shapes": {"x": [0, 6]}}, InputError),
+    ],
+)
+def test_wrong_arguments_are_named_in_one_line(arguments, error):
+    with pytest.raises(error) as caught:
+        tvm_ext.compile(mlp(), **arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("level", ["O0", "O3"])
+def test_a_scalar_comes_in_and_goes_out(level):
+    proto = model(
+        [node("Add", ["s", "s"], ["y"]), node("ReduceSum", ["v"], ["t"], keepdims=0)],
+        [value("s", []), value("v", [3])],
+        [value("y", []), value("t", [])],
+    )
+    outputs = run_one(proto, level, s=np.float32(1.5), v=rand(3))
+    assert outputs["y"].shape == outputs["t"].shape == ()
+    assert outputs["y"] == 3.0
+
+
+@pytest.mark.parametrize("level", ["O0", "O3"])
+def test_truth_values_and_integers(level):
+    proto = model(
+        [
+            node("Where", ["flag", "a", "b"], ["w"]),
+            node("Not", ["flag"], ["n"]),
+            node("Greater", ["a", "b"], ["g"]),
+            node("Mul", ["a", "b"], ["m"]),
+        ],
+        [value("flag", [4], BOOL), value("a", [4], INT64), value("b", [4], INT64)],
+        [
+            *(value(name, [4], INT64) for name in "wm"),
+            *(value(name, [4], BOOL) for name in "ng"),
+        ],
+    )
+    flag, a, b = np.array([True, False, True, False]), np.arange(4), np.array([9, -1, 2, 1 << 40])
+    outputs = run_one(proto, level, flag=flag, a=a, b=b)
+    wanted = {"w": np.where(flag, a, b), "n": ~flag, "g": a > b, "m": a * b}
+    for name, array in wanted.items():
+        assert outputs[name].dtype == array.dtype
+        np.testing.assert_array_equal(outputs[name], array)
+
+
+@pytest.mark.parametrize("level", ["O0", "O3"])
+def test_half_precision(level):
+    w = rand(6, 4, dtype="float16")
+    proto = model(
+        [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])],
+        [value("x", [2, 6], HALF)],
+        [value("y", [2, 4], HALF)],
+        w=w,
+    )
+    x = rand(2, 6, dtype="float16")
+    y = run_one(proto, level, x=x)["y"]
+    assert y.dtype == np.float16
+    wanted = np.maximum(x.astype("float32") @ w.astype("float32"), 0)
+    np.testing.assert_allclose(y.astype("float32"), wanted, rtol=2e-2, atol=5e-3)
+
+
+@pytest.mark.parametrize("level", ["O0", "O3"])
+def test_an_unused_input_and_an_output_that_is_an_input(level):
+    proto = model(
+        [node("Exp", ["x"], ["y"])],
+        [value("x", [2, 3]), value("idle", ["K"], INT64)],
+        [value("x", [2, 3]), value("y", [2, 3]), value("idle", ["K"], INT64)],
+    )
+    x, idle = rand(2, 3), np.arange(5)
+    outputs = run_one(proto, level, x=x, idle=idle)
+    assert list(outputs) == ["x", "y", "idle"]
+    np.testing.assert_array_equal(outputs["x"], x)
+    np.testing.assert_array_equal(outputs["idle"], idle)
+    assert not np.shares_memory(outputs["x"], x)
+    with pytest.raises(InputError, match="'idle' is missing"):
+        run_one(proto, level, x=x)
+
+
+@pytest.mark.parametrize("level", ["O0", "O3"])
+def test_an_output_that_is_a_constant_and_one_that_comes_twice(level):
+    proto = model(
+        [
+            node("Identity", ["stored"], ["c"]),
+            node("Exp", ["x"], ["y"]),
+            node("Identity", ["y"], ["again"]),
+        ],
+        [value("x", [3])],
+        [value("c", [2]), value("y", [3]), value("again", [3])],
+        stored=np.array([1, 2], "float32"),
+    )
+    made = tvm_ext.compile(proto, opt_level=level)
+    first, second = made.run({"x": rand(3)}), made.run({"x": rand(3)})
+    np.testing.assert_array_equal(first["c"], [1, 2])
+    np.testing.assert_array_equal(first["y"], first["again"])
+    first["c"][...] = 9
+    np.testing.assert_array_equal(second["c"], [1, 2])
+    np.testing.assert_array_equal(made.run({"x": rand(3)})["c"], [1, 2])
+
+
+def test_one_constant_with_two_readers_is_folded_for_neither_wrongly():
+    """The batch norm behind one convolution must not scale the weights of the other."""
+    nodes = [
+        node("Conv", ["x", "w"], ["a"], name="plain", pads=[1, 1, 1, 1]),
+        node("Conv", ["x", "w"], ["b"], name="scaled", pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("BatchNormalization", ["b", "s", "o", "m", "v"], ["c"], name="bn"),
+    ]
+    stats = {name: np.abs(rand(2, seed=i)) + np.float32(0.5) for i, name in enumerate("somv")}
+    weights = {"w": rand(2, 2, 3, 3), **stats}
+    outputs = [value("a", [1, 2, 6, 6]), value("c", [1, 2, 3, 3])]
+    proto = model(nodes, [value("x", [1, 2, 6, 6])], outputs, **weights)
+    x = rand(1, 2, 6, 6)
+    plain, folded = run_one(proto, "O0", x=x), run_one(proto, "O3", x=x)
+    for name in ("a", "c"):
+        np.testing.assert_allclose(folded[name], plain[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def register():
+    before = {entry.name for entry in registry.all_entries()}
+    yield tvm_ext.register_pass
+    for entry in registry.all_entries():
+        if entry.name not in before:
+            registry.remove(entry.name)
+
+
+def test_hooks_of_every_stage_see_what_their_stage_is_about(register):
+    seen = {}
+
+    def watch(level: str, place: dict) -> None:
+        def look(mod):
+            kernels = [f for f in mod.functions.values() if isinstance(f, tvm.tirx.PrimFunc)]
+            scheduled = [k for k in kernels if k.attrs and "tirx.is_scheduled" in k.attrs]
+            operators = mod.script().count("R.matmul")
+            allocated = "alloc_storage" in mod.script()
+            seen[level] = (operators, len(kernels), len(scheduled), allocated)
+            return mod
+
+        register(look, level=level, name=f"look {level}", **place)
+
+    for level, place in {
+        "graph": {"before": "GemmFusion"},
+        "schedule": {},
+        "tile": {},
+        "target": {},
+    }.items():
+        watch(level, place)
+    made = tvm_ext.compile(mlp(4), opt_level="O3")
+    assert seen["graph"] == (2, 0, 0, False)
+    operators, kernels, scheduled, allocated = seen["schedule"]
+    assert (operators, scheduled, allocated) == (0, 0, False)
+    assert kernels >= 2
+    assert seen["tile"] == (0, kernels, kernels, False)
+    assert seen["target"][3]
+    levels = {entry.name: entry.level for entry in made.report.passes if "look" in entry.name}
+    assert levels == {f"look {level}": level for level in seen}
+    assert_mlp(made, rand(4, 6))
+
+
+def test_a_kernel_that_a_hook_scheduled_is_left_as_it_is(register):
+    def schedule(mod):
+        functions = {
+            var: func.with_attr("tirx.is_scheduled", True)
+            if isinstance(func, tvm.tirx.PrimFunc) and "matmul" in str(var.name_hint)
+            else func
+            for var, func in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    register(schedule, level="schedule")
+    made = tvm_ext.compile(mlp(4), opt_level="O0")
+    sources = {kernel.name: kernel.source for kernel in made.report.kernels}
+    assert all((source == "user") == ("matmul" in name) for name, source in sources.items())
+    assert "user" in sources.values()
+    assert_mlp(made, rand(4, 6))
+
+
+def test_a_hook_that_breaks_the_module_is_named(register):
+    def breaks(mod):
+        raise RuntimeError("the hook broke")
+
+    for level in ("graph", "schedule", "tile", "target"):
+        register(breaks, level=level, name=f"breaks at {level}")
+        with pytest.raises(PassError, match=f"pass 'breaks at {level}' failed: the hook broke"):
+            tvm_ext.compile(mlp())
+        registry.remove(f"breaks at {level}")
+
+
+def test_an_operator_that_was_not_lowered_is_named_with_its_node(register):
+    """A pass that puts an operator back behind LegalizeOps is found before code is generated."""
+
+    def put_back(mod):
+        builder = tvm.relax.BlockBuilder()
+        x = tvm.relax.Var("x", tvm.relax.TensorType([4, 6], "float32"))
+        with builder.function("main", [x]):
+            left, first = (builder.emit(tvm.relax.op.nn.softmax(x)) for _ in range(2))
+            builder.emit_func_output(tvm.relax.Tuple([left, first]))
+        return builder.get()
+
+    register(put_back, after="LegalizeOps")
+    with pytest.raises(ModelError, match=r"no kernel could be made for relax\.nn\.softmax") as e:
+        tvm_ext.compile(mlp(4), opt_level="O0")
+    assert "nodes: " in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_what_no_code_can_be_made_for_is_one_line(register):
+    def calls_nothing(mod):
+        return mod.with_attr("external_mods", 3)
+
+    register(calls_nothing, level="target")
+    with pytest.raises((BuildError, PassError)) as error:
+        tvm_ext.compile(mlp(4))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import tvm_ext",
+        "import tvm_ext; tvm_ext.register_pass(lambda mod: mod, name='mine')",
+        "import tvm_ext.passes, tvm_ext.api, tvm_ext.check; import onnxruntime",
+    ],
+)
+def test_an_interpreter_that_used_the_package_ends_well(program, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_importing_the_package_does_not_import_tvm(tmp_path):
+    program = "import sys, tvm_ext; dir(tvm_ext); print('tvm' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

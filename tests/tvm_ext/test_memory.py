@@ -1,0 +1,169 @@
+"""Storage planning: reuse, its figures, branches, and sizes that are known only at run time."""
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+from tvm_ext.compiler.build import build
+from tvm_ext.compiler.memory import plan_memory
+from tvm_ext.report.records import MemoryRecord
+
+op = relax.op
+ROW_BYTES = 2 * 3 * 4
+
+
+def lower(mod: tvm.IRModule) -> tvm.IRModule:
+    passes = [relax.transform.LegalizeOps(), relax.transform.RewriteDataflowReshape()]
+    return tvm.transform.Sequential(passes)(mod)
+
+
+def chain(length: int, shape=(2, 3), dtype: str = "float32") -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    value = relax.Var("x", relax.TensorType(list(shape), dtype))
+    with builder.function("main", [value]):
+        with builder.dataflow():
+            for i in range(length):
+                value = builder.emit(op.negative(value) if i % 2 else op.abs(value))
+            out = builder.emit_output(value)
+        builder.emit_func_output(out)
+    return lower(relax.transform.CanonicalizeBindings()(builder.get()))
+
+
+def run(planned: tvm.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:
+    machine = relax.VirtualMachine(build(planned, tvm.target.Target("llvm")), tvm.cpu())
+    result = machine["main"](*[tvm.runtime.tensor(value) for value in inputs])
+    values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+    return [value.numpy() for value in values]
+
+
+def rand(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).uniform(-1, 1, shape).astype("float32")
+
+
+def test_a_long_chain_needs_two_buffers_and_its_result():
+    mod = chain(9)
+    text = mod.script(show_meta=True)
+    planned, record = plan_memory(mod)
+    assert mod.script(show_meta=True) == text
+    assert record == MemoryRecord(3 * ROW_BYTES, 9 * ROW_BYTES, 0, False)
+    x = rand(2, 3)
+    np.testing.assert_array_equal(run(planned, x)[0], np.abs(x))
+
+
+def test_without_reuse_every_value_has_its_own():
+    planned, record = plan_memory(chain(9), reuse=False)
+    assert record.planned_peak_bytes == record.unplanned_bytes == 9 * ROW_BYTES
+    x = rand(2, 3)
+    np.testing.assert_array_equal(run(planned, x)[0], np.abs(x))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float16", 2), ("int8", 1), ("int64", 8)])
+def test_bytes_follow_the_type(dtype, size):
+    _, record = plan_memory(chain(5, dtype=dtype))
+    assert record.unplanned_bytes == 5 * 6 * size
+
+
+def test_weights_are_counted_once():
+    weight = relax.const(np.ones((3, 3), "float32"))
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([2, 3], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.matmul(builder.emit(op.matmul(x, weight)), weight))
+            out = builder.emit_output(y)
+        builder.emit_func_output(out)
+    _, record = plan_memory(lower(builder.get()))
+    assert record.weights_bytes == 9 * 4
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_a_size_without_upper_bound_is_not_planned_as_static(reuse):
+    """See apache/tvm#18663: a lower bound must not be taken for the size."""
+    planned, record = plan_memory(chain(6, (tvm.tirx.Var("n", "int64"), 3)), reuse)
+    assert record.dynamic
+    for rows in (1, 2, 501, 3):
+        x = rand(rows, 3)
+        np.testing.assert_array_equal(run(planned, x)[0], -np.abs(x))
+
+
+def test_a_size_that_is_partly_known_is_dynamic_as_well():
+    builder = relax.BlockBuilder()
+    n = tvm.tirx.Var("n", "int64")
+    x = relax.Var("x", relax.TensorType([n, 3], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.concat([x, x], axis=0))
+            out = builder.emit_output(builder.emit(op.sum(y, axis=0)))
+        builder.emit_func_output(out)
+    planned, record = plan_memory(lower(builder.get()))
+    assert record.dynamic
+    x = rand(5, 3)
+    np.testing.assert_allclose(run(planned, x)[0], 2 * x.sum(axis=0), rtol=1e-5, atol=1e-6)
+
+
+@I.ir_module
+class ReshapeChains:
+    @R.function
+    def main(x: R.Tensor((4, 6), "float32"), flag: R.Tensor((), "bool")):
+        a = R.exp(x)
+        if flag:
+            b = R.reshape(a, (2, 12))
+            c = R.negative(b)
+            d = R.reshape(c, (24,))
+            e = R.abs(d)
+            r = R.reshape(e, (4, 6))
+        else:
+            f = R.reshape(a, (24,))
+            g = R.tanh(f)
+            h = R.reshape(g, (2, 12))
+            i = R.negative(h)
+            j = R.reshape(i, (24,))
+            k = R.tanh(j)
+            r = R.reshape(k, (4, 6))
+        y = R.add(r, a)
+        z = R.negative(y)
+        return z
+
+
+def reshape_chains_reference(x: np.ndarray, flag: bool) -> np.ndarray:
+    a = np.exp(x)
+    return -((a if flag else np.tanh(-np.tanh(a))) + a)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_branches_share_no_storage_that_only_one_of_them_allocates(reuse):
+    """See apache/tvm#20191; both branches, more than once, in one process."""
+    planned, record = plan_memory(lower(ReshapeChains), reuse)
+    assert record.unplanned_bytes > 0
+    program = build(planned, tvm.target.Target("llvm"))
+    machine = relax.VirtualMachine(program, tvm.cpu())
+    x = rand(4, 6)
+    for flag in (True, False, False, True, True, False):
+        result = machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(np.array(flag)))
+        wanted = reshape_chains_reference(x, flag)
+        np.testing.assert_allclose(result.numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_fresh_program_may_take_the_second_branch_first():
+    x = rand(4, 6)
+    for flag in (False, True):
+        planned, _ = plan_memory(lower(ReshapeChains))
+        (result,) = run(planned, x, np.array(flag))
+        wanted = reshape_chains_reference(x, flag)
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_functions_without_branches_are_planned_beside_those_with():
+    long = chain(9)
+    functions = dict(lower(ReshapeChains).functions.items())
+    functions |= {v: f for v, f in long.functions.items() if v.name_hint != "main"}
+    straight = long["main"].with_attr("global_symbol", "straight")
+    functions[tvm.ir.GlobalVar("straight")] = straight
+    planned, record = plan_memory(tvm.IRModule(functions))
+    _, alone = plan_memory(lower(ReshapeChains))
+    assert record.unplanned_bytes == alone.unplanned_bytes + 9 * ROW_BYTES
+    assert record.planned_peak_bytes == alone.planned_peak_bytes + 3 * ROW_BYTES
+    assert {str(v.name_hint) for v in planned.functions} >= {"main", "straight"}
