@@ -94,19 +94,15 @@ def test_clip_of_other_types(dtype):
 
 @pytest.mark.parametrize("attributes", [{}, {"min": -1.0}, {"max": 1.0}, {"min": 0.0, "max": 6.0}])
 def test_clip_with_bounds_as_attributes(attributes):
-    proto, inputs = clip(opset=6, x=VALUES[:-1], **attributes)
+    proto, inputs = clip(opset=6, x=VALUES[np.isfinite(VALUES)], **attributes)
     assert_as_reference(proto, **inputs)
 
 
-@pytest.mark.parametrize("stored", [True, False], ids=["stored", "run time"])
-def test_a_bound_that_is_no_number_is_no_bound(stored):
-    proto, inputs = clip(stored=stored, low=-1, high=2)
-    if stored:
-        proto.graph.initializer[1].CopyFrom(numpy_helper.from_array(np.float32(2), "high"))
-    else:
-        inputs["high"] = np.array(NAN, np.float32)
-        (found,) = tvm_ext.compile(proto).run(inputs).values()
-        np.testing.assert_array_equal(found, np.maximum(VALUES, -1))
+def test_a_bound_that_is_no_number_is_no_bound():
+    proto, inputs = clip(stored=False, low=-1, high=2)
+    inputs["high"] = np.array(NAN, np.float32)
+    (found,) = tvm_ext.compile(proto).run(inputs).values()
+    np.testing.assert_array_equal(found, np.maximum(VALUES, -1))
 
 
 def test_clip_is_two_operators_that_passes_can_see():
@@ -193,14 +189,6 @@ def test_largest_and_smallest_of_other_types(operator, dtype):
     arrays = [np.abs(rand(2, 3, seed=i)).astype(dtype) for i in range(3)]
     proto, inputs = variadic(operator, *arrays)
     assert_as_reference(proto, **inputs)
-
-
-@pytest.mark.parametrize("operator", ["Max", "Min"])
-def test_no_number_stays_no_number(operator):
-    other = np.zeros_like(VALUES)
-    for arrays in ((VALUES, other), (other, VALUES)):
-        proto, inputs = variadic(operator, *arrays)
-        assert_as_reference(proto, **inputs)
 
 
 def test_variadic_operators_are_a_chain_that_passes_can_see():

@@ -21,6 +21,10 @@ def lower(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def chain(length: int, shape=(2, 3), dtype: str = "float32") -> tvm.IRModule:
+    return lower(operators(length, shape, dtype))
+
+
+def operators(length: int, shape=(2, 3), dtype: str = "float32") -> tvm.IRModule:
     builder = relax.BlockBuilder()
     value = relax.Var("x", relax.TensorType(list(shape), dtype))
     with builder.function("main", [value]):
@@ -29,7 +33,7 @@ def chain(length: int, shape=(2, 3), dtype: str = "float32") -> tvm.IRModule:
                 value = builder.emit(op.negative(value) if i % 2 else op.abs(value))
             out = builder.emit_output(value)
         builder.emit_func_output(out)
-    return lower(relax.transform.CanonicalizeBindings()(builder.get()))
+    return relax.transform.CanonicalizeBindings()(builder.get())
 
 
 def run(planned: tvm.IRModule, *inputs: np.ndarray) -> list[np.ndarray]:
@@ -157,12 +161,9 @@ def test_a_fresh_program_may_take_the_second_branch_first():
 
 
 def test_functions_without_branches_are_planned_beside_those_with():
-    long = chain(9)
-    functions = dict(lower(ReshapeChains).functions.items())
-    functions |= {v: f for v, f in long.functions.items() if v.name_hint != "main"}
-    straight = long["main"].with_attr("global_symbol", "straight")
-    functions[tvm.ir.GlobalVar("straight")] = straight
-    planned, record = plan_memory(tvm.IRModule(functions))
+    straight = operators(9)["main"].with_attr("global_symbol", "straight")
+    mod = tvm.IRModule({"main": ReshapeChains["main"], "straight": straight})
+    planned, record = plan_memory(lower(mod))
     _, alone = plan_memory(lower(ReshapeChains))
     assert record.unplanned_bytes == alone.unplanned_bytes + 9 * ROW_BYTES
     assert record.planned_peak_bytes == alone.planned_peak_bytes + 3 * ROW_BYTES

@@ -295,14 +295,14 @@ def test_saved_page_replaces_the_old_one_and_leaves_nothing_else(tmp_path: Path)
 
 
 def test_page_that_cannot_be_saved_is_an_error_and_leaves_the_old_one(tmp_path: Path):
-    with pytest.raises(OutputPathError, match="cannot be written"):
+    with pytest.raises(OutputPathError, match="cannot write"):
         _report(1).save_html(tmp_path / "missing" / "report.html")
     taken = tmp_path / "report.html"
     taken.mkdir()
-    with pytest.raises(OutputPathError, match="cannot be written"):
+    with pytest.raises(OutputPathError, match="cannot write"):
         _report(1).save_html(taken)
     file = tmp_path / "file"
     file.touch()
-    with pytest.raises(OutputPathError, match="cannot be written"):
+    with pytest.raises(OutputPathError, match="cannot write"):
         _report(1).save_html(file / "report.html")
     assert sorted(tmp_path.iterdir()) == [file, taken]

@@ -14,7 +14,7 @@ from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 
 
 class Clip(OnnxOpConverter):
-    """``minimum(maximum(x, low), high)``; a bound that is absent or NaN is no bound."""
+    """``minimum(high, maximum(low, x))``; a bound that is absent or NaN is no bound."""
 
     @classmethod
     def _impl_v6(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
@@ -33,12 +33,13 @@ class Clip(OnnxOpConverter):
 def _clipped(
     bb: relax.BlockBuilder, x: relax.Expr, low: relax.Expr | None, high: relax.Expr | None
 ) -> relax.Expr:
+    # A comparison with NaN picks the second operand: with x there, NaN goes through as it should.
     low = None if low is None else _usable_bound(bb, low, -np.inf)
     high = None if high is None else _usable_bound(bb, high, np.inf)
     if low is not None:
-        x = bb.emit(relax.op.maximum(x, low))
+        x = bb.emit(relax.op.maximum(low, x))
     if high is not None:
-        x = bb.emit(relax.op.minimum(x, high))
+        x = bb.emit(relax.op.minimum(high, x))
     return x
 
 
