@@ -6,6 +6,8 @@ Relay is the old name of TVM's graph level; since TVM 0.20 that level is called 
 if __name__ != "tvm_ext.relay_passes":
     raise ImportError("import this package as tvm_ext.relay_passes, not as " + __name__)
 
+from typing import Any
+
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
@@ -14,7 +16,8 @@ from tvm_ext.relay_passes.inherit_origins import InheritOrigins
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 
-BUILTIN_PASSES = (
+# A class under @graph_pass is a factory of passes, which a type checker cannot see.
+BUILTIN_PASSES: tuple[Any, ...] = (
     ConvBnReluFold,
     GemmFusion,
     LayoutPlanning,

@@ -16,7 +16,7 @@ def graph_pass(cls: type) -> Any:
     ``transform_module(self, mod, ctx) -> IRModule``. The result is called with the options and
     its value goes into ``tvm.transform.Sequential``; ``options_class`` on it is the dataclass.
     """
-    options_class = dataclass(frozen=True)(cls)
+    options_class: Any = dataclass(frozen=True)(cls)
     factory = tvm.transform.module_pass(options_class, opt_level=0, name=cls.__name__)
     factory.options_class = options_class
     return factory

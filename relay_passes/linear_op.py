@@ -187,7 +187,7 @@ def _read_convolution(call: relax.Call, name: str, shape: list[int]) -> LinearOp
             f"{name} has the layouts {kernel_layout} and {out_layout}, expected unblocked ones"
         )
     out_axis = kernel_layout.index("O")
-    first = (out_axis,)
+    first: tuple[int, ...] = (out_axis,)
     groups = None
     channels = shape[out_axis]
     if call.op.name in _TRANSPOSED:

@@ -81,7 +81,8 @@ class _Padder(BindingRewriter):
         if padded < LEAST_GAIN * now:
             return None
         if not isinstance(var.ty, relax.TensorType) or var.ty.shape is None:
-            return self.refuse("its shape is not known", var)
+            self.refuse("its shape is not known", var)
+            return None
         extra = -channels % lanes
         wide = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, extra)])
         shape = list(var.ty.shape.values)

@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import json
 import subprocess
 import sys
 import zipfile
@@ -72,8 +73,6 @@ def setup_mapping() -> tuple[list[str], dict[str, str]]:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    import json
-
     packages, package_dir = json.loads(done.stdout)
     return packages, package_dir
 

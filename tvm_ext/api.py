@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import onnx
 import tvm
@@ -25,8 +25,8 @@ from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.records import CompileReport, GraphRecord, PhaseRecord
 from tvm_ext.tir_schedules.select import schedule_kernels
 
-ModelSource = str | Path | onnx.ModelProto
-TargetSource = str | Path | tvm.target.Target | CpuDescription | GpuDescription
+ModelSource: TypeAlias = "str | Path | onnx.ModelProto"
+TargetSource: TypeAlias = "str | Path | tvm.target.Target | CpuDescription | GpuDescription"
 
 
 def compile(

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import tvm
+from rich.console import JustifyMethod
 from rich.table import Table
 from tvm import relax
 
@@ -80,7 +81,7 @@ class Profile:
         return table
 
 
-_COLUMNS = (
+_COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
     ("kernel", "left"),
     ("ONNX nodes", "left"),
     ("calls", "right"),

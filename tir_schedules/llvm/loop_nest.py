@@ -126,9 +126,9 @@ def _is_dense(access: BlockAccess, axis: int, first: int) -> bool:
     if not inner:
         return True
     outermost = inner[0]
+    length = access.extents[outermost]
     return all(
-        strides[outermost] is not None
-        and strides[axis] == strides[outermost] * access.extents[outermost]
+        (step := strides[outermost]) is not None and strides[axis] == step * length
         for strides in _all_strides(access)
     )
 

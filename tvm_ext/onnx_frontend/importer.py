@@ -41,7 +41,7 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
         except Exception as error:
             raise conversion_error(label, "the graph", error) from error
     mod = write_origins(mod, {var: (node,) for var, node in importer.node_of.items()})
-    return InheritOrigins()(mod)
+    return tvm.transform.Sequential([InheritOrigins()])(mod)
 
 
 def conversion_error(label: str, place: str, error: Exception) -> ModelError:
