@@ -123,7 +123,8 @@ def test_bare_names_are_not_installed(name, tmp_path):
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
     """A wheel of the tree, built from a copy so that nothing is left behind in it."""
-    pytest.importorskip("setuptools", minversion="77")
+    if not all(importlib.util.find_spec(name) for name in ("pip", "setuptools")):
+        pytest.skip("needs pip and setuptools to build a wheel")
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     names = [*FOLDERS, "setup.py", "pyproject.toml", "README.md", "LICENSE"]
@@ -134,8 +135,6 @@ def wheel(tmp_path_factory) -> Path:
             copy.write_bytes(path.read_bytes())
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-index"]
     command += ["--no-build-isolation", "--wheel-dir", str(folder), str(source)]
-    if importlib.util.find_spec("pip") is None:
-        pytest.skip("needs pip to build a wheel")
     subprocess.run(command, check=True, capture_output=True)
     (found,) = folder.glob("*.whl")
     return found

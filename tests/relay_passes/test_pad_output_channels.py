@@ -1,0 +1,158 @@
+"""Before and after IR, equal numbers, and refusals of PadOutputChannels."""
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from tvm_ffi import structural_equal
+
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels, lane_use
+from tvm_ext.relay_passes.pass_log import recording
+
+AVX512 = resolve_target("avx512").tvm_target()
+
+
+def conv_module(channels, layout=("NHWC", "HWIO"), groups=1, constant=True, batch=1):
+    random = np.random.default_rng(0)
+    inputs = 6 if groups == 1 else channels
+    x_shape = (batch, 5, 7, inputs) if layout[0] == "NHWC" else (batch, inputs, 5, 7)
+    x = relax.Var("x", relax.TensorType(x_shape, "float32"))
+    weight = random.normal(size=(channels, inputs // groups, 3, 3)).astype("float32")
+    if layout[1] == "HWIO":
+        weight = np.ascontiguousarray(weight.transpose(2, 3, 1, 0))
+    w = relax.const(weight)
+    params = [x]
+    if not constant:
+        w = relax.Var("w", relax.TensorType(weight.shape, "float32"))
+        params.append(w)
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            conv = builder.emit(
+                relax.op.nn.conv2d(
+                    x,
+                    w,
+                    padding=1,
+                    groups=groups,
+                    data_layout=layout[0],
+                    kernel_layout=layout[1],
+                )
+            )
+            result = builder.emit_output(relax.op.nn.relu(conv))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def matmul_module(shape, columns):
+    random = np.random.default_rng(1)
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    w = relax.const(random.normal(size=(shape[-1], columns)).astype("float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            product = builder.emit(relax.op.matmul(x, w))
+            result = builder.emit_output(relax.op.tanh(product))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def padded(mod):
+    with AVX512:
+        return tvm.transform.Sequential([PadOutputChannels()])(mod)
+
+
+def kernels(mod):
+    return [str(g.name_hint) for g, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)]
+
+
+def run(mod, *arrays):
+    executable = tvm.compile(mod, target="llvm")
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
+
+
+def test_lane_use_of_a_count_that_divides_badly():
+    assert lane_use(243, 16) == (9 / 16, 243 / 256)
+    assert lane_use(64, 16) == (1.0, 1.0)
+    assert lane_use(97, 16) == (1 / 16, 97 / 112)
+
+
+def test_convolution_computes_whole_vectors_and_keeps_its_shape():
+    before = conv_module(19)
+    after = padded(before)
+    assert kernels(after) == ["conv2d_padded"]
+    weight = after["main"].body.blocks[0].bindings[0].value.args[1].fields[1]
+    assert list(weight.ty.shape.values) == [3, 3, 6, 32]
+    assert not weight.value.numpy()[..., 19:].any()
+    assert list(map(int, after["main"].ret_ty.shape.values)) == [1, 5, 7, 19]
+
+
+@pytest.mark.parametrize("channels", [5, 19, 40])
+def test_convolution_numbers(channels):
+    x = np.random.default_rng(2).normal(size=(1, 5, 7, 6)).astype("float32")
+    before = conv_module(channels)
+    np.testing.assert_allclose(run(padded(before), x), run(before, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(3, 8), (2, 3, 8)])
+def test_matmul_numbers(shape):
+    x = np.random.default_rng(3).normal(size=shape).astype("float32")
+    before = matmul_module(shape, 17)
+    after = padded(before)
+    assert kernels(after) == ["matmul_padded"]
+    np.testing.assert_allclose(run(after, x), run(before, x), rtol=1e-5, atol=1e-5)
+
+
+def test_padded_kernel_and_activation_become_one():
+    mod = padded(conv_module(19))
+    with AVX512:
+        mod = tvm.transform.Sequential(
+            [
+                relax.transform.LegalizeOps(),
+                relax.transform.AnnotateTIROpPattern(),
+                relax.transform.FuseOps(),
+                relax.transform.FuseTIR(),
+                relax.transform.DeadCodeElimination(),
+            ]
+        )(mod)
+    assert len(kernels(mod)) == 1
+
+
+def test_symbolic_batch_stays_symbolic():
+    before = conv_module(19, batch=tirx.Var("n", "int64"))
+    after = padded(before)
+    x = np.random.default_rng(4).normal(size=(3, 5, 7, 6)).astype("float32")
+    np.testing.assert_allclose(run(after, x), run(before, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        conv_module(32),
+        conv_module(24),
+        conv_module(19, layout=("NCHW", "OIHW")),
+        conv_module(19, groups=19),
+        conv_module(19, constant=False),
+        matmul_module((3, 8), 48),
+    ],
+    ids=["full", "good enough", "channels first", "depthwise", "weight not constant", "matmul"],
+)
+def test_leaves_alone(mod):
+    assert structural_equal(padded(mod), mod)
+
+
+def test_shared_weight_is_padded_for_both_and_left_as_it_was():
+    before = conv_module(19)
+    weight = before["main"].body.blocks[0].bindings[0].value.args[1]
+    copy = weight.value.numpy().copy()
+    padded(before)
+    np.testing.assert_array_equal(weight.value.numpy(), copy)
+
+
+def test_second_run_changes_nothing_and_says_what_it_did():
+    with recording() as decisions:
+        once = padded(conv_module(19))
+    assert [d.applied for d in decisions] == [True]
+    assert "19 output channels computed as 32" in decisions[0].reason
+    assert structural_equal(padded(once), once)
