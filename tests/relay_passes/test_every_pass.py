@@ -39,7 +39,7 @@ RUNS_TWICE = ("FoldConstant", "InheritOrigins", "DeadCodeElimination", "Canonica
 
 # TVM's own that a second run of takes further, and why.
 NOT_IDEMPOTENT = {
-    "EliminateCommonSubexpr": "binds an output to the one it equals; the next run sees through it",
+    "EliminateCommonSubexpr": "leaves an alias, to which the next run moves an output",
     "ToMixedPrecision": "the second run casts around the casts of the first",
 }
 

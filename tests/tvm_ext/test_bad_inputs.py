@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import tvm_ext
-from tvm_ext.errors import ArtifactError, InputError, TargetError
+from tvm_ext.errors import InputError, TargetError, TvmExtError
 
 node = helper.make_node
 
@@ -114,6 +114,6 @@ def test_unknown_target():
 
 
 def test_failed_save_leaves_nothing(compiled, tmp_path):
-    refused(lambda: compiled.save(tmp_path / "absent" / "model.tvmx"), ArtifactError, "absent")
-    refused(lambda: compiled.save(tmp_path), ArtifactError, "folder")
+    refused(lambda: compiled.save(tmp_path / "absent" / "model.tvmx"), TvmExtError, "absent")
+    refused(lambda: compiled.save(tmp_path), TvmExtError, "folder")
     assert list(tmp_path.iterdir()) == []

@@ -63,6 +63,10 @@ def _inline_one(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     consumers = sch.get_consumers(block)
     if not consumers or not is_data_parallel(sch, block):
         return False
+    serial = any(not is_data_parallel(sch, consumer) for consumer in consumers)
+    if serial and len(consumers) > 1 and count_calls(sch.get(block).body):
+        # Softmax: an exponential that is summed and divided later would be computed twice.
+        return False
     if any(
         _would_repeat(sch, block, consumer) or _would_bloat(sch, block, consumer)
         for consumer in consumers
