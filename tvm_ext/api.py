@@ -16,6 +16,7 @@ from tvm_ext.compiler.graph_facts import operator_counts, require_lowered
 from tvm_ext.compiler.kernel_calls import FusionObserver, kernel_calls
 from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.memory import plan_memory
+from tvm_ext.errors import BuildError, TvmExtError, reason_of
 from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
 from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import resolve_target
@@ -120,7 +121,7 @@ def load(path: str | Path) -> CompiledModel:
 
 
 class _Phases:
-    """Wall time of the phases, in order."""
+    """Wall time of the phases, in order; an error of TVM's gets the name of its phase."""
 
     def __init__(self) -> None:
         self.records: list[PhaseRecord] = []
@@ -128,7 +129,15 @@ class _Phases:
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
         begun = time.perf_counter()
-        yield
+        try:
+            yield
+        except TvmExtError:
+            raise
+        except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
+            raise BuildError(
+                f"phase '{name}' failed in TVM ({reason_of(error)}); expected a model that TVM can "
+                "lower: try --opt-level 0 and find the step with --dump-ir"
+            ) from error
         self.records.append(PhaseRecord(name, time.perf_counter() - begun))
 
 

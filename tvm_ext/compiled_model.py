@@ -17,7 +17,7 @@ from tvm_ext.artifact import (
 )
 from tvm_ext.atomic_file import check_writable
 from tvm_ext.compiler.kernel_calls import KernelCall
-from tvm_ext.errors import TargetError
+from tvm_ext.errors import RunError, TargetError, reason_of
 from tvm_ext.hardware.description import CpuDescription, Description
 from tvm_ext.hardware.host import host_cpu_features
 from tvm_ext.model_inputs import check_inputs
@@ -76,11 +76,19 @@ class CompiledModel:
             A name, dtype, rank or size does not fit.
         TargetError
             The model was compiled for a machine that this one is not.
+        RunError
+            The program failed while it ran, for example for want of memory.
         """
         arrays = check_inputs(self.inputs, inputs)
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         use_threads(self._threads)
-        result = self.virtual_machine()["main"](*tensors)
+        try:
+            result = self.virtual_machine()["main"](*tensors)
+        except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+            raise RunError(
+                f"the run failed in TVM ({reason_of(error)}); expected enough memory and values "
+                "that the model's operators allow: check the inputs with tvm-ext check"
+            ) from error
         values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return {spec.name: value.numpy() for spec, value in zip(self.outputs, values, strict=True)}
 

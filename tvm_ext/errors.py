@@ -16,9 +16,11 @@ __all__ = [
     "OutputPathError",
     "PassError",
     "ReferenceUnavailableError",
+    "RunError",
     "TargetError",
     "TvmExtError",
     "UnsupportedOperatorError",
+    "reason_of",
 ]
 
 
@@ -56,9 +58,19 @@ class BuildError(TvmExtError):
     """Code generation failed for a module that the passes accepted."""
 
 
+class RunError(TvmExtError):
+    """A compiled model failed while it ran, for example for want of memory."""
+
+
 class ArtifactError(TvmExtError):
     """A saved model cannot be written, or a file cannot be loaded as one."""
 
 
 class ReferenceUnavailableError(TvmExtError):
     """ONNX Runtime, the reference, is missing or cannot run the model."""
+
+
+def reason_of(error: BaseException, limit: int = 300) -> str:
+    """The last line of an error's text, where TVM says what is wrong; its type without a text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:limit] if lines else type(error).__name__

@@ -12,28 +12,19 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tvm_ext.errors import (
-    BuildError,
     ConfigError,
     InputError,
-    ModelError,
     PassError,
     TargetError,
     TvmExtError,
 )
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.passes import registry
 from tvm_ext.report.records import CompileReport
 
 node = helper.make_node
-FLOAT, INT64, BOOL, HALF = (
-    TensorProto.FLOAT,
-    TensorProto.INT64,
-    TensorProto.BOOL,
-    TensorProto.FLOAT16,
-)
 
 
-def value(name: str, shape: list, dtype: int = FLOAT) -> onnx.ValueInfoProto:
+def value(name: str, shape: list, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
@@ -72,10 +63,6 @@ def assert_mlp(compiled: tvm_ext.CompiledModel, x: np.ndarray) -> None:
     for name, array in outputs.items():
         assert array.dtype == np.float32
         np.testing.assert_allclose(array, wanted[name], rtol=1e-4, atol=1e-5)
-
-
-def run_one(proto: onnx.ModelProto, opt_level="O3", **inputs) -> dict[str, np.ndarray]:
-    return tvm_ext.compile(proto, opt_level=opt_level).run(inputs)
 
 
 @pytest.fixture(scope="module")
@@ -288,211 +275,6 @@ def test_wrong_arguments_are_named_in_one_line(arguments, error):
     with pytest.raises(error) as caught:
         tvm_ext.compile(mlp(), **arguments)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("level", ["O0", "O3"])
-def test_a_scalar_comes_in_and_goes_out(level):
-    proto = model(
-        [node("Add", ["s", "s"], ["y"]), node("ReduceSum", ["v"], ["t"], keepdims=0)],
-        [value("s", []), value("v", [3])],
-        [value("y", []), value("t", [])],
-    )
-    outputs = run_one(proto, level, s=np.float32(1.5), v=rand(3))
-    assert outputs["y"].shape == outputs["t"].shape == ()
-    assert outputs["y"] == 3.0
-
-
-@pytest.mark.parametrize("level", ["O0", "O3"])
-def test_truth_values_and_integers(level):
-    proto = model(
-        [
-            node("Where", ["flag", "a", "b"], ["w"]),
-            node("Not", ["flag"], ["n"]),
-            node("Greater", ["a", "b"], ["g"]),
-            node("Mul", ["a", "b"], ["m"]),
-        ],
-        [value("flag", [4], BOOL), value("a", [4], INT64), value("b", [4], INT64)],
-        [
-            *(value(name, [4], INT64) for name in "wm"),
-            *(value(name, [4], BOOL) for name in "ng"),
-        ],
-    )
-    flag, a, b = np.array([True, False, True, False]), np.arange(4), np.array([9, -1, 2, 1 << 40])
-    outputs = run_one(proto, level, flag=flag, a=a, b=b)
-    wanted = {"w": np.where(flag, a, b), "n": ~flag, "g": a > b, "m": a * b}
-    for name, array in wanted.items():
-        assert outputs[name].dtype == array.dtype
-        np.testing.assert_array_equal(outputs[name], array)
-
-
-@pytest.mark.parametrize("level", ["O0", "O3"])
-def test_half_precision(level):
-    w = rand(6, 4, dtype="float16")
-    proto = model(
-        [node("MatMul", ["x", "w"], ["m"]), node("Relu", ["m"], ["y"])],
-        [value("x", [2, 6], HALF)],
-        [value("y", [2, 4], HALF)],
-        w=w,
-    )
-    x = rand(2, 6, dtype="float16")
-    y = run_one(proto, level, x=x)["y"]
-    assert y.dtype == np.float16
-    wanted = np.maximum(x.astype("float32") @ w.astype("float32"), 0)
-    np.testing.assert_allclose(y.astype("float32"), wanted, rtol=2e-2, atol=5e-3)
-
-
-@pytest.mark.parametrize("level", ["O0", "O3"])
-def test_an_unused_input_and_an_output_that_is_an_input(level):
-    proto = model(
-        [node("Exp", ["x"], ["y"])],
-        [value("x", [2, 3]), value("idle", ["K"], INT64)],
-        [value("x", [2, 3]), value("y", [2, 3]), value("idle", ["K"], INT64)],
-    )
-    x, idle = rand(2, 3), np.arange(5)
-    outputs = run_one(proto, level, x=x, idle=idle)
-    assert list(outputs) == ["x", "y", "idle"]
-    np.testing.assert_array_equal(outputs["x"], x)
-    np.testing.assert_array_equal(outputs["idle"], idle)
-    assert not np.shares_memory(outputs["x"], x)
-    with pytest.raises(InputError, match="'idle' is missing"):
-        run_one(proto, level, x=x)
-
-
-@pytest.mark.parametrize("level", ["O0", "O3"])
-def test_an_output_that_is_a_constant_and_one_that_comes_twice(level):
-    proto = model(
-        [
-            node("Identity", ["stored"], ["c"]),
-            node("Exp", ["x"], ["y"]),
-            node("Identity", ["y"], ["again"]),
-        ],
-        [value("x", [3])],
-        [value("c", [2]), value("y", [3]), value("again", [3])],
-        stored=np.array([1, 2], "float32"),
-    )
-    made = tvm_ext.compile(proto, opt_level=level)
-    first, second = made.run({"x": rand(3)}), made.run({"x": rand(3)})
-    np.testing.assert_array_equal(first["c"], [1, 2])
-    np.testing.assert_array_equal(first["y"], first["again"])
-    first["c"][...] = 9
-    np.testing.assert_array_equal(second["c"], [1, 2])
-    np.testing.assert_array_equal(made.run({"x": rand(3)})["c"], [1, 2])
-
-
-def test_one_constant_with_two_readers_is_folded_for_neither_wrongly():
-    """The batch norm behind one convolution must not scale the weights of the other."""
-    nodes = [
-        node("Conv", ["x", "w"], ["a"], name="plain", pads=[1, 1, 1, 1]),
-        node("Conv", ["x", "w"], ["b"], name="scaled", pads=[1, 1, 1, 1], strides=[2, 2]),
-        node("BatchNormalization", ["b", "s", "o", "m", "v"], ["c"], name="bn"),
-    ]
-    stats = {name: np.abs(rand(2, seed=i)) + np.float32(0.5) for i, name in enumerate("somv")}
-    weights = {"w": rand(2, 2, 3, 3), **stats}
-    outputs = [value("a", [1, 2, 6, 6]), value("c", [1, 2, 3, 3])]
-    proto = model(nodes, [value("x", [1, 2, 6, 6])], outputs, **weights)
-    x = rand(1, 2, 6, 6)
-    plain, folded = run_one(proto, "O0", x=x), run_one(proto, "O3", x=x)
-    for name in ("a", "c"):
-        np.testing.assert_allclose(folded[name], plain[name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.fixture
-def register():
-    before = {entry.name for entry in registry.all_entries()}
-    yield tvm_ext.register_pass
-    for entry in registry.all_entries():
-        if entry.name not in before:
-            registry.remove(entry.name)
-
-
-def test_hooks_of_every_stage_see_what_their_stage_is_about(register):
-    seen = {}
-
-    def watch(level: str, place: dict) -> None:
-        def look(mod):
-            kernels = [f for f in mod.functions.values() if isinstance(f, tvm.tirx.PrimFunc)]
-            scheduled = [k for k in kernels if k.attrs and "tirx.is_scheduled" in k.attrs]
-            operators = mod.script().count("R.matmul")
-            allocated = "alloc_storage" in mod.script()
-            seen[level] = (operators, len(kernels), len(scheduled), allocated)
-            return mod
-
-        register(look, level=level, name=f"look {level}", **place)
-
-    for level, place in {
-        "graph": {"before": "GemmFusion"},
-        "schedule": {},
-        "tile": {},
-        "target": {},
-    }.items():
-        watch(level, place)
-    made = tvm_ext.compile(mlp(4), opt_level="O3")
-    assert seen["graph"] == (2, 0, 0, False)
-    operators, kernels, scheduled, allocated = seen["schedule"]
-    assert (operators, scheduled, allocated) == (0, 0, False)
-    assert kernels >= 2
-    assert seen["tile"] == (0, kernels, kernels, False)
-    assert seen["target"][3]
-    levels = {entry.name: entry.level for entry in made.report.passes if "look" in entry.name}
-    assert levels == {f"look {level}": level for level in seen}
-    assert_mlp(made, rand(4, 6))
-
-
-def test_a_kernel_that_a_hook_scheduled_is_left_as_it_is(register):
-    def schedule(mod):
-        functions = {
-            var: func.with_attr("tirx.is_scheduled", True)
-            if isinstance(func, tvm.tirx.PrimFunc) and "matmul" in str(var.name_hint)
-            else func
-            for var, func in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
-
-    register(schedule, level="schedule")
-    made = tvm_ext.compile(mlp(4), opt_level="O0")
-    sources = {kernel.name: kernel.source for kernel in made.report.kernels}
-    assert all((source == "user") == ("matmul" in name) for name, source in sources.items())
-    assert "user" in sources.values()
-    assert_mlp(made, rand(4, 6))
-
-
-def test_a_hook_that_breaks_the_module_is_named(register):
-    def breaks(mod):
-        raise RuntimeError("the hook broke")
-
-    for level in ("graph", "schedule", "tile", "target"):
-        register(breaks, level=level, name=f"breaks at {level}")
-        with pytest.raises(PassError, match=f"pass 'breaks at {level}' failed: the hook broke"):
-            tvm_ext.compile(mlp())
-        registry.remove(f"breaks at {level}")
-
-
-def test_an_operator_that_was_not_lowered_is_named_with_its_node(register):
-    """A pass that puts an operator back behind LegalizeOps is found before code is generated."""
-
-    def put_back(mod):
-        builder = tvm.relax.BlockBuilder()
-        x = tvm.relax.Var("x", tvm.relax.TensorType([4, 6], "float32"))
-        with builder.function("main", [x]):
-            left, first = (builder.emit(tvm.relax.op.nn.softmax(x)) for _ in range(2))
-            builder.emit_func_output(tvm.relax.Tuple([left, first]))
-        return builder.get()
-
-    register(put_back, after="LegalizeOps")
-    with pytest.raises(ModelError, match=r"no kernel could be made for relax\.nn\.softmax") as e:
-        tvm_ext.compile(mlp(4), opt_level="O0")
-    assert "nodes: " in str(e.value)
-    assert "\n" not in str(e.value)
-
-
-def test_what_no_code_can_be_made_for_is_one_line(register):
-    def calls_nothing(mod):
-        return mod.with_attr("external_mods", 3)
-
-    register(calls_nothing, level="target")
-    with pytest.raises((BuildError, PassError)) as error:
-        tvm_ext.compile(mlp(4))
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import tvm
 from tvm import relax
 
-from tvm_ext.errors import BuildError
+from tvm_ext.errors import BuildError, reason_of
 
 
 def build(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
@@ -18,9 +18,7 @@ def build(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
         with tvm.transform.PassContext(opt_level=3):
             return relax.build(mod, target=target, relax_pipeline=None)
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = lines[-1][:300] if lines else type(error).__name__
         raise BuildError(
-            f"no code could be generated for target {target.kind.name} ({reason}); expected a "
-            "module that its tool chain accepts: try --opt-level 0 or another target"
+            f"no code could be generated for target {target.kind.name} ({reason_of(error)}); "
+            "expected a module that its tool chain accepts: try --opt-level 0 or another target"
         ) from error

@@ -9,7 +9,7 @@ import onnx
 import tvm
 from tvm import relax
 
-from tvm_ext.errors import ModelError, TvmExtError
+from tvm_ext.errors import ModelError, TvmExtError, reason_of
 from tvm_ext.hardware.tvm_compat import ONNXGraphImporter
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
@@ -46,11 +46,9 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
 
 def conversion_error(label: str, place: str, error: Exception) -> ModelError:
     """One line for whatever an importer or a lowering raised at ``place``."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[-1][:300] if lines else type(error).__name__
     return ModelError(
-        f"{label}: {place} cannot be converted ({reason}); expected static shapes and constant "
-        "shape arguments: give input shapes, or export the model without this form"
+        f"{label}: {place} cannot be converted ({reason_of(error)}); expected static shapes and "
+        "constant shape arguments: give input shapes, or export the model without this form"
     )
 
 

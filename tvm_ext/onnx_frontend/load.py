@@ -1,5 +1,6 @@
 """Reads an ONNX model and refuses what is not a valid one, with the reason."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from tvm_ext.errors import ModelError
-from tvm_ext.onnx_frontend.node_order import sort_nodes
+from tvm_ext.onnx_frontend.node_order import sort_nodes, subgraphs_of
 from tvm_ext.onnx_frontend.old_opsets import modernize
 from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
 from tvm_ext.onnx_frontend.value_types import require_tensors_of_numbers
@@ -137,16 +138,28 @@ def _check_structure(model: onnx.ModelProto) -> None:
 
 
 def _refuse_nan(graph: onnx.GraphProto, label: str) -> None:
-    for tensor in graph.initializer:
+    for name, tensor in _stored_tensors(graph):
         if tensor.data_type not in _FLOATS:
             continue
         values = numpy_helper.to_array(tensor)
         bad = int(np.count_nonzero(np.isnan(values.astype(np.float32, copy=False))))
         if bad:
             raise ModelError(
-                f"{label}: initializer '{tensor.name}' holds {bad} NaN of {values.size} values; "
+                f"{label}: stored tensor '{name}' holds {bad} NaN of {values.size} values; "
                 "expected numbers: every output would be NaN, so export the trained weights again"
             )
+
+
+def _stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Initializers and Constant nodes with their names, bodies of If, Loop and Scan included."""
+    for tensor in graph.initializer:
+        yield tensor.name, tensor
+    for node in graph.node:
+        for attr in node.attribute:
+            if node.op_type == "Constant" and attr.name == "value":
+                yield node.output[0], attr.t
+        for subgraph in subgraphs_of(node):
+            yield from _stored_tensors(subgraph)
 
 
 _FLOATS = (

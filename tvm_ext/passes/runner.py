@@ -8,7 +8,7 @@ import tvm
 from tvm import relax
 from tvm_ffi import structural_equal
 
-from tvm_ext.errors import ConfigError, PassError
+from tvm_ext.errors import ConfigError, PassError, reason_of
 from tvm_ext.passes.pipeline import Step
 from tvm_ext.relay_passes.pass_log import PassDecision, recording
 from tvm_ext.report.records import Decision, PassRecord
@@ -87,8 +87,7 @@ def _apply(name: str, made: tvm.transform.Pass, mod: tvm.IRModule) -> tvm.IRModu
     try:
         after = runnable(mod)
     except Exception as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise _pass_error(name, lines[-1][:300] if lines else type(error).__name__) from error
+        raise _pass_error(name, reason_of(error)) from error
     return after
 
 

@@ -1,0 +1,153 @@
+"""Users' passes in a whole compilation: they run at their stage, are respected and named."""
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+from tvm_ext.errors import BuildError, ModelError, PassError
+from tvm_ext.passes import registry
+
+node = helper.make_node
+
+
+def value(name: str, shape: list, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype, shape)
+
+
+def model(nodes, inputs, outputs, **weights: np.ndarray) -> onnx.ModelProto:
+    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def rand(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(dtype)
+
+
+W, V = rand(6, 4), rand(4, 3, seed=1)
+
+
+def mlp(batch: int | str = "N") -> onnx.ModelProto:
+    """z = relu(x @ W) @ V, a = relu(x @ W): the inner value is an output as well."""
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"], name="first"),
+        node("Relu", ["m"], ["a"], name="relu"),
+        node("MatMul", ["a", "v"], ["z"], name="second"),
+    ]
+    outputs = [value("z", [batch, 3]), value("a", [batch, 4])]
+    return model(nodes, [value("x", [batch, 6])], outputs, w=W, v=V)
+
+
+def mlp_reference(x: np.ndarray) -> dict[str, np.ndarray]:
+    hidden = np.maximum(x @ W, 0)
+    return {"z": hidden @ V, "a": hidden}
+
+
+def assert_mlp(compiled: tvm_ext.CompiledModel, x: np.ndarray) -> None:
+    outputs, wanted = compiled.run({"x": x}), mlp_reference(x)
+    assert list(outputs) == ["z", "a"]
+    for name, array in outputs.items():
+        assert array.dtype == np.float32
+        np.testing.assert_allclose(array, wanted[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def register():
+    before = {entry.name for entry in registry.all_entries()}
+    yield tvm_ext.register_pass
+    for entry in registry.all_entries():
+        if entry.name not in before:
+            registry.remove(entry.name)
+
+
+def test_hooks_of_every_stage_see_what_their_stage_is_about(register):
+    seen = {}
+
+    def watch(level: str, place: dict) -> None:
+        def look(mod):
+            kernels = [f for f in mod.functions.values() if isinstance(f, tvm.tirx.PrimFunc)]
+            scheduled = [k for k in kernels if k.attrs and "tirx.is_scheduled" in k.attrs]
+            operators = mod.script().count("R.matmul")
+            allocated = "alloc_storage" in mod.script()
+            seen[level] = (operators, len(kernels), len(scheduled), allocated)
+            return mod
+
+        register(look, level=level, name=f"look {level}", **place)
+
+    for level, place in {
+        "graph": {"before": "GemmFusion"},
+        "schedule": {},
+        "tile": {},
+        "target": {},
+    }.items():
+        watch(level, place)
+    made = tvm_ext.compile(mlp(4), opt_level="O3")
+    assert seen["graph"] == (2, 0, 0, False)
+    operators, kernels, scheduled, allocated = seen["schedule"]
+    assert (operators, scheduled, allocated) == (0, 0, False)
+    assert kernels >= 2
+    assert seen["tile"] == (0, kernels, kernels, False)
+    assert seen["target"][3]
+    levels = {entry.name: entry.level for entry in made.report.passes if "look" in entry.name}
+    assert levels == {f"look {level}": level for level in seen}
+    assert_mlp(made, rand(4, 6))
+
+
+def test_a_kernel_that_a_hook_scheduled_is_left_as_it_is(register):
+    def schedule(mod):
+        functions = {
+            var: func.with_attr("tirx.is_scheduled", True)
+            if isinstance(func, tvm.tirx.PrimFunc) and "matmul" in str(var.name_hint)
+            else func
+            for var, func in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    register(schedule, level="schedule")
+    made = tvm_ext.compile(mlp(4), opt_level="O0")
+    sources = {kernel.name: kernel.source for kernel in made.report.kernels}
+    assert all((source == "user") == ("matmul" in name) for name, source in sources.items())
+    assert "user" in sources.values()
+    assert_mlp(made, rand(4, 6))
+
+
+def test_a_hook_that_breaks_the_module_is_named(register):
+    def breaks(mod):
+        raise RuntimeError("the hook broke")
+
+    for level in ("graph", "schedule", "tile", "target"):
+        register(breaks, level=level, name=f"breaks at {level}")
+        with pytest.raises(PassError, match=f"pass 'breaks at {level}' failed: the hook broke"):
+            tvm_ext.compile(mlp())
+        registry.remove(f"breaks at {level}")
+
+
+def test_an_operator_that_was_not_lowered_is_named_with_its_node(register):
+    """A pass that puts an operator back behind LegalizeOps is found before code is generated."""
+
+    def put_back(mod):
+        builder = tvm.relax.BlockBuilder()
+        x = tvm.relax.Var("x", tvm.relax.TensorType([4, 6], "float32"))
+        with builder.function("main", [x]):
+            left, first = (builder.emit(tvm.relax.op.nn.softmax(x)) for _ in range(2))
+            builder.emit_func_output(tvm.relax.Tuple([left, first]))
+        return builder.get()
+
+    register(put_back, after="LegalizeOps")
+    with pytest.raises(ModelError, match=r"no kernel could be made for relax\.nn\.softmax") as e:
+        tvm_ext.compile(mlp(4), opt_level="O0")
+    assert "nodes: " in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+def test_what_no_code_can_be_made_for_is_one_line(register):
+    def not_buildable(mod):
+        return mod.with_attr("external_mods", 3)
+
+    register(not_buildable, level="target")
+    with pytest.raises(BuildError, match="no code could be generated") as error:
+        tvm_ext.compile(mlp(4))
+    assert "\n" not in str(error.value)
