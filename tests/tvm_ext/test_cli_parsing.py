@@ -17,7 +17,7 @@ from tvm_ext.cli.input_parsing import (
     parse_pass_config,
 )
 from tvm_ext.cli.output import write_npz
-from tvm_ext.errors import InputError
+from tvm_ext.errors import InputError, OutputPathError
 
 
 def test_input_shapes():
@@ -126,7 +126,7 @@ def test_npz_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
 
     (tmp_path / "out.npz").write_bytes(b"old")
     monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(InputError, match="No space left"):
+    with pytest.raises(OutputPathError, match="No space left"):
         write_npz(tmp_path / "out.npz", {"y": np.zeros(2)})
     assert (tmp_path / "out.npz").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["out.npz"]
