@@ -28,6 +28,10 @@ from tvm_ext.tir_schedules.llvm.loop_nest import (
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 
+# A divisor that fills this share of the tile is preferred to a fuller tile with a rest.
+ENOUGH_ROWS = 0.7
+
+
 @dataclass(frozen=True)
 class TileDecision:
     """Shape of the register tile.
@@ -59,11 +63,24 @@ def decide_tile(access: BlockAccess, machine: CpuDescription, dtype: str) -> Til
     row_limit = max(1, (vector_registers(machine) - vectors - 1) // vectors)
     rows: dict[int, int] = {}
     for axis in reversed(_reuse_axes(access, vector_axis)):
-        size = largest_divisor(access.extents[axis], row_limit)
+        size = row_count(access.extents[axis], row_limit)
         if size > 1:
             rows[axis] = size
             row_limit //= size
     return TileDecision(vector_axis, columns, rows)
+
+
+def row_count(extent: int, limit: int) -> int:
+    """Rows of the tile along a loop of ``extent``: a divisor near ``limit``, else even parts.
+
+    Rows, unlike columns, may leave a rest: the branch that skips them is the same for a whole
+    vector, and costs nothing beside the loads and multiply-adds of a row.
+    """
+    divisor = largest_divisor(extent, limit)
+    if divisor >= ENOUGH_ROWS * min(extent, limit):
+        return divisor
+    tiles = -(-extent // limit)
+    return -(-extent // tiles)
 
 
 def vector_registers(machine: CpuDescription) -> int:
