@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
+from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.inherit_origins import InheritOrigins
@@ -18,6 +19,7 @@ from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
 BUILTIN_PASSES: tuple[Any, ...] = (
+    FoldConstantCalls,
     ConvBnReluFold,
     GemmFusion,
     LayoutPlanning,
@@ -31,6 +33,7 @@ __all__ = [
     "BUILTIN_PASSES",
     "CancelTransposes",
     "ConvBnReluFold",
+    "FoldConstantCalls",
     "FuseOperators",
     "GemmFusion",
     "InheritOrigins",

@@ -6,6 +6,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_graph import blocks_of
 from tvm_ext.relay_passes.origin import describe_origin
@@ -118,25 +119,21 @@ def _computed(
     alone = tvm.IRModule({**kernels, tvm.ir.GlobalVar("constants"): func})
     for step in (relax.transform.FoldConstant(), relax.transform.CanonicalizeBindings()):
         alone = step(alone)
-    body = alone["constants"].body
-    computed = relax.analysis.get_var2val(alone["constants"]).get(body.body, body.body)
-    return list(computed.fields)
+    view = GraphView(alone["constants"])
+    return [view.value(field) for field in view.value(alone["constants"].body.body).fields]
 
 
 @mutator
 class _LiteralWriter(PyExprMutator):
-    """Puts ``values`` where their variables are used, and drops the bindings of inner ones."""
+    """Puts ``values`` where their variables are used, and drops the bindings."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
         self.values: dict[relax.Var, relax.Expr] = {}
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        value = self.values.get(binding.var)
-        if value is None:
+        if binding.var not in self.values:
             super().visit_var_binding_(binding)
-        elif not isinstance(binding.var, relax.DataflowVar):
-            self.builder_.emit_normalized(relax.VarBinding(binding.var, value))
 
     def visit_var_(self, var: relax.Var) -> relax.Expr:
         return self.values[var] if var in self.values else super().visit_var_(var)

@@ -11,7 +11,7 @@ import tvm
 
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.build import build
+from tvm_ext.compiler.build import build, twin
 from tvm_ext.compiler.graph_facts import operator_counts, require_lowered
 from tvm_ext.compiler.kernel_calls import FusionObserver, kernel_calls
 from tvm_ext.compiler.kernel_records import kernel_records
@@ -92,6 +92,7 @@ def compile(
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
             executable = build(planned, machine.tvm_target())
+            program = twin(executable, planned, machine.tvm_target())
         calls = kernel_calls(kernels)
         report = _report(imported, pipeline.opt_level, machine)
         report.graph = _graph_record(imported, graph, len(calls), fusion)
@@ -100,7 +101,8 @@ def compile(
     report.passes = runner.records
     report.memory = memory
     return CompiledModel(
-        program=executable,
+        program=program,
+        to_save=executable,
         inputs=imported.inputs,
         outputs=imported.outputs,
         target=target_record(machine),

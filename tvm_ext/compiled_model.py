@@ -1,7 +1,8 @@
 """A compiled model: runs, profiles, saves and explains itself."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from tvm_ext.artifact import (
     read_artifact,
     write_artifact,
 )
+from tvm_ext.artifact.manifest import host_architecture
 from tvm_ext.atomic_file import check_writable
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.errors import RunError, TargetError, reason_of
@@ -47,8 +49,10 @@ class CompiledModel:
         threads: int,
         report: CompileReport,
         library: bytes | None = None,
+        to_save: relax.VMExecutable | None = None,
     ) -> None:
         self._program = program
+        self._to_save = to_save if to_save is not None else program
         self._library = library
         self._target = target
         self._threads = threads
@@ -82,13 +86,8 @@ class CompiledModel:
         arrays = check_inputs(self.inputs, inputs)
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         use_threads(self._threads)
-        try:
-            result = self.virtual_machine()["main"](*tensors)
-        except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, MemoryError) as error:
-            raise RunError(
-                f"the run failed in TVM ({reason_of(error)}); expected enough memory and values "
-                "that the model's operators allow: check the inputs with tvm-ext check"
-            ) from error
+        with _run_errors():
+            result = self._virtual_machine()["main"](*tensors)
         values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return {spec.name: value.numpy() for spec, value in zip(self.outputs, values, strict=True)}
 
@@ -104,13 +103,15 @@ class CompiledModel:
 
         Raises
         ------
-        InputError, TargetError
+        InputError, TargetError, RunError
             As for ``run``.
         """
         arrays = check_inputs(self.inputs, inputs)
-        use_threads(self._threads)
         tensors = [tvm.runtime.tensor(array) for array in arrays]
-        return profile_run(self.virtual_machine(), tensors, self.kernel_calls(), repeat)
+        use_threads(self._threads)
+        with _run_errors():
+            # TVM cannot take a hook out again, so the machine that has it is not kept.
+            return profile_run(self._new_machine(), tensors, self.kernel_calls(), repeat)
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file, atomically; see ``tvm_ext.artifact`` for the format.
@@ -124,7 +125,7 @@ class CompiledModel:
         """
         check_writable(path)
         if self._library is None:
-            self._library = export_library_bytes(self._program)
+            self._library = export_library_bytes(self._to_save)
         write_artifact(
             path,
             library=self._library,
@@ -143,17 +144,20 @@ class CompiledModel:
             for origin in kernel.origins
         ]
 
-    def virtual_machine(self) -> relax.VirtualMachine:
+    def _virtual_machine(self) -> relax.VirtualMachine:
         """TVM's virtual machine with this program in it; made once a thread.
 
         A virtual machine has one stack of frames: two threads in the same one crash the process.
         """
         machine = getattr(self._machines, "machine", None)
         if machine is None:
-            self._require_this_machine()
-            device = tvm.cuda() if self._target.kind == "cuda" else tvm.cpu()
-            machine = self._machines.machine = relax.VirtualMachine(self._program, device)
+            machine = self._machines.machine = self._new_machine()
         return machine
+
+    def _new_machine(self) -> relax.VirtualMachine:
+        self._require_this_machine()
+        device = tvm.cuda() if self._target.kind == "cuda" else tvm.cpu()
+        return relax.VirtualMachine(self._program, device)
 
     def _require_this_machine(self) -> None:
         if self._target.kind == "cuda":
@@ -163,7 +167,7 @@ class CompiledModel:
                     "found; expected one: run it on a machine with such a GPU"
                 )
             return
-        here = TargetRecord(name="host", kind="cpu").machine
+        here = host_architecture()
         if self._target.machine != here:
             raise TargetError(
                 f"the model was compiled for {self._target.machine} ({self._target.name}), this "
@@ -199,16 +203,27 @@ class CompiledModel:
         )
 
 
+@contextmanager
+def _run_errors() -> Iterator[None]:
+    """What TVM raises in a run, as our own error."""
+    try:
+        yield
+    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+        raise RunError(
+            f"the run failed in TVM ({reason_of(error)}); expected enough memory and values "
+            "that the model's operators allow: check the inputs with tvm-ext check"
+        ) from error
+
+
 def target_record(machine: Description) -> TargetRecord:
     """What a saved model says of the machine that it was compiled for."""
     if isinstance(machine, CpuDescription):
-        architecture = {"x86_64": "x86_64", "aarch64": "aarch64"}[machine.architecture]
         return TargetRecord(
             name=machine.name,
             kind="cpu",
             mtriple=machine.mtriple,
             mcpu=machine.mcpu,
             required_features=machine.required_features,
-            machine=architecture,
+            machine=machine.architecture,
         )
     return TargetRecord(name=machine.name, kind=machine.kind, mcpu=machine.arch)

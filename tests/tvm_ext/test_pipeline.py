@@ -85,11 +85,11 @@ def test_a_neighbour_of_the_lowered_part_takes_the_pass_there(level):
 
 
 def test_behind_a_pass_that_runs_often_means_behind_the_last():
-    register_pass(same, after="FoldConstant")
-    register_pass(same, name="ahead", before="FoldConstant")
+    register_pass(same, after="FoldConstantCalls")
+    register_pass(same, name="ahead", before="FoldConstantCalls")
     found = names(build_pipeline("O3"))
-    assert "FoldConstant" not in found[found.index("same") :]
-    assert "FoldConstant" not in found[: found.index("ahead")]
+    assert "FoldConstantCalls" not in found[found.index("same") :]
+    assert "FoldConstantCalls" not in found[: found.index("ahead")]
 
 
 def test_users_passes_can_be_neighbours_of_each_other():
@@ -114,11 +114,11 @@ def test_other_stages_hold_users_passes_in_their_order(stage):
 
 def test_disabled_passes_stay_and_say_so():
     register_pass(same)
-    pipeline = build_pipeline("O3", disabled_passes=["FoldConstant", "same"])
+    pipeline = build_pipeline("O3", disabled_passes=["FoldConstantCalls", "same"])
     skipped = {step.entry.name: step.skipped for step in pipeline.graph if step.skipped}
-    assert skipped == {"FoldConstant": "disabled", "same": "disabled"}
+    assert skipped == {"FoldConstantCalls": "disabled", "same": "disabled"}
     assert sum(bool(s.skipped) for s in pipeline.graph) == (
-        load_pipelines()["O3"].graph.count("FoldConstant") + 1
+        load_pipelines()["O3"].graph.count("FoldConstantCalls") + 1
     )
 
 

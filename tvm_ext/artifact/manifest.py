@@ -9,6 +9,7 @@ import tvm
 import tvm_ffi
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from tvm_ext.hardware.features import architecture_of
 from tvm_ext.tensor_spec import TensorSpec
 
 FORMAT_NAME: Final = "tvm-ext model"
@@ -22,6 +23,11 @@ PART_MEMBERS = (LIBRARY_MEMBER, REPORT_MEMBER)
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # A leading sign belongs to a target string ("+avx2"), not to the name of the feature.
 FeatureName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+def host_architecture() -> str:
+    """This machine's architecture by one name on all systems: macOS says arm64, Windows AMD64."""
+    return architecture_of(platform.machine())
 
 
 class _Record(BaseModel):
@@ -57,7 +63,7 @@ class TargetRecord(_Record):
     required_features : tuple[str, ...]
         LLVM names of the CPU features the code uses, without a sign: ``("avx2", "fma")``.
     system, machine : str
-        As ``platform.system()`` and ``platform.machine()`` name them: ``Linux``, ``x86_64``.
+        ``Linux``, ``Darwin`` or ``Windows``; ``x86_64`` or ``aarch64``, whatever the system calls it.
     """
 
     name: str
@@ -66,7 +72,7 @@ class TargetRecord(_Record):
     mcpu: str = ""
     required_features: tuple[FeatureName, ...] = ()
     system: str = Field(default_factory=platform.system)
-    machine: str = Field(default_factory=platform.machine)
+    machine: str = Field(default_factory=host_architecture)
 
 
 class PartRecord(_Record):

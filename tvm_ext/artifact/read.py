@@ -23,6 +23,7 @@ from tvm_ext.artifact.manifest import (
     Manifest,
     PartRecord,
     VersionsRecord,
+    host_architecture,
 )
 from tvm_ext.artifact.seal import digest_of_sealed, read_seal
 from tvm_ext.artifact.write import describe_validation
@@ -218,7 +219,7 @@ def _check_versions(path: Path, manifest: Manifest) -> None:
 
 def _check_platform(path: Path, manifest: Manifest) -> None:
     target = manifest.target
-    here = (platform.system(), platform.machine())
+    here = (platform.system(), host_architecture())
     if (target.system, target.machine) != here:
         raise _refusal(
             path,

@@ -1,7 +1,6 @@
 """Runs TVM's ONNX importer and keeps which node each Relax binding came from."""
 
-import contextlib
-import io
+import threading
 import warnings
 from typing import Any
 
@@ -9,12 +8,17 @@ import onnx
 import tvm
 from tvm import relax
 
-from tvm_ext.errors import ModelError, TvmExtError, reason_of
+from tvm_ext.errors import ModelError, reason_of
 from tvm_ext.hardware.tvm_compat import ONNXGraphImporter
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
 from tvm_ext.relay_passes import InheritOrigins
 from tvm_ext.relay_passes.origin_writer import write_origins
+
+
+# Filters of warnings are the process's: two threads that silence them in turn, not nested, would
+# leave them silent for good.
+_warnings_lock = threading.Lock()
 
 
 def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
@@ -27,17 +31,14 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
     """
     opset = next((o.version for o in model.opset_import if o.domain in DEFAULT_DOMAINS), 1)
     importer = _OriginImporter(label)
-    # The importer reports through print and warnings; what matters is in the error we raise.
-    with (
-        warnings.catch_warnings(),
-        contextlib.redirect_stdout(io.StringIO()),
-    ):
+    # The importer warns; what matters is in the error we raise.
+    with _warnings_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             mod = importer.from_onnx(model.graph, opset)
             importer.note_branches(model.graph)
-        except TvmExtError:
-            raise
+        except _NodeFailed as failed:
+            raise conversion_error(label, failed.place, failed.reason) from failed.reason
         except Exception as error:
             raise conversion_error(label, "the graph", error) from error
     mod = write_origins(mod, {var: (node,) for var, node in importer.node_of.items()})
@@ -50,6 +51,15 @@ def conversion_error(label: str, place: str, error: Exception) -> ModelError:
         f"{label}: {place} cannot be converted ({reason_of(error)}); expected static shapes and "
         "constant shape arguments: give input shapes, or export the model without this form"
     )
+
+
+class _NodeFailed(BaseException):
+    """A converter's error on its way through TVM's importer, which prints every Exception."""
+
+    def __init__(self, place: str, reason: Exception) -> None:
+        super().__init__(place)
+        self.place = place
+        self.reason = reason
 
 
 class _OriginImporter(ONNXGraphImporter):
@@ -72,7 +82,7 @@ class _OriginImporter(ONNXGraphImporter):
         try:
             result = self._converted(op_name, inputs, attrs, opset)
         except Exception as error:
-            raise conversion_error(self.label, f"{op_name} node '{node}'", error) from error
+            raise _NodeFailed(f"{op_name} node '{node}'", error) from error
         return self._bound(node, result)
 
     def _converted(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
@@ -13,6 +14,16 @@ from tvm_ext.onnx_frontend.node_order import sort_nodes, subgraphs_of
 from tvm_ext.onnx_frontend.old_opsets import modernize
 from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
 from tvm_ext.onnx_frontend.value_types import require_tensors_of_numbers
+
+
+# The ending of a file's name decides how onnx reads it: binary, .json, .textproto, .onnxtxt.
+_UNREADABLE = (
+    DecodeError,
+    ValueError,
+    json_format.ParseError,
+    text_format.ParseError,
+    onnx.parser.ParseError,
+)
 
 
 def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
@@ -52,7 +63,7 @@ def _read(path: Path) -> onnx.ModelProto:
         model = onnx.load_model(path, load_external_data=False)
     except OSError as error:
         raise ModelError(f"{path} cannot be read ({error.strerror}): check permissions") from error
-    except (DecodeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise ModelError(
             f"{path} ({path.stat().st_size} bytes) is not an ONNX model or is truncated; "
             "expected a serialised ModelProto: export or copy it again"

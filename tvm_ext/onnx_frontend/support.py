@@ -36,10 +36,6 @@ def _extra_outputs(node: onnx.NodeProto) -> bool:
     return any(node.output[1:])
 
 
-def _has_input(node: onnx.NodeProto, index: int) -> bool:
-    return len(node.input) > index and bool(node.input[index])
-
-
 # Cases that TVM 0.27's converter accepts and computes wrongly; a wrong number is worse than a
 # refusal. Quantised operators are in: one rounding step that differs grows to a tenth of the
 # output in a deep network.

@@ -1,0 +1,168 @@
+"""Before and after IR, equal numbers, and what FoldConstantCalls leaves alone."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.tirx import Var
+
+from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
+from tvm_ext.relay_passes.pass_log import recording
+
+Emit = Callable[[relax.Expr], relax.Var]
+WEIGHT = np.arange(6, dtype="float32").reshape(2, 3)
+
+
+def build(body: Callable[[Emit, relax.Var], list[relax.Expr]], *shape: object) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(list(shape or (4, 3)), "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            outputs = [builder.emit_output(value) for value in body(builder.emit, x)]
+        builder.emit_func_output(outputs[0] if len(outputs) == 1 else relax.Tuple(outputs))
+    return builder.get()
+
+
+def operators(mod: tvm.IRModule) -> list[str]:
+    values = [b.value for block in mod["main"].body.blocks for b in block.bindings]
+    return [str(v.op.name) for v in values if isinstance(v, relax.Call)]
+
+
+def fold(mod: tvm.IRModule) -> tvm.IRModule:
+    """Folds, and checks what holds for every graph pass."""
+    before = mod.script(show_meta=True)
+    new = FoldConstantCalls()(mod)
+    assert mod.script(show_meta=True) == before
+    relax.analysis.well_formed(new)
+    assert FoldConstantCalls()(new).same_as(new)
+    return new
+
+
+def run(mod: tvm.IRModule, x: np.ndarray) -> list[np.ndarray]:
+    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    result = machine["main"](tvm.runtime.tensor(x))
+    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+    return [each.numpy() for each in results]
+
+
+def assert_same(mod: tvm.IRModule, new: tvm.IRModule, *shape: int) -> None:
+    x = np.random.default_rng(0).normal(size=shape).astype("float32")
+    for ours, plain in zip(run(new, x), run(mod, x), strict=True):
+        np.testing.assert_allclose(ours, plain, rtol=1e-6)
+
+
+def test_before_and_expected() -> None:
+    @I.ir_module
+    class Before:
+        @R.function
+        def main(x: R.Tensor((2, 2), "float32")):
+            with R.dataflow():
+                w = R.permute_dims(R.const([[1.0, 2.0], [3.0, 4.0]], "float32"))
+                s = R.add(w, R.const(1.0, "float32"))
+                y = R.matmul(x, s)
+                R.output(y)
+            return y
+
+    @I.ir_module
+    class Expected:
+        @R.function
+        def main(x: R.Tensor((2, 2), "float32")):
+            with R.dataflow():
+                y = R.matmul(x, R.const([[2.0, 4.0], [3.0, 5.0]], "float32"))
+                R.output(y)
+            return y
+
+    with recording() as log:
+        new = fold(Before)
+    tvm.ir.assert_structural_equal(new, Expected)
+    assert [(entry.applied, entry.where) for entry in log] == [(True, "w"), (True, "s")]
+
+
+def test_shape_from_a_tensor() -> None:
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        shape = emit(relax.op.tensor_to_shape(relax.const(np.array([2, 6]), "int64")))
+        return [relax.op.reshape(x, shape)]
+
+    new = fold(build(body))
+    assert operators(new) == ["relax.reshape"]
+    x = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
+    np.testing.assert_array_equal(run(new, x)[0], x.reshape(2, 6))
+
+
+def test_constant_results() -> None:
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        folded = emit(relax.op.exp(relax.const(WEIGHT)))
+        return [folded, relax.op.add(x, relax.const(1.0)), folded]
+
+    mod = build(body)
+    new = fold(mod)
+    assert operators(new) == ["relax.add"]
+    assert_same(mod, new, 4, 3)
+
+
+def test_part_of_a_computed_tuple() -> None:
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        first = emit(relax.TupleGetItem(emit(relax.op.split(relax.const(WEIGHT), 2)), 0))
+        return [relax.op.multiply(x, emit(relax.op.add(first, first)))]
+
+    mod = build(body)
+    new = fold(mod)
+    live = relax.transform.DeadCodeElimination()(new)
+    assert operators(live) == ["relax.multiply"]
+    assert_same(mod, new, 4, 3)
+
+
+@pytest.mark.parametrize("rows", [4, 2000, Var("n", "int64")], ids=["small", "large", "symbolic"])
+def test_what_depends_on_no_tensor(rows: object) -> None:
+    """Zeros: few are a constant, many are cheaper to make than to store."""
+
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        return [relax.op.add(x, emit(relax.op.zeros(x.ty.shape, "float32")))]
+
+    mod = build(body, rows, 3)
+    assert fold(mod).same_as(mod) is (rows != 4 if isinstance(rows, int) else True)
+
+
+def test_what_depends_on_an_input() -> None:
+    mod = build(lambda emit, x: [relax.op.add(emit(relax.op.exp(x)), relax.const(1.0))])
+    assert fold(mod).same_as(mod)
+
+
+def test_outside_of_a_dataflow_block() -> None:
+    @I.ir_module
+    class Module:
+        @R.function
+        def main(x: R.Tensor((2,), "float32")):
+            w = R.exp(R.const([1.0, 2.0], "float32"))
+            return R.add(x, w)
+
+    assert fold(Module).same_as(Module)
+
+
+def test_operators_on_inputs_are_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FoldConstant sees the constant part alone: that is what the pass is for."""
+    seen: list[int] = []
+    real = relax.transform.FoldConstant
+
+    def counting() -> tvm.transform.Pass:
+        @tvm.transform.module_pass(opt_level=0)
+        def step(mod: tvm.IRModule, _ctx: object) -> tvm.IRModule:
+            (func,) = mod.functions.values()
+            seen.append(len(func.body.blocks[0].bindings))
+            return real()(mod)
+
+        return step
+
+    monkeypatch.setattr(relax.transform, "FoldConstant", counting)
+
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        for _ in range(5):
+            x = emit(relax.op.exp(x))
+        return [relax.op.add(x, emit(relax.op.exp(relax.const(1.0))))]
+
+    FoldConstantCalls()(build(body))
+    assert seen == [2]
