@@ -2,6 +2,9 @@
 
 import difflib
 import pathlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -52,7 +55,8 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
     target
         "cpu" for this machine, "cuda" for an NVIDIA A100, the name of a preset, the path of a TOML
         file (a Path, or a string that ends in ".toml"), a TVM target of kind llvm or cuda, or a
-        description, which comes back as it is.
+        description, which comes back as it is. The target that ``compiling_for`` made is its
+        description, with all numbers; of another one they are estimated.
 
     Raises
     ------
@@ -64,6 +68,9 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
     if isinstance(target, (CpuDescription, GpuDescription)):
         return target
     if isinstance(target, tvm.target.Target):
+        current, machine = _compiling_for.get() or (None, None)
+        if machine is not None and target.same_as(current):
+            return machine
         return _from_tvm(target)
     if isinstance(target, pathlib.Path) or str(target).endswith(".toml"):
         return load_description(pathlib.Path(target))
@@ -81,6 +88,23 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
         f"unknown target '{target}'{hint}; expected one of {', '.join(known)}, "
         f"or the path of a .toml file"
     )
+
+
+@contextmanager
+def compiling_for(machine: Description) -> Iterator[tvm.target.Target]:
+    """Makes ``machine`` the current TVM target, from which ``resolve_target`` gets it back."""
+    target = machine.tvm_target()
+    token = _compiling_for.set((target, machine))
+    try:
+        with target:
+            yield target
+    finally:
+        _compiling_for.reset(token)
+
+
+_compiling_for: ContextVar[tuple[tvm.target.Target, Description] | None] = ContextVar(
+    "compiling_for", default=None
+)
 
 
 def load_description(source: Any) -> Description:

@@ -16,6 +16,7 @@ from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.inherit_origins import InheritOrigins
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
+from tvm_ext.relay_passes.vector_math import VectorMath
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
 BUILTIN_PASSES: tuple[Any, ...] = (
@@ -25,6 +26,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     LayoutPlanning,
     CancelTransposes,
     PadOutputChannels,
+    VectorMath,
     InheritOrigins,
     FuseOperators,
 )
@@ -39,4 +41,5 @@ __all__ = [
     "InheritOrigins",
     "LayoutPlanning",
     "PadOutputChannels",
+    "VectorMath",
 ]

@@ -6,7 +6,7 @@ graph freely; they are mapped to the new ones here.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -40,25 +40,14 @@ class GraphView:
     def __init__(self, func: relax.Function) -> None:
         self._values = relax.analysis.get_var2val(func)
         self._uses: dict[relax.Var, int] = {}
-        relax.analysis.post_order_visit(func, self._count_uses)
+        self._count_uses(func.body)
 
     def _count_uses(self, expr: relax.Expr) -> None:
-        children: list[relax.Expr] = []
-        if isinstance(expr, relax.Call):
-            children = list(expr.args)
-        elif isinstance(expr, relax.Tuple):
-            children = list(expr.fields)
-        elif isinstance(expr, relax.TupleGetItem):
-            children = [expr.tuple_value]
-        elif isinstance(expr, relax.SeqExpr):
-            # A variable that is bound as it is (an alias, a match_cast) is used by that binding.
-            children = [binding.value for block in expr.blocks for binding in block.bindings]
-            children.append(expr.body)
-        elif isinstance(expr, relax.If):
-            children = [expr.cond]
-        for child in children:
-            if isinstance(child, relax.Var):
-                self._uses[child] = self._uses.get(child, 0) + 1
+        if isinstance(expr, relax.Var):
+            self._uses[expr] = self._uses.get(expr, 0) + 1
+            return
+        for child in _children(expr):
+            self._count_uses(child)
 
     def bindings(self) -> Mapping[relax.Var, relax.Expr]:
         """All variables that are bound to a value, with that value, in no promised order."""
@@ -80,6 +69,26 @@ class GraphView:
     def uses(self, expr: relax.Expr) -> int:
         """How many values, branches and results use the variable ``expr``."""
         return self._uses.get(expr, 0)
+
+
+def _children(expr: relax.Expr) -> Iterable[relax.Expr]:
+    """What ``expr`` uses; a nested function counts what it takes from outside as uses too."""
+    if isinstance(expr, relax.Call):
+        # The callee may be a nested function.
+        return (expr.op, *expr.args)
+    if isinstance(expr, relax.Tuple):
+        return expr.fields
+    if isinstance(expr, relax.TupleGetItem):
+        return (expr.tuple_value,)
+    if isinstance(expr, relax.If):
+        return (expr.cond, expr.true_branch, expr.false_branch)
+    if isinstance(expr, relax.Function):
+        return (expr.body,)
+    if isinstance(expr, relax.SeqExpr):
+        # A variable that is bound as it is (an alias, a match_cast) is used by that binding.
+        bound = [binding.value for block in expr.blocks for binding in block.bindings]
+        return (*bound, expr.body)
+    return ()
 
 
 class BindingRewriter(ABC):

@@ -1,9 +1,13 @@
 """Writes a matrix product with transposed operands and its epilogue as one tensor expression."""
 
+import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from tvm import te, tirx, topi
+
+# Under this name a function carries its ``GemmCompute``, for passes that compute it differently.
+ATTRIBUTE = "tvm_ext.gemm"
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class GemmCompute:
 
     ``transpose_a`` and ``transpose_b`` say that an operand lies in memory with its last two axes
     swapped. Operands have two axes or more; leading axes broadcast as in ``relax.matmul``.
+    ``columns`` says how many columns of the product are wanted, when B has more.
     """
 
     transpose_a: bool
@@ -34,6 +39,19 @@ class GemmCompute:
     scale: float = 1.0
     addend_scale: float = 1.0
     activation: Activation | None = None
+    columns: int | None = None
+
+    def to_attribute(self) -> str:
+        """The description as text, to be kept at the function."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_attribute(cls, text: str) -> "GemmCompute":
+        """What ``to_attribute`` wrote."""
+        given = json.loads(text)
+        act = given.pop("activation")
+        activation = Activation(act["op_name"], tuple(act["numbers"])) if act else None
+        return cls(**given, activation=activation)
 
     def name(self, batched: bool, has_addend: bool) -> str:
         """The name of the kernel, such as ``batch_gemm_nt_scale_add_relu``."""
@@ -50,6 +68,8 @@ class GemmCompute:
         The accumulator has the type of the result, as in TVM's own lowering of ``relax.matmul``.
         """
         result = self._product(a, b)
+        if self.columns is not None:
+            result = cropped(result, self.columns)
         if self.scale != 1.0:
             result = topi.multiply(result, tirx.const(self.scale, self.out_dtype))
         for tensor in addend:
@@ -76,6 +96,12 @@ class GemmCompute:
 
     def _widened(self, value: tirx.Expr) -> tirx.Expr:
         return value if str(value.ty.dtype) == self.out_dtype else value.astype(self.out_dtype)
+
+
+def cropped(tensor: te.Tensor, columns: int) -> te.Tensor:
+    """The first ``columns`` elements along the last axis."""
+    shape = [*tensor.shape[:-1], columns]
+    return te.compute(shape, lambda *index: tensor(*index), name="crop")
 
 
 def _last_two(tensor: te.Tensor, transposed: bool) -> tuple[tirx.Expr, tirx.Expr]:

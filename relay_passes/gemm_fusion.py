@@ -9,7 +9,7 @@ from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
 from tvm_ext.relay_passes.gemm_activation import ActivationNamer
-from tvm_ext.relay_passes.gemm_compute import GemmCompute
+from tvm_ext.relay_passes.gemm_compute import ATTRIBUTE, GemmCompute
 from tvm_ext.relay_passes.gemm_pattern import (
     FLOAT_TYPES,
     Epilogue,
@@ -161,7 +161,12 @@ class _GemmRewriter(BindingRewriter):
         self, kernel: GemmCompute, inputs: list[relax.Expr], epilogue: Epilogue
     ) -> relax.Expr:
         name = kernel.name(batched=inputs[1].ty.ndim > 2, has_addend=len(inputs) > 2)
-        return self.builder.call_te(kernel.compute, *inputs, primfunc_name_hint=name)
+        return self.builder.call_te(
+            kernel.compute,
+            *inputs,
+            primfunc_name_hint=name,
+            primfunc_attrs={ATTRIBUTE: kernel.to_attribute()},
+        )
 
     def _plan(
         self,

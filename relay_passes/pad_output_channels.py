@@ -1,6 +1,7 @@
 """Rounds output channels up to whole vectors where they would leave lanes empty."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tvm import relax, te, topi
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.gemm_compute import ATTRIBUTE, GemmCompute, cropped
 from tvm_ext.relay_passes.graph_pass import graph_pass
 
 # How much of the vector lanes' use must be won: below, the crop at the end costs as much.
@@ -20,14 +22,14 @@ _CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 
 @graph_pass
 class PadOutputChannels:
-    """Computes a few more output channels than asked for, so that vectors are full.
+    """Computes more output channels of convolutions and products than asked for, to fill vectors.
 
     Before: ``conv2d(x, W)`` with 243 output channels: divisible by 9 lanes of 16, not by 16
     After:  one kernel that convolves with ``W`` padded by zeros to 256 channels at compile time,
             and writes the first 243
 
     Share of useful lanes: largest divisor up to the vector length over the vector length, before;
-    channels over padded channels, after.
+    channels over padded channels, after. Products that GemmFusion made a function of as well.
 
     Leaves alone: weights that are not constant; channels-first layouts, where the width fills the
     vectors; grouped convolutions; counts that fill vectors well enough; targets without vectors
@@ -57,45 +59,28 @@ class _Padder(BindingRewriter):
     def __init__(self, machine: CpuDescription) -> None:
         super().__init__()
         self.machine = machine
+        self._widened: dict[tuple[int, int], tuple[relax.Expr, relax.Expr]] = {}
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
             return None
-        name = str(value.op.name)
-        if name in _CONVOLUTIONS:
-            return self._replace(var, value, _convolution(value), name.removeprefix("relax.nn."))
-        if name == "relax.matmul":
-            return self._replace(var, value, _matmul(value), "matmul")
-        return None
-
-    def _replace(
-        self, var: relax.Var, call: relax.Call, compute: "_Compute | None", name: str
-    ) -> Replacement | None:
-        weight = call.args[1]
-        if compute is None or not isinstance(weight, tvm.ir.GenericConst):
+        product = _product_of(value, self.mod)
+        if product is None or not isinstance(product.inputs[1], tvm.ir.GenericConst):
             return None
-        array = weight.value.numpy()
-        channels = int(array.shape[-1])
+        x, weight, *addends = product.inputs
+        channels = int(weight.ty.shape[-1])
         lanes = self.machine.vector_lanes(str(var.ty.dtype))
         now, padded = lane_use(channels, lanes)
         if padded < LEAST_GAIN * now:
             return None
-        if not isinstance(var.ty, relax.TensorType) or var.ty.shape is None:
+        if not isinstance(var.ty.shape, relax.ShapeExpr):
             self.refuse("its shape is not known", var)
             return None
         extra = -channels % lanes
-        wide = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, extra)])
-        shape = list(var.ty.shape.values)
-
-        def cropped(x: te.Tensor, w: te.Tensor) -> te.Tensor:
-            result = compute(x, w)
-            return te.compute(shape, lambda *index: result(*index), name="crop")
-
         replacement = self.builder.call_te(
-            cropped,
-            call.args[0],
-            relax.const(wide, str(array.dtype)),
-            primfunc_name_hint=f"{name}_padded",
+            product.compute,
+            *(x, self._wide(weight, extra), *addends),
+            primfunc_name_hint=f"{product.name}_padded",
         )
         what = (
             f"{channels} output channels computed as {channels + extra}: "
@@ -103,11 +88,61 @@ class _Padder(BindingRewriter):
         )
         return Replacement(replacement, (), what)
 
+    def _wide(self, weight: tvm.ir.GenericConst, extra: int) -> relax.Expr:
+        """``weight`` with ``extra`` channels of zeros, once for all that share it."""
+        key = hash(weight), extra
+        if key not in self._widened:
+            array = weight.value.numpy()
+            wide = np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, extra)])
+            # The original is kept for its identity.
+            self._widened[key] = weight, relax.const(wide, str(array.dtype))
+        return self._widened[key][1]
 
-_Compute = Callable[[te.Tensor, te.Tensor], te.Tensor]
+
+@dataclass(frozen=True)
+class _Product:
+    """What has output channels: its operands, the weight second, and how to compute as many
+    channels as asked for when the weight has more."""
+
+    name: str
+    inputs: tuple[relax.Expr, ...]
+    compute: Callable[..., te.Tensor]
 
 
-def _convolution(call: relax.Call) -> _Compute | None:
+def _product_of(call: relax.Call, mod: tvm.IRModule) -> _Product | None:
+    name = str(call.op.name)
+    if name == "relax.call_tir":
+        return _gemm(call, mod)
+    wider: Callable[..., te.Tensor] | None = None
+    if name in _CONVOLUTIONS:
+        wider = _convolution(call)
+    elif name == "relax.matmul":
+        wider = _matmul(call)
+    if wider is None:
+        return None
+    compute, channels = wider, call.args[1].ty.shape
+
+    def narrowed(x: te.Tensor, w: te.Tensor) -> te.Tensor:
+        return cropped(compute(x, w), int(channels[-1]))
+
+    return _Product(name.rsplit(".", 1)[-1], tuple(call.args), narrowed)
+
+
+def _gemm(call: relax.Call, mod: tvm.IRModule) -> _Product | None:
+    """A function of GemmFusion with a weight that lies in memory row by row."""
+    attrs = mod[call.args[0]].attrs
+    if attrs is None or ATTRIBUTE not in attrs:
+        return None
+    kernel = GemmCompute.from_attribute(str(attrs[ATTRIBUTE]))
+    inputs = tuple(call.args[1].fields)
+    if kernel.transpose_b or inputs[1].ty.ndim != 2:
+        return None
+    columns = int(inputs[1].ty.shape[-1]) if isinstance(inputs[1], tvm.ir.GenericConst) else None
+    name = str(call.args[0].name_hint)
+    return _Product(name, inputs, replace(kernel, columns=columns).compute)
+
+
+def _convolution(call: relax.Call) -> Callable[..., te.Tensor] | None:
     attrs: Any = call.attrs
     data_layout, kernel_layout = str(attrs.data_layout), str(attrs.kernel_layout)
     channels_last = data_layout.endswith("C") and kernel_layout.endswith("O")
@@ -130,7 +165,7 @@ def _convolution(call: relax.Call) -> _Compute | None:
     return compute
 
 
-def _matmul(call: relax.Call) -> _Compute | None:
+def _matmul(call: relax.Call) -> Callable[..., te.Tensor] | None:
     left, right = (arg.ty for arg in call.args)
     if right.ndim != 2 or left.ndim < 2 or str(left.dtype) != str(right.dtype):
         return None

@@ -28,14 +28,16 @@ class PassDecision:
     reason: str
 
 
-_active: ContextVar[list[PassDecision] | None] = ContextVar("pass_log", default=None)
+# The decisions in their order, and the same as a set, in which a repeated one is found at once.
+_Log = tuple[list[PassDecision], set[PassDecision]]
+_active: ContextVar[_Log | None] = ContextVar("pass_log", default=None)
 
 
 @contextmanager
 def recording() -> Iterator[list[PassDecision]]:
     """Collects the decisions of all passes that run inside the block."""
     decisions: list[PassDecision] = []
-    token = _active.set(decisions)
+    token = _active.set((decisions, set()))
     try:
         yield decisions
     finally:
@@ -43,9 +45,11 @@ def recording() -> Iterator[list[PassDecision]]:
 
 
 def _record(decision: PassDecision) -> None:
-    decisions = _active.get()
-    if decisions is not None and decision not in decisions:
-        decisions.append(decision)
+    log = _active.get()
+    if log is None or decision in log[1]:
+        return
+    log[0].append(decision)
+    log[1].add(decision)
 
 
 def record_applied(pass_name: str, where: str, what: str) -> None:

@@ -19,7 +19,7 @@ from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.errors import BuildError, TvmExtError, reason_of
 from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.onnx_frontend import ImportedModel, import_model
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
@@ -74,7 +74,7 @@ def compile(
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
     runner = PassRunner(Path(dump_ir) if dump_ir is not None else None)
     phases = _Phases()
-    with machine.tvm_target():
+    with compiling_for(machine) as tvm_target:
         with phases.timed("import"):
             imported = import_model(model, input_shapes)
         with phases.timed("graph passes"):
@@ -91,8 +91,8 @@ def compile(
             planned, memory = plan_memory(scheduled)
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
-            executable = build(planned, machine.tvm_target())
-            program = twin(executable, planned, machine.tvm_target())
+            executable = build(planned, tvm_target)
+            program = twin(executable, planned, tvm_target)
         calls = kernel_calls(kernels)
         report = _report(imported, pipeline.opt_level, machine)
         report.graph = _graph_record(imported, graph, len(calls), fusion)

@@ -7,7 +7,12 @@ from tvm_ext.configs.errors import ConfigError
 from tvm_ext.configs.loader import config_folder
 from tvm_ext.hardware.errors import TargetError
 from tvm_ext.hardware.host import host_description
-from tvm_ext.hardware.targets import DEFAULT_GPU, list_targets, resolve_target
+from tvm_ext.hardware.targets import (
+    DEFAULT_GPU,
+    compiling_for,
+    list_targets,
+    resolve_target,
+)
 
 ARM = "aarch64-linux-gnu"
 
@@ -151,3 +156,13 @@ def test_impossible_core_count_in_a_tvm_target():
     target = tvm.target.Target({"kind": "llvm", "mtriple": ARM, "num-cores": -1})
     with pytest.raises(ConfigError, match="'cores' in the TVM target is -1"):
         resolve_target(target)
+
+
+def test_the_machine_compiled_for_keeps_its_numbers():
+    machine = resolve_target("cpu").model_copy(update={"memory_gbs": 1234.5})
+    with compiling_for(machine) as target:
+        assert tvm.target.Target.current().same_as(target)
+        assert resolve_target(tvm.target.Target.current()) is machine
+        assert resolve_target(tvm.target.Target("cuda")).kind == "cuda"
+    assert resolve_target(target) is not machine
+    assert tvm.target.Target.current(allow_none=True) is None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import zipfile
 from pathlib import Path
 
@@ -132,3 +133,10 @@ def test_features_of_this_cpu_are_asked_for(tmp_path):
     save(path, target=TargetRecord(name="cpu", kind="llvm", required_features=("nosuch",)))
     with pytest.raises(ArtifactError, match="CPU features nosuch"):
         read_artifact(path)
+
+
+@pytest.mark.parametrize(("name", "known"), [("arm64", "aarch64"), ("AMD64", "x86_64")])
+def test_architecture_has_one_name_on_all_systems(tmp_path, monkeypatch, name, known):
+    monkeypatch.setattr(platform, "machine", lambda: name)
+    save(tmp_path / "model.tvmx")
+    assert read_artifact(tmp_path / "model.tvmx").manifest.target.machine == known

@@ -51,6 +51,8 @@ def refused_model(model, *words, kind, **options):
         ({"x": [-1, 3]}, "expected a positive integer"),
         ({"x": [2.5, 3]}, "expected a positive integer"),
         ({"x": [1 << 40, 3]}, "expected at most"),
+        ({"x": 3}, "expected sizes by input name"),
+        ([2, 3], "expected sizes by input name"),
     ],
 )
 def test_input_shapes_that_do_not_fit(shapes, words):

@@ -66,6 +66,20 @@ def test_other_file(tmp_path, content, words):
     refused_model(path, str(path), words)
 
 
+@pytest.mark.filterwarnings("ignore:The onnxtxt format is experimental")
+@pytest.mark.parametrize("ending", ["json", "textproto", "onnxtxt"])
+@pytest.mark.parametrize("content", [b"text", relu_model().SerializeToString()])
+def test_endings_that_onnx_reads_as_text(tmp_path, ending, content):
+    path = tmp_path / f"model.{ending}"
+    path.write_bytes(content)
+    refused_model(path, "not an ONNX model")
+
+
+@pytest.mark.parametrize("source", [None, 5, b"bytes"])
+def test_what_is_neither_path_nor_model(source):
+    refused_model(source, f"is a {type(source).__name__}")
+
+
 def test_truncated_file(tmp_path):
     path = tmp_path / "model.onnx"
     whole = add_model(np.arange(2, dtype=np.float32)).SerializeToString()

@@ -269,6 +269,8 @@ def test_a_description_and_a_target_of_tvm_are_taken():
         ({"input_shapes": {"x": [1, 7]}}, InputError),
         ({"input_shapes": {"x": [6]}}, InputError),
         ({"input_shapes": {"x": [0, 6]}}, InputError),
+        ({"pass_config": {"LayoutPlanning": 3}}, ConfigError),
+        ({"pass_config": ["LayoutPlanning"]}, ConfigError),
     ],
 )
 def test_wrong_arguments_are_named_in_one_line(arguments, error):

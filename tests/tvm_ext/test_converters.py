@@ -29,7 +29,7 @@ def element_type(array: np.ndarray) -> int:
     return helper.np_dtype_to_tensor_dtype(np.asarray(array).dtype)
 
 
-def assert_as_reference(proto: onnx.ModelProto, **inputs: np.ndarray) -> None:
+def assert_as_reference(proto: onnx.ModelProto, rtol: float = 1e-6, **inputs: np.ndarray) -> None:
     options = runtime.SessionOptions()
     options.graph_optimization_level = runtime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = runtime.InferenceSession(
@@ -39,7 +39,7 @@ def assert_as_reference(proto: onnx.ModelProto, **inputs: np.ndarray) -> None:
     for level in ("O0", "O3"):
         (found,) = tvm_ext.compile(proto, opt_level=level).run(inputs).values()
         assert found.dtype == wanted.dtype
-        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+        np.testing.assert_allclose(found, wanted, rtol=rtol)
 
 
 def relax_operators(proto: onnx.ModelProto) -> set[str]:
@@ -203,3 +203,13 @@ def test_every_converter_says_what_it_is_for():
     for name, converter in CONVERTERS.items():
         assert converter.__name__ == name
         assert converter.__doc__
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-6), ("float16", 4e-3)])
+def test_hard_swish(dtype, rtol):
+    x = np.linspace(-5, 5, 41).astype(dtype)
+    elements = element_type(x)
+    node = helper.make_node("HardSwish", ["x"], ["y"])
+    proto = model([node], [value("x", [41], elements)], [value("y", [41], elements)])
+    assert_as_reference(proto, rtol, x=x)
+    assert "relax.divide" not in relax_operators(proto)

@@ -12,7 +12,7 @@ from rich.console import Console
 import tvm_ext
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.errors import InputError
-from tvm_ext.profiling import KernelTime, Profile, _medians
+from tvm_ext.profiling import KernelTime, Profile, _medians, _Stopwatch
 
 node = helper.make_node
 
@@ -125,6 +125,22 @@ def test_profiling_leaves_the_model_as_it_was():
     np.testing.assert_array_equal(model.run({"x": x})["y"], before)
     second = model.profile({"x": x}, repeat=1)
     assert {k.kernel: k.calls for k in first.kernels} == {k.kernel: k.calls for k in second.kernels}
+
+
+def test_no_hook_stays_behind(monkeypatch):
+    hooked: list[str] = []
+    measure = _Stopwatch.__call__
+
+    def counted(self, func, name, before, result, *args):
+        hooked.append(name)
+        return measure(self, func, name, before, result, *args)
+
+    monkeypatch.setattr(_Stopwatch, "__call__", counted)
+    model, x = layers(), rand(2, 6)
+    model.profile({"x": x}, repeat=1)
+    seen = len(hooked)
+    model.run({"x": x})
+    assert 0 < seen == len(hooked)
 
 
 def test_runs_of_another_thread_are_not_counted():

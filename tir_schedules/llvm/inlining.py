@@ -27,9 +27,10 @@ def inline_blocks(sch: s_tir.Schedule) -> None:
     is broadcast, stays a block of its own when it branches or calls a function: inlined, it would
     run once for every read.
     """
-    changed = True
-    while changed:
-        changed = any(_inline_one(sch, block) for block in kernel_blocks(sch))
+    # To the end of each round before the next: from the start again after every block, long
+    # chains take time that grows with their square.
+    while any([_inline_one(sch, block) for block in kernel_blocks(sch)]):
+        pass
 
 
 def kernel_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:

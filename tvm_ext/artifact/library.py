@@ -80,9 +80,9 @@ def export_library_bytes(executable: Any) -> bytes:
             return output.read_bytes()
     except (OSError, RuntimeError, ValueError) as error:
         raise ArtifactError(
-            f"cannot link the model: {_one_line(error)}; expected a program for this machine and "
-            "room in the temporary folder: set TMPDIR to a folder with free space, CXX to a "
-            "working compiler"
+            f"cannot link the model: {_one_line(error)}; expected a compiler for the model's "
+            "target and room in the temporary folder: set CXX to one (for another architecture a "
+            "cross compiler such as aarch64-linux-gnu-g++), TMPDIR to a folder with free space"
         ) from error
 
 

@@ -63,7 +63,7 @@ class TargetRecord(_Record):
     required_features : tuple[str, ...]
         LLVM names of the CPU features the code uses, without a sign: ``("avx2", "fma")``.
     system, machine : str
-        ``Linux``, ``Darwin`` or ``Windows``; ``x86_64`` or ``aarch64``, whatever the system calls it.
+        ``Linux``, ``Darwin`` or ``Windows``; ``x86_64`` or ``aarch64``.
     """
 
     name: str

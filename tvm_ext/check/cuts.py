@@ -18,6 +18,7 @@ from tvm_ext.compiler.kernel_calls import KernelCall, kernel_calls
 from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.onnx_frontend import ImportedModel
 from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import Pipeline, Step, load_pipelines
@@ -75,7 +76,7 @@ class SteppedCompilation:
         self._machine = machine
         self._opt_level = pipeline.opt_level
         self.cuts = [Cut("import", "import", "compiler", imported.mod, True)]
-        with machine.tvm_target():
+        with compiling_for(machine):
             self._run_passes("graph", pipeline.graph)
             self._run_passes("lower", pipeline.lower)
             require_lowered(self.cuts[-1].mod, imported.name)
@@ -112,7 +113,7 @@ class SteppedCompilation:
             The module cannot be finished in the plain way; a later cut may be.
         """
         machine = self._machine
-        with machine.tvm_target():
+        with compiling_for(machine) as target:
             if stage in ("import", "graph", "lower"):
                 mod = self._lowered(mod, stage)
             # A GPU runs no kernel whose loops are bound to no threads.
@@ -120,7 +121,7 @@ class SteppedCompilation:
                 mod, _ = schedule_kernels(mod, machine)
             if _comes_before(stage, "memory"):
                 mod, _ = plan_memory(mod, reuse=False)
-            executable = build(mod, machine.tvm_target())
+            executable = build(mod, target)
         return CompiledModel(
             program=executable,
             inputs=self._imported.inputs,

@@ -1,5 +1,6 @@
 """Runs TVM's ONNX importer and keeps which node each Relax binding came from."""
 
+import contextlib
 import threading
 import warnings
 from typing import Any
@@ -15,10 +16,9 @@ from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
 from tvm_ext.relay_passes import InheritOrigins
 from tvm_ext.relay_passes.origin_writer import write_origins
 
-
-# Filters of warnings are the process's: two threads that silence them in turn, not nested, would
-# leave them silent for good.
-_warnings_lock = threading.Lock()
+# TVM's stack of builders and Python's filters of warnings are the process's: two imports that
+# change them in turn, not nested, would fail, and leave warnings silent for good.
+_one_at_a_time = threading.Lock()
 
 
 def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
@@ -30,16 +30,18 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
         A converter fails; the message names the node.
     """
     opset = next((o.version for o in model.opset_import if o.domain in DEFAULT_DOMAINS), 1)
-    importer = _OriginImporter(label)
+    importer = _OriginImporter()
     # The importer warns; what matters is in the error we raise.
-    with _warnings_lock, warnings.catch_warnings():
+    with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             mod = importer.from_onnx(model.graph, opset)
             importer.note_branches(model.graph)
         except _NodeFailed as failed:
+            importer.end_blocks()
             raise conversion_error(label, failed.place, failed.reason) from failed.reason
         except Exception as error:
+            importer.end_blocks()
             raise conversion_error(label, "the graph", error) from error
     mod = write_origins(mod, {var: (node,) for var, node in importer.node_of.items()})
     return tvm.transform.Sequential([InheritOrigins()])(mod)
@@ -65,10 +67,15 @@ class _NodeFailed(BaseException):
 class _OriginImporter(ONNXGraphImporter):
     """TVM's importer, with each node's result bound to a variable that is noted down."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self) -> None:
         super().__init__(shape_dict={}, dtype_dict="float32", sanitize=True)
-        self.label = label
         self.node_of: dict[relax.Var, str] = {}
+
+    def end_blocks(self) -> None:
+        """Ends what an error left open; TVM would print a warning of it."""
+        with contextlib.suppress(tvm.error.InternalError):
+            while True:
+                self.bb._end_block()
 
     def note_branches(self, graph: onnx.GraphProto) -> None:
         """Notes the results of If nodes of a graph that was converted; TVM binds them itself."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import onnx
 
 from tvm_ext.configs.nearest import nearest_hint
@@ -33,10 +34,10 @@ def freeze_input_shapes(
     """
     inputs = {value.name: value for value in model_inputs(model.graph)}
     sizes_by_symbol: dict[str, int] = {}
-    for name, shape in input_shapes.items():
+    for name, shape in _plain_shapes(input_shapes, label).items():
         if name not in inputs:
             raise InputError(f"{label} has no input '{name}'; {nearest_hint(name, inputs)}")
-        _freeze_one(inputs[name], list(shape), sizes_by_symbol, label)
+        _freeze_one(inputs[name], shape, sizes_by_symbol, label)
     for value in inputs.values():
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param in sizes_by_symbol:
@@ -45,6 +46,20 @@ def freeze_input_shapes(
     if input_shapes:
         del model.graph.value_info[:]
         _forget_output_shapes(model.graph)
+
+
+def _plain_shapes(input_shapes: Mapping[str, Sequence[int]], label: str) -> dict[str, list[object]]:
+    """The shapes with NumPy's integers as Python's own."""
+    try:
+        return {
+            name: [int(size) if isinstance(size, np.integer) else size for size in shape]
+            for name, shape in input_shapes.items()
+        }
+    except (AttributeError, TypeError) as error:
+        raise InputError(
+            f"{label}: input_shapes is {input_shapes!r}; expected sizes by input name: "
+            "write {'x': [1, 3, 224, 224]}"
+        ) from error
 
 
 def _require_shape(value: onnx.ValueInfoProto, label: str) -> None:
@@ -62,7 +77,7 @@ def _require_shape(value: onnx.ValueInfoProto, label: str) -> None:
 
 
 def _freeze_one(
-    value: onnx.ValueInfoProto, shape: list[int], sizes_by_symbol: dict[str, int], label: str
+    value: onnx.ValueInfoProto, shape: list[object], sizes_by_symbol: dict[str, int], label: str
 ) -> None:
     tensor_type = value.type.tensor_type
     if not tensor_type.HasField("shape"):

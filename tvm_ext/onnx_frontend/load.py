@@ -15,7 +15,6 @@ from tvm_ext.onnx_frontend.old_opsets import modernize
 from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
 from tvm_ext.onnx_frontend.value_types import require_tensors_of_numbers
 
-
 # The ending of a file's name decides how onnx reads it: binary, .json, .textproto, .onnxtxt.
 _UNREADABLE = (
     DecodeError,
@@ -41,6 +40,11 @@ def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
         model.CopyFrom(source)
         label = model.graph.name or "the given ModelProto"
     else:
+        if not isinstance(source, str | Path):
+            raise ModelError(
+                f"the model is a {type(source).__name__}; expected a path or an onnx.ModelProto: "
+                "read bytes with onnx.load_model_from_string"
+            )
         path = Path(source)
         model = _read(path)
         label = str(path)

@@ -96,8 +96,10 @@ def build_pipeline(
     """
     load_plugins()
     name = opt_level_name(opt_level)
-    disabled = _checked_names(disabled_passes)
-    options = {key: dict(value) for key, value in (pass_config or {}).items()}
+    disabled = _checked_names(
+        [disabled_passes] if isinstance(disabled_passes, str) else disabled_passes
+    )
+    options = _plain_options(pass_config or {})
     for key, value in options.items():
         registry.get(key).make(value)
     config = load_pipelines()[name]
@@ -108,6 +110,16 @@ def build_pipeline(
     graph, lower = _place_user_passes(config.graph, config.lower)
     others = {level: steps(_ordered(level)) for level in ("schedule", "tile", "target")}
     return Pipeline(name, steps(graph), steps(lower), **others)
+
+
+def _plain_options(pass_config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    try:
+        return {name: dict(options) for name, options in pass_config.items()}
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"pass_config is {pass_config!r}; expected options by pass: "
+            "write {'MyPass': {'limit': 64}}"
+        ) from error
 
 
 def _step(

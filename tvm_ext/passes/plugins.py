@@ -7,6 +7,7 @@ and left out: it must not take the compiler down.
 
 import functools
 import inspect
+import threading
 import warnings
 from importlib.metadata import EntryPoint, entry_points
 
@@ -19,9 +20,17 @@ from tvm_ext.passes.register import register_pass
 GROUP = "tvm_ext.passes"
 
 
-@functools.cache
+_lock = threading.RLock()
+
+
 def load_plugins() -> tuple[str, ...]:
     """Registers every plugin's passes, once in a process; returns the names of the entry points."""
+    with _lock:
+        return _load_once()
+
+
+@functools.cache
+def _load_once() -> tuple[str, ...]:
     loaded = []
     for point in sorted(entry_points(group=GROUP), key=lambda p: p.name):
         try:

@@ -102,7 +102,8 @@ def add(entry: PassEntry) -> None:
         if entry.name in _entries:
             raise PassError(
                 f"a pass named '{entry.name}' is registered already "
-                f"({_entries[entry.name].source}): give another name or unregister it first"
+                f"({_entries[entry.name].source}): give another name, or take the other one out "
+                f"with tvm_ext.passes.registry.remove('{entry.name}')"
             )
         for neighbour in (entry.after, entry.before):
             _require_neighbour(entry, neighbour)

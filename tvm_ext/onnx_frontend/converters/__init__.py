@@ -5,15 +5,21 @@ Each says in its docstring what TVM's converter lacks or gets wrong.
 
 from typing import Any
 
+from tvm_ext.onnx_frontend.converters.cast import Cast
 from tvm_ext.onnx_frontend.converters.clip import Clip
 from tvm_ext.onnx_frontend.converters.gather import Gather
+from tvm_ext.onnx_frontend.converters.hard_activations import HardSwish
+from tvm_ext.onnx_frontend.converters.one_hot import OneHot
 from tvm_ext.onnx_frontend.converters.variadic import Max, Mean, Min, Sum
 
 CONVERTERS: dict[str, Any] = {
+    "Cast": Cast,
     "Clip": Clip,
     "Gather": Gather,
+    "HardSwish": HardSwish,
     "Max": Max,
     "Mean": Mean,
     "Min": Min,
+    "OneHot": OneHot,
     "Sum": Sum,
 }

@@ -1,0 +1,65 @@
+"""Nothing is printed that was not asked for, and nothing of the process is changed on the way."""
+
+import sys
+import warnings
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+from tvm_ext.errors import ModelError
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter
+from tvm_ext.onnx_frontend.converters import CONVERTERS
+
+
+def model(input_name: str = "x") -> onnx.ModelProto:
+    weight = numpy_helper.from_array(np.ones((4, 3), np.float32), "w")
+    nodes = [
+        helper.make_node("MatMul", [input_name, "w"], ["m"], name="product"),
+        helper.make_node("Relu", ["m"], ["y"], name="relu"),
+    ]
+    inputs = [helper.make_tensor_value_info(input_name, TensorProto.FLOAT, [2, 4])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3])]
+    graph = helper.make_graph(nodes, "small", inputs, outputs, [weight])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def test_run_then_save_then_load(tmp_path, capfd):
+    x = np.ones((2, 4), np.float32)
+    compiled = tvm_ext.compile(model())
+    before = compiled.run({"x": x})["y"]
+    compiled.save(tmp_path / "model.tvmx")
+    loaded = tvm_ext.load(tmp_path / "model.tvmx")
+    np.testing.assert_array_equal(loaded.run({"x": x})["y"], before)
+    loaded.save(tmp_path / "again.tvmx")
+    tvm_ext.load(tmp_path / "again.tvmx")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_name_that_tvm_warns_about(capfd):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled = tvm_ext.compile(model("1 x=2"))
+    assert [spec.name for spec in compiled.inputs] == ["1 x=2"]
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_converter_that_fails(monkeypatch, capfd):
+    seen = []
+
+    class Failing(OnnxOpConverter):
+        @classmethod
+        def _impl_v1(cls, bb, inputs, attr, params):
+            seen.append(sys.stdout)
+            raise ValueError("no such form")
+
+    monkeypatch.setitem(CONVERTERS, "Relu", Failing)
+    stdout = sys.stdout
+    with pytest.raises(ModelError, match=r"Relu node 'relu' cannot be converted \(no such form\)"):
+        tvm_ext.compile(model())
+    # Another thread may print meanwhile: its output is not ours to swallow.
+    assert seen == [stdout]
+    assert sys.stdout is stdout
+    assert capfd.readouterr() == ("", "")
