@@ -35,8 +35,8 @@ check: $(STAMP) typings ## linter, formatter, type checker
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(STAMP) ## latency beside ONNX Runtime's, for the models given as MODELS="a.onnx b.onnx"
-	$(BIN)/python benchmarks/latency.py $(MODELS)
+bench: $(STAMP) ## latency beside ONNX Runtime's: make bench ARGS="a.onnx --input-shape x=1,3,224,224"
+	$(BIN)/python benchmarks/latency.py $(ARGS)
 
 typings: ## links for the type checker, which cannot see the folder mapping of setup.py
 	@mkdir -p typings/tvm_ext

@@ -38,7 +38,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path(".demo"), help="where files are kept")
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    console = Console()
+    # A log has no width; 80 columns, rich's own choice, are too few for the tables.
+    console = Console(width=None if sys.stdout.isatty() else 120)
 
     path, shapes = obtain_model(folder, console)
     model = tvm_ext.compile(path, target="cpu", input_shapes=shapes)

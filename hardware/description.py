@@ -46,6 +46,10 @@ _AMX_OPS_PER_CYCLE: dict[str, tuple[str, int]] = {
 }
 
 
+# What the templates and the features were written for.
+ARCHITECTURES = ("x86_64", "aarch64")
+
+
 class CpuDescription(ConfigModel):
     """A CPU. Caches L1 and L2 are per core, L3 and memory are shared by all cores.
 
@@ -91,6 +95,11 @@ class CpuDescription(ConfigModel):
             raise ValueError(
                 f"core_l2_gbs {self.core_l2_gbs}, core_l3_gbs {self.core_l3_gbs} and "
                 f"core_memory_gbs {self.core_memory_gbs} grow; expected each at most the one before"
+            )
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(
+                f"mtriple '{self.mtriple}' is of architecture '{self.architecture}'; expected one "
+                f"of {', '.join(ARCHITECTURES)}: change the triple"
             )
         try:
             features = llvm_features(self.mtriple, self.mcpu, self.mattr)

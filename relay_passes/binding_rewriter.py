@@ -101,6 +101,10 @@ class BindingRewriter(ABC):
         self.mod: tvm.IRModule
         self._walker: _Walker
 
+    def start_function(self, func: relax.Function) -> None:
+        """Takes up ``func``, whose bindings are given to ``replace`` next; sets ``view``."""
+        self.view = GraphView(func)
+
     @abstractmethod
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         """The replacement for the binding ``var = value`` (old graph), or None to leave it."""
@@ -136,7 +140,7 @@ class BindingRewriter(ABC):
         for global_var, func in mod.functions.items():
             if not isinstance(func, relax.Function):
                 continue
-            self.view = GraphView(func)
+            self.start_function(func)
             replaced_before = walker.replaced
             new_func = walker.visit_expr(func)
             if walker.replaced > replaced_before:

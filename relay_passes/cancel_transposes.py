@@ -139,6 +139,6 @@ class _Canceller(PyExprMutator):
     def _transposed(self, constant: GenericConst, axes: tuple[int, ...]) -> GenericConst:
         """``constant`` transposed, once for all its users."""
         if (constant, axes) not in self.folded:
-            values = np.ascontiguousarray(np.transpose(constant.value.numpy(), axes))
+            values = np.asarray(np.transpose(constant.value.numpy(), axes), order="C")
             self.folded[constant, axes] = relax.const(values, constant.ty.dtype)
         return self.folded[constant, axes]

@@ -79,12 +79,10 @@ class _Folder(BindingRewriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._known_view: GraphView | None = None
         self._runs: dict[relax.Var, _Run] = {}
         self._inner: set[relax.Var] = set()
 
     def replace(self, var: relax.Var, _value: relax.Expr) -> Replacement | None:
-        self._look_at_function()
         run = self._runs.get(var)
         if run is None or var in self._inner:
             return None
@@ -97,11 +95,9 @@ class _Folder(BindingRewriter):
                 self.refuse(str(refused), *((run.source,) if run.linear is not None else ()), var)
             return None
 
-    def _look_at_function(self) -> None:
-        """Finds all runs of the function that is being walked; longer ones swallow shorter."""
-        if self._known_view is self.view:
-            return
-        self._known_view = self.view
+    def start_function(self, func: relax.Function) -> None:
+        """Finds all runs of the function; longer ones swallow shorter."""
+        super().start_function(func)
         bindings = self.view.bindings().items()
         steps = {var: read_step(self.view, var, value) for var, value in bindings}
         found = {var: step for var, step in steps.items() if step is not None}

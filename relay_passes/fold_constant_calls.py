@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.relay_passes.affine import constant_value
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_graph import blocks_of
@@ -13,9 +15,6 @@ from tvm_ext.relay_passes.origin import describe_origin
 from tvm_ext.relay_passes.pass_log import record_applied
 
 NAME = "FoldConstantCalls"
-
-# What a folded value may be to take the place of its variable wherever that is used.
-_LITERALS = (tvm.ir.GenericConst, relax.ShapeExpr)
 
 
 @graph_pass
@@ -25,9 +24,9 @@ class FoldConstantCalls:
     Before: ``w = permute_dims(W)``; ``y = matmul(x, w)``
     After:  ``y = matmul(x, W')`` with the constant ``W' = W.T``
 
-    TVM's FoldConstant does the computing. On its own it lowers every operator of a module to see
-    whether the result can be computed, which takes as long as LegalizeOps; here it is given the
-    calls on constants only, in a module of their own.
+    Views and casts are computed here, the rest by TVM's FoldConstant. On its own that lowers every
+    operator of a module to see whether the result can be computed, and compiles each one that can;
+    here it is given the calls on constants only, in a module of their own.
 
     Leaves alone: calls outside of dataflow blocks; functions that are fused already; what
     FoldConstant leaves alone (operators without lowering, large results of operators that create
@@ -64,18 +63,30 @@ def _folded_values(mod: tvm.IRModule, func: relax.Function) -> dict[relax.Var, r
     """By variable of ``func``: the literal that it turns out to be."""
     candidates = _constant_bindings(func)
     wanted = [var for var in candidates if not isinstance(var.ty, relax.TupleType)]
-    if not wanted:
-        return {}
-    results = _computed(mod, candidates, wanted)
-    values = {
-        var: result
-        for var, result in zip(wanted, results, strict=True)
-        if isinstance(result, _LITERALS) and not isinstance(candidates[var], _LITERALS)
-    }
+    values = _evaluated(GraphView(func), wanted) if wanted else {}
+    rest = [var for var in wanted if var not in values]
+    if rest:
+        results = _computed(mod, {**candidates, **values}, rest)
+        values.update((v, r) for v, r in zip(rest, results, strict=True) if _is_literal(r))
     for var in values:
         if isinstance(candidates[var], relax.Call):
             record_applied(NAME, describe_origin(var), "computed at compile time")
     return values
+
+
+def _is_literal(value: relax.Expr) -> bool:
+    """Whether ``value`` may take the place of its variable wherever that is used."""
+    return isinstance(value, tvm.ir.GenericConst | relax.ShapeExpr)
+
+
+def _evaluated(view: GraphView, variables: list[relax.Var]) -> dict[relax.Var, relax.Expr]:
+    """What needs no compiler: views and casts of constants, nearly all there is in a model."""
+    arrays = {var: constant_value(view, var) for var in variables}
+    return {
+        var: relax.const(np.asarray(array, order="C"), str(var.ty.dtype))
+        for var, array in arrays.items()
+        if array is not None
+    }
 
 
 def _constant_bindings(func: relax.Function) -> dict[relax.Var, relax.Expr]:

@@ -4,7 +4,7 @@ from math import isclose, sqrt
 
 from tvm import relax
 
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.gemm_pattern import Surroundings
 
 
@@ -17,15 +17,11 @@ class ActivationNamer(BindingRewriter):
 
     pass_name = "GemmFusion"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: GraphView | None = None
-        self._around: Surroundings
+    def start_function(self, func: relax.Function) -> None:
+        super().start_function(func)
+        self._around = Surroundings(self.view, self.refuse)
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        if self._seen is not self.view:
-            self._seen = self.view
-            self._around = Surroundings(self.view, self.refuse)
         named = (
             isinstance(value, relax.Call) and self.view.call(value, "relax.multiply") is not None
         )

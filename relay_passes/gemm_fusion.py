@@ -7,7 +7,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.gemm_activation import ActivationNamer
 from tvm_ext.relay_passes.gemm_compute import ATTRIBUTE, GemmCompute
 from tvm_ext.relay_passes.gemm_pattern import (
@@ -64,18 +64,18 @@ class _GemmRewriter(BindingRewriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: GraphView | None = None
         self._around: Surroundings
         # The result of an epilogue that ends further down, and what to put there.
         self._planned: dict[relax.Var, Callable[[], Replacement]] = {}
         self._inside: set[relax.Var] = set()
         self._transposed: dict[int, tuple[GenericConst, relax.Expr]] = {}
 
+    def start_function(self, func: relax.Function) -> None:
+        super().start_function(func)
+        self._around = Surroundings(self.view, self.refuse)
+        self._planned, self._inside = {}, set()
+
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        if self._seen is not self.view:
-            self._seen = self.view
-            self._around = Surroundings(self.view, self.refuse)
-            self._planned, self._inside = {}, set()
         if var in self._planned:
             return self._planned[var]()
         if var in self._inside or not isinstance(value, relax.Call):

@@ -5,7 +5,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm.tirx import IntImm
 
-from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
+from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.gemm_compute import ACTIVATIONS
 from tvm_ext.relay_passes.gemm_pattern import Surroundings, same_shape
 
@@ -23,15 +23,11 @@ class ReshapeSinker(BindingRewriter):
 
     pass_name = "GemmFusion"
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: GraphView | None = None
-        self._around: Surroundings
+    def start_function(self, func: relax.Function) -> None:
+        super().start_function(func)
+        self._around = Surroundings(self.view, self.refuse)
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        if self._seen is not self.view:
-            self._seen = self.view
-            self._around = Surroundings(self.view, self.refuse)
         if not isinstance(value, relax.Call):
             return None
         if self.view.call(value, "relax.reshape") is not None:

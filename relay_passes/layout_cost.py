@@ -102,10 +102,13 @@ class _Convolution:
 
     @property
     def vectorised_channels(self) -> int:
-        """Neighbouring output channels that read the same input, or one input each."""
-        if self.group_inputs == 1:
+        """Neighbouring output channels that read the same input, or one input each.
+
+        In groups, the input's channel is a quotient of the output's: no template vectorises that.
+        """
+        if self.groups == 1 or (self.groups == self.out_channels and self.group_inputs == 1):
             return self.out_channels
-        return self.out_channels // self.groups
+        return 1
 
     @property
     def vectorised_columns(self) -> int:

@@ -10,6 +10,9 @@ from tvm import relax, te, tirx, topi
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
 
+# Between these TVM's polynomial for exp holds; below, results are no normal numbers any more.
+EXP_LEAST, EXP_MOST = -87.33, 88.37
+
 
 @graph_pass
 class VectorMath:
@@ -22,8 +25,8 @@ class VectorMath:
     from them. Largest relative error measured where the result is a normal number: exp and sigmoid
     3e-7 with fused multiply-add and 5e-6 without, tanh 3e-7, erf 4e-7; silu and gelu 2e-7 of x.
 
-    Arguments beyond that range are cut to it, NaN too: exp gives about 1e-38 for minus infinity
-    and 2e38 for infinity.
+    The polynomials cut their argument to the range they are for, NaN too; what is beyond it is put
+    back here: NaN stays NaN, exp is 0 below the normal numbers and infinite above 88.37.
 
     Leaves alone: other types than float32; logarithms, powers, trigonometric functions.
 
@@ -50,8 +53,31 @@ def _number(value: float) -> tirx.FloatImm:
     return tirx.const(value, "float32")
 
 
+def _exp(x: te.Tensor) -> te.Tensor:
+    def in_range(v: tirx.Expr, e: tirx.Expr) -> tirx.Expr:
+        not_tiny = tirx.Select(v >= _number(EXP_LEAST), e, _number(0.0))
+        # NaN compares false, and is NaN with anything added.
+        return tirx.Select(v <= _number(EXP_MOST), not_tiny, v + _number(math.inf))
+
+    return _elementwise(x, in_range, topi.fast_exp(x))
+
+
+def _keeping_nan(fast: _Compute) -> _Compute:
+    def compute(x: te.Tensor) -> te.Tensor:
+        infinite = _number(math.inf)
+        return _elementwise(x, lambda v, e: tirx.Select(v <= infinite, e, v), fast(x))
+
+    return compute
+
+
+def _softmax(x: te.Tensor, axis: int) -> te.Tensor:
+    """``exp(x - max(x)) / sum(exp(x - max(x)))`` along ``axis``."""
+    exponential = _exp(topi.subtract(x, topi.max(x, axis, keepdims=True)))
+    return topi.divide(exponential, topi.sum(exponential, axis, keepdims=True))
+
+
 def _sigmoid(x: te.Tensor) -> te.Tensor:
-    exponential = topi.fast_exp(_elementwise(x, lambda v: -v))
+    exponential = _exp(_elementwise(x, lambda v: -v))
     return _elementwise(exponential, lambda e: _number(1.0) / (_number(1.0) + e))
 
 
@@ -74,9 +100,9 @@ def _gelu_tanh(x: te.Tensor) -> te.Tensor:
 
 
 _COMPUTES: dict[str, _Compute] = {
-    "relax.exp": topi.fast_exp,
-    "relax.tanh": topi.fast_tanh,
-    "relax.erf": topi.fast_erf,
+    "relax.exp": _exp,
+    "relax.tanh": _keeping_nan(topi.fast_tanh),
+    "relax.erf": _keeping_nan(topi.fast_erf),
     "relax.sigmoid": _sigmoid,
     "relax.nn.silu": _silu,
     "relax.nn.gelu": _gelu,
@@ -103,9 +129,7 @@ class _VectorMath(BindingRewriter):
         x = value.args[0]
         if name == "relax.nn.softmax":
             axis = int(value.attrs.axis)
-            call = self.builder.call_te(
-                topi.nn.fast_softmax, x, axis, primfunc_name_hint="vector_softmax"
-            )
+            call = self.builder.call_te(_softmax, x, axis, primfunc_name_hint="vector_softmax")
         else:
             call = self.builder.call_te(_COMPUTES[name], x, primfunc_name_hint=f"vector_{short}")
         return Replacement(call, (), f"{short} as a vector polynomial")

@@ -100,6 +100,7 @@ def compile(
     report.phases = phases.records
     report.passes = runner.records
     report.memory = memory
+    report.warnings = _warnings(report)
     return CompiledModel(
         program=program,
         to_save=executable,
@@ -152,6 +153,18 @@ def _report(imported: ImportedModel, opt_level: str, machine: Description) -> Co
         inputs=[spec.describe() for spec in imported.inputs],
         outputs=[spec.describe() for spec in imported.outputs],
     )
+
+
+def _warnings(report: CompileReport) -> list[str]:
+    """What a user should know of before trusting the speed or the memory figures."""
+    found = [
+        f"kernel {kernel.name} keeps the loops that TVM wrote: {kernel.reason}"
+        for kernel in report.kernels
+        if kernel.source == "as written"
+    ]
+    if report.memory.dynamic:
+        found.append("some buffers have sizes known only at run time: memory is a lower bound")
+    return found
 
 
 def _graph_record(

@@ -19,6 +19,7 @@ from tvm_ext.artifact import (
 from tvm_ext.artifact.manifest import host_architecture
 from tvm_ext.atomic_file import check_writable
 from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.device_buffers import InputBuffers, to_array
 from tvm_ext.errors import RunError, TargetError, reason_of
 from tvm_ext.hardware.description import CpuDescription, Description
 from tvm_ext.hardware.host import host_cpu_features
@@ -84,12 +85,14 @@ class CompiledModel:
             The program failed while it ran, for example for want of memory.
         """
         arrays = check_inputs(self.inputs, inputs)
-        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        machine, buffers = self._virtual_machine()
         use_threads(self._threads)
         with _run_errors():
-            result = self._virtual_machine()["main"](*tensors)
+            result = machine["main"](*buffers.filled(arrays))
         values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-        return {spec.name: value.numpy() for spec, value in zip(self.outputs, values, strict=True)}
+        return {
+            spec.name: to_array(value) for spec, value in zip(self.outputs, values, strict=True)
+        }
 
     def profile(self, inputs: Mapping[str, npt.ArrayLike], repeat: int = 10) -> Profile:
         """Time per kernel, with the ONNX nodes that each call computes.
@@ -107,11 +110,11 @@ class CompiledModel:
             As for ``run``.
         """
         arrays = check_inputs(self.inputs, inputs)
-        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        # TVM cannot take a hook out again, so the machine that has it is not kept.
+        machine, buffers = self._new_machine(), InputBuffers(self._device())
         use_threads(self._threads)
         with _run_errors():
-            # TVM cannot take a hook out again, so the machine that has it is not kept.
-            return profile_run(self._new_machine(), tensors, self.kernel_calls(), repeat)
+            return profile_run(machine, buffers.filled(arrays), self.kernel_calls(), repeat)
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file, atomically; see ``tvm_ext.artifact`` for the format.
@@ -144,20 +147,22 @@ class CompiledModel:
             for origin in kernel.origins
         ]
 
-    def _virtual_machine(self) -> relax.VirtualMachine:
-        """TVM's virtual machine with this program in it; made once a thread.
+    def _virtual_machine(self) -> tuple[relax.VirtualMachine, InputBuffers]:
+        """TVM's virtual machine with this program in it, and its inputs; made once a thread.
 
         A virtual machine has one stack of frames: two threads in the same one crash the process.
         """
-        machine = getattr(self._machines, "machine", None)
-        if machine is None:
-            machine = self._machines.machine = self._new_machine()
-        return machine
+        if not hasattr(self._machines, "machine"):
+            self._machines.machine = self._new_machine()
+            self._machines.buffers = InputBuffers(self._device())
+        return self._machines.machine, self._machines.buffers
 
     def _new_machine(self) -> relax.VirtualMachine:
         self._require_this_machine()
-        device = tvm.cuda() if self._target.kind == "cuda" else tvm.cpu()
-        return relax.VirtualMachine(self._program, device)
+        return relax.VirtualMachine(self._program, self._device())
+
+    def _device(self) -> tvm.runtime.Device:
+        return tvm.cuda() if self._target.kind == "cuda" else tvm.cpu()
 
     def _require_this_machine(self) -> None:
         if self._target.kind == "cuda":

@@ -1,5 +1,6 @@
 """Checks the arrays of a run against what the model expects."""
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -52,22 +53,31 @@ def _check_one(spec: TensorSpec, value: npt.ArrayLike, sizes: dict[str, int]) ->
             f"input '{spec.name}' cannot be read as an array ({error}); expected "
             f"{spec.describe()}: pass a NumPy array"
         ) from error
-    found = f"{array.dtype}{list(array.shape)}"
-    if str(array.dtype) != spec.dtype:
+    if not _is_named(array.dtype, spec.dtype):
         raise InputError(
-            f"input '{spec.name}' is {found}, expected {spec.describe()}: "
+            f"input '{spec.name}' is {_describe(array)}, expected {spec.describe()}: "
             f"convert it with .astype('{spec.dtype}')"
         )
     if array.ndim != len(spec.shape):
         raise InputError(
-            f"input '{spec.name}' is {found} (rank {array.ndim}), expected rank "
+            f"input '{spec.name}' is {_describe(array)} (rank {array.ndim}), expected rank "
             f"{len(spec.shape)}, {spec.describe()}: reshape it"
         )
     for axis, (size, wanted) in enumerate(zip(array.shape, spec.shape, strict=True)):
         expected = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
         if size != expected:
             raise InputError(
-                f"input '{spec.name}' is {found}, expected size {expected} on axis {axis} "
-                f"({spec.describe()}): resize it or compile for this size"
+                f"input '{spec.name}' is {_describe(array)}, expected size {expected} on axis "
+                f"{axis} ({spec.describe()}): resize it or compile for this size"
             )
     return np.ascontiguousarray(array).reshape(array.shape)
+
+
+@functools.cache
+def _is_named(dtype: np.dtype, name: str) -> bool:
+    # Kept, as NumPy takes microseconds to name a dtype, at every input of every run.
+    return str(dtype) == name
+
+
+def _describe(array: np.ndarray) -> str:
+    return f"{array.dtype}{list(array.shape)}"

@@ -7,6 +7,7 @@ from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels, lane_use
 from tvm_ext.relay_passes.pass_log import recording
 
@@ -142,12 +143,59 @@ def test_leaves_alone(mod):
     assert structural_equal(padded(mod), mod)
 
 
-def test_shared_weight_is_padded_for_both_and_left_as_it_was():
-    before = conv_module(19)
-    weight = before["main"].body.blocks[0].bindings[0].value.args[1]
+def test_shared_weight_is_padded_once_and_left_as_it_was():
+    weight = relax.const(np.random.default_rng(5).normal(size=(8, 19)).astype("float32"))
     copy = weight.value.numpy().copy()
-    padded(before)
+    x = relax.Var("x", relax.TensorType((3, 8), "float32"))
+    y = relax.Var("y", relax.TensorType((5, 8), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            products = [builder.emit_output(relax.op.matmul(v, weight)) for v in (x, y)]
+        builder.emit_func_output(relax.Tuple(products))
+    after = padded(builder.get())
+    bindings = after["main"].body.blocks[0].bindings
+    first, second = (binding.value.args[1].fields[1] for binding in bindings)
+    assert first.same_as(second)
+    assert list(map(int, first.ty.shape)) == [8, 32]
     np.testing.assert_array_equal(weight.value.numpy(), copy)
+
+
+def transposed_gemm_module(columns, batch=()):
+    """``relu(transpose(x) @ W / 2 + c)``, which GemmFusion makes a function of."""
+    random = np.random.default_rng(6)
+    axes = [*range(len(batch)), len(batch) + 1, len(batch)]
+    x = relax.Var("x", relax.TensorType((*batch, 8, 5), "float32"))
+    c = relax.Var("c", relax.TensorType((columns,), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, c]):
+        with builder.dataflow():
+            turned = builder.emit(relax.op.permute_dims(x, axes))
+            weight = relax.const(random.normal(size=(8, columns)).astype("float32"))
+            product = builder.emit(relax.op.matmul(turned, weight))
+            half = builder.emit(relax.op.multiply(product, relax.const(0.5)))
+            total = builder.emit(relax.op.add(half, c))
+            result = builder.emit_output(relax.op.nn.relu(total))
+        builder.emit_func_output(result)
+    return GemmFusion()(builder.get())
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+def test_function_of_gemm_fusion(batch):
+    before = transposed_gemm_module(17, batch)
+    after = padded(before)
+    (name,) = kernels(before)
+    assert kernels(after) == [f"{name}_padded"]
+    assert structural_equal(padded(after), after)
+    random = np.random.default_rng(7)
+    x = random.normal(size=(*batch, 8, 5)).astype("float32")
+    c = random.normal(size=17).astype("float32")
+    np.testing.assert_allclose(run(after, x, c), run(before, x, c), rtol=1e-5, atol=1e-5)
+
+
+def test_function_of_gemm_fusion_that_fills_vectors_is_left_alone():
+    before = transposed_gemm_module(32)
+    assert padded(before).same_as(before)
 
 
 def test_second_run_changes_nothing_and_says_what_it_did():
@@ -156,3 +204,33 @@ def test_second_run_changes_nothing_and_says_what_it_did():
     assert [d.applied for d in decisions] == [True]
     assert "19 output channels computed as 32" in decisions[0].reason
     assert structural_equal(padded(once), once)
+
+
+@pytest.mark.parametrize(
+    ("convolve", "x_shape", "w_shape", "options"),
+    [
+        (relax.op.nn.conv1d, (2, 9, 4), (3, 4, 37), {"strides": 2, "padding": 1}),
+        (relax.op.nn.conv3d, (1, 5, 6, 7, 3), (3, 3, 1, 3, 37), {"strides": (1, 2, 1)}),
+    ],
+    ids=["conv1d", "conv3d"],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_other_ranks_and_types(convolve, x_shape, w_shape, options, dtype):
+    data_layout = "N" + "DHW"[-(len(x_shape) - 2) :] + "C"
+    kernel_layout = data_layout[1:-1] + "IO"
+    random = np.random.default_rng(8)
+    x = relax.Var("x", relax.TensorType(x_shape, dtype))
+    weight = relax.const(random.normal(size=w_shape).astype(dtype), dtype)
+    layouts = {"data_layout": data_layout, "kernel_layout": kernel_layout}
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(convolve(x, weight, **options, **layouts))
+        builder.emit_func_output(result)
+    before = builder.get()
+    after = padded(before)
+    assert len(kernels(after)) == 1
+    values = random.normal(size=x_shape).astype(dtype)
+    got, wanted = run(after, values), run(before, values)
+    assert got.dtype == wanted.dtype
+    np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)

@@ -86,6 +86,26 @@ def test_infinite_arguments_saturate():
     np.testing.assert_allclose(sigmoid, [0, 1], atol=1e-30)
 
 
+def test_exp_beyond_its_range():
+    x = np.array([-np.inf, -200, -87.5, 88.5, 200, np.inf], "float32")
+    np.testing.assert_array_equal(
+        run(vectorised(module(relax.op.exp, (6,))), x), [0] * 3 + [np.inf] * 3
+    )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_nan_stays_nan(name):
+    x = np.array([0.5, np.nan, -0.5], "float32")
+    result = run(vectorised(module(FUNCTIONS[name][0], (3,))), x)
+    np.testing.assert_array_equal(np.isnan(result), [False, True, False])
+
+
+def test_softmax_of_nan_and_of_masks_alone_is_nan():
+    x = np.array([[0.0, np.nan], [-np.inf, -np.inf], [0.0, -np.inf]], "float32")
+    after = vectorised(module(lambda v: relax.op.nn.softmax(v, -1), x.shape))
+    np.testing.assert_array_equal(run(after, x), [[np.nan] * 2, [np.nan] * 2, [1.0, 0.0]])
+
+
 def test_fuses_with_what_comes_before_and_after():
     mod = vectorised(module(lambda x: relax.op.nn.relu(relax.op.nn.gelu(relax.op.add(x, x)))))
     mod = tvm.transform.Sequential(

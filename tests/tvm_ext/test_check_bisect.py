@@ -61,6 +61,10 @@ def break_relu(mod: tvm.IRModule) -> tvm.IRModule:
     return tvm.IRModule(functions, attrs=mod.attrs)
 
 
+# VectorMath writes tanh out, and then there is no call of it left to break.
+PLAIN_TANH = ["VectorMath"]
+
+
 def one_percent_more(mod: tvm.IRModule, kernel: str, function: str) -> tvm.IRModule:
     """Multiplies every result of the TIR function ``function`` by 1.01 in kernels named so."""
     functions = {
@@ -120,7 +124,7 @@ def test_a_pass_that_cannot_run_beside_exposed_values_leaves_a_note_and_no_node(
         return one_percent_more(mod, "tanh", "tanh")
 
     user_pass(picky, level="tile")
-    found = check_model(model(), bisect=True).bisection
+    found = check_model(model(), bisect=True, disabled_passes=PLAIN_TANH).bisection
     assert (found.step.names, found.node) == (("picky",), None)
     assert any("two outputs at most" in note for note in found.notes)
 
@@ -142,7 +146,7 @@ def test_a_tile_pass_is_named_with_the_kernel_whose_schedule_it_breaks(user_pass
         return one_percent_more(mod, "tanh", "tanh")
 
     user_pass(break_tile, level="tile")
-    result = check_model(model(), bisect=True)
+    result = check_model(model(), bisect=True, disabled_passes=PLAIN_TANH)
     assert [output.ok for output in result.outputs] == [True, False]
     step = result.bisection.step
     assert (step.names, step.stage) == (("break_tile",), "tile")
@@ -161,7 +165,7 @@ def test_our_own_schedule_of_one_kernel_is_named(monkeypatch):
         return scaled(scheduled, "tanh") if "T.tanh" in func.script() else scheduled, choice
 
     monkeypatch.setattr(select, "schedule_kernel", wrong)
-    step = check_model(model(), bisect=True).bisection.step
+    step = check_model(model(), bisect=True, disabled_passes=PLAIN_TANH).bisection.step
     assert (step.stage, step.kernel, step.kernel_nodes) == ("kernels", "tir_tanh", ("tanh",))
     assert "first step that differs: the schedule of kernel tir_tanh" in step.sentence()
 
@@ -242,9 +246,9 @@ def test_a_difference_like_the_references_own_is_called_rounding(monkeypatch, us
         return {name: values * np.float32(1.02) for name, values in outputs.items()}
 
     user_pass(break_tile, level="tile")
-    assert not rounding_notes(check_model(model(), bisect=True))
+    assert not rounding_notes(check_model(model(), bisect=True, disabled_passes=PLAIN_TANH))
     monkeypatch.setattr(tvm_ext.check.bisect, "run_reference", unstable)
-    result = check_model(model(), bisect=True)
+    result = check_model(model(), bisect=True, disabled_passes=PLAIN_TANH)
     assert result.bisection.reference_spread == pytest.approx(0.02, rel=1e-3)
     assert len(rounding_notes(result)) == 1
 

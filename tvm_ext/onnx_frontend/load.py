@@ -107,8 +107,16 @@ def _require_known_opset(model: onnx.ModelProto, label: str) -> None:
 
 
 def _complete(graph: onnx.GraphProto) -> None:
-    """What ONNX Runtime does without and the checker does not: a name, each output once."""
+    """What ONNX Runtime does without and the checker does not.
+
+    That is a name, each output once, and a type for every inner value that is described.
+    """
     graph.name = graph.name or "graph"
+    typed = [value for value in graph.value_info if value.HasField("type")]
+    if len(typed) < len(graph.value_info):
+        described = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in typed]
+        del graph.value_info[:]
+        graph.value_info.extend(described)
     outputs = {value.name: value for value in reversed(graph.output)}
     if len(outputs) < len(graph.output):
         kept = [outputs.pop(value.name) for value in graph.output if value.name in outputs]
@@ -123,7 +131,7 @@ def _check(model: onnx.ModelProto, label: str) -> None:
         return
     try:
         _check_structure(model)
-        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        _check_types(model)
     except (
         ValueError,
         onnx.checker.ValidationError,
@@ -135,21 +143,71 @@ def _check(model: onnx.ModelProto, label: str) -> None:
         ) from error
 
 
+def _check_types(model: onnx.ModelProto) -> None:
+    """Infers types; where shapes that are written in the model contradict, without those.
+
+    Exporters leave shapes of inner values behind that do not fit any more, and wrong ones on the
+    outputs of loop bodies. ONNX Runtime warns about them and goes by what it infers.
+    """
+    try:
+        _infer_types(model)
+    except onnx.shape_inference.InferenceError:
+        _forget_inner_shapes(model.graph)
+        _infer_types(model)
+
+
+def _infer_types(model: onnx.ModelProto) -> None:
+    """Raises InferenceError when inference fails with the values of shape arithmetic and without.
+
+    With them, ONNX takes a sum of a column and a row of integers for shapes that do not fit.
+    """
+    try:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except onnx.shape_inference.InferenceError:
+        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+
+
+def _forget_inner_shapes(graph: onnx.GraphProto) -> None:
+    inner = list(graph.value_info)
+    for node in graph.node:
+        for subgraph in subgraphs_of(node):
+            inner.extend(subgraph.output)
+            _forget_inner_shapes(subgraph)
+    for value in inner:
+        if value.type.HasField("tensor_type"):
+            value.type.tensor_type.ClearField("shape")
+
+
 def _check_structure(model: onnx.ModelProto) -> None:
-    """The checker wants every input and output to have a shape, which many exporters leave out."""
+    """The checker wants every output to have a type and a shape, which many exporters leave out."""
+    outputs = list(_outputs_of(model.graph))
+    untyped = [value for value in outputs if not value.HasField("type")]
     tensors = [
         value.type.tensor_type
-        for value in (*model.graph.input, *model.graph.output)
+        for value in (*model.graph.input, *outputs)
         if value.type.HasField("tensor_type")
     ]
     shapeless = [tensor for tensor in tensors if not tensor.HasField("shape")]
+    for value in untyped:
+        value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        value.type.tensor_type.shape.SetInParent()
     for tensor in shapeless:
         tensor.shape.SetInParent()
     try:
         onnx.checker.check_model(model)
     finally:
+        for value in untyped:
+            value.ClearField("type")
         for tensor in shapeless:
             tensor.ClearField("shape")
+
+
+def _outputs_of(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
+    """The outputs of a graph and of the bodies of If, Loop and Scan in it."""
+    yield from graph.output
+    for node in graph.node:
+        for subgraph in subgraphs_of(node):
+            yield from _outputs_of(subgraph)
 
 
 def _refuse_nan(graph: onnx.GraphProto, label: str) -> None:

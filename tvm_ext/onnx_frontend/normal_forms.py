@@ -13,6 +13,12 @@ _POOLS = ("AveragePool", "LpPool", "MaxPool")
 # Converters that compute with a float32 constant inside and so take no other type.
 _FLOAT32_OPERATORS = ("Celu", "Elu", "HardSigmoid", "Selu", "Shrink", "ThresholdedRelu")
 
+# Those whose axes are an input, in newer opsets at least.
+_AXES_OPERATORS = (
+    *("Squeeze", "Unsqueeze", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"),
+    *("ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"),
+)
+
 _BROADCAST_OPERATORS = ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub")
 
 # How far a size may be from the scaled one, for scales such as a third in float32.
@@ -134,6 +140,21 @@ def _aligned_operand(node: ir.Node) -> None:
         _same_type_power(node)
 
 
+def _listed_axes(node: ir.Node) -> None:
+    """Axes stored as a scalar, which the specification does not allow and ONNX Runtime takes."""
+    axes = node.inputs[1] if len(node.inputs) > 1 else None
+    if axes is None or axes.const_value is None or node.graph is None:
+        return
+    array = axes.const_value.numpy()
+    if array.ndim:
+        return
+    listed = ir.tensor(array.reshape(1), name=f"{node.name}/axes")
+    constant = ir.node("Constant", [], {"value": listed}, name=f"{node.name}/axes")
+    constant.outputs[0].name = constant.name
+    node.graph.insert_before(node, constant)
+    node.replace_input_with(1, constant.outputs[0])
+
+
 def _reshape_operand(node: ir.Node, shape: list[int]) -> None:
     graph = node.graph
     if graph is None:
@@ -211,5 +232,6 @@ _FORMS: dict[str, Callable[[ir.Node], None]] = {
     "Conv": _explicit_padding,
     **dict.fromkeys(_FLOAT32_OPERATORS, _in_float32),
     **dict.fromkeys(_BROADCAST_OPERATORS, _aligned_operand),
+    **dict.fromkeys(_AXES_OPERATORS, _listed_axes),
     "Resize": _require_exact_resize,
 }

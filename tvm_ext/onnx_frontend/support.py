@@ -43,7 +43,6 @@ _WRONG_IN_TVM: dict[str, Callable[[onnx.NodeProto], bool]] = {
     "BatchNormalization": lambda node: bool(_attribute(node, "training_mode", 0)),
     "ConvTranspose": lambda node: _attribute(node, "output_shape", None) is not None,
     "DequantizeLinear": lambda node: True,
-    "Dropout": lambda node: _extra_outputs(node),
     "DynamicQuantizeLinear": lambda node: True,
     "IsInf": lambda node: (
         not (_attribute(node, "detect_negative", 1) and _attribute(node, "detect_positive", 1))

@@ -13,18 +13,15 @@ from tvm_ext.relay_passes import BUILTIN_PASSES
 _TVM_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
     "AnnotateTIROpPattern": relax.transform.AnnotateTIROpPattern,
     "CanonicalizeBindings": relax.transform.CanonicalizeBindings,
-    "CombineParallelMatmul": relax.transform.CombineParallelMatmul,
     "DeadCodeElimination": relax.transform.DeadCodeElimination,
     "DecomposeOpsForInference": relax.transform.DecomposeOpsForInference,
     "DispatchSampling": relax.backend.DispatchSampling,
     "DispatchSortScan": relax.backend.DispatchSortScan,
     "EliminateCommonSubexpr": relax.transform.EliminateCommonSubexpr,
-    "FastMathTransform": relax.transform.FastMathTransform,
     "FoldConstant": relax.transform.FoldConstant,
     "FuseTIR": relax.transform.FuseTIR,
     "LegalizeOps": relax.transform.LegalizeOps,
     "RewriteDataflowReshape": relax.transform.RewriteDataflowReshape,
-    "ToMixedPrecision": relax.transform.ToMixedPrecision,
 }
 
 

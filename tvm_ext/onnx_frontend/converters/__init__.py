@@ -7,6 +7,7 @@ from typing import Any
 
 from tvm_ext.onnx_frontend.converters.cast import Cast
 from tvm_ext.onnx_frontend.converters.clip import Clip
+from tvm_ext.onnx_frontend.converters.dropout import Dropout
 from tvm_ext.onnx_frontend.converters.gather import Gather
 from tvm_ext.onnx_frontend.converters.hard_activations import HardSwish
 from tvm_ext.onnx_frontend.converters.one_hot import OneHot
@@ -15,6 +16,7 @@ from tvm_ext.onnx_frontend.converters.variadic import Max, Mean, Min, Sum
 CONVERTERS: dict[str, Any] = {
     "Cast": Cast,
     "Clip": Clip,
+    "Dropout": Dropout,
     "Gather": Gather,
     "HardSwish": HardSwish,
     "Max": Max,
