@@ -32,7 +32,7 @@ class ConvBnReluFold:
     that are not finite or too small for the weights' type; a bias on its own. A constant that
     several convolutions share is copied for each.
 
-    Run after / before: after FoldConstant (parameters become constants); before
+    Run after / before: after FoldConstantCalls (parameters become constants); before
     DecomposeOpsForInference (takes batch_norm apart) and before operator fusion.
     """
 

@@ -46,7 +46,7 @@ class GemmFusion:
     unknown shapes where a function would be needed. A constant with several users, or one that
     would overflow or lose bits, is not scaled; the scale then follows the product.
 
-    Run after: FoldConstant. Run before: LegalizeOps and FuseOps.
+    Run after: FoldConstantCalls. Run before: LegalizeOps and FuseOps.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -55,7 +55,7 @@ class LayoutPlanning:
     in a function that is fused already; a module that ConvertLayout cannot handle, or that would
     become slower with it.
 
-    Run after: DecomposeOpsForInference, FoldConstant and fusions that match NCHW operators.
+    Run after: DecomposeOpsForInference, FoldConstantCalls and fusions that match NCHW operators.
     Run before: legalisation.
     """
 

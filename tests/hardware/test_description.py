@@ -87,7 +87,10 @@ def test_read_only_and_hashable(preset):
     ("changes", "message"),
     [
         ({"mcpu": "no-such-cpu"}, "LLVM has no CPU 'no-such-cpu'"),
-        ({"mtriple": "bogus-linux-gnu"}, "is of architecture 'bogus'; expected one of x86_64, aarch64"),
+        (
+            {"mtriple": "bogus-linux-gnu"},
+            "is of architecture 'bogus'; expected one of x86_64, aarch64",
+        ),
         ({"mattr": ("+nosuchfeature",)}, "LLVM has no feature 'nosuchfeature'"),
         ({"mattr": ("avx512f",)}, "expected '\\+avx512f'"),
         ({"vector_bits": 512}, "vector_bits is 512"),

@@ -10,6 +10,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.tirx import Var
 
+from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
 from tvm_ext.relay_passes.pass_log import recording
 
@@ -166,3 +167,21 @@ def test_operators_on_inputs_are_not_lowered(monkeypatch: pytest.MonkeyPatch) ->
 
     FoldConstantCalls()(build(body))
     assert seen == [2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "bool"])
+def test_views_keep_type_and_rank(dtype: str) -> None:
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        one = relax.const(np.ones(1).astype("float32"))
+        cast = emit(relax.op.astype(one, dtype))
+        return [relax.op.reshape(cast, ()), relax.op.exp(x)]
+
+    scalar = fold(build(body))["main"].body.body.fields[0]
+    assert (scalar.ty.ndim, str(scalar.ty.dtype)) == (0, dtype)
+
+
+def test_transposed_scalar_keeps_its_rank() -> None:
+    mod = build(lambda emit, x: [relax.op.add(x, emit(relax.op.permute_dims(relax.const(2.0))))])
+    for step in (FoldConstantCalls(), CancelTransposes()):
+        assert relax.transform.DeadCodeElimination()(step(mod))["main"].ret_ty.ndim == 2
+        assert step(mod)["main"].body.blocks[0].bindings[-1].value.args[1].ty.ndim == 0

@@ -1,0 +1,109 @@
+"""Models that onnx's checker or strict inference refuses, and that ONNX Runtime runs."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+from tvm_ext.errors import ModelError, UnsupportedOperatorError
+
+node = helper.make_node
+X = np.array([-1, 2], np.float32)
+
+
+def tensor(name: str, shape: list | None, elem_type: int = TensorProto.FLOAT):
+    return helper.make_tensor_value_info(name, elem_type, shape)
+
+
+def model_of(nodes, inputs, outputs, stored=None) -> onnx.ModelProto:
+    tensors = [numpy_helper.from_array(np.asarray(a), n) for n, a in (stored or {}).items()]
+    graph = helper.make_graph(nodes, "tiny", inputs, outputs, tensors)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
+def branch(operator: str, output: onnx.ValueInfoProto) -> onnx.GraphProto:
+    return helper.make_graph([node(operator, ["x"], [output.name])], operator, [], [output])
+
+
+def choice(then_output: onnx.ValueInfoProto, else_output: onnx.ValueInfoProto) -> onnx.ModelProto:
+    chosen = node(
+        "If", ["c"], ["y"], then_branch=branch("Neg", then_output),
+        else_branch=branch("Relu", else_output),
+    )  # fmt: skip
+    inputs = [tensor("c", [], TensorProto.BOOL), tensor("x", [2])]
+    return model_of([chosen], inputs, [tensor("y", None)])
+
+
+def assert_chooses(proto: onnx.ModelProto) -> None:
+    compiled = tvm_ext.compile(proto)
+    assert compiled.run({"c": np.array(True), "x": X})["y"].tolist() == [1, -2]
+    assert compiled.run({"c": np.array(False), "x": X})["y"].tolist() == [0, 2]
+
+
+def test_branch_outputs_without_a_type() -> None:
+    untyped = onnx.ValueInfoProto(name="a")
+    proto = choice(untyped, onnx.ValueInfoProto(name="b"))
+    before = proto.SerializeToString()
+    assert_chooses(proto)
+    assert proto.SerializeToString() == before
+
+
+def test_branch_outputs_of_a_wrong_rank() -> None:
+    assert_chooses(choice(tensor("a", [2, 2, 1]), tensor("b", [])))
+
+
+def test_inner_value_of_a_wrong_shape() -> None:
+    nodes = [node("Neg", ["x"], ["a"]), node("Relu", ["a"], ["y"])]
+    proto = model_of(nodes, [tensor("x", [2])], [tensor("y", [2])])
+    proto.graph.value_info.append(tensor("a", [7, 7]))
+    assert tvm_ext.compile(proto).run({"x": X})["y"].tolist() == [1, 0]
+
+
+def test_output_and_inner_value_without_a_type() -> None:
+    nodes = [node("Neg", ["x"], ["a"]), node("Relu", ["a"], ["y"])]
+    proto = model_of(nodes, [tensor("x", [2])], [onnx.ValueInfoProto(name="y")])
+    proto.graph.value_info.append(onnx.ValueInfoProto(name="a"))
+    assert tvm_ext.compile(proto).run({"x": X})["y"].tolist() == [1, 0]
+
+
+def test_column_plus_row_of_integers() -> None:
+    column, row = np.arange(5).reshape(5, 1), np.arange(3)
+    nodes = [
+        node("Unsqueeze", ["flat", "one"], ["column"]),
+        node("Add", ["column", "row"], ["places"]),
+        node("Gather", ["x", "places"], ["y"]),
+    ]
+    stored = {"flat": np.arange(5), "one": np.array([1]), "row": row}
+    proto = model_of(nodes, [tensor("x", [7])], [tensor("y", [5, 3])], stored)
+    x = np.linspace(0, 1, 7, dtype=np.float32)
+    np.testing.assert_array_equal(tvm_ext.compile(proto).run({"x": x})["y"], x[column + row])
+
+
+def test_loop_body_of_a_wrong_shape_is_an_unsupported_loop() -> None:
+    body = helper.make_graph(
+        [node("Identity", ["go"], ["on"]), node("Neg", ["v"], ["w"])],
+        "body",
+        [tensor("n", [], TensorProto.INT64), tensor("go", [], TensorProto.BOOL), tensor("v", [2])],
+        [tensor("on", [], TensorProto.BOOL), tensor("w", [2, 2])],
+    )
+    nodes = [node("Loop", ["count", "", "x"], ["y"], name="again", body=body)]
+    proto = model_of(nodes, [tensor("x", [2])], [tensor("y", [2])], {"count": np.array(3)})
+    with pytest.raises(UnsupportedOperatorError, match=r"Loop \(nodes: again\)"):
+        tvm_ext.compile(proto)
+
+
+def test_types_that_do_not_fit_are_still_refused() -> None:
+    nodes = [node("Add", ["x", "w"], ["y"])]
+    stored = {"w": np.ones(2, np.int64)}
+    proto = model_of(nodes, [tensor("x", [2])], [tensor("y", [2])], stored)
+    with pytest.raises(ModelError, match="is not a valid ONNX model"):
+        tvm_ext.compile(proto)
+
+
+def test_shapes_that_do_not_fit_are_still_refused() -> None:
+    nodes = [node("MatMul", ["x", "w"], ["y"])]
+    stored = {"w": np.ones((3, 4), np.float32)}
+    proto = model_of(nodes, [tensor("x", [2, 5])], [tensor("y", [2, 4])], stored)
+    with pytest.raises(ModelError, match="is not a valid ONNX model"):
+        tvm_ext.compile(proto)
