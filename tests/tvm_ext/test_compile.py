@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
-from onnx import TensorProto, helper, numpy_helper
+from small_models import V, W, assert_mlp, mlp, model, node, rand, value
 
 import tvm_ext
 from tvm_ext.errors import (
@@ -20,49 +20,6 @@ from tvm_ext.errors import (
 )
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.report.records import CompileReport
-
-node = helper.make_node
-
-
-def value(name: str, shape: list, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def model(nodes, inputs, outputs, **weights: np.ndarray) -> onnx.ModelProto:
-    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-def rand(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(dtype)
-
-
-W, V = rand(6, 4), rand(4, 3, seed=1)
-
-
-def mlp(batch: int | str = "N") -> onnx.ModelProto:
-    """z = relu(x @ W) @ V, a = relu(x @ W): the inner value is an output as well."""
-    nodes = [
-        node("MatMul", ["x", "w"], ["m"], name="first"),
-        node("Relu", ["m"], ["a"], name="relu"),
-        node("MatMul", ["a", "v"], ["z"], name="second"),
-    ]
-    outputs = [value("z", [batch, 3]), value("a", [batch, 4])]
-    return model(nodes, [value("x", [batch, 6])], outputs, w=W, v=V)
-
-
-def mlp_reference(x: np.ndarray) -> dict[str, np.ndarray]:
-    hidden = np.maximum(x @ W, 0)
-    return {"z": hidden @ V, "a": hidden}
-
-
-def assert_mlp(compiled: tvm_ext.CompiledModel, x: np.ndarray) -> None:
-    outputs, wanted = compiled.run({"x": x}), mlp_reference(x)
-    assert list(outputs) == ["z", "a"]
-    for name, array in outputs.items():
-        assert array.dtype == np.float32
-        np.testing.assert_allclose(array, wanted[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(scope="module")

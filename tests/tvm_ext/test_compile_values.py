@@ -3,7 +3,8 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from small_models import model, rand, value
 
 import tvm_ext
 from tvm_ext.errors import InputError
@@ -15,20 +16,6 @@ FLOAT, INT64, BOOL, HALF = (
     TensorProto.BOOL,
     TensorProto.FLOAT16,
 )
-
-
-def value(name: str, shape: list, dtype: int = FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def model(nodes, inputs, outputs, **weights: np.ndarray) -> onnx.ModelProto:
-    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-
-
-def rand(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(dtype)
 
 
 def run_one(proto: onnx.ModelProto, opt_level="O3", **inputs) -> dict[str, np.ndarray]:

@@ -3,7 +3,8 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
+from small_models import model, value
 
 import tvm_ext
 from tvm_ext.onnx_frontend import import_model
@@ -12,17 +13,6 @@ from tvm_ext.onnx_frontend.converters import CONVERTERS
 runtime = pytest.importorskip("onnxruntime")
 node = helper.make_node
 INF, NAN = float("inf"), float("nan")
-
-
-def value(name: str, shape: list, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
-
-def model(nodes, inputs, outputs, opset=17, **weights: np.ndarray) -> onnx.ModelProto:
-    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
-    opsets = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
 
 def element_type(array: np.ndarray) -> int:
