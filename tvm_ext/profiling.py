@@ -73,12 +73,23 @@ class Profile:
         for kernel in self.kernels[:limit]:
             table.add_row(
                 kernel.kernel,
-                "\n".join(kernel.origins[:3]) + ("\n..." if len(kernel.origins) > 3 else ""),
+                "\n".join(_shown(kernel.origins)),
                 str(kernel.calls),
                 f"{kernel.microseconds:.1f}",
                 f"{100 * kernel.microseconds / total:.1f} %",
             )
         return table
+
+
+# Exporters write names of several hundred characters; JSON has them whole.
+_NAME_LENGTH = 72
+_NAMES_SHOWN = 3
+
+
+def _shown(origins: Sequence[str]) -> list[str]:
+    cut = [o if len(o) <= _NAME_LENGTH else f"{o[: _NAME_LENGTH - 3]}..." for o in origins]
+    more = len(cut) - _NAMES_SHOWN
+    return cut[:_NAMES_SHOWN] + ([f"({more} more)"] if more > 0 else [])
 
 
 _COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (

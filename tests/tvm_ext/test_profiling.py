@@ -190,7 +190,7 @@ def test_table_shows_shares_and_shortens_many_nodes():
     assert "one run: 55.0 us" in text
     assert "75.0 %" in text
     assert "25.0 %" in text
-    assert "..." in text
+    assert "(1 more)" in text
     assert PROFILE.to_table(limit=1).row_count == 1
 
 
