@@ -5,7 +5,11 @@ A TVM release that moves a name breaks this file and its test, and nothing else.
 
 from tvm.relax.frontend.onnx.onnx_frontend import Cast as OnnxCast
 from tvm.relax.frontend.onnx.onnx_frontend import Gather as OnnxGather
+from tvm.relax.frontend.onnx.onnx_frontend import GatherElements as OnnxGatherElements
+from tvm.relax.frontend.onnx.onnx_frontend import GatherND as OnnxGatherND
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, OnnxOpConverter
+from tvm.relax.frontend.onnx.onnx_frontend import ScatterElements as OnnxScatterElements
+from tvm.relax.frontend.onnx.onnx_frontend import ScatterND as OnnxScatterND
 from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map as onnx_converter_map
 from tvm.relax.frontend.onnx.onnx_frontend import get_constant as onnx_constant
 from tvm.relax.frontend.onnx.onnx_frontend import get_type as onnx_type_name
@@ -15,7 +19,11 @@ __all__ = [
     "ONNXGraphImporter",
     "OnnxCast",
     "OnnxGather",
+    "OnnxGatherElements",
+    "OnnxGatherND",
     "OnnxOpConverter",
+    "OnnxScatterElements",
+    "OnnxScatterND",
     "llvm_codegen",
     "onnx_constant",
     "onnx_converter_map",

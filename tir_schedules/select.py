@@ -8,6 +8,7 @@ from tvm.s_tir import dlight
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
+from tvm_ext.tir_schedules.scope_marks import without_scope_marks
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
 
 # Set on a kernel whose loops are final; TVM's own rules use the same name.
@@ -54,7 +55,8 @@ def schedule_kernels(
         if not isinstance(func, tirx.PrimFunc):
             continue
         name = str(global_var.name_hint)
-        functions[global_var], choices[name] = schedule_kernel(func, machine)
+        unmarked = without_scope_marks(func)
+        functions[global_var], choices[name] = schedule_kernel(unmarked, machine)
     return tvm.IRModule(functions, attrs=mod.attrs), choices
 
 

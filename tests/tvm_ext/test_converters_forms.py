@@ -168,3 +168,17 @@ def test_axes_stored_as_a_scalar(operator: str, opset: int, wanted: tuple) -> No
     proto = model(nodes, [value("x", [2, 1])], outputs, opset, axes=np.array(1, np.int64))
     for found in run(proto, x=np.array([[1], [2]], np.float32)):
         np.testing.assert_array_equal(found["y"], np.array([-1, -2], np.float32).reshape(wanted))
+
+
+def test_a_stored_shape_is_filled_at_compile_time() -> None:
+    nodes = [
+        node("ConstantOfShape", ["shape"], ["zeros"]),
+        node("ScatterElements", ["zeros", "places", "ones"], ["mask"]),
+        node("Add", ["x", "mask"], ["y"]),
+    ]
+    stored = {"shape": np.array([4]), "places": np.array([1, 3]), "ones": np.ones(2, np.float32)}
+    proto = model(nodes, [value("x", [4])], [value("y", [4]), value("zeros", [4])], **stored)
+    assert import_model(proto).prepared_operators == {"Add": 1}
+    for found in run(proto, x=np.arange(4, dtype=np.float32)):
+        np.testing.assert_array_equal(found["y"], [0, 2, 2, 4])
+        np.testing.assert_array_equal(found["zeros"], np.zeros(4))

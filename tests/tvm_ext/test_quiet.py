@@ -63,3 +63,27 @@ def test_a_converter_that_fails(monkeypatch, capfd):
     assert seen == [stdout]
     assert sys.stdout is stdout
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("operator", ["ScatterND", "ScatterElements"])
+def test_a_kernel_that_tvm_warns_about(operator, capfd):
+    places = np.array([[1], [3]]) if operator == "ScatterND" else np.array([1, 3])
+    nodes = [
+        helper.make_node("Neg", ["x"], ["a"]),
+        helper.make_node(operator, ["a", "places", "u"], ["b"]),
+        helper.make_node("Relu", ["b"], ["y"]),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [5]),
+        helper.make_tensor_value_info("u", TensorProto.FLOAT, [2]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5])]
+    stored = [numpy_helper.from_array(places, "places")]
+    graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
+    opsets = [helper.make_opsetid("", 17)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    x, u = np.arange(-2, 3, dtype=np.float32), np.array([7, 8], np.float32)
+    for level in ("O0", "O3"):
+        found = tvm_ext.compile(proto, opt_level=level).run({"x": x, "u": u})["y"]
+        np.testing.assert_array_equal(found, [2, 7, 0, 8, 0])
+    assert capfd.readouterr() == ("", "")

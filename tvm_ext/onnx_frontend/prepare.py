@@ -6,6 +6,7 @@ what was fused and why; and over plain shape inference, which leaves the arithme
 onnxscript's rewriter is left out for the same reason: folding BatchNormalization is a graph pass.
 """
 
+import math
 from collections import Counter
 
 import numpy as np
@@ -77,9 +78,18 @@ def _fold(model: ir.Model) -> None:
             onnx_shape_inference=True,
             input_size_limit=FOLD_INPUT_LIMIT,
             output_size_limit=FOLD_OUTPUT_LIMIT,
+            should_fold=_is_small_fill,
         )
         pruned = common.RemoveUnusedNodesPass()(model)
         if not (folded.modified or pruned.modified):
             break
     # TVM reads a Constant node only when it holds a tensor.
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def _is_small_fill(node: ir.Node) -> bool | None:
+    """Has ConstantOfShape folded, which onnxscript keeps; None leaves the choice to its rules."""
+    if node.op_type != "ConstantOfShape" or node.inputs[0] is None:
+        return None
+    shape = node.inputs[0].const_value
+    return shape is not None and math.prod(map(int, shape.numpy())) <= FOLD_OUTPUT_LIMIT

@@ -10,6 +10,12 @@ from tvm_ext.onnx_frontend.converters.clip import Clip
 from tvm_ext.onnx_frontend.converters.dropout import Dropout
 from tvm_ext.onnx_frontend.converters.gather import Gather
 from tvm_ext.onnx_frontend.converters.hard_activations import HardSwish
+from tvm_ext.onnx_frontend.converters.indexed import (
+    GatherElements,
+    GatherND,
+    ScatterElements,
+    ScatterND,
+)
 from tvm_ext.onnx_frontend.converters.one_hot import OneHot
 from tvm_ext.onnx_frontend.converters.variadic import Max, Mean, Min, Sum
 
@@ -18,10 +24,14 @@ CONVERTERS: dict[str, Any] = {
     "Clip": Clip,
     "Dropout": Dropout,
     "Gather": Gather,
+    "GatherElements": GatherElements,
+    "GatherND": GatherND,
     "HardSwish": HardSwish,
     "Max": Max,
     "Mean": Mean,
     "Min": Min,
     "OneHot": OneHot,
+    "ScatterElements": ScatterElements,
+    "ScatterND": ScatterND,
     "Sum": Sum,
 }

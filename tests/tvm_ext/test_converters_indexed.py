@@ -1,0 +1,63 @@
+"""Gathers and scatters by element and by coordinate: as specified, and never outside their data."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import tvm_ext
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+CASES = {
+    "GatherElements": ({"axis": 1}, [[0, -1], [3, -4], [2, 1]], [4, 4], None),
+    "GatherND": ({}, [[0, 3], [-1, -4]], [3, 4], None),
+    "ScatterElements": ({"axis": 0}, [[0, -1, 2], [1, -3, -2]], [3, 3], (2, 3)),
+    "ScatterND": ({}, [[0, 3], [-1, -4]], [3, 4], (2,)),
+}
+
+
+def case(operator: str, indices: np.ndarray, stored: bool) -> tuple[onnx.ModelProto, dict]:
+    attributes, _, _, update_shape = CASES[operator]
+    feeds = {"x": X, "i": indices}
+    if update_shape is not None:
+        feeds["u"] = 100 + np.arange(np.prod(update_shape), dtype=np.float32).reshape(update_shape)
+    weights = [numpy_helper.from_array(feeds.pop("i"), "i")] if stored else []
+    inputs = [
+        helper.make_tensor_value_info(
+            name, helper.np_dtype_to_tensor_dtype(array.dtype), list(array.shape)
+        )
+        for name, array in feeds.items()
+    ]
+    names = ["x", "i"] + (["u"] if update_shape is not None else [])
+    nodes = [helper.make_node(operator, names, ["y"], **attributes)]
+    outputs = [helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)]
+    graph = helper.make_graph(nodes, "small", inputs, outputs, weights)
+    opsets = [helper.make_opsetid("", 18)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9), feeds
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("operator", CASES)
+def test_inside_as_the_reference(operator: str, stored: bool) -> None:
+    proto, feeds = case(operator, np.array(CASES[operator][1], np.int64), stored)
+    (wanted,) = ReferenceEvaluator(proto).run(None, feeds)
+    for level in ("O0", "O3"):
+        found = tvm_ext.compile(proto, opt_level=level).run(feeds)["y"]
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("far", [3 * 10**9, -3 * 10**9])
+@pytest.mark.parametrize("operator", CASES)
+def test_outside_takes_the_nearest_element(operator: str, far: int, stored: bool) -> None:
+    indices = np.array(CASES[operator][1], np.int64)
+    indices[0, 0] = far
+    nearest = indices.copy()
+    size = CASES[operator][2][0]
+    nearest[0, 0] = size - 1 if far > 0 else -size
+    wanted_of, feeds = case(operator, nearest, True)
+    (wanted,) = ReferenceEvaluator(wanted_of).run(None, {k: feeds[k] for k in feeds if k != "i"})
+    proto, feeds = case(operator, indices, stored)
+    found = tvm_ext.compile(proto).run(feeds)["y"]
+    np.testing.assert_array_equal(found, wanted)

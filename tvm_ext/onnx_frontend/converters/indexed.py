@@ -1,0 +1,83 @@
+"""GatherElements, GatherND, ScatterElements and ScatterND that stay inside their data.
+
+TVM's converters read and write wherever the indices point to: one index beyond the data ends the
+process, or overwrites what lies there. Here it takes the nearest element, as in Gather. (ONNX
+Runtime raises an error for such an index.)
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax, tirx
+
+from tvm_ext.hardware.tvm_compat import (
+    OnnxGatherElements,
+    OnnxGatherND,
+    OnnxScatterElements,
+    OnnxScatterND,
+    onnx_constant,
+)
+
+_Sizes = Callable[[list[int], int, dict], np.ndarray]
+
+
+def _along_axis(shape: list[int], _indices: int, attr: dict) -> np.ndarray:
+    return np.array(shape[attr.get("axis", 0)])
+
+
+def _of_coordinates(shape: list[int], coordinates: int, attr: dict) -> np.ndarray:
+    first = attr.get("batch_dims", 0)
+    return np.array(shape[first : first + coordinates])
+
+
+def _clamping(converter: type, sizes: _Sizes) -> type:
+    """TVM's ``converter`` with indices that are clamped to ``sizes`` beforehand."""
+
+    class Clamping(converter):
+        @classmethod
+        def get_converter(cls, opset: int) -> Callable[..., Any]:
+            convert = super().get_converter(opset)
+
+            def inside(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
+                given = type(inputs)(inputs)
+                given[1] = _clamped(bb, inputs, attr, params, sizes)
+                return convert(bb, given, attr, params)
+
+            return inside
+
+    Clamping.__name__ = converter.__name__
+    Clamping.__doc__ = f"TVM's {converter.__name__} with indices that stay inside of the data."
+    return Clamping
+
+
+def _clamped(
+    bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any, sizes: _Sizes
+) -> relax.Expr:
+    indices = onnx_constant(inputs[1], params)
+    shape, counted = _static_shape(inputs[0]), _static_shape(indices)
+    if shape is None or counted is None:
+        return inputs[1]
+    high = sizes(shape, counted[-1] if counted else 0, attr)
+    dtype = str(indices.ty.dtype)
+    if isinstance(indices, tvm.ir.GenericConst):
+        values = indices.value.numpy()
+        return relax.const(np.clip(values, -high, high - 1).astype(dtype), dtype)
+    low = relax.const((-high).astype(dtype), dtype)
+    above = relax.const((high - 1).astype(dtype), dtype)
+    return bb.normalize(relax.op.minimum(bb.normalize(relax.op.maximum(indices, low)), above))
+
+
+def _static_shape(value: relax.Expr) -> list[int] | None:
+    shape = getattr(value.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    sizes = list(shape.values)
+    return [int(s) for s in sizes] if all(isinstance(s, tirx.IntImm) for s in sizes) else None
+
+
+GatherElements = _clamping(OnnxGatherElements, _along_axis)
+GatherND = _clamping(OnnxGatherND, _of_coordinates)
+ScatterElements = _clamping(OnnxScatterElements, _along_axis)
+ScatterND = _clamping(OnnxScatterND, _of_coordinates)
