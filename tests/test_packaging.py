@@ -171,7 +171,9 @@ def test_an_unpacked_wheel_works_without_the_tree(wheel, tmp_path):
         "import tvm_ext.relay_passes as r; print(pathlib.Path(r.__file__).parts[-4])\n"
     )
     # -S leaves the editable install out; its packages are then found by path.
-    paths = [path for path in sys.path if path and not path.startswith(str(ROOT))]
+    # The environment itself may lie in the tree, as .venv does.
+    paths = [p for p in sys.path if "site-packages" in p or not Path(p).is_relative_to(ROOT)]
+    paths = [path for path in paths if path]
     program = f"import sys; sys.path += {paths!r}\n" + program
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],
