@@ -8,11 +8,13 @@ and activation run where a tile is written back.
 import math
 from dataclasses import dataclass
 
+import tvm
 from tvm import s_tir, tirx
+from tvm.ir import TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.block_access import BlockAccess, access_of
+from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, static_extent
 from tvm_ext.tir_schedules.llvm.inlining import (
     count_calls,
     inline_blocks,
@@ -168,8 +170,10 @@ class RegisterTile:
             outer.append(split)
             rows.append(row)
         reduction = [loops[axis] for axis in access.reduction]
-        # Columns outermost: the operand that they select stays in cache for all rows.
-        outer.insert(0, vector_outer)
+        if _columns_outermost(sch, access, decision, machine):
+            outer.insert(0, vector_outer)
+        else:
+            outer.append(vector_outer)
         sch.reorder(*outer, *reduction, *rows, vector)
         tiles = sch.fuse(*outer) if len(outer) > 1 else outer[0]
         sch.vectorize(vector)
@@ -243,3 +247,24 @@ def _reuse_axes(access: BlockAccess, vector_axis: int) -> list[int]:
         for axis in access.spatial
         if axis != vector_axis and any(strides[axis] == 0 for strides in vectors)
     ]
+
+
+def _columns_outermost(
+    sch: s_tir.Schedule, access: BlockAccess, decision: TileDecision, machine: CpuDescription
+) -> bool:
+    """Whether the operand that the columns select (weights) is too large to stay in cache.
+
+    If so, its part for one tile stays while all rows pass. If not, rows go outermost: a thread then
+    works on one stretch of the rows, and finds what it wrote there in the kernel before.
+    """
+    reads = [r for r in sch.get(access.block).reads if not _same_buffer(sch, access, r)]
+    total = 0
+    for read, strides in zip(reads, access.read_strides, strict=True):
+        if strides[decision.vector_axis] == 1 and not any(strides[a] for a in decision.rows):
+            sizes = [static_extent(size) or 1 for size in read.source.shape]
+            total += math.prod(sizes) * tvm.DataType(str(read.source.dtype)).bits // 8
+    return total > machine.l2_bytes // 2
+
+
+def _same_buffer(sch: s_tir.Schedule, access: BlockAccess, read: TensorRegion) -> bool:
+    return bool(read.source.same_as(sch.get(access.block).writes[0].source))
