@@ -57,6 +57,11 @@ def static_extent(value: object) -> int | None:
     return int(value.value) if isinstance(value, tirx.IntImm) else None
 
 
+def operands_of(stmt: s_tir.SBlock) -> list[TensorRegion]:
+    """The buffers that a block reads, without the accumulator, which it writes as well."""
+    return [read for read in stmt.reads if not read.source.same_as(stmt.writes[0].source)]
+
+
 def access_of(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> BlockAccess | None:
     """The access of a block whose loops are one to one with its iteration variables.
 
@@ -78,7 +83,7 @@ def access_of(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> BlockAcces
         return None
     variables = [iter_var.var for iter_var in iter_vars]
     written = stmt.writes[0]
-    reads = [r for r in stmt.reads if not r.source.same_as(written.source)]
+    reads = operands_of(stmt)
     return BlockAccess(
         block=block,
         name=str(stmt.name_hint),

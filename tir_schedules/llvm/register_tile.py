@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.ir import TensorRegion
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, static_extent
+from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, operands_of, static_extent
 from tvm_ext.tir_schedules.llvm.inlining import (
     count_calls,
     inline_blocks,
@@ -257,14 +256,10 @@ def _columns_outermost(
     If so, its part for one tile stays while all rows pass. If not, rows go outermost: a thread then
     works on one stretch of the rows, and finds what it wrote there in the kernel before.
     """
-    reads = [r for r in sch.get(access.block).reads if not _same_buffer(sch, access, r)]
     total = 0
-    for read, strides in zip(reads, access.read_strides, strict=True):
+    operands = operands_of(sch.get(access.block))
+    for read, strides in zip(operands, access.read_strides, strict=True):
         if strides[decision.vector_axis] == 1 and not any(strides[a] for a in decision.rows):
             sizes = [static_extent(size) or 1 for size in read.source.shape]
             total += math.prod(sizes) * tvm.DataType(str(read.source.dtype)).bits // 8
     return total > machine.l2_bytes // 2
-
-
-def _same_buffer(sch: s_tir.Schedule, access: BlockAccess, read: TensorRegion) -> bool:
-    return bool(read.source.same_as(sch.get(access.block).writes[0].source))
