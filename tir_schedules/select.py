@@ -8,6 +8,7 @@ from tvm.s_tir import dlight
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
+from tvm_ext.tir_schedules.packing import CONSTANTS_ATTRIBUTE, PackedOperand, packed_operand
 from tvm_ext.tir_schedules.scope_marks import without_scope_marks
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
 
@@ -37,12 +38,15 @@ class ScheduleChoice:
         Why this one.
     refusals : tuple[str, ...]
         "template: reason" for each that was asked before and declined.
+    packed : PackedOperand or None
+        The constant parameter that the kernel now expects packed.
     """
 
     schedule: str
     source: str
     reason: str
     refusals: tuple[str, ...] = ()
+    packed: PackedOperand | None = None
 
 
 def schedule_kernels(
@@ -75,7 +79,7 @@ def schedule_kernel(func: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFun
         if isinstance(scheduled, NotMine):
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
-        return _finished(scheduled, func), _choice(template, refusals)
+        return _finished(scheduled, func), _choice(template, refusals, packed_operand(scheduled))
     return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
 
 
@@ -89,15 +93,19 @@ def _apply(template: Template, func: tirx.PrimFunc, machine: Machine) -> s_tir.S
         return NotMine(reason.removeprefix("Error message: ")[:200])
 
 
-def _choice(template: Template, refusals: list[str]) -> ScheduleChoice:
+def _choice(
+    template: Template, refusals: list[str], packed: PackedOperand | None
+) -> ScheduleChoice:
     last_resort = template is CPU_TEMPLATES[-1]
     source = "generic" if last_resort else "template"
     reason = "no template takes it" if last_resort else "first template that takes it"
-    return ScheduleChoice(template.name, source, reason, tuple(refusals))
+    return ScheduleChoice(template.name, source, reason, tuple(refusals), packed)
 
 
 def _finished(sch: s_tir.Schedule, func: tirx.PrimFunc) -> tirx.PrimFunc:
     scheduled = sch.mod["main"].with_attr(SCHEDULED_ATTRIBUTE, True)
+    if CONSTANTS_ATTRIBUTE in scheduled.attrs:
+        scheduled = scheduled.without_attr(CONSTANTS_ATTRIBUTE)
     symbol = func.attrs.get("global_symbol") if func.attrs is not None else None
     return scheduled.with_attr("global_symbol", symbol) if symbol is not None else scheduled
 

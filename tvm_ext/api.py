@@ -16,6 +16,7 @@ from tvm_ext.compiler.graph_facts import operator_counts, require_lowered
 from tvm_ext.compiler.kernel_calls import FusionObserver, kernel_calls
 from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.memory import plan_memory
+from tvm_ext.compiler.packed_weights import mark_constant_parameters, pack_weights
 from tvm_ext.errors import BuildError, TvmExtError, reason_of
 from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
 from tvm_ext.hardware.roofline import cost_model
@@ -85,7 +86,8 @@ def compile(
             require_lowered(kernels, imported.name)
             kernels = runner.run(pipeline.schedule, kernels)
         with phases.timed("schedule"):
-            scheduled, choices = schedule_kernels(kernels, machine)
+            scheduled, choices = schedule_kernels(mark_constant_parameters(kernels), machine)
+            scheduled = pack_weights(scheduled, choices)
             scheduled = runner.run(pipeline.tile, scheduled)
         with phases.timed("memory"):
             planned, memory = plan_memory(scheduled)

@@ -26,6 +26,7 @@ from tvm_ext.tir_schedules.llvm.loop_nest import (
     schedule_data_parallel,
     vector_length,
 )
+from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 # Accumulators that keep the multiply-add units busy: latency times units, doubled for comfort.
@@ -126,6 +127,7 @@ class RegisterTile:
         anchor = access.block
         others = [block for block in blocks if not sch.get(block).same_as(sch.get(anchor))]
         write_back = self._write_back_block(sch, anchor, access)
+        _pack_columns(sch, access, decision)
         tile_loop = self._tile(sch, access, decision, machine)
         moved = self._place_write_back(sch, write_back, tile_loop, machine, dtype)
         for block in others:
@@ -220,6 +222,15 @@ class RegisterTile:
             return
         dtype = str(sch.get(block).writes[0].source.dtype)
         schedule_data_parallel(sch, access, machine, dtype, count_calls(sch.get(block).body))
+
+
+def _pack_columns(sch: s_tir.Schedule, access: BlockAccess, decision: TileDecision) -> None:
+    """Packs constant operands that only the columns select (weights) by tiles."""
+    for index, strides in enumerate(access.read_strides):
+        along = {axis for axis in access.spatial if strides[axis] != 0}
+        if along == {decision.vector_axis}:
+            pack_operand(sch, access.block, index, decision.vector_axis, decision.columns)
+            return
 
 
 def _result_count(access: BlockAccess) -> int:

@@ -1,0 +1,104 @@
+"""Weights in the order in which a kernel reads them, rearranged while compiling.
+
+A tile of a matrix product reads a few columns of each row of the weights: from memory in rows, a
+piece here and a piece there, each in a page of its own. Packed, what a tile reads is one stretch.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV
+
+from tvm_ext.tir_schedules.block_access import operands_of, static_extent
+
+# On a kernel: which of its parameters are constants in every call.
+CONSTANTS_ATTRIBUTE = "tvm_ext.constant_parameters"
+_PACKED_ANNOTATION = "tvm_ext.packed_operand"
+
+
+@dataclass(frozen=True)
+class PackedOperand:
+    """A parameter of a kernel whose array is cut into pieces along one axis.
+
+    Attributes
+    ----------
+    parameter : int
+        Position among the kernel's parameters.
+    axis : int
+        Axis of the original array that is cut; its size is a multiple of ``block``.
+    block : int
+        Elements of a piece along it: they become the innermost axis, and the number of the piece
+        the outermost.
+    """
+
+    parameter: int
+    axis: int
+    block: int
+
+    def pack(self, array: np.ndarray) -> np.ndarray:
+        """The array as the kernel reads it: ``[size / block, other axes..., block]``."""
+        shape = array.shape
+        pieces = shape[self.axis] // self.block
+        cut = array.reshape(*shape[: self.axis], pieces, self.block, *shape[self.axis + 1 :])
+        moved = np.moveaxis(cut, (self.axis, self.axis + 1), (0, -1))
+        return np.ascontiguousarray(moved)
+
+
+def pack_operand(
+    sch: s_tir.Schedule, block: SBlockRV, read_index: int, variable: int, size: int
+) -> bool:
+    """Packs what ``block`` reads by pieces of ``size`` iterations of one iteration variable.
+
+    False, and nothing is changed, when the buffer is not a constant parameter that only ``block``
+    reads, or when the variable is not the plain index of one of its axes.
+    """
+    stmt = sch.get(block)
+    func = sch.mod["main"]
+    region = operands_of(stmt)[read_index]
+    parameter = _constant_parameter(func, region.source)
+    axis = _axis_of(region, stmt.iter_vars[variable].var)
+    if parameter is None or axis is None or size < 2:
+        return False
+    extent = static_extent(region.source.shape[axis])
+    if extent is None or extent % size or extent == size:
+        return False
+    position = next(i for i, read in enumerate(stmt.reads) if read.source.same_as(region.source))
+
+    def packed(*indices: Any) -> tuple[Any, ...]:
+        others = [index for i, index in enumerate(indices) if i != axis]
+        return (indices[axis] // size, *others, indices[axis] % size)
+
+    sch.transform_layout(block, ("read", position), packed)
+    sch.annotate(block, _PACKED_ANNOTATION, [parameter, axis, size])
+    return True
+
+
+def packed_operand(sch: s_tir.Schedule) -> PackedOperand | None:
+    """What was packed in a scheduled kernel, None if nothing."""
+    for block in sch.get_child_blocks(sch.get_sblock("root")):
+        annotations = sch.get(block).annotations
+        if _PACKED_ANNOTATION in annotations:
+            return PackedOperand(*(int(value) for value in annotations[_PACKED_ANNOTATION]))
+    return None
+
+
+def _constant_parameter(func: tirx.PrimFunc, buffer: tirx.Buffer) -> int | None:
+    constants = func.attrs.get(CONSTANTS_ATTRIBUTE) if func.attrs is not None else None
+    for position in constants or ():
+        if func.params[int(position)].same_as(buffer):
+            return int(position)
+    return None
+
+
+def _axis_of(region: Any, variable: tirx.Var) -> int | None:
+    """The only axis whose index is the variable itself; None when it appears anywhere else."""
+    axes = [
+        axis
+        for axis, dim in enumerate(region.region)
+        if any(v.same_as(variable) for v in tirx.analysis.undefined_vars(dim.min))
+    ]
+    if len(axes) != 1 or not region.region[axes[0]].min.same_as(variable):
+        return None
+    return axes[0]

@@ -1,0 +1,96 @@
+"""Constants that kernels read: marks them for the templates, packs them as the templates ask."""
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import GenericConst
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.compiler.graph_facts import relax_bindings
+from tvm_ext.tir_schedules.packing import CONSTANTS_ATTRIBUTE, PackedOperand
+from tvm_ext.tir_schedules.select import ScheduleChoice
+
+_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+
+
+def mark_constant_parameters(mod: tvm.IRModule) -> tvm.IRModule:
+    """Notes on every kernel which of its parameters are constants wherever it is called.
+
+    A kernel that some other function or kernel names as well, not in a call, gets no note.
+    """
+    always: dict[str, set[int]] = {}
+    for binding in relax_bindings(mod):
+        call = binding.value
+        if not isinstance(call, relax.Call) or not _CALL_TIR.same_as(call.op):
+            continue
+        constant = {
+            position
+            for position, argument in enumerate(call.args[1].fields)
+            if isinstance(argument, GenericConst)
+        }
+        name = str(call.args[0].name_hint)
+        always[name] = always.get(name, constant) & constant
+    functions = dict(mod.functions.items())
+    for global_var, func in mod.functions.items():
+        positions = sorted(always.get(str(global_var.name_hint), ()))
+        if isinstance(func, tirx.PrimFunc) and positions:
+            functions[global_var] = func.with_attr(CONSTANTS_ATTRIBUTE, positions)
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def pack_weights(mod: tvm.IRModule, choices: Mapping[str, ScheduleChoice]) -> tvm.IRModule:
+    """``mod`` with each constant in the order in which its kernel reads it.
+
+    ``choices`` says by kernel name how each kernel was scheduled.
+    """
+    packed = {name: choice.packed for name, choice in choices.items() if choice.packed is not None}
+    if not packed:
+        return mod
+    # A kernel's name carries the types of its parameters: a packed one gets a new name object.
+    others = {v: f for v, f in mod.functions.items() if str(v.name_hint) not in packed}
+    packer = _WeightPacker(tvm.IRModule(others, attrs=mod.attrs), packed)
+    for global_var, func in mod.functions.items():
+        if str(global_var.name_hint) in packed:
+            packer.add_kernel(str(global_var.name_hint), func)
+    for global_var, func in others.items():
+        if isinstance(func, relax.Function):
+            packer.builder_.update_func(global_var, packer.visit_expr(func))
+    return packer.builder_.get()
+
+
+@mutator
+class _WeightPacker(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, packed: Mapping[str, PackedOperand]) -> None:
+        super().__init__(mod)
+        self.packed = packed
+        self.kernels: dict[str, tvm.ir.GlobalVar] = {}
+        self.constants: dict[tuple[GenericConst, int, int], relax.Expr] = {}
+
+    def add_kernel(self, name: str, func: tirx.PrimFunc) -> None:
+        self.kernels[name] = self.builder_.add_func(func, name)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if not _CALL_TIR.same_as(call.op):
+            return super().visit_call_(call)
+        name = str(call.args[0].name_hint)
+        operand = self.packed.get(name)
+        if operand is None:
+            return super().visit_call_(call)
+        arguments = list(call.args[1].fields)
+        arguments[operand.parameter] = self._pack(arguments[operand.parameter], operand)
+        changed = relax.Call(
+            call.op,
+            [self.kernels[name], relax.Tuple(arguments), *call.args[2:]],
+            call.attrs,
+            call.ty_args,
+            call.span,
+        )
+        return super().visit_call_(changed)
+
+    def _pack(self, constant: GenericConst, operand: PackedOperand) -> relax.Expr:
+        key = (constant, operand.axis, operand.block)
+        if key not in self.constants:
+            array = operand.pack(constant.value.numpy())
+            self.constants[key] = relax.const(array, str(constant.value.dtype))
+        return self.constants[key]
