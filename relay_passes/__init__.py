@@ -10,21 +10,29 @@ from typing import Any
 
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
+from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
+from tvm_ext.relay_passes.delay_reshapes import DelayReshapes
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
+from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
 from tvm_ext.relay_passes.inherit_origins import InheritOrigins
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 from tvm_ext.relay_passes.vector_math import VectorMath
+from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
 BUILTIN_PASSES: tuple[Any, ...] = (
     FoldConstantCalls,
     ConvBnReluFold,
+    ConvTransposeToConv,
     GemmFusion,
     LayoutPlanning,
     CancelTransposes,
+    GroupedConvolution,
+    DelayReshapes,
+    WinogradConvolution,
     PadOutputChannels,
     VectorMath,
     InheritOrigins,
@@ -35,11 +43,15 @@ __all__ = [
     "BUILTIN_PASSES",
     "CancelTransposes",
     "ConvBnReluFold",
+    "ConvTransposeToConv",
+    "DelayReshapes",
     "FoldConstantCalls",
     "FuseOperators",
     "GemmFusion",
+    "GroupedConvolution",
     "InheritOrigins",
     "LayoutPlanning",
     "PadOutputChannels",
     "VectorMath",
+    "WinogradConvolution",
 ]

@@ -1,6 +1,6 @@
 """Moves cheap data-parallel blocks of a kernel into the blocks that use them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tvm
@@ -20,8 +20,8 @@ _CHILDREN = (
 _CHILD_LISTS = ("args", "indices", "seq")
 
 
-def inline_blocks(sch: s_tir.Schedule) -> None:
-    """Inlines every data-parallel block whose work is not repeated by doing so.
+def inline_blocks(sch: s_tir.Schedule, keep: Callable[[SBlockRV], bool] = lambda _: False) -> None:
+    """Inlines every data-parallel block whose work is not repeated by doing so, but for ``keep``.
 
     A block that is read many times, by a reduction (padding, an exponential) or where its result
     is broadcast, stays a block of its own when it branches or calls a function: inlined, it would
@@ -29,7 +29,7 @@ def inline_blocks(sch: s_tir.Schedule) -> None:
     """
     # To the end of each round before the next: from the start again after every block, long
     # chains take time that grows with their square.
-    while any([_inline_one(sch, block) for block in kernel_blocks(sch)]):
+    while any([not keep(block) and _inline_one(sch, block) for block in kernel_blocks(sch)]):
         pass
 
 

@@ -132,7 +132,7 @@ class RegisterTile:
         moved = self._place_write_back(sch, write_back, tile_loop, machine, dtype)
         for block in others:
             if not (moved and sch.get(block).same_as(sch.get(write_back))):
-                self._schedule_beside(sch, block, machine)
+                schedule_beside(sch, block, machine)
         return sch
 
     def _write_back_block(
@@ -214,14 +214,14 @@ class RegisterTile:
             sch.unroll(row)
         return True
 
-    def _schedule_beside(
-        self, sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription
-    ) -> None:
-        access = access_of(sch, block)
-        if access is None or not is_data_parallel(sch, block):
-            return
-        dtype = str(sch.get(block).writes[0].source.dtype)
-        schedule_data_parallel(sch, access, machine, dtype, count_calls(sch.get(block).body))
+
+def schedule_beside(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:
+    """A loop nest of its own for a data-parallel block that could not move into the anchor's."""
+    access = access_of(sch, block)
+    if access is None or not is_data_parallel(sch, block):
+        return
+    dtype = str(sch.get(block).writes[0].source.dtype)
+    schedule_data_parallel(sch, access, machine, dtype, count_calls(sch.get(block).body))
 
 
 def _pack_columns(sch: s_tir.Schedule, access: BlockAccess, decision: TileDecision) -> None:

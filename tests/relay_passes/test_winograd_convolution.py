@@ -1,0 +1,171 @@
+"""Before and after IR, numbers, and refusals of WinogradConvolution."""
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax, te, tirx
+from tvm_ffi import structural_equal
+
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.winograd_compute import transformed_weights, winograd_convolution
+from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
+from tvm_ext.relay_passes.winograd_cost import WinogradWork
+
+AVX512 = resolve_target("avx512").tvm_target()
+
+
+def conv_module(
+    side=56, inputs=64, outputs=64, kernel=3, batch=1, constant=True, dtype="float32", **attrs
+):
+    random = np.random.default_rng(0)
+    x = relax.Var("x", relax.TensorType((batch, side, side, inputs), dtype))
+    groups = attrs.get("groups", 1)
+    weights = random.normal(size=(kernel, kernel, inputs // groups, outputs)).astype(dtype)
+    w = relax.const(weights) if constant else relax.Var("w", relax.TensorType(weights.shape, dtype))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x] if constant else [x, w]):
+        with builder.dataflow():
+            conv = builder.emit(
+                relax.op.nn.conv2d(
+                    x,
+                    w,
+                    padding=attrs.pop("padding", 1),
+                    data_layout="NHWC",
+                    kernel_layout="HWIO",
+                    **attrs,
+                )
+            )
+            result = builder.emit_output(relax.op.nn.relu(conv))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def rewritten(mod):
+    with AVX512:
+        return tvm.transform.Sequential([WinogradConvolution()])(mod)
+
+
+def kernels(mod):
+    return [str(g.name_hint) for g, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)]
+
+
+def run(mod, *arrays):
+    lowered = relax.transform.LegalizeOps()(mod)
+    vm = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
+    return vm["main"](*(tvm.runtime.tensor(a) for a in arrays)).numpy()
+
+
+def direct(x, w, padding):
+    """The convolution in float64."""
+    top, left, bottom, right = padding
+    wide = np.pad(x.astype("float64"), [(0, 0), (top, bottom), (left, right), (0, 0)])
+    height, width = wide.shape[1] - 2, wide.shape[2] - 2
+    return sum(
+        wide[:, i : i + height, j : j + width] @ w[i, j].astype("float64")
+        for i in range(3)
+        for j in range(3)
+    )
+
+
+def test_rewritten_once_with_equal_numbers():
+    mod = conv_module()
+    after = rewritten(mod)
+    assert kernels(after) == ["winograd_conv2d"]
+    assert relax.analysis.check_well_formed(after)
+    assert structural_equal(rewritten(after), after)
+    x = np.random.default_rng(1).normal(size=(1, 56, 56, 64)).astype("float32")
+    want, found = run(mod, x), run(after, x)
+    assert np.abs(found - want).max() < 2e-5 * np.abs(want).max()
+
+
+def test_what_follows_joins_the_kernel():
+    with AVX512:
+        steps = [
+            WinogradConvolution(),
+            relax.transform.LegalizeOps(),
+            relax.transform.AnnotateTIROpPattern(),
+            relax.transform.FuseOps(),
+            relax.transform.FuseTIR(),
+        ]
+        fused = tvm.transform.Sequential(steps)(conv_module())
+    assert kernels(fused) == ["fused_winograd_conv2d_relu"]
+
+
+def test_shared_weights_are_transformed_once():
+    mod = conv_module()
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType((1, 56, 56, 64), "float32"))
+    weights = relax.const(np.ones((3, 3, 64, 64), "float32"))
+    attrs = {"padding": 1, "data_layout": "NHWC", "kernel_layout": "HWIO"}
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            first = builder.emit(relax.op.nn.conv2d(x, weights, **attrs))
+            second = builder.emit_output(relax.op.nn.conv2d(first, weights, **attrs))
+        builder.emit_func_output(second)
+    after = rewritten(builder.get())
+    assert kernels(after) == ["winograd_conv2d"]
+    constants = {hash(b.value.args[1].fields[1]) for b in after["main"].body.blocks[0].bindings}
+    assert len(constants) == 1
+    assert kernels(mod) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"constant": False}, "not constant"),
+        ({"dtype": "float16"}, "float16"),
+        ({"side": 4, "inputs": 512, "outputs": 512}, "modelled"),
+        ({"inputs": 3}, "modelled"),
+    ],
+)
+def test_near_matches_are_refused_with_the_reason(changes, reason):
+    mod = conv_module(**changes)
+    with recording() as log:
+        assert structural_equal(rewritten(mod), mod)
+    (refusal,) = log
+    assert not refusal.applied
+    assert reason in refusal.reason
+
+
+@pytest.mark.parametrize(
+    "changes", [{"strides": 2}, {"dilation": 2}, {"groups": 4}, {"kernel": 5}, {"kernel": 1}]
+)
+def test_other_convolutions_are_left_without_a_word(changes):
+    mod = conv_module(**changes)
+    with recording() as log:
+        assert structural_equal(rewritten(mod), mod)
+    assert not log
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(1, 2),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(1, 5),
+    st.integers(1, 5),
+    st.tuples(*(st.integers(0, 2) for _ in range(4))),
+)
+def test_any_size_and_padding(batch, height, width, inputs, outputs, padding):
+    if height + padding[0] + padding[2] < 3 or width + padding[1] + padding[3] < 3:
+        return
+    random = np.random.default_rng(0)
+    x = random.normal(size=(batch, height, width, inputs)).astype("float32")
+    w = random.normal(size=(3, 3, inputs, outputs)).astype("float32")
+    u = transformed_weights(w, outputs + 3)
+    data, weights = te.placeholder(x.shape, "float32"), te.placeholder(u.shape, "float32")
+    result = winograd_convolution(data, weights, padding, outputs)
+    kernel = tvm.compile(te.create_prim_func([data, weights, result]), target="llvm")
+    want = direct(x, w, padding)
+    found = tvm.runtime.tensor(np.zeros(want.shape, "float32"))
+    kernel(tvm.runtime.tensor(x), tvm.runtime.tensor(u), found)
+    assert np.abs(found.numpy() - want).max() <= 3e-5 * max(np.abs(want).max(), 1.0)
+
+
+def test_work_counts_cut_tiles():
+    work = WinogradWork.of(2, (5, 8), 16, 32)
+    assert work.tiles == 2 * 2 * 2
+    assert work.weight_bytes == 4 * 36 * 16 * 32

@@ -1,0 +1,128 @@
+"""Winograd kernels: decisions, structure, numbers on sizes that are not round."""
+
+import numpy as np
+import pytest
+import tvm
+from lowering import assert_same, f32, kernel_of, loops_of, run
+from machines import GPU, MACHINE, NARROW
+from tvm import relax, s_tir, te, tirx, topi
+
+from tvm_ext.hardware.host import host_description
+from tvm_ext.relay_passes import winograd_compute
+from tvm_ext.tir_schedules.llvm import winograd
+from tvm_ext.tir_schedules.llvm.register_tile import vector_registers
+from tvm_ext.tir_schedules.llvm.winograd import (
+    Winograd,
+    WinogradDecision,
+    WinogradShape,
+    decide_winograd,
+)
+from tvm_ext.tir_schedules.template import NotMine
+
+
+def kernel(
+    height: int,
+    width: int,
+    inputs: int,
+    outputs: int,
+    batch: int = 1,
+    kept: int | None = None,
+    epilogue: bool = True,
+) -> tirx.PrimFunc:
+    x = te.placeholder((batch, height, width, inputs), "float32", "x")
+    u = te.placeholder((36, inputs, outputs), "float32", "u")
+    y = winograd_compute.winograd_convolution(x, u, (1, 1, 1, 1), kept or outputs)
+    if not epilogue:
+        return te.create_prim_func([x, u, y])
+    bias = te.placeholder((kept or outputs,), "float32", "bias")
+    result = topi.nn.relu(topi.add(y, bias))
+    return te.create_prim_func([x, u, bias, result])
+
+
+def scheduled(func: tirx.PrimFunc, decision: WinogradDecision | None = None) -> tirx.PrimFunc:
+    sch = Winograd().apply(func, MACHINE, decision)
+    assert isinstance(sch, s_tir.Schedule), sch
+    return sch.mod["main"]
+
+
+def test_the_pass_and_the_template_use_the_same_words() -> None:
+    assert winograd_compute.STAGE_ANNOTATION == winograd.STAGE_ANNOTATION
+
+
+CASES = {
+    "even": kernel(8, 8, 16, 32),
+    "odd": kernel(7, 13, 12, 24),
+    "cropped": kernel(5, 6, 8, 16, kept=11),
+    "batch": kernel(9, 4, 16, 16, batch=2),
+    "long rows": kernel(6, 75, 16, 32),
+    "plain": kernel(6, 6, 4, 32, epilogue=False),
+}
+
+
+def test_numbers() -> None:
+    machine = host_description()
+    found = {}
+    for name, func in CASES.items():
+        sch = Winograd().apply(func, machine)
+        assert isinstance(sch, s_tir.Schedule), sch
+        found[name] = sch.mod["main"]
+    for decided in ((1, 2), (2, 4), None):
+        sch = Winograd().apply(CASES["odd"], machine, WinogradDecision((1, 2), 8, decided))
+        assert isinstance(sch, s_tir.Schedule), sch
+        found[f"odd {decided}"] = sch.mod["main"]
+    results = run(found)
+    wanted = run(CASES)
+    for name in found:
+        assert_same(wanted[name.split(" (")[0].removesuffix(" None")], results[name], name)
+
+
+@pytest.mark.parametrize("machine", [MACHINE, NARROW], ids=lambda m: m.name)
+@pytest.mark.parametrize("tiles", [(14, 14), (7, 7), (4, 4), (19, 23), (1, 37), (2, 2)])
+@pytest.mark.parametrize("channels", [16, 64, 96, 512])
+def test_register_tile_fits(machine, tiles, channels) -> None:
+    shape = WinogradShape(1, *tiles, channels, channels)
+    decision = decide_winograd(shape, machine)
+    vectors = max(1, decision.columns // machine.vector_lanes("float32"))
+    rows = decision.rows[0] * decision.rows[1]
+    assert rows * vectors + vectors + 1 <= vector_registers(machine)
+    assert channels % decision.columns == 0
+    if decision.blocks is not None:
+        assert 2 * decision.blocks[0] * decision.blocks[1] >= rows
+
+
+def test_large_weights_are_read_once() -> None:
+    assert decide_winograd(WinogradShape(1, 4, 4, 512, 512), MACHINE).blocks is None
+    assert decide_winograd(WinogradShape(1, 56, 56, 64, 64), MACHINE).blocks is not None
+
+
+def test_structure() -> None:
+    loops = loops_of(scheduled(kernel(224, 224, 32, 32)))
+    assert [loop.kind for loop in loops].count("parallel") == 1
+    assert {loop.extent for loop in loops if loop.kind == "vectorized"} == {16, 32}
+
+
+def test_stages_apart_have_a_parallel_loop_each() -> None:
+    func = scheduled(kernel(28, 28, 256, 256), WinogradDecision((1, 7), 32, None))
+    assert [loop.kind for loop in loops_of(func)].count("parallel") == 3
+
+
+def test_not_mine() -> None:
+    func = kernel_of(relax.op.matmul, f32(8, 8), f32(8, 8))
+    refusal = Winograd().apply(func, MACHINE)
+    assert isinstance(refusal, NotMine)
+    assert "stages" in refusal.reason
+    on_gpu = Winograd().apply(CASES["even"], GPU)
+    assert isinstance(on_gpu, NotMine)
+
+
+def test_an_epilogue_in_another_order_keeps_its_own_loops() -> None:
+    x = te.placeholder((1, 8, 8, 16), "float32", "x")
+    u = te.placeholder((36, 16, 16), "float32", "u")
+    y = winograd_compute.winograd_convolution(x, u, (1, 1, 1, 1), 16)
+    func = te.create_prim_func([x, u, topi.transpose(y, (0, 3, 1, 2))])
+    sch = Winograd().apply(func, host_description())
+    assert isinstance(sch, s_tir.Schedule), sch
+    results = run({"plain": func, "scheduled": sch.mod["main"]})
+    assert_same(results["plain"], results["scheduled"], "transposed")
+    assert np.abs(results["plain"][-1]).max() > 0
+    assert isinstance(sch.mod, tvm.IRModule)

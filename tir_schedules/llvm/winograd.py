@@ -1,0 +1,290 @@
+"""Winograd convolution: both transforms and the products of a few tiles while they are in cache.
+
+The kernel consists of blocks that are annotated with their part in the algorithm: input_tile,
+input_rows, input_transform, products, output_rows, output; elementwise blocks may follow.
+"""
+
+import math
+from dataclasses import dataclass
+
+from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.block_access import access_of, operands_of, static_extent
+from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.llvm.loop_nest import largest_divisor, parallelize, vector_length
+from tvm_ext.tir_schedules.llvm.register_tile import (
+    ENOUGH_ACCUMULATORS,
+    rows_with_rest,
+    schedule_beside,
+    vector_registers,
+)
+from tvm_ext.tir_schedules.packing import pack_operand
+from tvm_ext.tir_schedules.template import Machine, NotMine
+
+STAGE_ANNOTATION = "tvm_ext.winograd"
+STAGES = (
+    "input_tile",
+    "input_rows",
+    "input_transform",
+    "products",
+    "output_rows",
+    "output",
+)
+_OUTPUT_TILE, _POSITIONS = 4, 36
+
+
+@dataclass(frozen=True)
+class WinogradShape:
+    """Extents of the products: tiles by image, row and column, and channels."""
+
+    images: int
+    tile_rows: int
+    tile_columns: int
+    inputs: int
+    outputs: int
+
+    @property
+    def tiles(self) -> int:
+        """All tiles."""
+        return self.images * self.tile_rows * self.tile_columns
+
+    @property
+    def tile_bytes(self) -> int:
+        """Transformed inputs and products of one tile, float32."""
+        return 4 * _POSITIONS * (self.inputs + self.outputs)
+
+
+@dataclass(frozen=True)
+class WinogradDecision:
+    """How the work is cut.
+
+    Attributes
+    ----------
+    rows : tuple[int, int]
+        Tiles, along their rows and columns, that are the rows of one register tile.
+    columns : int
+        Output channels of a register tile.
+    blocks : tuple[int, int] or None
+        Tiles that pass through all stages together; None when each stage handles all tiles before
+        the next one starts.
+    """
+
+    rows: tuple[int, int]
+    columns: int
+    blocks: tuple[int, int] | None
+
+
+def decide_winograd(shape: WinogradShape, machine: CpuDescription) -> WinogradDecision:
+    """The closed-form choice.
+
+    Weights that stay in L2 are read again for every block of tiles, and what is between the stages
+    stays in L2 too. Larger weights are read once, all tiles at a time, as are those of maps with
+    too few blocks for the threads.
+    """
+    lanes = machine.vector_lanes("float32")
+    columns, rows = _register_tile(shape, machine, lanes)
+    weights = 4 * _POSITIONS * shape.inputs * shape.outputs
+    room = max(1, machine.l2_bytes // 2 // shape.tile_bytes)
+    blocks = (rows[0] * max(1, room // (rows[0] * shape.tile_columns)), rows[1])
+    if blocks[0] > rows[0]:
+        blocks = (min(blocks[0], shape.tile_rows), shape.tile_columns)
+    count = shape.images * math.prod(
+        -(-extent // size)
+        for extent, size in zip((shape.tile_rows, shape.tile_columns), blocks, strict=True)
+    )
+    fits = shape.tiles * shape.tile_bytes <= max(machine.l3_bytes // 4, machine.l2_bytes)
+    if fits and (weights > machine.l2_bytes // 2 or count < 4 * machine.cores > 4):
+        return WinogradDecision(rows, columns, None)
+    if count < 4 * machine.cores:
+        blocks = rows
+    return WinogradDecision(rows, columns, blocks)
+
+
+def _register_tile(
+    shape: WinogradShape, machine: CpuDescription, lanes: int
+) -> tuple[int, tuple[int, int]]:
+    """Columns and rows: two vectors wide unless a single one has room for many more rows."""
+    best: tuple[int, tuple[int, int]] | None = None
+    for vectors in (2, 1):
+        columns = vector_length(shape.outputs, lanes, vectors)
+        limit = (vector_registers(machine) - vectors - 1) // vectors
+        across = largest_divisor(shape.tile_columns, limit)
+        down = largest_divisor(shape.tile_rows, limit // across)
+        wide = max(1, columns // lanes)
+        if across * down * wide < ENOUGH_ACCUMULATORS:
+            across, down = rows_with_rest(shape.tile_columns, limit), 1
+        if best is None or across * down * wide > 1.5 * best[1][0] * best[1][1] * max(
+            1, best[0] // lanes
+        ):
+            best = columns, (down, across)
+    return best if best is not None else (lanes, (1, 1))
+
+
+class Winograd:
+    """Kernels made of the stages of Winograd's convolution."""
+
+    name = "winograd"
+
+    def apply(
+        self,
+        func: object,
+        machine: Machine,
+        decision: WinogradDecision | None = None,
+    ) -> s_tir.Schedule | NotMine:
+        """See ``Template.apply``; ``decision`` replaces the closed-form one."""
+        if not isinstance(machine, CpuDescription):
+            return NotMine("the target is not a CPU")
+        sch = s_tir.Schedule(func)
+        stages = _stages(sch)
+        if sorted(stages) != sorted(STAGES):
+            return NotMine("its blocks are not the stages of a Winograd convolution")
+        inline_blocks(sch, keep=lambda block: STAGE_ANNOTATION in sch.get(block).annotations)
+        shape = _shape(sch, stages["products"])
+        if shape is None:
+            return NotMine("a loop has a symbolic extent")
+        _Scheduler(sch, machine, decision or decide_winograd(shape, machine), shape).run(stages)
+        return sch
+
+
+def _stages(sch: s_tir.Schedule) -> dict[str, SBlockRV]:
+    annotations = [(block, sch.get(block).annotations) for block in kernel_blocks(sch)]
+    return {
+        str(noted[STAGE_ANNOTATION]): block
+        for block, noted in annotations
+        if STAGE_ANNOTATION in noted
+    }
+
+
+def _shape(sch: s_tir.Schedule, products: SBlockRV) -> WinogradShape | None:
+    access = access_of(sch, products)
+    if access is None:
+        return None
+    _, _, images, rows, columns, outputs, inputs = access.extents
+    return WinogradShape(images, rows, columns, inputs, outputs)
+
+
+class _Scheduler:
+    """Schedules one kernel; the methods go backwards, from the output to the input."""
+
+    def __init__(
+        self,
+        sch: s_tir.Schedule,
+        machine: CpuDescription,
+        decision: WinogradDecision,
+        shape: WinogradShape,
+    ) -> None:
+        self.sch = sch
+        self.machine = machine
+        self.decision = decision
+        self.lanes = machine.vector_lanes("float32")
+        self.work = _POSITIONS * shape.tiles * shape.inputs * shape.outputs
+        self.transform_work = _POSITIONS * shape.tiles * (shape.inputs + shape.outputs)
+
+    def run(self, stages: dict[str, SBlockRV]) -> None:
+        """Writes the schedule."""
+        last = self._last_block(stages["output"])
+        others = [
+            block
+            for block in kernel_blocks(self.sch)
+            if not any(self._same(block, known) for known in (*stages.values(), last))
+        ]
+        block_loop = self._output(last, stages)
+        self._products(stages["products"], block_loop)
+        self._input(stages, block_loop)
+        for block in others:
+            schedule_beside(self.sch, block, self.machine)
+
+    def _same(self, one: SBlockRV, other: SBlockRV) -> bool:
+        return bool(self.sch.get(one).same_as(self.sch.get(other)))
+
+    def _last_block(self, output: SBlockRV) -> SBlockRV:
+        """The elementwise block that ends the kernel when it goes the way of the output."""
+        consumers = self.sch.get_consumers(output)
+        if len(consumers) != 1 or not is_data_parallel(self.sch, consumers[0]):
+            return output
+        access, own = access_of(self.sch, consumers[0]), access_of(self.sch, output)
+        if access is None or own is None or access.extents != own.extents:
+            return output
+        written = self.sch.get(output).writes[0].source
+        stmt = self.sch.get(consumers[0])
+        position = next(
+            i for i, read in enumerate(operands_of(stmt)) if read.source.same_as(written)
+        )
+        in_order = access.read_strides[position] == access.write_strides == own.write_strides
+        return consumers[0] if in_order else output
+
+    def _output(self, last: SBlockRV, stages: dict[str, SBlockRV]) -> LoopRV | None:
+        """Loops over blocks of tiles around the output; returns the one that holds a block."""
+        sch, decision = self.sch, self.decision
+        image, height, width, channel = sch.get_loops(last)
+        tile_row, y = sch.split(height, [None, _OUTPUT_TILE])
+        tile_column, x = sch.split(width, [None, _OUTPUT_TILE])
+        down, across = decision.blocks or (1, 1)
+        block_row, tile_row = sch.split(tile_row, [None, down])
+        block_column, tile_column = sch.split(tile_column, [None, across])
+        extent = static_extent(sch.get(channel).extent) or 1
+        channel, vector = sch.split(channel, [None, vector_length(extent, self.lanes, 1)])
+        sch.reorder(image, block_row, block_column, tile_row, tile_column, channel, y, x, vector)
+        self._flatten([y, x, vector])
+        blocks = sch.fuse(image, block_row, block_column)
+        if not self._same(last, stages["output"]):
+            sch.compute_at(stages["output"], channel, preserve_unit_loops=True)
+            self._flatten(sch.get_loops(stages["output"])[-4:])
+        sch.compute_at(stages["output_rows"], channel, preserve_unit_loops=True)
+        self._flatten(sch.get_loops(stages["output_rows"])[-6:])
+        work = self.work if decision.blocks else self.transform_work
+        parallelize(sch, [blocks], self.machine, work, self.lanes)
+        return blocks if decision.blocks else None
+
+    def _products(self, products: SBlockRV, block_loop: LoopRV | None) -> None:
+        sch, (down, across) = self.sch, self.decision.rows
+        pack_operand(sch, products, 1, 5, self.decision.columns)
+        # The accumulators are a buffer of their own, which becomes registers.
+        copy = sch.cache_write(products, 0, "global")
+        if block_loop is not None:
+            sch.compute_at(copy, block_loop, preserve_unit_loops=True)
+        i, j, image, tile_row, tile_column, channel = sch.get_loops(copy)[-6:]
+        channel, vector = sch.split(channel, [None, self.decision.columns])
+        tile_row, row = sch.split(tile_row, [None, down])
+        tile_column, column = sch.split(tile_column, [None, across])
+        sch.reorder(i, j, channel, image, tile_row, tile_column, row, column, vector)
+        sch.compute_at(products, tile_column, preserve_unit_loops=True)
+        self._flatten([row, column, vector])
+        *tile, depth = sch.get_loops(products)[-7:]
+        sch.reorder(*tile[:2], depth, *tile[2:])
+        self._flatten(tile[2:])
+        if block_loop is None:
+            parallelize(sch, [i, j, channel], self.machine, self.work, self.lanes)
+        start = sch.decompose_reduction(products, depth)
+        self._flatten(sch.get_loops(start)[-6:])
+
+    def _input(self, stages: dict[str, SBlockRV], block_loop: LoopRV | None) -> None:
+        sch = self.sch
+        transform = stages["input_transform"]
+        if block_loop is not None:
+            sch.compute_at(transform, block_loop, preserve_unit_loops=True)
+        i, j, image, tile_row, tile_column, channel = sch.get_loops(transform)[-6:]
+        extent = static_extent(sch.get(channel).extent) or 1
+        channel, vector = sch.split(channel, [None, vector_length(extent, self.lanes, 1)])
+        sch.reorder(image, tile_row, tile_column, channel, i, j, vector)
+        self._flatten([i, j, vector])
+        rows = stages["input_rows"]
+        sch.compute_at(rows, channel, preserve_unit_loops=True)
+        *outer, i, j, vector = sch.get_loops(rows)[-6:]
+        sch.reorder(*outer, j, i, vector)
+        # A column of the tile at a time: six vectors, which stay in registers.
+        sch.compute_at(stages["input_tile"], j, preserve_unit_loops=True)
+        self._flatten([*outer, j, i, vector])
+        self._flatten(sch.get_loops(stages["input_tile"])[-6:])
+        if block_loop is None:
+            outer = [image, tile_row, tile_column, channel]
+            parallelize(sch, outer, self.machine, self.transform_work, self.lanes)
+
+    def _flatten(self, loops: list[LoopRV]) -> None:
+        """Vectorises the last loop and unrolls the others."""
+        *rows, vector = loops
+        self.sch.vectorize(vector)
+        for row in rows:
+            self.sch.unroll(row)
