@@ -31,16 +31,25 @@ def largest_divisor(extent: int, limit: int) -> int:
 def vector_length(extent: int, lanes: int, registers: int) -> int:
     """Length of the vectorised loop: whole registers when they divide ``extent``.
 
-    Otherwise the largest divisor that fits one register. Longer odd lengths (24 with 16 lanes) make
-    LLVM keep the tile in memory, twenty times slower; a loop with a predicate would be three
-    times as slow.
+    Otherwise the divisor of it, up to one register, that moves the most elements an instruction.
+    Longer odd lengths (24 with 16 lanes) make LLVM keep the tile in memory, twenty times slower; a
+    loop with a predicate would be three times as slow.
     """
     if extent < 1:
         return 1
     for count in range(registers, 0, -1):
         if extent % (count * lanes) == 0:
             return count * lanes
-    return largest_divisor(extent, lanes)
+    divisors = [size for size in range(1, min(extent, lanes) + 1) if extent % size == 0]
+    return max(divisors, key=lambda size: (elements_per_instruction(size), size))
+
+
+def elements_per_instruction(length: int) -> float:
+    """Elements of a vector of ``length`` for each instruction that it takes.
+
+    LLVM moves 11 elements as 8, 2 and 1: registers come in powers of two.
+    """
+    return length / length.bit_count()
 
 
 def worth_threads(machine: CpuDescription, operations: float, lanes: int) -> bool:

@@ -58,7 +58,18 @@ def decide_tile(access: BlockAccess, machine: CpuDescription, dtype: str) -> Til
     if vector_axis is None:
         return NotMine("no data-parallel loop walks the output and the inputs without a stride")
     lanes = machine.vector_lanes(dtype)
-    columns = vector_length(access.extents[vector_axis], lanes, 2)
+    wide = [_tile_of(access, machine, vector_axis, lanes, vectors) for vectors in (2, 4, 8)]
+    # Few rows (small batches, a single vector): more columns, so that no sum waits for itself.
+    return next(
+        (tile for tile in wide if _accumulators(tile, lanes) >= ENOUGH_ACCUMULATORS), wide[0]
+    )
+
+
+def _tile_of(
+    access: BlockAccess, machine: CpuDescription, vector_axis: int, lanes: int, registers: int
+) -> TileDecision:
+    """The tile with up to ``registers`` vectors of columns and as many rows as then fit."""
+    columns = vector_length(access.extents[vector_axis], lanes, registers)
     vectors = max(1, -(-columns // lanes))
     # One vector a column of operands, and one for the broadcast value of a row.
     row_limit = max(1, (vector_registers(machine) - vectors - 1) // vectors)
@@ -70,6 +81,10 @@ def decide_tile(access: BlockAccess, machine: CpuDescription, dtype: str) -> Til
         rest = {longest: rows_with_rest(extents[longest], row_limit)}
         rows = max(rows, rest, key=lambda chosen: math.prod(chosen.values()))
     return TileDecision(vector_axis, columns, rows)
+
+
+def _accumulators(tile: TileDecision, lanes: int) -> int:
+    return math.prod(tile.rows.values()) * max(1, -(-tile.columns // lanes))
 
 
 def _dividing_rows(access: BlockAccess, axes: list[int], limit: int) -> dict[int, int]:
