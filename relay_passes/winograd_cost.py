@@ -1,16 +1,14 @@
-"""Modelled time of a 3x3 convolution computed by Winograd's algorithm."""
+"""Modelled time of a convolution computed by Winograd's algorithm."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 from tvm_ext.hardware.cost import Work
-from tvm_ext.relay_passes.winograd_compute import OUTPUT_TILE, POSITIONS
+from tvm_ext.relay_passes.winograd_compute import WinogradForm
+from tvm_ext.relay_passes.winograd_transforms import Matrix
 
-# Vector instructions, arithmetic, loads and stores, of the two transforms for one tile and as many
-# channels as a vector has lanes: 36 loads, 12 transforms of six elements, 36 stores; and 36 loads,
-# 10 transforms of six elements to four, 16 stores.
-INPUT_INSTRUCTIONS = 216
-OUTPUT_INSTRUCTIONS = 142
+# Rows of the matrices for points p and -p share half of their sums.
+_SHARED = 0.6
 
 
 class Seconds(Protocol):
@@ -27,40 +25,63 @@ class WinogradWork:
 
     Attributes
     ----------
+    form : WinogradForm
+        Sides of tile and kernel.
     tiles : int
-        Tiles of 4x4 outputs, cut ones included.
+        Tiles of outputs, cut ones included.
     inputs, outputs : int
         Channels; outputs as computed, padding included.
     """
 
+    form: WinogradForm
     tiles: int
     inputs: int
     outputs: int
 
     @classmethod
-    def of(cls, batch: int, sides: tuple[int, int], inputs: int, outputs: int) -> "WinogradWork":
+    def of(
+        cls, form: WinogradForm, batch: int, sides: tuple[int, int], inputs: int, outputs: int
+    ) -> "WinogradWork":
         """For ``batch`` outputs of ``sides`` height and width."""
-        rows, columns = (-(-side // OUTPUT_TILE) for side in sides)
-        return cls(batch * rows * columns, inputs, outputs)
+        rows, columns = (-(-side // step) for side, step in zip(sides, form.tile, strict=True))
+        return cls(form, batch * rows * columns, inputs, outputs)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of the transformed weights, float32."""
-        return 4 * POSITIONS * self.inputs * self.outputs
+        return 4 * self.form.positions * self.inputs * self.outputs
 
     def seconds(self, machine: Seconds) -> float:
         """Modelled time of the transforms and the products."""
-        channels = self.inputs + self.outputs
+        positions, channels = self.form.positions, self.inputs + self.outputs
         products = Work(
-            flops=2.0 * POSITIONS * self.tiles * self.inputs * self.outputs,
-            bytes=self.weight_bytes + 2 * 4 * POSITIONS * self.tiles * channels,
+            flops=2.0 * positions * self.tiles * self.inputs * self.outputs,
+            bytes=self.weight_bytes + 2 * 4 * positions * self.tiles * channels,
         )
+        read_and_written = self.form.tile[0] * self.form.tile[1] * channels
         transforms = Work(
             flops=2.0 * self.tiles * self._transform_instructions,
-            bytes=4 * 16 * self.tiles * channels,
+            bytes=4 * self.tiles * read_and_written,
         )
         return machine.seconds(products) + machine.seconds(transforms)
 
     @property
-    def _transform_instructions(self) -> int:
-        return INPUT_INSTRUCTIONS * self.inputs + OUTPUT_INSTRUCTIONS * self.outputs
+    def _transform_instructions(self) -> float:
+        """Arithmetic, loads and stores of both transforms, of one tile and all its channels."""
+        rows, columns = self.form.sides
+        there = 2 * self.form.positions + (
+            _terms(rows.input) * columns.inputs + _terms(columns.input) * rows.inputs
+        )
+        back = (
+            self.form.positions
+            + rows.outputs * columns.outputs
+            + (_terms(rows.output) * columns.inputs + _terms(columns.output) * rows.outputs)
+        )
+        return there * self.inputs + back * self.outputs
+
+
+def _terms(matrix: Matrix) -> float:
+    """Multiply-adds to apply a matrix to one vector of tile elements."""
+    if len(matrix) == 1:
+        return 0.0
+    return _SHARED * sum(factor != 0 for row in matrix for factor in row)

@@ -10,9 +10,10 @@ from tvm_ffi import structural_equal
 
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.relay_passes.pass_log import recording
-from tvm_ext.relay_passes.winograd_compute import transformed_weights, winograd_convolution
+from tvm_ext.relay_passes.winograd_compute import WinogradForm
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 from tvm_ext.relay_passes.winograd_cost import WinogradWork
+from tvm_ext.relay_passes.winograd_transforms import transforms
 
 AVX512 = resolve_target("avx512").tvm_target()
 
@@ -23,7 +24,8 @@ def conv_module(
     random = np.random.default_rng(0)
     x = relax.Var("x", relax.TensorType((batch, side, side, inputs), dtype))
     groups = attrs.get("groups", 1)
-    weights = random.normal(size=(kernel, kernel, inputs // groups, outputs)).astype(dtype)
+    taps = kernel if isinstance(kernel, tuple) else (kernel, kernel)
+    weights = random.normal(size=(*taps, inputs // groups, outputs)).astype(dtype)
     w = relax.const(weights) if constant else relax.Var("w", relax.TensorType(weights.shape, dtype))
     builder = relax.BlockBuilder()
     with builder.function("main", [x] if constant else [x, w]):
@@ -62,11 +64,12 @@ def direct(x, w, padding):
     """The convolution in float64."""
     top, left, bottom, right = padding
     wide = np.pad(x.astype("float64"), [(0, 0), (top, bottom), (left, right), (0, 0)])
-    height, width = wide.shape[1] - 2, wide.shape[2] - 2
+    rows, columns = w.shape[:2]
+    height, width = wide.shape[1] - rows + 1, wide.shape[2] - columns + 1
     return sum(
         wide[:, i : i + height, j : j + width] @ w[i, j].astype("float64")
-        for i in range(3)
-        for j in range(3)
+        for i in range(rows)
+        for j in range(columns)
     )
 
 
@@ -131,7 +134,7 @@ def test_near_matches_are_refused_with_the_reason(changes, reason):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"strides": 2}, {"dilation": 2}, {"groups": 4}, {"kernel": 5}, {"kernel": 1}]
+    "changes", [{"strides": 2}, {"dilation": 2}, {"groups": 4}, {"kernel": 9}, {"kernel": 1}]
 )
 def test_other_convolutions_are_left_without_a_word(changes):
     mod = conv_module(**changes)
@@ -140,8 +143,18 @@ def test_other_convolutions_are_left_without_a_word(changes):
     assert not log
 
 
-@settings(max_examples=12, deadline=None)
+FORMS = [
+    WinogradForm((4, 4), (3, 3)),
+    WinogradForm((2, 2), (5, 5)),
+    WinogradForm((4, 1), (3, 1)),
+    WinogradForm((1, 4), (1, 5)),
+    WinogradForm((2, 1), (7, 1)),
+]
+
+
+@settings(max_examples=20, deadline=None)
 @given(
+    st.sampled_from(FORMS),
     st.integers(1, 2),
     st.integers(1, 9),
     st.integers(1, 9),
@@ -149,23 +162,51 @@ def test_other_convolutions_are_left_without_a_word(changes):
     st.integers(1, 5),
     st.tuples(*(st.integers(0, 2) for _ in range(4))),
 )
-def test_any_size_and_padding(batch, height, width, inputs, outputs, padding):
-    if height + padding[0] + padding[2] < 3 or width + padding[1] + padding[3] < 3:
+def test_any_size_and_padding(form, batch, height, width, inputs, outputs, padding):
+    if height + padding[0] + padding[2] < form.taps[0]:
+        return
+    if width + padding[1] + padding[3] < form.taps[1]:
         return
     random = np.random.default_rng(0)
     x = random.normal(size=(batch, height, width, inputs)).astype("float32")
-    w = random.normal(size=(3, 3, inputs, outputs)).astype("float32")
-    u = transformed_weights(w, outputs + 3)
+    w = random.normal(size=(*form.taps, inputs, outputs)).astype("float32")
+    u = form.transformed_weights(w, outputs + 3)
     data, weights = te.placeholder(x.shape, "float32"), te.placeholder(u.shape, "float32")
-    result = winograd_convolution(data, weights, padding, outputs)
+    result = form.convolution(data, weights, padding, outputs)
     kernel = tvm.compile(te.create_prim_func([data, weights, result]), target="llvm")
     want = direct(x, w, padding)
     found = tvm.runtime.tensor(np.zeros(want.shape, "float32"))
     kernel(tvm.runtime.tensor(x), tvm.runtime.tensor(u), found)
-    assert np.abs(found.numpy() - want).max() <= 3e-5 * max(np.abs(want).max(), 1.0)
+    assert np.abs(found.numpy() - want).max() <= 5e-5 * max(np.abs(want).max(), 1.0)
+
+
+@pytest.mark.parametrize("outputs", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("taps", [1, 2, 3, 5, 7])
+def test_transforms_are_exact_in_rational_numbers(outputs, taps):
+    if outputs + taps > 9:
+        with pytest.raises(ValueError, match="needs"):
+            transforms(outputs, taps)
+        return
+    matrices = transforms(outputs, taps)
+    for tap in range(taps):
+        for position in range(matrices.inputs):
+            products = [
+                row[tap] * column[position]
+                for row, column in zip(matrices.weight, matrices.input, strict=True)
+            ]
+            for output, row in enumerate(matrices.output):
+                total = sum(a * p for a, p in zip(row, products, strict=True))
+                assert total == (position == output + tap)
 
 
 def test_work_counts_cut_tiles():
-    work = WinogradWork.of(2, (5, 8), 16, 32)
+    work = WinogradWork.of(WinogradForm((4, 4), (3, 3)), 2, (5, 8), 16, 32)
     assert work.tiles == 2 * 2 * 2
     assert work.weight_bytes == 4 * 36 * 16 * 32
+
+
+@pytest.mark.parametrize(("kernel", "name"), [((3, 1), "F(4x1, 3x1)"), ((1, 5), "F(1x4, 1x5)")])
+def test_rows_and_columns_of_taps(kernel, name):
+    with recording() as log:
+        assert kernels(rewritten(conv_module(kernel=kernel, padding=0))) == ["winograd_conv2d"]
+    assert log[0].reason.startswith(name)

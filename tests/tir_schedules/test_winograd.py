@@ -19,6 +19,8 @@ from tvm_ext.tir_schedules.llvm.winograd import (
 )
 from tvm_ext.tir_schedules.template import NotMine
 
+FORM = winograd_compute.WinogradForm((4, 4), (3, 3))
+
 
 def kernel(
     height: int,
@@ -31,7 +33,7 @@ def kernel(
 ) -> tirx.PrimFunc:
     x = te.placeholder((batch, height, width, inputs), "float32", "x")
     u = te.placeholder((36, inputs, outputs), "float32", "u")
-    y = winograd_compute.winograd_convolution(x, u, (1, 1, 1, 1), kept or outputs)
+    y = FORM.convolution(x, u, (1, 1, 1, 1), kept or outputs)
     if not epilogue:
         return te.create_prim_func([x, u, y])
     bias = te.placeholder((kept or outputs,), "float32", "bias")
@@ -47,6 +49,7 @@ def scheduled(func: tirx.PrimFunc, decision: WinogradDecision | None = None) -> 
 
 def test_the_pass_and_the_template_use_the_same_words() -> None:
     assert winograd_compute.STAGE_ANNOTATION == winograd.STAGE_ANNOTATION
+    assert winograd_compute.TILE_ANNOTATION == winograd.TILE_ANNOTATION
 
 
 CASES = {
@@ -80,7 +83,7 @@ def test_numbers() -> None:
 @pytest.mark.parametrize("tiles", [(14, 14), (7, 7), (4, 4), (19, 23), (1, 37), (2, 2)])
 @pytest.mark.parametrize("channels", [16, 64, 96, 512])
 def test_register_tile_fits(machine, tiles, channels) -> None:
-    shape = WinogradShape(1, *tiles, channels, channels)
+    shape = WinogradShape(36, 1, *tiles, channels, channels)
     decision = decide_winograd(shape, machine)
     vectors = max(1, decision.columns // machine.vector_lanes("float32"))
     rows = decision.rows[0] * decision.rows[1]
@@ -91,8 +94,8 @@ def test_register_tile_fits(machine, tiles, channels) -> None:
 
 
 def test_large_weights_are_read_once() -> None:
-    assert decide_winograd(WinogradShape(1, 4, 4, 512, 512), MACHINE).blocks is None
-    assert decide_winograd(WinogradShape(1, 56, 56, 64, 64), MACHINE).blocks is not None
+    assert decide_winograd(WinogradShape(36, 1, 4, 4, 512, 512), MACHINE).blocks is None
+    assert decide_winograd(WinogradShape(36, 1, 56, 56, 64, 64), MACHINE).blocks is not None
 
 
 def test_structure() -> None:
@@ -118,7 +121,7 @@ def test_not_mine() -> None:
 def test_an_epilogue_in_another_order_keeps_its_own_loops() -> None:
     x = te.placeholder((1, 8, 8, 16), "float32", "x")
     u = te.placeholder((36, 16, 16), "float32", "u")
-    y = winograd_compute.winograd_convolution(x, u, (1, 1, 1, 1), 16)
+    y = FORM.convolution(x, u, (1, 1, 1, 1), 16)
     func = te.create_prim_func([x, u, topi.transpose(y, (0, 3, 1, 2))])
     sch = Winograd().apply(func, host_description())
     assert isinstance(sch, s_tir.Schedule), sch

@@ -24,6 +24,8 @@ from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 STAGE_ANNOTATION = "tvm_ext.winograd"
+# Sides of a tile of outputs.
+TILE_ANNOTATION = "tvm_ext.winograd_tile"
 STAGES = (
     "input_tile",
     "input_rows",
@@ -32,13 +34,13 @@ STAGES = (
     "output_rows",
     "output",
 )
-_OUTPUT_TILE, _POSITIONS = 4, 36
 
 
 @dataclass(frozen=True)
 class WinogradShape:
-    """Extents of the products: tiles by image, row and column, and channels."""
+    """Extents of the products: positions in a tile, tiles by image, row and column, channels."""
 
+    positions: int
     images: int
     tile_rows: int
     tile_columns: int
@@ -53,7 +55,7 @@ class WinogradShape:
     @property
     def tile_bytes(self) -> int:
         """Transformed inputs and products of one tile, float32."""
-        return 4 * _POSITIONS * (self.inputs + self.outputs)
+        return 4 * self.positions * (self.inputs + self.outputs)
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def decide_winograd(shape: WinogradShape, machine: CpuDescription) -> WinogradDe
     """
     lanes = machine.vector_lanes("float32")
     columns, rows = _register_tile(shape, machine, lanes)
-    weights = 4 * _POSITIONS * shape.inputs * shape.outputs
+    weights = 4 * shape.positions * shape.inputs * shape.outputs
     room = max(1, machine.l2_bytes // 2 // shape.tile_bytes)
     blocks = (rows[0] * max(1, room // (rows[0] * shape.tile_columns)), rows[1])
     if blocks[0] > rows[0]:
@@ -107,19 +109,27 @@ def _register_tile(
 ) -> tuple[int, tuple[int, int]]:
     """Columns and rows: two vectors wide unless a single one has room for many more rows."""
     best: tuple[int, tuple[int, int]] | None = None
+    most = 0.0
     for vectors in (2, 1):
         columns = vector_length(shape.outputs, lanes, vectors)
-        limit = (vector_registers(machine) - vectors - 1) // vectors
-        across = largest_divisor(shape.tile_columns, limit)
-        down = largest_divisor(shape.tile_rows, limit // across)
         wide = max(1, columns // lanes)
-        if across * down * wide < ENOUGH_ACCUMULATORS:
-            across, down = rows_with_rest(shape.tile_columns, limit), 1
-        if best is None or across * down * wide > 1.5 * best[1][0] * best[1][1] * max(
-            1, best[0] // lanes
-        ):
-            best = columns, (down, across)
+        rows = _rows(shape, (vector_registers(machine) - wide - 1) // wide, wide)
+        if best is None or math.prod(rows) * wide > 1.5 * most:
+            best, most = (columns, rows), math.prod(rows) * wide
     return best if best is not None else (lanes, (1, 1))
+
+
+def _rows(shape: WinogradShape, limit: int, wide: int) -> tuple[int, int]:
+    """Tiles down and across that are one register tile, at most ``limit``."""
+    across = largest_divisor(shape.tile_columns, limit)
+    down = largest_divisor(shape.tile_rows, limit // across)
+    if across * down * wide >= ENOUGH_ACCUMULATORS:
+        return down, across
+    # No good divisors: along the longer side, with a rest.
+    if shape.tile_rows > shape.tile_columns:
+        across = largest_divisor(shape.tile_columns, limit // 8) if limit >= 16 else 1
+        return rows_with_rest(shape.tile_rows, limit // across), across
+    return 1, rows_with_rest(shape.tile_columns, limit)
 
 
 class Winograd:
@@ -161,8 +171,8 @@ def _shape(sch: s_tir.Schedule, products: SBlockRV) -> WinogradShape | None:
     access = access_of(sch, products)
     if access is None:
         return None
-    _, _, images, rows, columns, outputs, inputs = access.extents
-    return WinogradShape(images, rows, columns, inputs, outputs)
+    down, across, images, rows, columns, outputs, inputs = access.extents
+    return WinogradShape(down * across, images, rows, columns, inputs, outputs)
 
 
 class _Scheduler:
@@ -179,8 +189,8 @@ class _Scheduler:
         self.machine = machine
         self.decision = decision
         self.lanes = machine.vector_lanes("float32")
-        self.work = _POSITIONS * shape.tiles * shape.inputs * shape.outputs
-        self.transform_work = _POSITIONS * shape.tiles * (shape.inputs + shape.outputs)
+        self.work = shape.positions * shape.tiles * shape.inputs * shape.outputs
+        self.transform_work = shape.positions * shape.tiles * (shape.inputs + shape.outputs)
 
     def run(self, stages: dict[str, SBlockRV]) -> None:
         """Writes the schedule."""
@@ -219,8 +229,9 @@ class _Scheduler:
         """Loops over blocks of tiles around the output; returns the one that holds a block."""
         sch, decision = self.sch, self.decision
         image, height, width, channel = sch.get_loops(last)
-        tile_row, y = sch.split(height, [None, _OUTPUT_TILE])
-        tile_column, x = sch.split(width, [None, _OUTPUT_TILE])
+        high, wide = (int(side) for side in sch.get(stages["output"]).annotations[TILE_ANNOTATION])
+        tile_row, y = sch.split(height, [None, high])
+        tile_column, x = sch.split(width, [None, wide])
         down, across = decision.blocks or (1, 1)
         block_row, tile_row = sch.split(tile_row, [None, down])
         block_column, tile_column = sch.split(tile_column, [None, across])
