@@ -19,7 +19,7 @@ from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
 from tvm_ext.relay_passes.inherit_origins import InheritOrigins
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
-from tvm_ext.relay_passes.vector_math import VectorMath
+from tvm_ext.relay_passes.pad_output_columns import PadOutputColumns
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
@@ -34,7 +34,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     DelayReshapes,
     WinogradConvolution,
     PadOutputChannels,
-    VectorMath,
+    PadOutputColumns,
     InheritOrigins,
     FuseOperators,
 )
@@ -52,6 +52,6 @@ __all__ = [
     "InheritOrigins",
     "LayoutPlanning",
     "PadOutputChannels",
-    "VectorMath",
+    "PadOutputColumns",
     "WinogradConvolution",
 ]

@@ -47,10 +47,14 @@ class PadOutputChannels:
 
 
 def lane_use(channels: int, lanes: int) -> tuple[float, float]:
-    """Share of useful vector lanes for ``channels`` as they are, and padded to whole vectors."""
-    divisor = next(n for n in range(min(channels, lanes), 0, -1) if channels % n == 0)
+    """Share of useful vector lanes for ``channels`` as they are, and padded to whole vectors.
+
+    As they are, the vectors are as long as a divisor; an odd length takes several instructions.
+    """
+    divisors = [n for n in range(1, min(channels, lanes) + 1) if channels % n == 0]
+    useful = max(n / n.bit_count() for n in divisors)
     padded = -(-channels // lanes) * lanes
-    return divisor / lanes, channels / padded
+    return useful / lanes, channels / padded
 
 
 class _Padder(BindingRewriter):
