@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
 MAPPED := relay_passes tir_schedules tuning hardware configs
 # Two test processes fill two cores; TVM's own threads are few in tests.
 TEST_WORKERS ?= 2
@@ -34,9 +35,14 @@ check: $(STAMP) typings ## linter, formatter, type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=typings:benchmarks $(BIN)/mypy benchmarks
 
-bench: $(STAMP) ## latency beside ONNX Runtime's: make bench ARGS="a.onnx --input-shape x=1,3,224,224"
-	$(BIN)/python benchmarks/latency.py $(ARGS)
+bench: $(BENCH_STAMP) ## speed beside other programs: make bench ARGS="a.onnx --input-shape x=1,3,224,224"
+	$(BIN)/python benchmarks/cpu.py $(ARGS)
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --editable ".[bench]"
+	@touch $(BENCH_STAMP)
 
 typings: ## links for the type checker, which cannot see the folder mapping of setup.py
 	@mkdir -p typings/tvm_ext

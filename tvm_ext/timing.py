@@ -1,32 +1,88 @@
-"""Latency of two programs, measured in turn so that drift of the machine hits both alike."""
+"""Times of several programs, measured in turn so that drift of the machine hits all alike."""
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+Timer: TypeAlias = Callable[[], float]
+"""Runs a program once and returns the seconds that count."""
+
+_FEWEST_ROWS = 3
+# Threads that another program leaves spinning stop within milliseconds: a call longer than this
+# needs no warm-up to be free of them.
+_LONG_CALL = 0.5
+
+
+def timed(program: Callable[[], object]) -> Timer:
+    """A timer that returns the wall time of one call of ``program``."""
+
+    def seconds() -> float:
+        begun = time.perf_counter()
+        program()
+        return time.perf_counter() - begun
+
+    return seconds
+
+
+def interleaved_seconds(
+    timers: Sequence[Timer], seconds: float = 2.0, rounds: int = 20
+) -> list[list[float]]:
+    """What each timer returned, call by call.
+
+    Each round calls one program several times in a row, then the next: threads that one leaves
+    spinning would otherwise slow down the next call of another. The first call of a row is a
+    warm-up and does not count. Every other round goes backwards, so that no program always follows
+    the same one.
+
+    Parameters
+    ----------
+    timers : sequence of Timer
+        The programs.
+    seconds : float
+        Time to spend on all of them together, shared evenly. A program too slow for its share
+        takes part in fewer rounds, in three at least.
+    rounds : int
+        Number of turns.
+    """
+    plans = [_Plan(timer, seconds / len(timers), rounds) for timer in timers]
+    for turn in range(rounds):
+        for plan in plans if turn % 2 == 0 else reversed(plans):
+            if plan.takes_part(turn):
+                plan.row()
+    return [plan.taken for plan in plans]
 
 
 def interleaved_milliseconds(
-    first: Callable[[], object],
-    second: Callable[[], object],
-    seconds: float = 2.0,
-    rounds: int = 20,
-) -> tuple[float, float]:
-    """Median milliseconds of one call of each.
-
-    Each round calls one program several times in a row, then the other: threads that one leaves
-    spinning would otherwise slow down the next call of the other. The first call of a row is a
-    warm-up and does not count.
-    """
-    times: tuple[list[float], list[float]] = ([], [])
-    calls = [max(2, int(seconds / rounds / 2 / _once(program))) for program in (first, second)]
-    for _ in range(rounds):
-        for program, taken, count in zip((first, second), times, calls, strict=True):
-            program()
-            taken.extend(_once(program) for _ in range(count))
-    return 1e3 * statistics.median(times[0]), 1e3 * statistics.median(times[1])
+    *programs: Callable[[], object], seconds: float = 2.0, rounds: int = 20
+) -> tuple[float, ...]:
+    """Median milliseconds of one call of each program; see ``interleaved_seconds``."""
+    samples = interleaved_seconds([timed(program) for program in programs], seconds, rounds)
+    return tuple(1e3 * statistics.median(taken) for taken in samples)
 
 
-def _once(program: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    program()
-    return time.perf_counter() - begun
+class _Plan:
+    """How often one program runs, and what its calls took."""
+
+    def __init__(self, timer: Timer, share: float, rounds: int) -> None:
+        self.taken: list[float] = []
+        self._timer = timer
+        self._rounds = rounds
+        once = timer()
+        if once < share:
+            # The first call sets up threads and memory; it says too much of a fast program.
+            once = timer()
+        once = max(once, 1e-9)
+        self._rows = min(rounds, max(_FEWEST_ROWS, int(share / once)))
+        self._calls = max(1, int(share / self._rows / once))
+        self._warm_up = once < _LONG_CALL
+
+    def takes_part(self, turn: int) -> bool:
+        """Whether a turn is one of this program's, which are spread evenly."""
+        return (turn + 1) * self._rows // self._rounds > turn * self._rows // self._rounds
+
+    def row(self) -> None:
+        """One turn."""
+        if self._warm_up:
+            self._timer()
+        self.taken.extend(self._timer() for _ in range(self._calls))
