@@ -94,7 +94,7 @@ def test_register_tile_fits(machine, tiles, channels) -> None:
 
 
 def test_large_weights_are_read_once() -> None:
-    assert decide_winograd(WinogradShape(36, 1, 4, 4, 512, 512), MACHINE).blocks is None
+    assert decide_winograd(WinogradShape(36, 1, 4, 4, 1024, 1024), MACHINE).blocks is None
     assert decide_winograd(WinogradShape(36, 1, 56, 56, 64, 64), MACHINE).blocks is not None
 
 

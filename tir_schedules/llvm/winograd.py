@@ -81,9 +81,9 @@ class WinogradDecision:
 def decide_winograd(shape: WinogradShape, machine: CpuDescription) -> WinogradDecision:
     """The closed-form choice.
 
-    Weights that stay in L2 are read again for every block of tiles, and what is between the stages
-    stays in L2 too. Larger weights are read once, all tiles at a time, as are those of maps with
-    too few blocks for the threads.
+    Blocks of tiles, so that what is between the stages stays in L2, while weights in L3 are read
+    again for every block: measured as fast as weights in L2. All tiles at a time where weights
+    come from main memory, or where there are too few blocks for the threads.
     """
     lanes = machine.vector_lanes("float32")
     columns, rows = _register_tile(shape, machine, lanes)
@@ -97,7 +97,8 @@ def decide_winograd(shape: WinogradShape, machine: CpuDescription) -> WinogradDe
         for extent, size in zip((shape.tile_rows, shape.tile_columns), blocks, strict=True)
     )
     fits = shape.tiles * shape.tile_bytes <= max(machine.l3_bytes // 4, machine.l2_bytes)
-    if fits and (weights > machine.l2_bytes // 2 or count < 4 * machine.cores > 4):
+    from_memory = weights > max(machine.l3_bytes, machine.l2_bytes) // 2
+    if fits and (from_memory or count < 4 * machine.cores > 4):
         return WinogradDecision(rows, columns, None)
     if count < 4 * machine.cores:
         blocks = rows
