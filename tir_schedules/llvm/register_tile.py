@@ -58,11 +58,10 @@ def decide_tile(access: BlockAccess, machine: CpuDescription, dtype: str) -> Til
     if vector_axis is None:
         return NotMine("no data-parallel loop walks the output and the inputs without a stride")
     lanes = machine.vector_lanes(dtype)
-    wide = [_tile_of(access, machine, vector_axis, lanes, vectors) for vectors in (2, 4, 8)]
+    wide = [_tile_of(access, machine, vector_axis, lanes, vectors) for vectors in (2, 4)]
     # Few rows (small batches, a single vector): more columns, so that no sum waits for itself.
-    return next(
-        (tile for tile in wide if _accumulators(tile, lanes) >= ENOUGH_ACCUMULATORS), wide[0]
-    )
+    enough = (tile for tile in wide if _accumulators(tile, lanes) >= ENOUGH_ACCUMULATORS)
+    return next(enough, wide[-1])
 
 
 def _tile_of(
