@@ -125,6 +125,13 @@ class BindingRewriter(ABC):
         """
         return self._walker.bind(value, origins[-1], origins_of(*origins))
 
+    def reaches(self, expr: relax.Expr) -> bool:
+        """Whether ``expr`` may be used where the walk is: no inner value of another block.
+
+        Only inside ``replace``, before such a value is passed to ``bind``.
+        """
+        return not self._walker.leaves_block(expr)
+
     def run(self, mod: tvm.IRModule) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing was rewritten."""
         for _ in range(MAX_ROUNDS):
@@ -166,7 +173,7 @@ class _Walker(PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         replacement = self.rewriter.replace(binding.var, binding.value)
-        if replacement is not None and self._leaves_block(replacement.value):
+        if replacement is not None and self.leaves_block(replacement.value):
             self.rewriter.refuse("needs a value from inside another dataflow block", binding.var)
             replacement = None
         if replacement is None:
@@ -193,8 +200,8 @@ class _Walker(PyExprMutator):
     def _bind_nested(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Expr:
         return self.bind(expr, var, names) if isinstance(expr, relax.Call) else expr
 
-    def _leaves_block(self, value: relax.Expr) -> bool:
-        # The variables of a dataflow block do not exist outside of it.
+    def leaves_block(self, value: relax.Expr) -> bool:
+        """Whether ``value`` uses a variable of a dataflow block, which only exists inside it."""
         free = relax.analysis.free_vars(value)
         return any(isinstance(v, relax.DataflowVar) and v not in self._block_vars for v in free)
 

@@ -126,8 +126,7 @@ class _Pinner(PyExprMutator):
         return self._pinned_leaves(new_arg, self.graph.leaves.get(arg), layout)
 
     def _pinned_leaves(self, value: relax.Expr, leaves: Leaves, layout: Layout) -> relax.Expr:
-        tensors = self.graph.problem.tensors
-        if all(self.channels_last[tensors[n].producer] == layout for n in flat(leaves)):
+        if all(self._layout_held(n) == layout for n in flat(leaves)):
             return value
         if not isinstance(leaves, list):
             return self._pin(value, layout)
@@ -138,6 +137,12 @@ class _Pinner(PyExprMutator):
                 for part, part_leaves in zip(parts, leaves, strict=True)
             ]
         )
+
+    def _layout_held(self, number: int) -> Layout:
+        """The layout in which ConvertLayout will have the tensor ``number``."""
+        if number in self.graph.transposed:
+            return Layout.CHANNELS_FIRST
+        return Layout(self.channels_last[self.graph.problem.tensors[number].producer])
 
     def _pin(self, value: relax.Expr, layout: Layout) -> relax.Expr:
         ndim = value.ty.ndim

@@ -104,11 +104,11 @@ class _Convolution:
     def vectorised_channels(self) -> int:
         """Neighbouring output channels that read the same input, or one input each.
 
-        In groups, the input's channel is a quotient of the output's: no template vectorises that.
+        In groups, those of one group: ``GroupedConvolution`` gives them an axis of their own.
         """
-        if self.groups == 1 or (self.groups == self.out_channels and self.group_inputs == 1):
+        if self.groups == self.out_channels and self.group_inputs == 1:
             return self.out_channels
-        return 1
+        return self.out_channels // self.groups
 
     @property
     def vectorised_columns(self) -> int:

@@ -66,6 +66,9 @@ class LayoutGraph:
         operator's inputs must have.
     leaves : dict of relax.Var to Leaves
         By variable: the numbers in ``problem.tensors`` of its tensors.
+    transposed : set of int
+        The numbers of tensors that a ``permute_dims`` makes from channels last: for the plan they
+        have channels last, for ConvertLayout the order they are written in.
     """
 
     problem: LayoutProblem = field(default_factory=LayoutProblem)
@@ -73,6 +76,7 @@ class LayoutGraph:
     refused: list[tuple[relax.Var, str]] = field(default_factory=list)
     wants: dict[relax.Var, int] = field(default_factory=dict)
     leaves: dict[relax.Var, Leaves] = field(default_factory=dict)
+    transposed: set[int] = field(default_factory=set)
 
 
 def layout_graph(
@@ -220,12 +224,22 @@ class _Reader:
         taken, made = FIRST_NODE, FIRST_NODE
         if is_planned(call.args[0].ty) and is_planned(call.ty):
             axes = permutation_of(call)
-            if axes == conversion_axes(len(axes), Layout.CHANNELS_LAST):
-                taken = LAST_NODE
-            elif axes == conversion_axes(len(axes), Layout.CHANNELS_FIRST):
+            to_first = axes == conversion_axes(len(axes), Layout.CHANNELS_FIRST)
+            to_last = axes == conversion_axes(len(axes), Layout.CHANNELS_LAST)
+            # With one spatial axis both are the same: what never has channels last is turned back.
+            if to_first and (not to_last or self._is_fixed(call.args[0])):
                 made = LAST_NODE
+            elif to_last:
+                taken = LAST_NODE
         self._consume(call.args[0], taken)
         self._produce(var, made)
+        if made == LAST_NODE:
+            self.graph.transposed.update(flat(self.graph.leaves[var]))
+
+    def _is_fixed(self, value: relax.Expr) -> bool:
+        """Whether all tensors in ``value`` are made in channels first, whatever the plan."""
+        numbers = flat(self._regrouped(value))
+        return all(self.tensors[number].producer == FIRST_NODE for number in numbers)
 
     def _read_fixed(self, var: relax.Var, call: relax.Call, convertible: bool) -> None:
         """An operator that takes and makes channels first, or a convolution that stays as it is."""

@@ -17,11 +17,11 @@ def test_there_are_four_levels_in_order():
 
 
 @pytest.mark.parametrize("level", PIPELINES)
-def test_every_name_is_a_registered_graph_pass_that_pipelines_may_list(level):
+def test_every_name_is_a_registered_pass_of_its_level_that_pipelines_may_list(level):
     config = PIPELINES[level]
-    for name in (*config.graph, *config.lower):
-        entry = registry.get(name)
-        assert (entry.level, entry.in_pipelines) == ("graph", True)
+    for stage, names in {"graph": [*config.graph, *config.lower], "tile": config.tile}.items():
+        entries = [registry.get(name) for name in names]
+        assert all((entry.level, entry.in_pipelines) == (stage, True) for entry in entries)
 
 
 @pytest.mark.parametrize("level", PIPELINES)
@@ -45,6 +45,7 @@ def test_each_level_does_what_the_one_below_does():
     for low, high in itertools.pairwise(levels):
         assert set(low.graph) <= set(high.graph)
         assert set(low.lower) <= set(high.lower)
+        assert set(low.tile) <= set(high.tile)
         assert (low.graph, low.lower) != (high.graph, high.lower)
 
 

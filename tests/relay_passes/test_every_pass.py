@@ -33,6 +33,7 @@ RUNS_AFTER = {
     "RewriteDataflowReshape": LEGALIZED,
     "FuseOperators": ANNOTATED,
     "FuseTIR": (*ANNOTATED, "FuseOperators"),
+    "DelayReshapes": ("ConvTransposeToConv", "GroupedConvolution"),
 }
 # These run in the lowered part of the pipelines as well.
 RUNS_TWICE = ("FoldConstant", "InheritOrigins", "DeadCodeElimination", "CanonicalizeBindings")
@@ -82,6 +83,16 @@ def depthwise(emit: Emit, x: relax.Var) -> list[relax.Var]:
 def transposed_conv(emit: Emit, x: relax.Var) -> list[relax.Var]:
     y = emit(nn.conv2d_transpose(x, const(3, 4, 2, 2), strides=(2, 2)))
     return [emit(nn.leakyrelu(batch_norm(emit, y, 4), 0.1))]
+
+
+def grouped_conv(emit: Emit, x: relax.Var) -> list[relax.Var]:
+    """Transposed in groups as well, with a residual behind and a second reader."""
+    y = emit(nn.conv2d(x, const(6, 1, 3, 3), padding=1, groups=3))
+    y = emit(nn.relu(emit(relax.op.add(y, const(1, 6, 1, 1)))))
+    z = emit(nn.conv2d_transpose(y, const(6, 2, 3, 3), padding=(1, 1), groups=3))
+    z = emit(relax.op.add(y, z))
+    up = emit(nn.conv2d_transpose(z, const(6, 8, 3, 3), strides=(2, 2), groups=2))
+    return [emit(relax.op.multiply(up, emit(relax.op.sigmoid(up)))), z]
 
 
 def residual_and_concat(emit: Emit, x: relax.Var) -> list[relax.Var]:
@@ -193,6 +204,7 @@ MODULES: dict[str, tuple[tvm.IRModule, list[np.ndarray]]] = {
     "conv chain": (build(IMAGE, conv_chain), [rand(*IMAGE)]),
     "depthwise": (build(IMAGE, depthwise), [rand(*IMAGE)]),
     "transposed conv": (build(IMAGE, transposed_conv), [rand(*IMAGE)]),
+    "grouped conv": (build(IMAGE, grouped_conv), [rand(*IMAGE)]),
     "residual and concat": (build(IMAGE, residual_and_concat), [rand(*IMAGE)]),
     "gemm with transposes": (build([5, 7], gemm_with_transposes), [rand(5, 7)]),
     "attention": (build([1, 7, 6], attention), [rand(1, 7, 6)]),

@@ -53,8 +53,8 @@ FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
         ((24, 8, 3, 3), {"padding": 1}, FIRST, 13 / 16 * UNALIGNED_FACTOR),
         ((24, 8, 1, 1), {"strides": 2}, FIRST, 7 / 16 * STRIDED_FACTOR),
         ((8, 1, 3, 3), {"padding": 1, "groups": 8}, LAST, 8 / 16),
-        ((64, 2, 3, 3), {"padding": 1, "groups": 4}, LAST, 1 / 16),
-        ((16, 1, 3, 3), {"padding": 1, "groups": 8}, LAST, 1 / 16),
+        ((64, 2, 3, 3), {"padding": 1, "groups": 4}, LAST, 16 / 16),
+        ((16, 1, 3, 3), {"padding": 1, "groups": 8}, LAST, 2 / 16),
     ],
 )
 def test_vector_fraction(weight: tuple, attrs: dict, layout: Layout, fraction: float) -> None:

@@ -125,6 +125,33 @@ def test_existing_transposes_become_the_conversions() -> None:
     assert_same_numbers(mod, planned, 1, 7, 7, 8)
 
 
+def test_existing_transposes_become_the_conversions_of_what_follows_them() -> None:
+    def body(emit: Emit, x: relax.Var) -> relax.Expr:
+        first = emit(relax.op.permute_dims(x, [0, 3, 1, 2]))
+        convolved = emit(conv(emit(relax.op.nn.relu(first))))
+        return emit(relax.op.permute_dims(emit(relax.op.tanh(convolved)), [0, 2, 3, 1]))
+
+    mod = module(body, (1, 7, 7, 8))
+    planned, _ = plan(mod, Machine(0.0, 1e3))
+
+    assert transposes(planned) == 0
+    assert_same_numbers(mod, planned, 1, 7, 7, 8)
+
+
+def test_with_one_spatial_axis_the_same_transpose_goes_either_way() -> None:
+    def body(emit: Emit, x: relax.Var) -> relax.Expr:
+        first = emit(relax.op.nn.relu(emit(relax.op.permute_dims(x, [0, 2, 1]))))
+        convolved = emit(relax.op.nn.conv1d(first, constant(8, 8, 3), padding=1))
+        added = emit(relax.op.add(first, convolved))
+        return emit(relax.op.permute_dims(added, [0, 2, 1]))
+
+    mod = module(body, (1, 9, 8))
+    planned, _ = plan(mod, Machine(0.0, 1e3))
+
+    assert transposes(planned) == 0
+    assert_same_numbers(mod, planned, 1, 9, 8)
+
+
 def test_symbolic_batch_and_sides_are_planned() -> None:
     n, h = tvm.tirx.Var("n", "int64"), tvm.tirx.Var("h", "int64")
     mod = module(lambda emit, x: conv(emit(relax.op.nn.relu(emit(conv(x))))), (n, 8, h, 7))

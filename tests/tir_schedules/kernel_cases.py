@@ -41,7 +41,12 @@ def _nchw(template, x, w, b, **kwargs):
 
 TILE = "register tile"
 BLOCK = "blockwise"
+STITCH = "row stitch"
+REDUCE = "reduction"
+VECTOR = "matrix times vector"
 EACH = "elementwise"
+TURN = "transpose"
+POOL = "pooling"
 
 CONVOLUTIONS = {
     "conv nhwc": _nhwc(TILE, (1, 7, 9, 5), (3, 3, 5, 24), (24,), padding=(1, 1)),
@@ -64,7 +69,7 @@ CONVOLUTIONS = {
     "conv nchw depthwise": _nchw(
         TILE, (1, 13, 7, 7), (13, 1, 3, 3), (1, 13, 1, 1), groups=13, padding=(1, 1)
     ),
-    "conv nchw 1x1 map": _nchw(BLOCK, (1, 40, 1, 1), (17, 40, 1, 1), (1, 17, 1, 1)),
+    "conv nchw 1x1 map": _nchw(VECTOR, (1, 40, 1, 1), (17, 40, 1, 1), (1, 17, 1, 1)),
     "conv1d": _case(TILE, lambda x, w: nn.conv1d(x, w, padding=1), f32(1, 5, 19), f32(7, 5, 3)),
     "conv1d nwc": _case(
         TILE,
@@ -121,12 +126,12 @@ MATMULS = {
     "matmul batched": _matmul(TILE, (3, 13, 7), (3, 7, 24)),
     "matmul heads": _matmul(TILE, (1, 3, 17, 5), (1, 3, 5, 17)),
     "matmul broadcast": _matmul(TILE, (3, 7, 5), (5, 19)),
-    "matmul column": _matmul(BLOCK, (17, 40), (40, 1)),
+    "matmul column": _matmul(VECTOR, (17, 40), (40, 1)),
     "matmul row": _matmul(TILE, (1, 19), (19, 80)),
     "matmul outer": _matmul(TILE, (13, 1), (1, 17)),
     "matmul vector": _matmul(TILE, (40,), (40, 24)),
-    "matmul dot": _matmul(BLOCK, (97,), (97,)),
-    "matmul one": _matmul(BLOCK, (1, 1), (1, 1)),
+    "matmul dot": _matmul(REDUCE, (97,), (97,)),
+    "matmul one": _matmul(REDUCE, (1, 1), (1, 1)),
     "matmul half": _matmul(TILE, (5, 7), (7, 24), "float16"),
     "matmul double": _matmul(TILE, (5, 7), (7, 24), "float64"),
     "matmul int32": _matmul(TILE, (5, 7), (7, 24), "int32"),
@@ -163,66 +168,66 @@ def _reduce(template, function, shape, axis, dtype="float32", **kwargs):
 
 
 REDUCTIONS = {
-    "max pool": _case(BLOCK, lambda x: nn.max_pool2d(x, (3, 3), (2, 2), (1, 1)), f32(1, 5, 13, 13)),
+    "max pool": _case(POOL, lambda x: nn.max_pool2d(x, (3, 3), (2, 2), (1, 1)), f32(1, 5, 13, 13)),
     "max pool nhwc": _case(
-        TILE, lambda x: nn.max_pool2d(x, (3, 3), (2, 2), (1, 1), layout="NHWC"), f32(1, 13, 7, 19)
+        POOL, lambda x: nn.max_pool2d(x, (3, 3), (2, 2), (1, 1), layout="NHWC"), f32(1, 13, 7, 19)
     ),
     "avg pool ceil": _case(
-        BLOCK,
+        POOL,
         lambda x: nn.avg_pool2d(x, (3, 3), (2, 2), (1, 1), ceil_mode=True),
         f32(1, 3, 13, 7),
     ),
     "avg pool padded": _case(
-        TILE,
+        POOL,
         lambda x: nn.avg_pool2d(x, (3, 3), (1, 1), (1, 1), count_include_pad=True, layout="NHWC"),
         f32(1, 7, 7, 13),
     ),
-    "global pool": _case(BLOCK, lambda x: nn.adaptive_avg_pool2d(x, (1, 1)), f32(1, 13, 7, 7)),
+    "global pool": _case(REDUCE, lambda x: nn.adaptive_avg_pool2d(x, (1, 1)), f32(1, 13, 7, 7)),
     "global pool nhwc": _case(
-        TILE, lambda x: nn.adaptive_avg_pool2d(x, (1, 1), layout="NHWC"), f32(1, 7, 7, 24)
+        REDUCE, lambda x: nn.adaptive_avg_pool2d(x, (1, 1), layout="NHWC"), f32(1, 7, 7, 24)
     ),
     "adaptive pool": _case(EACH, lambda x: nn.adaptive_avg_pool2d(x, (3, 2)), f32(1, 3, 7, 5)),
-    "mean last": _reduce(BLOCK, op.mean, (5, 7, 149), 2),
-    "mean keeps": _reduce(BLOCK, op.mean, (1, 24, 40), 2, keepdims=True),
-    "sum first": _reduce(TILE, op.sum, (13, 40), 0),
-    "sum middle": _reduce(TILE, op.sum, (5, 17, 24), 1),
-    "sum all": _reduce(BLOCK, op.sum, (7, 19), None),
-    "sum several": _reduce(TILE, op.sum, (3, 5, 7, 13), [0, 2]),
-    "sum outer and inner": _reduce(BLOCK, op.sum, (3, 13, 80), [0, 2]),
-    "max last": _reduce(BLOCK, op.max, (13, 97), 1),
-    "min int": _reduce(TILE, op.min, (13, 19), 0, "int32"),
-    "prod": _reduce(BLOCK, op.prod, (3, 24), 1),
-    "sum int64": _reduce(BLOCK, op.sum, (3, 40), 1, "int64"),
-    "argmax last": _reduce(BLOCK, op.argmax, (5, 19), 1),
-    "argmax first": _reduce(BLOCK, op.argmax, (5, 19), 0),
-    "argmin keeps": _reduce(BLOCK, op.argmin, (3, 7, 5), 1, keepdims=True),
-    "variance": _reduce(BLOCK, op.variance, (3, 40), 1),
-    "std first": _reduce(BLOCK, op.std, (7, 24), 0),
-    "softmax last": _reduce(BLOCK, nn.softmax, (5, 80), 1),
-    "softmax prime": _reduce(BLOCK, nn.softmax, (3, 149), 1),
-    "softmax first": _reduce(BLOCK, nn.softmax, (17, 24), 0),
-    "softmax middle": _reduce(BLOCK, nn.softmax, (2, 7, 5, 3), 1),
-    "softmax one": _reduce(BLOCK, nn.softmax, (5, 1), 1),
-    "log softmax": _reduce(BLOCK, nn.log_softmax, (3, 17), 1),
+    "mean last": _reduce(REDUCE, op.mean, (5, 7, 149), 2),
+    "mean keeps": _reduce(REDUCE, op.mean, (1, 24, 40), 2, keepdims=True),
+    "sum first": _reduce(REDUCE, op.sum, (13, 40), 0),
+    "sum middle": _reduce(REDUCE, op.sum, (5, 17, 24), 1),
+    "sum all": _reduce(REDUCE, op.sum, (7, 19), None),
+    "sum several": _reduce(REDUCE, op.sum, (3, 5, 7, 13), [0, 2]),
+    "sum outer and inner": _reduce(REDUCE, op.sum, (3, 13, 80), [0, 2]),
+    "max last": _reduce(REDUCE, op.max, (13, 97), 1),
+    "min int": _reduce(REDUCE, op.min, (13, 19), 0, "int32"),
+    "prod": _reduce(REDUCE, op.prod, (3, 24), 1),
+    "sum int64": _reduce(REDUCE, op.sum, (3, 40), 1, "int64"),
+    "argmax last": _reduce(REDUCE, op.argmax, (5, 19), 1),
+    "argmax first": _reduce(REDUCE, op.argmax, (5, 19), 0),
+    "argmin keeps": _reduce(REDUCE, op.argmin, (3, 7, 5), 1, keepdims=True),
+    "variance": _reduce(REDUCE, op.variance, (3, 40), 1),
+    "std first": _reduce(REDUCE, op.std, (7, 24), 0),
+    "softmax last": _reduce(STITCH, nn.softmax, (5, 80), 1),
+    "softmax prime": _reduce(STITCH, nn.softmax, (3, 149), 1),
+    "softmax first": _reduce(STITCH, nn.softmax, (17, 24), 0),
+    "softmax middle": _reduce(STITCH, nn.softmax, (2, 7, 5, 3), 1),
+    "softmax one": _reduce(REDUCE, nn.softmax, (5, 1), 1),
+    "log softmax": _reduce(STITCH, nn.log_softmax, (3, 17), 1),
     "layer norm": _case(
-        BLOCK, lambda x, g, b: nn.layer_norm(x, g, b, [-1]), f32(3, 5, 40), f32(40), f32(40)
+        STITCH, lambda x, g, b: nn.layer_norm(x, g, b, [-1]), f32(3, 5, 40), f32(40), f32(40)
     ),
-    "rms norm": _case(BLOCK, lambda x, g: nn.rms_norm(x, g, [-1]), f32(3, 5, 24), f32(24)),
+    "rms norm": _case(STITCH, lambda x, g: nn.rms_norm(x, g, [-1]), f32(3, 5, 24), f32(24)),
     "instance norm": _case(
-        BLOCK,
+        STITCH,
         lambda x, g, b: nn.instance_norm(x, g, b, 1, [2, 3]),
         f32(2, 3, 5, 7),
         f32(3),
         f32(3),
     ),
     "group norm": _case(
-        BLOCK,
+        STITCH,
         lambda x, g, b: nn.group_norm(x, g, b, 3, 1, [2, 3]),
         f32(1, 6, 5, 7),
         f32(6),
         f32(6),
     ),
-    "exponentials summed": _case(BLOCK, lambda x: op.sum(op.exp(x), axis=[1]), f32(7, 40)),
+    "exponentials summed": _case(REDUCE, lambda x: op.sum(op.exp(x), axis=[1]), f32(7, 40)),
 }
 
 MOVES = {
@@ -245,8 +250,8 @@ MOVES = {
     ),
     "slice dense": _case(EACH, lambda x: op.strided_slice(x, [1], [16], [40]), f32(5, 80)),
     "slice backwards": _case(EACH, lambda x: op.flip(x, 1), f32(5, 24)),
-    "transpose": _case(EACH, op.permute_dims, f32(13, 40)),
-    "transpose nchw": _case(EACH, lambda x: op.permute_dims(x, [0, 2, 3, 1]), f32(1, 17, 5, 7)),
+    "transpose": _case(TURN, op.permute_dims, f32(13, 40)),
+    "transpose nchw": _case(TURN, lambda x: op.permute_dims(x, [0, 2, 3, 1]), f32(1, 17, 5, 7)),
     "pad": _case(EACH, lambda x: nn.pad(x, [0, 0, 1, 2, 3, 1]), f32(3, 5, 13)),
     "pad outer": _case(EACH, lambda x: nn.pad(x, [0, 0, 1, 1, 0, 0]), f32(1, 5, 24)),
     "pad reflect": _case(EACH, lambda x: nn.pad(x, [0, 0, 2, 1], "reflect"), f32(3, 7)),
@@ -267,7 +272,7 @@ MOVES = {
         EACH, lambda x, i: op.gather_elements(x, i, 1), f32(5, 7), ((5, 3), "int64")
     ),
     "where": _case(EACH, op.where, ((5, 24), "bool"), f32(5, 24), f32(24)),
-    "repeat": _case(EACH, lambda x: op.repeat(x, 3, 1), f32(3, 5)),
+    "repeat": _case(TURN, lambda x: op.repeat(x, 3, 1), f32(3, 5)),
     "tile": _case(EACH, lambda x: op.tile(x, [2, 3]), f32(3, 5)),
     "broadcast": _case(EACH, lambda x: op.broadcast_to(x, [3, 5, 24]), f32(5, 1)),
     "one hot": _case(

@@ -1,13 +1,23 @@
 """Where concatenation and padding change their choice, and the loops that result."""
 
+import itertools
+
+import numpy as np
 import pytest
-from lowering import f32, kernel_of, loops_of, lowered, scalar_stores
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lowering import f32, kernel_of, loops_of, lowered
 from machines import MACHINE
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.llvm.borders import MAX_PIECES, Borders, borders_of
-from tvm_ext.tir_schedules.llvm.elementwise import Elementwise
+from tvm_ext.tir_schedules.llvm.borders import (
+    MAX_PIECES,
+    Borders,
+    borders_of,
+    changes,
+    split_at_borders,
+)
 
 op = relax.op
 
@@ -18,31 +28,31 @@ def borders(func: tirx.PrimFunc) -> list[Borders]:
     return borders_of(sch, block)
 
 
-def finished(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    sch = Elementwise().apply(func, MACHINE)
-    assert isinstance(sch, s_tir.Schedule)
+def partitioned(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    sch = s_tir.Schedule(func)
+    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+    found = borders_of(sch, block)
+    split_at_borders(sch, sch.get_loops(block)[-1], found[-1])
     return lowered(sch.mod["main"], MACHINE)
 
 
 def test_concatenation() -> None:
     func = kernel_of(lambda *v: op.concat(list(v), 1), f32(3, 5), f32(3, 7), f32(3, 1))
     assert borders(func) == [Borders(), Borders((5, 12))]
-    assert [loop.extent for loop in loops_of(finished(func))] == [3, 5, 7]
-    assert "if_then_else" not in finished(func).script()
+    assert [loop.extent for loop in loops_of(partitioned(func))] == [3, 5, 7]
+    assert "if_then_else" not in partitioned(func).script()
 
 
 def test_padding() -> None:
     func = kernel_of(lambda x: nn.pad(x, [0, 0, 2, 3]), f32(3, 24))
     assert borders(func) == [Borders(), Borders((2, 26))]
-    assert [loop.extent for loop in loops_of(finished(func))] == [3, 2, 24, 3]
-    assert "if_then_else" not in finished(func).script()
+    assert [loop.extent for loop in loops_of(partitioned(func))] == [3, 2, 24, 3]
+    assert "if_then_else" not in partitioned(func).script()
 
 
-def test_pad_of_outer_loops_keeps_vectors() -> None:
+def test_padding_of_outer_loops() -> None:
     func = kernel_of(lambda x: nn.pad(x, [0, 0, 1, 1, 0, 0]), f32(1, 5, 24))
     assert borders(func)[1:] == [Borders((1, 6)), Borders()]
-    assert "if_then_else" in finished(func).script()
-    assert scalar_stores(finished(func), MACHINE) == 0
 
 
 @pytest.mark.parametrize(
@@ -88,4 +98,63 @@ def tvm_bool(condition: object, value: int) -> bool:
 def test_many_pieces_stay_one_loop() -> None:
     count = MAX_PIECES + 1
     func = kernel_of(lambda *v: op.concat(list(v), 1), *[f32(3, 2)] * count)
-    assert [loop.extent for loop in loops_of(finished(func))] == [3, 2 * count]
+    assert [loop.extent for loop in loops_of(partitioned(func))] == [3, 2 * count]
+
+
+def loops(*extents: int) -> list[tuple[tirx.Var, int]]:
+    return [(tirx.Var(f"v{i}", "int64"), extent) for i, extent in enumerate(extents)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "wanted"),
+    [(512, (0, (2,))), (500, (0, (1, 2))), (-1, (0, ())), (62 * 256, (0, ())), (100, (0, (1,)))],
+)
+def test_condition_on_two_loops(limit: int, wanted: tuple[int, tuple[int, ...]]) -> None:
+    """The steepest loop decides, but for the iterations in which the other one has a say."""
+    (row, column) = pair = loops(62, 256)
+    assert changes(row[0] * 256 + column[0] < limit, pair) == wanted
+
+
+@given(
+    slopes=st.lists(st.integers(-5, 5), min_size=1, max_size=3),
+    offset=st.integers(-20, 20),
+    kind=st.sampled_from([tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE]),
+)
+@settings(max_examples=60, deadline=None)
+def test_between_changes_nothing_changes(slopes: list[int], offset: int, kind: type) -> None:
+    """Outside of the stretches around a change the comparison has one value for all other loops."""
+    shape = [7, 4, 3][: len(slopes)]
+    pair = loops(*shape)
+    total = sum(
+        (v * s for (v, _), s in zip(pair, slopes, strict=True)), tirx.const(offset, "int64")
+    )
+    found = changes(kind(total, tirx.const(0, "int64")), pair)
+    assert found is not None
+    axis, positions = found
+    grid = np.indices(shape)
+    sums = sum(np.asarray(g) * s for g, s in zip(grid, slopes, strict=True)) + offset
+    holds = COMPARED[kind](sums)
+    by_row = np.moveaxis(holds, axis, 0).reshape(shape[axis], -1)
+    bounds = [0, *positions, shape[axis]]
+    for start, end in itertools.pairwise(bounds):
+        part = by_row[start:end]
+        settled = part.all() or not part.any()
+        # Other loops have a say: the stretch lies between two changes of one comparison.
+        assert settled or len(slopes) > 1 or kind in (tirx.EQ, tirx.NE)
+        if len(slopes) == 1:
+            assert settled
+
+
+COMPARED = {
+    tirx.LT: lambda x: x < 0,
+    tirx.LE: lambda x: x <= 0,
+    tirx.GT: lambda x: x > 0,
+    tirx.GE: lambda x: x >= 0,
+    tirx.EQ: lambda x: x == 0,
+    tirx.NE: lambda x: x != 0,
+}
+
+
+def test_not_linear() -> None:
+    ((var, _),) = pair = loops(9)
+    assert changes(var * var < 5, pair) is None

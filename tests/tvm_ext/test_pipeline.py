@@ -48,8 +48,9 @@ def test_without_user_passes_a_pipeline_is_what_its_file_says(level):
     pipeline, config = build_pipeline(level), load_pipelines()[level]
     assert names(pipeline) == config.graph
     assert names(pipeline, "lower") == config.lower
-    assert not any(step.skipped for step in (*pipeline.graph, *pipeline.lower))
-    assert pipeline.schedule == pipeline.tile == pipeline.target == ()
+    assert names(pipeline, "tile") == config.tile
+    assert not any(step.skipped for step in (*pipeline.graph, *pipeline.lower, *pipeline.tile))
+    assert pipeline.schedule == pipeline.target == ()
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -110,6 +111,12 @@ def test_other_stages_hold_users_passes_in_their_order(stage):
     pipeline = build_pipeline("O0")
     assert names(pipeline, stage) == ["a", "d", "c", "b"]
     assert not set("abcd") & set(names(pipeline))
+
+
+def test_users_tile_passes_stand_next_to_ours():
+    register_pass(same, name="behind", level="tile")
+    register_pass(same, name="ahead", level="tile", before="VectorMath")
+    assert names(build_pipeline("O3"), "tile") == ["ahead", "VectorMath", "behind"]
 
 
 def test_disabled_passes_stay_and_say_so():

@@ -2,8 +2,24 @@
 
 from tvm_ext.tir_schedules.llvm.blockwise import Blockwise
 from tvm_ext.tir_schedules.llvm.elementwise import Elementwise
+from tvm_ext.tir_schedules.llvm.pooling import Pooling
+from tvm_ext.tir_schedules.llvm.reduction import Reduction
 from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
+from tvm_ext.tir_schedules.llvm.row_stitch import RowStitch
+from tvm_ext.tir_schedules.llvm.scan import Scan
+from tvm_ext.tir_schedules.llvm.transpose import Transpose
 from tvm_ext.tir_schedules.llvm.winograd import Winograd
 from tvm_ext.tir_schedules.template import Template
 
-CPU_TEMPLATES: tuple[Template, ...] = (Elementwise(), Winograd(), RegisterTile(), Blockwise())
+CPU_TEMPLATES: tuple[Template, ...] = (
+    Transpose(),
+    Elementwise(),
+    Pooling(),
+    RowStitch(),
+    Reduction(),
+    Scan(),
+    Winograd(),
+    RegisterTile(),
+    Reduction(products=True, name="matrix times vector"),
+    Blockwise(),
+)

@@ -5,9 +5,9 @@ from tvm import s_tir, tirx
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of
 from tvm_ext.tir_schedules.llvm.borders import split_at_borders
+from tvm_ext.tir_schedules.llvm.data_parallel import plan_blocks, scheduled
 from tvm_ext.tir_schedules.llvm.inlining import (
     count_calls,
-    inline_blocks,
     is_data_parallel,
     kernel_blocks,
 )
@@ -27,17 +27,24 @@ class Elementwise:
         sch = s_tir.Schedule(func)
         if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
             return NotMine("the kernel reduces or scans")
-        inline_blocks(sch)
-        branching = []
-        for block in kernel_blocks(sch):
-            access = access_of(sch, block)
-            if access is None:
-                return NotMine("a loop has a symbolic extent or a block writes several buffers")
-            dtype = str(sch.get(block).writes[0].source.dtype)
-            calls = count_calls(sch.get(block).body)
-            branching.append(schedule_data_parallel(sch, access, machine, dtype, calls))
-        # Last, since blocks cannot be found by their loops any more.
-        for inner in branching:
-            if inner is not None:
-                split_at_borders(sch, *inner)
-        return sch
+        plan = plan_blocks(sch, machine)
+        if isinstance(plan, NotMine):
+            return _block_by_block(sch, machine)
+        return scheduled(func, plan, machine)
+
+
+def _block_by_block(sch: s_tir.Schedule, machine: CpuDescription) -> s_tir.Schedule | NotMine:
+    """For blocks that are more than one assignment: their loops stay in one piece."""
+    branching = []
+    for block in kernel_blocks(sch):
+        access = access_of(sch, block)
+        if access is None:
+            return NotMine("a loop has a symbolic extent or a block writes several buffers")
+        dtype = str(sch.get(block).writes[0].source.dtype)
+        calls = count_calls(sch.get(block).body)
+        branching.append(schedule_data_parallel(sch, access, machine, dtype, calls))
+    # Last, since blocks cannot be found by their loops any more.
+    for inner in branching:
+        if inner is not None:
+            split_at_borders(sch, *inner)
+    return sch

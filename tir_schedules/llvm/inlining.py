@@ -8,6 +8,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
 from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.llvm.flat_views import nodes
 
 # Nodes of an expression beyond which nothing more is inlined into it. Kernels of real networks
 # stay far below; the time for code generation grows with the square.
@@ -45,7 +46,7 @@ def is_data_parallel(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 def count_calls(expr: Any) -> int:
     """Function calls (exp, if_then_else, ...) below a statement or expression."""
-    return sum(isinstance(node, tvm.ir.Call) for node in walk(expr))
+    return len(nodes(expr, tvm.ir.Call))
 
 
 def walk(node: Any) -> Iterator[Any]:
@@ -97,12 +98,10 @@ def _would_bloat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> bo
     """
     body = sch.get(consumer).body
     produced = sch.get(block).writes[0].source
-    uses = sum(
-        isinstance(node, tvm.ir.TensorLoad) and node.source.same_as(produced) for node in walk(body)
-    )
+    uses = sum(load.source.same_as(produced) for load in nodes(body, tvm.ir.TensorLoad))
     added = uses * _size(sch.get(block).body)
     return added + _size(body) > MAX_NODES
 
 
 def _size(expr: Any) -> int:
-    return sum(1 for _ in walk(expr))
+    return len(nodes(expr, tvm.ir.Expr))

@@ -1,11 +1,13 @@
 """Registers the built-in passes and those of TVM that the pipelines name."""
 
 from collections.abc import Callable
+from typing import Any
 
 import tvm
 from tvm import relax
 
-from tvm_ext.passes.registry import PassEntry, add, first_line
+from tvm_ext.passes.registry import Level, PassEntry, add, first_line
+from tvm_ext.passes.vector_math import VectorMath
 from tvm_ext.relay_passes import BUILTIN_PASSES
 
 # What a pipeline may name of TVM's own. LegalizeOps comes without warnings: what it leaves is
@@ -25,19 +27,16 @@ _TVM_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
 }
 
 
+def _add_ours(factory: Any, level: Level) -> None:
+    doc = factory.options_class.__doc__ or ""
+    name = factory.options_class.__name__
+    add(PassEntry(name, level, factory, "built-in", first_line(doc), doc))
+
+
 def _register_builtin() -> None:
     for factory in BUILTIN_PASSES:
-        doc = factory.options_class.__doc__ or ""
-        add(
-            PassEntry(
-                name=factory.options_class.__name__,
-                level="graph",
-                factory=factory,
-                source="built-in",
-                summary=first_line(doc),
-                doc=doc,
-            )
-        )
+        _add_ours(factory, "graph")
+    _add_ours(VectorMath, "tile")
     for name, tvm_factory in _TVM_PASSES.items():
         doc = tvm_factory.__doc__ or ""
         add(PassEntry(name, "graph", tvm_factory, "tvm", first_line(doc), doc))

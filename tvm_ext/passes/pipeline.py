@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
+from pydantic import Field
 
 from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml
 from tvm_ext.configs.nearest import nearest_hint
@@ -20,12 +21,14 @@ REQUIRED = frozenset({"DispatchSampling", "DispatchSortScan", "LegalizeOps"})
 class PipelineConfig(ConfigModel):
     """One file of ``configs/pipelines``: names of passes in their order.
 
-    ``graph`` runs on Relax operators, ``lower`` turns them into fused kernels.
+    ``graph`` runs on Relax operators, ``lower`` turns them into fused kernels, ``tile`` runs on
+    kernels whose loops are final.
     """
 
     summary: str
     graph: list[str]
     lower: list[str]
+    tile: list[str] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,8 @@ def build_pipeline(
         return tuple(_step(registry.get(n), options, disabled) for n in names)
 
     graph, lower = _place_user_passes(config.graph, config.lower)
-    others = {level: steps(_ordered(level)) for level in ("schedule", "tile", "target")}
+    listed = {"schedule": [], "tile": config.tile, "target": []}
+    others = {level: steps(_ordered(level, names)) for level, names in listed.items()}
     return Pipeline(name, steps(graph), steps(lower), **others)
 
 
@@ -168,8 +172,9 @@ def _position(names: list[str], entry: registry.PassEntry) -> int:
     return names.index("InheritOrigins") if "InheritOrigins" in names else len(names)
 
 
-def _ordered(level: str) -> list[str]:
-    names: list[str] = []
+def _ordered(level: str, listed: list[str]) -> list[str]:
+    """The listed passes of a level with users' passes placed among them."""
+    names = list(listed)
     for entry in _user_entries(level):
         names.insert(_position(names, entry), entry.name)
     return names

@@ -1,0 +1,159 @@
+"""Pooling in any layout: numbers, refusals, and loops without a branch inside."""
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lowering import assert_same, f32, kernel_of, loops_of, lowered, run, statements
+from machines import GPU, MACHINE, NARROW
+from tvm import relax, s_tir, te, tirx, topi
+from tvm.relax.op import nn
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.llvm.pool_code import PoolDecision
+from tvm_ext.tir_schedules.llvm.pooling import Pooling
+from tvm_ext.tir_schedules.template import NotMine
+
+op = relax.op
+
+
+def applied(func: tirx.PrimFunc, machine: CpuDescription = MACHINE, **kwargs: Any) -> tirx.PrimFunc:
+    sch = Pooling().apply(func, machine, **kwargs)
+    assert isinstance(sch, s_tir.Schedule), sch
+    return sch.mod["main"]
+
+
+def refusal(func: tirx.PrimFunc) -> str:
+    found = Pooling().apply(func, MACHINE)
+    assert isinstance(found, NotMine)
+    return found.reason
+
+
+def check(functions: dict[str, tirx.PrimFunc]) -> None:
+    found = dict(functions)
+    for name, func in functions.items():
+        for machine in (MACHINE, NARROW):
+            for cores in (1, 4):
+                key = f"{name} {machine.name} {cores}"
+                found[key] = applied(func, machine.with_cores(cores))
+    results = run(found)
+    for name in found:
+        plain = next(key for key in functions if name.startswith(key))
+        assert_same(results[plain], results[name], name)
+
+
+sizes = st.integers(1, 4)
+
+
+@given(
+    shape=st.tuples(st.integers(1, 2), st.integers(5, 12), st.integers(5, 20), st.integers(1, 19)),
+    window=st.tuples(sizes, sizes),
+    strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    dilation=st.integers(1, 2),
+    padding=st.tuples(sizes, sizes, sizes, sizes),
+    layout=st.sampled_from(["NHWC", "NCHW"]),
+    kind=st.sampled_from(["max", "average", "average with padding"]),
+    ceil=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_numbers(
+    shape: tuple[int, ...],
+    window: tuple[int, int],
+    strides: tuple[int, int],
+    dilation: int,
+    padding: tuple[int, ...],
+    layout: str,
+    kind: str,
+    ceil: bool,
+) -> None:
+    n, h, w, c = shape
+    # Padding shorter than the window, as ONNX wants it.
+    reach = [dilation * (size - 1) + 1 for size in window]
+    padding = tuple(min(p, reach[i % 2] - 1) for i, p in enumerate(padding))
+    if any(size + padding[i] + padding[i + 2] < reach[i] for i, size in enumerate((h, w))):
+        return
+    inputs = f32(*(shape if layout == "NHWC" else (n, c, h, w)))
+    common = {"dilation": dilation, "ceil_mode": ceil, "layout": layout}
+
+    def pool(x: relax.Expr) -> relax.Expr:
+        if kind == "max":
+            return nn.max_pool2d(x, window, strides, padding, **common)
+        include = kind == "average with padding"
+        return nn.avg_pool2d(x, window, strides, padding, count_include_pad=include, **common)
+
+    func = kernel_of(pool, inputs)
+    if isinstance(Pooling().apply(func, MACHINE), NotMine):
+        return
+    found = {"plain": func, "pool": applied(func), "threads": applied(func, MACHINE.with_cores(4))}
+    results = run(found)
+    assert_same(results["plain"], results["pool"], "one thread")
+    assert_same(results["plain"], results["threads"], "threads")
+
+
+def test_numbers_of_other_ranks_and_epilogues() -> None:
+    check(
+        {
+            "1d max": kernel_of(lambda x: nn.max_pool1d(x, 3, 2, 1), f32(2, 5, 17)),
+            "1d average": kernel_of(lambda x: nn.avg_pool1d(x, 3, 1, 1), f32(2, 5, 17)),
+            "3d max": kernel_of(lambda x: nn.max_pool3d(x, 3, 2, 1), f32(2, 3, 5, 7, 9)),
+            "3d average": kernel_of(lambda x: nn.avg_pool3d(x, 2, 1, 1), f32(1, 3, 5, 7, 9)),
+            "large window": kernel_of(
+                lambda x: nn.max_pool2d(x, 13, 1, 6, layout="NHWC"), f32(1, 15, 14, 5)
+            ),
+            "many rows": kernel_of(
+                lambda x: nn.avg_pool2d(x, (19, 2), 1, (9, 0)), f32(1, 2, 21, 9)
+            ),
+            "padded average, long rows": kernel_of(
+                lambda x: nn.avg_pool2d(x, 3, 1, 1, layout="NHWC"), f32(1, 5, 43, 13)
+            ),
+        }
+    )
+
+
+def test_large_enough_for_threads() -> None:
+    func = kernel_of(lambda x: nn.max_pool2d(x, 3, 2, 1), f32(1, 32, 112, 112))
+    (first, *_) = loops_of(applied(func))
+    assert (first.kind, first.extent) == ("parallel", 32)
+    small = kernel_of(lambda x: nn.max_pool2d(x, 3, 2, 1), f32(1, 3, 9, 9))
+    assert not any(loop.kind == "parallel" for loop in loops_of(applied(small)))
+
+
+def test_branches_are_outside_of_the_loops_along_a_row() -> None:
+    func = kernel_of(lambda x: nn.max_pool2d(x, 3, 2, 1, layout="NHWC"), f32(1, 9, 11, 61))
+    code = lowered(applied(func), MACHINE)
+    assert "if_then_else" not in code.script()
+    for loop in (s for s in statements(code.body) if isinstance(s, tirx.For)):
+        inner = list(statements(loop.body))
+        if not any(isinstance(s, tirx.For) for s in inner):
+            stores = [s for s in inner if isinstance(s, tirx.BufferStore)]
+            assert all("x" in str(s.value.ty) for s in stores)
+
+
+def test_decision_can_be_given() -> None:
+    """Along the height instead of the width: slower, and the same numbers."""
+    func = kernel_of(lambda x: nn.max_pool2d(x, 3, 1, 1), f32(1, 3, 9, 11))
+    other = applied(func, decision=PoolDecision(0, ()))
+    results = run({"plain": func, "other": other})
+    assert_same(results["plain"], results["other"], "other decision")
+
+
+def test_declines() -> None:
+    softmax = kernel_of(lambda x: nn.softmax(x, 1), f32(5, 7))
+    assert refusal(softmax) == "the kernel has 2 reductions, not one"
+    product = kernel_of(op.matmul, f32(3, 5), f32(5, 7))
+    assert refusal(product) == "an element of the window is computed from several values"
+    whole = kernel_of(lambda x: nn.max_pool2d(x, (5, 7)), f32(1, 3, 5, 7))
+    assert refusal(whole) == "the window covers all of its input and does not slide"
+    apart = kernel_of(lambda x: nn.max_pool2d(x, 2, 2, layout="NHWC"), f32(1, 8, 8, 32))
+    assert "do not overlap" in refusal(apart)
+    x = te.placeholder((1, 3, 8, 8), name="x")
+    pooled = topi.nn.pool2d(topi.log(x), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0), "max")
+    assert refusal(te.create_prim_func([x, pooled])) == "its input is computed by function calls"
+    func = kernel_of(lambda x: nn.max_pool2d(x, 3, 1), f32(1, 3, 8, 8))
+    assert Pooling().apply(func, GPU) == NotMine("the target is not a CPU")
+
+
+def test_declines_symbolic_extents() -> None:
+    batch = tirx.Var("n", "int64")
+    func = kernel_of(lambda x: nn.max_pool2d(x, 3, 1), ((batch, 3, 8, 8), "float32"))
+    assert "symbolic" in refusal(func)

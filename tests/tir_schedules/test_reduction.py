@@ -1,0 +1,206 @@
+"""Reductions over any axes: numbers, structure, threads for few results, and what is left."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import REDUCTIONS
+from lowering import assert_same, f32, kernel_of, kernels_of, loops_of, lowered, run, statements
+from machines import GPU, MACHINE
+from tvm import relax, s_tir, tirx
+from tvm.relax.op import nn
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.llvm.reduction import Reduction, ReductionDecision
+from tvm_ext.tir_schedules.llvm.row_decision import RowDecision
+from tvm_ext.tir_schedules.template import NotMine
+
+op = relax.op
+
+FUNCTIONS: dict[str, tuple[Callable[..., relax.Expr], Callable[..., np.ndarray]]] = {
+    "sum": (op.sum, np.sum),
+    "mean": (op.mean, np.mean),
+    "max": (op.max, np.max),
+    "min": (op.min, np.min),
+    "prod": (op.prod, np.prod),
+    "variance": (op.variance, np.var),
+}
+
+ROWS = {
+    "along": RowDecision(across=False, lanes=16, registers=4, chunks=1),
+    "along, short": RowDecision(across=False, lanes=8, registers=1, chunks=2, together=2),
+    "across": RowDecision(across=True, lanes=16, registers=8, chunks=2),
+    "across, in cache": RowDecision(across=True, lanes=4, registers=64, chunks=1),
+}
+
+# One for each way to walk: along rows, across them, with axes outside, all, several results.
+WALKS = ("mean last", "sum middle", "sum outer and inner", "sum all", "argmax last", "variance")
+
+SINGLE = [name for name, case in REDUCTIONS.items() if case.template == "reduction"]
+
+
+def reduced(
+    func: tirx.PrimFunc,
+    machine: CpuDescription = MACHINE,
+    decision: ReductionDecision | None = None,
+) -> tirx.PrimFunc:
+    sch = Reduction().apply(func, machine, decision)
+    assert isinstance(sch, s_tir.Schedule), sch
+    return sch.mod["main"]
+
+
+def kinds(func: tirx.PrimFunc) -> list[tuple[str, int | None]]:
+    return [(loop.kind, loop.extent) for loop in loops_of(func)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"),
+    [("along", 3), ("along, short", 1), ("across", 1), ("across, in cache", 3)],
+)
+def test_every_decision_computes_the_same(rows: str, parts: int) -> None:
+    decision = ReductionDecision(ROWS[rows], parts)
+    plain = {
+        f"{name}: {kernel}": func
+        for name in WALKS
+        for kernel, func in kernels_of(
+            REDUCTIONS[name].expression, *REDUCTIONS[name].inputs
+        ).items()
+    }
+    scheduled = {name: reduced(func, decision=decision) for name, func in plain.items()}
+    wanted, found = run(plain), run(scheduled)
+    for name in plain:
+        assert_same(wanted[name], found[name], name)
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(sorted(FUNCTIONS)),
+    shape=st.lists(st.integers(1, 19), min_size=1, max_size=4),
+    axes=st.sets(st.integers(0, 3), min_size=1),
+    keepdims=st.booleans(),
+)
+def test_any_axes(name: str, shape: list[int], axes: set[int], keepdims: bool) -> None:
+    chosen = sorted({axis % len(shape) for axis in axes})
+    expression, reference = FUNCTIONS[name]
+    func = kernel_of(lambda x: expression(x, axis=chosen, keepdims=keepdims), f32(*shape))
+    if not isinstance(Reduction().apply(func, MACHINE), s_tir.Schedule):
+        pytest.fail(str(Reduction().apply(func, MACHINE)))
+    x, found = run({"f": reduced(func)})["f"]
+    wanted = reference(x.astype("float64"), axis=tuple(chosen), keepdims=keepdims)
+    np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(["argmax", "argmin"]),
+    shape=st.lists(st.integers(1, 19), min_size=1, max_size=3),
+    axis=st.integers(0, 2),
+    factor=st.sampled_from([1, 7]),
+    dtype=st.sampled_from(["float32", "int32"]),
+)
+def test_positions_of_extrema(
+    name: str, shape: list[int], axis: int, factor: int, dtype: str
+) -> None:
+    """Small integers are equal often: the first of them counts."""
+    axis %= len(shape)
+    shape[axis] = shape[axis] * factor + 1
+    func = kernel_of(lambda x: getattr(op, name)(x, axis=axis), (shape, dtype))
+    x, found = run({"f": reduced(func)})["f"]
+    np.testing.assert_array_equal(found, getattr(np, name)(x, axis=axis))
+
+
+@pytest.mark.parametrize("length", [7, 13, 197, 1000, 4097])
+def test_producers_and_epilogues(length: int) -> None:
+    func = kernel_of(lambda x, y: op.sum(op.multiply(x, y), axis=[1]), *[f32(5, length)] * 2)
+    x, y, found = run({"f": reduced(func)})["f"]
+    np.testing.assert_allclose(found, (x * y).sum(1), rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_no_branches(name: str) -> None:
+    for func in kernels_of(REDUCTIONS[name].expression, *REDUCTIONS[name].inputs).values():
+        code = lowered(reduced(func), MACHINE)
+        assert not [s for s in statements(code.body) if isinstance(s, tirx.IfThenElse)]
+
+
+def test_rows_on_threads() -> None:
+    found = kinds(reduced(kernel_of(lambda x: op.sum(x, axis=[1]), f32(4096, 517))))
+    assert [kind for kind, _ in found].count("parallel") == 1
+    assert ("vectorized", 64) in found
+
+
+def test_neighbouring_results_in_lanes() -> None:
+    found = kinds(reduced(kernel_of(lambda x: op.sum(x, axis=[0]), f32(97, 128))))
+    assert ("vectorized", 128) in found
+    assert "parallel" not in [kind for kind, _ in found]
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        lambda x: op.sum(x),
+        lambda x: op.mean(x, axis=[0, 1, 2]),
+        lambda x: op.max(x, axis=[0, 1], keepdims=True),
+    ],
+    ids=["all", "mean of all", "few results"],
+)
+def test_few_results_of_much_data_on_threads(expression: Callable[..., relax.Expr]) -> None:
+    func = kernel_of(expression, f32(97, 500, 24))
+    machine = MACHINE.with_cores(4)
+    found = reduced(func, machine)
+    top = [loop for loop in loops_of(found) if not loop.path]
+    assert [loop.kind for loop in top].count("parallel") == 1
+    results = run({"plain": func, "scheduled": found})
+    wanted, got = results["plain"][-1], results["scheduled"][-1]
+    # One after the other, the plain kernel's sums lose more than the tolerance of others.
+    np.testing.assert_allclose(got, wanted, rtol=2e-3)
+    one = reduced(func, MACHINE.with_cores(1))
+    assert "parallel" not in [loop.kind for loop in loops_of(one)]
+
+
+def test_a_prime_length_is_not_cut() -> None:
+    found = reduced(kernel_of(lambda x: op.sum(x), f32(1_000_003)), MACHINE.with_cores(4))
+    assert "parallel" not in [loop.kind for loop in loops_of(found)]
+
+
+def test_products_only_when_asked() -> None:
+    func = kernel_of(op.matmul, f32(17, 40), f32(40, 1))
+    reason = "a reduction multiplies with something that other rows need as well"
+    assert Reduction().apply(func, MACHINE) == NotMine(reason)
+    asked = Reduction(products=True, name="matrix times vector").apply(func, MACHINE)
+    assert isinstance(asked, s_tir.Schedule)
+    a, b, found = run({"f": asked.mod["main"]})["f"]
+    np.testing.assert_allclose(found, a @ b, rtol=2e-5)
+
+
+REFUSED = {
+    "softmax": (lambda x: nn.softmax(x, 1), "a block works on every element of a reduced row"),
+    "elementwise": (op.exp, "the kernel has no reduction"),
+    "product": (
+        lambda x: op.matmul(x, x),
+        "a reduction reads its input for several rows, as windows do",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_leaves_other_kernels(name: str) -> None:
+    expression, reason = REFUSED[name]
+    assert Reduction().apply(kernel_of(expression, f32(24, 24)), MACHINE) == NotMine(reason)
+
+
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_leaves_windows(layout: str) -> None:
+    func = kernel_of(lambda x: nn.max_pool2d(x, (2, 2), (2, 2), layout=layout), f32(1, 8, 8, 8))
+    reason = "a reduction reads its input for several rows, as windows do"
+    assert Reduction().apply(func, MACHINE) == NotMine(reason)
+
+
+def test_leaves_symbolic_shapes_nothing_and_gpus() -> None:
+    func = kernel_of(lambda x: op.sum(x, axis=[1]), ((tirx.Var("n", "int64"), 19), "float32"))
+    assert Reduction().apply(func, MACHINE) == NotMine("a loop has a symbolic extent")
+    empty = kernel_of(lambda x: op.sum(x, axis=[1]), f32(3, 0))
+    assert isinstance(Reduction().apply(empty, MACHINE), NotMine)
+    assert Reduction().apply(func, GPU) == NotMine("the target is not a CPU")

@@ -1,0 +1,106 @@
+"""Cumulative sums and products: numbers, structure, and what is left."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lowering import f32, kernel_of, loops_of, run
+from machines import GPU, MACHINE
+from tvm import IRModule, relax, s_tir, te, tirx, topi
+from tvm.relax.op import nn
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.llvm.scan import Scan, ScanDecision
+from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.tir_schedules.template import NotMine
+
+
+def scan_kernel(
+    shape: tuple[int, ...],
+    axis: int | None,
+    product: bool = False,
+    exclusive: bool = False,
+    dtype: str = "float32",
+) -> tirx.PrimFunc:
+    """As TVM's DispatchSortScan leaves it."""
+    x = te.placeholder(shape, dtype, name="x")
+    function = topi.cumprod if product else topi.cumsum
+    func = te.create_prim_func([x, function(x, axis, exclusive=exclusive)])
+    assert isinstance(IRModule({"main": func}), IRModule)
+    return func
+
+
+def scanned(
+    func: tirx.PrimFunc,
+    machine: CpuDescription = MACHINE,
+    decision: ScanDecision | None = None,
+) -> tirx.PrimFunc:
+    sch = Scan().apply(func, machine, decision)
+    assert isinstance(sch, s_tir.Schedule), sch
+    return sch.mod["main"]
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    shape=st.lists(st.integers(1, 37), min_size=1, max_size=3),
+    axis=st.integers(0, 2),
+    product=st.booleans(),
+    exclusive=st.booleans(),
+    dtype=st.sampled_from(["float32", "int32", "int64"]),
+)
+def test_any_axis(shape: list[int], axis: int, product: bool, exclusive: bool, dtype: str) -> None:
+    axis %= len(shape)
+    shape[axis] += 1
+    func = scan_kernel(tuple(shape), axis, product, exclusive, dtype)
+    x, found = run({"f": scanned(func)})["f"]
+    wanted = (np.cumprod if product else np.cumsum)(x, axis)
+    if exclusive:
+        wanted = np.roll(wanted, 1, axis)
+        wanted[tuple(0 if d == axis else slice(None) for d in range(len(shape)))] = int(product)
+    np.testing.assert_allclose(found, wanted, rtol=2e-5)
+
+
+@pytest.mark.parametrize("together", [1, 3, 16, 40])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_every_decision_computes_the_same(together: int, axis: int) -> None:
+    func = scan_kernel((5, 7, 37), axis)
+    found = scanned(func, decision=ScanDecision(together, chunks=2))
+    x, result = run({"f": found})["f"]
+    np.testing.assert_allclose(result, np.cumsum(x, axis), rtol=2e-5)
+
+
+def test_inner_axes_are_lanes() -> None:
+    found = scanned(scan_kernel((5, 9, 128), 1))
+    assert ("vectorized", 64) in [(loop.kind, loop.extent) for loop in loops_of(found)]
+    assert "parallel" not in [loop.kind for loop in loops_of(found)]
+
+
+def test_rows_are_unrolled() -> None:
+    found = scanned(scan_kernel((9, 128), 1))
+    assert ("unrolled", 4) in [(loop.kind, loop.extent) for loop in loops_of(found)]
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_large_scans_on_threads(axis: int) -> None:
+    func = scan_kernel((64, 64, 512), axis)
+    kinds = [loop.kind for loop in loops_of(scanned(func))]
+    assert kinds.count("parallel") == 1
+    one = [loop.kind for loop in loops_of(scanned(func, MACHINE.with_cores(1)))]
+    assert "parallel" not in one
+
+
+def test_is_chosen_for_scans() -> None:
+    _, choice = schedule_kernel(scan_kernel((5, 9, 16), 1), MACHINE)
+    assert (choice.schedule, choice.source) == ("scan", "template")
+
+
+def test_leaves_other_kernels() -> None:
+    reason = NotMine("the kernel is no scan as TVM writes it, of a known shape")
+    for func in (
+        kernel_of(relax.op.exp, f32(16)),
+        kernel_of(lambda x: nn.softmax(x, 1), f32(5, 7)),
+        scan_kernel((5, 1), 1),
+        scan_kernel((te.var("n", "int64"), 5), 1),
+    ):
+        assert Scan().apply(func, MACHINE) == reason
+    assert Scan().apply(scan_kernel((5, 9), 1), GPU) == NotMine("the target is not a CPU")

@@ -1,0 +1,167 @@
+"""Kernels that are turned in registers: what is taken, how, and what it computes."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lowering import Spec, assert_same, f32, kernel_of, loops_of, lowered, run, scalar_stores
+from machines import GPU, MACHINE, NARROW
+from tvm import relax, s_tir, tirx
+from tvm.relax.op import nn
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.llvm.data_parallel import KernelPlan, plan_blocks
+from tvm_ext.tir_schedules.llvm.tile_code import TileDecision
+from tvm_ext.tir_schedules.llvm.transpose import Transpose
+from tvm_ext.tir_schedules.template import NotMine
+
+op = relax.op
+MACHINES = [MACHINE, NARROW]
+
+
+def decisions(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> list[TileDecision]:
+    plan = plan_blocks(s_tir.Schedule(func), machine)
+    assert isinstance(plan, KernelPlan)
+    return [tile for block in plan.blocks for tile in block.tiles.values()]
+
+
+def applied(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> tirx.PrimFunc:
+    sch = Transpose().apply(func, machine)
+    assert isinstance(sch, s_tir.Schedule)
+    return sch.mod["main"]
+
+
+def check(expression: Callable[..., relax.Expr], *inputs: Spec) -> None:
+    """The same numbers with wide and with narrow vectors, on one thread and on several."""
+    func = kernel_of(expression, *inputs)
+    found = {"plain": func}
+    for machine in MACHINES:
+        for cores in (1, 4):
+            scheduled = Transpose().apply(func, machine.with_cores(cores))
+            assert isinstance(scheduled, s_tir.Schedule)
+            found[f"{machine.name} {cores}"] = scheduled.mod["main"]
+    results = run(found)
+    for name in found:
+        assert_same(results["plain"], results[name], name)
+
+
+@given(rows=st.integers(4, 70), columns=st.integers(2, 70))
+@settings(max_examples=12, deadline=None)
+def test_numbers_of_matrices(rows: int, columns: int) -> None:
+    check(op.permute_dims, f32(columns, rows))
+
+
+CASES: dict[str, tuple[Callable[..., relax.Expr], tuple[Spec, ...]]] = {
+    "nchw to nhwc, 3 channels": (lambda x: op.permute_dims(x, [0, 2, 3, 1]), (f32(2, 3, 7, 9),)),
+    "nhwc to nchw, 5 channels": (lambda x: op.permute_dims(x, [0, 3, 1, 2]), (f32(1, 7, 9, 5),)),
+    "bias and relu on the way": (
+        lambda x, b: nn.relu(op.add(op.permute_dims(x, [0, 2, 3, 1]), b)),
+        (f32(1, 19, 5, 7), f32(19)),
+    ),
+    "residual in the order of the result": (
+        lambda x, y: op.add(op.permute_dims(x, [0, 2, 3, 1]), y),
+        (f32(1, 19, 5, 7), f32(1, 5, 7, 19)),
+    ),
+    "long value": (
+        lambda x, y: op.multiply(
+            op.sigmoid(op.permute_dims(x)), op.exp(op.add(op.permute_dims(y), op.permute_dims(x)))
+        ),
+        (f32(17, 35), f32(17, 35)),
+    ),
+    "stack of columns": (lambda a, b, c: op.stack([a, b, c], 2), (f32(5, 19),) * 3),
+    "repeat": (lambda x: op.repeat(x, 2, 1), (f32(3, 37),)),
+    "space to depth": (
+        lambda x: op.permute_dims(op.reshape(x, [3, 10, 2, 9, 2]), [1, 3, 2, 4, 0]),
+        (f32(3, 20, 18),),
+    ),
+    "every other column turned": (
+        lambda x: op.permute_dims(op.strided_slice(x, [1], [0], [64], [2], assume_inbound=True)),
+        (f32(12, 64),),
+    ),
+    "joined and turned": (
+        lambda a, b: op.permute_dims(op.concat([a, b], 1)),
+        (f32(19, 33), f32(19, 20)),
+    ),
+    "integers": (op.permute_dims, (((21, 35), "int8"),)),
+    "doubles": (op.permute_dims, (((21, 35), "float64"),)),
+    "halves": (op.permute_dims, (((21, 35), "float16"),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_numbers(name: str) -> None:
+    expression, inputs = CASES[name]
+    check(expression, *inputs)
+
+
+def test_input_is_unchanged() -> None:
+    func = kernel_of(op.permute_dims, f32(33, 35))
+    before = func.script()
+    applied(func)
+    assert func.script() == before
+
+
+@pytest.mark.parametrize(
+    ("expression", "inputs", "wanted"),
+    [
+        (op.permute_dims, (f32(40, 50),), TileDecision(1, 0, 16)),
+        (op.permute_dims, (f32(6, 3),), NotMine),
+        (op.permute_dims, (f32(5, 7),), TileDecision(1, 0, 8)),
+        (op.permute_dims, (f32(3, 100),), TileDecision(1, 0, 16, "interleave")),
+        (op.permute_dims, (f32(100, 3),), TileDecision(1, 0, 16, "deinterleave", (0,))),
+        (op.permute_dims, (((40, 50), "float64"),), TileDecision(1, 0, 8)),
+        (
+            lambda x, y: op.add(op.permute_dims(x), y),
+            (f32(40, 50), f32(50, 40)),
+            TileDecision(1, 0, 16, "square", (0,)),
+        ),
+    ],
+)
+def test_decision(expression: object, inputs: tuple[Spec, ...], wanted: object) -> None:
+    found = decisions(kernel_of(expression, *inputs))  # type: ignore[arg-type]
+    assert found == ([] if wanted is NotMine else [wanted])
+
+
+def test_narrow_vectors_make_smaller_tiles() -> None:
+    (found,) = decisions(kernel_of(op.permute_dims, f32(40, 50)), NARROW)
+    assert found.size == 8
+
+
+@pytest.mark.parametrize("name", ["nchw to nhwc, 3 channels", "joined and turned", "repeat"])
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
+def test_no_scalar_code_and_no_branches(name: str, machine: CpuDescription) -> None:
+    expression, inputs = CASES[name]
+    code = applied(kernel_of(expression, *inputs), machine)
+    assert scalar_stores(code, machine) == 0
+    assert "if_then_else" not in lowered(code, machine).script()
+
+
+def test_threads_share_tiles() -> None:
+    (first, *_) = loops_of(applied(kernel_of(op.permute_dims, f32(2048, 2048))))
+    assert (first.kind, first.extent) == ("parallel", 128)
+    small = loops_of(applied(kernel_of(op.permute_dims, f32(33, 35))))
+    assert not any(loop.kind == "parallel" for loop in small)
+
+
+@pytest.mark.parametrize(
+    ("expression", "inputs", "reason"),
+    [
+        (op.add, (f32(5, 7), f32(7)), "read along the axis along which the result is written"),
+        (lambda x: op.sum(x, 0), (f32(5, 7),), "the kernel reduces or scans"),
+    ],
+)
+def test_declines(expression: object, inputs: tuple[Spec, ...], reason: str) -> None:
+    found = Transpose().apply(kernel_of(expression, *inputs), MACHINE)  # type: ignore[arg-type]
+    assert isinstance(found, NotMine)
+    assert reason in found.reason
+
+
+def test_declines_symbolic_extents_and_gpus() -> None:
+    batch = tirx.Var("n", "int64")
+    found = Transpose().apply(kernel_of(op.permute_dims, ((batch, 5), "float32")), MACHINE)
+    assert isinstance(found, NotMine)
+    assert "known extents" in found.reason
+    assert Transpose().apply(kernel_of(op.permute_dims, f32(5, 7)), GPU) == NotMine(
+        "the target is not a CPU"
+    )

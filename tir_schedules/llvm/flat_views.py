@@ -1,0 +1,87 @@
+"""Buffers as arrays of one dimension, so that an index is an address."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.tirx.buffer import buffer_data
+
+from tvm_ext.tir_schedules.block_access import static_extent
+
+
+def nodes(root: Any, *kinds: type) -> list[Any]:
+    """All nodes of some kinds below an expression, a shared one as often as it is used."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(root, (kinds, found.append), order="pre")
+    return found
+
+
+class FlatViews:
+    """The flat views of a kernel's buffers.
+
+    Loops over several dimensions can then be one loop, without a division to tell them apart.
+    """
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def of(self, buffer: Any) -> Any:
+        """The flat view of ``buffer``, the same one at every call."""
+        for original, flat in self._pairs:
+            if original.same_as(buffer):
+                return flat
+        size = math.prod(static_extent(extent) or 0 for extent in buffer.shape)
+        flat = tirx.decl_buffer((size,), str(buffer.dtype), buffer.name)
+        self._pairs.append((buffer, flat))
+        return flat
+
+    def declarations(self, func: tirx.PrimFunc) -> list[tirx.Stmt]:
+        """Statements that make the views of parameters known; the others are to be allocated."""
+        return [
+            tirx.DeclBuffer(flat, data=buffer_data(original))
+            for original, flat in self._pairs
+            if any(original.same_as(param) for param in func.params)
+        ]
+
+    def allocated(self, func: tirx.PrimFunc) -> list[Any]:
+        """The views that are not of parameters."""
+        return [
+            flat
+            for original, flat in self._pairs
+            if not any(original.same_as(param) for param in func.params)
+        ]
+
+
+def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | None:
+    """The same assignment to and from flat views; None when a buffer's layout is not plain."""
+    buffers = [store.buffer, *(load.source for load in nodes(store, tvm.ir.TensorLoad))]
+    if not all(_is_compact(buffer) for buffer in buffers):
+        return None
+
+    def flat_load(load: tvm.ir.TensorLoad) -> Any:
+        return tirx.BufferLoad(views.of(load.source), [_address(load.source, load.indices)])
+
+    address = _address(store.buffer, store.indices)
+    value, address = (
+        tvm_ffi.structural_map(expr, (tvm.ir.TensorLoad, flat_load))
+        for expr in (store.value, address)
+    )
+    return tirx.BufferStore(views.of(store.buffer), value, [address])
+
+
+def _is_compact(buffer: Any) -> bool:
+    known = all(static_extent(size) is not None for size in buffer.shape)
+    return known and not buffer.strides and static_extent(buffer.elem_offset) in (None, 0)
+
+
+def _address(buffer: Any, indices: Sequence[Any]) -> Any:
+    """Position of an element in the buffer's memory, counted in elements."""
+    dtypes = {str(index.ty) for index in indices}
+    dtype = dtypes.pop() if len(dtypes) == 1 else "int64"
+    flat: Any = tirx.const(0, dtype)
+    for size, index in zip(buffer.shape, indices, strict=True):
+        flat = flat * tirx.const(static_extent(size), dtype) + index.astype(dtype)
+    return flat

@@ -1,0 +1,180 @@
+"""Loops for nests: on threads outside, in vectors inside, with tails that lap over."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm.sym import Analyzer
+
+from tvm_ext.tir_schedules.llvm.borders import branch_comparisons
+from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP
+from tvm_ext.tir_schedules.llvm.nest import Axis, Nest, load_strides, store_strides, substitute
+
+# Iterations a thread should have, so that threads end at about the same time.
+_ITERATIONS_PER_THREAD = 8
+
+# Loops of up to so many registers are written out.
+_UNROLLED_REGISTERS = 8
+
+# A vector that laps over computes some elements twice: at most this part of all.
+_MAX_REPEATED = 1 / 16
+
+
+def loop(axis: Axis, body: tirx.Stmt, kind: tirx.ForKind = tirx.ForKind.SERIAL) -> tirx.Stmt:
+    """``body`` for every iteration of ``axis``."""
+    dtype = str(axis.var.ty)
+    first, count = tirx.const(0, dtype), tirx.const(axis.extent, dtype)
+    return tirx.For(axis.var, first, count, kind, body)
+
+
+def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
+    """One statement after the other, as flat as TVM wants it."""
+    flat: list[tirx.Stmt] = []
+    for statement in statements:
+        flat += statement.seq if isinstance(statement, tirx.SeqStmt) else [statement]
+    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
+
+
+def new_axis(name: str, extent: int, like: tirx.Var) -> Axis:
+    """A loop of the same integer type as another."""
+    return Axis(tirx.Var(name, str(like.ty)), extent)
+
+
+def loops_around(axes: Sequence[Axis], body: tirx.Stmt, cores: int) -> tirx.Stmt:
+    """``body`` inside of ``axes``; with more than one core, the outer ones run on threads."""
+    if not axes:
+        return body
+    count = 0 if cores < 2 else 1
+    while 0 < count < len(axes) and not _balanced(_trips(axes[:count]), cores):
+        count += 1
+    for axis in reversed(axes[count:]):
+        body = loop(axis, body)
+    return _parallel(axes[:count], body) if _trips(axes[:count]) > 1 else body
+
+
+def _trips(axes: Sequence[Axis]) -> int:
+    return math.prod(axis.extent for axis in axes)
+
+
+def _balanced(trips: int, cores: int) -> bool:
+    return trips >= _ITERATIONS_PER_THREAD * cores or trips % cores == 0
+
+
+def _parallel(axes: Sequence[Axis], body: tirx.Stmt) -> tirx.Stmt:
+    if len(axes) == 1:
+        return loop(axes[0], body, tirx.ForKind.PARALLEL)
+    fused = new_axis("fused", _trips(axes), axes[0].var)
+    indices: list[tirx.Stmt] = []
+    inner = fused.extent
+    for axis in axes:
+        inner //= axis.extent
+        value = tirx.floormod(tirx.floordiv(fused.var, inner), axis.extent)
+        indices.append(tirx.Bind(axis.var, Analyzer().simplify(value)))
+    return loop(fused, sequence([*indices, body]), tirx.ForKind.PARALLEL)
+
+
+def chunks(extent: int, length: int, like: tirx.Var) -> tuple[Axis, tvm.ir.Expr]:
+    """A loop over stretches of ``length`` iterations, and the first iteration of each.
+
+    The last stretch starts earlier when ``extent`` is no multiple of ``length``: it repeats what
+    the one before has done, and needs no branch.
+    """
+    axis = new_axis("chunk", -(-extent // length), like)
+    start = axis.var * length
+    if extent % length:
+        start = tirx.min(start, tirx.const(extent - length, str(like.ty)))
+    return axis, start
+
+
+def vector_chunk(extent: int, lanes: int) -> int:
+    """Elements of a vectorised loop: a power of two, several registers where little is repeated."""
+    if extent < lanes:
+        return 1 << (extent.bit_length() - 1)
+    best = lanes
+    length = 2 * lanes
+    while length <= min(extent, REGISTERS_PER_VECTOR_LOOP * lanes):
+        done = -(-extent // length) * length
+        if done - extent <= _MAX_REPEATED * extent:
+            best = length
+        length *= 2
+    return best
+
+
+def vector_loop(nest: Nest, lanes: int) -> tuple[list[Axis], tirx.Stmt]:
+    """The innermost loop of ``nest`` in vectors: the loops outside of them, and the body."""
+    *outer, axis = nest.axes
+    # What adds to its own result must not do so twice.
+    once = any(load.source.same_as(nest.store.buffer) for load in nest.loads())
+    if axis.extent <= _UNROLLED_REGISTERS * lanes:
+        pieces = vector_pieces(axis.extent, lanes, once)
+        return outer, sequence([_vector(nest, *piece) for piece in pieces])
+    if once:
+        return outer, _long_loop(nest, lanes)
+    length = vector_chunk(axis.extent, lanes)
+    chunk, start = chunks(axis.extent, length, axis.var)
+    return [*outer, chunk], _vector(nest, start, length)
+
+
+def _long_loop(nest: Nest, lanes: int) -> tirx.Stmt:
+    axis = nest.axes[-1]
+    length = REGISTERS_PER_VECTOR_LOOP * lanes
+    count, rest = divmod(axis.extent, length)
+    chunk = new_axis("chunk", count, axis.var)
+    done = count * length
+    tail = [(done + start, size) for start, size in vector_pieces(rest, lanes, True)]
+    vectors = loop(chunk, _vector(nest, chunk.var * length, length))
+    return sequence([vectors, *(_vector(nest, *piece) for piece in tail)])
+
+
+def _vector(nest: Nest, start: Any, length: int) -> tirx.Stmt:
+    axis = nest.axes[-1]
+    if length == 1:
+        return _at(nest, {axis.var: tirx.const(start, str(axis.var.ty))})
+    lane = new_axis("lane", length, axis.var)
+    return loop(lane, _at(nest, {axis.var: start + lane.var}), tirx.ForKind.VECTORIZED)
+
+
+def _at(nest: Nest, values: dict[tirx.Var, Any]) -> tirx.BufferStore:
+    return nest.with_expressions(lambda expr: substitute(expr, values)).store
+
+
+def vector_pieces(extent: int, lanes: int, once: bool = False) -> list[tuple[int, int]]:
+    """First elements and lengths of vectors that cover a short loop.
+
+    The last one laps over the one before, so as to be long, unless every element is to be computed
+    once only.
+    """
+    pieces: list[tuple[int, int]] = []
+    start = 0
+    length = REGISTERS_PER_VECTOR_LOOP * lanes
+    while start < extent:
+        rest = extent - start
+        if rest < lanes and not once and rest & (rest - 1):
+            length = 1 << rest.bit_length()
+            if length > extent:
+                length //= 2
+                pieces.append((start, length))
+            return [*pieces, (extent - length, length)]
+        while length > rest:
+            length //= 2
+        pieces.append((start, length))
+        start += length
+    return pieces
+
+
+def walks_in_steps_of_one(nest: Nest) -> bool:
+    """Whether the innermost loop stores whole vectors, and loads them or repeats one element."""
+    if not nest.axes or _branches_inside(nest):
+        return False
+    inner = [strides[-1] for strides in load_strides(nest)]
+    return store_strides(nest)[-1] == 1 and all(stride in (0, 1) for stride in inner)
+
+
+def _branches_inside(nest: Nest) -> bool:
+    """Whether a branch is left that neighbours may take differently: vectors would fall apart."""
+    inner = nest.axes[-1].var
+    used = [v for c in branch_comparisons(nest.store.value) for v in nodes(c, tvm.ir.Var)]
+    return any(var.same_as(inner) for var in used)

@@ -1,0 +1,195 @@
+"""Code for a window that slides over an input: rows are combined, then walked along."""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.llvm.data_parallel import leaf_code
+from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
+from tvm_ext.tir_schedules.llvm.nest import Nest, joined, simplified, slope, substitute
+from tvm_ext.tir_schedules.llvm.nest_code import loop, loops_around, new_axis, sequence
+from tvm_ext.tir_schedules.llvm.sliding_window import Slide, Window
+
+# Windows of more rows are combined in a loop, not in one expression.
+_MAX_UNROLLED = 16
+
+_OPERATORS: dict[Any, Callable[[Any, Any], Any]] = {
+    tirx.Add: lambda a, b: a + b,
+    tirx.Max: tirx.max,
+    tirx.Min: tirx.min,
+}
+
+
+@dataclass(frozen=True)
+class PoolDecision:
+    """How a window is taken apart.
+
+    Attributes
+    ----------
+    along : int
+        Which of the window's axes slides along the combined row; the others are combined into it.
+    inside : tuple[int, ...]
+        The kernel's output loops that are part of a row, such as channels that come last, in the
+        order of the input. None of them is one along which the window slides.
+    """
+
+    along: int
+    inside: tuple[int, ...]
+
+
+class PoolCode:
+    """The code of one window, for flat views of its buffers.
+
+    ``store`` writes a result; in its value, ``result`` stands for what the window gives.
+    """
+
+    def __init__(
+        self, window: Window, decision: PoolDecision, store: tirx.BufferStore, result: tirx.Var
+    ) -> None:
+        self.window = window
+        self.store = store
+        self.result = result
+        self.along = window.slides[decision.along]
+        self.across = [s for i, s in enumerate(window.slides) if i != decision.along]
+        self.inside = [window.outputs[i] for i in decision.inside]
+        kept = [self.along.output, *self.inside]
+        self.outside = [axis for axis in window.outputs if not any(axis is k for k in kept)]
+        self.combine = _OPERATORS[window.combine]
+        self.width = math.prod(axis.extent for axis in self.inside)
+        self.row = tirx.decl_buffer(
+            (self.along.length * self.width,), str(window.start.ty), "combined"
+        )
+
+    def statement(self, machine: CpuDescription) -> tirx.Stmt:
+        """All loops of the reduction."""
+        lanes = machine.vector_lanes(str(self.row.dtype))
+        fill = self._padding(lanes)
+        walk = self._loops(self._walk(), lanes)
+        body = sequence([tirx.AllocBuffer(self.row), *fill, self._combined(lanes), walk])
+        rows = math.prod(slide.position.extent for slide in self.across)
+        results = math.prod(axis.extent for axis in self.window.outputs)
+        work = results * (rows * self.along.step + self.along.position.extent)
+        threads = machine.cores if worth_threads(machine, work, lanes) else 1
+        return loops_around([a for a in self.outside if a.extent > 1], body, threads)
+
+    def _loops(self, nest: Nest, lanes: int) -> tirx.Stmt:
+        return leaf_code(joined(simplified(nest)), None, lanes, 1)
+
+    def _place(self, column: Any) -> Any:
+        """Where in the combined row an element is."""
+        place = column * self.width
+        inner = self.width
+        for axis in self.inside:
+            inner //= axis.extent
+            place = place + axis.var * inner
+        return place
+
+    def _padding(self, lanes: int) -> list[tirx.Stmt]:
+        ends = [(0, self.along.first), (self.along.last, self.along.length)]
+        found = []
+        for start, end in ends:
+            if end > start:
+                axis = new_axis("column", (end - start) * self.width, self.along.position.var)
+                place = axis.var + start * self.width
+                store = tirx.BufferStore(self.row, self.window.start, [place])
+                found.append(self._loops(Nest((axis,), store), lanes))
+        return found
+
+    def _combined(self, lanes: int) -> tirx.Stmt:
+        """The rows under the window, as one: one by one only where some are padding."""
+        counts = [slide.position.extent for slide in self.across]
+        places = list(itertools.product(*(range(count) for count in counts)))
+        if len(places) > _MAX_UNROLLED:
+            return self._one_by_one(lanes)
+        inside = self._row_nest(
+            functools.reduce(self.combine, (self._element(place) for place in places))
+        )
+        whole = self._loops(inside, lanes)
+        conditions = [c for slide in self.across for c in _is_covered(slide)]
+        if not conditions:
+            return whole
+        return tirx.IfThenElse(tirx.all(*conditions), whole, self._one_by_one(lanes))
+
+    def _one_by_one(self, lanes: int) -> tirx.Stmt:
+        start = self._loops(self._row_nest(self.window.start), lanes)
+        axes = [new_axis("row", s.position.extent, s.position.var) for s in self.across]
+        nest = self._row_nest(self._element([axis.var for axis in axes]))
+        so_far = tirx.BufferLoad(self.row, nest.store.indices)
+        value = self.combine(so_far, nest.store.value)
+        store = tirx.BufferStore(self.row, value, nest.store.indices)
+        body = self._loops(Nest(nest.axes, store), lanes)
+        conditions = [
+            c
+            for slide, axis in zip(self.across, axes, strict=True)
+            for c in _is_inside(slide, axis.var)
+        ]
+        if conditions:
+            body = tirx.IfThenElse(tirx.all(*conditions), body, None)
+        for axis in reversed(axes):
+            body = loop(axis, body)
+        return sequence([start, body])
+
+    def _row_nest(self, value: Any) -> Nest:
+        """``value``, in terms of the column and of what is inside of a row, for the whole row."""
+        column = new_axis("column", self.along.last - self.along.first, self.along.position.var)
+        position = column.var + self.along.first
+        moved = _at(value, self.along, position)
+        store = tirx.BufferStore(self.row, moved, [self._place(position)])
+        return Nest((column, *self.inside), store)
+
+    def _element(self, place: Any) -> Any:
+        value = self.window.store.value
+        for slide, number in zip(self.across, place, strict=True):
+            output = slide.output.var * slide.step if slide.output.extent > 1 else 0
+            value = _at(value, slide, output + number * slide.spread)
+        return value
+
+    def _walk(self) -> Nest:
+        along = self.along
+        output = along.output.var if along.output.extent > 1 else 0
+        columns = [
+            output * along.step + number * along.spread for number in range(along.position.extent)
+        ]
+        loads = [tirx.BufferLoad(self.row, [self._place(column)]) for column in columns]
+        value = substitute(self.store.value, {self.result: functools.reduce(self.combine, loads)})
+        store = tirx.BufferStore(self.store.buffer, value, self.store.indices)
+        axes = [axis for axis in self.window.outputs if any(axis is k for k in self.inside)]
+        return Nest((along.output, *axes) if along.output.extent > 1 else tuple(axes), store)
+
+
+def _at(value: Any, slide: Slide, position: Any) -> Any:
+    """``value`` with its addresses moved to a position along an axis of the window."""
+    zero = {
+        slide.output.var: tirx.const(0, str(slide.output.var.ty)),
+        slide.position.var: tirx.const(0, str(slide.position.var.ty)),
+    }
+
+    def moved(load: tvm.ir.TensorLoad) -> Any:
+        step = slope(load.indices[0], slide.position.var) or 0
+        address = substitute(load.indices[0], zero) + position * (step // slide.spread)
+        return tirx.BufferLoad(load.source, [address])
+
+    return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, moved))
+
+
+def _is_covered(slide: Slide) -> list[Any]:
+    start, end = slide.covered()
+    output = slide.output.var if slide.output.extent > 1 else tirx.const(0, "int64")
+    found = [output >= start] if start > 0 else []
+    return [*found, output < end] if end < slide.output.extent else found
+
+
+def _is_inside(slide: Slide, number: Any) -> list[Any]:
+    if (slide.first, slide.last) == (0, slide.length):
+        return []
+    output = slide.output.var * slide.step if slide.output.extent > 1 else 0
+    position = output + number * slide.spread
+    return [position >= slide.first, position < slide.last]

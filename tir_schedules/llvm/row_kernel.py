@@ -1,0 +1,137 @@
+"""A kernel as blocks that all run over the same rows, and what its expressions consist of."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm_ffi import structural_map
+
+from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.llvm.inlining import walk
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A loop: its variable and how often it runs."""
+
+    var: tirx.Var
+    extent: int
+
+
+@dataclass(frozen=True)
+class Store:
+    """One element that a block writes, in the variables of rows and columns."""
+
+    buffer: tvm.ir.Var
+    indices: tuple[tvm.ir.Expr, ...]
+    value: tvm.ir.Expr
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """What one block does to one row.
+
+    Attributes
+    ----------
+    columns : tuple[Axis, ...]
+        Its loops along the row; none for a value a row.
+    stores : tuple[Store, ...]
+        More than one when several results are reduced together (argmax).
+    starts : tuple[Expr, ...]
+        The values a reduction starts from; empty when the block does not reduce.
+    """
+
+    columns: tuple[Axis, ...]
+    stores: tuple[Store, ...]
+    starts: tuple[tvm.ir.Expr, ...]
+
+    @property
+    def length(self) -> int:
+        """Elements of the row that the block works on."""
+        return product(axis.extent for axis in self.columns)
+
+
+@dataclass(frozen=True)
+class RowKernel:
+    """A kernel as blocks that all run over the same rows.
+
+    Attributes
+    ----------
+    rows : tuple[Axis, ...]
+        The loops over rows, outermost first, those of extent 1 left out.
+    blocks : tuple[RowBlock, ...]
+        In program order.
+    inner : dict[int, tuple[int, ...]]
+        For each buffer that only the kernel sees, by ``buffer_key``: its dimensions that do not
+        select the row.
+    index_dtype : str
+        Type of all loop variables.
+    """
+
+    rows: tuple[Axis, ...]
+    blocks: tuple[RowBlock, ...]
+    inner: dict[int, tuple[int, ...]]
+    index_dtype: str
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return product(axis.extent for axis in self.rows)
+
+    @property
+    def length(self) -> int:
+        """Elements of the longest row."""
+        return max(block.length for block in self.blocks)
+
+    def size_of(self, buffer: tvm.ir.Var) -> int:
+        """Elements of a buffer."""
+        return product(static_extent(size) or 0 for size in buffer.shape)
+
+    def loads(self) -> Iterator[tvm.ir.TensorLoad]:
+        """All that the blocks read."""
+        for block in self.blocks:
+            for store in block.stores:
+                yield from loads_of(store.value)
+
+
+def product(values: Any) -> int:
+    """The product of some integers."""
+    result = 1
+    for value in values:
+        result *= value
+    return result
+
+
+def buffer_key(buffer: tvm.ir.Var) -> int:
+    """What a dictionary knows a buffer or a variable by: comparing them makes an expression."""
+    return hash(buffer)
+
+
+def loads_of(expr: Any) -> list[tvm.ir.TensorLoad]:
+    """All loads in an expression."""
+    return [node for node in walk(expr) if isinstance(node, tvm.ir.TensorLoad)]
+
+
+def accesses(stores: Iterable[Store]) -> Iterator[tuple[tvm.ir.Var, tuple[Any, ...]]]:
+    """All that ``stores`` write and read: buffers with indices."""
+    for store in stores:
+        yield store.buffer, store.indices
+        for load in loads_of(store.value):
+            yield load.source, tuple(load.indices)
+
+
+def substituted(
+    expr: Any,
+    values: Mapping[int, tvm.ir.Expr],
+    load: Callable[[tvm.ir.TensorLoad], tvm.ir.Expr] = lambda node: node,
+) -> Any:
+    """``expr`` with other values for variables (by ``buffer_key``) and loads passed through."""
+    return structural_map(
+        expr,
+        [
+            (tvm.ir.TensorLoad, load),
+            (tvm.ir.Var, lambda var: values.get(buffer_key(var), var)),
+        ],
+    )
