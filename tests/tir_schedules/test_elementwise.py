@@ -1,13 +1,16 @@
 """Kernels without a reduction."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from kernel_cases import MOVES, POINTWISE
-from lowering import f32, kernel_of, kernels_of, loops_of, scalar_stores
-from machines import GPU, MACHINE
-from tvm import relax, s_tir, tirx
+from lowering import assert_same, f32, kernel_of, kernels_of, loops_of, run, scalar_stores
+from machines import GPU, MACHINE, NARROW
+from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.llvm.elementwise import Elementwise
+from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
 
 op = relax.op
@@ -64,3 +67,43 @@ def test_declines_symbolic_extents() -> None:
 def test_declines_a_gpu() -> None:
     found = Elementwise().apply(kernel_of(op.exp, f32(5)), GPU)
     assert found == NotMine("the target is not a CPU")
+
+
+@pytest.mark.parametrize("size", [71, 2704, 2705, 2711])
+def test_nothing_is_computed_twice_inside_of_a_kernel(size: int) -> None:
+    """TVM may put the second array in the place of the first, which would be squared twice."""
+    x = te.placeholder((size,), name="x")
+    one = te.compute((size,), lambda i: tirx.exp(x[i]), name="one")
+    two = te.compute((size,), lambda i: tirx.exp(one[i]) * one[i], name="two")
+    # Read twice as often as they are computed: both stay blocks of their own.
+    last = te.compute((2, size), lambda j, i: two[i] + x[i], name="last")
+    func = te.create_prim_func([x, last])
+    results = run({"plain": func, "scheduled": applied(func)})
+    assert_same(results["plain"], results["scheduled"], "scheduled")
+
+
+MOVED = {
+    "join": lambda a, b: op.concat([a, b, a], 1),
+    "join rows": lambda a, b: op.concat([a, b, a], 0),
+    "pad": lambda a, b: op.add(nn.pad(a, [1, 2, 3, 1]), nn.pad(b, [2, 1, 1, 3])),
+    "mirror": lambda a, b: nn.pad(op.concat([a, b], 1), [0, 0, 2, 1], pad_mode="reflect"),
+    "two pads": lambda a, b: nn.pad(nn.pad(a, [1, 0, 2, 1]), [0, 2, 1, 1], pad_value=1.0),
+    "reflected": lambda a, b: op.add(op.flip(a, 1), op.flip(b, 0)),
+    "repeat": lambda a, b: op.add(op.repeat(a, 2, 1), op.repeat(b, 2, 1)),
+    "tile": lambda a, b: op.add(op.tile(a, [2, 3]), op.tile(b, [2, 3])),
+    "stack": lambda a, b: op.stack([a, b], 2),
+    "turn": lambda a, b: op.add(op.permute_dims(a), op.permute_dims(b)),
+    "reshape": lambda a, b: op.add(op.reshape(a, [-1]), op.reshape(b, [-1])),
+}
+
+
+@given(rows=st.integers(1, 9), columns=st.integers(1, 150), kind=st.sampled_from(sorted(MOVED)))
+@settings(max_examples=25, deadline=None)
+def test_numbers_of_moves(rows: int, columns: int, kind: str) -> None:
+    func = kernel_of(MOVED[kind], f32(rows, columns), f32(rows, columns))
+    found = {"plain": func}
+    for machine in (MACHINE, NARROW):
+        found[machine.name], _ = schedule_kernel(func, machine)
+    results = run(found)
+    for name in found:
+        assert_same(results["plain"], results[name], name)

@@ -137,6 +137,16 @@ def test_neighbouring_results_in_lanes() -> None:
     assert "parallel" not in [kind for kind, _ in found]
 
 
+def test_streamed_results_on_threads() -> None:
+    """Beyond L2 the results of a thread wait in its cache while the rows pass."""
+    func = kernel_of(lambda x: op.sum(x, axis=[0]), f32(600, 2100))
+    machine = MACHINE.with_cores(2)
+    found = reduced(func, machine)
+    assert [kind for kind, _ in kinds(found)].count("parallel") == 1
+    x, result = run({"f": found})["f"]
+    np.testing.assert_allclose(result, x.astype("float64").sum(0), rtol=2e-5)
+
+
 @pytest.mark.parametrize(
     "expression",
     [

@@ -20,10 +20,17 @@ from tvm_ext.tir_schedules.llvm.nest_code import (
     loop,
     loops_around,
     sequence,
-    vector_loop,
+    vector_loops,
     walks_in_steps_of_one,
 )
-from tvm_ext.tir_schedules.llvm.pieces import Piece, cut, leaves, sharing_loops, with_leaves
+from tvm_ext.tir_schedules.llvm.pieces import (
+    Piece,
+    cut,
+    leaves,
+    sharing_loops,
+    with_leaves,
+    with_own_loops,
+)
 from tvm_ext.tir_schedules.llvm.tile_code import TileDecision, tile_code
 from tvm_ext.tir_schedules.llvm.tile_decision import decide_tile, keeps_whole
 from tvm_ext.tir_schedules.template import NotMine
@@ -41,11 +48,14 @@ class BlockPlan:
         For those of its leaves (by position) that are turned in registers.
     operations : float
         Vector operations, for the decision about threads.
+    once : bool
+        Whether no element may be computed twice.
     """
 
     piece: Piece
     tiles: dict[int, TileDecision]
     operations: float
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,12 +75,13 @@ def plan_blocks(sch: s_tir.Schedule, machine: CpuDescription) -> KernelPlan | No
         nest = nest_of(sch.get(block), views)
         if nest is None:
             return NotMine("a block is not one assignment with known extents")
-        plans.append(plan_block(nest, machine))
+        once = views.may_share_memory(nest.store, sch.mod["main"])
+        plans.append(plan_block(nest, machine, once))
     return KernelPlan(plans, views)
 
 
-def plan_block(nest: Nest, machine: CpuDescription) -> BlockPlan:
-    """The closed-form plan of one block."""
+def plan_block(nest: Nest, machine: CpuDescription, once: bool = False) -> BlockPlan:
+    """The closed-form plan of one block, of which ``once`` says what ``BlockPlan.once`` does."""
     nest = in_order_of_writing(without_divisions(nest))
     operations = nest.volume() * (1 + CYCLES_PER_CALL * count_calls(nest.store.value))
     pieces = cut(nest, lambda n, axis: keeps_whole(n, axis, machine))
@@ -79,7 +90,7 @@ def plan_block(nest: Nest, machine: CpuDescription) -> BlockPlan:
     tiles = {i: tile for i, tile in found.items() if isinstance(tile, TileDecision)}
     if not tiles:
         piece = with_leaves(sharing_loops(pieces), joined)
-    return BlockPlan(piece, tiles, operations)
+    return BlockPlan(piece, tiles, operations, once)
 
 
 def scheduled(func: tirx.PrimFunc, plan: KernelPlan, machine: CpuDescription) -> s_tir.Schedule:
@@ -105,9 +116,10 @@ def block_code(plan: BlockPlan, machine: CpuDescription) -> tirx.Stmt:
             part = plan.operations * piece.volume() / total
             lanes = _lanes(piece, machine)
             threads = cores if worth_threads(machine, part, lanes) else 1
-            return leaf_code(piece, next(tiles), lanes, threads)
+            return leaf_code(piece, next(tiles), lanes, threads, plan.once)
         if not piece.axes:
             return sequence([emit(part, cores) for part in piece.parts])
+        piece = with_own_loops(piece)
         lanes = min(_lanes(leaf, machine) for leaf in leaves(piece))
         parts = sequence([emit(part, 1) for part in piece.parts])
         threads = cores if worth_threads(machine, plan.operations, lanes) else 1
@@ -116,8 +128,13 @@ def block_code(plan: BlockPlan, machine: CpuDescription) -> tirx.Stmt:
     return emit(plan.piece, machine.cores)
 
 
-def leaf_code(nest: Nest, tile: TileDecision | None, lanes: int, cores: int) -> tirx.Stmt:
-    """The loops of one nest without branches: in tiles, in vectors, or as they are."""
+def leaf_code(
+    nest: Nest, tile: TileDecision | None, lanes: int, cores: int, once: bool = False
+) -> tirx.Stmt:
+    """The loops of one nest without branches: in tiles, in vectors, or as they are.
+
+    With ``once``, no vector laps over another one.
+    """
     nest = with_own_variables(nest)
     if tile is not None:
         outer, body = tile_code(nest, tile)
@@ -125,8 +142,8 @@ def leaf_code(nest: Nest, tile: TileDecision | None, lanes: int, cores: int) -> 
     if not nest.axes:
         return nest.store
     if walks_in_steps_of_one(nest):
-        outer, body = vector_loop(nest, lanes)
-        return loops_around(outer, body, cores)
+        parts = vector_loops(nest, lanes, once)
+        return sequence([loops_around(outer, body, cores) for outer, body in parts])
     # LLVM vectorises short strides by itself, when it finds a plain loop.
     *outer, inner = nest.axes
     if not outer:

@@ -38,21 +38,31 @@ class FlatViews:
         self._pairs.append((buffer, flat))
         return flat
 
+    def may_share_memory(self, store: tirx.BufferStore, func: tirx.PrimFunc) -> bool:
+        """Whether TVM may put the result of an assignment in the place of what it reads.
+
+        It does so with arrays that live inside of a kernel. An element must then not be computed
+        twice: the second time it would be computed from the result.
+        """
+        inside = self.allocated(func)
+        loads = nodes(store.value, tvm.ir.TensorLoad)
+        return _among(store.buffer, inside) and any(_among(load.source, inside) for load in loads)
+
     def declarations(self, func: tirx.PrimFunc) -> list[tirx.Stmt]:
         """Statements that make the views of parameters known; the others are to be allocated."""
         return [
             tirx.DeclBuffer(flat, data=buffer_data(original))
             for original, flat in self._pairs
-            if any(original.same_as(param) for param in func.params)
+            if _among(original, func.params)
         ]
 
     def allocated(self, func: tirx.PrimFunc) -> list[Any]:
         """The views that are not of parameters."""
-        return [
-            flat
-            for original, flat in self._pairs
-            if not any(original.same_as(param) for param in func.params)
-        ]
+        return [flat for original, flat in self._pairs if not _among(original, func.params)]
+
+
+def _among(buffer: Any, buffers: Sequence[Any]) -> bool:
+    return any(buffer.same_as(other) for other in buffers)
 
 
 def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | None:

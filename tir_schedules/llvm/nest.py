@@ -250,9 +250,14 @@ def _join(nest: Nest, position: int) -> Nest:
 
 def with_own_variables(nest: Nest) -> Nest:
     """The same nest with variables that no other has: each may be defined once in a kernel."""
-    axes = tuple(Axis(_fresh(axis.var), axis.extent) for axis in nest.axes)
-    names = {old.var: new.var for old, new in zip(nest.axes, axes, strict=True)}
+    axes, names = renamed(nest.axes)
     return replace(nest.with_expressions(lambda e: substitute(e, names)), axes=axes)
+
+
+def renamed(axes: Sequence[Axis]) -> tuple[tuple[Axis, ...], dict[tirx.Var, tirx.Var]]:
+    """The same loops with variables of their own, and those by the old ones."""
+    fresh = tuple(Axis(_fresh(axis.var), axis.extent) for axis in axes)
+    return fresh, {old.var: new.var for old, new in zip(axes, fresh, strict=True)}
 
 
 def _fresh(var: tirx.Var) -> tirx.Var:

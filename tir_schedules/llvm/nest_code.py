@@ -10,8 +10,17 @@ from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.llvm.borders import branch_comparisons
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.llvm.inlining import count_calls
 from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP
-from tvm_ext.tir_schedules.llvm.nest import Axis, Nest, load_strides, store_strides, substitute
+from tvm_ext.tir_schedules.llvm.nest import (
+    Axis,
+    Nest,
+    load_strides,
+    restricted,
+    store_strides,
+    substitute,
+    with_own_variables,
+)
 
 # Iterations a thread should have, so that threads end at about the same time.
 _ITERATIONS_PER_THREAD = 8
@@ -103,30 +112,39 @@ def vector_chunk(extent: int, lanes: int) -> int:
     return best
 
 
-def vector_loop(nest: Nest, lanes: int) -> tuple[list[Axis], tirx.Stmt]:
-    """The innermost loop of ``nest`` in vectors: the loops outside of them, and the body."""
+def vector_loops(nest: Nest, lanes: int, once: bool) -> list[tuple[list[Axis], tirx.Stmt]]:
+    """The innermost loop of ``nest`` in vectors: outer loops and bodies, one after the other.
+
+    With ``once``, or when the nest reads its own result, no element is computed twice.
+    """
     *outer, axis = nest.axes
-    # What adds to its own result must not do so twice.
-    once = any(load.source.same_as(nest.store.buffer) for load in nest.loads())
-    if axis.extent <= _UNROLLED_REGISTERS * lanes:
+    once = once or any(load.source.same_as(nest.store.buffer) for load in nest.loads())
+    # Code for functions is long: it is written once, and short loops are not written out.
+    short = axis.extent <= _UNROLLED_REGISTERS * lanes and not count_calls(nest.store.value)
+    if short or (once and axis.extent < lanes):
         pieces = vector_pieces(axis.extent, lanes, once)
-        return outer, sequence([_vector(nest, *piece) for piece in pieces])
-    if once:
-        return outer, _long_loop(nest, lanes)
+        return [(outer, sequence([_vector(nest, *piece) for piece in pieces]))]
     length = vector_chunk(axis.extent, lanes)
-    chunk, start = chunks(axis.extent, length, axis.var)
-    return [*outer, chunk], _vector(nest, start, length)
+    done = axis.extent // length * length
+    if length == axis.extent:
+        return [(outer, _vector(nest, tirx.const(0, str(axis.var.ty)), length))]
+    if not once or done == axis.extent:
+        chunk, start = chunks(axis.extent, length, axis.var)
+        return [([*outer, chunk], _vector(nest, start, length))]
+    chunk, start = chunks(done, length, axis.var)
+    whole = ([*outer, chunk], _vector(nest, start, length))
+    return [whole, _tail(nest, done, lanes)]
 
 
-def _long_loop(nest: Nest, lanes: int) -> tirx.Stmt:
-    axis = nest.axes[-1]
-    length = REGISTERS_PER_VECTOR_LOOP * lanes
-    count, rest = divmod(axis.extent, length)
-    chunk = new_axis("chunk", count, axis.var)
-    done = count * length
-    tail = [(done + start, size) for start, size in vector_pieces(rest, lanes, True)]
-    vectors = loop(chunk, _vector(nest, chunk.var * length, length))
-    return sequence([vectors, *(_vector(nest, *piece) for piece in tail)])
+def _tail(nest: Nest, start: int, lanes: int) -> tuple[list[Axis], tirx.Stmt]:
+    """The innermost loop from ``start`` on, written out."""
+    position = len(nest.axes) - 1
+    count = nest.axes[-1].extent - start
+    rest = with_own_variables(restricted(nest, position, start, count))
+    outer = list(rest.axes[:position])
+    if count == 1:
+        return outer, rest.store
+    return outer, sequence([_vector(rest, *piece) for piece in vector_pieces(count, lanes, True)])
 
 
 def _vector(nest: Nest, start: Any, length: int) -> tirx.Stmt:

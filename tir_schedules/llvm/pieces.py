@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from tvm_ext.tir_schedules.llvm.borders import MAX_PIECES, branch_comparisons, changes
-from tvm_ext.tir_schedules.llvm.nest import Axis, Nest, restricted
+from tvm_ext.tir_schedules.llvm.nest import Axis, Nest, renamed, restricted, substitute
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,16 @@ def with_leaves(piece: Piece, change: Callable[[Nest], Nest]) -> Piece:
     if isinstance(piece, Nest):
         return change(piece)
     return Cut(piece.axes, tuple(with_leaves(part, change) for part in piece.parts))
+
+
+def with_own_loops(piece: Cut) -> Cut:
+    """The same pieces with variables of their own for the loops that they share."""
+    axes, names = renamed(piece.axes)
+
+    def moved(nest: Nest) -> Nest:
+        return nest.with_expressions(lambda e: substitute(e, names))
+
+    return Cut(axes, tuple(with_leaves(part, moved) for part in piece.parts))
 
 
 def sharing_loops(piece: Piece) -> Piece:

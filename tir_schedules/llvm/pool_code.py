@@ -48,14 +48,21 @@ class PoolDecision:
 class PoolCode:
     """The code of one window, for flat views of its buffers.
 
-    ``store`` writes a result; in its value, ``result`` stands for what the window gives.
+    ``store`` writes a result; in its value, ``result`` stands for what the window gives. With
+    ``once``, no element of it may be computed twice.
     """
 
     def __init__(
-        self, window: Window, decision: PoolDecision, store: tirx.BufferStore, result: tirx.Var
+        self,
+        window: Window,
+        decision: PoolDecision,
+        store: tirx.BufferStore,
+        result: tirx.Var,
+        once: bool,
     ) -> None:
         self.window = window
         self.store = store
+        self.once = once
         self.result = result
         self.along = window.slides[decision.along]
         self.across = [s for i, s in enumerate(window.slides) if i != decision.along]
@@ -81,7 +88,7 @@ class PoolCode:
         return loops_around([a for a in self.outside if a.extent > 1], body, threads)
 
     def _loops(self, nest: Nest, lanes: int) -> tirx.Stmt:
-        return leaf_code(joined(simplified(nest)), None, lanes, 1)
+        return leaf_code(joined(simplified(nest)), None, lanes, 1, self.once)
 
     def _place(self, column: Any) -> Any:
         """Where in the combined row an element is."""

@@ -54,7 +54,9 @@ class Pooling:
         chosen = decision or decide_pool(window, machine)
         if isinstance(chosen, NotMine):
             return chosen
-        first = PoolCode(window, chosen, store, result).statement(machine)
+        # Only arrays inside of a kernel can share memory with the combined row.
+        once = fused is None and len(kernel_blocks(sch)) > 1
+        first = PoolCode(window, chosen, store, result, once).statement(machine)
         later = [] if fused is not None else _later_blocks(sch, anchor, views, machine)
         if isinstance(later, NotMine):
             return later
@@ -185,5 +187,6 @@ def _later_blocks(
         nest = nest_of(sch.get(block), views)
         if nest is None:
             return NotMine("a block after the reduction is not one assignment")
-        found.append(block_code(plan_block(nest, machine), machine))
+        once = views.may_share_memory(nest.store, sch.mod["main"])
+        found.append(block_code(plan_block(nest, machine, once), machine))
     return found

@@ -19,7 +19,7 @@ from tvm_ext.tir_schedules.llvm.row_hoist import hoisted
 from tvm_ext.tir_schedules.llvm.row_kernel import RowKernel
 from tvm_ext.tir_schedules.llvm.row_nest import rows_nest
 from tvm_ext.tir_schedules.llvm.row_reader import read_rows
-from tvm_ext.tir_schedules.llvm.row_refusals import PRODUCT, refuse_rows
+from tvm_ext.tir_schedules.llvm.row_refusals import PRODUCT, refuse_early, refuse_rows
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 
@@ -61,6 +61,9 @@ class Reduction:
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         sch = s_tir.Schedule(func)
+        refusal = refuse_early(sch)
+        if refusal is not None:
+            return refusal
         inline_blocks(sch)
         kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
         if isinstance(kernel, NotMine):

@@ -21,7 +21,6 @@ from tvm_ext.tir_schedules.llvm.row_strides import dense_suffix, unfused
 # Vectors of one statement: accumulators of a reduction stay in registers, and hide its latency.
 IN_REGISTERS = 8
 
-
 # Steps of a reduction between loading and storing partial results that are not in registers.
 STEPS = 4
 
@@ -35,18 +34,24 @@ class AcrossRows(Writer):
         first = dense_suffix(self.kernel, rows, self.kernel.blocks)
         outer, inner = rows[:first], rows[first:]
         count = product(axis.extent for axis in outer)
-        parts = self._tiles(product(axis.extent for axis in inner))
+        parts = self._tiles(product(axis.extent for axis in inner), count)
         if count >= self.decision.chunks:
             # Whole groups of rows for each thread: the narrow tiles are spread as well.
             return self._over_groups(outer, inner, count, parts)
         nests = [self._over_tiles(outer, inner, count, part) for part in parts]
         return sequence(nests)
 
-    def _tiles(self, length: int) -> list[tuple[int, int, int]]:
-        """Stretches of rows, as even as vectors allow: the last one is not to be a small rest."""
-        lanes = self.decision.lanes
+    def _tiles(self, length: int, groups: int) -> list[tuple[int, int, int]]:
+        """Stretches of rows, as even as vectors allow: the last one is not to be a small rest.
+
+        Where the tiles are what threads share, there are as many equal ones for each, and a rest.
+        """
+        lanes, chunks = self.decision.lanes, self.decision.chunks
         vectors = -(-length // lanes)
         tiles = -(-vectors // self.decision.registers)
+        if groups < chunks and length // lanes >= chunks:
+            tiles = -(-tiles // chunks) * chunks
+            return stretches(length, [lanes * max(1, length // lanes // tiles)])
         return stretches(length, [lanes * -(-vectors // tiles)])
 
     def _over_groups(

@@ -21,7 +21,6 @@ from tvm_ext.tir_schedules.llvm.row_kernel import (
 )
 from tvm_ext.tir_schedules.llvm.row_strides import index_in_row
 
-Number = Any
 Body = Callable[[Any], tirx.Stmt]
 
 
@@ -42,9 +41,7 @@ class Writer:
         """A constant of the type of the loops."""
         return tirx.const(value, self.dtype)
 
-    def loop(
-        self, extent: Number, body: Body, kind: tirx.ForKind = tirx.ForKind.SERIAL
-    ) -> tirx.Stmt:
+    def loop(self, extent: Any, body: Body, kind: tirx.ForKind = tirx.ForKind.SERIAL) -> tirx.Stmt:
         """A loop from 0; the body alone when it runs once."""
         if static_extent(extent) == 1:
             return body(self.number(0))

@@ -125,8 +125,10 @@ def _registers_across(kernel: RowKernel, machine: CpuDescription, lanes: int) ->
         # Lanes that are gathered one by one do not gain from more of them.
         return 1
     if is_reduction_only(kernel):
-        streamed = _bytes_read(kernel) > machine.l2_bytes and len(kernel.blocks[0].stores) == 1
-        return STREAMED_VECTORS if streamed else WIDE_ACCUMULATORS
+        if _bytes_read(kernel) <= machine.l2_bytes or len(kernel.blocks[0].stores) > 1:
+            return WIDE_ACCUMULATORS
+        share = -(-kernel.count // (lanes * machine.cores))
+        return max(WIDE_ACCUMULATORS, min(share, STREAMED_VECTORS))
     # Rows that wait for a later block are to stay in L1.
     waiting = sum(
         product(static_extent(b.shape[d]) or 1 for d in kernel.inner[buffer_key(b)])

@@ -2,19 +2,37 @@
 
 from typing import Any
 
-from tvm import tirx
+from tvm import s_tir, tirx
 
-from tvm_ext.tir_schedules.llvm.inlining import walk
+from tvm_ext.tir_schedules.block_access import operands_of, static_extent
+from tvm_ext.tir_schedules.llvm.inlining import kernel_blocks, walk
 from tvm_ext.tir_schedules.llvm.row_combine import combine_of
 from tvm_ext.tir_schedules.llvm.row_kernel import (
     RowBlock,
     RowKernel,
     buffer_key,
     loads_of,
+    product,
 )
 from tvm_ext.tir_schedules.template import NotMine
 
+SEVERAL_ROWS = NotMine("a reduction reads its input for several rows, as windows do")
 PRODUCT = NotMine("a reduction multiplies with something that other rows need as well")
+
+
+def refuse_early(sch: s_tir.Schedule) -> NotMine | None:
+    """What ``refuse_rows`` would say of convolutions and matrix products, at little cost."""
+    for block in kernel_blocks(sch):
+        stmt = sch.get(block)
+        if all(v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars):
+            continue
+        extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
+        sizes = [[static_extent(s) for s in read.source.shape] for read in operands_of(stmt)]
+        if None in extents or any(None in size for size in sizes):
+            continue
+        if all(product(size) != product(extents) for size in sizes):
+            return SEVERAL_ROWS
+    return None
 
 
 def refuse_rows(kernel: RowKernel, most_mixed: int = 1) -> NotMine | None:
@@ -27,7 +45,7 @@ def refuse_rows(kernel: RowKernel, most_mixed: int = 1) -> NotMine | None:
         if block.starts and combine_of(block) is None:
             return NotMine("partial results of a reduction cannot be combined")
         if block.starts and not _reads_once(kernel, block, most_mixed):
-            return NotMine("a reduction reads its input for several rows, as windows do")
+            return SEVERAL_ROWS
         if block.starts and is_product(kernel, block):
             return PRODUCT
     return None

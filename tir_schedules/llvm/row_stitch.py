@@ -13,7 +13,7 @@ from tvm_ext.tir_schedules.llvm.row_decision import RowDecision, decide_rows, is
 from tvm_ext.tir_schedules.llvm.row_hoist import hoisted
 from tvm_ext.tir_schedules.llvm.row_nest import rows_nest
 from tvm_ext.tir_schedules.llvm.row_reader import read_rows
-from tvm_ext.tir_schedules.llvm.row_refusals import refuse_rows
+from tvm_ext.tir_schedules.llvm.row_refusals import refuse_early, refuse_rows
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 
@@ -29,6 +29,9 @@ class RowStitch:
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         sch = s_tir.Schedule(func)
+        refusal = refuse_early(sch)
+        if refusal is not None:
+            return refusal
         inline_blocks(sch)
         kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
         if isinstance(kernel, NotMine):

@@ -15,6 +15,7 @@ from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.llvm.borders import branch_comparisons
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.llvm.inlining import count_calls
 from tvm_ext.tir_schedules.llvm.lane_moves import (
     deinterleaved,
     interleaved,
@@ -25,7 +26,8 @@ from tvm_ext.tir_schedules.llvm.lane_moves import (
 from tvm_ext.tir_schedules.llvm.nest import Axis, Nest, slope, substitute
 from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, new_axis, sequence
 
-# Above this many nodes a value is computed in a loop over the rows of a tile, not row by row.
+# Above this many nodes, or with a function in it, a value is computed in a loop over the rows of a
+# tile, not row by row.
 _MAX_NODES_UNROLLED = 24
 
 # Longer strides are read element by element.
@@ -142,7 +144,7 @@ class _Tile:
     def _for_each(
         self, count: int, like: Axis, body: Callable[[Any], tirx.Stmt], expr: Any
     ) -> list[tirx.Stmt]:
-        small = len(nodes(expr, tvm.ir.Expr)) <= _MAX_NODES_UNROLLED
+        small = len(nodes(expr, tvm.ir.Expr)) <= _MAX_NODES_UNROLLED and not count_calls(expr)
         # Which way a branch goes is known only where the row is a number.
         if small or branch_comparisons(expr):
             return [body(tirx.const(number, str(like.var.ty))) for number in range(count)]

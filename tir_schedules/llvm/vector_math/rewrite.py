@@ -17,6 +17,7 @@ from tvm_ext.tir_schedules.llvm.vector_math import (
 )
 from tvm_ext.tir_schedules.llvm.vector_math.expression import Let
 from tvm_ext.tir_schedules.llvm.vector_math.power import CONSTANT_POWERS, power
+from tvm_ext.tir_schedules.llvm.vector_math.staging import with_staged_calls
 
 # By the name of TVM's intrinsic.
 FUNCTIONS: dict[str, Callable[..., tirx.Expr]] = {
@@ -90,7 +91,8 @@ def with_vector_math(func: tirx.PrimFunc) -> Rewritten:
         replaced[name] += 1
         return written
 
-    body = structural_map(func.body, (tvm.ir.Call, replace))
+    staged = with_staged_calls(func.body, lambda call: _intrinsic(call) in FUNCTIONS)
+    body = structural_map(staged, (tvm.ir.Call, replace))
     if not replaced:
         return Rewritten(func, {}, dict(left))
     return Rewritten(func.with_body(body), dict(replaced), dict(left))

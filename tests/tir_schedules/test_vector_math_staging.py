@@ -1,0 +1,88 @@
+"""Functions of functions: taken apart, so that compiling them takes no longer than one each."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from machines import MACHINE
+from tvm import te, tirx
+
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.llvm.vector_math.rewrite import with_vector_math
+from tvm_ext.tir_schedules.llvm.vector_math.staging import with_staged_calls
+from tvm_ext.tir_schedules.select import schedule_kernel
+
+
+def applied(function: Callable[[Any], Any], y: te.Tensor, i: tirx.Var) -> tirx.Expr:
+    return function(y[i])
+
+
+def chain(depth: int, size: int) -> tirx.PrimFunc:
+    """tanh and exp of one another, ``depth`` of them."""
+    x = te.placeholder((size,), "float32", "x")
+    y = x
+    for i in range(depth):
+        function = te.exp if i % 2 else te.tanh
+        y = te.compute((size,), partial(applied, function, y))
+    return te.create_prim_func([x, y])
+
+
+def reference(x: np.ndarray, depth: int) -> np.ndarray:
+    y = x.astype("float64")
+    for i in range(depth):
+        y = np.exp(y) if i % 2 else np.tanh(y)
+    return y
+
+
+@pytest.mark.parametrize("size", [1, 6, 64, 100])
+def test_a_deep_chain_compiles_and_is_right(size: int) -> None:
+    machine = host_description()
+    scheduled, _ = schedule_kernel(chain(8, size), machine)
+    kernel = with_vector_math(scheduled).func.with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": kernel}), target=machine.tvm_target())
+    x = np.linspace(-3, 3, size).astype("float32")
+    found = tvm.runtime.tensor(np.zeros(size, "float32"))
+    library["main"](tvm.runtime.tensor(x), found)
+    np.testing.assert_allclose(found.numpy(), reference(x, 8), rtol=2e-5)
+
+
+def test_one_function_needs_no_array() -> None:
+    scheduled, _ = schedule_kernel(chain(1, 64), MACHINE)
+    assert "staged" not in with_vector_math(scheduled).func.script()
+
+
+def test_arrays_stand_outside_of_the_vector_loop() -> None:
+    scheduled, _ = schedule_kernel(chain(3, 64), MACHINE)
+    text = with_vector_math(scheduled).func.script()
+    assert text.count("= T.alloc_buffer") == 2
+    assert text.index("staged1 = T.alloc_buffer") < text.index("T.vectorized")
+
+
+def test_calls_below_a_branch_stay() -> None:
+    x = te.placeholder((8,), "float32", "x")
+    y = te.compute((8,), lambda i: tirx.if_then_else(i > 0, te.exp(te.exp(x[i - 1])), x[i]))
+    func = te.create_prim_func([x, y])
+    assert with_staged_calls(func.body, lambda _: True).same_as(func.body)
+
+
+def test_a_function_called_twice_is_computed_once() -> None:
+    x = te.placeholder((32,), "float32", "x")
+    t = te.compute((32,), lambda i: te.tanh(x[i]))
+    square = te.compute((32,), lambda i: tirx.pow(t[i], tirx.const(2.0, "float32")))
+    leaky = te.compute((32,), lambda i: tirx.Select(square[i] > 0.5, square[i], square[i] * 0.1))
+    machine = host_description()
+    scheduled, _ = schedule_kernel(te.create_prim_func([x, leaky]), machine)
+    result = with_vector_math(scheduled)
+    kernel = result.func.with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": kernel}), target=machine.tvm_target())
+    values = np.linspace(-3, 3, 32).astype("float32")
+    found = tvm.runtime.tensor(np.zeros(32, "float32"))
+    library["main"](tvm.runtime.tensor(values), found)
+    wanted = np.tanh(values.astype("float64")) ** 2
+    np.testing.assert_allclose(
+        found.numpy(), np.where(wanted > 0.5, wanted, wanted * 0.1), rtol=1e-5, atol=1e-7
+    )
+    assert result.replaced["tanh"] == 1
