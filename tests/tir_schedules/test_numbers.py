@@ -36,14 +36,14 @@ def test_family(family: str) -> None:
 
 def test_large_enough_for_threads() -> None:
     plain = {
-        "add": kernel_of(relax.op.add, f32(97, 149, 40), f32(97, 149, 40)),
-        "bias": kernel_of(relax.op.add, f32(97, 149, 40), f32(149, 1)),
+        "add": kernel_of(relax.op.add, f32(197, 249, 40), f32(197, 249, 40)),
+        "bias": kernel_of(relax.op.add, f32(197, 249, 40), f32(249, 1)),
         "join": kernel_of(
-            lambda a, b: relax.op.concat([a, b], 2), f32(97, 149, 13), f32(97, 149, 24)
+            lambda a, b: relax.op.concat([a, b], 2), f32(197, 249, 13), f32(197, 249, 24)
         ),
-        "softmax": kernel_of(lambda x: nn.softmax(x, 1), f32(997, 149)),
-        "product": kernel_of(relax.op.matmul, f32(149, 97), f32(97, 80)),
-        "argmax": kernel_of(lambda x: relax.op.argmax(x, axis=1), f32(4999, 40)),
+        "softmax": kernel_of(lambda x: nn.softmax(x, 1), f32(2997, 149)),
+        "product": kernel_of(relax.op.matmul, f32(349, 97), f32(97, 80)),
+        "argmax": kernel_of(lambda x: relax.op.argmax(x, axis=1), f32(14999, 40)),
     }
     machine = host_description().with_cores(4)
     scheduled = {name: schedule_kernel(func, machine)[0] for name, func in plain.items()}

@@ -26,6 +26,11 @@ from tvm_ext.tir_schedules.llvm.loop_nest import (
     schedule_data_parallel,
     vector_length,
 )
+from tvm_ext.tir_schedules.llvm.padding_stage import (
+    PaddingStage,
+    padding_stage,
+    write_padding,
+)
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
@@ -142,10 +147,14 @@ class RegisterTile:
         others = [block for block in blocks if not sch.get(block).same_as(sch.get(anchor))]
         write_back = self._write_back_block(sch, anchor, access)
         _pack_columns(sch, access, decision)
-        tile_loop = self._tile(sch, access, decision, machine)
-        moved = self._place_write_back(sch, write_back, tile_loop, machine, dtype)
+        columns_first = _columns_outermost(sch, access, decision, machine)
+        stage = None if columns_first else padding_stage(sch, access, decision.rows, machine)
+        tile_loop = self._tile(sch, access, decision, machine, columns_first, stage)
+        done = [stage.block] if stage is not None else []
+        if self._place_write_back(sch, write_back, tile_loop):
+            done.append(write_back)
         for block in others:
-            if not (moved and sch.get(block).same_as(sch.get(write_back))):
+            if not any(sch.get(block).same_as(sch.get(known)) for known in done):
                 schedule_beside(sch, block, machine)
         return sch
 
@@ -169,9 +178,14 @@ class RegisterTile:
         access: BlockAccess,
         decision: TileDecision,
         machine: CpuDescription,
+        columns_first: bool,
+        stage: PaddingStage | None,
     ) -> LoopRV:
         """Splits and orders the loops; returns the loop in which one tile is finished."""
         loops = list(sch.get_loops(access.block))
+        dtype = str(sch.get(access.block).writes[0].source.dtype)
+        lanes = machine.vector_lanes(dtype)
+        blocks: list[LoopRV] = []
         outer: list[LoopRV] = []
         rows: list[LoopRV] = []
         vector_outer, vector = sch.split(
@@ -182,20 +196,24 @@ class RegisterTile:
                 continue
             size = decision.rows.get(axis, 1)
             split, row = sch.split(loops[axis], factors=[None, size])
+            if stage is not None and axis == stage.axis:
+                block, split = sch.split(split, factors=[None, stage.tiles])
+                # All that is outside of the rows of tiles.
+                blocks, outer = [*outer, block], []
             outer.append(split)
             rows.append(row)
         reduction = [loops[axis] for axis in access.reduction]
-        if _columns_outermost(sch, access, decision, machine):
-            outer.insert(0, vector_outer)
-        else:
-            outer.append(vector_outer)
-        sch.reorder(*outer, *reduction, *rows, vector)
+        outer.insert(0 if columns_first else len(outer), vector_outer)
+        sch.reorder(*blocks, *outer, *reduction, *rows, vector)
         tiles = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+        parallel = tiles
+        if stage is not None:
+            parallel = sch.fuse(*blocks) if len(blocks) > 1 else blocks[0]
+            write_padding(sch, stage, parallel, lanes)
         sch.vectorize(vector)
         for row in rows:
             sch.unroll(row)
-        dtype = str(sch.get(access.block).writes[0].source.dtype)
-        parallelize(sch, [tiles], machine, access.trip_count(), machine.vector_lanes(dtype))
+        parallelize(sch, [parallel], machine, access.trip_count(), lanes)
         init = sch.decompose_reduction(access.block, reduction[0])
         self._flatten_tile_loops(sch, init, len(rows) + 1)
         return tiles
@@ -207,21 +225,18 @@ class RegisterTile:
         for row in rows:
             sch.unroll(row)
 
-    def _place_write_back(
-        self,
-        sch: s_tir.Schedule,
-        block: SBlockRV,
-        tile_loop: LoopRV,
-        machine: CpuDescription,
-        dtype: str,
-    ) -> bool:
+    def _place_write_back(self, sch: s_tir.Schedule, block: SBlockRV, tile_loop: LoopRV) -> bool:
         """Moves the epilogue into the loop over tiles; False when it indexes in another order."""
         try:
             sch.reverse_compute_at(block, tile_loop)
         except ScheduleError:
             return False
         # Loops of extent 1 are gone: a tile of one element has none left.
-        inside = list(sch.get_loops(block))[1:]
+        loops = list(sch.get_loops(block))
+        around = next(
+            i for i, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(tile_loop))
+        )
+        inside = loops[around + 1 :]
         if inside:
             sch.vectorize(inside[-1])
         for row in inside[:-1]:

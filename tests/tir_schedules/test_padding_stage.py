@@ -1,0 +1,74 @@
+"""Padding by blocks of rows: where it goes, what it leaves alone, numbers on odd sizes."""
+
+import pytest
+from kernel_cases import nhwc
+from lowering import assert_same, f32, kernel_of, loops_of, run
+from machines import MACHINE
+from tvm import s_tir, te, tirx, topi
+
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.llvm.padding_stage import PaddingStage, padding_stage
+from tvm_ext.tir_schedules.select import schedule_kernel
+
+CORES = MACHINE.with_cores(2)
+
+
+def depthwise(
+    height: int, width: int, channels: int, taps: int, stride: int = 1, batch: int = 1
+) -> tirx.PrimFunc:
+    x = te.placeholder((batch, height, width, channels), "float32", "x")
+    w = te.placeholder((taps, taps, channels, 1), "float32", "w")
+    y = topi.nn.depthwise_conv2d_nhwc(x, w, stride, taps // 2, 1)
+    return te.create_prim_func([x, w, topi.nn.relu(y)])
+
+
+def stage_of(func: tirx.PrimFunc) -> PaddingStage | None:
+    sch = s_tir.Schedule(func)
+    inline_blocks(sch)
+    (anchor,) = (block for block in kernel_blocks(sch) if not is_data_parallel(sch, block))
+    access = access_of(sch, anchor)
+    assert access is not None
+    return padding_stage(sch, access, {}, CORES)
+
+
+def test_one_parallel_loop_with_the_padding_inside() -> None:
+    scheduled, choice = schedule_kernel(depthwise(56, 56, 64, 3), CORES)
+    assert choice.schedule == "register tile"
+    assert [loop.kind for loop in loops_of(scheduled) if not loop.path] == ["parallel"]
+
+
+def test_blocks_are_shared_evenly() -> None:
+    stage = stage_of(depthwise(56, 56, 64, 3))
+    assert stage is not None
+    assert 56 % stage.tiles == 0
+    assert (56 // stage.tiles) % 2 == 0
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        depthwise(6, 6, 16, 5),
+        depthwise(1, 56, 16, 3),
+        kernel_of(nhwc, f32(1, 30, 30, 16), f32(3, 3, 16, 64), f32(64)),
+    ],
+    ids=["most rows twice", "a single row", "not padded"],
+)
+def test_left_alone(func: tirx.PrimFunc) -> None:
+    assert stage_of(func) is None
+
+
+def test_numbers() -> None:
+    plain = {
+        "even": depthwise(56, 56, 64, 3),
+        "odd": depthwise(45, 37, 24, 5),
+        "stride": depthwise(40, 41, 16, 3, stride=2),
+        "batch": depthwise(30, 17, 40, 3, batch=3),
+        "prime": depthwise(31, 9, 13, 3),
+    }
+    machine = host_description().with_cores(2)
+    scheduled = {name: schedule_kernel(func, machine)[0] for name, func in plain.items()}
+    wanted, found = run(plain), run(scheduled)
+    for name in plain:
+        assert_same(wanted[name], found[name], name)
