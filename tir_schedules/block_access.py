@@ -23,6 +23,8 @@ class BlockAccess:
         one number.
     read_strides : list[list[int | None]]
         The same for each buffer read, without the accumulator.
+    element_bytes : int
+        Bytes of the widest element read.
     """
 
     block: s_tir.schedule.SBlockRV
@@ -31,6 +33,7 @@ class BlockAccess:
     is_reduction: list[bool]
     write_strides: list[int | None]
     read_strides: list[list[int | None]] = field(default_factory=list)
+    element_bytes: int = 4
 
     @property
     def spatial(self) -> list[int]:
@@ -91,7 +94,12 @@ def access_of(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> BlockAcces
         is_reduction=[kind == tirx.IterVar.CommReduce for kind in kinds],
         write_strides=_strides(written, variables),
         read_strides=[_strides(read, variables) for read in reads],
+        element_bytes=max((_element_bytes(read) for read in reads), default=4),
     )
+
+
+def _element_bytes(region: TensorRegion) -> int:
+    return max(1, tvm.DataType(str(region.source.dtype)).bits // 8)
 
 
 def _strides(region: TensorRegion, variables: list[tirx.Var]) -> list[int | None]:

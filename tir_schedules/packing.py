@@ -51,15 +51,17 @@ def pack_operand(
 ) -> bool:
     """Packs what ``block`` reads by pieces of ``size`` iterations of one iteration variable.
 
-    False, and nothing is changed, when the buffer is not a constant parameter that only ``block``
-    reads, or when the variable is not the plain index of one of its axes.
+    A buffer of the kernel's own is packed where it is written. False, and nothing is changed, when
+    the buffer is a parameter that is no constant, or when the variable is not the plain index of
+    one of its axes.
     """
     stmt = sch.get(block)
     func = sch.mod["main"]
     region = operands_of(stmt)[read_index]
     parameter = _constant_parameter(func, region.source)
+    own = not any(param.same_as(region.source) for param in func.params)
     axis = _axis_of(region, stmt.iter_vars[variable].var)
-    if parameter is None or axis is None or size < 2:
+    if (parameter is None and not own) or axis is None or size < 2:
         return False
     extent = static_extent(region.source.shape[axis])
     if extent is None or extent % size or extent == size:
@@ -71,7 +73,8 @@ def pack_operand(
         return (indices[axis] // size, *others, indices[axis] % size)
 
     sch.transform_layout(block, ("read", position), packed)
-    sch.annotate(block, _PACKED_ANNOTATION, [parameter, axis, size])
+    if parameter is not None:
+        sch.annotate(block, _PACKED_ANNOTATION, [parameter, axis, size])
     return True
 
 

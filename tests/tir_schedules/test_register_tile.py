@@ -2,17 +2,18 @@
 
 import pytest
 from kernel_cases import CONVOLUTIONS, MATMULS, REDUCTIONS, nhwc
-from lowering import f32, kernel_of, loops_of, scalar_stores
+from lowering import assert_same, f32, kernel_of, loops_of, run, scalar_stores
 from machines import GPU, MACHINE, NARROW
-from tvm import relax, s_tir, tirx
+from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.block_access import access_of
-from tvm_ext.tir_schedules.llvm.register_tile import (
-    RegisterTile,
+from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
+from tvm_ext.tir_schedules.llvm.register_tile_decision import (
     TileDecision,
     decide_tile,
+    rows_in_l1,
     rows_with_rest,
     vector_registers,
 )
@@ -166,3 +167,34 @@ def test_declines() -> None:
 def test_declines_a_gpu() -> None:
     func = kernel_of(op.matmul, f32(3, 5), f32(5, 7))
     assert reason(func, GPU) == "the target is not a CPU"
+
+
+def test_rows_that_share_a_set_of_l1() -> None:
+    assert [rows_in_l1(nbytes) for nbytes in (4096, 8192, 2048, 64)] == [8, 8, 16, 512]
+    assert decided(kernel_of(op.matmul, f32(14, 1024), f32(1024, 96)), "matmul").rows == {0: 7}
+    assert decided(kernel_of(op.matmul, f32(14, 1000), f32(1000, 96)), "matmul").rows == {0: 14}
+
+
+def test_a_given_decision_replaces_the_closed_form() -> None:
+    func = kernel_of(op.matmul, f32(12, 20), f32(20, 96))
+    sch = RegisterTile().apply(func, MACHINE, TileDecision(1, 16, {0: 4}))
+    assert isinstance(sch, s_tir.Schedule), sch
+    loops = loops_of(sch.mod["main"])
+    assert {loop.extent for loop in loops if loop.kind == "vectorized"} == {16}
+    assert 4 in {loop.extent for loop in loops if loop.kind == "unrolled"}
+
+
+def test_an_operand_in_the_wrong_order_is_turned_once() -> None:
+    x, y = (
+        te.placeholder(shape, "float32", name) for name, shape in (("x", (17, 19)), ("y", (33, 19)))
+    )
+    k = te.reduce_axis((0, 19), "k")
+    product = te.compute((17, 33), lambda i, j: te.sum(x[i, k] * y[j, k], axis=k), "product")
+    func = te.create_prim_func([x, y, product])
+    scheduled = applied(func)
+    assert {"vectorized"} <= {loop.kind for loop in loops_of(scheduled)}
+    results = run({"plain": func, "scheduled": scheduled})
+    assert_same(results["plain"], results["scheduled"], "turned")
+    once = te.compute((2, 33), lambda i, j: te.sum(x[i, k] * y[j, k], axis=k), "product")
+    refusal = RegisterTile().apply(te.create_prim_func([x, y, once]), MACHINE)
+    assert isinstance(refusal, NotMine)

@@ -1,5 +1,6 @@
 """Functions of functions: taken apart, so that compiling them takes no longer than one each."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import tvm
 from machines import MACHINE
-from tvm import te, tirx
+from tvm import s_tir, te, tirx
 
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.llvm.vector_math.rewrite import with_vector_math
@@ -61,11 +62,41 @@ def test_arrays_stand_outside_of_the_vector_loop() -> None:
     assert text.index("staged1 = T.alloc_buffer") < text.index("T.vectorized")
 
 
-def test_calls_below_a_branch_stay() -> None:
-    x = te.placeholder((8,), "float32", "x")
-    y = te.compute((8,), lambda i: tirx.if_then_else(i > 0, te.exp(te.exp(x[i - 1])), x[i]))
-    func = te.create_prim_func([x, y])
-    assert with_staged_calls(func.body, lambda _: True).same_as(func.body)
+@pytest.mark.parametrize("choose", [tirx.if_then_else, tirx.Select])
+@pytest.mark.parametrize("vectorised", [False, True])
+def test_what_leaves_a_branch_stays_under_its_condition(choose: Any, vectorised: bool) -> None:
+    x = te.placeholder((32,), "float32", "x")
+
+    def body(i: tirx.Var) -> tirx.Expr:
+        return te.tanh(choose(i > 0, te.log(te.exp(te.exp(x[tirx.max(i - 1, 0)]))), x[i]))
+
+    sch = s_tir.Schedule(te.create_prim_func([x, te.compute((32,), body, "y")]))
+    if vectorised:
+        sch.vectorize(sch.get_loops(sch.get_sblock("y"))[0])
+    func = sch.mod["main"]
+    staged = with_staged_calls(func.body, lambda call: str(call.op.name).startswith("tirx.e"))
+    name = "T.if_then_else(" if choose is tirx.if_then_else else "T.Select("
+    assert re.search(rf"staged0.* = {re.escape(name)}", str(staged))
+    kernel = with_vector_math(func).func.with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": kernel}), target=host_description().tvm_target())
+    values = np.linspace(-3, 1, 32).astype("float32")
+    found = tvm.runtime.tensor(np.zeros(32, "float32"))
+    library["main"](tvm.runtime.tensor(values), found)
+    wanted = np.tanh([values[0], *np.exp(values[:-1].astype("float64"))])
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=2e-6)
+
+
+def test_what_is_known_outside_of_a_branch_is_used_inside() -> None:
+    x = te.placeholder((32,), "float32", "x")
+
+    def body(i: tirx.Var) -> tirx.Expr:
+        inner = te.exp(te.exp(x[i]))
+        return tirx.Select(inner > 2.0, inner, te.exp(te.exp(x[i])) * 0.1)
+
+    func = te.create_prim_func([x, te.compute((32,), body)])
+    text = str(with_staged_calls(func.body, lambda _: True))
+    assert "staged1" in text
+    assert "staged2" not in text
 
 
 def test_a_function_called_twice_is_computed_once() -> None:

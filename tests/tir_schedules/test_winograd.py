@@ -10,7 +10,7 @@ from tvm import relax, s_tir, te, tirx, topi
 from tvm_ext.hardware.host import host_description
 from tvm_ext.relay_passes import winograd_compute
 from tvm_ext.tir_schedules.llvm import winograd
-from tvm_ext.tir_schedules.llvm.register_tile import vector_registers
+from tvm_ext.tir_schedules.llvm.register_tile_decision import vector_registers
 from tvm_ext.tir_schedules.llvm.winograd import (
     Winograd,
     WinogradDecision,

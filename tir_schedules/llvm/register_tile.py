@@ -6,7 +6,6 @@ and activation run where a tile is written back.
 """
 
 import math
-from dataclasses import dataclass
 
 import tvm
 from tvm import s_tir, tirx
@@ -21,102 +20,18 @@ from tvm_ext.tir_schedules.llvm.inlining import (
     kernel_blocks,
 )
 from tvm_ext.tir_schedules.llvm.loop_nest import (
-    largest_divisor,
     parallelize,
     schedule_data_parallel,
-    vector_length,
 )
 from tvm_ext.tir_schedules.llvm.padding_stage import (
     PaddingStage,
     padding_stage,
     write_padding,
 )
+from tvm_ext.tir_schedules.llvm.register_tile_decision import TileDecision, decide_tile
+from tvm_ext.tir_schedules.llvm.transposed_operand import turn_operand
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import Machine, NotMine
-
-# Accumulators that keep the multiply-add units busy: latency times units, doubled for comfort.
-ENOUGH_ACCUMULATORS = 8
-
-
-@dataclass(frozen=True)
-class TileDecision:
-    """Shape of the register tile.
-
-    Attributes
-    ----------
-    vector_axis : int
-        Loop of the reduction block whose elements fill the vectors.
-    columns : int
-        Elements of the tile along it.
-    rows : dict[int, int]
-        Other spatial loops and how many of their iterations the tile holds.
-    """
-
-    vector_axis: int
-    columns: int
-    rows: dict[int, int]
-
-
-def decide_tile(access: BlockAccess, machine: CpuDescription, dtype: str) -> TileDecision | NotMine:
-    """The closed-form choice: two vectors wide, as many rows as leave registers for operands."""
-    vector_axis = _vector_axis(access)
-    if vector_axis is None:
-        return NotMine("no data-parallel loop walks the output and the inputs without a stride")
-    lanes = machine.vector_lanes(dtype)
-    wide = [_tile_of(access, machine, vector_axis, lanes, vectors) for vectors in (2, 4)]
-    # Few rows (small batches, a single vector): more columns, so that no sum waits for itself.
-    enough = (tile for tile in wide if _accumulators(tile, lanes) >= ENOUGH_ACCUMULATORS)
-    return next(enough, wide[-1])
-
-
-def _tile_of(
-    access: BlockAccess, machine: CpuDescription, vector_axis: int, lanes: int, registers: int
-) -> TileDecision:
-    """The tile with up to ``registers`` vectors of columns and as many rows as then fit."""
-    columns = vector_length(access.extents[vector_axis], lanes, registers)
-    vectors = max(1, -(-columns // lanes))
-    # One vector a column of operands, and one for the broadcast value of a row.
-    row_limit = max(1, (vector_registers(machine) - vectors - 1) // vectors)
-    axes = list(reversed(_reuse_axes(access, vector_axis)))
-    rows = _dividing_rows(access, axes, row_limit)
-    if axes and math.prod(rows.values()) * vectors < ENOUGH_ACCUMULATORS:
-        extents = {axis: access.extents[axis] for axis in axes}
-        longest = max(axes, key=lambda axis: min(extents[axis], row_limit))
-        rest = {longest: rows_with_rest(extents[longest], row_limit)}
-        rows = max(rows, rest, key=lambda chosen: math.prod(chosen.values()))
-    return TileDecision(vector_axis, columns, rows)
-
-
-def _accumulators(tile: TileDecision, lanes: int) -> int:
-    return math.prod(tile.rows.values()) * max(1, -(-tile.columns // lanes))
-
-
-def _dividing_rows(access: BlockAccess, axes: list[int], limit: int) -> dict[int, int]:
-    rows: dict[int, int] = {}
-    for axis in axes:
-        size = largest_divisor(access.extents[axis], limit)
-        if size > 1:
-            rows[axis] = size
-            limit //= size
-    return rows
-
-
-def rows_with_rest(extent: int, limit: int) -> int:
-    """Rows of the tile along a loop whose ``extent`` has no good divisor: even parts.
-
-    Unlike columns, rows may leave a rest: the branch that skips them is the same for a whole
-    vector and costs little. It takes registers, though: with two rows fewer than ``limit``, tiles
-    of 38 and 161 ran at full speed, and at 45 and 70 % of it without.
-    """
-    tiles = -(-extent // max(limit - 2, 1))
-    return -(-extent // tiles)
-
-
-def vector_registers(machine: CpuDescription) -> int:
-    """Vector registers of the instruction set: 32 with AVX-512 and NEON, 16 below."""
-    if machine.vector_bits >= 512 or machine.architecture == "aarch64":
-        return 32
-    return 16
 
 
 class RegisterTile:
@@ -124,25 +39,27 @@ class RegisterTile:
 
     name = "register tile"
 
-    def apply(self, func: tirx.PrimFunc, machine: Machine) -> s_tir.Schedule | NotMine:
-        """See ``Template.apply``."""
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decision: TileDecision | None = None
+    ) -> s_tir.Schedule | NotMine:
+        """See ``Template.apply``; ``decision`` replaces the closed-form one."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         sch = s_tir.Schedule(func)
         inline_blocks(sch)
-        blocks = kernel_blocks(sch)
-        reductions = [block for block in blocks if not is_data_parallel(sch, block)]
-        if len(reductions) != 1:
-            return NotMine(f"the kernel has {len(reductions)} reductions, not one")
-        access = access_of(sch, reductions[0])
-        if access is None or any(access_of(sch, block) is None for block in blocks):
-            return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
-        if not access.trip_count():
-            return NotMine("a loop has no iterations")
+        access = _anchor_access(sch)
+        if isinstance(access, NotMine):
+            return access
         dtype = str(sch.get(access.block).writes[0].source.dtype)
-        decision = decide_tile(access, machine, dtype)
-        if isinstance(decision, NotMine):
-            return decision
+        closed = decide_tile(access, machine, dtype)
+        if isinstance(closed, NotMine):
+            turned = turn_operand(sch, access)
+            access = access if turned is None else turned
+            closed = decide_tile(access, machine, dtype)
+        if isinstance(closed, NotMine):
+            return closed
+        decision = decision or closed
+        blocks = kernel_blocks(sch)
         anchor = access.block
         others = [block for block in blocks if not sch.get(block).same_as(sch.get(anchor))]
         write_back = self._write_back_block(sch, anchor, access)
@@ -244,6 +161,18 @@ class RegisterTile:
         return True
 
 
+def _anchor_access(sch: s_tir.Schedule) -> BlockAccess | NotMine:
+    """The access of the kernel's only reduction."""
+    blocks = kernel_blocks(sch)
+    reductions = [block for block in blocks if not is_data_parallel(sch, block)]
+    if len(reductions) != 1:
+        return NotMine(f"the kernel has {len(reductions)} reductions, not one")
+    access = access_of(sch, reductions[0])
+    if access is None or any(access_of(sch, block) is None for block in blocks):
+        return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
+    return access if access.trip_count() else NotMine("a loop has no iterations")
+
+
 def schedule_beside(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:
     """A loop nest of its own for a data-parallel block that could not move into the anchor's."""
     access = access_of(sch, block)
@@ -264,28 +193,6 @@ def _pack_columns(sch: s_tir.Schedule, access: BlockAccess, decision: TileDecisi
 
 def _result_count(access: BlockAccess) -> int:
     return math.prod(access.extents[axis] for axis in access.spatial)
-
-
-def _vector_axis(access: BlockAccess) -> int | None:
-    """The longest spatial loop with unit stride in the output and stride 0 or 1 in all inputs."""
-    fitting = [
-        axis
-        for axis in access.spatial
-        if access.write_strides[axis] == 1
-        and access.extents[axis] > 1
-        and all(strides[axis] in (0, 1) for strides in access.read_strides)
-    ]
-    return max(fitting, key=lambda axis: access.extents[axis], default=None)
-
-
-def _reuse_axes(access: BlockAccess, vector_axis: int) -> list[int]:
-    """Spatial loops along which a vector that was loaded once serves several outputs."""
-    vectors = [strides for strides in access.read_strides if strides[vector_axis] == 1]
-    return [
-        axis
-        for axis in access.spatial
-        if axis != vector_axis and any(strides[axis] == 0 for strides in vectors)
-    ]
 
 
 def _columns_outermost(

@@ -14,10 +14,11 @@ from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of, operands_of, static_extent
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.llvm.loop_nest import largest_divisor, parallelize, vector_length
-from tvm_ext.tir_schedules.llvm.register_tile import (
+from tvm_ext.tir_schedules.llvm.register_tile import schedule_beside
+from tvm_ext.tir_schedules.llvm.register_tile_decision import (
     ENOUGH_ACCUMULATORS,
+    rows_in_l1,
     rows_with_rest,
-    schedule_beside,
     vector_registers,
 )
 from tvm_ext.tir_schedules.packing import pack_operand
@@ -114,7 +115,8 @@ def _register_tile(
     for vectors in (2, 1):
         columns = vector_length(shape.outputs, lanes, vectors)
         wide = max(1, columns // lanes)
-        rows = _rows(shape, (vector_registers(machine) - wide - 1) // wide, wide)
+        limit = (vector_registers(machine) - wide - 1) // wide
+        rows = _rows(shape, min(limit, rows_in_l1(4 * shape.inputs)), wide)
         if best is None or math.prod(rows) * wide > 1.5 * most:
             best, most = (columns, rows), math.prod(rows) * wide
     return best if best is not None else (lanes, (1, 1))

@@ -3,16 +3,24 @@
 Written out, every function names its intermediate values. To learn about a name, TVM's simplifier
 puts what it stands for in its place: harmless for one function, but the work multiplies with each
 that is nested. An array as long as the vector ends that; it is on the stack, and LLVM keeps it in
-a register. A function that one store calls twice gets an array as well: names must be unique.
+a register. A function that one store calls twice gets an array as well, and is computed once.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm_ffi import structural_equal, structural_hash, structural_map, structural_walk
+from tvm_ffi import (
+    StructuralMutator,
+    structural_equal,
+    structural_hash,
+    structural_map,
+    structural_mutate,
+    structural_walk,
+)
 
 # The name that TVM gives to "leave this small array on the stack".
 _ON_STACK = {"disable_lower_tvm_builtin": True}
@@ -23,7 +31,7 @@ _CONDITIONAL = "if_then_else"
 def with_staged_calls(body: tirx.Stmt, is_function: Callable[[tvm.ir.Call], bool]) -> tirx.Stmt:
     """``body`` in which no call that ``is_function`` has another one among its arguments.
 
-    Calls below a branch stay as they are: their arguments may be read only where it is taken.
+    What is taken out of a branch is computed, and its memory read, only where the branch is taken.
     """
     staged = structural_map(body, (tirx.For, lambda loop: _staged_loop(loop, is_function)))
     return structural_map(staged, (tirx.BufferStore, lambda s: _staged_store(s, is_function)))
@@ -65,50 +73,87 @@ class _Stage:
 
     def split(self, store: tirx.BufferStore) -> tirx.Stmt:
         """The store, after one for each function that another one takes."""
-        if _branches(store.value):
+        split = _Split(self, store.value)
+        if not split.before:
             return store
-        before: list[tirx.BufferStore] = []
-
-        def staged(call: tvm.ir.Call) -> tvm.ir.Expr:
-            if not self.is_function(call) or not any(map(self._calls, call.args)):
-                return call
-            arguments = [self._put(arg, before) if self._calls(arg) else arg for arg in call.args]
-            return tirx.call_intrin(str(call.ty), call.op, *arguments)
-
-        flat = structural_map(store.value, (tvm.ir.Call, staged))
-        calls = [call for call in _calls_below(flat) if self.is_function(call)]
-        counts = Counter(structural_hash(call) for call in calls)
-
-        def once(call: tvm.ir.Call) -> tvm.ir.Expr:
-            return self._put(call, before) if counts[structural_hash(call)] > 1 else call
-
-        value = structural_map(flat, (tvm.ir.Call, once))
-        if not before:
-            return store
-        return tirx.SeqStmt([*before, tirx.BufferStore(store.buffer, value, list(store.indices))])
-
-    def _put(self, value: tirx.Expr, before: list[tirx.BufferStore]) -> tirx.Expr:
-        for store in before:
-            if structural_equal(store.value, value):
-                return tirx.BufferLoad(store.buffer, [self.index])
-        array = tirx.decl_buffer((self.size,), str(value.ty), f"staged{len(self.arrays)}")
-        self.arrays.append(array)
-        before.append(tirx.BufferStore(array, value, [self.index]))
-        return tirx.BufferLoad(array, [self.index])
-
-    def _calls(self, value: Any) -> bool:
-        """Whether functions are called below an expression."""
-        return any(map(self.is_function, _calls_below(value)))
+        last = tirx.BufferStore(store.buffer, split.value, list(store.indices))
+        return tirx.SeqStmt([*split.before, last])
 
 
-def _branches(value: Any) -> bool:
-    return any(
-        isinstance(call.op, tvm.ir.Op) and str(call.op.name).endswith(_CONDITIONAL)
-        for call in _calls_below(value)
-    )
+@dataclass(frozen=True, eq=False)
+class _Condition:
+    """What has to hold for a branch to be taken; ``choose`` makes an expression of that branch."""
+
+    holds: tirx.Expr
+    choose: Callable[..., tirx.Expr]
 
 
-def _calls_below(value: Any) -> list[tvm.ir.Call]:
-    found: list[tvm.ir.Call] = []
-    structural_walk(value, (tvm.ir.Call, found.append))
-    return found
+@dataclass(frozen=True)
+class _Staged:
+    """A value that waits in an array, computed where all of ``conditions`` hold."""
+
+    value: tirx.Expr
+    conditions: tuple[_Condition, ...]
+    load: tirx.Expr
+
+
+class _Split:
+    """One stored value: the stores that go before it, and what is left of it."""
+
+    def __init__(self, stage: _Stage, value: tirx.Expr) -> None:
+        self.before: list[tirx.BufferStore] = []
+        self._stage = stage
+        self._conditions: tuple[_Condition, ...] = ()
+        self._staged: list[_Staged] = []
+        self._uses = Counter(structural_hash(call) for call in self._functions_below(value))
+        self.value = structural_mutate(
+            value, [(tvm.ir.Call, self._call), (tirx.Select, self._select)]
+        )
+
+    def _call(self, call: tvm.ir.Call, mutator: StructuralMutator) -> tirx.Expr:
+        if isinstance(call.op, tvm.ir.Op) and str(call.op.name).endswith(_CONDITIONAL):
+            return self._branch(call.args, tirx.if_then_else, mutator)
+        changed = mutator.default_mutate(call)
+        if not self._stage.is_function(call):
+            return changed
+        arguments = [self._put(a) if self._functions_below(a) else a for a in changed.args]
+        flat = tirx.call_intrin(str(call.ty), call.op, *arguments)
+        return self._put(flat) if self._uses[structural_hash(call)] > 1 else flat
+
+    def _select(self, select: tirx.Select, mutator: StructuralMutator) -> tirx.Expr:
+        parts = (select.condition, select.true_value, select.false_value)
+        return self._branch(parts, tirx.Select, mutator)
+
+    def _branch(
+        self, parts: Sequence[tirx.Expr], choose: Any, mutator: StructuralMutator
+    ) -> tirx.Expr:
+        condition = mutator.mutate(parts[0])
+        around = self._conditions
+        values = []
+        for value, holds in zip(parts[1:], (condition, tirx.Not(condition)), strict=True):
+            self._conditions = (*around, _Condition(holds, choose))
+            values.append(mutator.mutate(value))
+        self._conditions = around
+        return choose(condition, *values)
+
+    def _put(self, value: tirx.Expr) -> tirx.Expr:
+        for known in self._staged:
+            enclosing = self._conditions[: len(known.conditions)]
+            if known.conditions == enclosing and structural_equal(known.value, value):
+                return known.load
+        guarded = value
+        for condition in reversed(self._conditions):
+            otherwise = tirx.const(0, str(value.ty))
+            guarded = condition.choose(condition.holds, guarded, otherwise)
+        arrays, index = self._stage.arrays, self._stage.index
+        array = tirx.decl_buffer((self._stage.size,), str(value.ty), f"staged{len(arrays)}")
+        arrays.append(array)
+        self.before.append(tirx.BufferStore(array, guarded, [index]))
+        load = tirx.BufferLoad(array, [index])
+        self._staged.append(_Staged(value, self._conditions, load))
+        return load
+
+    def _functions_below(self, value: Any) -> list[tvm.ir.Call]:
+        found: list[tvm.ir.Call] = []
+        structural_walk(value, (tvm.ir.Call, found.append))
+        return [call for call in found if self._stage.is_function(call)]
