@@ -117,3 +117,17 @@ def test_a_function_called_twice_is_computed_once() -> None:
         found.numpy(), np.where(wanted > 0.5, wanted, wanted * 0.1), rtol=1e-5, atol=1e-7
     )
     assert result.replaced["tanh"] == 1
+
+
+def test_a_comparison_in_the_argument() -> None:
+    x = te.placeholder((32,), "float32", "x")
+    kept = te.compute((32,), lambda i: (x[i] > 0.5).astype("float32") * x[i])
+    func = te.create_prim_func([x, te.compute((32,), lambda i: te.exp(kept[i]))])
+    machine = host_description()
+    kernel = with_vector_math(schedule_kernel(func, machine)[0]).func
+    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    values = np.linspace(-3, 3, 32).astype("float32")
+    found = tvm.runtime.tensor(np.zeros(32, "float32"))
+    tvm.compile(mod, target=machine.tvm_target())["main"](tvm.runtime.tensor(values), found)
+    wanted = np.exp(np.where(values > 0.5, values, 0.0))
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)

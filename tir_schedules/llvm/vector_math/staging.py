@@ -26,6 +26,7 @@ from tvm_ffi import (
 _ON_STACK = {"disable_lower_tvm_builtin": True}
 
 _CONDITIONAL = "if_then_else"
+_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
 def with_staged_calls(body: tirx.Stmt, is_function: Callable[[tvm.ir.Call], bool]) -> tirx.Stmt:
@@ -116,7 +117,9 @@ class _Split:
         changed = mutator.default_mutate(call)
         if not self._stage.is_function(call):
             return changed
-        arguments = [self._put(a) if self._functions_below(a) else a for a in changed.args]
+        arguments = [
+            self._put(a) if self._functions_below(a) or _compares(a) else a for a in changed.args
+        ]
         flat = tirx.call_intrin(str(call.ty), call.op, *arguments)
         return self._put(flat) if self._uses[structural_hash(call)] > 1 else flat
 
@@ -157,3 +160,10 @@ class _Split:
         found: list[tvm.ir.Call] = []
         structural_walk(value, (tvm.ir.Call, found.append))
         return [call for call in found if self._stage.is_function(call)]
+
+
+def _compares(value: Any) -> bool:
+    """Whether a comparison is below: TVM's simplifier fails on some of whole vectors."""
+    found: list[Any] = []
+    structural_walk(value, (_COMPARISONS, found.append))
+    return bool(found)
