@@ -1,5 +1,6 @@
 """How a block walks through its buffers: kinds and extents of its loops, strides of its reads."""
 
+import math
 from dataclasses import dataclass, field
 
 import tvm
@@ -58,6 +59,12 @@ def static_extent(value: object) -> int | None:
     if isinstance(value, int):
         return value
     return int(value.value) if isinstance(value, tirx.IntImm) else None
+
+
+def buffer_bytes(buffer: tirx.Buffer) -> int:
+    """Bytes of a buffer; a symbolic extent counts as one."""
+    elements = math.prod(static_extent(size) or 1 for size in buffer.shape)
+    return elements * tvm.DataType(str(buffer.dtype)).bits // 8
 
 
 def operands_of(stmt: s_tir.SBlock) -> list[TensorRegion]:

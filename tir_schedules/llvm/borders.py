@@ -16,7 +16,7 @@ from tvm_ext.tir_schedules.block_access import static_extent
 MAX_PIECES = 32
 
 _IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
-_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
+COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 # A comparison asks whether the difference of its sides is below these numbers.
 _THRESHOLDS: dict[type, tuple[int, ...]] = {
@@ -78,7 +78,7 @@ def branch_comparisons(root: Any) -> list[Any]:
     tvm_ffi.structural_walk(root, (tvm.ir.Call, look))
     found: list[Any] = []
     for condition in conditions:
-        tvm_ffi.structural_walk(condition, (_COMPARISONS, found.append))
+        tvm_ffi.structural_walk(condition, (COMPARISONS, found.append))
     return found
 
 

@@ -89,6 +89,14 @@ def schedule_data_parallel(
     return (inner, borders[first]) if borders[first] else None
 
 
+def flatten(sch: s_tir.Schedule, loops: list[LoopRV]) -> None:
+    """Vectorises the last of ``loops`` and unrolls the others; nothing for no loops."""
+    if loops:
+        sch.vectorize(loops[-1])
+    for row in loops[:-1]:
+        sch.unroll(row)
+
+
 def parallelize(
     sch: s_tir.Schedule,
     outer: list[LoopRV],

@@ -7,12 +7,16 @@ more. Padded by blocks of rows, it stays in L2; rows that two blocks need are wr
 import math
 from dataclasses import dataclass
 
-import tvm
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.block_access import BlockAccess, operands_of, static_extent
+from tvm_ext.tir_schedules.block_access import (
+    BlockAccess,
+    buffer_bytes,
+    operands_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.llvm.borders import borders_of
 from tvm_ext.tir_schedules.llvm.inlining import count_calls, is_data_parallel
 from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP, vector_length
@@ -105,11 +109,8 @@ def _tiles_per_block(
     """As many as L2 holds and the threads share evenly; None when too many rows repeat."""
     region = operands_of(sch.get(access.block))[operand]
     sizes = [static_extent(size) or 1 for size in region.source.shape]
-    dtype = str(region.source.dtype)
-    total = math.prod(sizes) * tvm.DataType(dtype).bits // 8
-    padded = sizes[axis] if axis < len(sizes) else 1
     steps = -(-access.extents[axis] // rows)
-    per_row = total // max(1, sizes[0] * padded)
+    per_row = buffer_bytes(region.source) // (sizes[0] * sizes[axis])
     # Rows of input from the first to the last that one row of output reads, and its step.
     strides = access.read_strides[operand]
     unit = math.prod(sizes[axis + 1 :])

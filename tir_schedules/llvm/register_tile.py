@@ -7,22 +7,18 @@ and activation run where a tile is written back.
 
 import math
 
-import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, operands_of, static_extent
+from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, buffer_bytes, operands_of
 from tvm_ext.tir_schedules.llvm.inlining import (
     count_calls,
     inline_blocks,
     is_data_parallel,
     kernel_blocks,
 )
-from tvm_ext.tir_schedules.llvm.loop_nest import (
-    parallelize,
-    schedule_data_parallel,
-)
+from tvm_ext.tir_schedules.llvm.loop_nest import flatten, parallelize, schedule_data_parallel
 from tvm_ext.tir_schedules.llvm.padding_stage import (
     PaddingStage,
     padding_stage,
@@ -127,20 +123,11 @@ class RegisterTile:
         if stage is not None:
             parallel = sch.fuse(*blocks) if len(blocks) > 1 else blocks[0]
             write_padding(sch, stage, parallel, lanes)
-        sch.vectorize(vector)
-        for row in rows:
-            sch.unroll(row)
+        flatten(sch, [*rows, vector])
         parallelize(sch, [parallel], machine, access.trip_count(), lanes)
         init = sch.decompose_reduction(access.block, reduction[0])
-        self._flatten_tile_loops(sch, init, len(rows) + 1)
+        flatten(sch, list(sch.get_loops(init))[-len(rows) - 1 :])
         return tiles
-
-    def _flatten_tile_loops(self, sch: s_tir.Schedule, block: SBlockRV, count: int) -> None:
-        """Vectorises the innermost of the last ``count`` loops and unrolls the others."""
-        *rows, vector = list(sch.get_loops(block))[-count:]
-        sch.vectorize(vector)
-        for row in rows:
-            sch.unroll(row)
 
     def _place_write_back(self, sch: s_tir.Schedule, block: SBlockRV, tile_loop: LoopRV) -> bool:
         """Moves the epilogue into the loop over tiles; False when it indexes in another order."""
@@ -153,11 +140,7 @@ class RegisterTile:
         around = next(
             i for i, loop in enumerate(loops) if sch.get(loop).same_as(sch.get(tile_loop))
         )
-        inside = loops[around + 1 :]
-        if inside:
-            sch.vectorize(inside[-1])
-        for row in inside[:-1]:
-            sch.unroll(row)
+        flatten(sch, loops[around + 1 :])
         return True
 
 
@@ -207,6 +190,5 @@ def _columns_outermost(
     operands = operands_of(sch.get(access.block))
     for read, strides in zip(operands, access.read_strides, strict=True):
         if strides[decision.vector_axis] == 1 and not any(strides[a] for a in decision.rows):
-            sizes = [static_extent(size) or 1 for size in read.source.shape]
-            total += math.prod(sizes) * tvm.DataType(str(read.source.dtype)).bits // 8
+            total += buffer_bytes(read.source)
     return total > machine.l2_bytes // 2

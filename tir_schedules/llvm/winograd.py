@@ -13,7 +13,12 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of, operands_of, static_extent
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
-from tvm_ext.tir_schedules.llvm.loop_nest import largest_divisor, parallelize, vector_length
+from tvm_ext.tir_schedules.llvm.loop_nest import (
+    flatten,
+    largest_divisor,
+    parallelize,
+    vector_length,
+)
 from tvm_ext.tir_schedules.llvm.register_tile import schedule_beside
 from tvm_ext.tir_schedules.llvm.register_tile_decision import (
     ENOUGH_ACCUMULATORS,
@@ -241,13 +246,13 @@ class _Scheduler:
         extent = static_extent(sch.get(channel).extent) or 1
         channel, vector = sch.split(channel, [None, vector_length(extent, self.lanes, 1)])
         sch.reorder(image, block_row, block_column, tile_row, tile_column, channel, y, x, vector)
-        self._flatten([y, x, vector])
+        flatten(sch, [y, x, vector])
         blocks = sch.fuse(image, block_row, block_column)
         if not self._same(last, stages["output"]):
             sch.compute_at(stages["output"], channel, preserve_unit_loops=True)
-            self._flatten(sch.get_loops(stages["output"])[-4:])
+            flatten(sch, list(sch.get_loops(stages["output"]))[-4:])
         sch.compute_at(stages["output_rows"], channel, preserve_unit_loops=True)
-        self._flatten(sch.get_loops(stages["output_rows"])[-6:])
+        flatten(sch, list(sch.get_loops(stages["output_rows"]))[-6:])
         work = self.work if decision.blocks else self.transform_work
         parallelize(sch, [blocks], self.machine, work, self.lanes)
         return blocks if decision.blocks else None
@@ -265,14 +270,14 @@ class _Scheduler:
         tile_column, column = sch.split(tile_column, [None, across])
         sch.reorder(i, j, channel, image, tile_row, tile_column, row, column, vector)
         sch.compute_at(products, tile_column, preserve_unit_loops=True)
-        self._flatten([row, column, vector])
+        flatten(sch, [row, column, vector])
         *tile, depth = sch.get_loops(products)[-7:]
         sch.reorder(*tile[:2], depth, *tile[2:])
-        self._flatten(tile[2:])
+        flatten(sch, tile[2:])
         if block_loop is None:
             parallelize(sch, [i, j, channel], self.machine, self.work, self.lanes)
         start = sch.decompose_reduction(products, depth)
-        self._flatten(sch.get_loops(start)[-6:])
+        flatten(sch, list(sch.get_loops(start))[-6:])
 
     def _input(self, stages: dict[str, SBlockRV], block_loop: LoopRV | None) -> None:
         sch = self.sch
@@ -283,22 +288,15 @@ class _Scheduler:
         extent = static_extent(sch.get(channel).extent) or 1
         channel, vector = sch.split(channel, [None, vector_length(extent, self.lanes, 1)])
         sch.reorder(image, tile_row, tile_column, channel, i, j, vector)
-        self._flatten([i, j, vector])
+        flatten(sch, [i, j, vector])
         rows = stages["input_rows"]
         sch.compute_at(rows, channel, preserve_unit_loops=True)
         *outer, i, j, vector = sch.get_loops(rows)[-6:]
         sch.reorder(*outer, j, i, vector)
         # A column of the tile at a time: six vectors, which stay in registers.
         sch.compute_at(stages["input_tile"], j, preserve_unit_loops=True)
-        self._flatten([*outer, j, i, vector])
-        self._flatten(sch.get_loops(stages["input_tile"])[-6:])
+        flatten(sch, [*outer, j, i, vector])
+        flatten(sch, list(sch.get_loops(stages["input_tile"]))[-6:])
         if block_loop is None:
             outer = [image, tile_row, tile_column, channel]
             parallelize(sch, outer, self.machine, self.transform_work, self.lanes)
-
-    def _flatten(self, loops: list[LoopRV]) -> None:
-        """Vectorises the last loop and unrolls the others."""
-        *rows, vector = loops
-        self.sch.vectorize(vector)
-        for row in rows:
-            self.sch.unroll(row)

@@ -22,11 +22,12 @@ from tvm_ffi import (
     structural_walk,
 )
 
+from tvm_ext.tir_schedules.llvm.borders import COMPARISONS
+
 # The name that TVM gives to "leave this small array on the stack".
 _ON_STACK = {"disable_lower_tvm_builtin": True}
 
 _CONDITIONAL = "if_then_else"
-_COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 
 def with_staged_calls(body: tirx.Stmt, is_function: Callable[[tvm.ir.Call], bool]) -> tirx.Stmt:
@@ -165,5 +166,5 @@ class _Split:
 def _compares(value: Any) -> bool:
     """Whether a comparison is below: TVM's simplifier fails on some of whole vectors."""
     found: list[Any] = []
-    structural_walk(value, (_COMPARISONS, found.append))
+    structural_walk(value, (COMPARISONS, found.append))
     return bool(found)
