@@ -90,6 +90,17 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
     )
 
 
+def current_description() -> Description:
+    """The description of the target that TVM's ``with`` statement has set, else of this machine."""
+    return resolve_target(tvm.target.Target.current(allow_none=True) or "cpu")
+
+
+def current_cpu() -> CpuDescription | None:
+    """The same when it is a CPU, else None: what passes for CPUs ask before they change a graph."""
+    description = current_description()
+    return description if isinstance(description, CpuDescription) else None
+
+
 @contextmanager
 def compiling_for(machine: Description) -> Iterator[tvm.target.Target]:
     """Makes ``machine`` the current TVM target, from which ``resolve_target`` gets it back."""

@@ -10,9 +10,8 @@ import tvm
 from tvm import relax
 
 from tvm_ext.hardware.cost import Work
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.affine import constant_value
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.delay_reshapes import ATTRIBUTE
@@ -26,6 +25,7 @@ from tvm_ext.relay_passes.layout_cost import (
 )
 from tvm_ext.relay_passes.layout_roles import conversion_axes
 from tvm_ext.relay_passes.pad_output_channels import lane_use
+from tvm_ext.relay_passes.static_shape import shape_obstacle
 from tvm_ext.relay_passes.sub_pixel import InterleavedKernel, StackedConvolution, UpsampledAxis
 
 _OPERATORS = tuple(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3))
@@ -54,8 +54,8 @@ class ConvTransposeToConv:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
-        machine = resolve_target(tvm.target.Target.current(allow_none=True) or "cpu")
-        if not isinstance(machine, CpuDescription):
+        machine = current_cpu()
+        if machine is None:
             return mod
         return _Rewriter(DescribedMachine(machine, cost_model(machine))).run(mod)
 
@@ -204,11 +204,8 @@ def _refusal(call: relax.Call) -> str:
     expected = (data, weight.replace("OI", "IO"), data)
     if found != expected:
         return f"layout {' '.join(found)} is not {' '.join(expected)}"
-    for ty in (call.args[0].ty, call.args[1].ty, call.ty):
-        if not isinstance(ty.shape, relax.ShapeExpr):
-            return "shape unknown"
-        if not all(isinstance(extent, tvm.tirx.IntImm) for extent in ty.shape):
-            return "symbolic shape"
+    if obstacle := shape_obstacle(*call.args, call):
+        return obstacle
     if any(int(extent) == 0 for extent in (*call.args[0].ty.shape, *call.ty.shape)):
         return "an empty tensor"
     return ""

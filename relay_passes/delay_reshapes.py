@@ -11,6 +11,7 @@ from tvm.ir import GenericConst
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_roles import BROADCASTING
+from tvm_ext.relay_passes.static_shape import static_shape
 
 # A function whose result is meant to be reshaped carries this attribute, with any text.
 ATTRIBUTE = "tvm_ext.reshaped_result"
@@ -23,6 +24,8 @@ _UNARY = frozenset(
         *("nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu", "nn.softplus"),
     )
 )
+
+_CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 
 # Axes of the source and of the view that cover the same elements, as positions in their shapes.
 AxisGroup = tuple[list[int], list[int]]
@@ -38,10 +41,10 @@ class DelayReshapes:
     A reshape is only another view of memory, but operator fusion stops at it. Operands of the same
     shape are reshaped as well, those that broadcast are spread out where they are constant.
 
-    Leaves alone: reshapes behind anything but the kernels of ConvTransposeToConv and
-    GroupedConvolution; operands that broadcast along a part of an axis and are not constant.
+    Leaves alone: reshapes behind anything but convolutions and the kernels of ConvTransposeToConv
+    and GroupedConvolution; operands that broadcast along a part of an axis and are not constant.
 
-    Run after: GroupedConvolution, LayoutPlanning. Run before: VectorMath, FuseOperators.
+    Run after: FlattenPointwise, GroupedConvolution, LayoutPlanning. Run before: LegalizeOps.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -115,9 +118,11 @@ class _Delayer(BindingRewriter):
         return source if self.reaches(source) else None
 
     def _is_kernel_result(self, expr: relax.Expr) -> bool:
-        call = self.view.call(expr, "relax.call_tir")
+        call = self.view.call(expr, "relax.call_tir", *_CONVOLUTIONS)
         if call is None or not isinstance(expr, relax.Var):
             return False
+        if call.op.name != "relax.call_tir":
+            return True
         attrs = self.mod[call.args[0]].attrs
         return attrs is not None and ATTRIBUTE in attrs
 
@@ -131,7 +136,7 @@ class _Delayer(BindingRewriter):
         self, call: relax.Call, tensors: Sequence[relax.Expr], source: relax.Var, var: relax.Var
     ) -> relax.Call | None:
         """``call`` on operands with the axes of ``source``; None where that is not possible."""
-        made, wanted = _static(source), _static(var)
+        made, wanted = static_shape(source), static_shape(var)
         if made is None or wanted is None or prod(made) != prod(wanted) or 0 in wanted:
             self.refuse("its shape is not known, empty, or not that of the kernel's result", var)
             return None
@@ -149,13 +154,13 @@ class _Delayer(BindingRewriter):
         self, expr: relax.Expr, source: list[int], view: list[int], var: relax.Var
     ) -> relax.Expr | None:
         own = self._source(expr)
-        if own is not None and _static(own) == source and _static(expr) == view:
+        if own is not None and static_shape(own) == source and static_shape(expr) == view:
             return own
         # Another value may be waiting for this operator: a residual that is added behind the
         # next convolution belongs to that one's kernel.
         if not isinstance(expr, GenericConst) and self._has_other_users(var):
             return None
-        shape = _static(expr)
+        shape = static_shape(expr)
         if shape is None:
             return None
         shape = [1] * (len(view) - len(shape)) + shape
@@ -168,15 +173,6 @@ class _Delayer(BindingRewriter):
         if len(known) < len(extents):
             return None
         return self.bind(relax.op.reshape(expr, [n for part in known for n in part]), var)
-
-
-def _static(expr: relax.Expr) -> list[int] | None:
-    ty = expr.ty
-    if not isinstance(ty, relax.TensorType) or not isinstance(ty.shape, relax.ShapeExpr):
-        return None
-    if not all(isinstance(extent, tvm.tirx.IntImm) for extent in ty.shape):
-        return None
-    return [int(extent) for extent in ty.shape]
 
 
 def _extents(

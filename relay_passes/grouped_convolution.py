@@ -7,12 +7,12 @@ from typing import Any, TypeAlias
 import tvm
 from tvm import relax, te, tirx, topi
 
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.delay_reshapes import ATTRIBUTE
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, Layout
+from tvm_ext.relay_passes.static_shape import shape_obstacle
 
 # An element of the input by batch, group, input of the group and places along the spatial axes.
 DataAt: TypeAlias = Callable[[tirx.Var, tirx.Var, tirx.Var, list[tirx.Expr]], tirx.Expr]
@@ -40,8 +40,7 @@ class GroupedConvolution:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
-        machine = resolve_target(tvm.target.Target.current(allow_none=True) or "cpu")
-        return _Rewriter().run(mod) if isinstance(machine, CpuDescription) else mod
+        return mod if current_cpu() is None else _Rewriter().run(mod)
 
 
 @dataclass(frozen=True)
@@ -195,12 +194,7 @@ def _refusal(call: relax.Call) -> str:
     known = LAYOUT_NAMES[_CONVOLUTIONS.index(str(call.op.name)) + 3]
     if names not in known or str(attrs.out_layout) != names[0]:
         return f"layout {' '.join(names)} {attrs.out_layout}, neither channels first nor last"
-    for ty in (call.args[0].ty, call.args[1].ty, call.ty):
-        if not isinstance(ty.shape, relax.ShapeExpr):
-            return "shape unknown"
-        if not all(isinstance(extent, tvm.tirx.IntImm) for extent in ty.shape):
-            return "symbolic shape"
-    return ""
+    return shape_obstacle(*call.args, call)
 
 
 def _kernel_of(call: relax.Call) -> GroupedKernel:

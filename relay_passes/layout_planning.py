@@ -4,7 +4,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import current_description
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_conversion import LayoutConversionError, convert_layouts
 from tvm_ext.relay_passes.layout_cost import (
@@ -191,6 +191,5 @@ def _is_fused(func: relax.Function) -> bool:
 
 
 def _current_machine() -> LayoutMachine:
-    target = tvm.target.Target.current(allow_none=True)
-    description = resolve_target("cpu" if target is None else target)
+    description = current_description()
     return DescribedMachine(description, cost_model(description))

@@ -9,7 +9,7 @@ import tvm
 from tvm import relax, te, topi
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.gemm_compute import ATTRIBUTE, GemmCompute, cropped
 from tvm_ext.relay_passes.graph_pass import graph_pass
@@ -40,8 +40,8 @@ class PadOutputChannels:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when nothing gains."""
-        machine = resolve_target(tvm.target.Target.current(allow_none=True) or "cpu")
-        if not isinstance(machine, CpuDescription):
+        machine = current_cpu()
+        if machine is None:
             return mod
         return _Padder(machine).run(mod)
 

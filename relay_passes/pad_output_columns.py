@@ -6,7 +6,7 @@ import tvm
 from tvm import relax, te, topi
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.pad_output_channels import LEAST_GAIN, cropped, lane_use
@@ -32,8 +32,8 @@ class PadOutputColumns:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when nothing gains."""
-        machine = resolve_target(tvm.target.Target.current(allow_none=True) or "cpu")
-        if not isinstance(machine, CpuDescription):
+        machine = current_cpu()
+        if machine is None:
             return mod
         return _Padder(machine).run(mod)
 

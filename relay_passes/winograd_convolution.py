@@ -10,10 +10,11 @@ from tvm.ir import GenericConst
 from tvm_ext.hardware.cost import Work
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import tensor_bytes
+from tvm_ext.relay_passes.static_shape import shape_obstacle
 from tvm_ext.relay_passes.winograd_compute import WinogradForm
 from tvm_ext.relay_passes.winograd_cost import WinogradWork
 
@@ -50,8 +51,8 @@ class WinogradConvolution:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when nothing gains."""
-        machine = resolve_target(tvm.target.Target.current(allow_none=True) or "cpu")
-        if not isinstance(machine, CpuDescription):
+        machine = current_cpu()
+        if machine is None:
             return mod
         return _Rewriter(machine).run(mod)
 
@@ -79,8 +80,7 @@ class _Rewriter(BindingRewriter):
         form = _form_of(call) if call is not None else None
         if call is None or form is None:
             return None
-        reason = _obstacle(call)
-        if reason is not None:
+        if reason := _obstacle(call):
             self.refuse(reason, var)
             return None
         batch, height, width, outputs = (int(size) for size in var.ty.shape)
@@ -149,7 +149,7 @@ def _form_of(call: relax.Call) -> WinogradForm | None:
     return None
 
 
-def _obstacle(call: relax.Call) -> str | None:
+def _obstacle(call: relax.Call) -> str:
     attrs: Any = call.attrs
     if not isinstance(call.args[1], GenericConst):
         return "its weights are not constant"
@@ -158,9 +158,4 @@ def _obstacle(call: relax.Call) -> str | None:
         return f"it computes in {' and '.join(sorted(types))}, not in float32"
     if (str(attrs.kernel_layout), str(attrs.out_layout)) != ("HWIO", "NHWC"):
         return f"its layouts are {attrs.kernel_layout} and {attrs.out_layout}, not HWIO and NHWC"
-    shapes = (call.args[0].ty.shape, call.ty.shape)
-    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
-        return "its shape is not known"
-    if not all(isinstance(size, tvm.tirx.IntImm) for shape in shapes for size in shape.values):
-        return "its shape is symbolic"
-    return None
+    return shape_obstacle(call.args[0], call)

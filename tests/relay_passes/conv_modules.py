@@ -6,10 +6,10 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.origin import span_of
 
-AVX512 = resolve_target("avx512").tvm_target()
+AVX512 = resolve_target("avx512")
 
 Emit = Callable[[relax.Expr], relax.Var]
 
@@ -49,7 +49,7 @@ def apply(*passes: tvm.transform.Pass) -> Callable[[tvm.IRModule], tvm.IRModule]
 
     def run_passes(mod: tvm.IRModule) -> tvm.IRModule:
         before = mod.script(show_meta=True)
-        with AVX512:
+        with compiling_for(AVX512):
             new = tvm.transform.Sequential(list(passes))(mod)
             again = tvm.transform.Sequential(list(passes))(new)
         assert mod.script(show_meta=True) == before

@@ -6,12 +6,12 @@ import tvm
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels, lane_use
 from tvm_ext.relay_passes.pass_log import recording
 
-AVX512 = resolve_target("avx512").tvm_target()
+AVX512 = resolve_target("avx512")
 
 
 def conv_module(channels, layout=("NHWC", "HWIO"), groups=1, constant=True, batch=1):
@@ -59,7 +59,7 @@ def matmul_module(shape, columns):
 
 
 def padded(mod):
-    with AVX512:
+    with compiling_for(AVX512):
         return tvm.transform.Sequential([PadOutputChannels()])(mod)
 
 
@@ -107,7 +107,7 @@ def test_matmul_numbers(shape):
 
 def test_padded_kernel_and_activation_become_one():
     mod = padded(conv_module(19))
-    with AVX512:
+    with compiling_for(AVX512):
         mod = tvm.transform.Sequential(
             [
                 relax.transform.LegalizeOps(),

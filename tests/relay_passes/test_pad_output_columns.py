@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.pad_output_columns import PadOutputColumns
 from tvm_ext.relay_passes.pass_log import recording
 
-AVX512 = resolve_target("avx512").tvm_target()
+AVX512 = resolve_target("avx512")
 
 
 def conv_module(width, taps=(3, 1), **attrs):
@@ -33,7 +33,7 @@ def conv_module(width, taps=(3, 1), **attrs):
 
 
 def padded(mod):
-    with AVX512:
+    with compiling_for(AVX512):
         return tvm.transform.Sequential([PadOutputColumns()])(mod)
 
 

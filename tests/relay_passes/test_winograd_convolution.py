@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.pass_log import recording
 from tvm_ext.relay_passes.winograd_compute import WinogradForm
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 from tvm_ext.relay_passes.winograd_cost import WinogradWork
 from tvm_ext.relay_passes.winograd_transforms import transforms
 
-AVX512 = resolve_target("avx512").tvm_target()
+AVX512 = resolve_target("avx512")
 
 
 def conv_module(
@@ -46,7 +46,7 @@ def conv_module(
 
 
 def rewritten(mod):
-    with AVX512:
+    with compiling_for(AVX512):
         return tvm.transform.Sequential([WinogradConvolution()])(mod)
 
 
@@ -85,7 +85,7 @@ def test_rewritten_once_with_equal_numbers():
 
 
 def test_what_follows_joins_the_kernel():
-    with AVX512:
+    with compiling_for(AVX512):
         steps = [
             WinogradConvolution(),
             relax.transform.LegalizeOps(),
