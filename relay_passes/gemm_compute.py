@@ -30,7 +30,8 @@ class GemmCompute:
 
     ``transpose_a`` and ``transpose_b`` say that an operand lies in memory with its last two axes
     swapped. Operands have two axes or more; leading axes broadcast as in ``relax.matmul``.
-    ``columns`` says how many columns of the product are wanted, when B has more.
+    ``columns`` says how many columns of the product are wanted, when B has more, or is given
+    ``extra_columns`` of zeros.
     """
 
     transpose_a: bool
@@ -40,6 +41,7 @@ class GemmCompute:
     addend_scale: float = 1.0
     activation: Activation | None = None
     columns: int | None = None
+    extra_columns: int = 0
 
     def to_attribute(self) -> str:
         """The description as text, to be kept at the function."""
@@ -82,6 +84,9 @@ class GemmCompute:
         rows, depth = _last_two(a, self.transpose_a)
         columns = _last_two(b, self.transpose_b)[1]
         batch = _batch_shape(list(a.shape[:-2]), list(b.shape[:-2]))
+        if self.extra_columns:
+            b = self._wider(b)
+            columns += self.extra_columns
         k = te.reduce_axis((0, depth), name="k")
 
         def element(*index: tirx.Var) -> te.Tensor:
@@ -93,6 +98,11 @@ class GemmCompute:
             return te.sum(self._widened(left) * self._widened(right), axis=k)
 
         return te.compute((*batch, rows, columns), element, name="matmul")
+
+    def _wider(self, b: te.Tensor) -> te.Tensor:
+        ends = [0] * len(b.shape)
+        ends[-2 if self.transpose_b else -1] = self.extra_columns
+        return topi.nn.pad(b, [0] * len(ends), ends)
 
     def _widened(self, value: tirx.Expr) -> tirx.Expr:
         return value if str(value.ty.dtype) == self.out_dtype else value.astype(self.out_dtype)

@@ -2,20 +2,32 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import tvm
 from tvm import relax, te, topi
+from tvm.ir import GenericConst
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.gemm_compute import ATTRIBUTE, GemmCompute, cropped
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.static_shape import static_shape
 
 # How much of the vector lanes' use must be won: below, the crop at the end costs as much.
 LEAST_GAIN = 1.2
+
+# Time of register tiles that are one vector wide by that of tiles of two, for the same columns:
+# measured on products of 197 rows with 1008 and 1024 columns.
+SINGLE_VECTOR_COST = 1.1
+
+# Rows of a product by which the work to add zeros to a weight that is no constant is shared.
+LEAST_ROWS = 16
+
+# Computes the result from the operands of a product.
+_Compute: TypeAlias = Callable[..., te.Tensor]
 
 _CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 
@@ -31,9 +43,11 @@ class PadOutputChannels:
     Share of useful lanes: largest divisor up to the vector length over the vector length, before;
     channels over padded channels, after. Products that GemmFusion made a function of as well.
 
-    Leaves alone: weights that are not constant; channels-first layouts, where the width fills the
-    vectors; grouped convolutions; counts that fill vectors well enough; targets without vectors
-    of a fixed length.
+    A product of two matrices that are no constants gets the zeros in the kernel.
+
+    Leaves alone: convolutions whose weights are not constant; products of a few rows with such;
+    channels-first layouts, where the width fills the vectors; grouped convolutions; counts that
+    fill vectors well enough; targets without vectors of a fixed length.
 
     Run after: LayoutPlanning, GemmFusion. Run before: LegalizeOps.
     """
@@ -57,6 +71,15 @@ def lane_use(channels: int, lanes: int) -> tuple[float, float]:
     return useful / lanes, channels / padded
 
 
+def whole_vectors(channels: int, lanes: int) -> int:
+    """``channels`` rounded up to vectors, or to pairs of vectors where that takes less time.
+
+    A register tile two vectors wide uses each value that it broadcasts twice.
+    """
+    single, pairs = (-(-channels // size) * size for size in (lanes, 2 * lanes))
+    return pairs if pairs <= SINGLE_VECTOR_COST * single else single
+
+
 class _Padder(BindingRewriter):
     pass_name = "PadOutputChannels"
 
@@ -69,10 +92,9 @@ class _Padder(BindingRewriter):
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
             return None
         product = _product_of(value, self.mod)
-        if product is None or not isinstance(product.inputs[1], tvm.ir.GenericConst):
+        if product is None:
             return None
-        x, weight, *addends = product.inputs
-        channels = int(weight.ty.shape[-1])
+        channels = product.channels
         lanes = self.machine.vector_lanes(str(var.ty.dtype))
         now, padded = lane_use(channels, lanes)
         if padded < LEAST_GAIN * now:
@@ -80,19 +102,25 @@ class _Padder(BindingRewriter):
         if not isinstance(var.ty.shape, relax.ShapeExpr):
             self.refuse("its shape is not known", var)
             return None
-        extra = -channels % lanes
+        whole = whole_vectors(channels, lanes)
+        extra = whole - channels
+        compute, inputs = product.narrowed, list(product.inputs)
+        if product.constant_rows:
+            inputs[1] = self._wide(inputs[1], extra)
+        elif product.widened is not None:
+            compute = product.widened(extra)
+        else:
+            return None
         replacement = self.builder.call_te(
-            product.compute,
-            *(x, self._wide(weight, extra), *addends),
-            primfunc_name_hint=f"{product.name}_padded",
+            compute, *inputs, primfunc_name_hint=f"{product.name}_padded"
         )
         what = (
-            f"{channels} output channels computed as {channels + extra}: "
-            f"{100 * padded:.0f} % of the vector lanes useful instead of {100 * now:.0f} %"
+            f"{channels} output channels computed as {whole}: {100 * channels / whole:.0f} % "
+            f"of the vector lanes useful instead of {100 * now:.0f} %"
         )
         return Replacement(replacement, (), what)
 
-    def _wide(self, weight: tvm.ir.GenericConst, extra: int) -> relax.Expr:
+    def _wide(self, weight: relax.Expr, extra: int) -> relax.Expr:
         """``weight`` with ``extra`` channels of zeros, once for all that share it."""
         key = hash(weight), extra
         if key not in self._widened:
@@ -105,56 +133,67 @@ class _Padder(BindingRewriter):
 
 @dataclass(frozen=True)
 class _Product:
-    """What has output channels: its operands, the weight second, and how to compute as many
-    channels as asked for when the weight has more."""
+    """What has output channels: its operands, the weight second.
+
+    ``narrowed`` computes ``channels`` of them from a weight that has more; ``widened(n)`` from the
+    weight as it is, with ``n`` channels of zeros added in the kernel, where that may pay.
+    """
 
     name: str
     inputs: tuple[relax.Expr, ...]
-    compute: Callable[..., te.Tensor]
+    channels: int
+    narrowed: _Compute
+    widened: Callable[[int], _Compute] | None = None
+
+    @property
+    def constant_rows(self) -> bool:
+        """Whether the weight is constant, and its channels are the last axis in memory."""
+        weight = self.inputs[1]
+        return isinstance(weight, GenericConst) and int(weight.ty.shape[-1]) == self.channels
 
 
 def _product_of(call: relax.Call, mod: tvm.IRModule) -> _Product | None:
     name = str(call.op.name)
-    if name == "relax.call_tir":
-        return _gemm(call, mod)
-    wider: Callable[..., te.Tensor] | None = None
     if name in _CONVOLUTIONS:
-        wider = _convolution(call)
-    elif name == "relax.matmul":
-        wider = _matmul(call)
-    if wider is None:
+        return _convolution(call)
+    if name == "relax.matmul":
+        kernel = GemmCompute(False, False, str(call.ty.dtype))
+        return _gemm(kernel, "matmul", tuple(call.args))
+    if name == "relax.call_tir":
+        attrs = mod[call.args[0]].attrs
+        if attrs is not None and ATTRIBUTE in attrs:
+            kernel = GemmCompute.from_attribute(str(attrs[ATTRIBUTE]))
+            return _gemm(kernel, str(call.args[0].name_hint), tuple(call.args[1].fields))
+    return None
+
+
+def _gemm(kernel: GemmCompute, name: str, inputs: tuple[relax.Expr, ...]) -> _Product | None:
+    """A matrix product; one of a vector has no rows to share what is added to the weight."""
+    left, right = (static_shape(expr) for expr in inputs[:2])
+    if right is None or len(right) < 2 or inputs[0].ty.ndim < 2:
         return None
-    compute, channels = wider, call.args[1].ty.shape
+    channels = right[-2 if kernel.transpose_b else -1]
+    narrowed = replace(kernel, columns=channels).compute
 
-    def narrowed(x: te.Tensor, w: te.Tensor) -> te.Tensor:
-        return cropped(compute(x, w), int(channels[-1]))
+    def widened(extra: int) -> _Compute:
+        return replace(kernel, columns=channels, extra_columns=extra).compute
 
-    return _Product(name.rsplit(".", 1)[-1], tuple(call.args), narrowed)
-
-
-def _gemm(call: relax.Call, mod: tvm.IRModule) -> _Product | None:
-    """A function of GemmFusion with a weight that lies in memory row by row."""
-    attrs = mod[call.args[0]].attrs
-    if attrs is None or ATTRIBUTE not in attrs:
-        return None
-    kernel = GemmCompute.from_attribute(str(attrs[ATTRIBUTE]))
-    inputs = tuple(call.args[1].fields)
-    if kernel.transpose_b or inputs[1].ty.ndim != 2:
-        return None
-    columns = int(inputs[1].ty.shape[-1]) if isinstance(inputs[1], tvm.ir.GenericConst) else None
-    name = str(call.args[0].name_hint)
-    return _Product(name, inputs, replace(kernel, columns=columns).compute)
+    rows = left[-1 if kernel.transpose_a else -2] if left is not None else 0
+    return _Product(name, inputs, channels, narrowed, widened if rows >= LEAST_ROWS else None)
 
 
-def _convolution(call: relax.Call) -> Callable[..., te.Tensor] | None:
+def _convolution(call: relax.Call) -> _Product | None:
     attrs: Any = call.attrs
+    weight = static_shape(call.args[1])
     data_layout, kernel_layout = str(attrs.data_layout), str(attrs.kernel_layout)
     channels_last = data_layout.endswith("C") and kernel_layout.endswith("O")
     if int(attrs.groups) != 1 or not channels_last or str(attrs.out_layout) != data_layout:
         return None
+    if weight is None:
+        return None
 
     def compute(x: te.Tensor, w: te.Tensor) -> te.Tensor:
-        return topi.nn.conv(
+        product = topi.nn.conv(
             x,
             w,
             _integers(attrs.strides),
@@ -165,27 +204,10 @@ def _convolution(call: relax.Call) -> Callable[..., te.Tensor] | None:
             kernel_layout,
             str(call.ty.dtype),
         )
+        return cropped(product, weight[-1])
 
-    return compute
-
-
-def _matmul(call: relax.Call) -> Callable[..., te.Tensor] | None:
-    left, right = (arg.ty for arg in call.args)
-    if right.ndim != 2 or left.ndim < 2 or str(left.dtype) != str(right.dtype):
-        return None
-
-    def compute(x: te.Tensor, w: te.Tensor) -> te.Tensor:
-        depth = te.reduce_axis((0, w.shape[0]), name="k")
-        dtype = str(call.ty.dtype)
-        return te.compute(
-            [*x.shape[:-1], w.shape[1]],
-            lambda *i: te.sum(
-                x(*i[:-1], depth).astype(dtype) * w(depth, i[-1]).astype(dtype), axis=depth
-            ),
-            name="matmul",
-        )
-
-    return compute
+    name = str(call.op.name).rsplit(".", 1)[-1]
+    return _Product(name, tuple(call.args), weight[-1], compute)
 
 
 def _integers(values: Sequence[Any]) -> list[int]:

@@ -8,6 +8,9 @@ from tvm import s_tir, tirx
 from tvm.ir import TensorRegion
 from tvm.sym import detect_linear_equation
 
+# On a kernel: which of its parameters are constants in every call.
+CONSTANTS_ATTRIBUTE = "tvm_ext.constant_parameters"
+
 
 @dataclass
 class BlockAccess:
@@ -26,6 +29,8 @@ class BlockAccess:
         The same for each buffer read, without the accumulator.
     element_bytes : int
         Bytes of the widest element read.
+    constant_reads : list[bool]
+        Whether each buffer read is the same in every call (weights), so that it can be packed.
     """
 
     block: s_tir.schedule.SBlockRV
@@ -35,6 +40,7 @@ class BlockAccess:
     write_strides: list[int | None]
     read_strides: list[list[int | None]] = field(default_factory=list)
     element_bytes: int = 4
+    constant_reads: list[bool] = field(default_factory=list)
 
     @property
     def spatial(self) -> list[int]:
@@ -102,7 +108,19 @@ def access_of(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> BlockAcces
         write_strides=_strides(written, variables),
         read_strides=[_strides(read, variables) for read in reads],
         element_bytes=max((_element_bytes(read) for read in reads), default=4),
+        constant_reads=[
+            constant_parameter(sch.mod["main"], read.source) is not None for read in reads
+        ],
     )
+
+
+def constant_parameter(func: tirx.PrimFunc, buffer: tirx.Buffer) -> int | None:
+    """Position of ``buffer`` among the kernel's parameters if it is the same in every call."""
+    constants = func.attrs.get(CONSTANTS_ATTRIBUTE) if func.attrs is not None else None
+    for position in constants or ():
+        if func.params[int(position)].same_as(buffer):
+            return int(position)
+    return None
 
 
 def _element_bytes(region: TensorRegion) -> int:

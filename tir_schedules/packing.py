@@ -11,10 +11,8 @@ import numpy as np
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_ext.tir_schedules.block_access import operands_of, static_extent
+from tvm_ext.tir_schedules.block_access import constant_parameter, operands_of, static_extent
 
-# On a kernel: which of its parameters are constants in every call.
-CONSTANTS_ATTRIBUTE = "tvm_ext.constant_parameters"
 _PACKED_ANNOTATION = "tvm_ext.packed_operand"
 
 
@@ -58,7 +56,7 @@ def pack_operand(
     stmt = sch.get(block)
     func = sch.mod["main"]
     region = operands_of(stmt)[read_index]
-    parameter = _constant_parameter(func, region.source)
+    parameter = constant_parameter(func, region.source)
     own = not any(param.same_as(region.source) for param in func.params)
     axis = _axis_of(region, stmt.iter_vars[variable].var)
     if (parameter is None and not own) or axis is None or size < 2:
@@ -84,14 +82,6 @@ def packed_operand(sch: s_tir.Schedule) -> PackedOperand | None:
         annotations = sch.get(block).annotations
         if _PACKED_ANNOTATION in annotations:
             return PackedOperand(*(int(value) for value in annotations[_PACKED_ANNOTATION]))
-    return None
-
-
-def _constant_parameter(func: tirx.PrimFunc, buffer: tirx.Buffer) -> int | None:
-    constants = func.attrs.get(CONSTANTS_ATTRIBUTE) if func.attrs is not None else None
-    for position in constants or ():
-        if func.params[int(position)].same_as(buffer):
-            return int(position)
     return None
 
 

@@ -7,8 +7,11 @@ from tvm import s_tir, tirx
 from tvm.s_tir import dlight
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
-from tvm_ext.tir_schedules.packing import CONSTANTS_ATTRIBUTE, PackedOperand, packed_operand
+from tvm_ext.tir_schedules.llvm.masked_tails import with_masked_tails
+from tvm_ext.tir_schedules.llvm.overlapping_tiles import with_overlapping_tiles
+from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
 from tvm_ext.tir_schedules.scope_marks import without_scope_marks
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
 
@@ -79,7 +82,8 @@ def schedule_kernel(func: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFun
         if isinstance(scheduled, NotMine):
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
-        return _finished(scheduled, func), _choice(template, refusals, packed_operand(scheduled))
+        finished = with_masked_tails(with_overlapping_tiles(_finished(scheduled, func)))
+        return finished, _choice(template, refusals, packed_operand(scheduled))
     return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
 
 

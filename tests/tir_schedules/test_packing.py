@@ -8,7 +8,8 @@ from lowering import f32, kernel_of
 from machines import MACHINE
 from tvm import relax, tirx
 
-from tvm_ext.tir_schedules.packing import CONSTANTS_ATTRIBUTE, PackedOperand
+from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.select import schedule_kernel
 
 op = relax.op

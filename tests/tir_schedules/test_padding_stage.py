@@ -9,7 +9,8 @@ from tvm import s_tir, te, tirx, topi
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.block_access import access_of
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
-from tvm_ext.tir_schedules.llvm.padding_stage import PaddingStage, padding_stage
+from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
+from tvm_ext.tir_schedules.llvm.padding_stage import padding_stage
 from tvm_ext.tir_schedules.select import schedule_kernel
 
 CORES = MACHINE.with_cores(2)
@@ -24,7 +25,7 @@ def depthwise(
     return te.create_prim_func([x, w, topi.nn.relu(y)])
 
 
-def stage_of(func: tirx.PrimFunc) -> PaddingStage | None:
+def stage_of(func: tirx.PrimFunc) -> OperandStage | None:
     sch = s_tir.Schedule(func)
     inline_blocks(sch)
     (anchor,) = (block for block in kernel_blocks(sch) if not is_data_parallel(sch, block))

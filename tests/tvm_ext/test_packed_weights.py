@@ -6,7 +6,8 @@ from tvm import relax, tirx
 
 from tvm_ext.compiler.graph_facts import relax_bindings
 from tvm_ext.compiler.packed_weights import mark_constant_parameters, pack_weights
-from tvm_ext.tir_schedules.packing import CONSTANTS_ATTRIBUTE, PackedOperand
+from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.select import ScheduleChoice
 
 

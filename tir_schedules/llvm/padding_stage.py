@@ -5,10 +5,9 @@ more. Padded by blocks of rows, it stays in L2; rows that two blocks need are wr
 """
 
 import math
-from dataclasses import dataclass
 
 from tvm import s_tir
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import (
@@ -19,34 +18,15 @@ from tvm_ext.tir_schedules.block_access import (
 )
 from tvm_ext.tir_schedules.llvm.borders import borders_of
 from tvm_ext.tir_schedules.llvm.inlining import count_calls, is_data_parallel
-from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP, vector_length
+from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
 
 # Rows written for each row read, at most.
 MAX_REPEATED = 1.6
 
 
-@dataclass(frozen=True)
-class PaddingStage:
-    """A padding block and the loop whose iterations it is cut by.
-
-    Attributes
-    ----------
-    block : SBlockRV
-        Writes the padded input.
-    axis : int
-        Spatial loop of the convolution over its rows.
-    tiles : int
-        Register tiles along it that are computed between two stretches of padding.
-    """
-
-    block: SBlockRV
-    axis: int
-    tiles: int
-
-
 def padding_stage(
     sch: s_tir.Schedule, access: BlockAccess, rows: dict[int, int], machine: CpuDescription
-) -> PaddingStage | None:
+) -> OperandStage | None:
     """The stage for the only padded operand of ``access``; None where it would not pay.
 
     ``rows`` are the register tile's sizes along spatial loops.
@@ -64,18 +44,7 @@ def padding_stage(
     if axis is None:
         return None
     tiles = _tiles_per_block(sch, access, index, axis, rows.get(axis, 1), machine)
-    return None if tiles is None else PaddingStage(block, axis, tiles)
-
-
-def write_padding(sch: s_tir.Schedule, stage: PaddingStage, loop: LoopRV, lanes: int) -> None:
-    """Moves the padding into ``loop``, where it writes what one iteration reads, in vectors."""
-    sch.compute_at(stage.block, loop, preserve_unit_loops=True)
-    innermost = sch.get_loops(stage.block)[-1]
-    extent = static_extent(sch.get(innermost).extent) or 1
-    length = vector_length(extent, lanes, REGISTERS_PER_VECTOR_LOOP)
-    if length > 1:
-        _, vector = sch.split(innermost, factors=[None, length])
-        sch.vectorize(vector)
+    return None if tiles is None else OperandStage(block, axis, tiles)
 
 
 def _is_padding(sch: s_tir.Schedule, block: SBlockRV) -> bool:

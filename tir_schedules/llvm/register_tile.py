@@ -11,7 +11,14 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, buffer_bytes, operands_of
+from tvm_ext.tir_schedules.block_access import (
+    BlockAccess,
+    access_of,
+    buffer_bytes,
+    operands_of,
+)
+from tvm_ext.tir_schedules.llvm.borders import split_at_borders
+from tvm_ext.tir_schedules.llvm.column_panel import column_panel
 from tvm_ext.tir_schedules.llvm.inlining import (
     count_calls,
     inline_blocks,
@@ -19,11 +26,8 @@ from tvm_ext.tir_schedules.llvm.inlining import (
     kernel_blocks,
 )
 from tvm_ext.tir_schedules.llvm.loop_nest import flatten, parallelize, schedule_data_parallel
-from tvm_ext.tir_schedules.llvm.padding_stage import (
-    PaddingStage,
-    padding_stage,
-    write_padding,
-)
+from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage, write_stage
+from tvm_ext.tir_schedules.llvm.padding_stage import padding_stage
 from tvm_ext.tir_schedules.llvm.register_tile_decision import TileDecision, decide_tile
 from tvm_ext.tir_schedules.llvm.transposed_operand import turn_operand
 from tvm_ext.tir_schedules.packing import pack_operand
@@ -59,9 +63,12 @@ class RegisterTile:
         anchor = access.block
         others = [block for block in blocks if not sch.get(block).same_as(sch.get(anchor))]
         write_back = self._write_back_block(sch, anchor, access)
-        _pack_columns(sch, access, decision)
+        packed = _pack_constant(sch, access, decision)
         columns_first = _columns_outermost(sch, access, decision, machine)
-        stage = None if columns_first else padding_stage(sch, access, decision.rows, machine)
+        if not columns_first:
+            stage = padding_stage(sch, access, decision.rows, machine)
+        else:
+            stage = None if packed else column_panel(sch, access, decision, machine)
         tile_loop = self._tile(sch, access, decision, machine, columns_first, stage)
         done = [stage.block] if stage is not None else []
         if self._place_write_back(sch, write_back, tile_loop):
@@ -92,7 +99,7 @@ class RegisterTile:
         decision: TileDecision,
         machine: CpuDescription,
         columns_first: bool,
-        stage: PaddingStage | None,
+        stage: OperandStage | None,
     ) -> LoopRV:
         """Splits and orders the loops; returns the loop in which one tile is finished."""
         loops = list(sch.get_loops(access.block))
@@ -116,13 +123,16 @@ class RegisterTile:
             outer.append(split)
             rows.append(row)
         reduction = [loops[axis] for axis in access.reduction]
-        outer.insert(0 if columns_first else len(outer), vector_outer)
+        if stage is not None and stage.per_column:
+            blocks.append(vector_outer)
+        else:
+            outer.insert(0 if columns_first else len(outer), vector_outer)
         sch.reorder(*blocks, *outer, *reduction, *rows, vector)
         tiles = sch.fuse(*outer) if len(outer) > 1 else outer[0]
         parallel = tiles
         if stage is not None:
             parallel = sch.fuse(*blocks) if len(blocks) > 1 else blocks[0]
-            write_padding(sch, stage, parallel, lanes)
+            write_stage(sch, stage, parallel, lanes)
         flatten(sch, [*rows, vector])
         parallelize(sch, [parallel], machine, access.trip_count(), lanes)
         init = sch.decompose_reduction(access.block, reduction[0])
@@ -162,16 +172,23 @@ def schedule_beside(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescriptio
     if access is None or not is_data_parallel(sch, block):
         return
     dtype = str(sch.get(block).writes[0].source.dtype)
-    schedule_data_parallel(sch, access, machine, dtype, count_calls(sch.get(block).body))
+    calls = count_calls(sch.get(block).body)
+    branching = schedule_data_parallel(sch, access, machine, dtype, calls)
+    if branching is not None:
+        split_at_borders(sch, *branching)
 
 
-def _pack_columns(sch: s_tir.Schedule, access: BlockAccess, decision: TileDecision) -> None:
-    """Packs constant operands that only the columns select (weights) by tiles."""
-    for index, strides in enumerate(access.read_strides):
-        along = {axis for axis in access.spatial if strides[axis] != 0}
-        if along == {decision.vector_axis}:
-            pack_operand(sch, access.block, index, decision.vector_axis, decision.columns)
-            return
+def _pack_constant(sch: s_tir.Schedule, access: BlockAccess, decision: TileDecision) -> bool:
+    """Packs the weights by tiles; whether those are the operand that the columns select.
+
+    With channels first the columns are pixels, and the rows select weights.
+    """
+    for axis, size in ((decision.vector_axis, decision.columns), *decision.rows.items()):
+        for index, strides in enumerate(access.read_strides):
+            along = {spatial for spatial in access.spatial if strides[spatial] != 0}
+            if along == {axis} and pack_operand(sch, access.block, index, axis, size):
+                return axis == decision.vector_axis
+    return False
 
 
 def _result_count(access: BlockAccess) -> int:

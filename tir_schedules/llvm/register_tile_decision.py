@@ -56,9 +56,11 @@ def _tile_of(
     # One vector a column of operands, and one for the broadcast value of a row.
     row_limit = max(1, (vector_registers(machine) - vectors - 1) // vectors)
     axes = list(reversed(_reuse_axes(access, vector_axis)))
+    dividing = row_limit
     if axes:
-        row_limit = min(row_limit, _rows_in_l1(access, vector_axis, axes[0]))
-    rows = _dividing_rows(access, axes, row_limit)
+        dividing = min(row_limit, _rows_in_l1(access, vector_axis, axes, packed=True))
+        row_limit = min(row_limit, _rows_in_l1(access, vector_axis, axes, packed=False))
+    rows = _dividing_rows(access, axes, dividing)
     if axes and math.prod(rows.values()) * vectors < ENOUGH_ACCUMULATORS:
         extents = {axis: access.extents[axis] for axis in axes}
         longest = max(axes, key=lambda axis: min(extents[axis], row_limit))
@@ -67,9 +69,16 @@ def _tile_of(
     return TileDecision(vector_axis, columns, rows)
 
 
-def _rows_in_l1(access: BlockAccess, vector_axis: int, axis: int) -> int:
-    """``rows_in_l1`` for the operand that is broadcast along the columns."""
-    steps = [s[axis] or 0 for s in access.read_strides if s[vector_axis] == 0]
+def _rows_in_l1(access: BlockAccess, vector_axis: int, axes: list[int], packed: bool) -> int:
+    """``rows_in_l1`` for the operand that is broadcast along the columns.
+
+    ``packed``: constants are packed by rows that divide their number, and have no such limit.
+    """
+    steps = [
+        strides[axes[0]] or 0
+        for strides, constant in zip(access.read_strides, access.constant_reads, strict=True)
+        if strides[vector_axis] == 0 and not (packed and constant)
+    ]
     return rows_in_l1(max((abs(step) for step in steps), default=0) * access.element_bytes)
 
 

@@ -25,6 +25,7 @@ from tvm_ext.tir_schedules.llvm.lane_moves import (
 )
 from tvm_ext.tir_schedules.llvm.nest import Axis, Nest, slope, substitute
 from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, new_axis, sequence
+from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 
 # Above this many nodes, or with a function in it, a value is computed in a loop over the rows of a
 # tile, not row by row.
@@ -32,9 +33,6 @@ _MAX_NODES_UNROLLED = 24
 
 # Longer strides are read element by element.
 MAX_STRIDE = 4
-
-# The name that TVM gives to "leave this small array on the stack".
-_ON_STACK = {"disable_lower_tvm_builtin": True}
 
 
 @dataclass(frozen=True)
@@ -102,8 +100,8 @@ class _Tile:
         found: list[tirx.Stmt] = []
         arrays: list[tuple[Any, Any]] = []
         for index, expr in enumerate(self.staged):
-            array = tirx.decl_buffer((self.size * self.size,), str(expr.ty), f"tile{index}")
-            found.append(tirx.AllocBuffer(array, annotations=_ON_STACK))
+            array, declaration = stack_array(self.size * self.size, str(expr.ty), f"tile{index}")
+            found.append(declaration)
             found += self._fill(array, expr, first_write, first_read)
             found += self._turn(array)
             arrays.append((expr, array))

@@ -8,7 +8,8 @@ from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.compiler.graph_facts import relax_bindings
-from tvm_ext.tir_schedules.packing import CONSTANTS_ATTRIBUTE, PackedOperand
+from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.select import ScheduleChoice
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")

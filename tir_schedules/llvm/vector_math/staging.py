@@ -23,9 +23,7 @@ from tvm_ffi import (
 )
 
 from tvm_ext.tir_schedules.llvm.borders import COMPARISONS
-
-# The name that TVM gives to "leave this small array on the stack".
-_ON_STACK = {"disable_lower_tvm_builtin": True}
+from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 
 _CONDITIONAL = "if_then_else"
 
@@ -45,17 +43,17 @@ def _staged_loop(loop: tirx.For, is_function: Callable[[tvm.ir.Call], bool]) -> 
         return loop
     stage = _Stage(is_function, loop.loop_var - loop.min, loop.extent)
     body = structural_map(loop.body, (tirx.BufferStore, stage.split))
-    if not stage.arrays:
+    if not stage.declarations:
         return loop
     vector = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
-    return tirx.SeqStmt([*stage.declarations(), vector])
+    return tirx.SeqStmt([*stage.declarations, vector])
 
 
 def _staged_store(store: tirx.BufferStore, is_function: Callable[[tvm.ir.Call], bool]) -> tirx.Stmt:
     """What is left: stores outside of vectorised loops."""
     stage = _Stage(is_function, tirx.const(0, "int32"), tirx.const(1, "int32"))
     split = stage.split(store)
-    return tirx.SeqStmt([*stage.declarations(), *split.seq]) if stage.arrays else store
+    return tirx.SeqStmt([*stage.declarations, *split.seq]) if stage.declarations else store
 
 
 class _Stage:
@@ -67,11 +65,8 @@ class _Stage:
         self.is_function = is_function
         self.index = index
         self.size = size
-        self.arrays: list[Any] = []
-
-    def declarations(self) -> list[tirx.Stmt]:
-        """The arrays, to stand before the loop."""
-        return [tirx.AllocBuffer(array, annotations=_ON_STACK) for array in self.arrays]
+        # The arrays, to stand before the loop.
+        self.declarations: list[tirx.Stmt] = []
 
     def split(self, store: tirx.BufferStore) -> tirx.Stmt:
         """The store, after one for each function that another one takes."""
@@ -149,9 +144,10 @@ class _Split:
         for condition in reversed(self._conditions):
             otherwise = tirx.const(0, str(value.ty))
             guarded = condition.choose(condition.holds, guarded, otherwise)
-        arrays, index = self._stage.arrays, self._stage.index
-        array = tirx.decl_buffer((self._stage.size,), str(value.ty), f"staged{len(arrays)}")
-        arrays.append(array)
+        declarations, index = self._stage.declarations, self._stage.index
+        name = f"staged{len(declarations)}"
+        array, declaration = stack_array(self._stage.size, str(value.ty), name)
+        declarations.append(declaration)
         self.before.append(tirx.BufferStore(array, guarded, [index]))
         load = tirx.BufferLoad(array, [index])
         self._staged.append(_Staged(value, self._conditions, load))

@@ -1,0 +1,83 @@
+"""Columns of a matrix that is no constant, packed for one column of register tiles at a time.
+
+A tile reads a few columns of each row: a line here and a line there, each in a page of its own.
+Copied next to each other they stay in L2 while all rows of the other operand pass. This is the
+packing of B in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008).
+"""
+
+import math
+
+from tvm import s_tir
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.block_access import BlockAccess, operands_of, static_extent
+from tvm_ext.tir_schedules.llvm.inlining import count_calls, is_data_parallel
+from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
+from tvm_ext.tir_schedules.llvm.register_tile_decision import TileDecision
+
+# Tiles that read a panel, at least: below, the copy takes longer than it saves.
+LEAST_TILES = 4
+
+# What copying a panel takes, in register tiles that are computed in the same time.
+_TILES_PER_COPY = 1
+
+
+def column_panel(
+    sch: s_tir.Schedule, access: BlockAccess, decision: TileDecision, machine: CpuDescription
+) -> OperandStage | None:
+    """The stage for the operand that the columns select; None where a copy would not pay."""
+    operand = _matrix(sch, access, decision.vector_axis)
+    if operand is None:
+        return None
+    strides = access.read_strides[operand]
+    rows = [a for a in access.spatial if strides[a] == 0 and access.extents[a] > 1]
+    matrices = [a for a in access.spatial if strides[a] and a != decision.vector_axis]
+    if not rows or any(axis > rows[0] for axis in matrices):
+        return None
+    steps = -(-access.extents[rows[0]] // decision.rows.get(rows[0], 1))
+    if steps < LEAST_TILES:
+        return None
+    panels = math.prod(access.extents[axis] for axis in matrices)
+    panels *= -(-access.extents[decision.vector_axis] // decision.columns)
+    region = operands_of(sch.get(access.block))[operand]
+    producers = [
+        block
+        for block in sch.get_producers(access.block)
+        if sch.get(block).writes[0].source.same_as(region.source)
+    ]
+    if not producers:
+        reads = sch.get(access.block).reads
+        position = next(i for i, read in enumerate(reads) if read.source.same_as(region.source))
+        producers = [sch.cache_read(access.block, position, "global")]
+    elif (
+        not is_data_parallel(sch, producers[0])
+        or len(sch.get_consumers(producers[0])) != 1
+        or count_calls(sch.get(producers[0]).body) > 1
+    ):
+        return None
+    tiles = steps // _shares(steps, panels, machine.cores)
+    return OperandStage(producers[0], rows[0], tiles, per_column=True)
+
+
+def _matrix(sch: s_tir.Schedule, access: BlockAccess, vector_axis: int) -> int | None:
+    """The operand that has one element for each step of the loops along which it moves.
+
+    A convolution's input is none: windows overlap.
+    """
+    for index, region in enumerate(operands_of(sch.get(access.block))):
+        strides = access.read_strides[index]
+        if strides[vector_axis] != 1 or None in strides:
+            continue
+        steps = math.prod(n for n, stride in zip(access.extents, strides, strict=True) if stride)
+        if steps == math.prod(static_extent(size) or 0 for size in region.source.shape):
+            return index
+    return None
+
+
+def _shares(steps: int, panels: int, cores: int) -> int:
+    """Into how many parts the rows are cut, each with a copy of the panel, to keep cores busy."""
+
+    def makespan(parts: int) -> int:
+        return -(-panels * parts // cores) * (steps // parts + _TILES_PER_COPY)
+
+    return min((n for n in range(1, cores + 1) if steps % n == 0), key=makespan)
