@@ -1,6 +1,7 @@
 """Templates for CPUs, in the order in which they are asked."""
 
 from tvm_ext.tir_schedules.llvm.blockwise import Blockwise
+from tvm_ext.tir_schedules.llvm.depthwise_convolution import DepthwiseConvolution
 from tvm_ext.tir_schedules.llvm.elementwise import Elementwise
 from tvm_ext.tir_schedules.llvm.pooling import Pooling
 from tvm_ext.tir_schedules.llvm.reduction import Reduction
@@ -19,6 +20,7 @@ CPU_TEMPLATES: tuple[Template, ...] = (
     Reduction(),
     Scan(),
     Winograd(),
+    DepthwiseConvolution(),
     RegisterTile(),
     Reduction(products=True, name="matrix times vector"),
     Blockwise(),

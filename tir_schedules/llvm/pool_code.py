@@ -7,16 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
-import tvm_ffi
 from tvm import tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm.data_parallel import leaf_code
 from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
-from tvm_ext.tir_schedules.llvm.nest import Nest, joined, simplified, slope, substitute
+from tvm_ext.tir_schedules.llvm.nest import Nest, joined, simplified, substitute
 from tvm_ext.tir_schedules.llvm.nest_code import loop, loops_around, new_axis, sequence
-from tvm_ext.tir_schedules.llvm.sliding_window import Slide, Window
+from tvm_ext.tir_schedules.llvm.sliding_window import Slide, Window, at_position
 
 # Windows of more rows are combined in a loop, not in one expression.
 _MAX_UNROLLED = 16
@@ -148,7 +146,7 @@ class PoolCode:
         """``value``, in terms of the column and of what is inside of a row, for the whole row."""
         column = new_axis("column", self.along.last - self.along.first, self.along.position.var)
         position = column.var + self.along.first
-        moved = _at(value, self.along, position)
+        moved = at_position(value, self.along, position)
         store = tirx.BufferStore(self.row, moved, [self._place(position)])
         return Nest((column, *self.inside), store)
 
@@ -156,7 +154,7 @@ class PoolCode:
         value = self.window.store.value
         for slide, number in zip(self.across, place, strict=True):
             output = slide.output.var * slide.step if slide.output.extent > 1 else 0
-            value = _at(value, slide, output + number * slide.spread)
+            value = at_position(value, slide, output + number * slide.spread)
         return value
 
     def _walk(self) -> Nest:
@@ -170,21 +168,6 @@ class PoolCode:
         store = tirx.BufferStore(self.store.buffer, value, self.store.indices)
         axes = [axis for axis in self.window.outputs if any(axis is k for k in self.inside)]
         return Nest((along.output, *axes) if along.output.extent > 1 else tuple(axes), store)
-
-
-def _at(value: Any, slide: Slide, position: Any) -> Any:
-    """``value`` with its addresses moved to a position along an axis of the window."""
-    zero = {
-        slide.output.var: tirx.const(0, str(slide.output.var.ty)),
-        slide.position.var: tirx.const(0, str(slide.position.var.ty)),
-    }
-
-    def moved(load: tvm.ir.TensorLoad) -> Any:
-        step = slope(load.indices[0], slide.position.var) or 0
-        address = substitute(load.indices[0], zero) + position * (step // slide.spread)
-        return tirx.BufferLoad(load.source, [address])
-
-    return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, moved))
 
 
 def _is_covered(slide: Slide) -> list[Any]:

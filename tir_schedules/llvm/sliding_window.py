@@ -11,7 +11,7 @@ from tvm.sym import detect_linear_equation
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.inlining import count_calls
-from tvm_ext.tir_schedules.llvm.nest import Axis
+from tvm_ext.tir_schedules.llvm.nest import Axis, slope, substitute
 from tvm_ext.tir_schedules.template import NotMine
 
 # No tensor is as long as this.
@@ -71,6 +71,8 @@ class Window:
         The operator: tirx.Add, tirx.Max or tirx.Min.
     start : Expr
         What an empty window gives, and what padding holds.
+
+    The element may be a product: of a load that slides over the input, and one of a weight.
     """
 
     outputs: tuple[Axis, ...]
@@ -86,13 +88,19 @@ def takes_plain_elements(stmt: s_tir.SBlock) -> bool:
     return parts is not None and isinstance(parts[1], tvm.ir.TensorLoad)
 
 
-def window_of(stmt: s_tir.SBlock) -> Window | NotMine:
-    """The window that a block reduces, into which its input's padding was inlined."""
+def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotMine:
+    """The window that a block reduces, into which its input's padding was inlined.
+
+    ``weighted``: of elements multiplied by weights, which are not padded.
+    """
     parts = _operator_and_element(stmt)
     if parts is None:
         return NotMine("it is not a sum, a maximum or a minimum")
     operator, element = parts
-    value, conditions, fill = _without_padding(element)
+    factors = _factors(element) if weighted else (element, None)
+    if factors is None:
+        return NotMine("it is not a sum of products of an input and a weight")
+    value, conditions, fill = _without_padding(factors[0])
     start = stmt.init.value
     if fill is not None and not tvm_ffi.structural_equal(fill, start):
         return NotMine("the padding is not what an empty window gives")
@@ -104,15 +112,16 @@ def window_of(stmt: s_tir.SBlock) -> Window | NotMine:
     window = [axis for axis, r in zip(axes, reduces, strict=True) if r]
     if not all(axis.extent for axis in axes):
         return NotMine("a loop has a symbolic extent or no iterations")
-    slides = []
-    for position in window:
-        found = _slide(position, window, outputs, value, conditions)
-        if isinstance(found, NotMine):
-            return found
-        slides.append(found)
+    found = [_slide(position, window, outputs, value, conditions) for position in window]
+    for strange in found:
+        if isinstance(strange, NotMine):
+            return strange
+    slides = [slide for slide in found if isinstance(slide, Slide)]
     known = [v for slide in slides for v in (slide.output.var, slide.position.var)]
     if not all(any(_uses(c, v) for v in known) for c in conditions):
         return NotMine("the padding is along an axis on which the window does not slide")
+    if factors[1] is not None:
+        value = value * factors[1]
     store = tirx.BufferStore(stmt.body.buffer, value, stmt.body.indices)
     return Window(outputs, tuple(slides), store, operator, start)
 
@@ -128,6 +137,25 @@ def _operator_and_element(stmt: s_tir.SBlock) -> tuple[Any, Any] | None:
     if not isinstance(value.a, tvm.ir.TensorLoad) or not value.a.source.same_as(body.buffer):
         return None
     return type(value), value.b
+
+
+def _factors(element: Any) -> tuple[Any, Any] | None:
+    """The element of the input and the weight that it is multiplied by.
+
+    The weight is the load with fewer indices that move with the window and the result at once.
+    """
+    if not isinstance(element, tirx.Mul):
+        return None
+    loads = [nodes(side, tvm.ir.TensorLoad) for side in (element.a, element.b)]
+    if any(len(found) != 1 for found in loads):
+        return None
+    sides = sorted((element.a, element.b), key=_terms_of_indices, reverse=True)
+    return (sides[0], sides[1]) if isinstance(sides[1], tvm.ir.TensorLoad) else None
+
+
+def _terms_of_indices(side: Any) -> int:
+    (load,) = nodes(side, tvm.ir.TensorLoad)
+    return sum(len(nodes(index, tvm.ir.Var)) for index in load.indices)
 
 
 def _without_padding(value: Any) -> tuple[Any, list[Any], Any | None]:
@@ -223,3 +251,18 @@ def _uses(expr: Any, var: tirx.Var) -> bool:
 
 def _unused(like: Axis) -> tirx.Var:
     return tirx.Var("single", str(like.var.ty))
+
+
+def at_position(value: Any, slide: Slide, position: Any) -> Any:
+    """``value`` with its addresses moved to a position along an axis of the window."""
+    zero = {
+        slide.output.var: tirx.const(0, str(slide.output.var.ty)),
+        slide.position.var: tirx.const(0, str(slide.position.var.ty)),
+    }
+
+    def moved(load: tvm.ir.TensorLoad) -> Any:
+        step = slope(load.indices[0], slide.position.var) or 0
+        address = substitute(load.indices[0], zero) + position * (step // slide.spread)
+        return tirx.BufferLoad(load.source, [address])
+
+    return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, moved))

@@ -1,0 +1,127 @@
+"""What a depthwise convolution reads and writes, by rows, columns and channels."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.llvm.nest import Axis, slope, substitute
+from tvm_ext.tir_schedules.llvm.sliding_window import Slide, Window, at_position
+from tvm_ext.tir_schedules.template import NotMine
+
+
+@dataclass(frozen=True)
+class DepthwiseWindow:
+    """A window over rows and columns, with a weight for each of its positions and each channel.
+
+    Attributes
+    ----------
+    rows : Slide or None
+        The slower axis; None for a convolution over one axis.
+    columns : Slide
+        The faster one.
+    outer : tuple[Axis, ...]
+        Loops over results along which the window does not slide, without the channels last.
+    channels : Axis or None
+        Channels when they are next to each other in memory; None with channels first.
+    data, weight : TensorLoad
+        An element of the input, and what it is multiplied by.
+    """
+
+    rows: Slide | None
+    columns: Slide
+    outer: tuple[Axis, ...]
+    channels: Axis | None
+    data: Any
+    weight: Any
+
+    @property
+    def dtype(self) -> str:
+        """Of the input, the weights and the sums."""
+        return str(self.data.ty)
+
+    @property
+    def taps(self) -> int:
+        """Positions of the window."""
+        down = self.rows.position.extent if self.rows is not None else 1
+        return down * self.columns.position.extent
+
+    def results(self) -> int:
+        """How many elements the result has."""
+        slides = [slide for slide in (self.rows, self.columns) if slide is not None]
+        axes = [*self.outer, *(slide.output for slide in slides)]
+        axes += [self.channels] if self.channels is not None else []
+        return math.prod(axis.extent for axis in axes)
+
+    def data_at(self, row: Any, column: Any) -> Any:
+        """Address of the input at a row and a column, both counted from the padding's start."""
+        data = self.data if self.rows is None else at_position(self.data, self.rows, row)
+        return at_position(data, self.columns, column).indices[0]
+
+    def weight_at(self, row: Any, column: Any) -> Any:
+        """Address of the weight for a row and a column of the window."""
+        values = {self.columns.position.var: _constant(column, self.columns.position.var)}
+        if self.rows is not None:
+            values[self.rows.position.var] = _constant(row, self.rows.position.var)
+        return substitute(self.weight.indices[0], values)
+
+
+def depthwise_window(window: Window) -> DepthwiseWindow | NotMine:
+    """``window``, of products, as rows and columns."""
+    single = [
+        s for s in window.slides if s.position.extent == 1 and (s.first, s.last) == (0, s.length)
+    ]
+    slides = [slide for slide in window.slides if not any(slide is one for one in single)]
+    zero = {s.position.var: _constant(0, s.position.var) for s in single}
+    value = substitute(window.store.value, zero)
+    loads = nodes(value, tvm.ir.TensorLoad)
+    if window.combine is not tirx.Add or len(loads) != 2 or not 1 <= len(slides) <= 2:
+        return NotMine("it is not a sum of products over one or two axes")
+    data, weight = loads
+    if {str(data.ty), str(weight.ty)} != {str(window.start.ty)}:
+        return NotMine("sums have another type than the input and the weights")
+    steps = [_step(data, slide) for slide in slides]
+    if any(step is None for step in steps):
+        return NotMine("an address is not linear in the position of the window")
+    slides.sort(key=lambda slide: -(_step(data, slide) or 0))
+    *rows, columns = slides
+    sliding = [slide.output for slide in slides]
+    others = [a for a in window.outputs if not any(a is s for s in sliding) and a.extent > 1]
+    channels = [axis for axis in others if slope(data.indices[0], axis.var) == 1]
+    outer = tuple(axis for axis in others if not any(axis is c for c in channels))
+    found = DepthwiseWindow(
+        rows[0] if rows else None, columns, outer, channels[0] if channels else None, data, weight
+    )
+    return _checked(found, window)
+
+
+def _checked(found: DepthwiseWindow, window: Window) -> DepthwiseWindow | NotMine:
+    address, weight = found.data.indices[0], found.weight.indices[0]
+    axes = [*found.outer, *([found.channels] if found.channels is not None else [])]
+    moving = [slide.output for slide in (found.rows, found.columns) if slide is not None]
+    if any(slope(weight, axis.var) != 0 for axis in moving):
+        return NotMine("weights depend on the place in the result")
+    if any(not slope(address, axis.var) for axis in axes):
+        return NotMine("results share an input, as those of a whole convolution do")
+    inner = found.channels or found.columns.output
+    stored = slope(window.store.indices[0], inner.var)
+    if stored != 1 and inner.extent > 1:
+        return NotMine("results are not next to each other along the vectors")
+    if found.channels is not None and slope(weight, found.channels.var) != 1:
+        return NotMine("weights of neighbouring channels are not next to each other")
+    if found.channels is None and _step(found.data, found.columns) != 1:
+        return NotMine("neither channels nor columns are next to each other")
+    return found
+
+
+def _step(data: Any, slide: Slide) -> int | None:
+    """Elements of the input from one position of the window to the next."""
+    step = slope(data.indices[0], slide.position.var)
+    return None if not step or step % slide.spread else step // slide.spread
+
+
+def _constant(value: Any, like: tirx.Var) -> Any:
+    return tirx.const(value, str(like.ty)) if isinstance(value, int) else value
