@@ -4,8 +4,8 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lowering import assert_same, f32, kernel_of, run
-from machines import MACHINE, NARROW
+from lowering import assert_same, f32, kernel_of, loops_of, lowered, run
+from machines import GPU, MACHINE, NARROW
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
@@ -77,7 +77,7 @@ sizes = st.integers(1, 5)
     strides=st.tuples(st.integers(1, 3), st.integers(1, 3)),
     dilation=st.integers(1, 2),
     padding=st.tuples(*[st.integers(0, 4)] * 4),
-    layout=st.sampled_from(["NHWC"]),
+    layout=st.sampled_from(["NHWC", "NCHW"]),
     epilogue=st.booleans(),
 )
 @settings(max_examples=40, deadline=None)
@@ -96,7 +96,45 @@ def test_numbers(
         return
     attrs = {"strides": strides, "dilation": dilation, "padding": padding}
     func = convolution(shape, window, layout, epilogue, **attrs)
-    if isinstance(DepthwiseConvolution().apply(func, MACHINE), NotMine):
-        assert max(padding) > 2 or shape[2] < 8
+    found = DepthwiseConvolution().apply(func, MACHINE)
+    if isinstance(found, NotMine):
+        assert "too short" in found.reason or window[1] * window[0] == 1
         return
     check({"case": func})
+
+
+@given(length=st.integers(3, 50), channels=st.integers(2, 40), taps=st.integers(2, 3))
+@settings(max_examples=10, deadline=None)
+def test_numbers_over_one_axis(length: int, channels: int, taps: int) -> None:
+    functions = {
+        layout: convolution((2, length, channels), (taps,), layout, padding=1)
+        for layout in ("NWC", "NCW")
+    }
+    check(functions)
+
+
+def test_nothing_is_padded_in_memory_and_vectors_are_whole() -> None:
+    for layout in ("NHWC", "NCHW"):
+        func = convolution((1, 52, 80, 64), (3, 3), layout, padding=1)
+        made = applied(func, MACHINE.with_cores(4))
+        arrays = [int(buffer.shape[0]) for buffer in made.body.block.alloc_buffers]
+        assert not arrays
+        assert loops_of(made)[0].kind == "parallel"
+        assert {loop.extent for loop in loops_of(made) if loop.kind == "vectorized"} == {16}
+        # Nothing that could not be vectorised has become a loop over lanes.
+        assert not [loop for loop in loops_of(lowered(made, MACHINE)) if loop.extent == 16]
+
+
+def test_refusals() -> None:
+    def whole(x: relax.Expr, w: relax.Expr) -> relax.Expr:
+        return nn.conv2d(x, w, padding=1, data_layout="NHWC", kernel_layout="HWIO")
+
+    func = kernel_of(whole, f32(1, 8, 8, 4), f32(3, 3, 4, 6))
+    assert "share an input" in refusal(func)
+    product = kernel_of(op.matmul, f32(8, 16), f32(16, 8))
+    assert "share an input" in refusal(product)
+    far = convolution((1, 5, 60, 16), (1, 40), padding=(0, 39, 0, 39))
+    assert "too wide a window" in refusal(far)
+    found = DepthwiseConvolution().apply(convolution((1, 8, 8, 16), (3, 3)), GPU)
+    assert isinstance(found, NotMine)
+    assert "not a CPU" in found.reason

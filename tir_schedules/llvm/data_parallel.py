@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.llvm.flat_views import FlatViews
+from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, nodes
 from tvm_ext.tir_schedules.llvm.inlining import count_calls, inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.loop_nest import CYCLES_PER_CALL, worth_threads
 from tvm_ext.tir_schedules.llvm.nest import (
@@ -101,7 +101,9 @@ def scheduled(func: tirx.PrimFunc, plan: KernelPlan, machine: CpuDescription) ->
 def with_body(func: tirx.PrimFunc, views: FlatViews, statements: list[tirx.Stmt]) -> s_tir.Schedule:
     """``func`` with other statements, which use flat views of its buffers."""
     body = sequence([*views.declarations(func), *statements])
-    block = s_tir.SBlock([], [], [], "root", body, None, views.allocated(func), [], {})
+    used = [store.buffer for store in nodes(body, tirx.BufferStore)]
+    arrays = [a for a in views.allocated(func) if any(a.same_as(buffer) for buffer in used)]
+    block = s_tir.SBlock([], [], [], "root", body, None, arrays, [], {})
     realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
     return s_tir.Schedule(func.with_body(realize))
 

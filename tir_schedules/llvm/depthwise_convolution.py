@@ -10,19 +10,24 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.llvm.depthwise_channels_first import (
+    ChannelsFirst,
+    ChannelsFirstDecision,
+    decide_channels_first,
+)
 from tvm_ext.tir_schedules.llvm.depthwise_channels_last import (
     ChannelsLast,
     ChannelsLastDecision,
     decide_channels_last,
     row_tiles,
 )
-from tvm_ext.tir_schedules.llvm.depthwise_window import depthwise_window
+from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow, depthwise_window
 from tvm_ext.tir_schedules.llvm.inlining import is_data_parallel, kernel_blocks
-from tvm_ext.tir_schedules.llvm.window_kernel import window_kernel
+from tvm_ext.tir_schedules.llvm.window_kernel import WindowKernel, window_kernel
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
-# Ends of rows that are written out, each with its own taps: more are too much code.
-MAX_ENDS = 8
+# Products that are written out: tiles at the ends of rows have their own, with their own taps.
+MAX_PRODUCTS = 1024
 
 
 class DepthwiseConvolution:
@@ -31,7 +36,10 @@ class DepthwiseConvolution:
     name = "depthwise convolution"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decision: ChannelsLastDecision | None = None
+        self,
+        func: tirx.PrimFunc,
+        machine: Machine,
+        decision: ChannelsFirstDecision | ChannelsLastDecision | None = None,
     ) -> s_tir.Schedule | NotMine:
         """See ``Template.apply``; ``decision`` replaces the closed-form choice."""
         if not isinstance(machine, CpuDescription):
@@ -47,13 +55,35 @@ class DepthwiseConvolution:
             return window
         if kernel.once:
             return NotMine("an element may not be computed twice")
-        if window.channels is None:
-            return NotMine("channels are not next to each other")
-        chosen = decision or decide_channels_last(window, window.channels.extent, machine)
-        if len(row_tiles(window.columns, chosen.columns)[0]) > MAX_ENDS:
-            return NotMine("too much of each row is next to padding")
-        code = ChannelsLast(window, window.channels, chosen, kernel.store, kernel.result)
+        code = _code(kernel, window, machine, decision)
+        if isinstance(code, NotMine):
+            return code
         return kernel.schedule(func, code.statement(machine), machine)
+
+
+def _code(
+    kernel: WindowKernel,
+    window: DepthwiseWindow,
+    machine: CpuDescription,
+    decision: ChannelsFirstDecision | ChannelsLastDecision | None,
+) -> ChannelsFirst | ChannelsLast | NotMine:
+    if window.channels is None:
+        chosen = decision or decide_channels_first(window, machine)
+        if not isinstance(chosen, ChannelsFirstDecision):
+            return NotMine("the decision is for channels that are next to each other")
+        if chosen.lanes < 2:
+            return NotMine("rows are too short for vectors")
+        return ChannelsFirst(window, chosen, kernel.store, kernel.result)
+    chosen = decision or decide_channels_last(window, window.channels.extent, machine)
+    if not isinstance(chosen, ChannelsLastDecision):
+        return NotMine("the decision is for columns that are next to each other")
+    ends, _ = row_tiles(window.columns, chosen.columns)
+    products = chosen.columns * chosen.vectors * window.columns.position.extent
+    if (len(ends) + 1) * products > MAX_PRODUCTS:
+        return NotMine("too many different tiles at the ends of rows, or too wide a window")
+    if chosen.lanes < 2:
+        return NotMine("there are too few channels for vectors")
+    return ChannelsLast(window, window.channels, chosen, kernel.store, kernel.result)
 
 
 def _every_result_has_its_own_input(sch: s_tir.Schedule) -> bool:

@@ -71,16 +71,16 @@ class DepthwiseWindow:
 
 def depthwise_window(window: Window) -> DepthwiseWindow | NotMine:
     """``window``, of products, as rows and columns."""
-    single = [
-        s for s in window.slides if s.position.extent == 1 and (s.first, s.last) == (0, s.length)
-    ]
+    loads = nodes(window.store.value, tvm.ir.TensorLoad)
+    if window.combine is not tirx.Add or len(loads) != 2:
+        return NotMine("it is not a sum of products")
+    # The only input channel of a group is counted as well: a window of one position.
+    single = [s for s in window.slides if slope(loads[1].indices[0], s.output.var) != 0]
     slides = [slide for slide in window.slides if not any(slide is one for one in single)]
-    zero = {s.position.var: _constant(0, s.position.var) for s in single}
-    value = substitute(window.store.value, zero)
-    loads = nodes(value, tvm.ir.TensorLoad)
-    if window.combine is not tirx.Add or len(loads) != 2 or not 1 <= len(slides) <= 2:
-        return NotMine("it is not a sum of products over one or two axes")
-    data, weight = loads
+    if not 1 <= len(slides) <= 2 or any(slide.position.extent > 1 for slide in single):
+        return NotMine("the window does not slide along one or two axes")
+    zero = {slide.position.var: _constant(0, slide.position.var) for slide in single}
+    data, weight = nodes(substitute(window.store.value, zero), tvm.ir.TensorLoad)
     if {str(data.ty), str(weight.ty)} != {str(window.start.ty)}:
         return NotMine("sums have another type than the input and the weights")
     steps = [_step(data, slide) for slide in slides]

@@ -1,0 +1,217 @@
+"""Code of a depthwise convolution whose columns are next to each other."""
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.llvm.data_parallel import leaf_code
+from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow
+from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
+from tvm_ext.tir_schedules.llvm.nest import Nest, substitute
+from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis, sequence
+from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
+
+# Windows of so many taps are written out; of larger ones, each row is.
+_UNROLLED_TAPS = 9
+
+# Rows of results in a tile: each row of the input that is read serves several.
+_ROWS = 6
+
+
+@dataclass(frozen=True)
+class ChannelsFirstDecision:
+    """How results are kept in registers.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of results in a tile.
+    lanes : int
+        Columns in a vector.
+    staged_rows : int
+        Rows of results for which the input is copied at once.
+    """
+
+    rows: int
+    lanes: int
+    staged_rows: int
+
+
+def decide_channels_first(
+    window: DepthwiseWindow, machine: CpuDescription
+) -> ChannelsFirstDecision:
+    """As many rows at once as leave half of L1 free."""
+    width = window.columns.output.extent
+    lanes = min(machine.vector_lanes(window.dtype), 1 << (width.bit_length() - 1))
+    if window.rows is None:
+        return ChannelsFirstDecision(1, lanes, 1)
+    rows = window.rows.output.extent
+    row_bytes = 4 * (window.columns.length + window.columns.step * lanes)
+    reach = window.rows.spread * (window.rows.position.extent - 1) + 1
+    held = (machine.l1d_bytes // 2 // row_bytes - reach) // window.rows.step + 1
+    tile = min(rows, _ROWS)
+    return ChannelsFirstDecision(tile, lanes, min(rows, max(held, tile)))
+
+
+class ChannelsFirst:
+    """The loops, for flat views; ``store`` writes a result, for which ``result`` stands in it.
+
+    The copy of the input has one row after the other, padding included. With a stride, a row of it
+    has the columns 0, s, 2 s, ... first, then 1, s + 1, ...: a vector is always next to each other.
+    """
+
+    def __init__(
+        self,
+        window: DepthwiseWindow,
+        decision: ChannelsFirstDecision,
+        store: tirx.BufferStore,
+        result: tirx.Var,
+    ) -> None:
+        self.window = window
+        self.decision = decision
+        self.store = store
+        self.result = result
+        columns = window.columns
+        self.phase = -(-columns.length // columns.step)
+        self.row_size = self.phase * columns.step
+        self.copied_rows = 1
+        if window.rows is not None:
+            reach = window.rows.spread * (window.rows.position.extent - 1)
+            self.copied_rows = (decision.staged_rows - 1) * window.rows.step + reach + 1
+        size = self.copied_rows * self.row_size
+        self.copy = tirx.decl_buffer((size,), window.dtype, "copied")
+
+    def statement(self, machine: CpuDescription) -> tirx.Stmt:
+        """All loops: over images, channels and stretches of rows, on threads."""
+        window, decision = self.window, self.decision
+        axes = list(window.outer)
+        first: Any = 0
+        if window.rows is not None:
+            rows = window.rows.output
+            stretch, first = chunks(rows.extent, decision.staged_rows, rows.var)
+            axes.append(stretch)
+        body = sequence([tirx.AllocBuffer(self.copy), self._fill(first), self._tiles(first)])
+        work = window.results() * window.taps
+        threads = machine.cores if worth_threads(machine, work, decision.lanes) else 1
+        return loops_around(axes, body, threads)
+
+    def _fill(self, first: Any) -> tirx.Stmt:
+        """The rows that the windows of a stretch of results cover, with their borders."""
+        like = self.window.columns.position.var
+        row = new_axis("copied_row", self.copied_rows, like)
+        inside = sequence(self._copied_row(first, row.var))
+        slide = self.window.rows
+        if slide is None or (slide.first, slide.last) == (0, slide.length):
+            return loop(row, inside)
+        position = first * slide.step + row.var
+        condition = tirx.all(position >= slide.first, position < slide.last)
+        place = row.var * self.row_size
+        return loop(row, tirx.IfThenElse(condition, inside, self._zeros(place, self.row_size)))
+
+    def _copied_row(self, first: Any, row: Any) -> list[tirx.Stmt]:
+        columns = self.window.columns
+        position = 0 if self.window.rows is None else first * self.window.rows.step + row
+        found = []
+        for phase in range(columns.step):
+            place = row * self.row_size + phase * self.phase
+            # The columns of this phase: ``phase + step * i`` for i from ``start`` to ``end``.
+            start = max(0, -(-(columns.first - phase) // columns.step))
+            end = min(self.phase, -(-(columns.last - phase) // columns.step))
+            end = max(start, end)
+            if start > 0:
+                found.append(self._zeros(place, min(start, self.phase)))
+            if end > start:
+                axis = new_axis("column", end - start, columns.position.var)
+                column = (axis.var + start) * columns.step + phase
+                address = self.window.data_at(position, column)
+                value = tirx.BufferLoad(self.window.data.source, [address])
+                found.append(self._leaf(Nest((axis,), self._put(place + start + axis.var, value))))
+            if end < self.phase:
+                found.append(self._zeros(place + end, self.phase - end))
+        return found
+
+    def _zeros(self, place: Any, count: int) -> tirx.Stmt:
+        axis = new_axis("border", count, self.window.columns.position.var)
+        zero = tirx.const(0.0, self.window.dtype)
+        return self._leaf(Nest((axis,), self._put(place + axis.var, zero)))
+
+    def _put(self, place: Any, value: Any) -> tirx.BufferStore:
+        return tirx.BufferStore(self.copy, value, [place])
+
+    def _leaf(self, nest: Nest) -> tirx.Stmt:
+        return leaf_code(nest, None, self.decision.lanes, 1)
+
+    def _tiles(self, first: Any) -> tirx.Stmt:
+        like = self.window.columns.position.var
+        rows, row = chunks(self.decision.staged_rows, self.decision.rows, like)
+        across, column = chunks(self.window.columns.output.extent, self.decision.lanes, like)
+        return loop(rows, loop(across, self._tile(first, row, column)))
+
+    def _tile(self, first: Any, row: Any, column: Any) -> tirx.Stmt:
+        """Results from ``row`` of the stretch and from ``column`` on: sums in registers."""
+        decision, window = self.decision, self.window
+        sums, declaration = stack_array(decision.rows * decision.lanes, window.dtype, "sums")
+        zero = tirx.Broadcast(tirx.const(0.0, window.dtype), decision.lanes)
+        starts = [
+            tirx.BufferStore(sums, zero, [self._vector(n * decision.lanes)])
+            for n in range(decision.rows)
+        ]
+        down = window.rows.position.extent if window.rows is not None else 1
+        if window.taps <= _UNROLLED_TAPS:
+            taps = [self._multiply(sums, row, column, tap) for tap in range(down)]
+        else:
+            axis = new_axis("tap", down, window.columns.position.var)
+            taps = [loop(axis, self._multiply(sums, row, column, axis.var))]
+        return sequence([declaration, *starts, *taps, *self._write(sums, first + row, column)])
+
+    def _multiply(self, sums: Any, row: Any, column: Any, tap: Any) -> tirx.Stmt:
+        columns, lanes = self.window.columns, self.decision.lanes
+        step, spread = (1, 1) if self.window.rows is None else self._steps()
+        found = []
+        for across, result in itertools.product(
+            range(columns.position.extent), range(self.decision.rows)
+        ):
+            line = (row + result) * step + tap * spread
+            offset = across * columns.spread
+            phase, ahead = offset % columns.step, offset // columns.step
+            place = line * self.row_size + phase * self.phase + column + ahead
+            weight = tirx.BufferLoad(
+                self.window.weight.source, [self.window.weight_at(tap, across)]
+            )
+            product = tirx.BufferLoad(self.copy, [self._vector(place)]) * tirx.Broadcast(
+                weight, lanes
+            )
+            where = self._vector(result * lanes)
+            total = tirx.BufferLoad(sums, [where]) + product
+            found.append(tirx.BufferStore(sums, total, [where]))
+        return sequence(found)
+
+    def _steps(self) -> tuple[int, int]:
+        assert self.window.rows is not None  # noqa: S101
+        return self.window.rows.step, self.window.rows.spread
+
+    def _write(self, sums: Any, row: Any, column: Any) -> list[tirx.Stmt]:
+        found = []
+        for result in range(self.decision.rows):
+            lane = new_axis("lane", self.decision.lanes, self.window.columns.position.var)
+            values = {
+                self.result: tirx.BufferLoad(sums, [lane.var + result * self.decision.lanes]),
+                self.window.columns.output.var: column + lane.var,
+            }
+            if self.window.rows is not None:
+                values[self.window.rows.output.var] = row + result
+            store = tirx.BufferStore(
+                self.store.buffer,
+                substitute(self.store.value, values),
+                [substitute(index, values) for index in self.store.indices],
+            )
+            found.append(loop(lane, store, tirx.ForKind.VECTORIZED))
+        return found
+
+    def _vector(self, first: Any) -> tirx.Ramp:
+        dtype = str(self.window.columns.position.var.ty)
+        base = tirx.const(first, dtype) if isinstance(first, int) else first
+        return tirx.Ramp(base, tirx.const(1, dtype), self.decision.lanes)
