@@ -47,6 +47,7 @@ VECTOR = "matrix times vector"
 EACH = "elementwise"
 TURN = "transpose"
 POOL = "pooling"
+DEPTH = "depthwise convolution"
 
 CONVOLUTIONS = {
     "conv nhwc": _nhwc(TILE, (1, 7, 9, 5), (3, 3, 5, 24), (24,), padding=(1, 1)),
@@ -58,16 +59,16 @@ CONVOLUTIONS = {
     "conv nhwc one channel": _nhwc(BLOCK, (1, 7, 7, 3), (3, 3, 3, 1), (1,)),
     "conv nhwc grouped": _nhwc(BLOCK, (1, 7, 5, 6), (3, 3, 3, 14), (14,), groups=2),
     "conv nhwc depthwise": _nhwc(
-        TILE, (1, 7, 9, 19), (3, 3, 1, 19), (19,), groups=19, padding=(1, 1)
+        DEPTH, (1, 7, 9, 19), (3, 3, 1, 19), (19,), groups=19, padding=(1, 1)
     ),
     "conv nhwc depthwise stride": _nhwc(
-        TILE, (1, 9, 9, 40), (5, 5, 1, 40), (40,), groups=40, strides=(2, 2)
+        DEPTH, (1, 9, 9, 40), (5, 5, 1, 40), (40,), groups=40, strides=(2, 2)
     ),
     "conv nchw": _nchw(TILE, (1, 5, 7, 13), (17, 5, 3, 3), (1, 17, 1, 1), padding=(1, 1)),
     "conv nchw stride": _nchw(BLOCK, (2, 3, 13, 13), (7, 3, 3, 3), (1, 7, 1, 1), strides=(2, 2)),
     "conv nchw grouped": _nchw(TILE, (1, 6, 7, 19), (4, 3, 3, 3), (1, 4, 1, 1), groups=2),
     "conv nchw depthwise": _nchw(
-        TILE, (1, 13, 7, 7), (13, 1, 3, 3), (1, 13, 1, 1), groups=13, padding=(1, 1)
+        DEPTH, (1, 13, 7, 7), (13, 1, 3, 3), (1, 13, 1, 1), groups=13, padding=(1, 1)
     ),
     "conv nchw 1x1 map": _nchw(VECTOR, (1, 40, 1, 1), (17, 40, 1, 1), (1, 17, 1, 1)),
     "conv1d": _case(TILE, lambda x, w: nn.conv1d(x, w, padding=1), f32(1, 5, 19), f32(7, 5, 3)),

@@ -6,12 +6,13 @@ from lowering import assert_same, f32, kernel_of, loops_of, run
 from machines import MACHINE
 from tvm import s_tir, te, tirx, topi
 
+from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.block_access import access_of
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
 from tvm_ext.tir_schedules.llvm.padding_stage import padding_stage
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
 
 CORES = MACHINE.with_cores(2)
 
@@ -25,6 +26,12 @@ def depthwise(
     return te.create_prim_func([x, w, topi.nn.relu(y)])
 
 
+def tiled(func: tirx.PrimFunc, machine: CpuDescription) -> tirx.PrimFunc:
+    sch = RegisterTile().apply(func, machine)
+    assert isinstance(sch, s_tir.Schedule), sch
+    return sch.mod["main"]
+
+
 def stage_of(func: tirx.PrimFunc) -> OperandStage | None:
     sch = s_tir.Schedule(func)
     inline_blocks(sch)
@@ -35,8 +42,7 @@ def stage_of(func: tirx.PrimFunc) -> OperandStage | None:
 
 
 def test_one_parallel_loop_with_the_padding_inside() -> None:
-    scheduled, choice = schedule_kernel(depthwise(56, 56, 64, 3), CORES)
-    assert choice.schedule == "register tile"
+    scheduled = tiled(depthwise(56, 56, 64, 3), CORES)
     assert [loop.kind for loop in loops_of(scheduled) if not loop.path] == ["parallel"]
 
 
@@ -69,7 +75,7 @@ def test_numbers() -> None:
         "prime": depthwise(31, 9, 13, 3),
     }
     machine = host_description().with_cores(2)
-    scheduled = {name: schedule_kernel(func, machine)[0] for name, func in plain.items()}
+    scheduled = {name: tiled(func, machine) for name, func in plain.items()}
     wanted, found = run(plain), run(scheduled)
     for name in plain:
         assert_same(wanted[name], found[name], name)
