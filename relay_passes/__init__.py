@@ -18,6 +18,7 @@ from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
 from tvm_ext.relay_passes.inherit_origins import InheritOrigins
+from tvm_ext.relay_passes.layer_norm_fusion import LayerNormFusion
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 from tvm_ext.relay_passes.pad_output_columns import PadOutputColumns
@@ -31,6 +32,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     GemmFusion,
     LayoutPlanning,
     CancelTransposes,
+    LayerNormFusion,
     GroupedConvolution,
     FlattenPointwise,
     DelayReshapes,
@@ -53,6 +55,7 @@ __all__ = [
     "GemmFusion",
     "GroupedConvolution",
     "InheritOrigins",
+    "LayerNormFusion",
     "LayoutPlanning",
     "PadOutputChannels",
     "PadOutputColumns",
