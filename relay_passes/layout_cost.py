@@ -22,11 +22,9 @@ from tvm_ext.hardware.description import Description
 DEFAULT_BATCH = 1
 DEFAULT_SIDE = 64
 
-# Estimates, to be replaced by what a schedule template reports. With channels first a kernel wider
-# than one column reads its input from unaligned addresses, so that every other load of a full
-# register crosses a cache line; with a stride it gathers from twice as many lines.
+# With channels first a kernel wider than one column reads its input from unaligned addresses, so
+# that every other load of a full register crosses a cache line.
 UNALIGNED_FACTOR = 0.75
-STRIDED_FACTOR = 0.5
 
 
 class Layout(IntEnum):
@@ -106,9 +104,12 @@ class _Convolution:
 
         In groups, those of one group: ``GroupedConvolution`` gives them an axis of their own.
         """
-        if self.groups == self.out_channels and self.group_inputs == 1:
-            return self.out_channels
-        return self.out_channels // self.groups
+        return self.out_channels if self.is_depthwise else self.out_channels // self.groups
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether each output channel reads an input channel of its own."""
+        return self.groups == self.out_channels and self.group_inputs == 1
 
     @property
     def vectorised_columns(self) -> int:
@@ -142,8 +143,9 @@ def _vector_fraction(convolution: _Convolution, layout: Layout, lanes: int) -> f
     fraction = _filled(convolution.vectorised_columns, lanes)
     if convolution.kernel[-1] > 1:
         fraction *= UNALIGNED_FACTOR
-    if convolution.strides[-1] > 1:
-        fraction *= STRIDED_FACTOR
+    if convolution.strides[-1] > 1 and not convolution.is_depthwise:
+        # Neighbouring results are not neighbours in the input: no template has vectors for that.
+        return 1 / lanes
     return fraction
 
 

@@ -8,7 +8,6 @@ from tvm import relax
 from tvm_ext.hardware.cost import Work
 from tvm_ext.relay_passes.layout_cost import (
     DEFAULT_SIDE,
-    STRIDED_FACTOR,
     UNALIGNED_FACTOR,
     Layout,
     convolution_seconds,
@@ -51,7 +50,7 @@ FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
         ((24, 8, 1, 1), {}, LAST, 24 / 32),
         ((24, 8, 1, 1), {}, FIRST, 169 / 176),  # rows of 13 join to one of 169
         ((24, 8, 3, 3), {"padding": 1}, FIRST, 13 / 16 * UNALIGNED_FACTOR),
-        ((24, 8, 1, 1), {"strides": 2}, FIRST, 7 / 16 * STRIDED_FACTOR),
+        ((24, 8, 1, 1), {"strides": 2}, FIRST, 1 / 16),
         ((8, 1, 3, 3), {"padding": 1, "groups": 8}, LAST, 8 / 16),
         ((64, 2, 3, 3), {"padding": 1, "groups": 4}, LAST, 16 / 16),
         ((16, 1, 3, 3), {"padding": 1, "groups": 8}, LAST, 2 / 16),

@@ -113,6 +113,10 @@ def test_numbers_over_one_axis(length: int, channels: int, taps: int) -> None:
     check(functions)
 
 
+def test_many_channels_of_few_rows_on_threads() -> None:
+    check({"few rows": convolution((1, 3, 40, 512), (3, 3), padding=1)})
+
+
 def test_nothing_is_padded_in_memory_and_vectors_are_whole() -> None:
     for layout in ("NHWC", "NCHW"):
         func = convolution((1, 52, 80, 64), (3, 3), layout, padding=1)

@@ -75,7 +75,7 @@ def depthwise_window(window: Window) -> DepthwiseWindow | NotMine:
     if window.combine is not tirx.Add or len(loads) != 2:
         return NotMine("it is not a sum of products")
     # The only input channel of a group is counted as well: a window of one position.
-    single = [s for s in window.slides if slope(loads[1].indices[0], s.output.var) != 0]
+    single = [s for s in window.slides if _is_single_input(s, loads[1])]
     slides = [slide for slide in window.slides if not any(slide is one for one in single)]
     if not 1 <= len(slides) <= 2 or any(slide.position.extent > 1 for slide in single):
         return NotMine("the window does not slide along one or two axes")
@@ -115,6 +115,13 @@ def _checked(found: DepthwiseWindow, window: Window) -> DepthwiseWindow | NotMin
     if found.channels is None and _step(found.data, found.columns) != 1:
         return NotMine("neither channels nor columns are next to each other")
     return found
+
+
+def _is_single_input(slide: Slide, weight: Any) -> bool:
+    """Whether it is the loop over the input channels of a group, of which there is one."""
+    alone = slide.position.extent == 1 and slide.output.extent == 1
+    unpadded = (slide.first, slide.last) == (0, slide.length)
+    return (alone and unpadded) or slope(weight.indices[0], slide.output.var) != 0
 
 
 def _step(data: Any, slide: Slide) -> int | None:

@@ -59,9 +59,11 @@ def loops_around(axes: Sequence[Axis], body: tirx.Stmt, cores: int) -> tirx.Stmt
     count = 0 if cores < 2 else 1
     while 0 < count < len(axes) and not _balanced(_trips(axes[:count]), cores):
         count += 1
+    if _trips(axes[:count]) == 1:
+        count = 0
     for axis in reversed(axes[count:]):
         body = loop(axis, body)
-    return _parallel(axes[:count], body) if _trips(axes[:count]) > 1 else body
+    return _parallel(axes[:count], body) if count else body
 
 
 def _trips(axes: Sequence[Axis]) -> int:

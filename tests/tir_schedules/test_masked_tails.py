@@ -1,0 +1,335 @@
+"""Masks for vectors beyond a border: where they appear, numbers of odd sizes, what is refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lowering import assert_same, lowered, run, scalar_stores, statements
+from machines import MACHINE, NARROW
+from tvm import s_tir, te, tirx
+
+from tvm_ext.hardware.host import host_description
+from tvm_ext.relay_passes.gemm_compute import GemmCompute
+from tvm_ext.relay_passes.pad_output_channels import whole_vectors
+from tvm_ext.tir_schedules.llvm.masked_tails import with_masked_tails
+from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
+from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.tir_schedules.template import Machine
+
+SMALL_CACHE = {"l2_bytes": 1024}
+PANELS = MACHINE.model_copy(update=SMALL_CACHE)
+
+Epilogue = Callable[..., te.Tensor]
+Index = Callable[[tirx.Var], Any]
+
+
+def padded_product(
+    left: tuple[int, ...], right: tuple[int, ...], dtype: str = "float32"
+) -> list[te.Tensor]:
+    """Two matrices and their product, computed with columns of zeros up to whole vectors."""
+    a, b = te.placeholder(left, dtype, "a"), te.placeholder(right, dtype, "b")
+    columns = right[-1]
+    extra = whole_vectors(columns, MACHINE.vector_lanes(dtype)) - columns
+    kernel = GemmCompute(False, False, dtype, columns=columns, extra_columns=extra)
+    return [a, b, kernel.compute(a, b)]
+
+
+def with_epilogue(epilogue: Epilogue, *others: te.Tensor) -> tirx.PrimFunc:
+    """A kernel of a product with 197 columns and what is computed from each of its elements."""
+    a, b, product = padded_product((40, 20), (20, 197))
+    result = te.compute((40, 197), lambda i, j: epilogue(product[i, j], i, j), "result")
+    return te.create_prim_func([a, b, *others, result])
+
+
+def tiled(func: tirx.PrimFunc, machine: Machine = MACHINE) -> tirx.PrimFunc:
+    """The register tiles of ``func`` without what is done to them afterwards."""
+    sch = RegisterTile().apply(func, machine)
+    assert isinstance(sch, s_tir.Schedule), sch
+    return sch.mod["main"]
+
+
+def masks(func: tirx.PrimFunc) -> tuple[int, int]:
+    """Masked loads and masked stores in a kernel."""
+    script = func.script()
+    return script.count("T.masked_load("), script.count("T.masked_store(")
+
+
+def vectorised(*tensors: te.Tensor, lanes: int = 8) -> tirx.PrimFunc:
+    """The last stage in vectors of ``lanes``, with a predicate where they do not divide it."""
+    sch = s_tir.Schedule(te.create_prim_func(list(tensors)))
+    block = sch.get_sblock(str(tensors[-1].op.name))
+    _, vector = sch.split(sch.get_loops(block)[-1], factors=[None, lanes])
+    sch.vectorize(vector)
+    return sch.mod["main"]
+
+
+def assert_numbers(func: tirx.PrimFunc, masked: tirx.PrimFunc) -> None:
+    results = run({"plain": func, "masked": masked})
+    assert_same(results["plain"], results["masked"], "masked")
+
+
+def test_store_of_the_last_columns() -> None:
+    a, b = te.placeholder((40, 20), name="a"), te.placeholder((20, 208), name="b")
+    product = GemmCompute(False, False, "float32", columns=197).compute(a, b)
+    before = tiled(te.create_prim_func([a, b, product]))
+    after = with_masked_tails(before)
+    assert masks(before) == (0, 0)
+    assert scalar_stores(before, MACHINE) > 0
+    assert masks(after) == (0, 1)
+    assert scalar_stores(after, MACHINE) == 0
+    assert "T.where" not in after.script()
+
+
+def test_padding_and_result_of_a_panel() -> None:
+    func = te.create_prim_func(padded_product((2, 40, 20), (2, 20, 197)))
+    before = tiled(func, PANELS)
+    after = with_masked_tails(before)
+    assert scalar_stores(before, PANELS) > 0
+    assert masks(after) == (1, 1)
+    assert scalar_stores(after, PANELS) == 0
+    assert "if_then_else" not in lowered(after, PANELS).script()
+    assert_numbers(func, after)
+
+
+def test_second_run_changes_nothing() -> None:
+    once = with_masked_tails(tiled(te.create_prim_func(padded_product((40, 20), (20, 197)))))
+    assert with_masked_tails(once).same_as(once)
+
+
+def test_each_operand_of_the_epilogue_has_a_mask() -> None:
+    bias, residual = te.placeholder((197,), name="bias"), te.placeholder((40, 197), name="more")
+    func = with_epilogue(lambda x, i, j: x + bias[j] * residual[i, j], bias, residual)
+    masked, choice = schedule_kernel(func, MACHINE)
+    assert choice.schedule == "register tile"
+    assert masks(masked) == (2, 1)
+    assert_numbers(func, masked)
+
+
+def test_both_branches_of_a_choice_between_columns() -> None:
+    first, second = te.placeholder((40, 60), name="one"), te.placeholder((40, 137), name="two")
+    func = with_epilogue(
+        lambda x, i, j: x + tirx.if_then_else(j < 60, first[i, j], second[i, j - 60]),
+        first,
+        second,
+    )
+    masked, _ = schedule_kernel(func, MACHINE)
+    assert masks(masked) == (2, 1)
+    assert_numbers(func, masked)
+
+
+def test_condition_that_all_lanes_share_stays_a_branch() -> None:
+    x = te.placeholder((7, 19), name="x")
+    func = te.create_prim_func([x, te.compute((7, 19), lambda i, j: x[i, j] + 1.0, "y")])
+    sch = s_tir.Schedule(func)
+    row, column = sch.get_loops(sch.get_sblock("y"))
+    sch.split(row, factors=[None, 4])
+    _, vector = sch.split(column, factors=[None, 8])
+    sch.vectorize(vector)
+    masked = with_masked_tails(sch.mod["main"])
+    branches = [s for s in statements(masked.body) if isinstance(s, tirx.IfThenElse)]
+    assert len(branches) == 1
+    assert masks(masked) == (1, 1)
+    assert scalar_stores(masked, MACHINE) == 0
+    assert_numbers(func, masked)
+
+
+def in_range(x: te.Tensor, low: int, high: int) -> Index:
+    """``x`` moved by ``low``, and zero outside of it."""
+    zero = tirx.const(0, x.dtype)
+    return lambda i: tirx.if_then_else(tirx.all(i >= low, i < high), x[i - low], zero)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 5), (3, 11), (8, 16), (13, 24), (0, 24)])
+def test_numbers_of_padding(low: int, high: int) -> None:
+    x = te.placeholder((high - low,), name="x")
+    func = te.create_prim_func([x, te.compute((24,), in_range(x, low, high), "y")])
+    masked = with_masked_tails(vectorised(x, te.compute((24,), in_range(x, low, high), "y")))
+    assert masks(masked) == (1, 0)
+    assert_numbers(func, masked)
+
+
+CONDITIONS: dict[str, Callable[[tirx.Var, tirx.Var], Any]] = {
+    "less": lambda i, j: j < 11,
+    "greater": lambda i, j: j > 11,
+    "equal": lambda i, j: j.equal(11),
+    "not equal": lambda i, j: tirx.NE(j, tirx.const(11, "int32")),
+    "or": lambda i, j: tirx.any(j < 3, j > 15),
+    "not": lambda i, j: tirx.Not(tirx.all(j >= 3, j <= 15)),
+    "nowhere": lambda i, j: j < 0,
+    "below the diagonal": lambda i, j: j <= i,
+    "falling": lambda i, j: 2 * i - j > 3,
+    "two lanes a step": lambda i, j: i + 2 * j < 17,
+    "with the row": lambda i, j: tirx.all(i > 1, j < 11),
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONS)
+def test_conditions(name: str) -> None:
+    x, y = (te.placeholder((5, 19), name=name) for name in "xy")
+    condition = CONDITIONS[name]
+    chosen = te.compute(
+        (5, 19), lambda i, j: tirx.if_then_else(condition(i, j), x[i, j], y[i, j]), "z"
+    )
+    masked = with_masked_tails(vectorised(x, y, chosen))
+    assert masks(masked) == (2, 1)
+    assert scalar_stores(masked, MACHINE) == 0
+    assert_numbers(te.create_prim_func([x, y, chosen]), masked)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint8", "int32", "int64"])
+def test_types_of_products(dtype: str) -> None:
+    func = te.create_prim_func(padded_product((2, 19, 7), (2, 7, 197), dtype))
+    masked, _ = schedule_kernel(func, PANELS)
+    assert masks(masked)[1] == 1
+    a, b, found = run({"masked": masked})["masked"]
+    assert_same([a @ b], [found], dtype)
+
+
+def test_masks_and_results_of_bool() -> None:
+    choice = te.placeholder((40, 197), "bool", "choice")
+    chosen = with_epilogue(
+        lambda x, i, j: tirx.Select(choice[i, j], x, tirx.const(-1.0, "float32")), choice
+    )
+    bound = te.placeholder((197,), name="bound")
+    compared = with_epilogue(lambda x, i, j: x > 8 * bound[j], bound)
+    for func in (chosen, compared):
+        masked, _ = schedule_kernel(func, MACHINE)
+        assert masks(masked) == (1, 1)
+        assert_numbers(func, masked)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True)
+@given(
+    rows=st.integers(1, 70),
+    depth=st.integers(1, 70),
+    columns=st.integers(1, 70),
+    batch=st.integers(1, 3),
+    machine=st.sampled_from([MACHINE, PANELS, NARROW, NARROW.model_copy(update=SMALL_CACHE)]),
+)
+def test_numbers_of_products(
+    rows: int, depth: int, columns: int, batch: int, machine: Machine
+) -> None:
+    tensors = [
+        padded_product((rows, depth), (depth, columns)),
+        padded_product((batch, rows, depth), (batch, depth, columns)),
+        padded_product((batch, rows, depth), (depth, columns)),
+    ]
+    functions = [schedule_kernel(te.create_prim_func(t), machine)[0] for t in tensors]
+    for a, b, found in run({str(i): func for i, func in enumerate(functions)}).values():
+        assert_same([a @ b], [found], "product")
+
+
+@pytest.mark.parametrize("columns", [197, 243, 1003])
+def test_numbers_of_large_products(columns: int) -> None:
+    machine = host_description().with_cores(2)
+    small = machine.model_copy(update=SMALL_CACHE)
+    plain = te.create_prim_func(padded_product((197, 64), (64, columns)))
+    batch = te.create_prim_func(padded_product((3, 197, 64), (3, 64, columns)))
+    functions = {
+        "plain": schedule_kernel(plain, machine)[0],
+        "batch": schedule_kernel(batch, small)[0],
+    }
+    for name, (a, b, found) in run(functions).items():
+        assert_same([a @ b], [found], name)
+
+
+@pytest.mark.parametrize("columns", [19, 37, 61])
+def test_nothing_is_written_beyond_the_result(columns: int) -> None:
+    func, _ = schedule_kernel(te.create_prim_func(padded_product((3, 5), (5, columns))), MACHINE)
+    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    library = tirx.build(mod, target=host_description().tvm_target())
+    memory = np.full(3 * columns + 128, -1.0, "float32")
+    start = -memory.ctypes.data % 64 // 4
+    result = memory[start : start + 3 * columns].reshape(3, columns)
+    ones = [tvm.runtime.tensor(np.ones(shape, "float32")) for shape in ((3, 5), (5, columns))]
+    library["main"](*ones, tvm.runtime.from_dlpack(result))
+    assert (result == 5.0).all()
+    assert (memory == -1.0).sum() == 128
+
+
+LEFT_ALONE: dict[str, Callable[[te.Tensor, te.Tensor], Index]] = {
+    "squared lane": lambda x, y: lambda i: tirx.if_then_else(i * i < 50, x[i], 0.0),
+    "remainder of the lane": lambda x, y: lambda i: tirx.if_then_else(i % 3 < 1, x[i], 0.0),
+    "condition on a value": lambda x, y: lambda i: tirx.if_then_else(y[i] > 0.5, x[i], 0.0),
+    "every other element": lambda x, y: lambda i: tirx.if_then_else(i < 9, x[2 * i], 0.0),
+    "backwards": lambda x, y: lambda i: tirx.if_then_else(i < 9, x[23 - i], 0.0),
+    "one element for all": lambda x, y: lambda i: tirx.if_then_else(i < 9, x[0], 0.0),
+    "divided lane": lambda x, y: lambda i: tirx.if_then_else(i < 9, x[i // 2], 0.0),
+    "no condition": lambda x, y: lambda i: x[i] + y[i],
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_left_alone(name: str) -> None:
+    x, y = te.placeholder((24,), name="x"), te.placeholder((24,), name="y")
+    before = vectorised(x, y, te.compute((24,), LEFT_ALONE[name](x, y), "z"))
+    assert with_masked_tails(before).same_as(before)
+
+
+def test_index_that_is_looked_up_is_left_alone() -> None:
+    x, at = te.placeholder((24,), name="x"), te.placeholder((19,), "int32", "at")
+    before = vectorised(x, at, te.compute((19,), lambda i: x[at[i]], "y"))
+    assert "T.where" in before.script()
+    assert with_masked_tails(before).same_as(before)
+
+
+@pytest.mark.parametrize("column", [lambda i: 2, lambda i: i], ids=["column", "diagonal"])
+def test_one_element_of_each_row_is_left_alone(column: Index) -> None:
+    x = te.placeholder((19, 19), name="x")
+    before = vectorised(x, te.compute((19,), lambda i: x[i, column(i)], "y"))
+    assert "T.where" in before.script()
+    assert with_masked_tails(before).same_as(before)
+
+
+def own_array(size: int, length: int) -> tirx.PrimFunc:
+    """``length`` of ``size`` elements of an array of the kernel, read in vectors of 8."""
+    x = te.placeholder((size,), name="x")
+    own = te.compute((size,), lambda i: x[i] + 1.0, "own")
+    return vectorised(x, te.compute((length,), lambda i: own[i] * 2.0, "y"))
+
+
+def test_array_of_the_kernel_is_read_if_vectors_fill_it() -> None:
+    odd, whole = own_array(19, 19), own_array(24, 19)
+    assert with_masked_tails(odd).same_as(odd)
+    masked = with_masked_tails(whole)
+    assert masks(masked) == (0, 1)
+    assert_numbers(whole, masked)
+
+
+def test_store_to_an_array_of_the_kernel_is_left_alone() -> None:
+    x = te.placeholder((19,), name="x")
+    own = te.compute((19,), lambda i: x[i] + 1.0, "own")
+    sch = s_tir.Schedule(te.create_prim_func([x, te.compute((19,), lambda i: own[i] * 2.0, "y")]))
+    _, vector = sch.split(sch.get_loops(sch.get_sblock("own"))[-1], factors=[None, 8])
+    sch.vectorize(vector)
+    before = sch.mod["main"]
+    assert "T.where" in before.script()
+    assert with_masked_tails(before).same_as(before)
+
+
+@pytest.mark.parametrize("kind", ["serial", "unroll", "parallel"])
+def test_other_loops_are_left_alone(kind: str) -> None:
+    x = te.placeholder((19,), name="x")
+    sch = s_tir.Schedule(te.create_prim_func([x, te.compute((19,), lambda i: x[i] + 1.0, "y")]))
+    _, inner = sch.split(sch.get_loops(sch.get_sblock("y"))[-1], factors=[None, 8])
+    if kind != "serial":
+        getattr(sch, kind)(inner)
+    before = sch.mod["main"]
+    assert with_masked_tails(before).same_as(before)
+
+
+def test_block_with_a_first_value_is_left_alone() -> None:
+    x, k = te.placeholder((5, 19), name="x"), te.reduce_axis((0, 5), "k")
+    total = te.compute((19,), lambda i: te.sum(x[k, i], axis=k), "y")
+    sch = s_tir.Schedule(te.create_prim_func([x, total]))
+    column, row = sch.get_loops(sch.get_sblock("y"))
+    outer, vector = sch.split(column, factors=[None, 8])
+    sch.reorder(outer, row, vector)
+    sch.vectorize(vector)
+    before = sch.mod["main"]
+    assert "T.where" in before.script()
+    assert with_masked_tails(before).same_as(before)
