@@ -9,7 +9,7 @@ from tvm.s_tir import dlight
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
-from tvm_ext.tir_schedules.llvm.masked_tails import with_masked_tails
+from tvm_ext.tir_schedules.llvm.masked_tails import has_masked_memory, with_masked_tails
 from tvm_ext.tir_schedules.llvm.overlapping_tiles import with_overlapping_tiles
 from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
 from tvm_ext.tir_schedules.scope_marks import without_scope_marks
@@ -82,7 +82,9 @@ def schedule_kernel(func: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFun
         if isinstance(scheduled, NotMine):
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
-        finished = with_masked_tails(with_overlapping_tiles(_finished(scheduled, func)))
+        finished = with_overlapping_tiles(_finished(scheduled, func))
+        if has_masked_memory(machine):
+            finished = with_masked_tails(finished)
         return finished, _choice(template, refusals, packed_operand(scheduled))
     return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
 

@@ -10,6 +10,7 @@ from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.relay_passes.gemm_compute import GemmCompute
 from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE, access_of, static_extent
 from tvm_ext.tir_schedules.llvm.column_panel import LEAST_TILES, column_panel
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
@@ -39,7 +40,7 @@ def stage_of(
     assert access is not None
     decision = decide_tile(access, machine, "float32")
     assert isinstance(decision, TileDecision), decision
-    return column_panel(sch, access, decision, machine), decision
+    return column_panel(sch, access, decision, machine, True), decision
 
 
 def array_sizes(func: tirx.PrimFunc, machine: CpuDescription) -> dict[str, int]:
@@ -246,3 +247,11 @@ def test_numbers_of_types(dtype: str) -> None:
     assert "x1_global" in scheduled.script()
     a, b, found = run({"scheduled": scheduled})["scheduled"]
     assert_same([a @ b], [found], dtype)
+
+
+def test_padded_matrix_has_a_panel_in_any_case() -> None:
+    a, b = te.placeholder((197, 768), name="a"), te.placeholder((768, 197), name="b")
+    c = GemmCompute(False, False, "float32", columns=197, extra_columns=11).compute(a, b)
+    func = schedule_kernel(te.create_prim_func([a, b, c]), MACHINE)[0]
+    assert "masked_load" in func.script()
+    assert [loop.kind for loop in loops_of(func) if not loop.path] == ["parallel"]

@@ -333,3 +333,48 @@ def test_block_with_a_first_value_is_left_alone() -> None:
     before = sch.mod["main"]
     assert "T.where" in before.script()
     assert with_masked_tails(before).same_as(before)
+
+
+def test_division_of_integers_is_left_alone() -> None:
+    """A lane beyond the border has no divisor, and would stop the program."""
+    x, d = te.placeholder((19,), "int32", "x"), te.placeholder((19,), "int32", "d")
+    func = vectorised(x, d, te.compute((19,), lambda i: tirx.floordiv(x[i], d[i]), "out"))
+    assert with_masked_tails(func).same_as(func)
+    zero = tirx.const(0, "int32")
+    guarded = te.compute(
+        (19,), lambda i: x[i] + tirx.if_then_else(i < 5, tirx.floordiv(9, 5 - i), zero), "out"
+    )
+    func = vectorised(x, guarded)
+    assert with_masked_tails(func).same_as(func)
+
+
+def test_load_behind_a_condition_of_the_row_is_masked_by_it_as_well() -> None:
+    x, y, z = (te.placeholder((5, 19), name=name) for name in "xyz")
+    out = te.compute(
+        (5, 19), lambda i, j: x[i, j] + tirx.if_then_else(i >= 1, y[i - 1, j], z[i, j]), "out"
+    )
+    func = vectorised(x, y, z, out)
+    masked = with_masked_tails(func)
+    lines = [line for line in masked.script().splitlines() if "masked_load" in line]
+    assert any(", y, " in line and "T.Broadcast(1 <= i" in line for line in lines), lines
+    assert_numbers(func, masked)
+
+
+def test_index_that_is_looked_up_in_a_branch_is_left_alone() -> None:
+    x, y = te.placeholder((5, 19), name="x"), te.placeholder((9, 19), name="y")
+    at = te.placeholder((5,), "int32", "at")
+    zero = tirx.const(0.0, "float32")
+
+    def element(i: tirx.Var, j: tirx.Var) -> Any:
+        return x[i, j] + tirx.if_then_else(tirx.all(i >= 1, j < 11), y[at[i - 1], j], zero)
+
+    func = vectorised(x, y, at, te.compute((5, 19), element, "out"))
+    assert with_masked_tails(func).same_as(func)
+
+
+def test_condition_that_reads_memory_is_left_alone() -> None:
+    x, y = te.placeholder((19,), name="x"), te.placeholder((19,), name="y")
+    one, two = tirx.const(1.0, "float32"), tirx.const(2.0, "float32")
+    out = te.compute((19,), lambda i: x[i] * tirx.if_then_else(y[i] > 0.5, one, two), "out")
+    func = vectorised(x, y, out)
+    assert with_masked_tails(func).same_as(func)

@@ -285,3 +285,23 @@ def test_condition_that_is_not_the_end_of_the_rows() -> None:
     before = func.with_body(structural_map(func.body, (tirx.LT, narrower)))
     assert "17" in before.script()
     assert with_overlapping_tiles(before).same_as(before)
+
+
+@pytest.mark.parametrize("order", ["steps", "rows"])
+def test_sums_with_their_first_value_in_the_block(order: str) -> None:
+    x, k = te.placeholder((19, 13), "float32", "x"), te.reduce_axis((0, 13), "k")
+    total = te.compute((19,), lambda i: te.sum(x[i, k], axis=k), "total")
+    sch = s_tir.Schedule(te.create_prim_func([x, total]))
+    row, step = sch.get_loops(sch.get_sblock("total"))
+    if order == "steps":
+        sch.split(step, factors=[None, 5])
+    else:
+        outer, inner = sch.split(row, factors=[None, 8])
+        sch.reorder(step, outer, inner)
+    func = sch.mod["main"]
+    assert with_overlapping_tiles(func).same_as(func)
+
+
+def test_rows_of_the_outermost_loop() -> None:
+    func = kernel_of(op.matmul, f32(1, 197, 20), f32(20, 64))
+    assert "T.where" not in schedule_kernel(func, MACHINE)[0].script()

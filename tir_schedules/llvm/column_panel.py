@@ -8,9 +8,10 @@ packing of B in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multi
 import math
 
 from tvm import s_tir
+from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.block_access import BlockAccess, operands_of, static_extent
+from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, operands_of, static_extent
 from tvm_ext.tir_schedules.llvm.inlining import count_calls, is_data_parallel
 from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
 from tvm_ext.tir_schedules.llvm.register_tile_decision import TileDecision
@@ -23,40 +24,67 @@ _TILES_PER_COPY = 1
 
 
 def column_panel(
-    sch: s_tir.Schedule, access: BlockAccess, decision: TileDecision, machine: CpuDescription
+    sch: s_tir.Schedule,
+    access: BlockAccess,
+    decision: TileDecision,
+    machine: CpuDescription,
+    is_large: bool,
 ) -> OperandStage | None:
-    """The stage for the operand that the columns select; None where a copy would not pay."""
+    """The stage for the operand that the columns select; None where a copy would not pay.
+
+    ``is_large``: the operand does not stay in L2. A smaller one is only copied if it is padded.
+    """
     operand = _matrix(sch, access, decision.vector_axis)
-    if operand is None:
+    if operand is None or access.constant_reads[operand]:
         return None
     strides = access.read_strides[operand]
     rows = [a for a in access.spatial if strides[a] == 0 and access.extents[a] > 1]
-    matrices = [a for a in access.spatial if strides[a] and a != decision.vector_axis]
+    matrices = [
+        axis
+        for axis in access.spatial
+        if strides[axis] and access.extents[axis] > 1 and axis != decision.vector_axis
+    ]
     if not rows or any(axis > rows[0] for axis in matrices):
         return None
     steps = -(-access.extents[rows[0]] // decision.rows.get(rows[0], 1))
     if steps < LEAST_TILES:
         return None
+    block = _copy(sch, access, operand, is_large)
+    if block is None:
+        return None
     panels = math.prod(access.extents[axis] for axis in matrices)
     panels *= -(-access.extents[decision.vector_axis] // decision.columns)
-    region = operands_of(sch.get(access.block))[operand]
+    tiles = steps // _shares(steps, panels, machine.cores)
+    return OperandStage(block, rows[0], tiles, per_column=True)
+
+
+def _copy(
+    sch: s_tir.Schedule, access: BlockAccess, operand: int, is_large: bool
+) -> SBlockRV | None:
+    """The block that pads the operand, or a new one that copies it."""
+    source = operands_of(sch.get(access.block))[operand].source
     producers = [
         block
         for block in sch.get_producers(access.block)
-        if sch.get(block).writes[0].source.same_as(region.source)
+        if sch.get(block).writes[0].source.same_as(source)
     ]
-    if not producers:
-        reads = sch.get(access.block).reads
-        position = next(i for i, read in enumerate(reads) if read.source.same_as(region.source))
-        producers = [sch.cache_read(access.block, position, "global")]
-    elif (
-        not is_data_parallel(sch, producers[0])
-        or len(sch.get_consumers(producers[0])) != 1
-        or count_calls(sch.get(producers[0]).body) > 1
-    ):
+    if producers:
+        return producers[0] if _is_padding(sch, producers[0]) else None
+    if not is_large:
         return None
-    tiles = steps // _shares(steps, panels, machine.cores)
-    return OperandStage(producers[0], rows[0], tiles, per_column=True)
+    reads = sch.get(access.block).reads
+    position = next(i for i, read in enumerate(reads) if read.source.same_as(source))
+    return sch.cache_read(access.block, position, "global")
+
+
+def _is_padding(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether it copies rows, with a border: what turns a matrix reads it across the rows."""
+    if not is_data_parallel(sch, block) or len(sch.get_consumers(block)) != 1:
+        return False
+    access = access_of(sch, block)
+    if access is None or count_calls(sch.get(block).body) > 1 or len(access.read_strides) != 1:
+        return False
+    return access.read_strides[0][-1] == 1
 
 
 def _matrix(sch: s_tir.Schedule, access: BlockAccess, vector_axis: int) -> int | None:

@@ -11,8 +11,15 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 from tvm.tirx.op import masked_load, masked_store
-from tvm_ffi import StructuralMutator, structural_map, structural_mutate
+from tvm_ffi import (
+    StructuralMutator,
+    WalkResult,
+    structural_map,
+    structural_mutate,
+    structural_walk,
+)
 
+from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.borders import COMPARISONS
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
@@ -22,11 +29,17 @@ from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 _CONDITIONAL = tvm.ir.Op.get("prim.if_then_else")
 
 
+def has_masked_memory(machine: CpuDescription) -> bool:
+    """Whether the instruction set has masked loads and stores; LLVM writes branches elsewhere."""
+    return machine.architecture == "x86_64" and machine.vector_bits >= 256
+
+
 def with_masked_tails(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func``, scheduled, with masks for the conditions of its vectorised loops.
 
     Leaves alone: conditions that are not linear in the loop; loads under one that take other than
-    consecutive elements; results that stay in the kernel.
+    consecutive elements, or look their place up; divisions of integers, which stop the program in
+    a lane that has no divisor; results that stay in the kernel.
     """
 
     def rewritten(loop: tirx.For) -> tirx.Stmt:
@@ -91,24 +104,25 @@ class _Vector:
         in_branch = False
 
         def call(node: tvm.ir.Call, mutator: StructuralMutator) -> Any:
-            if not node.op.same_as(_CONDITIONAL) or not self._differs(node.args[0]):
-                return mutator.default_mutate(node)
-            return branch(node.args, mutator)
-
-        def branch(parts: Sequence[Any], mutator: StructuralMutator) -> Any:
             nonlocal around, in_branch
-            condition, *values = parts
+            if not node.op.same_as(_CONDITIONAL):
+                return mutator.default_mutate(node)
+            condition, *values = node.args
+            self.refused |= bool(nodes(condition, tvm.ir.TensorLoad))
             outside = around, in_branch
             chosen = []
             for part, holds in zip(values, (condition, tirx.Not(condition)), strict=True):
                 around, in_branch = [*outside[0], holds], True
                 chosen.append(mutator.mutate(part))
             around, in_branch = outside
-            return tirx.Select(condition, *chosen)
+            # Both sides are computed: their loads are masked, which a division would not be.
+            choose = tirx.Select if self._differs(condition) else tirx.if_then_else
+            return choose(condition, *chosen)
 
         def load(node: tvm.ir.TensorLoad, mutator: StructuralMutator) -> Any:
             if not around:
                 return mutator.default_mutate(node)
+            self.refused |= any(nodes(index, tvm.ir.TensorLoad) for index in node.indices)
             if not self._is_parameter(node.source):
                 return self._own(node, in_branch)
             if any(self._differs(index) for index in node.indices):
@@ -116,6 +130,7 @@ class _Vector:
             self.refused |= in_branch
             return node
 
+        self.refused |= _divides_integers(value)
         return structural_mutate(value, [(tvm.ir.Call, call), (tvm.ir.TensorLoad, load)])
 
     def store(
@@ -185,13 +200,28 @@ class _Vector:
 
     def _lanes_of(self, expr: Any) -> Any:
         """The vector of what ``expr`` is in each lane."""
+        if not self._differs(expr):
+            return tirx.Broadcast(expr, self.lanes)
         if isinstance(expr, tirx.Not):
             return tirx.Not(self._lanes_of(expr.a))
         if isinstance(expr, (tirx.And, tirx.Or, *COMPARISONS)):
             return type(expr)(self._lanes_of(expr.a), self._lanes_of(expr.b))
-        if not self._differs(expr):
-            return tirx.Broadcast(expr, self.lanes)
         step = slope(expr, self.lane)
         self.refused |= step is None
         stride = tirx.const(step or 0, str(expr.ty))
         return tirx.Ramp(self._at_first_lane(expr), stride, self.lanes)
+
+
+def _divides_integers(value: Any) -> bool:
+    """Whether a quotient of integers is computed, other than for an address."""
+    found: list[Any] = []
+
+    def look(node: Any) -> Any:
+        if isinstance(node, tvm.ir.TensorLoad):
+            return WalkResult.SKIP
+        if isinstance(node, (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)):
+            found.append(node)
+        return None
+
+    structural_walk(value, look, order="pre")
+    return any("int" in str(node.ty) for node in found)

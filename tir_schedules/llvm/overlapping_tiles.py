@@ -77,10 +77,15 @@ def _shift(realize: Any, term: Any, loops: dict[Any, int | None]) -> _Shift | No
     if end is None:
         return None
     analyzer = Analyzer()
+    for var, extent in loops.items():
+        if extent is not None and extent > 0:
+            analyzer.bind(var, tvm.ir.Range(0, extent))
     for position, (variable, value) in enumerate(
         zip(realize.block.iter_vars, realize.iter_values, strict=True)
     ):
         if static_extent(variable.dom.extent) != end or not analyzer.can_prove_equal(value, term.a):
+            continue
+        if variable.iter_type != tirx.IterVar.DataPar:
             continue
         for row in nodes(value, tvm.ir.Var):
             rows = loops.get(row)
@@ -153,6 +158,8 @@ def _use(indices: Sequence[Any], variables: Sequence[Any]) -> bool:
 
 def _is_pure(realize: Any) -> bool:
     """Whether the block reads nothing that it writes."""
+    if realize.block.init is not None:
+        return False
     read = [read.source for read in realize.block.reads]
     return not any(write.source.same_as(r) for write in realize.block.writes for r in read)
 

@@ -63,12 +63,11 @@ class RegisterTile:
         anchor = access.block
         others = [block for block in blocks if not sch.get(block).same_as(sch.get(anchor))]
         write_back = self._write_back_block(sch, anchor, access)
-        packed = _pack_constant(sch, access, decision)
         columns_first = _columns_outermost(sch, access, decision, machine)
-        if not columns_first:
+        stage = column_panel(sch, access, decision, machine, columns_first)
+        _pack_operands(sch, access, decision, stage is None)
+        if stage is None and not columns_first:
             stage = padding_stage(sch, access, decision.rows, machine)
-        else:
-            stage = None if packed else column_panel(sch, access, decision, machine)
         tile_loop = self._tile(sch, access, decision, machine, columns_first, stage)
         done = [stage.block] if stage is not None else []
         if self._place_write_back(sch, write_back, tile_loop):
@@ -178,17 +177,19 @@ def schedule_beside(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescriptio
         split_at_borders(sch, *branching)
 
 
-def _pack_constant(sch: s_tir.Schedule, access: BlockAccess, decision: TileDecision) -> bool:
-    """Packs the weights by tiles; whether those are the operand that the columns select.
+def _pack_operands(
+    sch: s_tir.Schedule, access: BlockAccess, decision: TileDecision, columns: bool
+) -> None:
+    """Packs by tiles what ``columns`` select, or else what the rows select, if it is constant.
 
     With channels first the columns are pixels, and the rows select weights.
     """
-    for axis, size in ((decision.vector_axis, decision.columns), *decision.rows.items()):
+    axes = [(decision.vector_axis, decision.columns)] if columns else []
+    for axis, size in (*axes, *decision.rows.items()):
         for index, strides in enumerate(access.read_strides):
             along = {spatial for spatial in access.spatial if strides[spatial] != 0}
             if along == {axis} and pack_operand(sch, access.block, index, axis, size):
-                return axis == decision.vector_axis
-    return False
+                return
 
 
 def _result_count(access: BlockAccess) -> int:
