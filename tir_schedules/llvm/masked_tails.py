@@ -213,7 +213,7 @@ class _Vector:
 
 
 def _divides_integers(value: Any) -> bool:
-    """Whether a quotient of integers is computed, other than for an address."""
+    """Whether integers are divided by anything but numbers, other than for an address."""
     found: list[Any] = []
 
     def look(node: Any) -> Any:
@@ -223,5 +223,7 @@ def _divides_integers(value: Any) -> bool:
             found.append(node)
         return None
 
+    # By a number, which is never 0: the index of a loop that was fused with others.
+
     structural_walk(value, look, order="pre")
-    return any("int" in str(node.ty) for node in found)
+    return any("int" in str(node.ty) and static_extent(node.b) is None for node in found)
