@@ -9,8 +9,10 @@ Timer: TypeAlias = Callable[[], float]
 """Runs a program once and returns the seconds that count."""
 
 _FEWEST_ROWS = 3
-# Threads that another program leaves spinning stop within milliseconds: a call longer than this
-# needs no warm-up to be free of them.
+# How long threads that another program leaves spinning are waited for: those of ONNX Runtime stop
+# after about ten milliseconds, those of TVM after ninety.
+_SETTLE_SECONDS = 0.12
+# A call longer than this needs no warm-up.
 _LONG_CALL = 0.5
 
 
@@ -26,14 +28,14 @@ def timed(program: Callable[[], object]) -> Timer:
 
 
 def interleaved_seconds(
-    timers: Sequence[Timer], seconds: float = 2.0, rounds: int = 20
+    timers: Sequence[Timer], seconds: float = 2.0, rounds: int = 10
 ) -> list[list[float]]:
     """What each timer returned, call by call.
 
-    Each round calls one program several times in a row, then the next: threads that one leaves
-    spinning would otherwise slow down the next call of another. The first call of a row is a
-    warm-up and does not count. Every other round goes backwards, so that no program always follows
-    the same one.
+    Each round calls one program several times in a row, then the next, after a pause: threads that
+    one leaves spinning would otherwise slow down the calls of another, to 4 ms each where threads
+    share a CPU. The first call of a row is a warm-up and does not count. Every other round goes
+    backwards, so that no program always follows the same one.
 
     Parameters
     ----------
@@ -54,7 +56,7 @@ def interleaved_seconds(
 
 
 def interleaved_milliseconds(
-    *programs: Callable[[], object], seconds: float = 2.0, rounds: int = 20
+    *programs: Callable[[], object], seconds: float = 2.0, rounds: int = 10
 ) -> tuple[float, ...]:
     """Median milliseconds of one call of each program; see ``interleaved_seconds``."""
     samples = interleaved_seconds([timed(program) for program in programs], seconds, rounds)
@@ -83,6 +85,7 @@ class _Plan:
 
     def row(self) -> None:
         """One turn."""
+        time.sleep(_SETTLE_SECONDS)
         if self._warm_up:
             self._timer()
         self.taken.extend(self._timer() for _ in range(self._calls))
