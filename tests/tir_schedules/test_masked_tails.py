@@ -378,3 +378,11 @@ def test_condition_that_reads_memory_is_left_alone() -> None:
     out = te.compute((19,), lambda i: x[i] * tirx.if_then_else(y[i] > 0.5, one, two), "out")
     func = vectorised(x, y, out)
     assert with_masked_tails(func).same_as(func)
+
+
+def test_vector_of_one_element_is_left_alone() -> None:
+    x = te.placeholder((7,), name="x")
+    zero = tirx.const(0.0, "float32")
+    out = te.compute((9,), lambda i: tirx.if_then_else(i < 7, x[i], zero), "out")
+    func = vectorised(x, out, lanes=1)
+    assert with_masked_tails(func).same_as(func)

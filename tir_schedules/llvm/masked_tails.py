@@ -54,11 +54,13 @@ def with_masked_tails(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _masked(loop: tirx.For, func: tirx.PrimFunc) -> tirx.Stmt | None:
     """The vectorised loop over one assignment, with masks; None where that is not possible."""
     realize, lanes = loop.body, static_extent(loop.extent)
-    if not isinstance(realize, s_tir.SBlockRealize) or static_extent(loop.min) != 0:
+    if lanes is None or lanes < 2 or static_extent(loop.min) != 0:
+        return None
+    if not isinstance(realize, s_tir.SBlockRealize):
         return None
     block = realize.block
     store = block.body
-    if not isinstance(store, tirx.BufferStore) or block.init is not None or lanes is None:
+    if not isinstance(store, tirx.BufferStore) or block.init is not None:
         return None
     values = {v.var: value for v, value in zip(block.iter_vars, realize.iter_values, strict=True)}
     vector = _Vector(loop.loop_var, lanes, func.params)
