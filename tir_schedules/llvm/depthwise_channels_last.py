@@ -19,6 +19,10 @@ from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 # Registers for what is read while sums and weights stay.
 _SPARE_REGISTERS = 5
 
+# Products of a tile for one row of the window. More are code, for all of which LLVM takes time, and
+# no faster: these are enough to hide the latency of an addition.
+_MOST_PRODUCTS = 64
+
 # A row of results below this needs more vectors of channels to keep the units busy.
 _FEW_COLUMNS = 8
 
@@ -58,7 +62,7 @@ def decide_channels_last(
     vectors = 2 if row < _FEW_COLUMNS and channels >= 2 * lanes else 1
     registers = vector_registers(machine)
     free = max(registers - vectors * taps - _SPARE_REGISTERS, registers // 2)
-    most = max(1, free // vectors)
+    most = max(1, min(free // vectors, _MOST_PRODUCTS // (vectors * taps)))
     columns = -(-row // -(-row // most))
     busy = worth_threads(machine, window.results() * window.taps, lanes)
     rows = window.rows.output.extent if window.rows is not None else 1
@@ -153,22 +157,24 @@ class ChannelsLast:
         row, first, channel = at
         rows, columns = self.window.rows, self.window.columns
         down = tap if rows is None else row * rows.step + tap * rows.spread
+        moved = {self.channels.var: channel}
+        data = substitute(self.window.data_at(down, first * columns.step), moved)
+        weight = substitute(self.window.weight_at(tap, 0), moved)
+        data_step, weight_step = self.window.column_steps()
         found = []
         for place, (result, vector) in enumerate(self._results()):
-            moved = {self.channels.var: channel + vector * self.lanes}
             where = self._vector(place * self.lanes)
             for across in range(columns.position.extent):
-                column = (first + result) * columns.step + across * columns.spread
-                if at_end and not columns.first <= column < columns.last:
+                ahead = result * columns.step + across * columns.spread
+                if at_end and not columns.first <= first * columns.step + ahead < columns.last:
                     continue
-                data = substitute(self.window.data_at(down, column), moved)
-                weight = substitute(self.window.weight_at(tap, across), moved)
-                product = self._load(self.window.data, data) * self._load(
-                    self.window.weight, weight
+                beside = vector * self.lanes
+                product = self._load(self.window.data, data + (ahead * data_step + beside))
+                product = product * self._load(
+                    self.window.weight, weight + (across * weight_step + beside)
                 )
-                found.append(
-                    tirx.BufferStore(sums, tirx.BufferLoad(sums, [where]) + product, [where])
-                )
+                total = tirx.BufferLoad(sums, [where]) + product
+                found.append(tirx.BufferStore(sums, total, [where]))
         return sequence(found)
 
     def _write(self, sums: Any, row: Any, first: Any, channel: Any) -> list[tirx.Stmt]:

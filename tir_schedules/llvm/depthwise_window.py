@@ -68,6 +68,11 @@ class DepthwiseWindow:
             values[self.rows.position.var] = _constant(row, self.rows.position.var)
         return substitute(self.weight.indices[0], values)
 
+    def column_steps(self) -> tuple[int, int]:
+        """Elements of the input from a column to the next, and of the weights from tap to tap."""
+        position = self.columns.position.var
+        return _step(self.data, self.columns) or 0, slope(self.weight.indices[0], position) or 0
+
 
 def depthwise_window(window: Window) -> DepthwiseWindow | NotMine:
     """``window``, of products, as rows and columns."""
