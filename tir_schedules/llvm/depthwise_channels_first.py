@@ -169,7 +169,8 @@ class ChannelsFirst:
 
     def _multiply(self, sums: Any, row: Any, column: Any, tap: Any) -> tirx.Stmt:
         columns, lanes = self.window.columns, self.decision.lanes
-        step, spread = (1, 1) if self.window.rows is None else self._steps()
+        rows = self.window.rows
+        step, spread = (1, 1) if rows is None else (rows.step, rows.spread)
         found = []
         for across, result in itertools.product(
             range(columns.position.extent), range(self.decision.rows)
@@ -188,10 +189,6 @@ class ChannelsFirst:
             total = tirx.BufferLoad(sums, [where]) + product
             found.append(tirx.BufferStore(sums, total, [where]))
         return sequence(found)
-
-    def _steps(self) -> tuple[int, int]:
-        assert self.window.rows is not None  # noqa: S101
-        return self.window.rows.step, self.window.rows.spread
 
     def _write(self, sums: Any, row: Any, column: Any) -> list[tirx.Stmt]:
         found = []
