@@ -78,6 +78,11 @@ def operands_of(stmt: s_tir.SBlock) -> list[TensorRegion]:
     return [read for read in stmt.reads if not read.source.same_as(stmt.writes[0].source)]
 
 
+def read_position(stmt: s_tir.SBlock, buffer: tirx.Buffer) -> int:
+    """Position of ``buffer`` among all that a block reads, the accumulator included."""
+    return next(i for i, read in enumerate(stmt.reads) if read.source.same_as(buffer))
+
+
 def access_of(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> BlockAccess | None:
     """The access of a block whose loops are one to one with its iteration variables.
 

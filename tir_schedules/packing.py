@@ -11,7 +11,12 @@ import numpy as np
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_ext.tir_schedules.block_access import constant_parameter, operands_of, static_extent
+from tvm_ext.tir_schedules.block_access import (
+    constant_parameter,
+    operands_of,
+    read_position,
+    static_extent,
+)
 
 _PACKED_ANNOTATION = "tvm_ext.packed_operand"
 
@@ -64,7 +69,7 @@ def pack_operand(
     extent = static_extent(region.source.shape[axis])
     if extent is None or extent % size or extent == size:
         return False
-    position = next(i for i, read in enumerate(stmt.reads) if read.source.same_as(region.source))
+    position = read_position(stmt, region.source)
 
     def packed(*indices: Any) -> tuple[Any, ...]:
         others = [index for i, index in enumerate(indices) if i != axis]

@@ -11,7 +11,13 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, operands_of, static_extent
+from tvm_ext.tir_schedules.block_access import (
+    BlockAccess,
+    access_of,
+    operands_of,
+    read_position,
+    static_extent,
+)
 from tvm_ext.tir_schedules.llvm.inlining import count_calls, is_data_parallel
 from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
 from tvm_ext.tir_schedules.llvm.register_tile_decision import TileDecision
@@ -72,8 +78,7 @@ def _copy(
         return producers[0] if _is_padding(sch, producers[0]) else None
     if not is_large:
         return None
-    reads = sch.get(access.block).reads
-    position = next(i for i, read in enumerate(reads) if read.source.same_as(source))
+    position = read_position(sch.get(access.block), source)
     return sch.cache_read(access.block, position, "global")
 
 

@@ -22,7 +22,7 @@ from tvm_ext.tir_schedules.llvm.depthwise_channels_last import (
     row_tiles,
 )
 from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow, depthwise_window
-from tvm_ext.tir_schedules.llvm.inlining import is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.llvm.inlining import reduction_blocks
 from tvm_ext.tir_schedules.llvm.window_kernel import WindowKernel, window_kernel
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
@@ -91,7 +91,7 @@ def _every_result_has_its_own_input(sch: s_tir.Schedule) -> bool:
 
     A product of matrices or a whole convolution has none: rows share columns.
     """
-    reductions = [block for block in kernel_blocks(sch) if not is_data_parallel(sch, block)]
+    reductions = reduction_blocks(sch)
     if len(reductions) != 1:
         return False
     access = access_of(sch, reductions[0])

@@ -39,6 +39,11 @@ def kernel_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
     return list(sch.get_child_blocks(sch.get_sblock("root")))
 
 
+def reduction_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """Those of the kernel's blocks that are not data-parallel."""
+    return [block for block in kernel_blocks(sch) if not is_data_parallel(sch, block)]
+
+
 def is_data_parallel(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether no iteration of the block depends on another one."""
     return all(v.iter_type == tirx.IterVar.DataPar for v in sch.get(block).iter_vars)

@@ -21,7 +21,7 @@ from tvm_ffi import (
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.borders import COMPARISONS
+from tvm_ext.tir_schedules.llvm.borders import COMPARISONS, conjuncts
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.nest import slope, substitute
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
@@ -93,12 +93,13 @@ class _Vector:
 
     def terms(self, condition: Any) -> tuple[list[Any], list[Any]]:
         """What all has to hold: the parts that differ between lanes, and the others."""
-        if isinstance(condition, tirx.And):
-            left, right = self.terms(condition.a), self.terms(condition.b)
-            return left[0] + right[0], left[1] + right[1]
-        if isinstance(condition, tirx.IntImm):
-            return [], [] if condition.value else [condition]
-        return ([condition], []) if self._differs(condition) else ([], [condition])
+        parts = [
+            part
+            for part in conjuncts(condition)
+            if not (isinstance(part, tirx.IntImm) and part.value)
+        ]
+        differing = [part for part in parts if self._differs(part)]
+        return differing, [part for part in parts if not self._differs(part)]
 
     def masked(self, value: Any, conditions: Sequence[Any]) -> Any:
         """``value`` with its loads masked by ``conditions`` and by the branches around them."""

@@ -15,6 +15,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_equal, structural_map
 
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.llvm.borders import conjuncts
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.nest import slope, substitute
 
@@ -30,20 +31,26 @@ def with_overlapping_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
         for loop in nodes(func.body, tirx.For)
         if loop.kind != tirx.ForKind.VECTORIZED
     }
+    analyzer = Analyzer()
+    for var, extent in loops.items():
+        if extent is not None and extent > 0:
+            analyzer.bind(var, tvm.ir.Range(0, extent))
     realizes = nodes(func.body, s_tir.SBlockRealize)
-    shifted = [(realize, _shifts(realize, loops)) for realize in realizes]
+    shifted = [(realize, _shifts(realize, loops, analyzer)) for realize in realizes]
     tiled = [pair for pair in shifted if pair[1]]
     if not tiled or not _is_same(tiled) or not _is_private(func, realizes, tiled):
         return func
 
     def rewritten(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
-        shifts = _shifts(realize, loops)
-        if not shifts:
+        shifts = next((found for known, found in tiled if known.same_as(realize)), None)
+        if shifts is None:
             return realize
         values = list(realize.iter_values)
         for shift in shifts:
             values[shift.position] = shift.first + shift.row
-        terms = [t for t in _terms(realize.predicate) if not any(t.same_as(s.term) for s in shifts)]
+        terms = [
+            t for t in conjuncts(realize.predicate) if not any(t.same_as(s.term) for s in shifts)
+        ]
         predicate: Any = tirx.const(True, "bool")
         for term in terms:
             predicate = term if isinstance(predicate, tirx.IntImm) else tirx.And(predicate, term)
@@ -63,23 +70,21 @@ class _Shift:
     term: Any
 
 
-def _shifts(realize: Any, loops: dict[Any, int | None]) -> list[_Shift]:
+def _shifts(realize: Any, loops: dict[Any, int | None], analyzer: Analyzer) -> list[_Shift]:
     return [
         shift
-        for term in _terms(realize.predicate)
-        if (shift := _shift(realize, term, loops)) is not None
+        for term in conjuncts(realize.predicate)
+        if (shift := _shift(realize, term, loops, analyzer)) is not None
     ]
 
 
-def _shift(realize: Any, term: Any, loops: dict[Any, int | None]) -> _Shift | None:
+def _shift(
+    realize: Any, term: Any, loops: dict[Any, int | None], analyzer: Analyzer
+) -> _Shift | None:
     """For a condition ``first + row < end`` on an iteration variable with just that value."""
     end = static_extent(term.b) if isinstance(term, tirx.LT) else None
     if end is None:
         return None
-    analyzer = Analyzer()
-    for var, extent in loops.items():
-        if extent is not None and extent > 0:
-            analyzer.bind(var, tvm.ir.Range(0, extent))
     for position, (variable, value) in enumerate(
         zip(realize.block.iter_vars, realize.iter_values, strict=True)
     ):
@@ -96,12 +101,6 @@ def _shift(realize: Any, term: Any, loops: dict[Any, int | None]) -> _Shift | No
             first = tirx.Min(first, tirx.const(end - rows, dtype))
             return _Shift(position, first, row, term)
     return None
-
-
-def _terms(condition: Any) -> list[Any]:
-    if isinstance(condition, tirx.And):
-        return _terms(condition.a) + _terms(condition.b)
-    return [condition]
 
 
 def _is_same(shifted: Sequence[tuple[Any, list[_Shift]]]) -> bool:
@@ -128,10 +127,7 @@ def _is_private(
         buffer
         for realize, variables in rows
         for buffer, indices in _accesses(realize.block.body)
-        if not any(buffer.same_as(param) for param in func.params)
-        and any(
-            v.same_as(used) for v in variables for i in indices for used in nodes(i, tvm.ir.Var)
-        )
+        if not any(buffer.same_as(param) for param in func.params) and _use(indices, variables)
     ]
     others = [r for r in realizes if not any(r.same_as(realize) for realize, _ in shifted)]
     for realize in others:

@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.llvm.inlining import reduction_blocks
 from tvm_ext.tir_schedules.llvm.nest import slope
 from tvm_ext.tir_schedules.llvm.pool_code import PoolCode, PoolDecision
 from tvm_ext.tir_schedules.llvm.sliding_window import Window, takes_plain_elements
@@ -89,5 +89,5 @@ def _is_cheaper_directly(window: Window, decision: PoolDecision, machine: CpuDes
 
 
 def _takes_plain_elements(sch: s_tir.Schedule) -> bool:
-    reductions = [block for block in kernel_blocks(sch) if not is_data_parallel(sch, block)]
+    reductions = reduction_blocks(sch)
     return len(reductions) == 1 and takes_plain_elements(sch.get(reductions[0]))

@@ -9,6 +9,7 @@ from tvm import s_tir, tirx
 from tvm.sym import detect_linear_equation
 
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.llvm.borders import conjuncts
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.inlining import count_calls
 from tvm_ext.tir_schedules.llvm.nest import Axis, slope, substitute
@@ -163,13 +164,7 @@ def _without_padding(value: Any) -> tuple[Any, list[Any], Any | None]:
     if not isinstance(value, tvm.ir.Call) or not value.op.same_as(_IF_THEN_ELSE):
         return value, [], None
     condition, inside, outside = value.args
-    return inside, _conjuncts(condition), outside
-
-
-def _conjuncts(condition: Any) -> list[Any]:
-    if isinstance(condition, tirx.And):
-        return [*_conjuncts(condition.a), *_conjuncts(condition.b)]
-    return [condition]
+    return inside, conjuncts(condition), outside
 
 
 def _slide(

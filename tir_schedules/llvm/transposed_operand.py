@@ -2,7 +2,7 @@
 
 from tvm import s_tir
 
-from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, operands_of
+from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, operands_of, read_position
 
 # Times that each element is used after it was turned: below, turning costs more than it gains.
 LEAST_USES = 8
@@ -51,7 +51,7 @@ def _swap(sch: s_tir.Schedule, access: BlockAccess, operand: int, axis: int, dep
     order = list(range(len(region.region)))
     first, second = (place for place in places if place is not None)
     order[first], order[second] = order[second], order[first]
-    position = next(i for i, read in enumerate(stmt.reads) if read.source.same_as(region.source))
+    position = read_position(stmt, region.source)
     sch.cache_read(access.block, position, "global")
     sch.transform_layout(
         access.block, ("read", position), lambda *index: tuple(index[place] for place in order)

@@ -11,7 +11,12 @@ from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm.data_parallel import block_code, plan_block, with_body
 from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, flattened, nodes
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.llvm.inlining import (
+    inline_blocks,
+    is_data_parallel,
+    kernel_blocks,
+    reduction_blocks,
+)
 from tvm_ext.tir_schedules.llvm.nest import nest_of, substitute
 from tvm_ext.tir_schedules.llvm.sliding_window import Window, window_of
 from tvm_ext.tir_schedules.template import NotMine
@@ -90,7 +95,7 @@ def window_kernel(sch: s_tir.Schedule, weighted: bool = False) -> WindowKernel |
 def _only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotMine:
     """The kernel's one reduction, with all that computes its input inlined."""
     inline_blocks(sch)
-    reductions = [b for b in kernel_blocks(sch) if not is_data_parallel(sch, b)]
+    reductions = reduction_blocks(sch)
     if len(reductions) != 1:
         return NotMine(f"the kernel has {len(reductions)} reductions, not one")
     (anchor,) = reductions
