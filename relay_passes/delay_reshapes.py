@@ -10,7 +10,7 @@ from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.layout_roles import BROADCASTING
+from tvm_ext.relay_passes.layout_roles import BROADCASTING, CONVOLUTIONS
 from tvm_ext.relay_passes.static_shape import static_shape
 
 # A function whose result is meant to be reshaped carries this attribute, with any text.
@@ -24,8 +24,6 @@ _UNARY = frozenset(
         *("nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.silu", "nn.softplus"),
     )
 )
-
-_CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 
 # Axes of the source and of the view that cover the same elements, as positions in their shapes.
 AxisGroup = tuple[list[int], list[int]]
@@ -118,7 +116,7 @@ class _Delayer(BindingRewriter):
         return source if self.reaches(source) else None
 
     def _is_kernel_result(self, expr: relax.Expr) -> bool:
-        call = self.view.call(expr, "relax.call_tir", *_CONVOLUTIONS)
+        call = self.view.call(expr, "relax.call_tir", *CONVOLUTIONS)
         if call is None or not isinstance(expr, relax.Var):
             return False
         if call.op.name != "relax.call_tir":

@@ -8,6 +8,9 @@ import tvm
 from tvm_ext.configs.errors import ConfigError
 from tvm_ext.configs.nearest import nearest_hint
 
+# TVM's number for a kernel that elementwise operators may follow: its attribute ``op_pattern``.
+OUT_ELEMENTWISE_FUSABLE = 4
+
 
 def graph_pass(cls: type) -> Any:
     """Turns ``cls`` into a factory of ``tvm.transform.Pass`` objects named like the class.

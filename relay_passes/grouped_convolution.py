@@ -12,12 +12,11 @@ from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.delay_reshapes import ATTRIBUTE
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, Layout
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 from tvm_ext.relay_passes.static_shape import shape_obstacle
 
 # An element of the input by batch, group, input of the group and places along the spatial axes.
 DataAt: TypeAlias = Callable[[tirx.Var, tirx.Var, tirx.Var, list[tirx.Expr]], tirx.Expr]
-
-_CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 
 
 @graph_pass
@@ -154,7 +153,7 @@ class _Rewriter(BindingRewriter):
     pass_name = "GroupedConvolution"
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        call = self.view.call(value, *_CONVOLUTIONS)
+        call = self.view.call(value, *CONVOLUTIONS)
         if call is None or isinstance(value, relax.Var) or int(call.attrs.groups) == 1:
             return None
         reason = _refusal(call)
@@ -191,7 +190,7 @@ def _refusal(call: relax.Call) -> str:
     """Why ``call`` is left alone; empty when nothing speaks against it."""
     attrs: Any = call.attrs
     names = (str(attrs.data_layout), str(attrs.kernel_layout))
-    known = LAYOUT_NAMES[_CONVOLUTIONS.index(str(call.op.name)) + 3]
+    known = LAYOUT_NAMES[CONVOLUTIONS[str(call.op.name)]]
     if names not in known or str(attrs.out_layout) != names[0]:
         return f"layout {' '.join(names)} {attrs.out_layout}, neither channels first nor last"
     return shape_obstacle(*call.args, call)

@@ -11,11 +11,9 @@ from tvm.ir import GenericConst
 from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
-from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.gemm_pattern import scalar_value
+from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.static_shape import static_shape
-
-# TVM's number for "elementwise operators may follow in the same kernel".
-_OUT_ELEMENTWISE_FUSABLE = 4
 
 
 @graph_pass
@@ -117,7 +115,7 @@ class _Fuser(BindingRewriter):
             norm.compute,
             norm.x,
             primfunc_name_hint="layer_norm",
-            primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE_FUSABLE},
         )
 
 
@@ -136,8 +134,9 @@ def _spelled_out(view: GraphView, value: relax.Expr) -> _Norm | None:
     if subtract is None or total is None:
         return None
     x, mean = subtract.args
-    variance, eps = total.args if _scalar(total.args[1]) is not None else reversed(total.args)
-    axes, number = _axes(view, mean, x), _scalar(eps)
+    constant_first = isinstance(total.args[0], GenericConst)
+    variance, eps = reversed(total.args) if constant_first else total.args
+    axes, number = _axes(view, mean, x), scalar_value(eps, x)
     if axes is None or number is None:
         return None
     squares = view.call(variance, "relax.mean")
@@ -162,7 +161,7 @@ def _quotient(view: GraphView, value: relax.Expr) -> tuple[relax.Expr, relax.Exp
             return factor, inverse.args[0]
         one = view.call(other, "relax.divide")
         root = view.call(one.args[1], "relax.sqrt") if one is not None else None
-        if one is not None and root is not None and _scalar(one.args[0]) == 1.0:
+        if one is not None and root is not None and scalar_value(one.args[0], factor) == 1.0:
             return factor, root.args[0]
     return None
 
@@ -174,14 +173,13 @@ def _axes(view: GraphView, expr: relax.Expr, of: relax.Expr) -> tuple[int, ...] 
         return None
     rank = of.ty.ndim
     axes = tuple(sorted(int(axis) % rank for axis in mean.attrs.axis))
-    kept = bool(mean.attrs.keepdims) or axes == ()
-    return axes if kept else None
+    return axes if axes and mean.attrs.keepdims else None
 
 
 def _square_root(view: GraphView, expr: relax.Expr) -> relax.Expr | None:
     """What ``expr`` is the square of."""
     power = view.call(expr, "relax.power")
-    if power is not None and _scalar(power.args[1]) == 2.0:
+    if power is not None and scalar_value(power.args[1], power.args[0]) == 2.0:
         return power.args[0]
     square = view.call(expr, "relax.square")
     if square is not None:
@@ -195,10 +193,3 @@ def _square_root(view: GraphView, expr: relax.Expr) -> relax.Expr | None:
 def _same(view: GraphView, a: relax.Expr, b: relax.Expr) -> bool:
     """Whether two expressions are the same value, or the same operator on the same values."""
     return a.same_as(b) or bool(structural_equal(view.value(a), view.value(b)))
-
-
-def _scalar(expr: relax.Expr) -> float | None:
-    if not isinstance(expr, GenericConst):
-        return None
-    array = expr.value.numpy()
-    return float(array.reshape(())) if array.size == 1 else None

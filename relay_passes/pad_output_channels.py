@@ -14,6 +14,7 @@ from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.gemm_compute import ATTRIBUTE, GemmCompute, cropped
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 from tvm_ext.relay_passes.static_shape import static_shape
 
 # How much of the vector lanes' use must be won: below, the crop at the end costs as much.
@@ -28,8 +29,6 @@ LEAST_ROWS = 16
 
 # Computes the result from the operands of a product.
 _Compute: TypeAlias = Callable[..., te.Tensor]
-
-_CONVOLUTIONS = ("relax.nn.conv1d", "relax.nn.conv2d", "relax.nn.conv3d")
 
 
 @graph_pass
@@ -154,7 +153,7 @@ class _Product:
 
 def _product_of(call: relax.Call, mod: tvm.IRModule) -> _Product | None:
     name = str(call.op.name)
-    if name in _CONVOLUTIONS:
+    if name in CONVOLUTIONS:
         return _convolution(call)
     if name == "relax.matmul":
         kernel = GemmCompute(False, False, str(call.ty.dtype))

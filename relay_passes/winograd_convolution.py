@@ -12,7 +12,7 @@ from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_cost import tensor_bytes
 from tvm_ext.relay_passes.static_shape import shape_obstacle
 from tvm_ext.relay_passes.winograd_compute import WinogradForm
@@ -24,9 +24,6 @@ LEAST_GAIN = 1.25
 # Sides of a tile of outputs by taps, in the order of preference. In two dimensions rounding errors
 # multiply: tiles with more than six inputs are for one.
 _TILES = {(3, 3): (4, 4), (5, 5): (2, 2), (3, 1): (4, 1), (5, 1): (4, 1), (7, 1): (2, 1)}
-
-# TVM's number for kernels that take in what follows them element by element.
-_OUT_ELEMENTWISE_FUSABLE = 4
 
 
 @graph_pass
@@ -97,7 +94,7 @@ class _Rewriter(BindingRewriter):
             lambda x, u: form.convolution(x, u, padding, outputs),
             *(call.args[0], self._weights(form, call.args[1], padded)),
             primfunc_name_hint="winograd_conv2d",
-            primfunc_attrs={"op_pattern": _OUT_ELEMENTWISE_FUSABLE},
+            primfunc_attrs={"op_pattern": OUT_ELEMENTWISE_FUSABLE},
         )
         return Replacement(replacement, (), f"{form.name}, modelled {gain:.1f} times as fast")
 

@@ -28,7 +28,7 @@ def module(shape, build: Callable, dtype="float32", others=()):
     return builder.get()
 
 
-def parts(emit, x, axes, square, quotient, variance_axes=None):
+def parts(emit, x, axes, square, quotient, variance_axes=None, eps=EPS):
     centred = emit(op.subtract(x, emit(op.mean(x, axes, keepdims=True))))
     squares = {
         "power": lambda: op.power(centred, relax.const(2.0)),
@@ -36,7 +36,7 @@ def parts(emit, x, axes, square, quotient, variance_axes=None):
         "square": lambda: op.square(centred),
     }[square]()
     variance = emit(op.mean(emit(squares), variance_axes or axes, keepdims=True))
-    total = emit(op.add(variance, relax.const(EPS)))
+    total = emit(op.add(variance, relax.const(eps)))
     if quotient == "divide":
         return op.divide(centred, emit(op.sqrt(total)))
     if quotient == "rsqrt":
@@ -115,8 +115,9 @@ def test_operator_with_scale_and_shift_keeps_its_digits_far_from_zero():
     [
         spelled_out((3, 4, 8), [2], variance_axes=[1]),
         module((3, 8), lambda emit, x: op.divide(x, emit(op.sqrt(emit(op.add(x, x)))))),
+        spelled_out((3, 8), [1], eps=np.full((1, 1, 1), EPS, "float32")),
     ],
-    ids=["other axes", "no mean"],
+    ids=["other axes", "no mean", "a constant that adds an axis"],
 )
 def test_left_alone(mod):
     assert structural_equal(fused(mod), mod)
