@@ -28,6 +28,11 @@ setup(
     package_data={
         "tvm_ext": ["py.typed"],
         "tvm_ext.report": ["*.j2"],
-        "tvm_ext.configs": ["targets/*.toml", "pipelines/*.toml"],
+        "tvm_ext.configs": [
+            "targets/*.toml",
+            "pipelines/*.toml",
+            "efforts/*.toml",
+            "records/*/*.json",
+        ],
     },
 )

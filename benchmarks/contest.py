@@ -8,7 +8,7 @@ from peers import REFERENCE, Job, Peer, PeerError, Program
 from peers.peer import refusal
 from results import OURS_NAME, CaseResult, Measured, relative_difference
 
-from tvm_ext.timing import Timer, interleaved_seconds, timed
+from tvm_ext.hardware.timing import Timer, interleaved_seconds, timed
 
 # A program that takes longer for one run is not worth the wait.
 SLOWEST_SECONDS = 20.0

@@ -28,8 +28,8 @@ from results import CaseResult
 from rich.console import Console
 from table import kernels_table, models_table, roofline_table
 
-from tvm_ext.atomic_file import check_writable
 from tvm_ext.cli.input_parsing import parse_input_shapes
+from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import InputError, TvmExtError
 from tvm_ext.hardware.description import CpuDescription

@@ -10,7 +10,7 @@ from peers import PEERS
 from report import Report, threads_text
 from results import CaseResult, geometric_means
 
-from tvm_ext.atomic_file import replacing
+from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import TvmExtError
 
 # Okabe and Ito's colours, told apart with any colour vision.

@@ -14,8 +14,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.threads import use_threads
-from tvm_ext.timing import interleaved_seconds, timed
+from tvm_ext.hardware.threads import use_threads
+from tvm_ext.hardware.timing import interleaved_seconds, timed
 
 # Long enough that handing work to threads (microseconds) does not show.
 _STEPS = 32768

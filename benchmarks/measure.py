@@ -18,7 +18,7 @@ from roofline import model_roofline
 import tvm_ext
 from tvm_ext.check.random_inputs import load_inputs, random_inputs
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.timing import Timer, timed
+from tvm_ext.hardware.timing import Timer, timed
 
 
 @dataclass(frozen=True)

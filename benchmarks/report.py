@@ -12,7 +12,7 @@ from machine_peaks import MachinePeaks
 from peers import OURS, PEERS, Peer, PeerError
 from results import CaseResult, geometric_means
 
-from tvm_ext.atomic_file import write_text
+from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.hardware.description import CpuDescription
 
 SCHEMA = 1

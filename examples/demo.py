@@ -17,7 +17,7 @@ import tvm_ext
 from tvm_ext.check.check import check_compiled
 from tvm_ext.check.random_inputs import random_inputs
 from tvm_ext.check.reference import ReferenceSession
-from tvm_ext.timing import interleaved_milliseconds
+from tvm_ext.hardware.timing import interleaved_milliseconds
 
 
 def obtain_model(folder: Path, console: Console) -> tuple[Path, dict[str, list[int]]]:

@@ -40,6 +40,12 @@ def host_cpu_features() -> frozenset[str]:
     return _facts().features
 
 
+def host_cpu_name() -> str:
+    """The processor's name as the system gives it, else its architecture."""
+    facts = _facts()
+    return facts.model_name or facts.architecture
+
+
 @functools.cache
 def host_description() -> CpuDescription:
     """This machine as the target "cpu"; the same object at every call.
@@ -68,7 +74,7 @@ def describe_host(mtriple: str, mcpu: str, mattr: tuple[str, ...]) -> CpuDescrip
     return CpuDescription(
         kind="cpu",
         name="cpu",
-        summary=f"this machine: {facts.model_name or facts.architecture}",
+        summary=f"this machine: {host_cpu_name()}",
         mtriple=mtriple,
         mcpu=mcpu,
         mattr=mattr,

@@ -69,7 +69,7 @@ def test_fetched_file_is_checked(example, tmp_path, monkeypatch):
 
 
 def test_interleaved_timing_gives_positive_medians():
-    from tvm_ext.timing import interleaved_milliseconds
+    from tvm_ext.hardware.timing import interleaved_milliseconds
 
     first, second = interleaved_milliseconds(
         lambda: np.ones(10).sum(), lambda: np.ones(10).sum(), seconds=0.01, rounds=2

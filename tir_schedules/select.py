@@ -1,22 +1,23 @@
 """Chooses a schedule for every kernel of a module: the first template that takes it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.apply_template import (
+    SCHEDULED_ATTRIBUTE,
+    ScheduledKernel,
+    apply_template,
+    marked_as_scheduled,
+)
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
-from tvm_ext.tir_schedules.llvm.masked_tails import has_masked_memory, with_masked_tails
-from tvm_ext.tir_schedules.llvm.overlapping_tiles import with_overlapping_tiles
-from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
+from tvm_ext.tir_schedules.packing import PackedOperand
+from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.scope_marks import without_scope_marks
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
-
-# Set on a kernel whose loops are final; TVM's own rules use the same name.
-SCHEDULED_ATTRIBUTE = "tirx.is_scheduled"
 
 _GPU_RULES = (
     dlight.gpu.Matmul,
@@ -36,13 +37,15 @@ class ScheduleChoice:
     schedule : str
         Name of the template or rule.
     source : str
-        "template", "tvm rule", "generic", "user" (scheduled by a hook) or "as written".
+        "record", "template", "tvm rule", "generic", "user" (scheduled by a hook) or "as written".
     reason : str
         Why this one.
     refusals : tuple[str, ...]
         "template: reason" for each that was asked before and declined.
     packed : PackedOperand or None
         The constant parameter that the kernel now expects packed.
+    miss : str
+        Why no record was used; empty when one was, or when there was none to look in.
     """
 
     schedule: str
@@ -50,12 +53,16 @@ class ScheduleChoice:
     reason: str
     refusals: tuple[str, ...] = ()
     packed: PackedOperand | None = None
+    miss: str = ""
 
 
 def schedule_kernels(
-    mod: tvm.IRModule, machine: Machine
+    mod: tvm.IRModule, machine: Machine, records: RecordSource | None = None
 ) -> tuple[tvm.IRModule, dict[str, ScheduleChoice]]:
-    """The module with all its kernels scheduled, and the choice for each by kernel name."""
+    """The module with all its kernels scheduled, and the choice for each by kernel name.
+
+    A kernel that ``records`` know is scheduled as they say.
+    """
     functions = dict(mod.functions.items())
     choices: dict[str, ScheduleChoice] = {}
     for global_var, func in mod.functions.items():
@@ -63,14 +70,54 @@ def schedule_kernels(
             continue
         name = str(global_var.name_hint)
         unmarked = without_scope_marks(func)
-        functions[global_var], choices[name] = schedule_kernel(unmarked, machine)
+        functions[global_var], choices[name] = schedule_kernel(unmarked, machine, records, name)
     return tvm.IRModule(functions, attrs=mod.attrs), choices
 
 
-def schedule_kernel(func: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFunc, ScheduleChoice]:
+def schedule_kernel(
+    func: tirx.PrimFunc, machine: Machine, records: RecordSource | None = None, name: str = ""
+) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """One kernel scheduled for ``machine``, and how; ``func`` itself stays as it is."""
     if func.attrs is not None and SCHEDULED_ATTRIBUTE in func.attrs:
         return func, ScheduleChoice("user schedule", "user", "it was scheduled before")
+    if records is None:
+        return _schedule_by_rule(func, machine)
+    found = _schedule_by_record(name, func, machine, records)
+    if not isinstance(found, NotMine):
+        return found
+    scheduled, choice = _schedule_by_rule(func, machine)
+    return scheduled, replace(choice, miss=found.reason)
+
+
+def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]:
+    """The templates that take a kernel, the one that is used without a record first."""
+    if not isinstance(machine, CpuDescription) or not _has_blocks(func):
+        return []
+    return [
+        template
+        for template in CPU_TEMPLATES
+        if isinstance(apply_template(template, func, machine), ScheduledKernel)
+    ]
+
+
+def _schedule_by_record(
+    name: str, func: tirx.PrimFunc, machine: Machine, records: RecordSource
+) -> tuple[tirx.PrimFunc, ScheduleChoice] | NotMine:
+    recorded = records.find(name, func)
+    if isinstance(recorded, NotMine):
+        return recorded
+    scheduled = schedule_as_recorded(func, machine, recorded)
+    if isinstance(scheduled, NotMine):
+        return NotMine(f"its record does not apply any more: {scheduled.reason}")
+    schedule = recorded.template or "metaschedule"
+    choice = ScheduleChoice(schedule, "record", recorded.describe(), packed=scheduled.packed)
+    return scheduled.func, choice
+
+
+def _schedule_by_rule(
+    func: tirx.PrimFunc, machine: Machine
+) -> tuple[tirx.PrimFunc, ScheduleChoice]:
+    """The first template of ours, or rule of TVM's, that takes the kernel."""
     if not _has_blocks(func):
         reason = "its loops are written by hand, without blocks to reorder"
         return func, ScheduleChoice("as written", "as written", reason)
@@ -78,25 +125,12 @@ def schedule_kernel(func: tirx.PrimFunc, machine: Machine) -> tuple[tirx.PrimFun
         return _schedule_for_gpu(func, machine)
     refusals: list[str] = []
     for template in CPU_TEMPLATES:
-        scheduled = _apply(template, func, machine)
+        scheduled = apply_template(template, func, machine)
         if isinstance(scheduled, NotMine):
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
-        finished = with_overlapping_tiles(_finished(scheduled, func))
-        if has_masked_memory(machine):
-            finished = with_masked_tails(finished)
-        return finished, _choice(template, refusals, packed_operand(scheduled))
+        return scheduled.func, _choice(template, refusals, scheduled.packed)
     return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
-
-
-def _apply(template: Template, func: tirx.PrimFunc, machine: Machine) -> s_tir.Schedule | NotMine:
-    """A primitive that TVM refuses is a reason to ask the next template, not to end."""
-    try:
-        return template.apply(func, machine)
-    except s_tir.ScheduleError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = next((line for line in lines if line.startswith("Error message")), lines[-1])
-        return NotMine(reason.removeprefix("Error message: ")[:200])
 
 
 def _choice(
@@ -106,14 +140,6 @@ def _choice(
     source = "generic" if last_resort else "template"
     reason = "no template takes it" if last_resort else "first template that takes it"
     return ScheduleChoice(template.name, source, reason, tuple(refusals), packed)
-
-
-def _finished(sch: s_tir.Schedule, func: tirx.PrimFunc) -> tirx.PrimFunc:
-    scheduled = sch.mod["main"].with_attr(SCHEDULED_ATTRIBUTE, True)
-    if CONSTANTS_ATTRIBUTE in scheduled.attrs:
-        scheduled = scheduled.without_attr(CONSTANTS_ATTRIBUTE)
-    symbol = func.attrs.get("global_symbol") if func.attrs is not None else None
-    return scheduled.with_attr("global_symbol", symbol) if symbol is not None else scheduled
 
 
 def _has_blocks(func: tirx.PrimFunc) -> bool:
@@ -135,5 +161,7 @@ def _schedule_for_gpu(
         sch = scheduled[0] if isinstance(scheduled, list) else scheduled
         name = f"dlight {rule_class.__name__}"
         reason = "first rule of TVM that takes it"
-        return _finished(sch, func), ScheduleChoice(name, "tvm rule", reason, tuple(refusals))
+        return marked_as_scheduled(sch.mod["main"], func), ScheduleChoice(
+            name, "tvm rule", reason, tuple(refusals)
+        )
     return func, ScheduleChoice("as written", "as written", "no rule takes it", tuple(refusals))

@@ -6,6 +6,7 @@ from typing import Protocol
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription, GpuDescription
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 
 Machine = CpuDescription | GpuDescription
 
@@ -28,5 +29,10 @@ class Template(Protocol):
 
     name: str
 
-    def apply(self, func: tirx.PrimFunc, machine: Machine) -> s_tir.Schedule | NotMine:
-        """A schedule for ``func``, which is left unchanged, or the reason why there is none."""
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
+    ) -> s_tir.Schedule | NotMine:
+        """A schedule for ``func``, which is left unchanged, or the reason why there is none.
+
+        ``decisions`` answers what the template has to decide: in closed form, or as a tuner says.
+        """

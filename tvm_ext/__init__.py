@@ -19,6 +19,7 @@ _PUBLIC = {
     "compile": "tvm_ext.api",
     "load": "tvm_ext.api",
     "register_pass": "tvm_ext.passes.register",
+    "tune": "tvm_ext.tune_model",
 }
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "compile",
     "load",
     "register_pass",
+    "tune",
 ]
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from tvm_ext.errors import TvmExtError
     from tvm_ext.passes.register import register_pass
     from tvm_ext.tensor_spec import TensorSpec
+    from tvm_ext.tune_model import tune
 
 
 def __getattr__(name: str) -> Any:

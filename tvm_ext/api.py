@@ -1,33 +1,34 @@
 """``compile`` and ``load``: the road that a model takes, from ONNX to a program."""
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import onnx
 import tvm
 
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.build import build, twin
-from tvm_ext.compiler.graph_facts import operator_counts, require_lowered
-from tvm_ext.compiler.kernel_calls import FusionObserver, kernel_calls
+from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
+from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.memory import plan_memory
-from tvm_ext.compiler.packed_weights import mark_constant_parameters, pack_weights
-from tvm_ext.errors import BuildError, TvmExtError, reason_of
+from tvm_ext.compiler.packed_weights import pack_weights
+from tvm_ext.compiler.phases import Phases
+from tvm_ext.compiler.tuned_kernels import (
+    RecordsSource,
+    find_records,
+    record_folders,
+    require_hits,
+)
 from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
 from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.onnx_frontend import ImportedModel, import_model
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
-from tvm_ext.report.records import CompileReport, GraphRecord, PhaseRecord
+from tvm_ext.report.records import CompileReport, GraphRecord
 from tvm_ext.tir_schedules.select import schedule_kernels
 
-ModelSource: TypeAlias = "str | Path | onnx.ModelProto"
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | CpuDescription | GpuDescription"
 
 
@@ -40,6 +41,8 @@ def compile(
     disabled_passes: Iterable[str] = (),
     pass_config: Mapping[str, Mapping[str, Any]] | None = None,
     dump_ir: str | Path | None = None,
+    records: RecordsSource = (),
+    require_records: bool = False,
 ) -> CompiledModel:
     """Compiles an ONNX model.
 
@@ -60,6 +63,12 @@ def compile(
         Options by pass.
     dump_ir : path, optional
         Folder into which the module is written after each pass.
+    records : path or sequence of paths, optional
+        Folders that ``tune`` wrote: kernels they know on this target are scheduled as recorded.
+        The report says of every kernel whether it was found. Records that ship with the package
+        are used where these know nothing.
+    require_records : bool
+        Whether a kernel without a record is an error.
 
     Returns
     -------
@@ -69,24 +78,19 @@ def compile(
     ------
     TvmExtError
         A subclass says what is wrong: ModelError, UnsupportedOperatorError, InputError,
-        TargetError, ConfigError, PassError or BuildError.
+        TargetError, ConfigError, PassError, BuildError or RecordsError.
     """
     machine = resolve_target(target)
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
     runner = PassRunner(Path(dump_ir) if dump_ir is not None else None)
-    phases = _Phases()
+    phases = Phases()
     with compiling_for(machine) as tvm_target:
-        with phases.timed("import"):
-            imported = import_model(model, input_shapes)
-        with phases.timed("graph passes"):
-            graph = runner.run(pipeline.graph, imported.mod)
-        with phases.timed("lower and fuse"):
-            fusion = FusionObserver()
-            kernels = runner.run(pipeline.lower, graph, extra=[fusion])
-            require_lowered(kernels, imported.name)
-            kernels = runner.run(pipeline.schedule, kernels)
+        lowered = lower_model(model, input_shapes, pipeline, runner, phases)
         with phases.timed("schedule"):
-            scheduled, choices = schedule_kernels(mark_constant_parameters(kernels), machine)
+            lookup = find_records(records, machine, lowered.calls)
+            scheduled, choices = schedule_kernels(lowered.kernels, machine, lookup)
+            if require_records:
+                require_hits(choices, lowered.calls)
             scheduled = pack_weights(scheduled, choices)
             scheduled = runner.run(pipeline.tile, scheduled)
         with phases.timed("memory"):
@@ -95,19 +99,23 @@ def compile(
         with phases.timed("build"):
             executable = build(planned, tvm_target)
             program = twin(executable, planned, tvm_target)
-        calls = kernel_calls(kernels)
-        report = _report(imported, pipeline.opt_level, machine)
-        report.graph = _graph_record(imported, graph, len(calls), fusion)
-        report.kernels = kernel_records(kernels, calls, choices, cost_model(machine))
+        report = _report(lowered, pipeline.opt_level, machine)
+        report.kernels = kernel_records(
+            lowered.kernels,
+            lowered.calls,
+            choices,
+            cost_model(machine),
+            bool(record_folders(records)),
+        )
     report.phases = phases.records
     report.passes = runner.records
     report.memory = memory
-    report.warnings = _warnings(report)
+    report.warnings = [*_warnings(report), *(str(problem) for problem in lookup.problems)]
     return CompiledModel(
         program=program,
         to_save=executable,
-        inputs=imported.inputs,
-        outputs=imported.outputs,
+        inputs=lowered.imported.inputs,
+        outputs=lowered.imported.outputs,
         target=target_record(machine),
         threads=machine.cores if isinstance(machine, CpuDescription) else 1,
         report=report,
@@ -125,28 +133,8 @@ def load(path: str | Path) -> CompiledModel:
     return CompiledModel.load(path)
 
 
-class _Phases:
-    """Wall time of the phases, in order; an error of TVM's gets the name of its phase."""
-
-    def __init__(self) -> None:
-        self.records: list[PhaseRecord] = []
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        begun = time.perf_counter()
-        try:
-            yield
-        except TvmExtError:
-            raise
-        except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
-            raise BuildError(
-                f"phase '{name}' failed in TVM ({reason_of(error)}); expected a model that TVM can "
-                "lower: try --opt-level 0 and find the step with --dump-ir"
-            ) from error
-        self.records.append(PhaseRecord(name, time.perf_counter() - begun))
-
-
-def _report(imported: ImportedModel, opt_level: str, machine: Description) -> CompileReport:
+def _report(lowered: LoweredModel, opt_level: str, machine: Description) -> CompileReport:
+    imported = lowered.imported
     return CompileReport(
         model=imported.name,
         opt_level=opt_level,
@@ -154,6 +142,7 @@ def _report(imported: ImportedModel, opt_level: str, machine: Description) -> Co
         versions=VersionsRecord.installed().model_dump(),
         inputs=[spec.describe() for spec in imported.inputs],
         outputs=[spec.describe() for spec in imported.outputs],
+        graph=_graph_record(lowered),
     )
 
 
@@ -169,16 +158,14 @@ def _warnings(report: CompileReport) -> list[str]:
     return found
 
 
-def _graph_record(
-    imported: ImportedModel, graph: tvm.IRModule, kernels: int, fusion: FusionObserver
-) -> GraphRecord:
-    after = operator_counts(graph)
+def _graph_record(lowered: LoweredModel) -> GraphRecord:
+    after = operator_counts(lowered.graph)
     return GraphRecord(
-        onnx_nodes=imported.onnx_operators,
-        prepared_nodes=imported.prepared_operators,
-        relax_before=operator_counts(imported.mod),
+        onnx_nodes=lowered.imported.onnx_operators,
+        prepared_nodes=lowered.imported.prepared_operators,
+        relax_before=operator_counts(lowered.imported.mod),
         relax_after=after,
-        kernels_before_fusion=fusion.kernel_calls or kernels,
-        kernels=kernels,
+        kernels_before_fusion=lowered.kernels_before_fusion,
+        kernels=len(lowered.calls),
         batch_norms_left=after.get("nn.batch_norm", 0),
     )

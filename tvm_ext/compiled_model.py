@@ -17,17 +17,17 @@ from tvm_ext.artifact import (
     write_artifact,
 )
 from tvm_ext.artifact.manifest import host_architecture
-from tvm_ext.atomic_file import check_writable
 from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.device_buffers import InputBuffers, to_array
 from tvm_ext.errors import RunError, TargetError, reason_of
 from tvm_ext.hardware.description import CpuDescription, Description
 from tvm_ext.hardware.host import host_cpu_features
+from tvm_ext.hardware.threads import use_threads
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.report.records import CompileReport
 from tvm_ext.tensor_spec import TensorSpec
-from tvm_ext.threads import use_threads
 
 
 class CompiledModel:

@@ -3,9 +3,10 @@
 A message is one line: what was found, what was expected, what to do about it.
 """
 
-from tvm_ext.atomic_file import OutputPathError
+from tvm_ext.configs.atomic_file import OutputPathError
 from tvm_ext.configs.errors import ConfigError, TvmExtError
 from tvm_ext.hardware.errors import TargetError
+from tvm_ext.tuning.errors import RecordsError, TuningError
 
 __all__ = [
     "ArtifactError",
@@ -15,9 +16,11 @@ __all__ = [
     "ModelError",
     "OutputPathError",
     "PassError",
+    "RecordsError",
     "ReferenceUnavailableError",
     "RunError",
     "TargetError",
+    "TuningError",
     "TvmExtError",
     "UnsupportedOperatorError",
     "reason_of",

@@ -13,9 +13,9 @@ import tvm_ext
 from peers.peer import Job, PeerError, Program
 from tvm_ext.device_buffers import InputBuffers, to_array
 from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.threads import use_threads
+from tvm_ext.hardware.timing import Timer
 from tvm_ext.model_inputs import check_inputs
-from tvm_ext.threads import use_threads
-from tvm_ext.timing import Timer
 
 
 @dataclass(frozen=True)

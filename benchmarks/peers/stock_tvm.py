@@ -10,7 +10,7 @@ from tvm.relax.frontend.onnx import from_onnx
 
 from peers.peer import Job, Program, package_version, refusal
 from tvm_ext.hardware.host import host_description
-from tvm_ext.threads import use_threads
+from tvm_ext.hardware.threads import use_threads
 
 
 class StockTvm:

@@ -1,6 +1,7 @@
 """The generic schedule: normalisations, reductions along rows, symbolic extents."""
 
 import pytest
+from decision_cases import knobs_of
 from kernel_cases import REDUCTIONS
 from lowering import f32, kernel_of, kernels_of, loops_of
 from machines import GPU, MACHINE
@@ -33,6 +34,11 @@ def test_rows_are_reduced_in_the_lanes_of_vectors() -> None:
     assert ("vectorized", 64) in kinds(found)
     vectors = [loop for loop in loops_of(found) if loop.kind == "vectorized"]
     assert vectors[-1].path == ("parallel", "serial") or vectors[0].path == ("parallel",)
+
+
+def test_a_last_resort_has_nothing_to_decide() -> None:
+    func = kernel_of(lambda x: op.sum(x, axis=[1]), f32(4096, 512))
+    assert knobs_of(Blockwise(), func, MACHINE) == {}
 
 
 def test_tiny_rows_stay_on_one_thread() -> None:

@@ -7,8 +7,10 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.decisions import Chosen, Knob
 from tvm_ext.tir_schedules.llvm.loop_nest import (
     largest_divisor,
+    parallelize,
     schedule_data_parallel,
     vector_length,
     worth_threads,
@@ -49,6 +51,29 @@ def test_worth_threads() -> None:
     assert worth_threads(MACHINE, threshold * 1.01, 16)
     assert not worth_threads(MACHINE, threshold * 0.99, 16)
     assert not worth_threads(MACHINE.with_cores(1), threshold * 1000, 16)
+
+
+@pytest.mark.parametrize(
+    ("cores", "rows", "threads", "kinds"),
+    [
+        (4, 6, 0, ["serial", "serial"]),
+        (4, 6, 1, ["parallel"]),
+        (1, 6, None, ["serial", "serial"]),
+        (4, 1, None, ["serial", "serial"]),
+    ],
+)
+def test_threads_are_a_decision(
+    cores: int, rows: int, threads: int | None, kinds: list[str]
+) -> None:
+    """None where there is nothing to decide: one core, or one iteration."""
+    sch = s_tir.Schedule(kernel_of(op.exp, f32(1, rows, 40)))
+    (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+    *outer, _ = sch.get_loops(block)
+    decisions = Chosen({} if threads is None else {"rows": threads})
+    parallelize(sch, outer, MACHINE.with_cores(cores), 1.0, 16, decisions, "rows")
+    asked = {} if threads is None else {"rows": Knob("rows", (0, 1), 0)}
+    assert decisions.knobs == asked
+    assert [loop.kind for loop in loops_of(sch.mod["main"])] == [*kinds, "serial"]
 
 
 def scheduled(func: tirx.PrimFunc, calls: int = 0) -> tirx.PrimFunc:

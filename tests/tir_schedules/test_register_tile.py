@@ -175,15 +175,6 @@ def test_rows_that_share_a_set_of_l1() -> None:
     assert decided(kernel_of(op.matmul, f32(14, 1000), f32(1000, 96)), "matmul").rows == {0: 14}
 
 
-def test_a_given_decision_replaces_the_closed_form() -> None:
-    func = kernel_of(op.matmul, f32(12, 20), f32(20, 96))
-    sch = RegisterTile().apply(func, MACHINE, TileDecision(1, 16, {0: 4}))
-    assert isinstance(sch, s_tir.Schedule), sch
-    loops = loops_of(sch.mod["main"])
-    assert {loop.extent for loop in loops if loop.kind == "vectorized"} == {16}
-    assert 4 in {loop.extent for loop in loops if loop.kind == "unrolled"}
-
-
 def test_an_operand_in_the_wrong_order_is_turned_once() -> None:
     x, y = (
         te.placeholder(shape, "float32", name) for name, shape in (("x", (17, 19)), ("y", (33, 19)))

@@ -3,20 +3,25 @@
 import numpy as np
 import pytest
 import tvm
+from decision_cases import (
+    Drawn,
+    assert_closed_form_is_default,
+    check_numbers,
+    check_random_numbers,
+    knobs_of,
+)
 from lowering import assert_same, f32, kernel_of, loops_of, run
 from machines import GPU, MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx, topi
 
+from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.relay_passes import winograd_compute
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
 from tvm_ext.tir_schedules.llvm import winograd
 from tvm_ext.tir_schedules.llvm.register_tile_decision import vector_registers
-from tvm_ext.tir_schedules.llvm.winograd import (
-    Winograd,
-    WinogradDecision,
-    WinogradShape,
-    decide_winograd,
-)
+from tvm_ext.tir_schedules.llvm.winograd import Winograd
+from tvm_ext.tir_schedules.llvm.winograd_decision import WinogradShape, decide_winograd
 from tvm_ext.tir_schedules.template import NotMine
 
 FORM = winograd_compute.WinogradForm((4, 4), (3, 3))
@@ -41,8 +46,8 @@ def kernel(
     return te.create_prim_func([x, u, bias, result])
 
 
-def scheduled(func: tirx.PrimFunc, decision: WinogradDecision | None = None) -> tirx.PrimFunc:
-    sch = Winograd().apply(func, MACHINE, decision)
+def scheduled(func: tirx.PrimFunc, decisions: Decisions = CLOSED_FORM) -> tirx.PrimFunc:
+    sch = Winograd().apply(func, MACHINE, decisions)
     assert isinstance(sch, s_tir.Schedule), sch
     return sch.mod["main"]
 
@@ -69,14 +74,58 @@ def test_numbers() -> None:
         sch = Winograd().apply(func, machine)
         assert isinstance(sch, s_tir.Schedule), sch
         found[name] = sch.mod["main"]
-    for decided in ((1, 2), (2, 4), None):
-        sch = Winograd().apply(CASES["odd"], machine, WinogradDecision((1, 2), 8, decided))
-        assert isinstance(sch, s_tir.Schedule), sch
-        found[f"odd {decided}"] = sch.mod["main"]
     results = run(found)
     wanted = run(CASES)
     for name in found:
-        assert_same(wanted[name.split(" (")[0].removesuffix(" None")], results[name], name)
+        assert_same(wanted[name], results[name], name)
+
+
+TILE = {"columns": 8, "rows_across": 2, "rows_down": 1}
+
+
+def test_numbers_of_blocks() -> None:
+    """A register tile at a time, all tiles of the image as one block, and each stage for itself."""
+    blocks = [
+        {"block_across": 2, "block_down": 1},
+        {"block_across": 4, "block_down": 2},
+        {"block_across": 0},
+    ]
+    decisions = [{**TILE, **block} for block in blocks]
+    check_numbers(Winograd(), {"odd": CASES["odd"]}, {"odd": decisions})
+
+
+def test_numbers_of_random_decisions() -> None:
+    check_random_numbers(Winograd(), CASES, machine=host_description().with_cores(2))
+
+
+@pytest.mark.parametrize("name", [*CASES])
+def test_the_closed_form_is_the_default(name: str) -> None:
+    knobs = assert_closed_form_is_default(Winograd(), CASES[name], MACHINE)
+    assert {"columns", "rows_across", "rows_down", "block_across"} <= {*knobs}
+
+
+def test_decisions_of_stages_apart() -> None:
+    func = kernel(28, 28, 256, 256)
+    apart = knobs_of(Winograd(), func, MACHINE, {"block_across": 0})
+    assert {"threads", "input_threads", "output_threads"} <= {*apart}
+    assert "block_down" not in apart
+    blocked = knobs_of(Winograd(), func, MACHINE, {"block_across": 7})
+    assert {"threads", "block_down"} <= {*blocked}
+    assert "input_threads" not in blocked
+
+
+@pytest.mark.parametrize("machine", [MACHINE, NARROW], ids=lambda m: m.name)
+@pytest.mark.parametrize("seed", range(8))
+def test_random_register_tiles_fit(machine: CpuDescription, seed: int) -> None:
+    shape = WinogradShape(36, 1, 14, 19, 64, 96)
+    decision = decide_winograd(shape, machine, Drawn(seed))
+    vectors = decision.columns // machine.vector_lanes("float32")
+    assert (decision.rows[0] * decision.rows[1] + 1) * vectors <= vector_registers(machine)
+    if decision.blocks is not None:
+        down, across = decision.blocks
+        assert (down, across) == decision.rows or (
+            down * across * shape.tile_bytes <= machine.l2_bytes
+        )
 
 
 @pytest.mark.parametrize("machine", [MACHINE, NARROW], ids=lambda m: m.name)
@@ -105,7 +154,7 @@ def test_structure() -> None:
 
 
 def test_stages_apart_have_a_parallel_loop_each() -> None:
-    func = scheduled(kernel(28, 28, 256, 256), WinogradDecision((1, 7), 32, None))
+    func = scheduled(kernel(28, 28, 256, 256), Chosen({"block_across": 0}))
     assert [loop.kind for loop in loops_of(func)].count("parallel") == 3
 
 

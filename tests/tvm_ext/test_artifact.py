@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import tvm_ext.atomic_file as atomic_module
+import tvm_ext.configs.atomic_file as atomic_module
 from tvm_ext.artifact import TargetRecord, read_artifact, write_artifact
 from tvm_ext.artifact.manifest import Manifest, VersionsRecord
-from tvm_ext.atomic_file import check_writable
+from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.errors import ArtifactError, OutputPathError
 from tvm_ext.tensor_spec import TensorSpec
 

@@ -3,12 +3,12 @@
 import json
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from page_parser import Page
 
-from tvm_ext.atomic_file import OutputPathError
+from tvm_ext.configs.atomic_file import OutputPathError
 from tvm_ext.errors import TvmExtError
 from tvm_ext.report import (
     CompileReport,
@@ -68,34 +68,6 @@ def _report(kernels: int = 55) -> CompileReport:
         memory=MemoryRecord(9_633_792, 121_110_528, 102_228_128),
         warnings=["opset 8 was converted to 17"],
     )
-
-
-class _Page(HTMLParser):
-    """Collects what a browser would see: tags, their addresses, and the text."""
-
-    VOID = frozenset({"meta", "input", "br", "wbr", "link", "img"})
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.addresses: list[str] = []
-        self.open: list[str] = []
-        self.text = ""
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not {"script", "style"} & set(self.open):
-            self.text += data
 
 
 # Derived figures
@@ -208,7 +180,7 @@ def test_text_shows_names_as_they_are_and_no_escape_sequence():
 @pytest.mark.parametrize("kernels", [3, 55, 400])
 def test_html_contains_every_kernel_and_closes_every_tag(kernels):
     report = _report(kernels)
-    page = _Page(report.to_html())
+    page = Page(report.to_html())
     assert page.open == []
     for kernel in report.kernels:
         assert f"{kernel.name}/Conv" in page.text
@@ -217,7 +189,7 @@ def test_html_contains_every_kernel_and_closes_every_tag(kernels):
 
 def test_html_names_no_address_outside_itself():
     html = _report().to_html()
-    page = _Page(html)
+    page = Page(html)
     assert page.addresses
     assert all(address.startswith("#") for address in page.addresses)
     assert not {"link", "img", "iframe", "object"} & set(page.tags)
@@ -226,7 +198,7 @@ def test_html_names_no_address_outside_itself():
 
 def test_html_links_lead_to_a_heading():
     html = _report().to_html()
-    for address in _Page(html).addresses:
+    for address in Page(html).addresses:
         assert f'id="{address[1:]}"' in html
 
 
@@ -248,21 +220,21 @@ def test_html_escapes_every_name():
         kernels=[kernel],
         warnings=[HOSTILE],
     )
-    page = _Page(report.to_html())
+    page = Page(report.to_html())
     assert page.tags.count("script") == 1
     assert page.open == []
     assert page.text.count(HOSTILE) > 20
 
 
 def test_html_shows_both_kinds_of_decision_and_the_reason_of_a_skip():
-    text = _Page(_report().to_html()).text
+    text = Page(_report().to_html()).text
     assert "folded into the weights" in text
     assert "conv2 has 2 users" in text
     assert "skipped: disabled by --disable-pass" in text
 
 
 def test_html_marks_the_estimated_latency_as_modelled():
-    text = " ".join(_Page(_report().to_html()).text.split())
+    text = " ".join(Page(_report().to_html()).text.split())
     assert re.search(r"Estimated latency 2\d\.\d ms modelled", text)
 
 
@@ -272,7 +244,7 @@ def test_html_of_a_fixed_report_is_reproducible():
 
 def test_empty_report_renders():
     report = CompileReport("", "O0")
-    page = _Page(report.to_html())
+    page = Page(report.to_html())
     assert page.open == []
     for sentence in ("No kernel was", "No pass was", "No operator was", "No phase was"):
         assert sentence in page.text
@@ -282,7 +254,7 @@ def test_empty_report_renders():
 def test_kernels_without_estimates_or_origins_render():
     report = CompileReport("m", "O0", phases=[PhaseRecord("import", 0.0)])
     report.kernels = [_kernel("reshape", seconds=0.0, origins=[], flops=0.0, bytes=0.0)]
-    assert "reshape" in _Page(report.to_html()).text
+    assert "reshape" in Page(report.to_html()).text
     assert "reshape" in report.to_text()
 
 

@@ -1,7 +1,7 @@
 """The generic schedule: every block in a loop nest of its own, on threads and in vectors.
 
-It takes what no other template takes: several reductions in one kernel (softmax, normalisation),
-symbolic extents, blocks with several results.
+It takes what no other template takes: operands that are walked with a stride (grouped or strided
+convolutions), reductions over different rows in one kernel, symbolic extents, several results.
 """
 
 import math
@@ -11,6 +11,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, static_extent
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.inlining import (
     count_calls,
     inline_blocks,
@@ -31,8 +32,10 @@ class Blockwise:
 
     name = "blockwise"
 
-    def apply(self, func: tirx.PrimFunc, machine: Machine) -> s_tir.Schedule | NotMine:
-        """See ``Template.apply``."""
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
+    ) -> s_tir.Schedule | NotMine:
+        """See ``Template.apply``. It asks for no decision: a last resort has nothing to tune."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         sch = s_tir.Schedule(func)

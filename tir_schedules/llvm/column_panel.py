@@ -18,6 +18,7 @@ from tvm_ext.tir_schedules.block_access import (
     read_position,
     static_extent,
 )
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.inlining import count_calls, is_data_parallel
 from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
 from tvm_ext.tir_schedules.llvm.register_tile_decision import TileDecision
@@ -35,10 +36,12 @@ def column_panel(
     decision: TileDecision,
     machine: CpuDescription,
     is_large: bool,
+    decisions: Decisions = CLOSED_FORM,
 ) -> OperandStage | None:
     """The stage for the operand that the columns select; None where a copy would not pay.
 
     ``is_large``: the operand does not stay in L2. A smaller one is only copied if it is padded.
+    Decisions: ``column_panel``, whether there is one, and ``panel_tiles``, the tiles that read it.
     """
     operand = _matrix(sch, access, decision.vector_axis)
     if operand is None or access.constant_reads[operand]:
@@ -53,33 +56,33 @@ def column_panel(
     if not rows or any(axis > rows[0] for axis in matrices):
         return None
     steps = -(-access.extents[rows[0]] // decision.rows.get(rows[0], 1))
-    if steps < LEAST_TILES:
+    producer = _producer(sch, access, operand)
+    if steps < 2 or (producer is not None and not _is_padding(sch, producer)):
         return None
-    block = _copy(sch, access, operand, is_large)
-    if block is None:
+    pays = steps >= LEAST_TILES and (producer is not None or is_large)
+    if not decisions.pick("column_panel", (0, 1), int(pays)):
         return None
     panels = math.prod(access.extents[axis] for axis in matrices)
     panels *= -(-access.extents[decision.vector_axis] // decision.columns)
-    tiles = steps // _shares(steps, panels, machine.cores)
-    return OperandStage(block, rows[0], tiles, per_column=True)
+    parts = _parts(steps, machine.cores)
+    shares = min(parts, key=lambda n: _makespan(steps, panels, n, machine.cores))
+    tiles = decisions.pick("panel_tiles", [steps // n for n in parts], steps // shares)
+    if producer is None:
+        source = operands_of(sch.get(access.block))[operand].source
+        position = read_position(sch.get(access.block), source)
+        producer = sch.cache_read(access.block, position, "global")
+    return OperandStage(producer, rows[0], tiles, per_column=True)
 
 
-def _copy(
-    sch: s_tir.Schedule, access: BlockAccess, operand: int, is_large: bool
-) -> SBlockRV | None:
-    """The block that pads the operand, or a new one that copies it."""
+def _producer(sch: s_tir.Schedule, access: BlockAccess, operand: int) -> SBlockRV | None:
+    """The block that writes the operand; None for a parameter of the kernel."""
     source = operands_of(sch.get(access.block))[operand].source
-    producers = [
+    producers = (
         block
         for block in sch.get_producers(access.block)
         if sch.get(block).writes[0].source.same_as(source)
-    ]
-    if producers:
-        return producers[0] if _is_padding(sch, producers[0]) else None
-    if not is_large:
-        return None
-    position = read_position(sch.get(access.block), source)
-    return sch.cache_read(access.block, position, "global")
+    )
+    return next(producers, None)
 
 
 def _is_padding(sch: s_tir.Schedule, block: SBlockRV) -> bool:
@@ -107,10 +110,11 @@ def _matrix(sch: s_tir.Schedule, access: BlockAccess, vector_axis: int) -> int |
     return None
 
 
-def _shares(steps: int, panels: int, cores: int) -> int:
-    """Into how many parts the rows are cut, each with a copy of the panel, to keep cores busy."""
+def _parts(steps: int, cores: int) -> list[int]:
+    """Into how many parts the rows may be cut, each with a copy of the panel."""
+    return [n for n in range(1, cores + 1) if steps % n == 0]
 
-    def makespan(parts: int) -> int:
-        return -(-panels * parts // cores) * (steps // parts + _TILES_PER_COPY)
 
-    return min((n for n in range(1, cores + 1) if steps % n == 0), key=makespan)
+def _makespan(steps: int, panels: int, parts: int, cores: int) -> int:
+    """Register tiles one after the other on the core that has the most to do."""
+    return -(-panels * parts // cores) * (steps // parts + _TILES_PER_COPY)

@@ -1,13 +1,17 @@
 """Loops for kernels in which every element is computed on its own, built from nests."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.llvm.block_decision import BlockDecision, decide_block, lanes_of
 from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, nodes
 from tvm_ext.tir_schedules.llvm.inlining import count_calls, inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.llvm.loop_nest import CYCLES_PER_CALL, worth_threads
+from tvm_ext.tir_schedules.llvm.knobs import Numbered
+from tvm_ext.tir_schedules.llvm.loop_nest import CYCLES_PER_CALL, REGISTERS_PER_VECTOR_LOOP
 from tvm_ext.tir_schedules.llvm.nest import (
     Nest,
     in_order_of_writing,
@@ -24,6 +28,7 @@ from tvm_ext.tir_schedules.llvm.nest_code import (
     walks_in_steps_of_one,
 )
 from tvm_ext.tir_schedules.llvm.pieces import (
+    Cut,
     Piece,
     cut,
     leaves,
@@ -32,8 +37,11 @@ from tvm_ext.tir_schedules.llvm.pieces import (
     with_own_loops,
 )
 from tvm_ext.tir_schedules.llvm.tile_code import TileDecision, tile_code
-from tvm_ext.tir_schedules.llvm.tile_decision import decide_tile, keeps_whole
+from tvm_ext.tir_schedules.llvm.tile_decision import decide_tiles, keeps_whole
 from tvm_ext.tir_schedules.template import NotMine
+
+# Blocks of a kernel about which decisions are asked.
+_MOST_ASKED = 3
 
 
 @dataclass(frozen=True)
@@ -44,17 +52,14 @@ class BlockPlan:
     ----------
     piece : Piece
         The block's nest, in pieces without branches.
-    tiles : dict[int, TileDecision]
-        For those of its leaves (by position) that are turned in registers.
-    operations : float
-        Vector operations, for the decision about threads.
+    decision : BlockDecision
+        How its loops run.
     once : bool
         Whether no element may be computed twice.
     """
 
     piece: Piece
-    tiles: dict[int, TileDecision]
-    operations: float
+    decision: BlockDecision
     once: bool = False
 
 
@@ -66,31 +71,60 @@ class KernelPlan:
     views: FlatViews
 
 
-def plan_blocks(sch: s_tir.Schedule, machine: CpuDescription) -> KernelPlan | NotMine:
+def plan_blocks(
+    sch: s_tir.Schedule, machine: CpuDescription, decisions: Decisions = CLOSED_FORM
+) -> KernelPlan | NotMine:
     """Inlines what can be, and decides for every block that is left."""
     views = FlatViews()
     inline_blocks(sch)
-    plans = []
+    nests = []
     for block in kernel_blocks(sch):
         nest = nest_of(sch.get(block), views)
         if nest is None:
             return NotMine("a block is not one assignment with known extents")
-        once = views.may_share_memory(nest.store, sch.mod["main"])
-        plans.append(plan_block(nest, machine, once))
-    return KernelPlan(plans, views)
+        nests.append(nest)
+    return KernelPlan(plan_nests(nests, views, sch.mod["main"], machine, decisions), views)
 
 
-def plan_block(nest: Nest, machine: CpuDescription, once: bool = False) -> BlockPlan:
-    """The closed-form plan of one block, of which ``once`` says what ``BlockPlan.once`` does."""
+def plan_nests(
+    nests: Sequence[Nest],
+    views: FlatViews,
+    func: tirx.PrimFunc,
+    machine: CpuDescription,
+    decisions: Decisions = CLOSED_FORM,
+    alone: bool = True,
+) -> list[BlockPlan]:
+    """The plans of blocks of ``func``, ``alone`` if there are no others.
+
+    What is asked has the number of the block in its name, but for the only block of a kernel. The
+    small ones of many blocks are decided in closed form: they take little of the time, and a space
+    grows with the power of their number.
+    """
+    by_size = sorted(range(len(nests)), key=lambda i: -nests[i].volume())
+    asked: dict[int, Decisions] = {i: Numbered(decisions, i + 1) for i in by_size[:_MOST_ASKED]}
+    if alone and len(nests) == 1:
+        asked = {0: decisions}
+    return [
+        plan_block(
+            nest, machine, views.may_share_memory(nest.store, func), asked.get(i, CLOSED_FORM)
+        )
+        for i, nest in enumerate(nests)
+    ]
+
+
+def plan_block(
+    nest: Nest, machine: CpuDescription, once: bool = False, decisions: Decisions = CLOSED_FORM
+) -> BlockPlan:
+    """The plan of one block, of which ``once`` says what ``BlockPlan.once`` does."""
     nest = in_order_of_writing(without_divisions(nest))
     operations = nest.volume() * (1 + CYCLES_PER_CALL * count_calls(nest.store.value))
     pieces = cut(nest, lambda n, axis: keeps_whole(n, axis, machine))
     piece = with_leaves(pieces, joined)
-    found = {i: decide_tile(leaf, machine) for i, leaf in enumerate(leaves(piece))}
-    tiles = {i: tile for i, tile in found.items() if isinstance(tile, TileDecision)}
+    tiles = decide_tiles(leaves(piece), machine, once, decisions)
     if not tiles:
         piece = with_leaves(sharing_loops(pieces), joined)
-    return BlockPlan(piece, tiles, operations, once)
+    decision = decide_block(piece, tiles, operations, once, machine, decisions)
+    return BlockPlan(piece, decision, once)
 
 
 def scheduled(func: tirx.PrimFunc, plan: KernelPlan, machine: CpuDescription) -> s_tir.Schedule:
@@ -109,33 +143,40 @@ def with_body(func: tirx.PrimFunc, views: FlatViews, statements: list[tirx.Stmt]
 
 
 def block_code(plan: BlockPlan, machine: CpuDescription) -> tirx.Stmt:
-    """The loops of one block, on threads where that pays."""
-    total = sum(leaf.volume() for leaf in leaves(plan.piece))
-    tiles = iter(plan.tiles.get(i) for i in range(len(leaves(plan.piece))))
+    """The loops of one block, on threads where that was decided."""
+    decision = plan.decision
+    tiles = iter(decision.tiles.get(i) for i in range(len(leaves(plan.piece))))
+    threads = iter(decision.threads)
 
-    def emit(piece: Piece, cores: int) -> tirx.Stmt:
+    def leaf(nest: Nest, cores: int) -> tirx.Stmt:
+        lanes = lanes_of(nest, machine)
+        return leaf_code(nest, next(tiles), lanes, cores, plan.once, decision.vectors)
+
+    def emit(piece: Piece) -> tirx.Stmt:
+        if isinstance(piece, Cut) and not piece.axes:
+            return sequence([emit(part) for part in piece.parts])
+        cores = machine.cores if next(threads) else 1
         if isinstance(piece, Nest):
-            part = plan.operations * piece.volume() / total
-            lanes = _lanes(piece, machine)
-            threads = cores if worth_threads(machine, part, lanes) else 1
-            return leaf_code(piece, next(tiles), lanes, threads, plan.once)
-        if not piece.axes:
-            return sequence([emit(part, cores) for part in piece.parts])
+            return leaf(piece, cores)
         piece = with_own_loops(piece)
-        lanes = min(_lanes(leaf, machine) for leaf in leaves(piece))
-        parts = sequence([emit(part, 1) for part in piece.parts])
-        threads = cores if worth_threads(machine, plan.operations, lanes) else 1
-        return loops_around(piece.axes, parts, threads)
+        body = sequence([leaf(nest, 1) for nest in leaves(piece)])
+        return loops_around(piece.axes, body, cores)
 
-    return emit(plan.piece, machine.cores)
+    return emit(plan.piece)
 
 
 def leaf_code(
-    nest: Nest, tile: TileDecision | None, lanes: int, cores: int, once: bool = False
+    nest: Nest,
+    tile: TileDecision | None,
+    lanes: int,
+    cores: int,
+    once: bool = False,
+    registers: int = REGISTERS_PER_VECTOR_LOOP,
 ) -> tirx.Stmt:
     """The loops of one nest without branches: in tiles, in vectors, or as they are.
 
-    With ``once``, no vector laps over another one.
+    Vectors have ``registers`` times ``lanes`` elements at most. With ``once``, none laps over
+    another one.
     """
     nest = with_own_variables(nest)
     if tile is not None:
@@ -144,16 +185,10 @@ def leaf_code(
     if not nest.axes:
         return nest.store
     if walks_in_steps_of_one(nest):
-        parts = vector_loops(nest, lanes, once)
+        parts = vector_loops(nest, lanes, once, registers)
         return sequence([loops_around(outer, body, cores) for outer, body in parts])
     # LLVM vectorises short strides by itself, when it finds a plain loop.
     *outer, inner = nest.axes
     if not outer:
         return loops_around([inner], nest.store, cores)
     return loops_around(outer, loop(inner, nest.store), cores)
-
-
-def _lanes(nest: Nest, machine: CpuDescription) -> int:
-    """Elements that one vector holds of the widest type in the nest."""
-    dtypes = [str(nest.store.buffer.dtype), *(str(load.source.dtype) for load in nest.loads())]
-    return min(machine.vector_lanes(dtype) for dtype in dtypes)

@@ -1,17 +1,21 @@
 """Code of a depthwise convolution whose columns are next to each other."""
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.data_parallel import leaf_code
 from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow
+from tvm_ext.tir_schedules.llvm.knobs import pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
 from tvm_ext.tir_schedules.llvm.nest import Nest, substitute
 from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis, sequence
+from tvm_ext.tir_schedules.llvm.sliding_window import Slide
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 
 # Windows of so many taps are written out; of larger ones, each row is.
@@ -19,6 +23,13 @@ _UNROLLED_TAPS = 9
 
 # Rows of results in a tile: each row of the input that is read serves several.
 _ROWS = 6
+
+# Others that are worth trying, if no more products than these are written out.
+_TILES = (1, 2, 3, 4, 6, 8)
+_MOST_PRODUCTS = 128
+
+# Shorter vectors than the machine's may fit a row better, down to these.
+_FEWEST_LANES = 4
 
 
 @dataclass(frozen=True)
@@ -33,27 +44,62 @@ class ChannelsFirstDecision:
         Columns in a vector.
     staged_rows : int
         Rows of results for which the input is copied at once.
+    threads : bool
+        Whether stretches of rows, channels and images are handed to threads.
     """
 
     rows: int
     lanes: int
     staged_rows: int
+    threads: bool
 
 
 def decide_channels_first(
-    window: DepthwiseWindow, machine: CpuDescription
+    window: DepthwiseWindow, machine: CpuDescription, decisions: Decisions = CLOSED_FORM
 ) -> ChannelsFirstDecision:
-    """As many rows at once as leave half of L1 free."""
+    """The closed-form choice: as many rows at once as leave half of L1 free.
+
+    Asks for ``lanes``, ``rows``, ``staged_rows`` and ``threads``.
+    """
     width = window.columns.output.extent
-    lanes = min(machine.vector_lanes(window.dtype), 1 << (width.bit_length() - 1))
+    widest = min(machine.vector_lanes(window.dtype), 1 << (width.bit_length() - 1))
+    # A row that is no multiple of the vectors is done in fewer of them when they are shorter.
+    shorter = [n for n in (widest // 2, widest // 4) if n >= _FEWEST_LANES]
+    lanes = decisions.pick("lanes", [widest, *shorter], widest)
+    images = math.prod(axis.extent for axis in window.outer)
+    worth = worth_threads(machine, window.results() * window.taps, lanes)
     if window.rows is None:
-        return ChannelsFirstDecision(1, lanes, 1)
-    rows = window.rows.output.extent
+        threads = pick_threads(decisions, machine, lambda: images, worth)
+        return ChannelsFirstDecision(1, lanes, 1, threads)
+    extent = window.rows.output.extent
+    most = _MOST_PRODUCTS // window.columns.position.extent
+    tiles = [n for n in _TILES if n <= min(extent, most)]
+    rows = decisions.pick("rows", tiles, min(extent, _ROWS))
+    staged_rows = _staged_rows(window, window.rows, rows, lanes, machine, decisions)
+    stretches = -(-extent // staged_rows)
+    threads = pick_threads(decisions, machine, lambda: images * stretches, worth)
+    return ChannelsFirstDecision(rows, lanes, staged_rows, threads)
+
+
+def _staged_rows(
+    window: DepthwiseWindow,
+    slide: Slide,
+    tile: int,
+    lanes: int,
+    machine: CpuDescription,
+    decisions: Decisions,
+) -> int:
     row_bytes = 4 * (window.columns.length + window.columns.step * lanes)
-    reach = window.rows.spread * (window.rows.position.extent - 1) + 1
-    held = (machine.l1d_bytes // 2 // row_bytes - reach) // window.rows.step + 1
-    tile = min(rows, _ROWS)
-    return ChannelsFirstDecision(tile, lanes, min(rows, max(held, tile)))
+    reach = slide.spread * (slide.position.extent - 1) + 1
+
+    def held_by(cache_bytes: int) -> int:
+        return (cache_bytes // 2 // row_bytes - reach) // slide.step + 1
+
+    rows = slide.output.extent
+    most = min(rows, held_by(machine.l2_bytes))
+    options = [n for n in (tile, 2 * tile, 4 * tile, most) if tile <= n <= most]
+    default = min(rows, max(held_by(machine.l1d_bytes), tile))
+    return decisions.pick("staged_rows", options, default)
 
 
 class ChannelsFirst:
@@ -94,9 +140,7 @@ class ChannelsFirst:
             stretch, first = chunks(rows.extent, decision.staged_rows, rows.var)
             axes.append(stretch)
         body = sequence([tirx.AllocBuffer(self.copy), self._fill(first), self._tiles(first)])
-        work = window.results() * window.taps
-        threads = machine.cores if worth_threads(machine, work, decision.lanes) else 1
-        return loops_around(axes, body, threads)
+        return loops_around(axes, body, machine.cores if decision.threads else 1)
 
     def _fill(self, first: Any) -> tirx.Stmt:
         """The rows that the windows of a stretch of results cover, with their borders."""

@@ -2,74 +2,17 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.llvm.channels_last_decision import ChannelsLastDecision, row_tiles
 from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow
-from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
 from tvm_ext.tir_schedules.llvm.nest import Axis, substitute
 from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis, sequence
-from tvm_ext.tir_schedules.llvm.register_tile_decision import vector_registers
 from tvm_ext.tir_schedules.llvm.sliding_window import Slide
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
-
-# Registers for what is read while sums and weights stay.
-_SPARE_REGISTERS = 5
-
-# Products of a tile for one row of the window. More are code, for all of which LLVM takes time, and
-# no faster: these are enough to hide the latency of an addition.
-_MOST_PRODUCTS = 64
-
-# A row of results below this needs more vectors of channels to keep the units busy.
-_FEW_COLUMNS = 8
-
-
-@dataclass(frozen=True)
-class ChannelsLastDecision:
-    """How results are kept in registers.
-
-    Attributes
-    ----------
-    columns : int
-        Neighbouring results of a row in a tile.
-    lanes : int
-        Channels in a vector.
-    vectors : int
-        Vectors of channels in a tile.
-    parts : int
-        Parts into which the rows are cut, for threads.
-    row_by_row : bool
-        Whether all channels of a tile come before the next tile: what is read is then read in the
-        order of memory. If not, all rows of a block of channels come first, and stay in L1.
-    """
-
-    columns: int
-    lanes: int
-    vectors: int
-    parts: int
-    row_by_row: bool
-
-
-def decide_channels_last(
-    window: DepthwiseWindow, channels: int, machine: CpuDescription
-) -> ChannelsLastDecision:
-    """As many columns as leave registers for a row of weights, in even tiles."""
-    lanes = min(machine.vector_lanes(window.dtype), 1 << (channels.bit_length() - 1))
-    row, taps = window.columns.output.extent, window.columns.position.extent
-    vectors = 2 if row < _FEW_COLUMNS and channels >= 2 * lanes else 1
-    registers = vector_registers(machine)
-    free = max(registers - vectors * taps - _SPARE_REGISTERS, registers // 2)
-    most = max(1, min(free // vectors, _MOST_PRODUCTS // (vectors * taps)))
-    columns = -(-row // -(-row // most))
-    busy = worth_threads(machine, window.results() * window.taps, lanes)
-    rows = window.rows.output.extent if window.rows is not None else 1
-    parts = machine.cores if busy and rows >= 2 * machine.cores else 1
-    length = window.rows.length if window.rows is not None else 1
-    read = length // parts * window.columns.length * channels * 4
-    return ChannelsLastDecision(columns, lanes, vectors, parts, read > machine.l2_bytes // 2)
 
 
 class ChannelsLast:
@@ -105,9 +48,7 @@ class ChannelsLast:
                 body = self._rows(first, length, None)
             else:
                 body = self._channel_blocks(lambda channel: self._rows(first, length, channel))
-        work = window.results() * window.taps
-        threads = machine.cores if worth_threads(machine, work, self.lanes) else 1
-        return loops_around(axes, body, threads)
+        return loops_around(axes, body, machine.cores if self.decision.threads else 1)
 
     def _channel_blocks(self, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
         width = self.decision.lanes * self.decision.vectors
@@ -205,22 +146,6 @@ class ChannelsLast:
 
     def _load(self, like: Any, address: Any) -> Any:
         return tirx.BufferLoad(like.source, [self._vector(address)])
-
-
-def row_tiles(columns: Slide, size: int) -> tuple[list[int], list[int]]:
-    """First columns of tiles that are at an end of a row, or lap over; and of the others.
-
-    The others have no padding under their windows, and follow each other.
-    """
-    total = columns.output.extent
-    firsts = [min(k * size, total - size) for k in range(-(-total // size))]
-    start, end = columns.covered()
-    whole = [
-        first
-        for k, first in enumerate(firsts)
-        if first == k * size and start <= first and first + size <= end
-    ]
-    return [first for first in firsts if first not in whole], whole
 
 
 def tap_rows(rows: Slide | None, row: Any, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:

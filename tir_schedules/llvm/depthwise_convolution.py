@@ -10,24 +10,21 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.llvm.channels_last_decision import (
+    MAX_PRODUCTS,
+    decide_channels_last,
+    products_written_out,
+)
 from tvm_ext.tir_schedules.llvm.depthwise_channels_first import (
     ChannelsFirst,
-    ChannelsFirstDecision,
     decide_channels_first,
 )
-from tvm_ext.tir_schedules.llvm.depthwise_channels_last import (
-    ChannelsLast,
-    ChannelsLastDecision,
-    decide_channels_last,
-    row_tiles,
-)
+from tvm_ext.tir_schedules.llvm.depthwise_channels_last import ChannelsLast
 from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow, depthwise_window
 from tvm_ext.tir_schedules.llvm.inlining import reduction_blocks
 from tvm_ext.tir_schedules.llvm.window_kernel import WindowKernel, window_kernel
 from tvm_ext.tir_schedules.template import Machine, NotMine
-
-# Products that are written out: tiles at the ends of rows have their own, with their own taps.
-MAX_PRODUCTS = 1024
 
 
 class DepthwiseConvolution:
@@ -36,12 +33,9 @@ class DepthwiseConvolution:
     name = "depthwise convolution"
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: Machine,
-        decision: ChannelsFirstDecision | ChannelsLastDecision | None = None,
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
     ) -> s_tir.Schedule | NotMine:
-        """See ``Template.apply``; ``decision`` replaces the closed-form choice."""
+        """See ``Template.apply``."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         sch = s_tir.Schedule(func)
@@ -55,35 +49,26 @@ class DepthwiseConvolution:
             return window
         if kernel.once:
             return NotMine("an element may not be computed twice")
-        code = _code(kernel, window, machine, decision)
+        code = _code(kernel, window, machine, decisions)
         if isinstance(code, NotMine):
             return code
-        return kernel.schedule(func, code.statement(machine), machine)
+        return kernel.schedule(func, code.statement(machine), machine, decisions)
 
 
 def _code(
-    kernel: WindowKernel,
-    window: DepthwiseWindow,
-    machine: CpuDescription,
-    decision: ChannelsFirstDecision | ChannelsLastDecision | None,
+    kernel: WindowKernel, window: DepthwiseWindow, machine: CpuDescription, decisions: Decisions
 ) -> ChannelsFirst | ChannelsLast | NotMine:
     if window.channels is None:
-        chosen = decision or decide_channels_first(window, machine)
-        if not isinstance(chosen, ChannelsFirstDecision):
-            return NotMine("the decision is for channels that are next to each other")
-        if chosen.lanes < 2:
+        first = decide_channels_first(window, machine, decisions)
+        if first.lanes < 2:
             return NotMine("rows are too short for vectors")
-        return ChannelsFirst(window, chosen, kernel.store, kernel.result)
-    chosen = decision or decide_channels_last(window, window.channels.extent, machine)
-    if not isinstance(chosen, ChannelsLastDecision):
-        return NotMine("the decision is for columns that are next to each other")
-    ends, _ = row_tiles(window.columns, chosen.columns)
-    products = chosen.columns * chosen.vectors * window.columns.position.extent
-    if (len(ends) + 1) * products > MAX_PRODUCTS:
+        return ChannelsFirst(window, first, kernel.store, kernel.result)
+    last = decide_channels_last(window, window.channels.extent, machine, decisions)
+    if products_written_out(window, last.columns, last.vectors) > MAX_PRODUCTS:
         return NotMine("too many different tiles at the ends of rows, or too wide a window")
-    if chosen.lanes < 2:
+    if last.lanes < 2:
         return NotMine("there are too few channels for vectors")
-    return ChannelsLast(window, window.channels, chosen, kernel.store, kernel.result)
+    return ChannelsLast(window, window.channels, last, kernel.store, kernel.result)
 
 
 def _every_result_has_its_own_input(sch: s_tir.Schedule) -> bool:

@@ -4,6 +4,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.borders import split_at_borders
 from tvm_ext.tir_schedules.llvm.data_parallel import plan_blocks, scheduled
 from tvm_ext.tir_schedules.llvm.inlining import (
@@ -20,14 +21,16 @@ class Elementwise:
 
     name = "elementwise"
 
-    def apply(self, func: tirx.PrimFunc, machine: Machine) -> s_tir.Schedule | NotMine:
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
+    ) -> s_tir.Schedule | NotMine:
         """See ``Template.apply``."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         sch = s_tir.Schedule(func)
         if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
             return NotMine("the kernel reduces or scans")
-        plan = plan_blocks(sch, machine)
+        plan = plan_blocks(sch, machine, decisions)
         if isinstance(plan, NotMine):
             return _block_by_block(sch, machine)
         return scheduled(func, plan, machine)

@@ -7,6 +7,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import BlockAccess, static_extent
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.borders import Borders, borders_of
 
 # Registers' worth of elements in one vectorised loop: enough independent work to hide latency.
@@ -103,9 +104,18 @@ def parallelize(
     machine: CpuDescription,
     operations: float,
     lanes: int,
+    decisions: Decisions = CLOSED_FORM,
+    name: str = "threads",
 ) -> None:
-    """Fuses ``outer`` and hands it to the threads when the work is worth it."""
-    if not outer or not worth_threads(machine, operations, lanes):
+    """Fuses ``outer`` and hands it to the threads when the work is worth it.
+
+    The decision is called ``name``; it is none where there is one core or one iteration.
+    """
+    worth = worth_threads(machine, operations, lanes)
+    extents = [static_extent(sch.get(loop).extent) for loop in outer]
+    if machine.cores > 1 and any(extent != 1 for extent in extents):
+        worth = bool(decisions.pick(name, (0, 1), int(worth)))
+    if not outer or not worth:
         return
     fused = sch.fuse(*outer) if len(outer) > 1 else outer[0]
     extent = static_extent(sch.get(fused).extent)

@@ -100,13 +100,13 @@ def chunks(extent: int, length: int, like: tirx.Var) -> tuple[Axis, tvm.ir.Expr]
     return axis, start
 
 
-def vector_chunk(extent: int, lanes: int) -> int:
+def vector_chunk(extent: int, lanes: int, registers: int = REGISTERS_PER_VECTOR_LOOP) -> int:
     """Elements of a vectorised loop: a power of two, several registers where little is repeated."""
     if extent < lanes:
         return 1 << (extent.bit_length() - 1)
     best = lanes
     length = 2 * lanes
-    while length <= min(extent, REGISTERS_PER_VECTOR_LOOP * lanes):
+    while length <= min(extent, registers * lanes):
         done = -(-extent // length) * length
         if done - extent <= _MAX_REPEATED * extent:
             best = length
@@ -114,28 +114,44 @@ def vector_chunk(extent: int, lanes: int) -> int:
     return best
 
 
-def vector_loops(nest: Nest, lanes: int, once: bool) -> list[tuple[list[Axis], tirx.Stmt]]:
+def vector_cut(nest: Nest, lanes: int, once: bool, registers: int) -> tuple[tuple[int, int], ...]:
+    """First elements and lengths of the vectors of the innermost loop of ``nest``.
+
+    They cover all of it, or it is a loop over vectors of the only length there is.
+    """
+    once = _only_once(nest, once)
+    extent = nest.axes[-1].extent
+    # Code for functions is long: it is written once, and short loops are not written out.
+    short = extent <= _UNROLLED_REGISTERS * lanes and not count_calls(nest.store.value)
+    if short or (once and extent < lanes):
+        return tuple(vector_pieces(extent, lanes, once, registers))
+    return ((0, vector_chunk(extent, lanes, registers)),)
+
+
+def vector_loops(
+    nest: Nest, lanes: int, once: bool, registers: int = REGISTERS_PER_VECTOR_LOOP
+) -> list[tuple[list[Axis], tirx.Stmt]]:
     """The innermost loop of ``nest`` in vectors: outer loops and bodies, one after the other.
 
-    With ``once``, or when the nest reads its own result, no element is computed twice.
+    A vector has ``registers`` times ``lanes`` elements at most. With ``once``, or when the nest
+    reads its own result, no element is computed twice.
     """
     *outer, axis = nest.axes
-    once = once or any(load.source.same_as(nest.store.buffer) for load in nest.loads())
-    # Code for functions is long: it is written once, and short loops are not written out.
-    short = axis.extent <= _UNROLLED_REGISTERS * lanes and not count_calls(nest.store.value)
-    if short or (once and axis.extent < lanes):
-        pieces = vector_pieces(axis.extent, lanes, once)
+    pieces = vector_cut(nest, lanes, once, registers)
+    _, length = pieces[0]
+    if len(pieces) > 1 or length == axis.extent:
         return [(outer, sequence([_vector(nest, *piece) for piece in pieces]))]
-    length = vector_chunk(axis.extent, lanes)
     done = axis.extent // length * length
-    if length == axis.extent:
-        return [(outer, _vector(nest, tirx.const(0, str(axis.var.ty)), length))]
-    if not once or done == axis.extent:
+    if not _only_once(nest, once) or done == axis.extent:
         chunk, start = chunks(axis.extent, length, axis.var)
         return [([*outer, chunk], _vector(nest, start, length))]
     chunk, start = chunks(done, length, axis.var)
     whole = ([*outer, chunk], _vector(nest, start, length))
     return [whole, _tail(nest, done, lanes)]
+
+
+def _only_once(nest: Nest, once: bool) -> bool:
+    return once or any(load.source.same_as(nest.store.buffer) for load in nest.loads())
 
 
 def _tail(nest: Nest, start: int, lanes: int) -> tuple[list[Axis], tirx.Stmt]:
@@ -161,7 +177,9 @@ def _at(nest: Nest, values: dict[tirx.Var, Any]) -> tirx.BufferStore:
     return nest.with_expressions(lambda expr: substitute(expr, values)).store
 
 
-def vector_pieces(extent: int, lanes: int, once: bool = False) -> list[tuple[int, int]]:
+def vector_pieces(
+    extent: int, lanes: int, once: bool = False, registers: int = REGISTERS_PER_VECTOR_LOOP
+) -> list[tuple[int, int]]:
     """First elements and lengths of vectors that cover a short loop.
 
     The last one laps over the one before, so as to be long, unless every element is to be computed
@@ -169,7 +187,7 @@ def vector_pieces(extent: int, lanes: int, once: bool = False) -> list[tuple[int
     """
     pieces: list[tuple[int, int]] = []
     start = 0
-    length = REGISTERS_PER_VECTOR_LOOP * lanes
+    length = registers * lanes
     while start < extent:
         rest = extent - start
         if rest < lanes and not once and rest & (rest - 1):

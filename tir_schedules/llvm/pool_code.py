@@ -11,10 +11,18 @@ from tvm import tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm.data_parallel import leaf_code
-from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
+from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP
 from tvm_ext.tir_schedules.llvm.nest import Nest, joined, simplified, substitute
-from tvm_ext.tir_schedules.llvm.nest_code import loop, loops_around, new_axis, sequence
-from tvm_ext.tir_schedules.llvm.sliding_window import Slide, Window, at_position
+from tvm_ext.tir_schedules.llvm.nest_code import (
+    loop,
+    loops_around,
+    new_axis,
+    sequence,
+    vector_cut,
+    walks_in_steps_of_one,
+)
+from tvm_ext.tir_schedules.llvm.sliding_window import Slide, at_position
+from tvm_ext.tir_schedules.llvm.window_kernel import WindowKernel
 
 # Windows of more rows are combined in a loop, not in one expression.
 _MAX_UNROLLED = 16
@@ -37,31 +45,27 @@ class PoolDecision:
     inside : tuple[int, ...]
         The kernel's output loops that are part of a row, such as channels that come last, in the
         order of the input. None of them is one along which the window slides.
+    vectors : int
+        Registers' worth of elements in the body of a loop over vectors, at most.
+    threads : bool
+        Whether rows are handed to threads.
     """
 
     along: int
     inside: tuple[int, ...]
+    vectors: int = REGISTERS_PER_VECTOR_LOOP
+    threads: bool = False
 
 
 class PoolCode:
-    """The code of one window, for flat views of its buffers.
+    """The code of a kernel's window, for flat views of its buffers."""
 
-    ``store`` writes a result; in its value, ``result`` stands for what the window gives. With
-    ``once``, no element of it may be computed twice.
-    """
-
-    def __init__(
-        self,
-        window: Window,
-        decision: PoolDecision,
-        store: tirx.BufferStore,
-        result: tirx.Var,
-        once: bool,
-    ) -> None:
-        self.window = window
-        self.store = store
-        self.once = once
-        self.result = result
+    def __init__(self, kernel: WindowKernel, decision: PoolDecision) -> None:
+        self.window = window = kernel.window
+        self.store = kernel.store
+        self.once = kernel.once
+        self.result = kernel.result
+        self.decision = decision
         self.along = window.slides[decision.along]
         self.across = [s for i, s in enumerate(window.slides) if i != decision.along]
         self.inside = [window.outputs[i] for i in decision.inside]
@@ -73,20 +77,37 @@ class PoolCode:
             (self.along.length * self.width,), str(window.start.ty), "combined"
         )
 
+    def rows(self) -> int:
+        """How many combined rows there are, which threads may share."""
+        return math.prod(axis.extent for axis in self.outside)
+
+    def operations(self) -> int:
+        """Elements that are combined in all rows, and along them."""
+        rows = math.prod(slide.position.extent for slide in self.across)
+        results = math.prod(axis.extent for axis in self.window.outputs)
+        return results * (rows * self.along.step + self.along.position.extent)
+
+    def vector_cuts(self, lanes: int, registers: int) -> list[tuple[tuple[int, int], ...]]:
+        """How loops over vectors are cut that have so many registers' worth in their bodies."""
+        nests = [*self._padding(), self._row_nest(self.window.start), self._walk()]
+        loops = [joined(simplified(nest)) for nest in nests]
+        return [
+            vector_cut(nest, lanes, self.once, registers)
+            for nest in loops
+            if walks_in_steps_of_one(nest)
+        ]
+
     def statement(self, machine: CpuDescription) -> tirx.Stmt:
         """All loops of the reduction."""
         lanes = machine.vector_lanes(str(self.row.dtype))
-        fill = self._padding(lanes)
+        fill = [self._loops(nest, lanes) for nest in self._padding()]
         walk = self._loops(self._walk(), lanes)
         body = sequence([tirx.AllocBuffer(self.row), *fill, self._combined(lanes), walk])
-        rows = math.prod(slide.position.extent for slide in self.across)
-        results = math.prod(axis.extent for axis in self.window.outputs)
-        work = results * (rows * self.along.step + self.along.position.extent)
-        threads = machine.cores if worth_threads(machine, work, lanes) else 1
-        return loops_around([a for a in self.outside if a.extent > 1], body, threads)
+        cores = machine.cores if self.decision.threads else 1
+        return loops_around([a for a in self.outside if a.extent > 1], body, cores)
 
     def _loops(self, nest: Nest, lanes: int) -> tirx.Stmt:
-        return leaf_code(joined(simplified(nest)), None, lanes, 1, self.once)
+        return leaf_code(joined(simplified(nest)), None, lanes, 1, self.once, self.decision.vectors)
 
     def _place(self, column: Any) -> Any:
         """Where in the combined row an element is."""
@@ -97,7 +118,7 @@ class PoolCode:
             place = place + axis.var * inner
         return place
 
-    def _padding(self, lanes: int) -> list[tirx.Stmt]:
+    def _padding(self) -> list[Nest]:
         ends = [(0, self.along.first), (self.along.last, self.along.length)]
         found = []
         for start, end in ends:
@@ -105,7 +126,7 @@ class PoolCode:
                 axis = new_axis("column", (end - start) * self.width, self.along.position.var)
                 place = axis.var + start * self.width
                 store = tirx.BufferStore(self.row, self.window.start, [place])
-                found.append(self._loops(Nest((axis,), store), lanes))
+                found.append(Nest((axis,), store))
         return found
 
     def _combined(self, lanes: int) -> tirx.Stmt:

@@ -2,42 +2,23 @@
 
 from dataclasses import dataclass
 
+import tvm
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.llvm.knobs import distinct
 from tvm_ext.tir_schedules.llvm.loop_nest import largest_divisor, worth_threads
 from tvm_ext.tir_schedules.llvm.row_code import sequence, with_body
-from tvm_ext.tir_schedules.llvm.row_decision import (
-    RowDecision,
-    decide_rows,
-    is_reduction_only,
-    operations,
-)
+from tvm_ext.tir_schedules.llvm.row_decision import decide_rows, operations
 from tvm_ext.tir_schedules.llvm.row_hoist import hoisted
-from tvm_ext.tir_schedules.llvm.row_kernel import RowKernel
+from tvm_ext.tir_schedules.llvm.row_kernel import RowKernel, is_reduction_only, product
 from tvm_ext.tir_schedules.llvm.row_nest import rows_nest
 from tvm_ext.tir_schedules.llvm.row_reader import read_rows
 from tvm_ext.tir_schedules.llvm.row_refusals import PRODUCT, refuse_early, refuse_rows
 from tvm_ext.tir_schedules.template import Machine, NotMine
-
-
-@dataclass(frozen=True)
-class ReductionDecision:
-    """How a reduction runs.
-
-    Attributes
-    ----------
-    rows : RowDecision
-        How the elements that are reduced to one result, and those results, run.
-    parts : int
-        Into how many parts each row is cut for threads, when there are too few rows for them; the
-        partial results are combined afterwards. 1 for none.
-    """
-
-    rows: RowDecision
-    parts: int
 
 
 @dataclass
@@ -55,9 +36,9 @@ class Reduction:
     name: str = "reduction"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decision: ReductionDecision | None = None
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
     ) -> s_tir.Schedule | NotMine:
-        """See ``Template.apply``; without ``decision`` it is ``decide_reduction``."""
+        """See ``Template.apply``."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         sch = s_tir.Schedule(func)
@@ -73,66 +54,98 @@ class Reduction:
         refusal = self._refuse(kernel)
         if refusal is not None:
             return refusal
-        decision = decision or decide_reduction(kernel, machine)
-        if decision.parts > 1:
-            scheduled = _in_parts(sch, func, machine, decision)
-            if scheduled is not None:
-                return scheduled
-        nest = rows_nest(hoisted(kernel), decision.rows)
-        return s_tir.Schedule(with_body(func, nest))
+        parts = decide_parts(sch, kernel, machine, decisions)
+        kernels, between = _in_parts(sch, func, parts) or ([kernel], [])
+        # What combines partial results is small.
+        nests = [
+            rows_nest(hoisted(stage), decide_rows(stage, machine, asked))
+            for stage, asked in zip(kernels, (decisions, CLOSED_FORM), strict=False)
+        ]
+        return s_tir.Schedule(with_body(func, sequence(nests), between))
 
     def _refuse(self, kernel: RowKernel) -> NotMine | None:
         refusal = refuse_rows(kernel, most_mixed=0)
         return None if self.products and refusal is PRODUCT else refusal
 
 
-def decide_reduction(kernel: RowKernel, machine: CpuDescription) -> ReductionDecision:
-    """The closed-form choice: rows are cut when they alone do not occupy all cores."""
+def decide_parts(
+    sch: s_tir.Schedule,
+    kernel: RowKernel,
+    machine: CpuDescription,
+    decisions: Decisions = CLOSED_FORM,
+) -> int:
+    """Into how many parts each row is cut for threads, or a few more; 1 for none.
+
+    The closed-form choice: rows are cut when they alone do not occupy all cores. Asks for other
+    ``parts`` where there are few rows; how these run is then asked for the parts of rows.
+    """
     rows = decide_rows(kernel, machine)
     tiles = kernel.count
     if rows.across:
         tiles = -(-tiles // (rows.lanes * min(rows.registers, 8)))
+    length = _reduced_length(sch)
+
+    def cut(parts: int) -> int:
+        return _cut(length, parts)
+
+    cores = machine.cores
     work = operations(kernel, rows.across, rows.lanes)
-    few = tiles < machine.cores and worth_threads(machine, work, rows.lanes)
-    return ReductionDecision(rows, machine.cores if few else 1)
+    few = tiles < cores and worth_threads(machine, work, rows.lanes)
+    default = cores if few and cut(cores) > 1 else 1
+    counts = [n * cores for n in (1, 2, 4)] if cores > 1 and tiles < 2 * cores else []
+    fitting = [n for n in counts if cut(n) > 1 and length >= n * rows.lanes]
+    return decisions.pick("parts", distinct([1, *fitting], default, cut), default)
 
 
 def _in_parts(
-    sch: s_tir.Schedule, func: tirx.PrimFunc, machine: CpuDescription, decision: ReductionDecision
-) -> s_tir.Schedule | None:
-    """Partial results of parts of the rows on threads, then their combination."""
-    blocks = kernel_blocks(sch)
-    reductions = [block for block in blocks if not is_data_parallel(sch, block)]
-    partial = _partial(sch, reductions[0], decision.parts) if len(reductions) == 1 else None
+    sch: s_tir.Schedule, func: tirx.PrimFunc, parts: int
+) -> tuple[list[RowKernel], list[tvm.ir.Var]] | None:
+    """Partial results of parts of the rows, then their combination; and where the former wait."""
+    reductions = reduction_blocks(sch)
+    partial = _partial(sch, reductions[0], parts) if parts > 1 else None
     if partial is None:
         return None
     stmts = [sch.get(block) for block in kernel_blocks(sch)]
     stage = next(i for i, s in enumerate(stmts) if s.same_as(sch.get(partial))) + 1
     between = [write.source for write in sch.get(partial).writes]
     outside = [*func.params, *between]
-    nests = []
+    kernels = []
     for part in (stmts[:stage], stmts[stage:]):
         kernel = read_rows(part, outside)
         if isinstance(kernel, NotMine):
             return None
-        rows = decide_rows(kernel, machine)
-        nests.append(rows_nest(hoisted(kernel), rows))
-    return s_tir.Schedule(with_body(func, sequence(nests), between))
+        kernels.append(kernel)
+    return kernels, between
+
+
+def _reduced_length(sch: s_tir.Schedule) -> int:
+    """Steps of the only reduction; 1 when it is not the only one."""
+    reductions = reduction_blocks(sch)
+    pairs = _loops_and_kinds(sch, reductions[0]) if len(reductions) == 1 else []
+    reducing = [loop for loop, kind in pairs if kind == tirx.IterVar.CommReduce]
+    return product(int(sch.get(loop).extent) for loop in reducing)
+
+
+def _cut(length: int, parts: int) -> int:
+    """In how many equal parts a row of ``length`` is cut for ``parts`` or a few more; or 1."""
+    count = largest_divisor(length, 4 * parts)
+    return count if count >= parts else 1
+
+
+def _loops_and_kinds(sch: s_tir.Schedule, block: SBlockRV) -> list[tuple[LoopRV, int]]:
+    """The loops of a block with the kind of iteration of each; none where they are not one each."""
+    loops = list(sch.get_loops(block))
+    kinds = [iter_var.iter_type for iter_var in sch.get(block).iter_vars]
+    return list(zip(loops, kinds, strict=True)) if len(loops) == len(kinds) else []
 
 
 def _partial(sch: s_tir.Schedule, block: SBlockRV, parts: int) -> SBlockRV | None:
-    """Cuts the loops that reduce into ``parts``, or a few more; None where they do not divide."""
-    loops = list(sch.get_loops(block))
-    kinds = [iter_var.iter_type for iter_var in sch.get(block).iter_vars]
-    if len(loops) != len(kinds):
-        return None
-    pairs = list(zip(loops, kinds, strict=True))
+    """Cuts the loops that reduce into ``parts``, or a few more."""
+    pairs = _loops_and_kinds(sch, block)
     reducing = [loop for loop, kind in pairs if kind == tirx.IterVar.CommReduce]
     sch.reorder(*(loop for loop, kind in pairs if kind == tirx.IterVar.DataPar), *reducing)
     fused = sch.fuse(*reducing) if len(reducing) > 1 else reducing[0]
-    count = largest_divisor(int(sch.get(fused).extent), 4 * parts)
-    if count < parts:
-        return None
+    count = _cut(int(sch.get(fused).extent), parts)
     for other in kernel_blocks(sch):
         if not sch.get_loops(other):
             # TVM cannot put the partial results before a block without a loop.

@@ -17,6 +17,7 @@ from tvm_ext.tir_schedules.block_access import (
     buffer_bytes,
     operands_of,
 )
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.borders import split_at_borders
 from tvm_ext.tir_schedules.llvm.column_panel import column_panel
 from tvm_ext.tir_schedules.llvm.inlining import (
@@ -33,6 +34,9 @@ from tvm_ext.tir_schedules.llvm.transposed_operand import turn_operand
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
+# Steps of the innermost reduction that a tuner may unroll, in full where it has no more.
+STEPS_UNROLLED = (2, 3, 4)
+
 
 class RegisterTile:
     """Kernels with one reduction: matmul, convolution, pooling, sums over strided axes."""
@@ -40,9 +44,13 @@ class RegisterTile:
     name = "register tile"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decision: TileDecision | None = None
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
     ) -> s_tir.Schedule | NotMine:
-        """See ``Template.apply``; ``decision`` replaces the closed-form one."""
+        """See ``Template.apply``.
+
+        Decisions: those of ``decide_tile``, ``column_panel`` and ``padding_stage``;
+        ``columns_first``, the order of the tiles; ``packed``; ``reduction_unroll``; ``threads``.
+        """
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         sch = s_tir.Schedule(func)
@@ -51,24 +59,24 @@ class RegisterTile:
         if isinstance(access, NotMine):
             return access
         dtype = str(sch.get(access.block).writes[0].source.dtype)
-        closed = decide_tile(access, machine, dtype)
-        if isinstance(closed, NotMine):
-            turned = turn_operand(sch, access)
-            access = access if turned is None else turned
-            closed = decide_tile(access, machine, dtype)
-        if isinstance(closed, NotMine):
-            return closed
-        decision = decision or closed
+        decision = decide_tile(access, machine, dtype, decisions)
+        if isinstance(decision, NotMine):
+            access = turn_operand(sch, access) or access
+            decision = decide_tile(access, machine, dtype, decisions)
+        if isinstance(decision, NotMine):
+            return decision
         blocks = kernel_blocks(sch)
         anchor = access.block
         others = [block for block in blocks if not sch.get(block).same_as(sch.get(anchor))]
         write_back = self._write_back_block(sch, anchor, access)
         columns_first = _columns_outermost(sch, access, decision, machine)
-        stage = column_panel(sch, access, decision, machine, columns_first)
-        _pack_operands(sch, access, decision, stage is None)
+        stage = column_panel(sch, access, decision, machine, columns_first, decisions)
+        if stage is None and _has_two_orders(access, decision):
+            columns_first = bool(decisions.pick("columns_first", (0, 1), int(columns_first)))
+        sch = _packed(sch, access, decision, stage is None, decisions)
         if stage is None and not columns_first:
-            stage = padding_stage(sch, access, decision.rows, machine)
-        tile_loop = self._tile(sch, access, decision, machine, columns_first, stage)
+            stage = padding_stage(sch, access, decision.rows, machine, decisions)
+        tile_loop = self._tile(sch, access, decision, machine, columns_first, stage, decisions)
         done = [stage.block] if stage is not None else []
         if self._place_write_back(sch, write_back, tile_loop):
             done.append(write_back)
@@ -99,6 +107,7 @@ class RegisterTile:
         machine: CpuDescription,
         columns_first: bool,
         stage: OperandStage | None,
+        decisions: Decisions,
     ) -> LoopRV:
         """Splits and orders the loops; returns the loop in which one tile is finished."""
         loops = list(sch.get_loops(access.block))
@@ -121,7 +130,7 @@ class RegisterTile:
                 blocks, outer = [*outer, block], []
             outer.append(split)
             rows.append(row)
-        reduction = [loops[axis] for axis in access.reduction]
+        reduction = _reduction_loops(sch, access, loops, decisions)
         if stage is not None and stage.per_column:
             blocks.append(vector_outer)
         else:
@@ -133,7 +142,7 @@ class RegisterTile:
             parallel = sch.fuse(*blocks) if len(blocks) > 1 else blocks[0]
             write_stage(sch, stage, parallel, lanes)
         flatten(sch, [*rows, vector])
-        parallelize(sch, [parallel], machine, access.trip_count(), lanes)
+        parallelize(sch, [parallel], machine, access.trip_count(), lanes, decisions)
         init = sch.decompose_reduction(access.block, reduction[0])
         flatten(sch, list(sch.get_loops(init))[-len(rows) - 1 :])
         return tiles
@@ -177,9 +186,49 @@ def schedule_beside(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescriptio
         split_at_borders(sch, *branching)
 
 
+def _reduction_loops(
+    sch: s_tir.Schedule, access: BlockAccess, loops: list[LoopRV], decisions: Decisions
+) -> list[LoopRV]:
+    """The loops that reduce, and if so decided a few steps of the innermost, unrolled."""
+    reduction = [loops[axis] for axis in access.reduction]
+    repeated = [axis for axis in access.reduction if access.extents[axis] > 1]
+    if not repeated:
+        return reduction
+    extent = access.extents[repeated[-1]]
+    options = [1, *(steps for steps in STEPS_UNROLLED if extent % steps == 0)]
+    steps = decisions.pick("reduction_unroll", options, 1)
+    if steps == 1:
+        return reduction
+    outer, inner = sch.split(loops[repeated[-1]], factors=[None, steps])
+    sch.unroll(inner)
+    reduction[access.reduction.index(repeated[-1])] = outer
+    return [*reduction, inner]
+
+
+def _has_two_orders(access: BlockAccess, decision: TileDecision) -> bool:
+    """Whether there are several tiles both along the columns and along other loops."""
+    sizes = {**decision.rows, decision.vector_axis: decision.columns}
+    tiled = [axis for axis in access.spatial if access.extents[axis] > sizes.get(axis, 1)]
+    return decision.vector_axis in tiled and len(tiled) > 1
+
+
+def _packed(
+    sch: s_tir.Schedule,
+    access: BlockAccess,
+    decision: TileDecision,
+    columns: bool,
+    decisions: Decisions,
+) -> s_tir.Schedule:
+    """``sch``, or a copy of it in which an operand is packed."""
+    packed = sch.copy()
+    if not _pack_operands(packed, access, decision, columns):
+        return sch
+    return packed if decisions.pick("packed", (0, 1), 1) else sch
+
+
 def _pack_operands(
     sch: s_tir.Schedule, access: BlockAccess, decision: TileDecision, columns: bool
-) -> None:
+) -> bool:
     """Packs by tiles what ``columns`` select, or else what the rows select, if it is constant.
 
     With channels first the columns are pixels, and the rows select weights.
@@ -189,7 +238,8 @@ def _pack_operands(
         for index, strides in enumerate(access.read_strides):
             along = {spatial for spatial in access.spatial if strides[spatial] != 0}
             if along == {axis} and pack_operand(sch, access.block, index, axis, size):
-                return
+                return True
+    return False
 
 
 def _result_count(access: BlockAccess) -> int:

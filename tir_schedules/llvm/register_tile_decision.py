@@ -5,11 +5,15 @@ from dataclasses import dataclass
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import BlockAccess
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.loop_nest import largest_divisor, vector_length
 from tvm_ext.tir_schedules.template import NotMine
 
 # Accumulators that keep the multiply-add units busy: latency times units, doubled for comfort.
 ENOUGH_ACCUMULATORS = 8
+
+# Vectors of columns that a tuner may try, and more of them for a tile of a single row.
+VECTORS_TRIED, VECTORS_TRIED_IN_ONE_ROW = (1, 2, 3, 4), (6, 8)
 
 # Bytes after which addresses fall into the same set of L1, and lines that a set holds at least: a
 # page, since L1 is looked up while the page is, and eight on all but the oldest CPUs.
@@ -35,36 +39,100 @@ class TileDecision:
     rows: dict[int, int]
 
 
-def decide_tile(access: BlockAccess, machine: CpuDescription, dtype: str) -> TileDecision | NotMine:
-    """The closed-form choice: two vectors wide, as many rows as leave registers for operands."""
+def decide_tile(
+    access: BlockAccess,
+    machine: CpuDescription,
+    dtype: str,
+    decisions: Decisions = CLOSED_FORM,
+) -> TileDecision | NotMine:
+    """In closed form two vectors wide, and as many rows as leave registers for operands.
+
+    Decisions: ``columns``, and ``rows_0``, ``rows_1`` and so on by the loop's position.
+    """
     vector_axis = _vector_axis(access)
     if vector_axis is None:
         return NotMine("no data-parallel loop walks the output and the inputs without a stride")
     lanes = machine.vector_lanes(dtype)
-    wide = [_tile_of(access, machine, vector_axis, lanes, vectors) for vectors in (2, 4)]
+    extent = access.extents[vector_axis]
+    wide = [
+        _tile_of(access, machine, vector_axis, lanes, vector_length(extent, lanes, vectors))
+        for vectors in (2, 4)
+    ]
     # Few rows (small batches, a single vector): more columns, so that no sum waits for itself.
     enough = (tile for tile in wide if _accumulators(tile, lanes) >= ENOUGH_ACCUMULATORS)
-    return next(enough, wide[-1])
+    closed = next(enough, wide[-1])
+    axes = [axis for axis in _row_axes(access, vector_axis) if access.extents[axis] > 1]
+    tried = column_options(extent, lanes, one_row=not axes)
+    columns = decisions.pick("columns", tried, closed.columns)
+    tile = _tile_of(access, machine, vector_axis, lanes, columns)
+    rows = _picked_rows(access, axes, tile.rows, row_limit(machine, columns, lanes, 0), decisions)
+    return TileDecision(vector_axis, columns, rows)
+
+
+def column_options(extent: int, lanes: int, one_row: bool = False) -> set[int]:
+    """Columns worth a try: those that leave no rest, in whole vectors where that is possible.
+
+    Where it is not, and the best that fits into a vector is a poor one, longer odd lengths.
+    """
+    counts = (*VECTORS_TRIED, *VECTORS_TRIED_IN_ONE_ROW) if one_row else VECTORS_TRIED
+    options = {vector_length(extent, lanes, count) for count in counts}
+    longest = min(extent, VECTORS_TRIED[-1] * lanes)
+    if 2 * max(options) < lanes:
+        options |= {n for n in range(lanes + 1, longest + 1) if extent % n == 0}
+    return options
+
+
+def row_limit(machine: CpuDescription, columns: int, lanes: int, broadcasts: int) -> int:
+    """Rows that fit into the registers beside one row of operands and ``broadcasts`` vectors."""
+    vectors = max(1, -(-columns // lanes))
+    return max(1, (vector_registers(machine) - vectors - broadcasts) // vectors)
+
+
+def row_options(extent: int, limit: int) -> set[int]:
+    """Sizes worth a try: divisors, and among the large ones even parts that leave a rest."""
+    dividing = {size for size in range(1, min(extent, limit) + 1) if extent % size == 0}
+    large = range(limit // 2 + 1, min(extent, limit) + 1)
+    return dividing | {size for size in large if size == -(-extent // -(-extent // size))}
+
+
+def _picked_rows(
+    access: BlockAccess,
+    axes: list[int],
+    closed: dict[int, int],
+    limit: int,
+    decisions: Decisions,
+) -> dict[int, int]:
+    """``closed``, or other rows of which at most ``limit`` are in the tile."""
+    rows: dict[int, int] = {}
+    is_closed = True
+    for axis in axes:
+        extent, own = access.extents[axis], closed.get(axis, 1)
+        default = own if is_closed else largest_divisor(extent, limit)
+        size = decisions.pick(f"rows_{axis}", row_options(extent, limit), default)
+        is_closed = is_closed and size == own
+        limit //= size
+        if size > 1:
+            rows[axis] = size
+    return rows
 
 
 def _tile_of(
-    access: BlockAccess, machine: CpuDescription, vector_axis: int, lanes: int, registers: int
+    access: BlockAccess, machine: CpuDescription, vector_axis: int, lanes: int, columns: int
 ) -> TileDecision:
-    """The tile with up to ``registers`` vectors of columns and as many rows as then fit."""
-    columns = vector_length(access.extents[vector_axis], lanes, registers)
+    """The tile with so many columns, and in closed form as many rows as then fit."""
     vectors = max(1, -(-columns // lanes))
-    # One vector a column of operands, and one for the broadcast value of a row.
-    row_limit = max(1, (vector_registers(machine) - vectors - 1) // vectors)
-    axes = list(reversed(_reuse_axes(access, vector_axis)))
-    dividing = row_limit
+    # One vector for the broadcast value of a row.
+    limit = row_limit(machine, columns, lanes, 1)
+    axes = _row_axes(access, vector_axis)
+    dividing = limit
     if axes:
-        dividing = min(row_limit, _rows_in_l1(access, vector_axis, axes, packed=True))
-        row_limit = min(row_limit, _rows_in_l1(access, vector_axis, axes, packed=False))
+        dividing = min(limit, _rows_in_l1(access, vector_axis, axes, packed=True))
+        limit = min(limit, _rows_in_l1(access, vector_axis, axes, packed=False))
     rows = _dividing_rows(access, axes, dividing)
     if axes and math.prod(rows.values()) * vectors < ENOUGH_ACCUMULATORS:
         extents = {axis: access.extents[axis] for axis in axes}
-        longest = max(axes, key=lambda axis: min(extents[axis], row_limit))
-        rest = {longest: rows_with_rest(extents[longest], row_limit)}
+        longest = max(axes, key=lambda axis: min(extents[axis], limit))
+        rest = {longest: rows_with_rest(extents[longest], limit)}
         rows = max(rows, rest, key=lambda chosen: math.prod(chosen.values()))
     return TileDecision(vector_axis, columns, rows)
 
@@ -135,11 +203,14 @@ def _vector_axis(access: BlockAccess) -> int | None:
     return max(fitting, key=lambda axis: access.extents[axis], default=None)
 
 
-def _reuse_axes(access: BlockAccess, vector_axis: int) -> list[int]:
-    """Spatial loops along which a vector that was loaded once serves several outputs."""
+def _row_axes(access: BlockAccess, vector_axis: int) -> list[int]:
+    """Spatial loops along which a vector that was loaded once serves several outputs.
+
+    The innermost first: its rows are the nearest to each other in memory.
+    """
     vectors = [strides for strides in access.read_strides if strides[vector_axis] == 1]
     return [
         axis
-        for axis in access.spatial
+        for axis in reversed(access.spatial)
         if axis != vector_axis and any(strides[axis] == 0 for strides in vectors)
     ]

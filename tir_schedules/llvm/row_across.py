@@ -6,16 +6,11 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.row_code import (
-    Body,
-    Writer,
-    assign,
-    sequence,
-    stretches,
-)
+from tvm_ext.tir_schedules.llvm.row_code import Body, Writer, assign, sequence
 from tvm_ext.tir_schedules.llvm.row_combine import accumulated
 from tvm_ext.tir_schedules.llvm.row_decision import RowDecision
 from tvm_ext.tir_schedules.llvm.row_kernel import Axis, RowBlock, RowKernel, buffer_key, product
+from tvm_ext.tir_schedules.llvm.row_stretches import stretches, stretches_across
 from tvm_ext.tir_schedules.llvm.row_strides import dense_suffix, unfused
 
 # Vectors of one statement: accumulators of a reduction stay in registers, and hide its latency.
@@ -34,25 +29,14 @@ class AcrossRows(Writer):
         first = dense_suffix(self.kernel, rows, self.kernel.blocks)
         outer, inner = rows[:first], rows[first:]
         count = product(axis.extent for axis in outer)
-        parts = self._tiles(product(axis.extent for axis in inner), count)
-        if count >= self.decision.chunks:
+        decision = self.decision
+        length = product(axis.extent for axis in inner)
+        parts = stretches_across(length, count, decision.lanes, decision.registers, decision.chunks)
+        if count >= decision.chunks:
             # Whole groups of rows for each thread: the narrow tiles are spread as well.
             return self._over_groups(outer, inner, count, parts)
         nests = [self._over_tiles(outer, inner, count, part) for part in parts]
         return sequence(nests)
-
-    def _tiles(self, length: int, groups: int) -> list[tuple[int, int, int]]:
-        """Stretches of rows, as even as vectors allow: the last one is not to be a small rest.
-
-        Where the tiles are what threads share, there are as many equal ones for each, and a rest.
-        """
-        lanes, chunks = self.decision.lanes, self.decision.chunks
-        vectors = -(-length // lanes)
-        tiles = -(-vectors // self.decision.registers)
-        if groups < chunks and length // lanes >= chunks:
-            tiles = -(-tiles // chunks) * chunks
-            return stretches(length, [lanes * max(1, length // lanes // tiles)])
-        return stretches(length, [lanes * -(-vectors // tiles)])
 
     def _over_groups(
         self, outer: Sequence[Axis], inner: Sequence[Axis], count: int, parts: Any

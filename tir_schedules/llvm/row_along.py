@@ -6,28 +6,24 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm_ffi import structural_equal
 
-from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.row_code import Writer, assign, sequence, stretches
+from tvm_ext.tir_schedules.llvm.row_code import Writer, assign, sequence
 from tvm_ext.tir_schedules.llvm.row_combine import Combine, accumulated, combine_of
 from tvm_ext.tir_schedules.llvm.row_decision import RowDecision
 from tvm_ext.tir_schedules.llvm.row_kernel import (
     Axis,
     RowBlock,
     RowKernel,
-    Store,
     buffer_key,
-    loads_of,
     product,
-    substituted,
 )
+from tvm_ext.tir_schedules.llvm.row_passes import partial_size, passes_of, row_in_output
+from tvm_ext.tir_schedules.llvm.row_stretches import stretches
 from tvm_ext.tir_schedules.llvm.row_strides import dense_suffix, unfused
 
 SERIAL = tirx.ForKind.SERIAL
 ColumnBody = Callable[[dict[int, Any], Any], tirx.Stmt]
 Columns = tuple[Sequence[Axis], Sequence[Axis]]
-Pass = tuple[RowBlock | None, RowBlock]
 
 
 class AlongRows(Writer):
@@ -72,37 +68,9 @@ class _Row(Writer):
 
     def __init__(self, kernel: RowKernel, decision: RowDecision) -> None:
         super().__init__(kernel, decision)
-        if decision.in_output:
-            self._use_output()
-
-    def _use_output(self) -> None:
-        """Lets the row that the last block only reads where it writes wait in the output."""
-        last = self.kernel.blocks[-1]
-        store = last.stores[0]
-        out = buffer_key(store.buffer)
-        if last.starts or out in self.kernel.inner or not last.columns:
-            return
-        writers = [s for block in self.kernel.blocks for s in block.stores]
-        if sum(buffer_key(s.buffer) == out for s in writers) > 1:
-            return
-        if any(buffer_key(load.source) == out for load in self.kernel.loads()):
-            return
-        for load in loads_of(store.value):
-            if self._fits_output(load, store):
-                self.aliases[buffer_key(load.source)] = store.buffer
-                return
-
-    def _fits_output(self, load: tvm.ir.TensorLoad, store: Store) -> bool:
-        buffer = load.source
-        key = buffer_key(buffer)
-        reads = [n for n in loads_of(store.value) if buffer_key(n.source) == key]
-        return (
-            key in self.kernel.inner
-            and str(buffer.dtype) == str(store.buffer.dtype)
-            and [static_extent(s) for s in buffer.shape]
-            == [static_extent(s) for s in store.buffer.shape]
-            and all(structural_equal(list(n.indices), list(store.indices)) for n in reads)
-        )
+        waiting = row_in_output(kernel) if decision.in_output else None
+        if waiting is not None:
+            self.aliases[buffer_key(waiting[0])] = waiting[1]
 
     def block(
         self, block: RowBlock, before: RowBlock | None, values: dict[int, Any]
@@ -181,7 +149,8 @@ class _Row(Writer):
         columns = self._split_columns([block] if before is None else [block, before])
         # What comes before takes long enough to hide the latency of one accumulator.
         registers = self.decision.registers if before is None else 1
-        lanes, size = self._partial_size(columns[1], registers)
+        length = product(axis.extent for axis in columns[1])
+        lanes, size = partial_size(length, self.decision.lanes, registers)
         partial = self.partial(block, size)
         buffers = [store.buffer for store in block.stores]
 
@@ -202,14 +171,6 @@ class _Row(Writer):
             ),
         ]
 
-    def _partial_size(self, inner: Sequence[Axis], registers: int) -> tuple[int, int]:
-        """Lanes of a vector and of all partial results: powers of two, no more than the row has."""
-        length = product(axis.extent for axis in inner)
-        lanes = min(self.decision.lanes, 1 << (length - 1).bit_length())
-        while registers > 1 and registers * lanes > length:
-            registers //= 2
-        return lanes, registers * lanes
-
     def _halved(
         self, partial: Sequence[tvm.ir.Var], combine: Combine, size: int
     ) -> list[tirx.Stmt]:
@@ -225,38 +186,3 @@ class _Row(Writer):
 
             steps.append(self.vector(size, step))
         return steps
-
-
-def passes_of(kernel: RowKernel) -> list[Pass]:
-    """The blocks, each with the one before it when both can share a pass over the row.
-
-    That is so when a reduction reads exactly the element that was just computed: the exponentials
-    of a softmax and their sum.
-    """
-    passes: list[Pass] = []
-    for block in kernel.blocks:
-        before = _shared(passes[-1][1], block) if passes and passes[-1][0] is None else None
-        if before is not None:
-            passes.pop()
-        passes.append((before, block))
-    return passes
-
-
-def _shared(before: RowBlock, block: RowBlock) -> RowBlock | None:
-    """``before`` in the columns of ``block``; None when they cannot share a pass."""
-    extents = [axis.extent for axis in block.columns]
-    if before.starts or not block.starts or [a.extent for a in before.columns] != extents:
-        return None
-    if not extents or len(before.stores) != 1:
-        return None
-    pairs = zip(before.columns, block.columns, strict=True)
-    values: dict[int, Any] = {buffer_key(old.var): new.var for old, new in pairs}
-    (store,) = before.stores
-    indices = tuple(substituted(index, values) for index in store.indices)
-    key = buffer_key(store.buffer)
-    loads = [load for s in block.stores for load in loads_of(s.value)]
-    reads = [list(load.indices) for load in loads if buffer_key(load.source) == key]
-    if not reads or not all(structural_equal(read, list(indices)) for read in reads):
-        return None
-    moved = Store(store.buffer, indices, substituted(store.value, values))
-    return RowBlock(block.columns, (moved,), ())

@@ -153,20 +153,6 @@ class Writer:
         return self.loop(-(-count // size), part, tirx.ForKind.PARALLEL)
 
 
-def stretches(length: int, widths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(start, how many, width): the whole of ``length`` in parts of each width, and the rest."""
-    found = []
-    start = 0
-    for width in widths:
-        count = (length - start) // width
-        if count:
-            found.append((start, count, width))
-            start += count * width
-    if start < length:
-        found.append((start, 1, length - start))
-    return found
-
-
 def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
     """One statement for several."""
     return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))

@@ -1,14 +1,23 @@
 """How the rows of a kernel run, by a closed-form rule over the machine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import tvm
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.inlining import count_calls
+from tvm_ext.tir_schedules.llvm.knobs import distinct, pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import CYCLES_PER_CALL, worth_threads
-from tvm_ext.tir_schedules.llvm.row_kernel import RowKernel, buffer_key, product
+from tvm_ext.tir_schedules.llvm.row_kernel import (
+    RowKernel,
+    buffer_key,
+    is_reduction_only,
+    product,
+)
+from tvm_ext.tir_schedules.llvm.row_options import AcrossOptions, AlongOptions, ways
 from tvm_ext.tir_schedules.llvm.row_strides import is_dense
 
 # Accumulators of a reduction: latency of an add times the adds that start in a cycle.
@@ -59,17 +68,48 @@ class RowDecision:
     in_output: bool = True
 
 
-def decide_rows(kernel: RowKernel, machine: CpuDescription) -> RowDecision:
-    """The closed-form choice."""
+def decide_rows(
+    kernel: RowKernel, machine: CpuDescription, decisions: Decisions = CLOSED_FORM
+) -> RowDecision:
+    """The closed-form choice.
+
+    Asks whether to run ``across`` the rows, for ``registers`` and ``threads`` and, with these, for
+    ``chunks``; along the rows also for ``together`` and ``in_output``.
+    """
     lanes = _lanes(kernel, machine)
-    across = _runs_across(kernel, lanes)
-    chunks = (
-        machine.cores if worth_threads(machine, operations(kernel, across, lanes), lanes) else 1
-    )
+    runs_across = _runs_across(kernel, lanes)
+    across = bool(decisions.pick("across", ways(kernel, lanes), int(runs_across)))
+    busy = worth_threads(machine, operations(kernel, across, lanes), lanes)
     if across:
-        return RowDecision(True, lanes, _registers_across(kernel, machine, lanes), chunks)
+        tiles = AcrossOptions(kernel, lanes, machine.cores if busy else 1)
+        default = _registers_across(kernel, machine, lanes)
+        most = max(default, machine.l2_bytes // (2 * _bytes_waiting(kernel) * lanes))
+        registers = decisions.pick("registers", tiles.registers(default, most), default)
+        chunks = _chunks(lambda n: tiles.shared(registers, n), busy, machine, decisions)
+        return RowDecision(True, lanes, registers, chunks)
+    row = AlongOptions(kernel, lanes)
     registers, together = _registers_along(kernel, lanes)
-    return RowDecision(False, lanes, registers, chunks, together)
+    registers = decisions.pick("registers", row.registers(registers), registers)
+    together = decisions.pick("together", row.together(registers, together), together)
+    in_output = bool(decisions.pick("in_output", row.in_output(), 1))
+    chunks = _chunks(lambda _: row.shared(together), busy, machine, decisions)
+    return RowDecision(False, lanes, registers, chunks, together, in_output)
+
+
+def _chunks(
+    shared: Callable[[int], int], busy: bool, machine: CpuDescription, decisions: Decisions
+) -> int:
+    """In how many parts rows are handed to threads: ``shared(parts)`` tiles of them."""
+    cores = machine.cores
+    if not pick_threads(decisions, machine, lambda: shared(cores), busy):
+        return 1
+
+    def outcome(parts: int) -> tuple[int, int]:
+        count = shared(parts)
+        return count, -(-count // min(parts, count))
+
+    options = (n for n in distinct((2 * cores, 4 * cores), cores, outcome) if shared(cores) > 1)
+    return decisions.pick("chunks", options, cores)
 
 
 def operations(kernel: RowKernel, across: bool, lanes: int) -> float:
@@ -81,11 +121,6 @@ def operations(kernel: RowKernel, across: bool, lanes: int) -> float:
         if block.starts and not across:
             total += kernel.count * len(block.stores) * CYCLES_PER_COMBINATION * lanes
     return total
-
-
-def is_reduction_only(kernel: RowKernel) -> bool:
-    """Whether the kernel computes nothing but values of whole rows."""
-    return all(block.starts or not block.columns for block in kernel.blocks)
 
 
 def _lanes(kernel: RowKernel, machine: CpuDescription) -> int:
@@ -130,15 +165,21 @@ def _registers_across(kernel: RowKernel, machine: CpuDescription, lanes: int) ->
         share = -(-kernel.count // (lanes * machine.cores))
         return max(WIDE_ACCUMULATORS, min(share, STREAMED_VECTORS))
     # Rows that wait for a later block are to stay in L1.
-    waiting = sum(
-        product(static_extent(b.shape[d]) or 1 for d in kernel.inner[buffer_key(b)])
-        * tvm.DataType(str(b.dtype)).bits
-        // 8
-        for b in {buffer_key(s.buffer): s.buffer for k in kernel.blocks for s in k.stores}.values()
-        if buffer_key(b) in kernel.inner
-    )
-    fitting = machine.l1d_bytes // (2 * max(waiting, 1) * lanes)
+    fitting = machine.l1d_bytes // (2 * _bytes_waiting(kernel) * lanes)
     return 1 << max(0, min(fitting, ACCUMULATORS).bit_length() - 1)
+
+
+def _bytes_waiting(kernel: RowKernel) -> int:
+    """What one row keeps for later blocks; 1 at least."""
+    buffers = {buffer_key(s.buffer): s.buffer for k in kernel.blocks for s in k.stores}
+    waiting = sum(
+        product(static_extent(buffer.shape[d]) or 1 for d in kernel.inner[key])
+        * tvm.DataType(str(buffer.dtype)).bits
+        // 8
+        for key, buffer in buffers.items()
+        if key in kernel.inner
+    )
+    return max(waiting, 1)
 
 
 def _bytes_read(kernel: RowKernel) -> int:

@@ -96,6 +96,11 @@ class RowKernel:
                 yield from loads_of(store.value)
 
 
+def is_reduction_only(kernel: RowKernel) -> bool:
+    """Whether the kernel computes nothing but values of whole rows."""
+    return all(block.starts or not block.columns for block in kernel.blocks)
+
+
 def product(values: Any) -> int:
     """The product of some integers."""
     result = 1

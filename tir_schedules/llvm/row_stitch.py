@@ -7,10 +7,12 @@ of the whole row in a register.
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.row_code import with_body
-from tvm_ext.tir_schedules.llvm.row_decision import RowDecision, decide_rows, is_reduction_only
+from tvm_ext.tir_schedules.llvm.row_decision import decide_rows
 from tvm_ext.tir_schedules.llvm.row_hoist import hoisted
+from tvm_ext.tir_schedules.llvm.row_kernel import is_reduction_only
 from tvm_ext.tir_schedules.llvm.row_nest import rows_nest
 from tvm_ext.tir_schedules.llvm.row_reader import read_rows
 from tvm_ext.tir_schedules.llvm.row_refusals import refuse_early, refuse_rows
@@ -23,9 +25,9 @@ class RowStitch:
     name = "row stitch"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decision: RowDecision | None = None
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
     ) -> s_tir.Schedule | NotMine:
-        """See ``Template.apply``; without ``decision`` it is that of ``decide_rows``."""
+        """See ``Template.apply``."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         sch = s_tir.Schedule(func)
@@ -42,5 +44,5 @@ class RowStitch:
         if is_reduction_only(kernel):
             return NotMine("no block uses a reduced row element by element")
         kernel = hoisted(kernel)
-        nest = rows_nest(kernel, decision or decide_rows(kernel, machine))
+        nest = rows_nest(kernel, decide_rows(kernel, machine, decisions))
         return s_tir.Schedule(with_body(func, nest))

@@ -9,15 +9,21 @@ from tvm.sym import detect_linear_equation
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.llvm.knobs import distinct, pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
-from tvm_ext.tir_schedules.llvm.row_code import sequence, stretches, with_body
+from tvm_ext.tir_schedules.llvm.row_code import sequence, with_body
 from tvm_ext.tir_schedules.llvm.row_combine import accumulated
 from tvm_ext.tir_schedules.llvm.row_kernel import Axis, buffer_key, substituted
 from tvm_ext.tir_schedules.llvm.row_reader import simplifier
+from tvm_ext.tir_schedules.llvm.row_stretches import stretches
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 # Scans that run at a time hide the latency of the add that each of them waits for.
 CHAINS = 4
+
+# Registers, or scans of a row each, that are worth trying.
+_CHAINS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -29,12 +35,12 @@ class ScanDecision:
     together : int
         Scans whose running results are in registers: neighbours in lanes where they lie side by
         side, else in unrolled statements.
-    chunks : int
-        Parts in which the scans are handed to threads; 1 for a serial loop.
+    threads : bool
+        Whether groups of scans are handed to threads.
     """
 
     together: int
-    chunks: int
+    threads: bool
 
 
 @dataclass(frozen=True)
@@ -52,6 +58,16 @@ class _Scans:
     first: tirx.BufferStore
     step: tirx.BufferStore
 
+    @property
+    def beside(self) -> int:
+        """Scans of which some run at a time."""
+        return self.after if self.after > 1 else self.before
+
+    @property
+    def others(self) -> int:
+        """How often there are so many."""
+        return self.before if self.after > 1 else 1
+
 
 class Scan:
     """Cumulative sums and products along one axis."""
@@ -59,25 +75,35 @@ class Scan:
     name = "scan"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decision: ScanDecision | None = None
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
     ) -> s_tir.Schedule | NotMine:
-        """See ``Template.apply``; without ``decision`` it is that of ``decide_scan``."""
+        """See ``Template.apply``."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         scans = _scans_of(func)
         if scans is None:
             return NotMine("the kernel is no scan as TVM writes it, of a known shape")
-        decision = decision or decide_scan(scans, machine)
+        decision = decide_scan(scans, machine, decisions)
         return s_tir.Schedule(with_body(func, _written(scans, decision)))
 
 
-def decide_scan(scans: _Scans, machine: CpuDescription) -> ScanDecision:
-    """The closed-form choice: vectors along the inner axes, unless the scan runs along the last."""
+def decide_scan(
+    scans: _Scans, machine: CpuDescription, decisions: Decisions = CLOSED_FORM
+) -> ScanDecision:
+    """The closed-form choice: vectors along the inner axes, unless the scan runs along the last.
+
+    Asks for ``together`` and ``threads``.
+    """
     lanes = machine.vector_lanes(str(scans.step.buffer.dtype))
-    together = CHAINS * lanes if scans.after > 1 else CHAINS
+    unit = lanes if scans.after > 1 else 1
+    fitting = [n * unit for n in _CHAINS if n * unit <= scans.beside]
+    options = distinct(fitting, CHAINS * unit, lambda n: tuple(_parts(scans, n)))
+    together = decisions.pick("together", options, CHAINS * unit)
     steps = scans.before * scans.after * scans.length
-    threads = worth_threads(machine, steps, lanes if scans.after > 1 else CHAINS)
-    return ScanDecision(together, machine.cores if threads else 1)
+    worth = worth_threads(machine, steps, lanes if scans.after > 1 else CHAINS)
+    _, count, _ = _parts(scans, together)[0]
+    threads = pick_threads(decisions, machine, lambda: scans.others * count, worth)
+    return ScanDecision(together, threads)
 
 
 def _scans_of(func: tirx.PrimFunc) -> _Scans | None:
@@ -120,31 +146,30 @@ def _stride(step: tirx.BufferStore, axes: list[Axis]) -> int | None:
 
 def _written(scans: _Scans, decision: ScanDecision) -> tirx.Stmt:
     """The scans in groups, as many together as ``decision`` says, and one by one in the end."""
-    if scans.after > 1:
-        lanes, others = scans.after, scans.before
-        widths = [decision.together, max(decision.together // CHAINS, 1)]
-    else:
-        lanes, others = scans.before, 1
-        widths = [decision.together, 1]
     nests = []
-    for part in stretches(lanes, widths):
+    for part in _parts(scans, decision.together):
         # Whole groups are worth handing to threads; the rest is small.
-        chunks = decision.chunks if part[0] == 0 else 1
-        nests.append(_groups(scans, part, others, chunks))
+        nests.append(_groups(scans, part, decision.threads and part[0] == 0))
     return sequence(nests)
 
 
-def _groups(scans: _Scans, part: tuple[int, int, int], others: int, chunks: int) -> tirx.Stmt:
+def _parts(scans: _Scans, together: int) -> list[tuple[int, int, int]]:
+    """(first scan, groups, scans of a group): whole groups, then smaller ones."""
+    rest = max(together // CHAINS, 1) if scans.after > 1 else 1
+    return stretches(scans.beside, [together, rest])
+
+
+def _groups(scans: _Scans, part: tuple[int, int, int], threads: bool) -> tirx.Stmt:
     start, count, width = part
     dtype = str(scans.scan.ty)
 
     def number(value: int) -> tvm.ir.Expr:
         return tirx.const(value, dtype)
 
-    group = Axis(tirx.Var("group", dtype), others * count)
+    group = Axis(tirx.Var("group", dtype), scans.others * count)
     place = number(start) + tirx.FloorMod(group.var, number(count)) * number(width)
     scan = tirx.FloorDiv(group.var, number(count)) * number(scans.after) + place
-    kind = tirx.ForKind.PARALLEL if chunks > 1 and group.extent > 1 else tirx.ForKind.SERIAL
+    kind = tirx.ForKind.PARALLEL if threads and group.extent > 1 else tirx.ForKind.SERIAL
     body = _group(scans, group, scan, width)
     return tirx.For(group.var, number(0), number(group.extent), kind, body)
 

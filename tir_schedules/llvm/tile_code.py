@@ -53,6 +53,8 @@ class TileDecision:
     turned : tuple[int, ...]
         Positions among the nest's loads of those that are turned, while values are computed in the
         order of writing. Empty: values are computed in the order of reading, and turned.
+    swapped : bool
+        Whether tiles follow each other along the shorter of the two axes, not the longer one.
     """
 
     write_axis: int
@@ -60,6 +62,16 @@ class TileDecision:
     size: int
     shape: Literal["square", "interleave", "deinterleave"] = "square"
     turned: tuple[int, ...] = ()
+    swapped: bool = False
+
+
+def tile_count(nest: Nest, decision: TileDecision) -> int:
+    """How many tiles there are."""
+    count = 1
+    for position, axis in enumerate(nest.axes):
+        turned = position in (decision.write_axis, decision.read_axis)
+        count *= -(-axis.extent // decision.size) if turned else axis.extent
+    return count
 
 
 def tile_code(nest: Nest, decision: TileDecision) -> tuple[list[Axis], tirx.Stmt]:
@@ -76,6 +88,8 @@ def tile_code(nest: Nest, decision: TileDecision) -> tuple[list[Axis], tirx.Stmt
     # Along the longer axis inside: fewer stretches of memory are under way at a time.
     pair = [axis for axis in (write_chunk, read_chunk) if axis.extent > 1]
     pair.sort(key=lambda axis: axis.extent)
+    if decision.swapped:
+        pair.reverse()
     once = {a.var: tirx.const(0, str(a.var.ty)) for a in (write_chunk, read_chunk)}
     once = {a: v for a, v in once.items() if not any(p.var.same_as(a) for p in pair)}
     return [*outer, *pair], substitute(body, once)

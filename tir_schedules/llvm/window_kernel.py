@@ -9,7 +9,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.llvm.data_parallel import block_code, plan_block, with_body
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.llvm.data_parallel import block_code, plan_nests, with_body
 from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, flattened, nodes
 from tvm_ext.tir_schedules.llvm.inlining import (
     inline_blocks,
@@ -48,25 +49,33 @@ class WindowKernel:
     _is_whole: bool
 
     def schedule(
-        self, func: tirx.PrimFunc, first: tirx.Stmt, machine: CpuDescription
+        self,
+        func: tirx.PrimFunc,
+        first: tirx.Stmt,
+        machine: CpuDescription,
+        decisions: Decisions = CLOSED_FORM,
     ) -> s_tir.Schedule | NotMine:
         """``func`` with ``first`` for the window, followed by the blocks that it leaves."""
-        later = [] if self._is_whole else self._later_blocks(machine)
+        later = [] if self._is_whole else self._later_blocks(machine, decisions)
         if isinstance(later, NotMine):
             return later
         return with_body(func, self._views, [first, *later])
 
-    def _later_blocks(self, machine: CpuDescription) -> list[tirx.Stmt] | NotMine:
-        found = []
+    def _later_blocks(
+        self, machine: CpuDescription, decisions: Decisions
+    ) -> list[tirx.Stmt] | NotMine:
+        """Their decisions are numbered; the names without a number are those of the window."""
+        nests = []
         for block in kernel_blocks(self._sch):
             if self._sch.get(block).same_as(self._sch.get(self._anchor)):
                 continue
             nest = nest_of(self._sch.get(block), self._views)
             if nest is None:
                 return NotMine("a block after the reduction is not one assignment")
-            once = self._views.may_share_memory(nest.store, self._sch.mod["main"])
-            found.append(block_code(plan_block(nest, machine, once), machine))
-        return found
+            nests.append(nest)
+        func = self._sch.mod["main"]
+        plans = plan_nests(nests, self._views, func, machine, decisions, alone=False)
+        return [block_code(plan, machine) for plan in plans]
 
 
 def window_kernel(sch: s_tir.Schedule, weighted: bool = False) -> WindowKernel | NotMine:

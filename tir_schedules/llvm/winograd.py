@@ -4,27 +4,19 @@ The kernel consists of blocks that are annotated with their part in the algorith
 input_rows, input_transform, products, output_rows, output; elementwise blocks may follow.
 """
 
-import math
-from dataclasses import dataclass
-
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of, operands_of, static_extent
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
-from tvm_ext.tir_schedules.llvm.loop_nest import (
-    flatten,
-    largest_divisor,
-    parallelize,
-    vector_length,
-)
+from tvm_ext.tir_schedules.llvm.loop_nest import flatten, parallelize, vector_length
 from tvm_ext.tir_schedules.llvm.register_tile import schedule_beside
-from tvm_ext.tir_schedules.llvm.register_tile_decision import (
-    ENOUGH_ACCUMULATORS,
-    rows_in_l1,
-    rows_with_rest,
-    vector_registers,
+from tvm_ext.tir_schedules.llvm.winograd_decision import (
+    WinogradDecision,
+    WinogradShape,
+    decide_winograd,
 )
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import Machine, NotMine
@@ -42,116 +34,19 @@ STAGES = (
 )
 
 
-@dataclass(frozen=True)
-class WinogradShape:
-    """Extents of the products: positions in a tile, tiles by image, row and column, channels."""
-
-    positions: int
-    images: int
-    tile_rows: int
-    tile_columns: int
-    inputs: int
-    outputs: int
-
-    @property
-    def tiles(self) -> int:
-        """All tiles."""
-        return self.images * self.tile_rows * self.tile_columns
-
-    @property
-    def tile_bytes(self) -> int:
-        """Transformed inputs and products of one tile, float32."""
-        return 4 * self.positions * (self.inputs + self.outputs)
-
-
-@dataclass(frozen=True)
-class WinogradDecision:
-    """How the work is cut.
-
-    Attributes
-    ----------
-    rows : tuple[int, int]
-        Tiles, along their rows and columns, that are the rows of one register tile.
-    columns : int
-        Output channels of a register tile.
-    blocks : tuple[int, int] or None
-        Tiles that pass through all stages together; None when each stage handles all tiles before
-        the next one starts.
-    """
-
-    rows: tuple[int, int]
-    columns: int
-    blocks: tuple[int, int] | None
-
-
-def decide_winograd(shape: WinogradShape, machine: CpuDescription) -> WinogradDecision:
-    """The closed-form choice.
-
-    Blocks of tiles, so that what is between the stages stays in L2, while weights in L3 are read
-    again for every block: measured as fast as weights in L2. All tiles at a time where weights
-    come from main memory, or where there are too few blocks for the threads.
-    """
-    lanes = machine.vector_lanes("float32")
-    columns, rows = _register_tile(shape, machine, lanes)
-    weights = 4 * shape.positions * shape.inputs * shape.outputs
-    room = max(1, machine.l2_bytes // 2 // shape.tile_bytes)
-    blocks = (rows[0] * max(1, room // (rows[0] * shape.tile_columns)), rows[1])
-    if blocks[0] > rows[0]:
-        blocks = (min(blocks[0], shape.tile_rows), shape.tile_columns)
-    count = shape.images * math.prod(
-        -(-extent // size)
-        for extent, size in zip((shape.tile_rows, shape.tile_columns), blocks, strict=True)
-    )
-    fits = shape.tiles * shape.tile_bytes <= max(machine.l3_bytes // 4, machine.l2_bytes)
-    from_memory = weights > max(machine.l3_bytes, machine.l2_bytes) // 2
-    if fits and (from_memory or count < 4 * machine.cores > 4):
-        return WinogradDecision(rows, columns, None)
-    if count < 4 * machine.cores:
-        blocks = rows
-    return WinogradDecision(rows, columns, blocks)
-
-
-def _register_tile(
-    shape: WinogradShape, machine: CpuDescription, lanes: int
-) -> tuple[int, tuple[int, int]]:
-    """Columns and rows: two vectors wide unless a single one has room for many more rows."""
-    best: tuple[int, tuple[int, int]] | None = None
-    most = 0.0
-    for vectors in (2, 1):
-        columns = vector_length(shape.outputs, lanes, vectors)
-        wide = max(1, columns // lanes)
-        limit = (vector_registers(machine) - wide - 1) // wide
-        rows = _rows(shape, min(limit, rows_in_l1(4 * shape.inputs)), wide)
-        if best is None or math.prod(rows) * wide > 1.5 * most:
-            best, most = (columns, rows), math.prod(rows) * wide
-    return best if best is not None else (lanes, (1, 1))
-
-
-def _rows(shape: WinogradShape, limit: int, wide: int) -> tuple[int, int]:
-    """Tiles down and across that are one register tile, at most ``limit``."""
-    across = largest_divisor(shape.tile_columns, limit)
-    down = largest_divisor(shape.tile_rows, limit // across)
-    if across * down * wide >= ENOUGH_ACCUMULATORS:
-        return down, across
-    # No good divisors: along the longer side, with a rest.
-    if shape.tile_rows > shape.tile_columns:
-        across = largest_divisor(shape.tile_columns, limit // 8) if limit >= 16 else 1
-        return rows_with_rest(shape.tile_rows, limit // across), across
-    return 1, rows_with_rest(shape.tile_columns, limit)
-
-
 class Winograd:
     """Kernels made of the stages of Winograd's convolution."""
 
     name = "winograd"
 
     def apply(
-        self,
-        func: object,
-        machine: Machine,
-        decision: WinogradDecision | None = None,
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
     ) -> s_tir.Schedule | NotMine:
-        """See ``Template.apply``; ``decision`` replaces the closed-form one."""
+        """See ``Template.apply``.
+
+        Decisions: those of ``decide_winograd``, and ``threads``; where each stage handles all tiles
+        ``threads`` is for the products, ``input_threads`` and ``output_threads`` for the others.
+        """
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
         sch = s_tir.Schedule(func)
@@ -162,7 +57,7 @@ class Winograd:
         shape = _shape(sch, stages["products"])
         if shape is None:
             return NotMine("a loop has a symbolic extent")
-        _Scheduler(sch, machine, decision or decide_winograd(shape, machine), shape).run(stages)
+        _Scheduler(sch, machine, shape, decisions).run(stages)
         return sch
 
 
@@ -190,12 +85,13 @@ class _Scheduler:
         self,
         sch: s_tir.Schedule,
         machine: CpuDescription,
-        decision: WinogradDecision,
         shape: WinogradShape,
+        decisions: Decisions,
     ) -> None:
         self.sch = sch
         self.machine = machine
-        self.decision = decision
+        self.decisions = decisions
+        self.decision: WinogradDecision = decide_winograd(shape, machine, decisions)
         self.lanes = machine.vector_lanes("float32")
         self.work = shape.positions * shape.tiles * shape.inputs * shape.outputs
         self.transform_work = shape.positions * shape.tiles * (shape.inputs + shape.outputs)
@@ -253,9 +149,14 @@ class _Scheduler:
             flatten(sch, list(sch.get_loops(stages["output"]))[-4:])
         sch.compute_at(stages["output_rows"], channel, preserve_unit_loops=True)
         flatten(sch, list(sch.get_loops(stages["output_rows"]))[-6:])
-        work = self.work if decision.blocks else self.transform_work
-        parallelize(sch, [blocks], self.machine, work, self.lanes)
-        return blocks if decision.blocks else None
+        if decision.blocks is None:
+            self._threads([blocks], self.transform_work, "output_threads")
+            return None
+        self._threads([blocks], self.work)
+        return blocks
+
+    def _threads(self, loops: list[LoopRV], work: int, name: str = "threads") -> None:
+        parallelize(self.sch, loops, self.machine, work, self.lanes, self.decisions, name)
 
     def _products(self, products: SBlockRV, block_loop: LoopRV | None) -> None:
         sch, (down, across) = self.sch, self.decision.rows
@@ -275,7 +176,7 @@ class _Scheduler:
         sch.reorder(*tile[:2], depth, *tile[2:])
         flatten(sch, tile[2:])
         if block_loop is None:
-            parallelize(sch, [i, j, channel], self.machine, self.work, self.lanes)
+            self._threads([i, j, channel], self.work)
         start = sch.decompose_reduction(products, depth)
         flatten(sch, list(sch.get_loops(start))[-6:])
 
@@ -299,4 +200,4 @@ class _Scheduler:
         flatten(sch, list(sch.get_loops(stages["input_tile"]))[-6:])
         if block_loop is None:
             outer = [image, tile_row, tile_column, channel]
-            parallelize(sch, outer, self.machine, self.transform_work, self.lanes)
+            self._threads(outer, self.transform_work, "input_threads")

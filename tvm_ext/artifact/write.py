@@ -19,7 +19,7 @@ from tvm_ext.artifact.manifest import (
     VersionsRecord,
 )
 from tvm_ext.artifact.seal import EMPTY_SEAL, write_seal
-from tvm_ext.atomic_file import replacing
+from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import ArtifactError
 from tvm_ext.tensor_spec import TensorSpec
 

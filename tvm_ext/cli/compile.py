@@ -29,6 +29,8 @@ def compile_command(
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
     threads: options.Threads = None,
+    records: options.Records = None,
+    require_records: options.RequireRecords = False,
     dump_ir: Annotated[
         Path | None,
         typer.Option(
@@ -44,7 +46,15 @@ def compile_command(
 ) -> None:
     """Compile an ONNX model, save it, and report what the compiler did."""
     chosen = CompileOptions.parsed(
-        target, input_shape, opt_level, disable_pass, pass_config, threads, dump_ir
+        target,
+        input_shape,
+        opt_level,
+        disable_pass,
+        pass_config,
+        threads,
+        dump_ir,
+        records,
+        require_records,
     )
     compiled = compile_files(model, chosen, output, report)
     from tvm_ext.cli import output as out
@@ -96,7 +106,7 @@ def _save_report(compiled: "CompiledModel", path: Path) -> None:
     if path.suffix == ".html":
         compiled.report.save_html(path)
         return
-    from tvm_ext.atomic_file import write_text
+    from tvm_ext.configs.atomic_file import write_text
 
     write_text(path, compiled.report.to_json() + "\n")
 

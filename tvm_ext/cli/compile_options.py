@@ -31,6 +31,8 @@ class CompileOptions:
         As for ``tvm_ext.compile``.
     threads : int, optional
         Cores to compile for instead of all that the target has.
+    records, require_records
+        As for ``tvm_ext.compile``.
     """
 
     target: str | None = None
@@ -40,6 +42,8 @@ class CompileOptions:
     pass_config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     threads: int | None = None
     dump_ir: Path | None = None
+    records: tuple[Path, ...] = ()
+    require_records: bool = False
 
     @classmethod
     def parsed(
@@ -51,6 +55,8 @@ class CompileOptions:
         pass_config: Sequence[str] | None = None,
         threads: int | None = None,
         dump_ir: Path | None = None,
+        records: Sequence[Path] | None = None,
+        require_records: bool = False,
     ) -> "CompileOptions":
         """From the texts of the command line; raises InputError for one of another form."""
         return cls(
@@ -61,6 +67,8 @@ class CompileOptions:
             pass_config=parse_pass_config(pass_config or ()),
             threads=threads,
             dump_ir=dump_ir,
+            records=tuple(records or ()),
+            require_records=require_records,
         )
 
     def machine(self) -> "Description":
@@ -100,7 +108,14 @@ class CompileOptions:
 
         # Passes of users print; stdout belongs to the command's own result.
         with contextlib.redirect_stdout(sys.stderr):
-            return api.compile(model, self.machine(), dump_ir=self.dump_ir, **self.keywords())
+            return api.compile(
+                model,
+                self.machine(),
+                dump_ir=self.dump_ir,
+                records=self.records,
+                require_records=self.require_records,
+                **self.keywords(),
+            )
 
     def open(self, model: Path) -> "CompiledModel":
         """Loads a saved model, or compiles an ONNX file.
@@ -128,6 +143,8 @@ class CompileOptions:
             "--disable-pass": self.disabled_passes,
             "--pass-config": self.pass_config,
             "--threads": self.threads is not None,
+            "--records": self.records,
+            "--require-records": self.require_records,
         }
         names = ", ".join(name for name, present in given.items() if present)
         if names:

@@ -9,7 +9,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from tvm_ext.cli import check, compile, passes, profile, run, targets
+from tvm_ext.cli import check, compile, logs, passes, profile, run, targets, tune, worker
 from tvm_ext.cli.error_group import INTERRUPTED, ErrorGroup, discard_stdout, remember_interrupts
 
 app = typer.Typer(
@@ -25,6 +25,9 @@ app.command("compile", epilog=compile.EXAMPLE)(compile.compile_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)
 app.command("check", epilog=check.EXAMPLE)(check.check_command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.profile_command)
+app.command("tune", epilog=tune.EXAMPLE)(tune.tune_command)
+app.command("worker", epilog=worker.EXAMPLE)(worker.worker_command)
+app.add_typer(logs.app, name="logs")
 app.add_typer(passes.app, name="passes")
 app.add_typer(targets.app, name="targets")
 

@@ -71,6 +71,23 @@ Threads = Annotated[
         help="Number of CPU cores to compile for and to run on.",
     ),
 ]
+Records = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--records",
+        metavar="FOLDER",
+        rich_help_panel=_COMPILE,
+        help="Use what 'tvm-ext tune' found; repeatable, the first that knows a kernel counts.",
+    ),
+]
+RequireRecords = Annotated[
+    bool,
+    typer.Option(
+        "--require-records",
+        rich_help_panel=_COMPILE,
+        help="Fail when a kernel has no record.",
+    ),
+]
 
 InputFile = Annotated[
     Path | None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvm_ext.atomic_file import replacing
+from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def check_result_files(sources: list[Path], results: list[Path]) -> None:
     ArtifactError
         A path cannot be written.
     """
-    from tvm_ext.atomic_file import check_writable
+    from tvm_ext.configs.atomic_file import check_writable
 
     taken = {os.path.realpath(path) for path in sources}
     for path in results:

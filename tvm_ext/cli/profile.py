@@ -29,12 +29,21 @@ def profile_command(
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
     threads: options.Threads = None,
+    records: options.Records = None,
+    require_records: options.RequireRecords = False,
     json_output: options.Json = False,
 ) -> None:
     """Measure every kernel of a run, with the ONNX nodes that it computes."""
     source = InputSource.parsed(inputs, fill, seed, size)
     chosen = CompileOptions.parsed(
-        target, input_shape, opt_level, disable_pass, pass_config, threads
+        target,
+        input_shape,
+        opt_level,
+        disable_pass,
+        pass_config,
+        threads,
+        records=records,
+        require_records=require_records,
     )
     compiled = chosen.open(model)
     measured = compiled.profile(source.arrays(compiled.inputs), repeat)

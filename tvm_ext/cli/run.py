@@ -43,12 +43,21 @@ def run_command(
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
     threads: options.Threads = None,
+    records: options.Records = None,
+    require_records: options.RequireRecords = False,
     json_output: options.Json = False,
 ) -> None:
     """Run a compiled model, or compile an ONNX model and run it."""
     source = InputSource.parsed(inputs, fill, seed, size)
     chosen = CompileOptions.parsed(
-        target, input_shape, opt_level, disable_pass, pass_config, threads
+        target,
+        input_shape,
+        opt_level,
+        disable_pass,
+        pass_config,
+        threads,
+        records=records,
+        require_records=require_records,
     )
     from tvm_ext.cli import output as out
 

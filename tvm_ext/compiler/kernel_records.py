@@ -18,8 +18,12 @@ def kernel_records(
     calls: Sequence[KernelCall],
     choices: dict[str, ScheduleChoice],
     cost_model: CostModel,
+    asked_records: bool = False,
 ) -> list[KernelRecord]:
-    """One record a kernel, in the order of first calls."""
+    """One record a kernel, in the order of first calls.
+
+    ``asked_records``: whether the user gave tuned records, so that a miss is worth a word.
+    """
     origins: dict[str, list[str]] = {}
     for call in calls:
         origins.setdefault(call.kernel, []).append(call.where)
@@ -39,10 +43,21 @@ def kernel_records(
                 refusals=list(choice.refusals),
                 flops=flops,
                 bytes=moved,
-                estimated_seconds=cost_model.seconds(Work(flops, moved, kernel_dtype(func))),
+                estimated_seconds=kernel_seconds(func, cost_model),
+                tuned=_tuned(choice) if asked_records or choice.source == "record" else "",
+                miss=choice.miss if asked_records else "",
             )
         )
     return records
+
+
+def kernel_seconds(func: tirx.PrimFunc, cost_model: CostModel) -> float:
+    """Modelled time of one call, whatever its schedule."""
+    return cost_model.seconds(Work(kernel_flops(func), kernel_bytes(func), kernel_dtype(func)))
+
+
+def _tuned(choice: ScheduleChoice) -> str:
+    return "hit" if choice.source == "record" else "miss"
 
 
 def kernel_flops(func: tirx.PrimFunc) -> float:

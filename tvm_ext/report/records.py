@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tvm_ext.atomic_file import write_text
+from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.report.errors import ReportError
 from tvm_ext.report.page import render_html
 from tvm_ext.report.storage import not_a_report, parse
@@ -148,6 +148,10 @@ class KernelRecord:
         Floating-point operations, and bytes moved, of one call.
     estimated_seconds : float
         Modelled time of one call. Never a measured one.
+    tuned : str
+        "hit" when a tuned record was used, "miss" when records were given and none fits.
+    miss : str
+        Why none fits.
     """
 
     name: str
@@ -160,6 +164,8 @@ class KernelRecord:
     flops: float
     bytes: float
     estimated_seconds: float
+    tuned: str = ""
+    miss: str = ""
 
     @property
     def total_seconds(self) -> float:

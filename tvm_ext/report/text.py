@@ -107,7 +107,7 @@ def _latency_figure(report: "CompileReport") -> str:
     return f"{format_seconds(report.estimated_seconds)}  (modelled, not measured)"
 
 
-def _table(title: str, *columns: str) -> Table:
+def flexible_table(title: str, *columns: str) -> Table:
     """Return an empty table; ``columns`` are titles with a mark in front.
 
     ">" is a column of numbers, "~" the column that gives way first where the terminal is narrow.
@@ -132,7 +132,7 @@ def _phases(report: "CompileReport") -> Table | None:
         return None
     total = report.total_seconds
     scale = seconds_scale(total)
-    table = _table("Phases", "Phase", ">Time", ">Share")
+    table = flexible_table("Phases", "Phase", ">Time", ">Share")
     for phase in report.phases:
         share = format_percent(phase.seconds / total) if total > 0 else ABSENT
         table.add_row(Text(plain(phase.name)), scale(phase.seconds), share)
@@ -145,7 +145,7 @@ def _passes(report: "CompileReport") -> Table | None:
     if not report.passes:
         return None
     scale = seconds_scale(max(record.seconds for record in report.passes))
-    table = _table("Passes", "Pass", ">Time", ">Applied", ">Refused", "~Effect")
+    table = flexible_table("Passes", "Pass", ">Time", ">Applied", ">Refused", "~Effect")
     for record in report.passes:
         ran = not record.skipped
         table.add_row(
@@ -174,7 +174,7 @@ def _kernels(report: "CompileReport") -> Table | None:
     shown, rest = ordered[:KERNELS_SHOWN], ordered[KERNELS_SHOWN:]
     total = report.estimated_seconds
     times = seconds_scale(ordered[0].total_seconds)
-    table = _table(
+    table = flexible_table(
         "Kernels by estimated time of one run (modelled)",
         *("~Computes", "Schedule", "From", ">Calls", ">Time", ">Share"),
     )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tvm_ext.timing import interleaved_milliseconds, interleaved_seconds, timed
+from tvm_ext.hardware.timing import interleaved_milliseconds, interleaved_seconds, timed
 
 
 class Clock:

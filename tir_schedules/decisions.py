@@ -1,0 +1,108 @@
+"""Decisions of a template: taken in closed form, or sampled by a tuner from the same options.
+
+A template asks for each decision by name, with the options that make sense for the kernel and the
+machine, and its own closed-form choice among them. Options may depend on decisions taken before.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class DecisionError(ValueError):
+    """A decision that was asked for is not among the options that the template has now."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One decision as a template offered it.
+
+    Attributes
+    ----------
+    name : str
+        Unique among the decisions of one schedule.
+    options : tuple[int, ...]
+        What may be chosen, ascending.
+    default : int
+        The closed-form choice, one of ``options``.
+    """
+
+    name: str
+    options: tuple[int, ...]
+    default: int
+
+
+class Decisions(Protocol):
+    """Answers what a template asks."""
+
+    def pick(self, name: str, options: Iterable[int], default: int) -> int:
+        """One of ``options``, or ``default``, for the decision called ``name``."""
+        ...
+
+
+class ClosedForm:
+    """Every decision is the template's own."""
+
+    def pick(self, name: str, options: Iterable[int], default: int) -> int:
+        """See ``Decisions.pick``: ``default``."""
+        return default
+
+
+CLOSED_FORM = ClosedForm()
+
+
+class Chosen:
+    """Decisions given by name; the template's own for the names that are not given.
+
+    Parameters
+    ----------
+    given : mapping of str to int
+        The decisions.
+    lenient : bool
+        Whether a given value that is not among the options is replaced by the template's own.
+
+    Attributes
+    ----------
+    knobs : dict[str, Knob]
+        What the template asked so far, in order.
+    values : dict[str, int]
+        What it was answered.
+    """
+
+    def __init__(self, given: Mapping[str, int] | None = None, lenient: bool = False) -> None:
+        self._given = dict(given or {})
+        self._lenient = lenient
+        self.knobs: dict[str, Knob] = {}
+        self.values: dict[str, int] = {}
+
+    def pick(self, name: str, options: Iterable[int], default: int) -> int:
+        """See ``Decisions.pick``.
+
+        Raises
+        ------
+        DecisionError
+            The given value is not among the options, and the decisions are not lenient.
+        """
+        knob = Knob(name, tuple(sorted({*options, default})), default)
+        value = self._given.get(name, default)
+        if value not in knob.options and self._lenient:
+            value = default
+        if value not in knob.options:
+            raise DecisionError(
+                f"decision {name}={value} is none of the options {_listed(knob.options)}"
+            )
+        self.knobs[name] = knob
+        self.values[name] = value
+        return value
+
+    def free(self) -> dict[str, int]:
+        """What was answered where there was more than one option."""
+        return {name: self.values[name] for name, k in self.knobs.items() if len(k.options) > 1}
+
+    def unused(self) -> list[str]:
+        """Names that were given and that the template did not ask for."""
+        return [name for name in self._given if name not in self.knobs]
+
+
+def _listed(options: tuple[int, ...]) -> str:
+    return ", ".join(str(option) for option in options)

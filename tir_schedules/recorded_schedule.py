@@ -1,0 +1,123 @@
+"""Schedules that a tuner found: what a record says, and a kernel scheduled as it says."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import tvm
+from tvm import s_tir, tirx
+
+from tvm_ext.tir_schedules.apply_template import (
+    ScheduledKernel,
+    apply_template,
+    marked_as_scheduled,
+)
+from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.kernel_identity import workload
+from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
+from tvm_ext.tir_schedules.template import Machine, NotMine
+
+_TEMPLATE_KEY = "tvm_ext.template"
+_DECISION_PREFIX = "tvm_ext.decision."
+
+
+@dataclass(frozen=True)
+class RecordedSchedule:
+    """How a kernel is to be scheduled.
+
+    Attributes
+    ----------
+    trace : s_tir.schedule.Trace
+        As MetaSchedule keeps it. That of a template notes the template and its decisions on the
+        kernel's root block; any other holds the primitives themselves.
+    template : str
+        Name of the template; empty for a trace of primitives.
+    decisions : mapping of str to int
+        The template's decisions.
+    seconds : float
+        What the kernel took when it was measured.
+    """
+
+    trace: s_tir.schedule.Trace
+    template: str = ""
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def describe(self) -> str:
+        """The template with its decisions, in one line."""
+        return describe_schedule(self.template, self.decisions)
+
+
+def describe_schedule(template: str, decisions: Mapping[str, int]) -> str:
+    """A template with its decisions, in one line; without a name, what a trace then holds."""
+    if not template:
+        return "primitives of MetaSchedule's own space"
+    listed = ", ".join(f"{name}={value}" for name, value in decisions.items())
+    return f"{template} ({listed})" if listed else template
+
+
+class RecordSource(Protocol):
+    """Where recorded schedules come from."""
+
+    def find(self, name: str, func: tirx.PrimFunc) -> RecordedSchedule | NotMine:
+        """The record for a kernel on the source's target, or why there is none.
+
+        ``name`` is what the program calls the kernel.
+        """
+        ...
+
+
+def template_trace(func: tirx.PrimFunc, template: str, chosen: Chosen) -> s_tir.schedule.Trace:
+    """MetaSchedule's trace for a template with ``chosen``: each knob is a sampled category."""
+    sch = s_tir.Schedule(workload(func))
+    root = sch.get_sblock("root")
+    sch.annotate(root, _TEMPLATE_KEY, template)
+    for name, value in chosen.free().items():
+        options = list(chosen.knobs[name].options)
+        even = [1.0 / len(options)] * len(options)
+        drawn = sch.sample_categorical(options, even, options.index(value))
+        sch.annotate(root, _DECISION_PREFIX + name, drawn)
+    return sch.trace
+
+
+def recorded_schedule(
+    mod: tvm.IRModule, trace: s_tir.schedule.Trace, seconds: float = 0.0
+) -> RecordedSchedule:
+    """Reads a trace of a workload. Raises s_tir.ScheduleError when it does not apply to ``mod``."""
+    sch = s_tir.Schedule(mod)
+    trace.apply_to_schedule(sch, remove_postproc=False)
+    notes = {}
+    if isinstance(sch.mod["main"].body, s_tir.SBlockRealize):
+        notes = dict(sch.get(sch.get_sblock("root")).annotations)
+    template = str(notes.get(_TEMPLATE_KEY, ""))
+    decisions = {
+        str(key).removeprefix(_DECISION_PREFIX): int(value)
+        for key, value in notes.items()
+        if str(key).startswith(_DECISION_PREFIX)
+    }
+    return RecordedSchedule(trace, template, decisions, seconds)
+
+
+def schedule_as_recorded(
+    func: tirx.PrimFunc, machine: Machine, recorded: RecordedSchedule
+) -> ScheduledKernel | NotMine:
+    """``func`` scheduled as a record says, or why it cannot be any more."""
+    if not recorded.template:
+        return _replayed(func, recorded)
+    template = next((t for t in CPU_TEMPLATES if t.name == recorded.template), None)
+    if template is None:
+        return NotMine(f"there is no template '{recorded.template}'")
+    chosen = Chosen(recorded.decisions)
+    scheduled = apply_template(template, func, machine, chosen)
+    if isinstance(scheduled, ScheduledKernel) and chosen.unused():
+        return NotMine(f"the template has no decision {', '.join(chosen.unused())}")
+    return scheduled
+
+
+def _replayed(func: tirx.PrimFunc, recorded: RecordedSchedule) -> ScheduledKernel | NotMine:
+    sch = s_tir.Schedule(workload(func))
+    try:
+        recorded.trace.apply_to_schedule(sch, remove_postproc=False)
+    except s_tir.ScheduleError:
+        return NotMine("a primitive of the record does not apply to the kernel")
+    return ScheduledKernel(marked_as_scheduled(sch.mod["main"], func))

@@ -1,0 +1,249 @@
+"""MetaSchedule's two files, read line by line so that a bad line costs only itself.
+
+A workload is a line of ``database_workload.json``: [hash, base64 of the module's JSON]. A record is
+a line of ``database_tuning_record.json``: [line of its workload, [trace, seconds, target,
+arguments]]. TVM reads both files whole or not at all, which is why nothing here leaves a line in
+them that it cannot read.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Trace
+
+from tvm_ext.configs.atomic_file import write_text
+from tvm_ext.tir_schedules.kernel_identity import kernel_hash
+from tvm_ext.tuning.candidate import plain_json
+from tvm_ext.tuning.lines import Problem, append_line, last_line, read_lines, strict_json
+
+WORKLOADS = "database_workload.json"
+RECORDS = "database_tuning_record.json"
+
+
+@dataclass(frozen=True)
+class StoredWorkload:
+    """A kernel as it is stored: its line's text, the module, and its hash."""
+
+    text: str
+    mod: tvm.IRModule
+    hash: str
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A tuning record as it is stored.
+
+    Attributes
+    ----------
+    workload : str
+        Hash of its kernel.
+    trace : list
+        The schedule, as values of JSON.
+    seconds : float
+        Mean of the measured times.
+    target : dict
+        Attributes of the TVM target.
+    body : list
+        All that stands behind the number of the workload's line.
+    line : int
+        Its line's number, 0 when it is new.
+    """
+
+    workload: str
+    trace: Any
+    seconds: float
+    target: dict[str, Any]
+    body: list[Any]
+    line: int = 0
+
+
+@dataclass
+class DatabaseFiles:
+    """What could be read of the two files.
+
+    Attributes
+    ----------
+    workloads : dict[str, StoredWorkload]
+        By hash, in the order of the file.
+    records : list[StoredRecord]
+        In the order of the file.
+    problems : list[Problem]
+        The lines that could not be read.
+    folder : Path
+        Where the files are.
+    """
+
+    workloads: dict[str, StoredWorkload] = field(default_factory=dict)
+    records: list[StoredRecord] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    folder: Path = Path()
+
+
+def read_database(folder: Path) -> DatabaseFiles:
+    """Reads the files in ``folder``; they may be missing, cut or damaged. Raises RecordsError."""
+    found = DatabaseFiles(folder=folder)
+    by_line: dict[int, StoredWorkload] = {}
+    first_line: dict[str, int] = {}
+    lines = 0
+    for number, text, _ in read_lines(folder / WORKLOADS):
+        lines = number
+        try:
+            stored = _parse_workload(text)
+        except _LineError as error:
+            found.problems.append(Problem(folder / WORKLOADS, number, str(error)))
+            continue
+        by_line[number - 1] = stored
+        found.workloads.setdefault(stored.hash, stored)
+        if first_line.setdefault(stored.hash, number) != number:
+            # TVM numbers the workloads it adds by how many different ones there are.
+            reason = f"the same workload as line {first_line[stored.hash]}"
+            found.problems.append(Problem(folder / WORKLOADS, number, reason))
+    for number, text, _ in read_lines(folder / RECORDS):
+        try:
+            found.records.append(_parse_record(text, number, by_line, lines))
+        except _LineError as error:
+            found.problems.append(Problem(folder / RECORDS, number, str(error)))
+    return found
+
+
+def write_database(
+    folder: Path, workloads: Iterable[StoredWorkload], records: Iterable[StoredRecord]
+) -> None:
+    """Writes both files anew, records pointing at the lines that their workloads now have.
+
+    Only workloads that a record needs, or that were in use before, should be given; records of
+    other workloads are an error of the caller (KeyError). Whenever this is interrupted, each record
+    that is in the files points at its own workload, and none is lost that was to stay.
+
+    Raises
+    ------
+    OutputPathError
+        A file cannot be written.
+    """
+    distinct: dict[str, str] = {}
+    for stored in workloads:
+        distinct.setdefault(stored.hash, stored.text)
+    numbers = {name: line for line, name in enumerate(distinct)}
+    bodies = [(numbers[record.workload], record.body) for record in records]
+    new = list(distinct.values())
+    old = [text for _, text, _ in read_lines(folder / WORKLOADS)]
+    if old != new[: len(old)]:
+        # Lines move: the new ones go behind the old ones first, so that at any time all records
+        # point at what they mean.
+        start = max(len(old), len(new))
+        both = [*old, *new[:1] * (start - len(old)), *new]
+        _write_lines(folder / WORKLOADS, both)
+        _write_records(folder, bodies, start)
+        _write_lines(folder / WORKLOADS, [*new, *both[len(new) :]])
+        _write_records(folder, bodies, 0)
+    _write_lines(folder / WORKLOADS, new)
+    _write_records(folder, bodies, 0)
+
+
+def _write_records(folder: Path, bodies: list[tuple[int, list[Any]]], start: int) -> None:
+    _write_lines(folder / RECORDS, [_dumps([start + line, body]) for line, body in bodies])
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    write_text(path, "".join(line + "\n" for line in lines))
+
+
+def stored_workload(mod: tvm.IRModule) -> StoredWorkload:
+    """A kernel as TVM stores it."""
+    text = _dumps(plain_json(ms.database.Workload(mod).as_json()))
+    return StoredWorkload(text, mod, kernel_hash(mod))
+
+
+def stored_record(
+    workload: StoredWorkload, trace: Trace, seconds: list[float], target: tvm.target.Target
+) -> StoredRecord:
+    """A record as TVM stores it."""
+    args = ms.arg_info.ArgInfo.from_entry_func(workload.mod, remove_preproc=True)
+    # Not by TuningRecord.as_json, which refuses traces that transform layouts.
+    body = [trace.as_json(), seconds, target.export(), [arg.as_json() for arg in args]]
+    return _record(workload.hash, plain_json(body), 0)
+
+
+def append_workload(folder: Path, workload: StoredWorkload) -> None:
+    """Adds a workload's line; its number is the number of lines before."""
+    append_line(folder / WORKLOADS, workload.text)
+
+
+def append_record(folder: Path, line: int, record: StoredRecord) -> None:
+    """Adds a record whose workload is on ``line``, from 0."""
+    append_line(folder / RECORDS, _dumps([line, record.body]))
+
+
+def trace_of(record: StoredRecord, mod: tvm.IRModule) -> Trace:
+    """The trace of a record. Raises s_tir.ScheduleError or ValueError if it does not fit."""
+    schedule = tvm.s_tir.Schedule(mod)
+    Trace.apply_json_to_schedule(record.trace, schedule)
+    return schedule.trace
+
+
+class _LineError(ValueError):
+    pass
+
+
+def _parse_workload(text: str) -> StoredWorkload:
+    data = _loads(text)
+    if not (isinstance(data, list) and len(data) == 2 and isinstance(data[1], str)):
+        raise _LineError("no workload: expected [hash, module]")
+    try:
+        mod = ms.database.Workload.from_json(data).mod
+        return StoredWorkload(text, mod, kernel_hash(mod))
+    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise _LineError(f"no module that this TVM reads ({last_line(error)})") from error
+
+
+def _parse_record(
+    text: str, number: int, workloads: dict[int, StoredWorkload], lines: int
+) -> StoredRecord:
+    data = _loads(text)
+    if not (isinstance(data, list) and len(data) == 2 and type(data[0]) is int):
+        raise _LineError("no record: expected [workload's line, record]")
+    if data[0] not in workloads:
+        state = "cannot be read" if 0 <= data[0] < lines else f"does not exist: there are {lines}"
+        raise _LineError(f"its workload, line {data[0] + 1} of {WORKLOADS}, {state}")
+    try:
+        return _record(workloads[data[0]].hash, data[1], number)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _LineError(
+            f"no record: expected [trace, seconds, target, arguments] ({error})"
+        ) from error
+
+
+def _record(workload: str, body: list[Any], line: int) -> StoredRecord:
+    trace, seconds, target, _ = body
+    if not isinstance(target, dict):
+        raise ValueError("it has no target")
+    times = [float(value) for value in seconds or []]
+    if any(value <= 0 for value in times):
+        raise ValueError("a time is not above zero")
+    mean = sum(times) / len(times) if times else float("inf")
+    return StoredRecord(workload, trace, mean, dict(target), body, line)
+
+
+# TVM's reader knows no other escapes than these without the last.
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|(u))')
+
+
+def _loads(text: str) -> Any:
+    try:
+        value = strict_json(text)
+    except ValueError as error:
+        raise _LineError(str(error)) from error
+    if any(found.group(1) for found in _ESCAPE.finditer(text)):
+        raise _LineError("a character is written with \\u, which TVM does not read")
+    return value
+
+
+def _dumps(value: Any) -> str:
+    # TVM reads UTF-8, and no \\u.
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))

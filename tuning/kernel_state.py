@@ -1,0 +1,160 @@
+"""Where one kernel of a session stands."""
+
+import statistics
+from collections.abc import Iterable
+
+from tvm_ext.tuning.candidate import Candidate
+from tvm_ext.tuning.progress import KernelProgress
+from tvm_ext.tuning.record_choice import LEAST_GAIN, best, default_of, standings
+from tvm_ext.tuning.run_job import Timing, spread_of
+from tvm_ext.tuning.search.kernel_search import KernelSearch
+from tvm_ext.tuning.search.traces import trace_from_json
+from tvm_ext.tuning.task import KernelTask
+from tvm_ext.tuning.trial import Trial
+
+
+class KernelState:
+    """A kernel, its search once it has begun, and what its trials say.
+
+    Attributes
+    ----------
+    search : KernelSearch or None
+        None until its turn comes.
+    trials : list[Trial]
+        For the session's target, of all sessions.
+    modelled_seconds : float
+        What one call is expected to take, before it is measured.
+    """
+
+    def __init__(self, task: KernelTask, modelled_seconds: float, trials: list[Trial]) -> None:
+        self.task = task
+        self.modelled_seconds = modelled_seconds
+        self.trials = trials
+        self.search: KernelSearch | None = None
+        self.progress = KernelProgress(task.name, task.hash, task.calls, task.origins)
+        self.refresh()
+
+    def begin(self, search: KernelSearch) -> None:
+        """Starts its search, which learns what earlier sessions tried."""
+        self.search = search
+        told: dict[str, tuple[Candidate, float | None]] = {}
+        for trial in self.searched():
+            found = self.again(trial)
+            if found is not None:
+                told[found.hash] = (found, self.known_seconds(found))
+        search.tell(told.values())
+
+    def end(self, state: str, reason: str) -> None:
+        """Ends its search: "done" or "skipped", and why."""
+        self.progress.state, self.progress.reason = state, reason
+
+    def is_default(self, candidate: Candidate) -> bool:
+        """Whether a candidate is what the kernel gets without a record."""
+        default = self.search.default if self.search is not None else None
+        return default is not None and default.hash == candidate.hash
+
+    def again(self, trial: Trial) -> Candidate | None:
+        """The candidate of an earlier trial; None where it leads to other loops by now."""
+        trace = trace_from_json(trial.trace, self.task.workload)
+        if trace is None or self.search is None:
+            return None
+        found = self.search.candidate(trace)
+        return found if isinstance(found, Candidate) and found.hash == trial.candidate else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its search may go on."""
+        return self.progress.state in ("waiting", "tuning")
+
+    @property
+    def cost(self) -> float:
+        """Seconds of all its calls in one run of the model, measured or else modelled."""
+        return (self.progress.best_seconds or self.modelled_seconds) * self.task.calls
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Whether a candidate was tried before, in whatever session."""
+        return any(trial.candidate == candidate.hash for trial in self.trials)
+
+    def known_seconds(self, candidate: Candidate) -> float | None:
+        """What it took then; None if it was of no use."""
+        found = standings(t for t in self.trials if t.candidate == candidate.hash)
+        return next((one.seconds for one in found.values()), None)
+
+    def reference_seconds(self) -> float | None:
+        """What the default took when it was measured first: the unit of all other times."""
+        defaults = (t.seconds for t in self.trials if t.is_default and t.is_measured)
+        return next(defaults, None)
+
+    def since_improvement(self) -> int:
+        """Trials since one was better than all before by more than the least gain."""
+        least, since = float("inf"), 0
+        for trial in self.searched():
+            since += 1
+            if trial.is_measured and (trial.seconds or least) < least * (1 - LEAST_GAIN):
+                since = 0
+            if trial.is_measured:
+                least = min(least, trial.seconds or least)
+        return since
+
+    def searched(self) -> list[Trial]:
+        """The search's own trials, without confirmations."""
+        return [trial for trial in self.trials if trial.purpose == "search"]
+
+    def to_confirm(self, count: int) -> list[Trial]:
+        """The best that look better than the default and were not measured beside it again."""
+        found = standings(self.trials)
+        default = default_of(found)
+        limit = default.seconds if default is not None else float("inf")
+        open_ones = [
+            one
+            for one in found.values()
+            if not one.is_confirmed and not one.trial.is_default and one.seconds < limit
+        ]
+        done = [one.seconds for one in found.values() if one.is_confirmed]
+        ahead = [one for one in open_ones if one.seconds < min(done, default=limit)]
+        return [one.trial for one in sorted(ahead, key=lambda one: one.seconds)[:count]]
+
+    def refresh(self) -> None:
+        """Brings what is shown up to date with the trials."""
+        shown = self.progress
+        found = standings(self.trials)
+        default, chosen = default_of(found), best(found)
+        shown.default_seconds = default.seconds if default is not None else None
+        searched = self.searched()
+        shown.trials = len(searched)
+        shown.failed = sum(not trial.is_measured for trial in searched)
+        if chosen is not None:
+            shown.best_seconds = chosen.seconds
+            shown.best_schedule = describe(chosen.trial)
+            shown.is_confirmed = chosen.is_confirmed or chosen.trial.is_default
+            shown.spread = chosen.spread
+        shown.curve = list(_improvements(searched))
+
+
+def describe(trial: Trial) -> str:
+    """The schedule of a trial in one line."""
+    if not trial.template:
+        return "metaschedule"
+    listed = ", ".join(f"{name}={value}" for name, value in trial.decisions.items())
+    return f"{trial.template} ({listed})" if listed else trial.template
+
+
+def corrected(timing: Timing, reference_seconds: float | None) -> tuple[float, float]:
+    """Seconds of one call freed of the machine's drift, and their relative spread.
+
+    The median ratio of candidate and reference in the same turns, times what the reference took
+    when the kernel's search began.
+    """
+    if not timing.reference_seconds or reference_seconds is None:
+        return statistics.median(timing.seconds), spread_of(timing.seconds)
+    pairs = zip(timing.seconds, timing.reference_seconds, strict=True)
+    ratios = [mine / other for mine, other in pairs]
+    return statistics.median(ratios) * reference_seconds, spread_of(ratios)
+
+
+def _improvements(trials: Iterable[Trial]) -> Iterable[tuple[int, float]]:
+    least = float("inf")
+    for number, trial in enumerate(trials, start=1):
+        if trial.is_measured and trial.seconds is not None and trial.seconds < least:
+            least = trial.seconds
+            yield number, least

@@ -1,0 +1,93 @@
+"""Compares what two folders of records say about the same kernels on the same targets."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm_ext.tuning.logs.folder import Records
+from tvm_ext.tuning.logs.summary import KernelSummary, summaries
+
+# Smaller differences count as equal, however small the spread of the two times is.
+LEAST_NOISE = 0.03
+
+VERDICTS = ("slower", "faster", "equal", "only before", "only after", "not measured")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One kernel on one target, before and after.
+
+    Attributes
+    ----------
+    before, after : KernelSummary or None
+        None where the folder does not know the kernel on the target.
+    verdict : str
+        One of ``VERDICTS``; "not measured" when one of the two has no measured time.
+    noise : float
+        Relative difference up to which the two times count as equal.
+    """
+
+    before: KernelSummary | None
+    after: KernelSummary | None
+    verdict: str
+    noise: float = 0.0
+
+    @property
+    def summary(self) -> KernelSummary:
+        """The newer one that there is."""
+        found = self.after or self.before
+        if found is None:
+            raise ValueError("a difference between nothing and nothing")
+        return found
+
+    @property
+    def before_seconds(self) -> float | None:
+        """Best measured time before."""
+        return self.before.measured.best_seconds if self.before else None
+
+    @property
+    def after_seconds(self) -> float | None:
+        """Best measured time after."""
+        return self.after.measured.best_seconds if self.after else None
+
+    @property
+    def change(self) -> float | None:
+        """Relative change of the time; below zero for a gain."""
+        if self.before_seconds is None or self.after_seconds is None:
+            return None
+        return self.after_seconds / self.before_seconds - 1
+
+
+def diff_records(before: Records, after: Records) -> list[Difference]:
+    """One difference for each kernel and target of either folder, in the order of the first."""
+    old = {summary.key: summary for summary in summaries(before)}
+    new = {summary.key: summary for summary in summaries(after)}
+    return [_difference(old.get(key), new.get(key)) for key in dict.fromkeys([*old, *new])]
+
+
+def difference_json(difference: Difference) -> dict[str, Any]:
+    """A difference as values of JSON."""
+    summary = difference.summary
+    return {
+        "kernel": summary.kernel,
+        "name": summary.name,
+        "target": summary.to_json()["target"],
+        "verdict": difference.verdict,
+        "before_seconds": difference.before_seconds,
+        "after_seconds": difference.after_seconds,
+        "change": difference.change,
+        "noise": difference.noise,
+    }
+
+
+def _difference(before: KernelSummary | None, after: KernelSummary | None) -> Difference:
+    if after is None:
+        return Difference(before, None, "only before")
+    if before is None:
+        return Difference(None, after, "only after")
+    noise = max(LEAST_NOISE, before.measured.spread, after.measured.spread)
+    found = Difference(before, after, "not measured", noise)
+    if found.change is None:
+        return found
+    if abs(found.change) <= noise:
+        return Difference(before, after, "equal", noise)
+    return Difference(before, after, "slower" if found.change > 0 else "faster", noise)

@@ -1,0 +1,125 @@
+"""Joins folders of records into one."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tvm_ext.configs.atomic_file import write_text
+from tvm_ext.tuning.database_files import (
+    StoredRecord,
+    StoredWorkload,
+    read_database,
+    write_database,
+)
+from tvm_ext.tuning.errors import RecordsError
+from tvm_ext.tuning.folder_lock import locked
+from tvm_ext.tuning.lines import Problem
+from tvm_ext.tuning.logs.folder import check_folder, has_records
+from tvm_ext.tuning.logs.repair import repair_folder
+from tvm_ext.tuning.record_check import drop_refused
+from tvm_ext.tuning.trial import Trial
+from tvm_ext.tuning.trial_log import TRIALS, trial_lines
+
+
+@dataclass
+class Merged:
+    """What came together.
+
+    Attributes
+    ----------
+    trials, workloads, records : int
+        In the result.
+    repeated_trials, repeated_records : int
+        Left out because they are in it already.
+    problems : list[Problem]
+        Lines that could not be used.
+    """
+
+    trials: int = 0
+    workloads: int = 0
+    records: int = 0
+    repeated_trials: int = 0
+    repeated_records: int = 0
+    problems: list[Problem] = field(default_factory=list)
+
+
+def merge_folders(folders: Sequence[Path], output: Path) -> Merged:
+    """Writes all trials, workloads and records of ``folders`` to ``output``, each once.
+
+    ``output`` is a new folder or one of ``folders``; in the second case, its bad lines go to side
+    files. Lines of the log that a newer version wrote are carried over as they are.
+
+    Raises
+    ------
+    RecordsError
+        A folder holds no records, or ``output`` holds others, or somebody writes to it.
+    OutputPathError
+        A file cannot be written.
+    """
+    for folder in folders:
+        check_folder(folder)
+    sources = list(dict.fromkeys(folder.resolve() for folder in folders))
+    result = output.resolve()
+    if result not in sources and has_records(output):
+        raise RecordsError(
+            f"{str(output)!r} holds records already; expected a new folder or one of those that "
+            "are merged: name it among them, or choose another"
+        )
+    merged = Merged()
+    with locked(output):
+        if result in sources:
+            merged.problems += repair_folder(output)
+            # Its lines first, so that they keep their places.
+            sources = [result, *(folder for folder in sources if folder != result)]
+        trials = _joined_trials(sources, merged)
+        workloads, records = _joined_databases(sources, merged)
+        write_text(output / TRIALS, "".join(text + "\n" for text in trials))
+        write_database(output, workloads.values(), records)
+    return merged
+
+
+def _joined_trials(sources: Sequence[Path], merged: Merged) -> list[str]:
+    seen: set[object] = set()
+    texts = []
+    for folder in sources:
+        for line in trial_lines(folder):
+            if line.problem is not None:
+                merged.problems.append(line.problem)
+                if not line.is_newer:
+                    continue
+            key = _identity(line.trial) if line.trial is not None else line.text
+            if key in seen:
+                merged.repeated_trials += 1
+                continue
+            seen.add(key)
+            texts.append(line.text)
+    merged.trials = len(texts)
+    return texts
+
+
+def _identity(trial: Trial) -> tuple[str, ...]:
+    return trial.run, trial.candidate, trial.purpose, trial.time
+
+
+def _joined_databases(
+    sources: Sequence[Path], merged: Merged
+) -> tuple[dict[str, StoredWorkload], list[StoredRecord]]:
+    workloads: dict[str, StoredWorkload] = {}
+    records: list[StoredRecord] = []
+    seen: set[tuple[str, str]] = set()
+    for folder in sources:
+        files = read_database(folder)
+        drop_refused(files)
+        merged.problems += files.problems
+        for stored in files.workloads.values():
+            workloads.setdefault(stored.hash, stored)
+        for record in files.records:
+            key = (record.workload, json.dumps(record.body, sort_keys=True))
+            if key in seen:
+                merged.repeated_records += 1
+                continue
+            seen.add(key)
+            records.append(record)
+    merged.workloads, merged.records = len(workloads), len(records)
+    return workloads, records

@@ -1,0 +1,238 @@
+"""What a folder of records says about each kernel on each target."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm_ext.tir_schedules.recorded_schedule import describe_schedule
+from tvm_ext.tuning.best_records import Group, best_records
+from tvm_ext.tuning.database_files import StoredRecord
+from tvm_ext.tuning.errors import RecordsError
+from tvm_ext.tuning.logs.best import best_schedule
+from tvm_ext.tuning.logs.folder import Records
+from tvm_ext.tuning.logs.target_filter import target_filter
+from tvm_ext.tuning.record_choice import Standing, best, default_of, standings
+from tvm_ext.tuning.run_job import spread_of
+from tvm_ext.tuning.target_key import target_key, target_text
+from tvm_ext.tuning.trial import Trial
+
+FAILURES = ("build", "run", "timeout", "wrong")
+"""Statuses of trials that came to nothing."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times of one call of a kernel, all of one kind: measured, or a model's.
+
+    Attributes
+    ----------
+    default_seconds, best_seconds : float or None
+        With the default schedule and with the best one; None when not known.
+    schedule : str
+        The best schedule, with its decisions.
+    spread : float
+        Relative spread of the best's times.
+    is_confirmed : bool
+        Whether the best was measured again beside the default.
+    """
+
+    default_seconds: float | None = None
+    best_seconds: float | None = None
+    schedule: str = ""
+    spread: float = 0.0
+    is_confirmed: bool = False
+
+    @property
+    def gain(self) -> float | None:
+        """How many times as fast as the default the best is."""
+        if self.default_seconds is None or self.best_seconds is None:
+            return None
+        return self.default_seconds / self.best_seconds
+
+
+@dataclass(frozen=True)
+class KernelSummary:
+    """One kernel on one target.
+
+    Attributes
+    ----------
+    kernel, name : str
+        The hash of its workload; its name, or the hash again when only records know it.
+    origins : list[str]
+        The model's nodes that it computes.
+    model : str
+        The model that it was tuned in last.
+    target : dict
+        Attributes of the TVM target.
+    statuses : dict[str, int]
+        Number of trials by how they ended.
+    records : int
+        Records in MetaSchedule's file.
+    measured, modelled : Times
+        What was measured, and what a cost model says; never mixed.
+    """
+
+    kernel: str
+    name: str
+    origins: list[str]
+    model: str
+    target: dict[str, Any]
+    statuses: dict[str, int] = field(default_factory=dict)
+    records: int = 0
+    measured: Times = field(default_factory=Times)
+    modelled: Times = field(default_factory=Times)
+
+    @property
+    def key(self) -> Group:
+        """What tells it from the others."""
+        return self.kernel, target_key(self.target)
+
+    @property
+    def trials(self) -> int:
+        """Number of trials."""
+        return sum(self.statuses.values())
+
+    @property
+    def failed(self) -> dict[str, int]:
+        """Number of failed trials by how they failed."""
+        return {name: self.statuses[name] for name in FAILURES if name in self.statuses}
+
+    def to_json(self) -> dict[str, Any]:
+        """The summary as values of JSON."""
+        return {
+            "kernel": self.kernel,
+            "name": self.name,
+            "origins": self.origins,
+            "model": self.model,
+            "target": target_text(self.target),
+            "target_attributes": plain_target(self.target),
+            "trials": self.trials,
+            "statuses": self.statuses,
+            "records": self.records,
+            "measured": _times_json(self.measured),
+            "modelled": _times_json(self.modelled),
+        }
+
+
+def summaries(records: Records) -> list[KernelSummary]:
+    """One summary for each kernel and target, in the order of their first trials.
+
+    The trials decide; records count for kernels without measured trials, such as those of plain
+    MetaSchedule. Records that do not apply to their workloads are added to the problems.
+    """
+    trials: dict[Group, list[Trial]] = {}
+    for trial in records.trials:
+        trials.setdefault((trial.kernel, target_key(trial.target)), []).append(trial)
+    stored = best_records(records.files)
+    counts = Counter((one.workload, target_key(one.target)) for one in records.files.records)
+    names = records.last_trials()
+    return [
+        _summary(records, group, trials.get(group, []), stored.get(group), counts[group], names)
+        for group in dict.fromkeys([*trials, *counts])
+    ]
+
+
+def chosen_summaries(
+    records: Records, target: str | None = None, kernel: str | None = None
+) -> list[KernelSummary]:
+    """The summaries of a target, and of the kernels with ``kernel`` in a name, hash or origin.
+
+    Raises
+    ------
+    RecordsError
+        There are summaries, but none of these.
+    """
+    found = summaries(records)
+    is_meant = target_filter(target)
+    chosen = [one for one in found if is_meant(one.target) and _is_named(one, kernel)]
+    if found and not chosen:
+        asked = [f"target '{target}'"] * (target is not None)
+        asked += [f"kernel '{kernel}'"] * (kernel is not None)
+        targets = dict.fromkeys(target_text(one.target) for one in found)
+        raise RecordsError(
+            f"nothing in {str(records.folder)!r} is of {' and '.join(asked)}; expected one of "
+            f"{len(found)} kernels on {'; '.join(targets)}: leave the option out to see them"
+        )
+    return chosen
+
+
+def _is_named(summary: KernelSummary, part: str | None) -> bool:
+    names = (summary.name, summary.kernel, *summary.origins)
+    return part is None or any(part.lower() in name.lower() for name in names)
+
+
+def plain_target(target: Mapping[str, Any]) -> dict[str, Any]:
+    """A target's attributes without those that TVM derives from the others."""
+    return {key: value for key, value in target.items() if not key.startswith("feature.")}
+
+
+def _summary(
+    records: Records,
+    group: Group,
+    trials: list[Trial],
+    record: StoredRecord | None,
+    count: int,
+    names: Mapping[str, Trial],
+) -> KernelSummary:
+    measured = _measured(trials)
+    if measured.best_seconds is None and record is not None:
+        measured = _recorded(records, record)
+    known = names.get(group[0])
+    target = trials[-1].target if trials else _target_of(records, group)
+    return KernelSummary(
+        kernel=group[0],
+        name=known.kernel_name if known else group[0],
+        origins=known.origins if known else [],
+        model=known.model if known else "",
+        target=target,
+        statuses=dict(Counter(trial.status for trial in trials)),
+        records=count,
+        measured=measured,
+        modelled=_modelled(trials),
+    )
+
+
+def _target_of(records: Records, group: Group) -> dict[str, Any]:
+    found = (r.target for r in records.files.records if target_key(r.target) == group[1])
+    return next(found)
+
+
+def _measured(trials: Iterable[Trial]) -> Times:
+    found = standings(trials)
+    return _times(best(found), default_of(found))
+
+
+def _times(chosen: Standing | None, default: Standing | None) -> Times:
+    seconds = default.seconds if default is not None else None
+    if chosen is None:
+        return Times(seconds)
+    schedule = describe_schedule(chosen.trial.template, chosen.trial.decisions)
+    return Times(seconds, chosen.seconds, schedule, chosen.spread, chosen.is_confirmed)
+
+
+def _modelled(trials: Iterable[Trial]) -> Times:
+    found = [t for t in trials if t.status == "modelled" and t.seconds is not None]
+    if not found:
+        return Times()
+    chosen = min(found, key=lambda trial: trial.seconds or 0.0)
+    default = next((trial.seconds for trial in found if trial.is_default), None)
+    schedule = describe_schedule(chosen.template, chosen.decisions)
+    return Times(default, chosen.seconds, schedule)
+
+
+def _recorded(records: Records, record: StoredRecord) -> Times:
+    schedule = best_schedule(records, record)
+    spread = spread_of([float(value) for value in record.body[1]])
+    return Times(None, record.seconds, schedule.describe(), spread)
+
+
+def _times_json(times: Times) -> dict[str, Any]:
+    return {
+        "default_seconds": times.default_seconds,
+        "best_seconds": times.best_seconds,
+        "gain": times.gain,
+        "schedule": times.schedule,
+        "spread": times.spread,
+        "is_confirmed": times.is_confirmed,
+    }

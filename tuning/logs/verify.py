@@ -1,0 +1,164 @@
+"""Builds the best records again, checks their numbers, and times them beside the defaults."""
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+
+from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.errors import TargetError
+from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tuning.candidate import Candidate, Finish, candidate_of
+from tvm_ext.tuning.logs.best import BestSchedule, best_schedules
+from tvm_ext.tuning.logs.folder import Records
+from tvm_ext.tuning.measurer import Limits, Measurement, Measurer
+from tvm_ext.tuning.run_job import TimingPlan
+from tvm_ext.tuning.search.template_space import TemplateSpace
+from tvm_ext.tuning.target_key import target_key
+from tvm_ext.tuning.task import KernelTask, kernel_task, refusal
+
+OTHER_MACHINE = "not for this machine"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How one record did.
+
+    Attributes
+    ----------
+    best : BestSchedule
+        The record.
+    status : str
+        "ok", "wrong" (numbers), "build" (no code), "run" (it failed), "timeout", or
+        ``OTHER_MACHINE``.
+    message : str
+        What happened, when the status is not "ok".
+    seconds, default_seconds : float or None
+        Of one call with the record and with the default schedule, measured now, in turn.
+    gain : float or None
+        How many times as fast as the default the record is.
+    """
+
+    best: BestSchedule
+    status: str
+    message: str = ""
+    seconds: float | None = None
+    default_seconds: float | None = None
+    gain: float | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the record should work here and does not."""
+        return self.status not in ("ok", OTHER_MACHINE)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as values of JSON."""
+        return {
+            "kernel": self.best.kernel,
+            "name": self.best.name,
+            "schedule": self.best.recorded.describe(),
+            "status": self.status,
+            "message": self.message,
+            "seconds": self.seconds,
+            "default_seconds": self.default_seconds,
+            "gain": self.gain,
+            "recorded_seconds": self.best.recorded.seconds,
+        }
+
+
+def as_it_is(mod: tvm.IRModule) -> tvm.IRModule:
+    """The finish that changes nothing."""
+    return mod
+
+
+def verify_records(
+    records: Records,
+    machine: Description,
+    finish: Finish = as_it_is,
+    limits: Limits | None = None,
+    plan: TimingPlan | None = None,
+) -> Iterator[Verified]:
+    """Yields each of the best records when it has been verified.
+
+    Parameters
+    ----------
+    records : Records
+        The folder.
+    machine : Description
+        This machine. Records for other targets are only named.
+    finish : Finish
+        What happens to kernels between their schedule and code generation.
+    limits : Limits, optional
+        What one record may take.
+    plan : TimingPlan, optional
+        How long to time.
+
+    Raises
+    ------
+    TargetError
+        ``machine`` is no CPU.
+    """
+    if not isinstance(machine, CpuDescription):
+        raise TargetError(
+            f"records cannot be verified on target '{machine.name}', a GPU; expected a CPU: "
+            "choose this machine (--target cpu)"
+        )
+    wanted = target_key(dict(machine.tvm_target().export()))
+    mine = []
+    for one in best_schedules(records):
+        if target_key(one.target) == wanted:
+            mine.append(one)
+        else:
+            yield Verified(one, OTHER_MACHINE)
+    if not mine:
+        return
+    with Measurer(machine, limits, plan) as measurer:
+        for one in mine:
+            yield _verified(one, records, machine, finish, measurer)
+
+
+def _verified(
+    best: BestSchedule,
+    records: Records,
+    machine: CpuDescription,
+    finish: Finish,
+    measurer: Measurer,
+) -> Verified:
+    mod = records.files.workloads[best.kernel].mod
+    if [name.name_hint for name in mod.get_global_vars()] != ["main"]:
+        return Verified(best, "build", "its workload is not one kernel named 'main'")
+    reason = refusal(mod["main"])
+    if reason:
+        return Verified(best, "build", reason)
+    task = kernel_task(best.name, mod["main"], origins=best.origins)
+    candidate = candidate_of(task, best.recorded.trace, machine, finish)
+    if isinstance(candidate, NotMine):
+        return Verified(best, "build", candidate.reason)
+    default = _default(task, machine, finish)
+    try:
+        reason = measurer.prepare([default or candidate]).get(task.hash, "")
+        if reason:
+            return Verified(best, "build", reason)
+        (measured,) = measurer.measure([candidate])
+    finally:
+        measurer.forget(task)
+    return _outcome(best, measured, default is not None)
+
+
+def _default(task: KernelTask, machine: CpuDescription, finish: Finish) -> Candidate | None:
+    space = TemplateSpace(task, machine, finish)
+    point = space.default(space.templates[0]) if space.templates else None
+    return point.candidate if point is not None else None
+
+
+def _outcome(best: BestSchedule, measured: Measurement, has_default: bool) -> Verified:
+    if measured.status != "ok":
+        return Verified(best, measured.status, measured.message)
+    ours, theirs = measured.timing.seconds, measured.timing.reference_seconds
+    seconds = statistics.median(ours)
+    if not has_default:
+        return Verified(best, "ok", seconds=seconds)
+    gain = statistics.median(other / mine for mine, other in zip(ours, theirs, strict=True))
+    return Verified(best, "ok", "", seconds, statistics.median(theirs), gain)

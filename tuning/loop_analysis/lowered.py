@@ -1,0 +1,28 @@
+"""A scheduled kernel as code generation will see it: flat addresses and explicit vectors."""
+
+import tvm
+from tvm import s_tir, tirx
+
+from tvm_ext.hardware.description import Description
+
+
+def lowered(mod: tvm.IRModule, machine: Description) -> tirx.PrimFunc:
+    """The kernel "main" of ``mod`` without blocks, its buffers flat and as small as they can be.
+
+    What cannot be vectorised is a loop over single elements, as it will be when it runs.
+    """
+    passes = [
+        tirx.transform.BindTarget(machine.tvm_target()),
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerCrossThreadReduction(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.LowerMatchBuffer(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.VectorizeLoop(),
+    ]
+    return tvm.transform.Sequential(passes)(mod)["main"]

@@ -1,0 +1,109 @@
+"""Finds the recorded schedule of a kernel for a target, and says why there is none."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tvm import s_tir, tirx
+
+from tvm_ext.tir_schedules.kernel_identity import kernel_hash, workload
+from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, recorded_schedule
+from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tuning.database_files import RECORDS, DatabaseFiles, read_database, trace_of
+from tvm_ext.tuning.errors import RecordsError
+from tvm_ext.tuning.lines import Problem
+from tvm_ext.tuning.target_key import target_key
+from tvm_ext.tuning.trial_log import TRIALS, read_trials
+
+
+class RecordLookup:
+    """The records of some folders for one machine.
+
+    Parameters
+    ----------
+    folders : Sequence[Path]
+        The first one that knows a kernel is used.
+    machine : Machine
+        Only records for its target are used.
+    origins : mapping of str to Sequence of str
+        By kernel name, the model's nodes that it computes: with them a miss can be explained.
+
+    Attributes
+    ----------
+    problems : list[Problem]
+        Lines of the records that cannot be read.
+
+    Raises
+    ------
+    RecordsError
+        A folder does not exist or holds no records.
+    """
+
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        machine: Machine,
+        origins: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        self._key = target_key(dict(machine.tvm_target().export()))
+        self._origins = dict(origins or {})
+        self._files: list[tuple[Path, DatabaseFiles]] = []
+        self._tuned: dict[str, set[str]] = {}
+        self.problems: list[Problem] = []
+        for folder in folders:
+            _check_folder(folder)
+            files = read_database(folder)
+            self.problems += files.problems
+            self._files.append((folder, files))
+            for trial in read_trials(folder).trials:
+                for origin in trial.origins:
+                    self._tuned.setdefault(origin, set()).add(trial.kernel)
+
+    def find(self, name: str, func: tirx.PrimFunc) -> RecordedSchedule | NotMine:
+        """See ``RecordSource.find``."""
+        mod = workload(func)
+        wanted = kernel_hash(mod)
+        others: set[str] = set()
+        for _, files in self._files:
+            records = [record for record in files.records if record.workload == wanted]
+            fitting = [r for r in records if target_key(r.target) == self._key]
+            others.update(_short(record.target) for record in records)
+            for record in sorted(fitting, key=lambda record: record.seconds):
+                try:
+                    return recorded_schedule(mod, trace_of(record, mod), record.seconds)
+                except (s_tir.ScheduleError, ValueError, RuntimeError):
+                    continue
+            if fitting:
+                return NotMine("its records do not apply to it")
+        if others:
+            return NotMine(f"its records are for another target: {'; '.join(sorted(others))}")
+        return NotMine(self._unknown(name, wanted))
+
+    def _unknown(self, name: str, wanted: str) -> str:
+        for origin in self._origins.get(name, ()):
+            earlier = self._tuned.get(origin, set()) - {wanted}
+            if earlier:
+                return (
+                    f"{origin} was tuned as part of another kernel: the graph, a shape, or what "
+                    "was fused has changed since"
+                )
+        return "it was never tuned"
+
+
+def _short(target: Mapping[str, object]) -> str:
+    """What tells targets of a kind apart."""
+    names = ("mcpu", "arch", "num-cores")
+    found = [f"{name} {target[name]}" for name in names if name in target]
+    return f"{target.get('kind', '?')} {', '.join(found)}"
+
+
+def _check_folder(folder: Path) -> None:
+    if not folder.is_dir():
+        raise RecordsError(
+            f"there is no folder of records at {str(folder)!r}; expected one that 'tvm-ext tune' "
+            "wrote: check the path"
+        )
+    if not (folder / RECORDS).is_file() and not (folder / TRIALS).is_file():
+        raise RecordsError(
+            f"{str(folder)!r} holds no records; expected {RECORDS} in it: check the path, or tune "
+            "first"
+        )

@@ -1,0 +1,48 @@
+"""A server of TVM's RPC that measures candidates."""
+
+import contextlib
+import threading
+from collections.abc import Callable
+
+from tvm.rpc.server import Server
+
+from tvm_ext.tuning.errors import TuningError
+from tvm_ext.tuning.rpc_servers import parse_address
+
+# Ports that are tried from the first on.
+_PORTS = 100
+
+
+def serve(tracker: str, key: str, host: str, port: int, ready: Callable[[int], object]) -> None:
+    """Registers with the tracker and serves until Ctrl-C.
+
+    Each session gets a process of its own, so a candidate that crashes ends only that.
+
+    Parameters
+    ----------
+    tracker : str
+        "HOST:PORT".
+    key : str
+        Name under which sessions ask for the server.
+    host, port : str, int
+        Where to listen; the first free port from ``port`` on.
+    ready : callable
+        Called with the port when the server listens.
+
+    Raises
+    ------
+    TuningError
+        The tracker's address is none, or nothing can listen there.
+    """
+    address = parse_address(tracker)
+    try:
+        server = Server(host, port, port + _PORTS, tracker_addr=address, key=key, silent=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise TuningError(
+            f"cannot listen on {host}:{port} ({error}); expected a free port at an address of this "
+            "machine: choose another with --host or --port"
+        ) from error
+    ready(server.port)
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+    server.terminate()

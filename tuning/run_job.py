@@ -1,0 +1,206 @@
+"""One built kernel checked and timed, in a worker's process, on this machine or over RPC.
+
+A candidate takes turns with a reference kernel of the same task. What counts is the ratio of the
+two: whatever slows the machine down for a while slows both down.
+"""
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from tvm_ext.tir_schedules.packing import PackedOperand
+from tvm_ext.tuning.kernel_data import difference, numpy_dtype
+from tvm_ext.tuning.run_device import RunDeviceAddress, open_device
+
+
+@dataclass(frozen=True)
+class TimingPlan:
+    """How long to measure.
+
+    Attributes
+    ----------
+    turn_seconds : float
+        Time of one turn of one kernel, in which it runs as often as fits.
+    fewest_turns, most_turns : int
+        Turns of each kernel.
+    spread : float
+        Relative spread (interquartile range over median) of the ratio that ends the measurement.
+    slow_factor : float
+        A candidate this much slower than the reference gets the fewest turns.
+    """
+
+    turn_seconds: float = 0.006
+    fewest_turns: int = 4
+    most_turns: int = 16
+    spread: float = 0.03
+    slow_factor: float = 1.3
+
+
+@dataclass(frozen=True)
+class RunJob:
+    """What to run.
+
+    Attributes
+    ----------
+    library, reference : str
+        Shared libraries with a kernel "main".
+    packed, reference_packed : PackedOperand or None
+        The parameter that each of them expects packed.
+    data : str
+        File that ``compute_expected`` wrote.
+    threads : int
+        Threads of the kernels.
+    plan : TimingPlan
+        How long to measure.
+    device : RunDeviceAddress
+        Where.
+    """
+
+    library: str
+    packed: PackedOperand | None
+    reference: str
+    reference_packed: PackedOperand | None
+    data: str
+    threads: int
+    plan: TimingPlan
+    device: RunDeviceAddress
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was measured; ``wrong`` says how the numbers differ, and then there are no times.
+
+    Attributes
+    ----------
+    seconds, reference_seconds : list[float]
+        Of one call, turn by turn.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    reference_seconds: list[float] = field(default_factory=list)
+    wrong: str = ""
+
+
+@dataclass(frozen=True)
+class ExpectedJob:
+    """The unscheduled kernel's library, the arrays to run it with, and the file for the results."""
+
+    library: str
+    inputs: str
+    results: tuple[int, ...]
+    data: str
+    device: RunDeviceAddress
+
+
+def compute_expected(job: ExpectedJob) -> None:
+    """Runs the unscheduled kernel and writes its arrays, results included, to ``job.data``."""
+    arrays = _load(job.inputs)
+    with open_device(job.device) as device:
+        kernel = device.kernel(job.library)
+        tensors = device.tensors(arrays)
+        kernel(*tensors)
+        for position in job.results:
+            arrays[position] = tensors[position].numpy()
+    save_arrays(job.data, arrays, job.results)
+
+
+def check_and_time(job: RunJob) -> Timing:
+    """Runs the candidate once, compares its results, and times it if they are right."""
+    arrays, results = _load(job.data), _results(job.data)
+    expected = [arrays[position] for position in results]
+    for position in results:
+        arrays[position] = np.zeros_like(arrays[position])
+    with open_device(job.device) as device:
+        device.use_threads(job.threads)
+        tensors = device.tensors(_packed(arrays, job.packed))
+        kernel = device.kernel(job.library)
+        kernel(*tensors)
+        wrong = difference([tensors[position].numpy() for position in results], expected)
+        if wrong:
+            return Timing(wrong=wrong)
+        candidate = device.timer(job.library, tensors)
+        others = tensors
+        if job.packed != job.reference_packed:
+            others = device.tensors(_packed(arrays, job.reference_packed))
+        reference = device.timer(job.reference, others)
+        return _in_turn(candidate, reference, job.plan)
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Interquartile range over median; 0 for fewer than two values."""
+    if len(values) < 2:
+        return 0.0
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle if middle else 0.0
+
+
+def save_arrays(path: str, arrays: Sequence[np.ndarray], results: Sequence[int]) -> None:
+    """Writes arrays of any element type, and which of them are results."""
+    plain = {f"a{i}": np.frombuffer(a.tobytes(), np.uint8) for i, a in enumerate(arrays)}
+    shapes = [list(a.shape) for a in arrays]
+    note = np.array(repr([shapes, [str(a.dtype) for a in arrays], list(results)]))
+    with Path(path).open("wb") as file:
+        np.savez(file, allow_pickle=False, note=note, **plain)
+
+
+def _load(path: str) -> list[np.ndarray]:
+    with np.load(path) as file:
+        shapes, dtypes, _ = _note(file)
+        return [
+            np.frombuffer(file[f"a{i}"].tobytes(), numpy_dtype(dtype)).reshape(shape).copy()
+            for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
+        ]
+
+
+def _results(path: str) -> list[int]:
+    with np.load(path) as file:
+        return _note(file)[2]
+
+
+def _note(file: "np.lib.npyio.NpzFile") -> tuple[list[list[int]], list[str], list[int]]:
+    import ast
+
+    shapes, dtypes, results = ast.literal_eval(str(file["note"]))
+    return shapes, dtypes, results
+
+
+def _packed(arrays: Sequence[np.ndarray], packed: PackedOperand | None) -> list[np.ndarray]:
+    changed = list(arrays)
+    if packed is not None:
+        changed[packed.parameter] = packed.pack(arrays[packed.parameter])
+    return changed
+
+
+Timer = Callable[[int], float]
+"""Seconds of one call, as the mean over a number of calls."""
+
+
+def _in_turn(candidate: Timer, reference: Timer, plan: TimingPlan) -> Timing:
+    reference_calls, calls = _calls(reference, plan), _calls(candidate, plan)
+    ours: list[float] = []
+    theirs: list[float] = []
+    while len(ours) < plan.most_turns:
+        # Every other turn the other way round, so that neither always follows the same one.
+        if len(ours) % 2:
+            ours.append(candidate(calls))
+            theirs.append(reference(reference_calls))
+        else:
+            theirs.append(reference(reference_calls))
+            ours.append(candidate(calls))
+        ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+        if len(ours) < plan.fewest_turns:
+            continue
+        if spread_of(ratios) <= plan.spread or statistics.median(ratios) > plan.slow_factor:
+            break
+    return Timing(ours, theirs)
+
+
+def _calls(timer: Timer, plan: TimingPlan) -> int:
+    """How often a kernel runs in a turn; the first call warms up."""
+    once = timer(1)
+    if once < plan.turn_seconds:
+        once = timer(1)
+    return max(1, int(plan.turn_seconds / max(once, 1e-9)))

@@ -1,0 +1,1 @@
+"""Which candidates of a kernel are tried next."""

@@ -1,0 +1,128 @@
+"""The search for one kernel: MetaSchedule's tuning context with our strategy, or with TVM's own."""
+
+from collections.abc import Iterable
+
+from tvm import s_tir
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tuning.candidate import Candidate, Finish, candidate_of
+from tvm_ext.tuning.search.template_search import TemplateSearch
+from tvm_ext.tuning.search.template_space import TemplateSpace
+from tvm_ext.tuning.task import KernelTask
+
+# Of TVM's evolutionary search: its own 512 take minutes where a trial takes a tenth of a second.
+_POPULATION = 96
+
+
+class KernelSearch:
+    """Proposes candidates of one kernel, and learns how they did.
+
+    Parameters
+    ----------
+    task : KernelTask
+        The kernel.
+    machine : Machine
+        What it is scheduled for.
+    cost_model : ms.cost_model.CostModel
+        Ranks candidates; shared by all kernels.
+    finish : Finish
+        What happens to a kernel after its schedule.
+    batch : int
+        Candidates that are proposed at a time.
+    seed : int
+        Of all draws.
+    """
+
+    def __init__(
+        self,
+        task: KernelTask,
+        machine: Machine,
+        cost_model: ms.cost_model.CostModel,
+        finish: Finish,
+        batch: int,
+        seed: int,
+    ) -> None:
+        self.task = task
+        self._machine = machine
+        self._finish = finish
+        self._model = cost_model
+        self._database = ms.database.MemoryDatabase()
+        space = TemplateSpace(task, machine, finish)
+        self.default = _default(space)
+        self.uses_templates = _has_decisions(space)
+        target = machine.tvm_target()
+        seed = (seed * 1_000_003 + int(task.hash[:7], 16)) % (2**31 - 1) or 1
+        if self.uses_templates:
+            strategy = TemplateSearch(space, seed)
+            self._context = ms.TuneContext(
+                task.workload, target=target, search_strategy=strategy, num_threads=1
+            )
+            designs = [s_tir.Schedule(task.workload)]
+        else:
+            self._context = ms.TuneContext(
+                task.workload,
+                target=target,
+                space_generator=ms.space_generator.PostOrderApply(),
+                search_strategy=ms.search_strategy.EvolutionarySearch(
+                    population_size=_POPULATION, init_min_unmeasured=min(16, _POPULATION)
+                ),
+                task_name=task.name,
+                rand_state=seed,
+                num_threads=1,
+            )
+            designs = self._context.generate_design_space()
+        self._context.pre_tuning(1 << 20, batch, designs, self._database, cost_model)
+
+    def propose(self) -> list[Candidate]:
+        """The next candidates; empty when the space is exhausted."""
+        found = self._context.generate_measure_candidates()
+        made = [self.candidate(one.sch.trace) for one in found or []]
+        return [one for one in made if isinstance(one, Candidate)]
+
+    def candidate(self, trace: s_tir.schedule.Trace) -> Candidate | NotMine:
+        """What a trace makes of this kernel, or why it makes nothing."""
+        return candidate_of(self.task, trace, self._machine, self._finish)
+
+    def tell(self, results: Iterable[tuple[Candidate, float | None]]) -> None:
+        """How candidates did: seconds, or None for one that is of no use."""
+        told = list(results)
+        if not told:
+            return
+        candidates, outcomes = [], []
+        for candidate, seconds in told:
+            candidates.append(self._traced(candidate))
+            failed = None if seconds is not None else "it is of no use"
+            times = [seconds] if seconds is not None else None
+            outcomes.append(ms.runner.RunnerResult(times, failed))
+        self._context.notify_runner_results(candidates, outcomes)
+        for candidate, seconds in told:
+            if seconds is not None and not self.uses_templates:
+                self._commit(candidate, seconds)
+        scheduled = [candidate.measure_candidate() for candidate, _ in told]
+        self._model.update(self._context, scheduled, outcomes)
+
+    def _traced(self, candidate: Candidate) -> ms.MeasureCandidate:
+        sch = s_tir.Schedule(self.task.workload)
+        candidate.recorded.trace.apply_to_schedule(sch, remove_postproc=False)
+        args = ms.arg_info.ArgInfo.from_entry_func(self.task.workload, remove_preproc=True)
+        return ms.MeasureCandidate(sch, args)
+
+    def _commit(self, candidate: Candidate, seconds: float) -> None:
+        """TVM's search takes its parents from a database."""
+        token = self._database.commit_workload(self.task.workload)
+        record = ms.database.TuningRecord(
+            candidate.recorded.trace, token, [seconds], self._context.target, None
+        )
+        self._database.commit_tuning_record(record)
+
+
+def _default(space: TemplateSpace) -> Candidate | None:
+    """What the kernel gets without a record; None when its loops are left as they are."""
+    point = space.default(space.templates[0]) if space.templates else None
+    return point.candidate if point is not None else None
+
+
+def _has_decisions(space: TemplateSpace) -> bool:
+    points = [space.default(template) for template in space.templates]
+    return len(space.templates) > 1 or any(point is not None and point.knobs for point in points)

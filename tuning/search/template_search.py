@@ -1,0 +1,174 @@
+"""MetaSchedule search strategy over the decisions of our templates.
+
+The closed-form schedules come first. After them, each batch is picked by the cost model from the
+neighbours of the best so far and from random points; a part of it is picked at random, so that a
+model that is wrong does not lock the search in.
+"""
+
+import itertools
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from tvm import s_tir
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_ext.tir_schedules.recorded_schedule import recorded_schedule
+from tvm_ext.tuning.search.template_space import Key, Point, TemplateSpace, key_of
+
+# Points that the cost model looks at for each that is tried.
+POOL_FACTOR = 4
+
+# Share of a batch that is picked without the model.
+EXPLORED = 0.25
+
+# How many of the best lend their neighbours.
+PARENTS = 4
+
+# Draws that may be known or refused before a batch is given up as exhausted.
+FRUITLESS_DRAWS = 64
+
+
+@derived_object
+class TemplateSearch(ms.search_strategy.PySearchStrategy):
+    """See the module's text.
+
+    Parameters
+    ----------
+    space : TemplateSpace
+        The kernel's schedules.
+    seed : int
+        Of the random draws.
+    """
+
+    def __init__(self, space: TemplateSpace, seed: int) -> None:
+        super().__init__()
+        self.space = space
+        self._random = random.Random(seed)
+        self._seed = seed
+        self._context: Any = None
+        self._model: Any = None
+        self._batch = 1
+        self._left = 0
+        self._seconds: dict[Key, float] = {}
+        self._proposed: set[Key] = set()
+        self._loops: set[str] = set()
+
+    def _initialize_with_tune_context(self, context: ms.TuneContext) -> None:
+        self._context = context
+
+    def pre_tuning(
+        self,
+        max_trials: int,
+        num_trials_per_iter: int,
+        design_spaces: list[s_tir.Schedule],
+        database: ms.database.Database | None = None,
+        cost_model: ms.cost_model.CostModel | None = None,
+    ) -> None:
+        """See MetaSchedule; ``design_spaces`` and ``database`` are not needed."""
+        self._left, self._batch, self._model = max_trials, num_trials_per_iter, cost_model
+
+    def post_tuning(self) -> None:
+        """See MetaSchedule."""
+
+    def generate_measure_candidates(self) -> list[ms.MeasureCandidate] | None:
+        """The next points to try; None when nothing is left."""
+        wanted = min(self._batch, self._left)
+        if wanted < 1:
+            return None
+        chosen = list(itertools.islice(self._defaults(), wanted))
+        if len(chosen) < wanted:
+            chosen += self._picked(self._pool(wanted - len(chosen)), wanted - len(chosen))
+        self._left -= len(chosen)
+        self._proposed.update(point.key for point in chosen)
+        self._loops.update(point.candidate.hash for point in chosen)
+        return [_measure_candidate(point) for point in chosen] or None
+
+    def notify_runner_results(
+        self, candidates: list[ms.MeasureCandidate], results: list[ms.runner.RunnerResult]
+    ) -> None:
+        """Takes note of times; of a candidate that failed, that it is not to be tried again."""
+        for candidate, result in zip(candidates, results, strict=True):
+            recorded = recorded_schedule(self._context.mod, candidate.sch.trace)
+            key = key_of(recorded.template, recorded.decisions)
+            self._proposed.add(key)
+            point = self.space.point(*_named(key))
+            if point is not None:
+                self._loops.add(point.candidate.hash)
+            if result.run_secs:
+                times = [float(value) for value in result.run_secs]
+                self._seconds[key] = sum(times) / len(times)
+
+    def clone(self) -> "TemplateSearch":
+        """A search of the same space that has tried nothing."""
+        return TemplateSearch(self.space, self._seed)
+
+    def _defaults(self) -> Iterator[Point]:
+        for template in self.space.templates:
+            point = self.space.default(template)
+            if point is not None and self._is_new(point):
+                yield point
+
+    def _is_new(self, point: Point) -> bool:
+        return point.key not in self._proposed and point.candidate.hash not in self._loops
+
+    def _pool(self, wanted: int) -> list[Point]:
+        """New points to pick from, half of them around the best."""
+        pool: dict[str, Point] = {}
+        size = wanted * POOL_FACTOR
+        for values in self._around_the_best():
+            if len(pool) >= size // 2:
+                break
+            self._add(pool, values)
+        fruitless = 0
+        while len(pool) < size and fruitless < FRUITLESS_DRAWS:
+            before = len(pool)
+            self._add(pool, self.space.anywhere(self._random))
+            fruitless = fruitless + 1 if len(pool) == before else 0
+        return list(pool.values())
+
+    def _add(self, pool: dict[str, Point], values: tuple[str, dict[str, int]] | None) -> None:
+        point = self.space.point(*values) if values is not None else None
+        if point is not None and self._is_new(point):
+            pool.setdefault(point.candidate.hash, point)
+
+    def _around_the_best(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """Neighbours of the best points, in turn, the best one's first."""
+        ranked = sorted(self._seconds, key=lambda key: self._seconds[key])[:PARENTS]
+        points = (self.space.point(*_named(key)) for key in ranked)
+        around = [self.space.neighbours(point) for point in points if point is not None]
+        # Two of the best for one of each other.
+        turns = [*around[:1], *around]
+        while turns:
+            for neighbours in list(turns):
+                following = next(neighbours, None)
+                if following is None:
+                    turns = [other for other in turns if other is not neighbours]
+                else:
+                    yield following
+
+    def _picked(self, pool: list[Point], wanted: int) -> list[Point]:
+        if len(pool) <= wanted:
+            return pool
+        at_random = max(1, round(EXPLORED * wanted))
+        scores = self._model.predict(
+            self._context, [point.candidate.measure_candidate() for point in pool]
+        )
+        order = sorted(range(len(pool)), key=lambda i: -float(scores[i]))
+        best = order[: wanted - at_random]
+        rest = self._random.sample(order[wanted - at_random :], at_random)
+        return [pool[i] for i in (*best, *rest)]
+
+
+def _named(key: Key) -> tuple[str, dict[str, int]]:
+    return key[0], dict(key[1])
+
+
+def _measure_candidate(point: Point) -> ms.MeasureCandidate:
+    """The unscheduled kernel with the trace that notes the decisions, as a database holds it."""
+    task = point.candidate.task
+    sch = s_tir.Schedule(task.workload)
+    point.candidate.recorded.trace.apply_to_schedule(sch, remove_postproc=False)
+    args = ms.arg_info.ArgInfo.from_entry_func(task.workload, remove_preproc=True)
+    return ms.MeasureCandidate(sch, args)

@@ -1,0 +1,160 @@
+"""A process that does risky work: it can be timed out, limited in memory, and replaced."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Any
+
+# A new process imports TVM before it can work.
+_START_SECONDS = 120.0
+
+
+class WorkerFailure(Exception):
+    """The work was not done; the text says why."""
+
+
+class WorkerTimeout(WorkerFailure):
+    """It took longer than its time limit."""
+
+
+class WorkerDied(WorkerFailure):
+    """The process ended while it worked."""
+
+
+class WorkRaised(WorkerFailure):
+    """The work itself raised an error.
+
+    Attributes
+    ----------
+    kind : str
+        Name of the error's class.
+    """
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class Worker:
+    """Runs functions one at a time in a process of its own, which is started when needed.
+
+    The process ignores Ctrl-C, which belongs to the session, and ends with it, however that ends.
+
+    Parameters
+    ----------
+    memory_bytes : int or None
+        Address space that the work may take beyond what the process has after its start.
+    """
+
+    def __init__(self, memory_bytes: int | None = None) -> None:
+        self._memory_bytes = memory_bytes
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+
+    @property
+    def process_id(self) -> int | None:
+        """The process that waits for work; None before the first call."""
+        return self._process.pid if self._process is not None else None
+
+    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float) -> Any:
+        """What ``function(*arguments)`` returns; both are pickled, ``function`` by its name.
+
+        Raises
+        ------
+        WorkerTimeout, WorkerDied, WorkRaised
+            See there. After the first two the next call gets a new process.
+        """
+        pipe = self._started()
+        try:
+            pipe.send((function.__module__, function.__qualname__, arguments))
+            if not self._answered(pipe, timeout):
+                self.stop()
+                raise WorkerTimeout(f"took longer than {timeout:g} s")
+            done, *answer = pipe.recv()
+        except (EOFError, OSError) as error:
+            raise WorkerDied(self._cause_of_death()) from error
+        except BaseException:
+            # Interrupted: what the process still sends answers no later question.
+            self.stop()
+            raise
+        if not done:
+            raise WorkRaised(*answer)
+        return answer[0]
+
+    def stop(self) -> None:
+        """Ends the process, whatever it does."""
+        process, pipe = self._process, self._pipe
+        self._process = self._pipe = None
+        if pipe is not None:
+            pipe.close()
+        if process is not None:
+            # The group: the work may have started processes (a linker) of its own.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def start(self) -> None:
+        """Starts the process, and returns when it is ready."""
+        self._started()
+
+    def _started(self) -> Connection:
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()
+        return self._pipe if self._pipe is not None else self._launched()
+
+    def _launched(self) -> Connection:
+        ours, theirs = Pipe()
+        command = [sys.executable, "-P", "-m", "tvm_ext.tuning.worker_process"]
+        self._process = subprocess.Popen(
+            [*command, str(theirs.fileno()), str(self._memory_bytes or 0)],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._pipe = ours
+        if not self._answered(ours, _START_SECONDS):
+            self.stop()
+            raise WorkerTimeout(f"the process was not ready after {_START_SECONDS:g} s")
+        try:
+            ours.recv()
+        except (EOFError, OSError) as error:
+            raise WorkerDied(self._cause_of_death()) from error
+        return ours
+
+    def _answered(self, pipe: Connection, timeout: float) -> bool:
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            # In short steps, so that Ctrl-C is seen on every system.
+            if pipe.poll(min(left, 0.2)):
+                return True
+        return False
+
+    def _cause_of_death(self) -> str:
+        process = self._process
+        code = None
+        if process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(timeout=5)
+        self.stop()
+        if code is None:
+            return "the process stopped answering"
+        if code < 0:
+            limit = f" (memory limit {self._memory_bytes >> 20} MiB)" if self._memory_bytes else ""
+            return f"the process died of {_signal_name(-code)}{limit}"
+        return f"the process ended with exit code {code}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,231 @@
+"""``tvm-ext tune``: finds faster schedules for a model's kernels, and keeps them."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvm_ext.cli import options
+from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
+from tvm_ext.cli.duration import parse_duration
+from tvm_ext.errors import InputError
+
+if TYPE_CHECKING:
+    from tvm_ext.hardware.description import Description
+
+EXAMPLE = "Example: tvm-ext tune model.onnx --time-budget 10m --output records"
+
+_SEARCH = "Search"
+_LIMITS = "Measuring"
+
+
+def tune_command(
+    model: options.Model,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            show_default="MODEL.records",
+            help="Folder of the records. A session goes on where an earlier one on it stopped.",
+        ),
+    ] = None,
+    effort: Annotated[
+        str,
+        typer.Option(
+            "--effort", rich_help_panel=_SEARCH, help="How hard to try: quick, standard, thorough."
+        ),
+    ] = "standard",
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            "--trials",
+            min=1,
+            rich_help_panel=_SEARCH,
+            show_default="of the effort, for each kernel",
+            help="Trials of all kernels together, those of earlier sessions included.",
+        ),
+    ] = None,
+    time_budget: Annotated[
+        str | None,
+        typer.Option(
+            "--time-budget",
+            metavar="TIME",
+            rich_help_panel=_SEARCH,
+            help="Time the session may take: 90s, 30m, 1h30m.",
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--only",
+            metavar="PATTERN",
+            rich_help_panel=_SEARCH,
+            help="Tune only kernels whose name, hash or ONNX node matches (* and ?); repeatable.",
+        ),
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--skip",
+            metavar="PATTERN",
+            rich_help_panel=_SEARCH,
+            help="Leave out such kernels; repeatable.",
+        ),
+    ] = None,
+    cost_model: Annotated[
+        str | None,
+        typer.Option(
+            "--cost-model",
+            rich_help_panel=_SEARCH,
+            show_default="of the effort",
+            help="What ranks candidates: xgboost, predictor, analytic, random.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", min=0, rich_help_panel=_SEARCH, help="Seed of all draws.")
+    ] = 0,
+    timeout: Annotated[
+        str,
+        typer.Option(
+            "--timeout",
+            metavar="TIME",
+            rich_help_panel=_LIMITS,
+            help="Time that a candidate may take to build, and again to run.",
+        ),
+    ] = "30s",
+    memory: Annotated[
+        float,
+        typer.Option(
+            "--memory",
+            min=0.25,
+            metavar="GIB",
+            rich_help_panel=_LIMITS,
+            help="Memory that a candidate may take, in GiB.",
+        ),
+    ] = 8.0,
+    rpc_tracker: Annotated[
+        str | None,
+        typer.Option(
+            "--rpc-tracker",
+            metavar="HOST:PORT",
+            rich_help_panel=_LIMITS,
+            help="Measure on the servers of a tracker of TVM's RPC ('tvm-ext worker').",
+        ),
+    ] = None,
+    rpc_key: Annotated[
+        str | None,
+        typer.Option(
+            "--rpc-key", metavar="K", rich_help_panel=_LIMITS, help="Key of those servers."
+        ),
+    ] = None,
+    target: options.Target = None,
+    input_shape: options.InputShapes = None,
+    opt_level: options.OptLevel = None,
+    disable_pass: options.DisabledPasses = None,
+    pass_config: options.PassConfig = None,
+    threads: options.Threads = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE.html",
+            show_default="FOLDER/report.html",
+            help="Save the report with a tuning curve for each kernel.",
+        ),
+    ] = None,
+    json_output: options.Json = False,
+) -> None:
+    """Tune the kernels of an ONNX model and keep what is found in a folder of records.
+
+    'tvm-ext compile MODEL --records FOLDER' uses it. Ctrl-C ends the session and keeps everything;
+    the same command goes on from there.
+    """
+    if is_saved_model(model):
+        raise InputError(
+            f"{model} is a compiled model; expected an ONNX model: its kernels cannot be scheduled "
+            "anew"
+        )
+    if (rpc_tracker is None) != (rpc_key is None):
+        raise InputError(
+            "--rpc-tracker and --rpc-key belong together; expected both or none: add the other"
+        )
+    chosen = CompileOptions.parsed(
+        target, input_shape, opt_level, disable_pass, pass_config, threads
+    )
+    folder = output if output is not None else Path(f"{model.stem}.records")
+    seconds = parse_duration("--timeout", timeout)
+    budget = parse_duration("--time-budget", time_budget) if time_budget is not None else None
+    if not model.is_file():
+        raise InputError(f"there is no file {model}; expected an ONNX model: check the path")
+
+    from tvm_ext.cli import output as out
+    from tvm_ext.cli.tune_view import TuneView
+    from tvm_ext.configs.atomic_file import write_text
+    from tvm_ext.report.tuning_json import tuning_json
+    from tvm_ext.report.tuning_page import render_tuning_html
+    from tvm_ext.report.tuning_text import tuning_summary
+    from tvm_ext.tune_model import tune
+    from tvm_ext.tuning.measurer import Limits
+    from tvm_ext.tuning.rpc_servers import rpc_devices
+
+    page = report if report is not None else folder / "report.html"
+    servers = rpc_devices(rpc_tracker, rpc_key, seconds) if rpc_tracker and rpc_key else ()
+    with TuneView() as view:
+        progress = tune(
+            model,
+            chosen.machine(),
+            work_dir=folder,
+            trials=trials,
+            time_budget=budget,
+            effort=effort,
+            only=only or (),
+            skip=skip or (),
+            seed=seed,
+            cost_model_name=cost_model,
+            rpc=servers,
+            limits=Limits(
+                build_seconds=seconds, run_seconds=seconds, memory_bytes=int(memory * 2**30)
+            ),
+            listener=view,
+            **chosen.keywords(),
+        )
+    facts = session_facts(chosen.machine(), effort, seed)
+    write_text(page, render_tuning_html(progress, facts))
+    if json_output:
+        out.print_json({**tuning_json(progress, facts), "report_file": str(page)})
+    else:
+        out.print_rich(tuning_summary(progress, page, _compile_arguments(chosen)))
+
+
+def session_facts(machine: "Description", effort: str, seed: int) -> dict[str, str]:
+    """What the report says of the circumstances."""
+    from tvm_ext.artifact import VersionsRecord
+
+    versions = VersionsRecord.installed().model_dump()
+    return {
+        "target": machine.summary,
+        "effort": effort,
+        "seed": str(seed),
+        **{f"version of {name}": str(found) for name, found in versions.items()},
+    }
+
+
+def _compile_arguments(chosen: CompileOptions) -> list[str]:
+    """The options that the compilation has to repeat for the records to fit."""
+    words: list[str] = []
+    if chosen.target is not None:
+        words += ["--target", chosen.target]
+    for name, sizes in chosen.input_shapes.items():
+        words += ["--input-shape", f"{name}={','.join(map(str, sizes))}"]
+    if chosen.opt_level is not None:
+        words += ["--opt-level", chosen.opt_level]
+    for name in chosen.disabled_passes:
+        words += ["--disable-pass", name]
+    for name, values in chosen.pass_config.items():
+        for option, value in values.items():
+            words += ["--pass-config", f"{name}.{option}={value}"]
+    if chosen.threads is not None:
+        words += ["--threads", str(chosen.threads)]
+    return words

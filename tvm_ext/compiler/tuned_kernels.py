@@ -1,0 +1,70 @@
+"""Tuned records that a compilation uses: the user's, and those that ship with the package."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.configs.loader import config_folder
+from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.tir_schedules.select import ScheduleChoice
+from tvm_ext.tuning.errors import RecordsError
+from tvm_ext.tuning.record_lookup import RecordLookup
+
+RecordsSource: TypeAlias = "str | Path | Sequence[str | Path]"
+
+# Of the kernels that lack a record, as many as one line holds.
+_NAMED = 3
+
+
+def find_records(
+    records: RecordsSource, machine: Description, calls: Sequence[KernelCall]
+) -> RecordLookup:
+    """The records for ``machine``: the user's folders first, then what ships for this very CPU.
+
+    Raises
+    ------
+    RecordsError
+        One of the user's folders is missing or holds no records.
+    """
+    origins: dict[str, list[str]] = {}
+    for call in calls:
+        origins.setdefault(call.kernel, []).append(call.where)
+    return RecordLookup([*record_folders(records), *shipped_folders(machine)], machine, origins)
+
+
+def record_folders(records: RecordsSource) -> list[Path]:
+    """The user's folders as a list."""
+    return [Path(records)] if isinstance(records, str | Path) else [Path(one) for one in records]
+
+
+def shipped_folders(machine: Description) -> list[Path]:
+    """The folder of shipped records whose CPU and number of cores are the machine's."""
+    if not isinstance(machine, CpuDescription):
+        return []
+    folder = config_folder("records") / shipped_name(machine)
+    path = Path(str(folder))
+    return [path] if path.is_dir() else []
+
+
+def shipped_name(machine: CpuDescription) -> str:
+    """The shipped folder's name for a CPU, such as "znver5-2"."""
+    return f"{machine.mcpu}-{machine.cores}"
+
+
+def require_hits(choices: Mapping[str, ScheduleChoice], calls: Sequence[KernelCall]) -> None:
+    """Raises RecordsError, which names kernels and reasons, unless every kernel had a record."""
+    where = {call.kernel: call.where for call in calls}
+    missed = {name: choice.miss for name, choice in choices.items() if choice.miss}
+    if not missed:
+        return
+    named = [
+        f"{name} ({where.get(name, 'not called')}): {reason}"
+        for name, reason in list(missed.items())[:_NAMED]
+    ]
+    more = f" and {len(missed) - _NAMED} more" if len(missed) > _NAMED else ""
+    raise RecordsError(
+        f"{len(missed)} of {len(choices)} kernels have no record: {'; '.join(named)}{more}; "
+        "expected one for each: run 'tvm-ext tune' on this model, or compile without "
+        "--require-records"
+    )

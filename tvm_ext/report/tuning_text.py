@@ -1,0 +1,231 @@
+"""The summary at the end of a tuning session, for a terminal.
+
+Names come from model files, so they enter as `Text`, never as rich markup.
+"""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from tvm_ext.report.short_name import ShortName
+from tvm_ext.report.text import flexible_table
+from tvm_ext.report.tuning_figures import (
+    NEAR,
+    by_cost,
+    computes,
+    figures,
+    file_name,
+    format_clock,
+    format_gain,
+    format_pair,
+    latency_gain,
+    left_out,
+    result,
+    trials_planned,
+)
+from tvm_ext.report.units import (
+    ABSENT,
+    format_count,
+    format_percent,
+    plain,
+    seconds_scale,
+)
+
+if TYPE_CHECKING:
+    from tvm_ext.tuning.progress import KernelProgress, SessionProgress
+
+KERNELS_SHOWN = 25
+
+
+def tuning_summary(
+    progress: "SessionProgress",
+    model: str = "",
+    report: str | Path | None = None,
+    compile_arguments: Sequence[str] = (),
+) -> RenderableType:
+    """Return the summary as one rich renderable.
+
+    Parameters
+    ----------
+    progress : SessionProgress
+        The session.
+    model : str
+        Path of the model, if it is not what the session calls it.
+    report : str, Path or None
+        Where its page was saved.
+    compile_arguments : Sequence[str]
+        What ``tvm-ext compile`` needs besides model and records, such as ("--target", "gpu").
+    """
+    parts = [
+        _title(progress),
+        _key_figures(progress),
+        Text(),
+        _kernels(progress),
+        _left_out(progress),
+        _notes(progress),
+        _whereabouts(progress, report, compile_line(progress, model, compile_arguments)),
+    ]
+    return Group(*(part for part in parts if part is not None))
+
+
+def compile_line(
+    progress: "SessionProgress", model: str = "", arguments: Sequence[str] = ()
+) -> list[str]:
+    """Return the words of the command that compiles the model with the records."""
+    path = model or progress.model
+    return ["tvm-ext", "compile", path, "--records", progress.folder, *arguments]
+
+
+def _title(progress: "SessionProgress") -> Text:
+    title = Text(plain(file_name(progress)), style="bold")
+    return title.append(f"  tuned for {plain(progress.target)}", style="not bold dim")
+
+
+def _key_figures(progress: "SessionProgress") -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("Expected latency", _latency(progress))
+    table.add_row("Kernels", _kernel_figure(progress))
+    default = _default_figure(progress)
+    if default:
+        table.add_row("Default schedules", default)
+    table.add_row("Trials", _trial_figure(progress))
+    table.add_row("Time", format_clock(progress.seconds))
+    table.add_row("Ended", Text(plain(progress.outcome or "not yet")))
+    return table
+
+
+def _latency(progress: "SessionProgress") -> str:
+    gain = latency_gain(progress)
+    if gain is None:
+        return f"{ABSENT}  (no kernel was measured)"
+    untimed = figures(progress).untimed
+    notes = [format_gain(gain), "sum of the kernels of one run"]
+    if untimed:
+        notes.append(f"{format_count(untimed, 'kernel')} without a time not counted")
+    pair = format_pair(progress.default_latency, progress.best_latency)
+    return f"{pair}  ({', '.join(notes)})"
+
+
+def _kernel_figure(progress: "SessionProgress") -> str:
+    counts = figures(progress)
+    if not counts.searched:
+        return f"{format_count(len(progress.kernels), 'kernel')}, none searched"
+    return f"{counts.improved:,} of {format_count(counts.searched, 'searched kernel')} faster"
+
+
+def _default_figure(progress: "SessionProgress") -> str:
+    counts = figures(progress)
+    if not counts.searched:
+        return ""
+    searched = format_count(counts.searched, "kernel")
+    text = f"{counts.default_is_best:,} of {searched}: default is the best found"
+    if counts.near > counts.default_is_best:
+        text += f"; within {round(100 * (NEAR - 1))} % of it for {counts.near:,}"
+    return text
+
+
+def _trial_figure(progress: "SessionProgress") -> str:
+    counts = figures(progress)
+    notes = [trials_planned(progress)]
+    if counts.all_trials > progress.trials_done:
+        notes.append(f"{counts.all_trials:,} in all sessions on these records")
+    if counts.failed:
+        notes.append(f"{counts.failed:,} failed")
+    if counts.pruned:
+        notes.append(f"{counts.pruned:,} more dismissed without being built")
+    return f"{progress.trials_done:,}  ({', '.join(notes)})"
+
+
+def _kernels(progress: "SessionProgress") -> Table | None:
+    ordered = [kernel for kernel in by_cost(progress) if kernel.state != "skipped"]
+    if not ordered:
+        return None
+    shown, rest = ordered[:KERNELS_SHOWN], ordered[KERNELS_SHOWN:]
+    table = flexible_table(
+        "Kernels by measured time of one run, times of one call",
+        *("~Computes", ">Calls", ">Default", ">Best", ">Gain"),
+        *(">Trials", ">Failed", ">Share", "~Schedule"),
+    )
+    for kernel in shown:
+        table.add_row(*_row(progress, kernel))
+    if rest:
+        sums = [sum(kernel.trials for kernel in rest), sum(kernel.failed for kernel in rest)]
+        share = format_percent(sum(progress.share(kernel) for kernel in rest))
+        more = f"{len(rest):,} more"
+        table.add_row(more, "", "", "", "", *(f"{number:,}" for number in sums), share, "")
+    return table
+
+
+def _row(progress: "SessionProgress", kernel: "KernelProgress") -> list[RenderableType]:
+    gain = kernel.gain
+    style = "green" if gain is not None and gain > 1 else ""
+    return [
+        ShortName(computes(kernel)),
+        f"{kernel.calls:,}",
+        *times(kernel),
+        Text(format_gain(gain), style=style),
+        f"{kernel.trials:,}",
+        f"{kernel.failed:,}",
+        format_percent(progress.share(kernel)) if kernel.default_seconds else ABSENT,
+        Text(plain(kernel.best_schedule or result(kernel))),
+    ]
+
+
+def times(kernel: "KernelProgress") -> tuple[str, str]:
+    """Return the time of one call with the default and with the best schedule, in one unit."""
+    default, best = kernel.default_seconds, kernel.best_seconds
+    scale = seconds_scale(max(default or 0.0, best or 0.0))
+    return (scale(default) if default else ABSENT), (scale(best) if best else ABSENT)
+
+
+def _left_out(progress: "SessionProgress") -> Text | None:
+    lines = [f"Not searched, {plain(line)}" for line in left_out(progress)]
+    return Text("\n".join(lines), style="dim") if lines else None
+
+
+def _notes(progress: "SessionProgress") -> Text | None:
+    if not progress.notes:
+        return None
+    lines = Text(format_count(len(progress.notes), "note"), style="bold")
+    for note in progress.notes:
+        lines.append(f"\n  ! {plain(note)}", style="not bold")
+    return lines
+
+
+def _whereabouts(
+    progress: "SessionProgress", report: str | Path | None, command: Sequence[str]
+) -> RenderableType:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row("Records", Text(plain(progress.folder)))
+    if report is not None:
+        table.add_row("Report", Text(plain(str(report))))
+    if figures(progress).improved:
+        table.add_row("Compile with them", _Command(command))
+    return Group(Text(), table)
+
+
+class _Command:
+    """A command that stays one when it is copied: the shell joins its lines."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = [plain(shlex.quote(word)) for word in words]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = [""]
+        for word in self._words:
+            joined = f"{lines[-1]} {word}".strip()
+            if lines[-1] and len(joined) > options.max_width - 2:
+                lines[-1] += " \\"
+                lines.append(f"  {word}")
+            else:
+                lines[-1] = joined if len(lines) == 1 else f"  {joined}"
+        yield Text("\n".join(lines), overflow="fold")
