@@ -39,7 +39,8 @@ from tvm_ext.tuning.effort import load_effort
 from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.run_job import TimingPlan
 from tvm_ext.tuning.search.traces import trace_from_json
-from tvm_ext.tuning.session import SessionOptions, TuningSession
+from tvm_ext.tuning.session import TuningSession
+from tvm_ext.tuning.session_options import SessionOptions
 from tvm_ext.tuning.task import KernelTask, kernel_task
 from tvm_ext.tuning.trial_log import read_trials
 

@@ -3,6 +3,8 @@
 A TVM release that moves a name breaks this file and its test, and nothing else. One name a line.
 """
 
+from typing import Any
+
 from tvm.relax.frontend.onnx.onnx_frontend import Cast as OnnxCast
 from tvm.relax.frontend.onnx.onnx_frontend import Gather as OnnxGather
 from tvm.relax.frontend.onnx.onnx_frontend import GatherElements as OnnxGatherElements
@@ -13,6 +15,9 @@ from tvm.relax.frontend.onnx.onnx_frontend import ScatterND as OnnxScatterND
 from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map as onnx_converter_map
 from tvm.relax.frontend.onnx.onnx_frontend import get_constant as onnx_constant
 from tvm.relax.frontend.onnx.onnx_frontend import get_type as onnx_type_name
+from tvm.s_tir.meta_schedule import TuneContext
+from tvm.s_tir.meta_schedule import _ffi_api as meta_schedule_ffi
+from tvm.s_tir.meta_schedule.logging import get_logger, get_logging_func
 from tvm.target import codegen as llvm_codegen
 
 __all__ = [
@@ -29,9 +34,33 @@ __all__ = [
     "onnx_converter_map",
     "onnx_converter_names",
     "onnx_type_name",
+    "tune_context",
 ]
 
 
 def onnx_converter_names() -> frozenset[str]:
     """Operator names that TVM's ONNX importer has a converter for (domains are not told apart)."""
     return frozenset(onnx_converter_map())
+
+
+def tune_context(
+    mod: Any, target: Any, space_generator: Any, search_strategy: Any, name: str, seed: int
+) -> TuneContext:
+    """MetaSchedule's ``TuneContext`` with one thread.
+
+    Its own constructor first imports the tensor intrinsics of all GPUs, which takes ten seconds.
+    """
+    context = TuneContext.__new__(TuneContext)
+    context.__init_handle_by_constructor__(
+        meta_schedule_ffi.TuneContext,
+        mod,
+        target,
+        space_generator,
+        search_strategy,
+        name,
+        1,
+        seed,
+        get_logging_func(get_logger(__name__)),
+    )
+    meta_schedule_ffi.TuneContextInitialize(context)
+    return context

@@ -69,7 +69,9 @@ class RecordSource(Protocol):
 
 def template_trace(func: tirx.PrimFunc, template: str, chosen: Chosen) -> s_tir.schedule.Trace:
     """MetaSchedule's trace for a template with ``chosen``: each knob is a sampled category."""
-    sch = s_tir.Schedule(workload(func))
+    # A module that only the schedule holds would be changed in place, with what it shares.
+    mod = workload(func)
+    sch = s_tir.Schedule(mod)
     root = sch.get_sblock("root")
     sch.annotate(root, _TEMPLATE_KEY, template)
     for name, value in chosen.free().items():
@@ -115,7 +117,8 @@ def schedule_as_recorded(
 
 
 def _replayed(func: tirx.PrimFunc, recorded: RecordedSchedule) -> ScheduledKernel | NotMine:
-    sch = s_tir.Schedule(workload(func))
+    mod = workload(func)
+    sch = s_tir.Schedule(mod)
     try:
         recorded.trace.apply_to_schedule(sch, remove_postproc=False)
     except s_tir.ScheduleError:

@@ -91,12 +91,12 @@ def read_database(folder: Path) -> DatabaseFiles:
     by_line: dict[int, StoredWorkload] = {}
     first_line: dict[str, int] = {}
     lines = 0
-    for number, text, _ in read_lines(folder / WORKLOADS):
+    for number, text, complete in read_lines(folder / WORKLOADS):
         lines = number
         try:
             stored = _parse_workload(text)
         except _LineError as error:
-            found.problems.append(Problem(folder / WORKLOADS, number, str(error)))
+            found.problems.append(Problem(folder / WORKLOADS, number, error.reason(complete)))
             continue
         by_line[number - 1] = stored
         found.workloads.setdefault(stored.hash, stored)
@@ -104,11 +104,11 @@ def read_database(folder: Path) -> DatabaseFiles:
             # TVM numbers the workloads it adds by how many different ones there are.
             reason = f"the same workload as line {first_line[stored.hash]}"
             found.problems.append(Problem(folder / WORKLOADS, number, reason))
-    for number, text, _ in read_lines(folder / RECORDS):
+    for number, text, complete in read_lines(folder / RECORDS):
         try:
             found.records.append(_parse_record(text, number, by_line, lines))
         except _LineError as error:
-            found.problems.append(Problem(folder / RECORDS, number, str(error)))
+            found.problems.append(Problem(folder / RECORDS, number, error.reason(complete)))
     return found
 
 
@@ -188,7 +188,8 @@ def trace_of(record: StoredRecord, mod: tvm.IRModule) -> Trace:
 
 
 class _LineError(ValueError):
-    pass
+    def reason(self, complete: bool) -> str:
+        return str(self) if complete else f"cut off: {self}"
 
 
 def _parse_workload(text: str) -> StoredWorkload:

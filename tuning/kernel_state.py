@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterable
 
+from tvm_ext.tir_schedules.recorded_schedule import describe_schedule
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.progress import KernelProgress
 from tvm_ext.tuning.record_choice import LEAST_GAIN, best, default_of, standings
@@ -125,18 +126,10 @@ class KernelState:
         shown.failed = sum(not trial.is_measured for trial in searched)
         if chosen is not None:
             shown.best_seconds = chosen.seconds
-            shown.best_schedule = describe(chosen.trial)
+            shown.best_schedule = describe_schedule(chosen.trial.template, chosen.trial.decisions)
             shown.is_confirmed = chosen.is_confirmed or chosen.trial.is_default
             shown.spread = chosen.spread
         shown.curve = list(_improvements(searched))
-
-
-def describe(trial: Trial) -> str:
-    """The schedule of a trial in one line."""
-    if not trial.template:
-        return "metaschedule"
-    listed = ", ".join(f"{name}={value}" for name, value in trial.decisions.items())
-    return f"{trial.template} ({listed})" if listed else trial.template
 
 
 def corrected(timing: Timing, reference_seconds: float | None) -> tuple[float, float]:

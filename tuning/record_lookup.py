@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tvm import s_tir, tirx
+from tvm import tirx
 
 from tvm_ext.tir_schedules.kernel_identity import kernel_hash, workload
 from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, recorded_schedule
 from tvm_ext.tir_schedules.template import Machine, NotMine
-from tvm_ext.tuning.database_files import RECORDS, DatabaseFiles, read_database, trace_of
+from tvm_ext.tuning.best_records import Group, grouped_records, is_timed
+from tvm_ext.tuning.database_files import RECORDS, StoredRecord, read_database, trace_of
 from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.lines import Problem
-from tvm_ext.tuning.target_key import target_key
+from tvm_ext.tuning.record_check import RecordCheck
+from tvm_ext.tuning.target_key import target_key, target_text
 from tvm_ext.tuning.trial_log import TRIALS, read_trials
 
 
@@ -46,14 +48,14 @@ class RecordLookup:
     ) -> None:
         self._key = target_key(dict(machine.tvm_target().export()))
         self._origins = dict(origins or {})
-        self._files: list[tuple[Path, DatabaseFiles]] = []
+        self._files: list[tuple[RecordCheck, dict[Group, list[StoredRecord]]]] = []
         self._tuned: dict[str, set[str]] = {}
         self.problems: list[Problem] = []
         for folder in folders:
             _check_folder(folder)
             files = read_database(folder)
             self.problems += files.problems
-            self._files.append((folder, files))
+            self._files.append((RecordCheck(files), grouped_records(files)))
             for trial in read_trials(folder).trials:
                 for origin in trial.origins:
                     self._tuned.setdefault(origin, set()).add(trial.kernel)
@@ -63,17 +65,20 @@ class RecordLookup:
         mod = workload(func)
         wanted = kernel_hash(mod)
         others: set[str] = set()
-        for _, files in self._files:
-            records = [record for record in files.records if record.workload == wanted]
-            fitting = [r for r in records if target_key(r.target) == self._key]
-            others.update(_short(record.target) for record in records)
-            for record in sorted(fitting, key=lambda record: record.seconds):
-                try:
+        for check, groups in self._files:
+            reasons = []
+            for record in groups.get((wanted, self._key), []):
+                reason = check.refusal(record) if is_timed(record) else "it has no time"
+                if not reason:
                     return recorded_schedule(mod, trace_of(record, mod), record.seconds)
-                except (s_tir.ScheduleError, ValueError, RuntimeError):
-                    continue
-            if fitting:
-                return NotMine("its records do not apply to it")
+                reasons.append(reason)
+            if reasons:
+                return NotMine(f"no record of it can be used: {reasons[0]}")
+            others.update(
+                target_text(records[0].target)
+                for (kernel, _), records in groups.items()
+                if kernel == wanted
+            )
         if others:
             return NotMine(f"its records are for another target: {'; '.join(sorted(others))}")
         return NotMine(self._unknown(name, wanted))
@@ -87,13 +92,6 @@ class RecordLookup:
                     "was fused has changed since"
                 )
         return "it was never tuned"
-
-
-def _short(target: Mapping[str, object]) -> str:
-    """What tells targets of a kind apart."""
-    names = ("mcpu", "arch", "num-cores")
-    found = [f"{name} {target[name]}" for name in names if name in target]
-    return f"{target.get('kind', '?')} {', '.join(found)}"
 
 
 def _check_folder(folder: Path) -> None:

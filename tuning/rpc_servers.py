@@ -1,9 +1,13 @@
 """Servers of TVM's RPC that a tracker lends."""
 
+import socket
+
 from tvm import rpc
 
 from tvm_ext.tuning.errors import TuningError
 from tvm_ext.tuning.run_device import RunDeviceAddress
+
+_CONNECT_SECONDS = 5.0
 
 
 def rpc_devices(tracker: str, key: str, session_seconds: float) -> list[RunDeviceAddress]:
@@ -37,6 +41,8 @@ def rpc_devices(tracker: str, key: str, session_seconds: float) -> list[RunDevic
 def alive_servers(address: RunDeviceAddress) -> int:
     """Servers that the tracker knows under the address's key. Raises TuningError without one."""
     try:
+        # TVM itself would try for a minute.
+        socket.create_connection((address.host, address.port), _CONNECT_SECONDS).close()
         tracker = rpc.connect_tracker(address.host, address.port)
         summary = tracker.summary()
         tracker.close()

@@ -1,12 +1,14 @@
 """A server of TVM's RPC that measures candidates."""
 
 import contextlib
+import signal
 import threading
 from collections.abc import Callable
 
 from tvm.rpc.server import Server
 
 from tvm_ext.tuning.errors import TuningError
+from tvm_ext.tuning.process_end import end_with_parent
 from tvm_ext.tuning.rpc_servers import parse_address
 
 # Ports that are tried from the first on.
@@ -36,13 +38,25 @@ def serve(tracker: str, key: str, host: str, port: int, ready: Callable[[int], o
     """
     address = parse_address(tracker)
     try:
-        server = Server(host, port, port + _PORTS, tracker_addr=address, key=key, silent=True)
+        server = Server(
+            host,
+            port,
+            port + _PORTS,
+            tracker_addr=address,
+            key=key,
+            silent=True,
+            server_init_callback=end_with_parent,
+        )
     except (OSError, RuntimeError, ValueError) as error:
         raise TuningError(
             f"cannot listen on {host}:{port} ({error}); expected a free port at an address of this "
             "machine: choose another with --host or --port"
         ) from error
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     ready(server.port)
     with contextlib.suppress(KeyboardInterrupt):
-        threading.Event().wait()
+        # In short steps: a wait without an end is deaf to Ctrl-C on some systems.
+        while not stopped.wait(0.5):
+            pass
     server.terminate()

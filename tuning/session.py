@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tvm_ext.hardware.description import Description
@@ -11,14 +11,13 @@ from tvm_ext.hardware.host import host_cpu_name
 from tvm_ext.tuning.allocation import next_kernel
 from tvm_ext.tuning.candidate import Candidate, Finish
 from tvm_ext.tuning.cost_models.choose import choose_model
-from tvm_ext.tuning.effort import Effort
 from tvm_ext.tuning.kernel_state import KernelState
-from tvm_ext.tuning.measurer import Limits, Measurer
+from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress, Silent
 from tvm_ext.tuning.record_folder import RecordFolder
-from tvm_ext.tuning.run_device import RunDeviceAddress
 from tvm_ext.tuning.run_job import TimingPlan
 from tvm_ext.tuning.search.kernel_search import KernelSearch
+from tvm_ext.tuning.session_options import SessionOptions
 from tvm_ext.tuning.task import KernelTask, refusal
 from tvm_ext.tuning.trial_writer import TrialWriter
 
@@ -30,38 +29,6 @@ _OPENED_TOGETHER = 4
 
 # Turns of a confirmation, as a multiple of those of a trial.
 _CONFIRM_TURNS = 3
-
-
-@dataclass(frozen=True)
-class SessionOptions:
-    """What a session may do.
-
-    Attributes
-    ----------
-    effort : Effort
-        How hard it tries.
-    trials : int or None
-        Trials of all kernels together, those of earlier sessions on the folder included; None for
-        the effort's number for each kernel.
-    time_budget : float or None
-        Seconds that it may take; None for no limit.
-    seed : int
-        Of all random draws.
-    limits : Limits
-        What one candidate may take.
-    devices : Sequence[RunDeviceAddress]
-        RPC servers to run on; empty for this machine.
-    versions : mapping
-        Of the packages that matter, for the log.
-    """
-
-    effort: Effort
-    trials: int | None = None
-    time_budget: float | None = None
-    seed: int = 0
-    limits: Limits = field(default_factory=Limits)
-    devices: Sequence[RunDeviceAddress] = ()
-    versions: dict[str, str] = field(default_factory=dict)
 
 
 class TuningSession:
@@ -210,6 +177,7 @@ class TuningSession:
     def _measure_default(
         self, state: KernelState, search: KernelSearch, default: Candidate
     ) -> None:
+        self.progress.current = state.task.hash
         for outcome in self._measurer.measure([default]):
             self._writer.write(state, outcome, "search")
             self.progress.trials_done += 1
@@ -234,6 +202,7 @@ class TuningSession:
                 self.progress.outcome = "every kernel's search has ended"
                 return
             state.progress.state = "tuning"
+            self.progress.current = state.task.hash
             self._show()
             self._step(state, state.search)
             self._judge(state)
@@ -271,6 +240,7 @@ class TuningSession:
 
     def _confirm(self, state: KernelState) -> None:
         """Measures the best again, beside the default, until the best of all is among them."""
+        self.progress.current = state.task.hash
         left = 2 * self._options.effort.confirmed
         plan = self._measurer.plan
         self._measurer.plan = replace(
@@ -327,5 +297,6 @@ class TuningSession:
         self._order()
         for state in self._states:
             state.refresh()
+        self.progress.current = ""
         self.progress.ended = time.monotonic()
         self._show()

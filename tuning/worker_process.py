@@ -4,7 +4,6 @@ python -m tvm_ext.tuning.worker_process FD MEMORY_BYTES
 """
 
 import contextlib
-import ctypes
 import importlib
 import os
 import signal
@@ -13,14 +12,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from tvm_ext.tuning.process_end import end_with_parent
 
 
 def main() -> None:
     """Serves one connection until it closes."""
     pipe = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _end_with_parent()
+    end_with_parent()
     import tvm  # noqa: F401
 
     _limit_memory(int(sys.argv[2]))
@@ -41,14 +40,6 @@ def _answer(module: str, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ..
     except Exception as error:  # noqa: BLE001
         # Whatever a candidate causes is an answer.
         return False, type(error).__name__, str(error)
-
-
-def _end_with_parent() -> None:
-    """A session that is killed outright leaves no process behind."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == 1:
-        os._exit(0)
 
 
 def _limit_memory(extra_bytes: int) -> None:

@@ -1,7 +1,7 @@
 """``tune``: finds faster schedules for the kernels of a model and writes them down."""
 
 import fnmatch
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import PassRunner
+from tvm_ext.tuning.candidate import Finish
 from tvm_ext.tuning.effort import load_effort
 from tvm_ext.tuning.measurer import Limits
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress
 from tvm_ext.tuning.run_device import RunDeviceAddress
-from tvm_ext.tuning.session import SessionOptions, TuningSession
+from tvm_ext.tuning.session import TuningSession
+from tvm_ext.tuning.session_options import SessionOptions
 from tvm_ext.tuning.task import KernelTask, distinct_tasks, kernel_task
-
-Finish = Callable[[tvm.IRModule], tvm.IRModule]
 
 
 @dataclass(frozen=True)
@@ -160,11 +160,17 @@ def model_kernels(
     tasks = distinct_tasks(_tasks(lowered))
     modelled = {task.hash: kernel_seconds(task.func, costs) for task in tasks}
     tasks.sort(key=lambda task: -modelled[task.hash] * task.calls)
+    return ModelKernels(lowered.imported.name, tasks, modelled, kernel_finish(pipeline))
+
+
+def kernel_finish(pipeline: Pipeline) -> Finish:
+    """What ``compile`` does to kernels between their schedules and code generation."""
+    runner = PassRunner()
 
     def finish(mod: tvm.IRModule) -> tvm.IRModule:
         return runner.run(pipeline.tile, mod)
 
-    return ModelKernels(lowered.imported.name, tasks, modelled, finish)
+    return finish
 
 
 def _tasks(lowered: LoweredModel) -> list[KernelTask]:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from decision_cases import assert_closed_form_is_default, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run
@@ -10,6 +11,8 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.llvm.depthwise_convolution import DepthwiseConvolution
 from tvm_ext.tir_schedules.template import NotMine
 
@@ -92,13 +95,16 @@ def test_numbers(
 ) -> None:
     reach = [dilation * (size - 1) + 1 for size in window]
     sides = zip(shape[1:3], padding[:2], padding[2:], reach, strict=True)
-    if any(size + a + b < least for size, a, b, least in sides) or window == (1, 1):
+    left = [size + a + b - least for size, a, b, least in sides]
+    if min(left) < 0 or window == (1, 1):
         return
     attrs = {"strides": strides, "dilation": dilation, "padding": padding}
     func = convolution(shape, window, layout, epilogue, **attrs)
     found = DepthwiseConvolution().apply(func, MACHINE)
     if isinstance(found, NotMine):
-        assert "too short" in found.reason or window[1] * window[0] == 1
+        # Of a single result a channel, weights move with the results as the input does.
+        single = all(rest < stride for rest, stride in zip(left, strides, strict=True))
+        assert "too short" in found.reason or single
         return
     check({"case": func})
 
@@ -130,6 +136,62 @@ def test_nothing_is_padded_in_memory_and_vectors_are_whole() -> None:
         assert found <= {2, 16, 32, 64}
         # Nothing that could not be vectorised has become a loop over lanes.
         assert not [loop for loop in loops_of(lowered(made, MACHINE)) if loop.extent == 16]
+
+
+def test_decisions() -> None:
+    last = assert_closed_form_is_default(
+        DepthwiseConvolution(), convolution((1, 40, 33, 64), (3, 3), padding=1), MACHINE
+    )
+    assert {name: knob.options for name, knob in last.items()} == {
+        "vectors": (1, 2, 4),
+        "columns": (1, 2, 3, 4, 6, 7, 11, 17),
+        "threads": (0, 1),
+        "parts": (16, 32),
+        "row_by_row": (0, 1),
+    }
+    first = assert_closed_form_is_default(
+        DepthwiseConvolution(), convolution((1, 40, 33, 64), (3, 3), "NCHW", padding=1), MACHINE
+    )
+    assert {name: knob.options for name, knob in first.items()} == {
+        "lanes": (4, 8, 16),
+        "rows": (1, 2, 3, 4, 6, 8),
+        "staged_rows": (6, 12, 24, 40),
+        "threads": (0, 1),
+    }
+
+
+def test_parts_are_asked_for_with_threads() -> None:
+    func = convolution((2, 40, 33, 64), (3, 3), padding=1)
+    machine = MACHINE.with_cores(4)
+    given = Chosen({"threads": 1})
+    DepthwiseConvolution().apply(func, machine, given)
+    assert given.knobs["parts"].options == (1, 4, 8, 16)
+    serial = Chosen({"threads": 0})
+    DepthwiseConvolution().apply(func, machine, serial)
+    assert "parts" not in serial.knobs
+
+
+def test_decisions_at_random() -> None:
+    plain = {
+        layout: convolution((2, 13, 11, 35), (3, 3), layout, padding=(1, 2, 1, 0))
+        for layout in ("NHWC", "NCHW")
+    }
+    plain |= {
+        f"{layout}, strides": convolution(
+            (1, 11, 37, 70), (5, 3), layout, strides=(2, 2), padding=2, epilogue=False
+        )
+        for layout in ("NHWC", "NCHW")
+    }
+    plain["one axis"] = convolution((3, 50, 21), (3,), "NWC", padding=1)
+    check_random_numbers(DepthwiseConvolution(), plain, machine=host_description().with_cores(4))
+
+
+def test_a_tile_with_nothing_but_padding_under_it() -> None:
+    func = convolution((1, 5, 9, 19), (3, 1), padding=(1, 2, 1, 2), epilogue=False)
+    sch = DepthwiseConvolution().apply(func, MACHINE, Chosen({"columns": 1}))
+    assert isinstance(sch, s_tir.Schedule), sch
+    results = run({"plain": func, "narrow": sch.mod["main"]})
+    assert_same(results["plain"], results["narrow"], "narrow")
 
 
 def test_refusals() -> None:

@@ -1,6 +1,7 @@
 """Kernels without a reduction."""
 
 import pytest
+from decision_cases import assert_closed_form_is_default, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import MOVES, POINTWISE
@@ -9,6 +10,8 @@ from machines import GPU, MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
 from tvm_ext.tir_schedules.llvm.elementwise import Elementwise
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
@@ -16,8 +19,8 @@ from tvm_ext.tir_schedules.template import NotMine
 op = relax.op
 
 
-def applied(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    sch = Elementwise().apply(func, MACHINE)
+def applied(func: tirx.PrimFunc, decisions: Decisions = CLOSED_FORM) -> tirx.PrimFunc:
+    sch = Elementwise().apply(func, MACHINE, decisions)
     assert isinstance(sch, s_tir.Schedule)
     return sch.mod["main"]
 
@@ -30,6 +33,50 @@ def test_chain_is_one_parallel_vectorised_nest() -> None:
     found = [(loop.kind, loop.extent) for loop in loops_of(applied(func))]
     assert found == [("parallel", 256 * 64), ("vectorized", 64)]
     assert func.script() == before
+
+
+def test_decisions() -> None:
+    func = kernel_of(op.add, f32(7, 1000), f32(1000))
+    knobs = assert_closed_form_is_default(Elementwise(), func, MACHINE)
+    assert {name: knob.options for name, knob in knobs.items()} == {
+        "vectors": (1, 2, 4, 8),
+        "threads": (0, 1),
+    }
+    found = applied(func, Chosen({"vectors": 1, "threads": 1}))
+    assert [(loop.kind, loop.extent) for loop in loops_of(found)] == [
+        ("parallel", 7 * 63),
+        ("vectorized", 16),
+    ]
+    one = assert_closed_form_is_default(Elementwise(), func, MACHINE.with_cores(1))
+    assert set(one) == {"vectors"}
+
+
+def test_decisions_of_several_blocks_have_numbers() -> None:
+    func = kernel_of(lambda x: op.split(x, [40, 1000], 0), f32(2001))
+    knobs = assert_closed_form_is_default(Elementwise(), func, MACHINE)
+    assert set(knobs) == {f"{name}_{i}" for name in ("vectors", "threads") for i in (1, 2, 3)}
+    many = kernel_of(lambda x: op.split(x, [100, 300, 600, 1000], 0), f32(2001))
+    asked = set(assert_closed_form_is_default(Elementwise(), many, MACHINE))
+    assert asked == {f"{name}_{i}" for name in ("vectors", "threads") for i in (3, 4, 5)}
+
+
+def test_threads_for_every_piece_when_none_is_long() -> None:
+    func = kernel_of(lambda a, b: op.concat([a, b], 0), f32(40, 24), f32(13, 24))
+    found = applied(func, Chosen({"vectors": 1, "threads": 1}))
+    assert [loop.kind for loop in loops_of(found)].count("parallel") == 2
+
+
+def test_decisions_at_random() -> None:
+    moves = ("concat inner", "concat inner odd", "pad", "split", "resize nhwc")
+    kernels = {
+        f"{name}: {kernel}": func
+        for name in moves
+        for kernel, func in kernels_of(MOVES[name].expression, *MOVES[name].inputs).items()
+    }
+    kernels["sigmoid"] = kernel_of(op.sigmoid, f32(13, 149))
+    kernels["halves"] = kernel_of(op.maximum, ((7, 1000), "float16"), ((1000,), "float16"))
+    kernels["twice"] = twice(2711)
+    check_random_numbers(Elementwise(), kernels, machine=host_description().with_cores(4))
 
 
 def test_every_output_of_a_split_has_its_own_nest() -> None:
@@ -72,14 +119,18 @@ def test_declines_a_gpu() -> None:
 @pytest.mark.parametrize("size", [71, 2704, 2705, 2711])
 def test_nothing_is_computed_twice_inside_of_a_kernel(size: int) -> None:
     """TVM may put the second array in the place of the first, which would be squared twice."""
+    func = twice(size)
+    results = run({"plain": func, "scheduled": applied(func)})
+    assert_same(results["plain"], results["scheduled"], "scheduled")
+
+
+def twice(size: int) -> tirx.PrimFunc:
     x = te.placeholder((size,), name="x")
     one = te.compute((size,), lambda i: tirx.exp(x[i]), name="one")
     two = te.compute((size,), lambda i: tirx.exp(one[i]) * one[i], name="two")
     # Read twice as often as they are computed: both stay blocks of their own.
     last = te.compute((2, size), lambda j, i: two[i] + x[i], name="last")
-    func = te.create_prim_func([x, last])
-    results = run({"plain": func, "scheduled": applied(func)})
-    assert_same(results["plain"], results["scheduled"], "scheduled")
+    return te.create_prim_func([x, last])
 
 
 MOVED = {

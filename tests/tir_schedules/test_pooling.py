@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from decision_cases import assert_closed_form_is_default, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run, statements
@@ -10,7 +11,8 @@ from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.llvm.pool_code import PoolDecision
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.llvm.pooling import Pooling
 from tvm_ext.tir_schedules.template import NotMine
 
@@ -132,9 +134,48 @@ def test_branches_are_outside_of_the_loops_along_a_row() -> None:
 def test_decision_can_be_given() -> None:
     """Along the height instead of the width: slower, and the same numbers."""
     func = kernel_of(lambda x: nn.max_pool2d(x, 3, 1, 1), f32(1, 3, 9, 11))
-    other = applied(func, decision=PoolDecision(0, ()))
+    other = applied(func, decisions=Chosen({"along": 0}))
     results = run({"plain": func, "other": other})
     assert_same(results["plain"], results["other"], "other decision")
+
+
+def test_decisions() -> None:
+    func = kernel_of(lambda x: nn.max_pool2d(x, 3, 2, 1, layout="NHWC"), f32(1, 9, 11, 61))
+    knobs = assert_closed_form_is_default(Pooling(), func, MACHINE)
+    assert {name: knob.options for name, knob in knobs.items()} == {
+        "along": (0, 1),
+        "vectors": (1, 2, 4),
+        "threads": (0, 1),
+    }
+
+
+def test_decisions_of_later_blocks_have_a_number() -> None:
+    x = te.placeholder((1, 3, 33, 37), name="x")
+    pooled = topi.nn.pool2d(x, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "max")
+    turned = topi.transpose(pooled, (0, 1, 3, 2))
+    repeated = te.compute((2, *turned.shape), lambda i, *at: turned(*at) + x[at[0], at[1], 0, 0])
+    func = te.create_prim_func([x, repeated])
+    knobs = assert_closed_form_is_default(Pooling(), func, MACHINE)
+    assert {"vectors", "threads", "tile_1", "threads_1"} <= set(knobs)
+    check_random_numbers(Pooling(), {"turned": func}, machine=host_description().with_cores(4))
+
+
+def test_decisions_at_random() -> None:
+    plain = {
+        "channels last": kernel_of(
+            lambda x: nn.relu(nn.avg_pool2d(x, 3, 2, 1, layout="NHWC")), f32(2, 9, 11, 19)
+        ),
+        "channels first": kernel_of(lambda x: nn.max_pool2d(x, (2, 3), 1, 1), f32(1, 5, 7, 37)),
+        "three axes": kernel_of(lambda x: nn.max_pool3d(x, 3, 2, 1), f32(2, 3, 5, 7, 9)),
+    }
+    check_random_numbers(Pooling(), plain, machine=host_description().with_cores(4))
+
+
+def test_windows_apart_may_be_combined_by_rows_as_well() -> None:
+    func = kernel_of(lambda x: nn.max_pool2d(x, 2, 2, layout="NHWC"), f32(1, 8, 8, 32))
+    by_rows = applied(func, decisions=Chosen({"direct": 0}))
+    results = run({"plain": func, "rows": by_rows})
+    assert_same(results["plain"], results["rows"], "rows")
 
 
 def test_declines() -> None:

@@ -4,17 +4,24 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from decision_cases import (
+    assert_closed_form_is_default,
+    check_numbers,
+    check_random_numbers,
+    single_decisions,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import REDUCTIONS
-from lowering import assert_same, f32, kernel_of, kernels_of, loops_of, lowered, run, statements
+from lowering import f32, kernel_of, kernels_of, loops_of, lowered, run, statements
 from machines import GPU, MACHINE
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.llvm.reduction import Reduction, ReductionDecision
-from tvm_ext.tir_schedules.llvm.row_decision import RowDecision
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
+from tvm_ext.tir_schedules.llvm.reduction import Reduction
 from tvm_ext.tir_schedules.template import NotMine
 
 op = relax.op
@@ -28,13 +35,6 @@ FUNCTIONS: dict[str, tuple[Callable[..., relax.Expr], Callable[..., np.ndarray]]
     "variance": (op.variance, np.var),
 }
 
-ROWS = {
-    "along": RowDecision(across=False, lanes=16, registers=4, chunks=1),
-    "along, short": RowDecision(across=False, lanes=8, registers=1, chunks=2, together=2),
-    "across": RowDecision(across=True, lanes=16, registers=8, chunks=2),
-    "across, in cache": RowDecision(across=True, lanes=4, registers=64, chunks=1),
-}
-
 # One for each way to walk: along rows, across them, with axes outside, all, several results.
 WALKS = ("mean last", "sum middle", "sum outer and inner", "sum all", "argmax last", "variance")
 
@@ -44,9 +44,9 @@ SINGLE = [name for name, case in REDUCTIONS.items() if case.template == "reducti
 def reduced(
     func: tirx.PrimFunc,
     machine: CpuDescription = MACHINE,
-    decision: ReductionDecision | None = None,
+    decisions: Decisions = CLOSED_FORM,
 ) -> tirx.PrimFunc:
-    sch = Reduction().apply(func, machine, decision)
+    sch = Reduction().apply(func, machine, decisions)
     assert isinstance(sch, s_tir.Schedule), sch
     return sch.mod["main"]
 
@@ -55,12 +55,8 @@ def kinds(func: tirx.PrimFunc) -> list[tuple[str, int | None]]:
     return [(loop.kind, loop.extent) for loop in loops_of(func)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "parts"),
-    [("along", 3), ("along, short", 1), ("across", 1), ("across, in cache", 3)],
-)
-def test_every_decision_computes_the_same(rows: str, parts: int) -> None:
-    decision = ReductionDecision(ROWS[rows], parts)
+@pytest.mark.parametrize("cores", [1, 3])
+def test_every_decision_computes_the_same(cores: int) -> None:
     plain = {
         f"{name}: {kernel}": func
         for name in WALKS
@@ -68,10 +64,45 @@ def test_every_decision_computes_the_same(rows: str, parts: int) -> None:
             REDUCTIONS[name].expression, *REDUCTIONS[name].inputs
         ).items()
     }
-    scheduled = {name: reduced(func, decision=decision) for name, func in plain.items()}
-    wanted, found = run(plain), run(scheduled)
-    for name in plain:
-        assert_same(wanted[name], found[name], name)
+    plain["in parts"] = kernel_of(lambda x: op.max(x, axis=[0, 1]), f32(12, 40, 5))
+    plain["in cache"] = kernel_of(lambda x: op.sum(x, axis=[0]), f32(9, 4321))
+    machine = host_description().with_cores(cores)
+    if cores > 1:
+        alone = {name: single_decisions(Reduction(), func, machine) for name, func in plain.items()}
+        check_numbers(Reduction(), plain, alone, machine)
+    check_random_numbers(Reduction(), plain, count=4, machine=machine)
+
+
+def test_decisions() -> None:
+    machine = MACHINE.with_cores(4)
+    few = kernel_of(lambda x: op.sum(x, axis=[1]), f32(3, 4096))
+    knobs = assert_closed_form_is_default(Reduction(), few, machine)
+    assert {name: knob.options for name, knob in knobs.items()} == {
+        "parts": (1, 4, 8, 16),
+        "across": (0,),
+        "registers": (1, 2, 4, 8),
+        "together": (1, 2),
+        "in_output": (1,),
+        "threads": (0, 1),
+    }
+    beside = kernel_of(lambda x: op.sum(x, axis=[0]), f32(97, 4096))
+    knobs = assert_closed_form_is_default(Reduction(), beside, machine)
+    assert {name: knob.options for name, knob in knobs.items()} == {
+        "parts": (1,),
+        "across": (1,),
+        "registers": (1, 2, 4, 8, 32, 64, 128),
+        "threads": (0, 1),
+    }
+
+
+def test_parts_of_rows_have_decisions_of_their_own() -> None:
+    func = kernel_of(lambda x: op.sum(x), f32(512, 24))
+    machine = MACHINE.with_cores(4)
+    decisions = Chosen({"parts": 4, "threads": 1, "registers": 2})
+    found = reduced(func, machine, decisions)
+    top = [loop for loop in loops_of(found) if not loop.path]
+    assert (top[0].kind, top[0].extent) == ("parallel", 4)
+    assert decisions.unused() == []
 
 
 @settings(max_examples=15, deadline=None, derandomize=True)

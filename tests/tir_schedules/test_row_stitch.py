@@ -5,16 +5,23 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
+from decision_cases import (
+    assert_closed_form_is_default,
+    check_numbers,
+    check_random_numbers,
+    single_decisions,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import REDUCTIONS
-from lowering import assert_same, f32, kernel_of, kernels_of, loops_of, lowered, run, statements
+from lowering import f32, kernel_of, kernels_of, loops_of, lowered, run, statements
 from machines import GPU, MACHINE
 from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.row_decision import RowDecision, decide_rows
 from tvm_ext.tir_schedules.llvm.row_reader import read_rows
@@ -23,25 +30,14 @@ from tvm_ext.tir_schedules.template import NotMine
 
 op = relax.op
 
-DECISIONS = {
-    "along": RowDecision(across=False, lanes=16, registers=1, chunks=1),
-    "along, accumulators": RowDecision(across=False, lanes=16, registers=4, chunks=3),
-    "along, rows at once": RowDecision(across=False, lanes=8, registers=2, chunks=2, together=4),
-    "along, own buffer": RowDecision(
-        across=False, lanes=16, registers=2, chunks=2, together=2, in_output=False
-    ),
-    "across": RowDecision(across=True, lanes=16, registers=1, chunks=1),
-    "across, wide": RowDecision(across=True, lanes=8, registers=4, chunks=3),
-}
-
 # One for each way to walk: along odd rows, across them, over several axes, in groups.
 WALKS = ("softmax prime", "softmax middle", "log softmax", "layer norm", "group norm")
 
 NORMALISATIONS = [name for name, case in REDUCTIONS.items() if case.template == "row stitch"]
 
 
-def stitched(func: tirx.PrimFunc, decision: RowDecision | None = None) -> tirx.PrimFunc:
-    sch = RowStitch().apply(func, MACHINE, decision)
+def stitched(func: tirx.PrimFunc, decisions: Decisions = CLOSED_FORM) -> tirx.PrimFunc:
+    sch = RowStitch().apply(func, MACHINE, decisions)
     assert isinstance(sch, s_tir.Schedule), sch
     return sch.mod["main"]
 
@@ -69,8 +65,8 @@ def norm_in_parts(x: te.Tensor) -> te.Tensor:
     return topi.divide(centred, topi.sqrt(topi.add(variance, tirx.const(1e-5, "float32"))))
 
 
-@pytest.mark.parametrize("decision", DECISIONS)
-def test_every_decision_computes_the_same(decision: str) -> None:
+@pytest.mark.parametrize("cores", [1, 3])
+def test_every_decision_computes_the_same(cores: int) -> None:
     plain = {
         f"{name}: {kernel}": func
         for name in WALKS
@@ -81,10 +77,40 @@ def test_every_decision_computes_the_same(decision: str) -> None:
     plain["attention"] = kernel_of_te(attention, (2, 3, 7, 19), (2, 1, 1, 19))
     plain["add and norm"] = kernel_of_te(add_and_norm, (3, 5, 37), (3, 5, 37), (37,), (37,))
     plain["norm in parts"] = kernel_of_te(norm_in_parts, (9, 37))
-    scheduled = {name: stitched(func, DECISIONS[decision]) for name, func in plain.items()}
-    wanted, found = run(plain), run(scheduled)
-    for name in plain:
-        assert_same(wanted[name], found[name], name)
+    machine = host_description().with_cores(cores)
+    if cores > 1:
+        alone = {name: single_decisions(RowStitch(), func, machine) for name, func in plain.items()}
+        check_numbers(RowStitch(), plain, alone, machine)
+    check_random_numbers(RowStitch(), plain, count=4, machine=machine)
+
+
+def test_decisions() -> None:
+    along = kernel_of(lambda x: nn.softmax(x, 1), f32(640, 197))
+    knobs = assert_closed_form_is_default(RowStitch(), along, MACHINE)
+    assert {name: knob.options for name, knob in knobs.items()} == {
+        "across": (0,),
+        "registers": (1, 2, 4, 8),
+        "together": (1, 2, 4),
+        "in_output": (0, 1),
+        "threads": (0, 1),
+        "chunks": tuple(n * MACHINE.cores for n in (1, 2, 4)),
+    }
+    across = kernel_of(lambda x: nn.softmax(x, 0), f32(7, 2000))
+    knobs = assert_closed_form_is_default(RowStitch(), across, MACHINE)
+    assert {name: knob.options for name, knob in knobs.items()} == {
+        "across": (1,),
+        "registers": (1, 2, 4, 8),
+        "threads": (0, 1),
+    }
+    short = kernel_of(lambda x: nn.softmax(x, 1), f32(640, 19))
+    assert assert_closed_form_is_default(RowStitch(), short, MACHINE)["across"].options == (0, 1)
+
+
+def test_more_chunks_than_threads() -> None:
+    func = kernel_of(lambda x: nn.softmax(x, 1), f32(640, 197))
+    decisions = Chosen({"threads": 1, "together": 1, "chunks": 4 * MACHINE.cores})
+    (first, *_) = loops_of(stitched(func, decisions))
+    assert (first.kind, first.extent) == ("parallel", 4 * MACHINE.cores)
 
 
 @settings(max_examples=10, deadline=None, derandomize=True)
@@ -171,7 +197,7 @@ def test_small_kernels_stay_on_one_thread() -> None:
 def test_rows_wait_in_the_output() -> None:
     func = kernel_of(lambda x: nn.softmax(x, 1), f32(64, 4000))
     assert "4000" not in _allocations(stitched(func))
-    own = stitched(func, DECISIONS["along, own buffer"])
+    own = stitched(func, Chosen({"in_output": 0}))
     assert "4000" in _allocations(own)
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from decision_cases import assert_closed_form_is_default, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import f32, kernel_of, loops_of, run
@@ -10,7 +11,9 @@ from tvm import IRModule, relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.llvm.scan import Scan, ScanDecision
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
+from tvm_ext.tir_schedules.llvm.scan import Scan
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
 
@@ -33,9 +36,9 @@ def scan_kernel(
 def scanned(
     func: tirx.PrimFunc,
     machine: CpuDescription = MACHINE,
-    decision: ScanDecision | None = None,
+    decisions: Decisions = CLOSED_FORM,
 ) -> tirx.PrimFunc:
-    sch = Scan().apply(func, machine, decision)
+    sch = Scan().apply(func, machine, decisions)
     assert isinstance(sch, s_tir.Schedule), sch
     return sch.mod["main"]
 
@@ -60,13 +63,36 @@ def test_any_axis(shape: list[int], axis: int, product: bool, exclusive: bool, d
     np.testing.assert_allclose(found, wanted, rtol=2e-5)
 
 
-@pytest.mark.parametrize("together", [1, 3, 16, 40])
-@pytest.mark.parametrize("axis", [0, 1, 2])
-def test_every_decision_computes_the_same(together: int, axis: int) -> None:
+@pytest.mark.parametrize(
+    ("axis", "together"),
+    [(0, (16, 32, 64, 128)), (1, (16, 32, 64)), (2, (1, 2, 4, 8))],
+)
+def test_every_decision_computes_the_same(axis: int, together: tuple[int, ...]) -> None:
     func = scan_kernel((5, 7, 37), axis)
-    found = scanned(func, decision=ScanDecision(together, chunks=2))
-    x, result = run({"f": found})["f"]
-    np.testing.assert_allclose(result, np.cumsum(x, axis), rtol=2e-5)
+    knobs = assert_closed_form_is_default(Scan(), func, MACHINE)
+    assert {name: knob.options for name, knob in knobs.items()} == {
+        "together": together,
+        "threads": (0, 1),
+    }
+    for width in together:
+        found = scanned(func, decisions=Chosen({"together": width, "threads": 1}))
+        assert "parallel" in [loop.kind for loop in loops_of(found)]
+        x, result = run({"f": found})["f"]
+        np.testing.assert_allclose(result, np.cumsum(x, axis), rtol=2e-5)
+
+
+def test_decisions_at_random() -> None:
+    plain = {
+        "after, exclusive": scan_kernel((3, 11, 83), 1, exclusive=True),
+        "rows, products": scan_kernel((13, 9), 1, product=True),
+        "integers": scan_kernel((9, 37), 0, dtype="int64"),
+    }
+    check_random_numbers(Scan(), plain, machine=host_description().with_cores(4))
+
+
+def test_one_scan_has_nothing_to_decide() -> None:
+    knobs = assert_closed_form_is_default(Scan(), scan_kernel((1000,), 0), MACHINE)
+    assert [knob.options for knob in knobs.values()] == [(4,), (0,)]
 
 
 def test_inner_axes_are_lanes() -> None:

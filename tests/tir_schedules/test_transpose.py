@@ -3,14 +3,19 @@
 from collections.abc import Callable
 
 import pytest
+from decision_cases import assert_closed_form_is_default, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import Spec, assert_same, f32, kernel_of, loops_of, lowered, run, scalar_stores
 from machines import GPU, MACHINE, NARROW
-from tvm import relax, s_tir, tirx
+from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
+from tvm_ext.tir_schedules.llvm import inlining
 from tvm_ext.tir_schedules.llvm.data_parallel import KernelPlan, plan_blocks
 from tvm_ext.tir_schedules.llvm.tile_code import TileDecision
 from tvm_ext.tir_schedules.llvm.transpose import Transpose
@@ -23,11 +28,15 @@ MACHINES = [MACHINE, NARROW]
 def decisions(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> list[TileDecision]:
     plan = plan_blocks(s_tir.Schedule(func), machine)
     assert isinstance(plan, KernelPlan)
-    return [tile for block in plan.blocks for tile in block.tiles.values()]
+    return [tile for block in plan.blocks for tile in block.decision.tiles.values()]
 
 
-def applied(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> tirx.PrimFunc:
-    sch = Transpose().apply(func, machine)
+def applied(
+    func: tirx.PrimFunc,
+    machine: CpuDescription = MACHINE,
+    decisions: Decisions = CLOSED_FORM,
+) -> tirx.PrimFunc:
+    sch = Transpose().apply(func, machine, decisions)
     assert isinstance(sch, s_tir.Schedule)
     return sch.mod["main"]
 
@@ -121,6 +130,78 @@ def test_input_is_unchanged() -> None:
 def test_decision(expression: object, inputs: tuple[Spec, ...], wanted: object) -> None:
     found = decisions(kernel_of(expression, *inputs))  # type: ignore[arg-type]
     assert found == ([] if wanted is NotMine else [wanted])
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("integers", {"tile": (4, 8, 16), "swapped": (0, 1), "threads": (0, 1)}),
+        (
+            "bias and relu on the way",
+            {"turn_loads": (0, 1), "tile": (4, 8, 16), "swapped": (0, 1), "threads": (0, 1)},
+        ),
+        ("nchw to nhwc, 3 channels", {"square": (0, 1), "tile": (4, 8, 16), "threads": (0, 1)}),
+        ("nhwc to nchw, 5 channels", {"square": (0, 1), "tile": (8, 16), "threads": (0, 1)}),
+        # Which way a branch goes must be known in each row of a tile.
+        ("stack of columns", {"threads": (0, 1)}),
+    ],
+)
+def test_decisions(name: str, wanted: dict[str, tuple[int, ...]]) -> None:
+    expression, inputs = CASES[name]
+    knobs = assert_closed_form_is_default(Transpose(), kernel_of(expression, *inputs), MACHINE)
+    offered = {knob.name: knob.options for knob in knobs.values() if len(knob.options) > 1}
+    assert offered == wanted
+
+
+@pytest.mark.parametrize("machine", [host_description(), NARROW], ids=lambda m: m.name)
+def test_decisions_at_random(machine: CpuDescription) -> None:
+    plain = {name: kernel_of(expression, *inputs) for name, (expression, inputs) in CASES.items()}
+    check_random_numbers(Transpose(), plain, count=3, machine=machine.with_cores(4))
+
+
+def test_tiles_may_follow_each_other_the_other_way() -> None:
+    func = kernel_of(op.permute_dims, f32(64, 160))
+    orders = [
+        [loop.extent for loop in loops_of(applied(func, decisions=Chosen({"swapped": swapped})))]
+        for swapped in (0, 1)
+    ]
+    assert [order[:2] for order in orders] == [[4, 10], [10, 4]]
+
+
+@pytest.mark.parametrize("target", ["avx2", "x86-64", "aarch64-neon"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(5, 40), (40, 5), (3, 50), (7, 64), (64, 7)])
+def test_short_rows_longer_than_a_vector(target: str, dtype: str, shape: tuple[int, int]) -> None:
+    """Five rows do not fit into vectors of four lanes: they are not interleaved."""
+    machine = resolve_target(target)
+    func = kernel_of(op.permute_dims, (shape, dtype))
+    found = Transpose().apply(func, machine)
+    if isinstance(found, NotMine):
+        assert "contiguous along one other axis" in found.reason
+        return
+    results = run({"plain": func, "scheduled": found.mod["main"]})
+    assert_same(results["plain"], results["scheduled"], "scheduled")
+
+
+@pytest.mark.parametrize("size", [32, 35])
+def test_no_tile_laps_over_in_the_place_of_what_it_reads(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TVM may put ``two`` in the place of ``one``, of which nothing may be read twice then."""
+    # As if the expressions were long.
+    monkeypatch.setattr(inlining, "MAX_NODES", 1)
+    x = te.placeholder((size, size), name="x")
+    one = te.compute(x.shape, lambda i, j: x[i, j] * 0.5, name="one")
+    two = te.compute(x.shape, lambda i, j: one[i, j] * 0.5 + x[j, i], name="two")
+    last = te.compute(x.shape, lambda i, j: two[i, j] * 0.5, name="last")
+    func = te.create_prim_func([x, last])
+    if size % 16:
+        assert isinstance(Transpose().apply(func, MACHINE), NotMine)
+        return
+    knobs = assert_closed_form_is_default(Transpose(), func, MACHINE)
+    assert not any(name.startswith("tile") for name in knobs)
+    results = run({"plain": func, "scheduled": applied(func)})
+    assert_same(results["plain"], results["scheduled"], "scheduled")
 
 
 def test_narrow_vectors_make_smaller_tiles() -> None:

@@ -3,4 +3,6 @@
 import sys
 from pathlib import Path
 
+# Of the tuning tests, the module that writes folders of records.
+sys.path.insert(0, str(Path(__file__).parents[1] / "tuning"))
 sys.path.insert(0, str(Path(__file__).parent))

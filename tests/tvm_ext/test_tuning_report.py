@@ -201,6 +201,15 @@ def test_far_slower_beginnings_are_cut_off_the_top():
     assert "500 ms at trial 1" in drawn.description
 
 
+def test_the_defaults_label_is_above_both_lines_where_they_are_close():
+    for best, is_close in ((1.01e-3, True), (1.9e-3, False), (9e-4, False)):
+        drawn = tuning_curve.curve(tuned("k", 1e-3, 1e-3, curve=[(1, 2e-3), (9, best)]))
+        assert drawn is not None
+        assert drawn.default_y is not None
+        expected = drawn.dots[-1].y if is_close else drawn.default_y
+        assert drawn.label_y == pytest.approx(expected - 5)
+
+
 @pytest.mark.parametrize("curve", [[], [(1, 4e-4)], [(1, 4e-4), (3, 3.9999e-4)], [(7, 9.0)]])
 @pytest.mark.parametrize("default", [None, 4e-4, 3e-9])
 def test_every_curve_stays_inside_its_drawing(curve, default):
@@ -296,8 +305,16 @@ def test_page_shows_the_figures_of_the_session():
     assert "Trials 256 at most 256 trials; 756 in all sessions; 36 failed" in text
     assert "Time 12:34 all trials were made" in text
     assert "1 note the clock drifted" in text
+    assert "with default schedules; 1 kernel without a time not counted" in text
     assert "seed17" in text.replace(" ", "")
     assert "64 trials, 3 failed, 12 dismissed unbuilt; best measured again" in text
+
+
+def test_a_given_fact_replaces_the_sessions_own():
+    text = Page(render_tuning_html(session(1), {"target": "AVX2, 2 cores"})).text
+    assert "targetAVX2, 2 cores" in text
+    assert "Targetcpu" not in text
+    assert "Targetcpu" in page_of(session(1)).text
 
 
 # JSON

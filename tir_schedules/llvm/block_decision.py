@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
@@ -56,21 +55,11 @@ def decide_block(
 
     options = distinct(VECTORS, REGISTERS_PER_VECTOR_LOOP, cuts)
     vectors = decisions.pick("vectors", options, REGISTERS_PER_VECTOR_LOOP)
-    position = 0
-    shared = []
-    for unit in units(piece):
-        lanes = lanes_of(unit, machine)
-        shared.append(partial(_trips, unit, tiles.get(position), lanes, once, vectors))
-        position += len(leaves(unit))
-    worth = [
-        on_threads and trips() > 1
-        for on_threads, trips in zip(
-            _worth_threads(piece, operations, machine), shared, strict=True
-        )
-    ]
-    if not pick_threads(decisions, machine, lambda: max(trips() for trips in shared), any(worth)):
+    found = _units(piece, tiles, operations, once, vectors, machine)
+    worth = [unit.is_long(machine) and unit.trips() > 1 for unit in found]
+    if not pick_threads(decisions, machine, lambda: max(u.trips() for u in found), any(worth)):
         return BlockDecision(tiles, vectors, (False,) * len(worth))
-    chosen = worth if any(worth) else [trips() > 1 for trips in shared]
+    chosen = worth if any(worth) else [unit.trips() > 1 for unit in found]
     return BlockDecision(tiles, vectors, tuple(chosen))
 
 
@@ -89,24 +78,49 @@ def lanes_of(piece: Piece, machine: CpuDescription) -> int:
     return min(machine.vector_lanes(str(buffer.dtype)) for buffer in buffers)
 
 
-def _worth_threads(piece: Piece, operations: float, machine: CpuDescription) -> list[bool]:
+@dataclass(frozen=True)
+class _Unit:
+    """What is handed to threads on its own, with what decides about it."""
+
+    piece: Piece
+    tile: TileDecision | None
+    operations: float
+    lanes: int
+    once: bool
+    vectors: int
+
+    def is_long(self, machine: CpuDescription) -> bool:
+        """Whether it takes long enough to split over threads."""
+        return worth_threads(machine, self.operations, self.lanes)
+
+    def trips(self) -> int:
+        """Iterations that threads can share, of loops as ``leaf_code`` writes them."""
+        nest = self.piece
+        if isinstance(nest, Cut):
+            return math.prod(axis.extent for axis in nest.axes)
+        if self.tile is not None:
+            return tile_count(nest, self.tile)
+        outer = math.prod(axis.extent for axis in nest.axes[:-1])
+        if walks_in_steps_of_one(nest):
+            cut = vector_cut(nest, self.lanes, self.once, self.vectors)
+            return outer * (-(-nest.axes[-1].extent // cut[0][1]) if len(cut) == 1 else 1)
+        return nest.axes[0].extent if len(nest.axes) == 1 else outer
+
+
+def _units(
+    piece: Piece,
+    tiles: dict[int, TileDecision],
+    operations: float,
+    once: bool,
+    vectors: int,
+    machine: CpuDescription,
+) -> list[_Unit]:
     total = sum(leaf.volume() for leaf in leaves(piece))
+    position = 0
     found = []
     for unit in units(piece):
         part = operations if isinstance(unit, Cut) else operations * unit.volume() / total
-        found.append(worth_threads(machine, part, lanes_of(unit, machine)))
+        lanes = lanes_of(unit, machine)
+        found.append(_Unit(unit, tiles.get(position), part, lanes, once, vectors))
+        position += len(leaves(unit))
     return found
-
-
-def _trips(unit: Piece, tile: TileDecision | None, lanes: int, once: bool, vectors: int) -> int:
-    """Iterations that threads can share, of loops as ``leaf_code`` writes them."""
-    if isinstance(unit, Cut):
-        return math.prod(axis.extent for axis in unit.axes)
-    if tile is not None:
-        return tile_count(unit, tile)
-    outer = math.prod(axis.extent for axis in unit.axes[:-1])
-    if walks_in_steps_of_one(unit):
-        cut = vector_cut(unit, lanes, once, vectors)
-        inner = -(-unit.axes[-1].extent // cut[0][1]) if len(cut) == 1 else 1
-        return outer * inner
-    return unit.axes[0].extent if len(unit.axes) == 1 else outer

@@ -116,7 +116,8 @@ class ChannelsLast:
                 )
                 total = tirx.BufferLoad(sums, [where]) + product
                 found.append(tirx.BufferStore(sums, total, [where]))
-        return sequence(found)
+        # A narrow tile may have nothing but padding under it.
+        return sequence(found) if found else tirx.Evaluate(tirx.const(0, "int32"))
 
     def _write(self, sums: Any, row: Any, first: Any, channel: Any) -> list[tirx.Stmt]:
         found = []

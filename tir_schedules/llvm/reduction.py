@@ -101,8 +101,7 @@ def _in_parts(
     sch: s_tir.Schedule, func: tirx.PrimFunc, parts: int
 ) -> tuple[list[RowKernel], list[tvm.ir.Var]] | None:
     """Partial results of parts of the rows, then their combination; and where the former wait."""
-    reductions = reduction_blocks(sch)
-    partial = _partial(sch, reductions[0], parts) if parts > 1 else None
+    partial = _partial(sch, reduction_blocks(sch)[0], parts) if parts > 1 else None
     if partial is None:
         return None
     stmts = [sch.get(block) for block in kernel_blocks(sch)]

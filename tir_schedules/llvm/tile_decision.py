@@ -123,7 +123,8 @@ def _of_one_size(
     if not tiles:
         return {}
     largest = max(tile.size for _, tile in tiles.values())
-    options = [size for size in _SIZES if size <= largest]
+    smallest = min(_least_size(*pair) for pair in tiles.values())
+    options = [size for size in _SIZES if smallest <= size <= largest]
     option = decisions.pick("tile", distinct(options, largest, sizes), largest)
     return {i: replace(tile, size=size(option, nest, tile)) for i, (nest, tile) in tiles.items()}
 

@@ -34,7 +34,7 @@ class Times:
     spread : float
         Relative spread of the best's times.
     is_confirmed : bool
-        Whether the best was measured again beside the default.
+        Whether the best was measured again beside the default, or is the default.
     """
 
     default_seconds: float | None = None
@@ -208,7 +208,8 @@ def _times(chosen: Standing | None, default: Standing | None) -> Times:
     if chosen is None:
         return Times(seconds)
     schedule = describe_schedule(chosen.trial.template, chosen.trial.decisions)
-    return Times(seconds, chosen.seconds, schedule, chosen.spread, chosen.is_confirmed)
+    confirmed = chosen.is_confirmed or chosen.trial.is_default
+    return Times(seconds, chosen.seconds, schedule, chosen.spread, confirmed)
 
 
 def _modelled(trials: Iterable[Trial]) -> Times:

@@ -1,6 +1,6 @@
 """Addresses as sums of steps: which loops move them, how far, and to how many places."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,61 +95,64 @@ class Scope:
 def address_of(index: Any, scope: Scope) -> Address:
     """The address that an index of one dimension stands for."""
     linear = _linear(index, scope)
-    steps: dict[Any, float] = {}
-    shapes: dict[Any, tuple[int, float, float]] = {}
-    for key, factor, *shape in linear.parts:
-        steps[key] = steps.get(key, 0.0) + factor
-        shapes[key] = (shape[0], shape[1], shape[2])
-    terms = []
-    for key, factor in steps.items():
-        loops, own_step, places = shapes[key]
-        if factor and places > 1:
-            terms.append(Term(loops, factor * own_step, places))
+    terms = [
+        Term(part.loops, factor * part.step, part.places)
+        for part, factor in linear.parts.items()
+        if factor and part.places > 1
+    ]
     terms.sort(key=lambda term: (abs(term.step), term.loops))
     lanes = int(index.ty.dtype.lanes)
     return Address(tuple(terms), linear.offset, lanes, linear.lane_step)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """A loop's variable, or an expression that is not linear, times a factor."""
+
+    key: Any
+    loops: int
+    step: float
+    places: float
+
+
 @dataclass
 class _Linear:
-    """A sum of parts: key, factor, then loops, step and places of each."""
+    """A sum of parts, by what they are the factor of each, and a number."""
 
-    parts: list[tuple[Any, float, int, float, float]] = field(default_factory=list)
+    parts: dict[_Part, float] = field(default_factory=dict)
     offset: float = 0.0
     lane_step: int | None = 0
 
     def scaled(self, factor: float) -> "_Linear":
         step = None if self.lane_step is None else int(self.lane_step * factor)
-        parts = [(key, own * factor, *shape) for key, own, *shape in self.parts]
-        return _Linear(parts, self.offset * factor, step)  # type: ignore[arg-type]
+        parts = {part: own * factor for part, own in self.parts.items()}
+        return _Linear(parts, self.offset * factor, step)
 
     def plus(self, other: "_Linear") -> "_Linear":
-        steps = (self.lane_step, other.lane_step)
-        step = None if None in steps else (steps[0] or 0) + (steps[1] or 0)
-        return _Linear(self.parts + other.parts, self.offset + other.offset, step)
+        step = None
+        if self.lane_step is not None and other.lane_step is not None:
+            step = self.lane_step + other.lane_step
+        parts = dict(self.parts)
+        for part, factor in other.parts.items():
+            parts[part] = parts.get(part, 0.0) + factor
+        return _Linear(parts, self.offset + other.offset, step)
 
 
 def _linear(expr: Any, scope: Scope) -> _Linear:
-    kind = type(expr)
-    if kind is tirx.IntImm:
-        return _Linear(offset=float(expr.value))
-    if kind is tvm.ir.Var:
-        if expr in scope.bound:
-            return _linear(scope.bound[expr], scope)
-        return _variable(expr, scope)
-    if kind is tirx.Add:
-        return _linear(expr.a, scope).plus(_linear(expr.b, scope))
-    if kind is tirx.Sub:
-        return _linear(expr.a, scope).plus(_linear(expr.b, scope).scaled(-1.0))
-    if kind is tirx.Mul:
-        for factor, other in ((expr.b, expr.a), (expr.a, expr.b)):
-            number = _number(factor)
-            if number is not None:
-                return _linear(other, scope).scaled(number)
-    if kind is tirx.Ramp:
-        return _ramp(expr, scope)
-    if kind in (tirx.Broadcast, tirx.Cast):
-        return _linear(expr.value, scope)
+    read = _READERS.get(type(expr), _opaque)
+    return read(expr, scope)
+
+
+def _sum(expr: Any, scope: Scope) -> _Linear:
+    sign = 1.0 if type(expr) is tirx.Add else -1.0
+    return _linear(expr.a, scope).plus(_linear(expr.b, scope).scaled(sign))
+
+
+def _product(expr: tirx.Mul, scope: Scope) -> _Linear:
+    for factor, other in ((expr.b, expr.a), (expr.a, expr.b)):
+        number = _number(factor)
+        if number is not None:
+            return _linear(other, scope).scaled(number)
     return _opaque(expr, scope)
 
 
@@ -160,10 +163,12 @@ def _number(expr: Any) -> float | None:
 
 
 def _variable(var: Any, scope: Scope) -> _Linear:
+    if var in scope.bound:
+        return _linear(scope.bound[var], scope)
     if var not in scope.loops:
         return _Linear()
     number, extent = scope.loops[var]
-    return _Linear([(number, 1.0, 1 << number, 1.0, extent)])
+    return _Linear({_Part(number, 1 << number, 1.0, extent): 1.0})
 
 
 def _ramp(expr: tirx.Ramp, scope: Scope) -> _Linear:
@@ -184,8 +189,9 @@ def _opaque(expr: Any, scope: Scope) -> _Linear:
     if not loops:
         return _Linear(lane_step=lane_step)
     step, places = _spread(expr, extents, scope)
+    # Equal expressions of other loops have the same hash.
     key = (loops, tvm_ffi.structural_hash(expr))
-    return _Linear([(key, 1.0, loops, step, places)], 0.0, lane_step)
+    return _Linear({_Part(key, loops, step, places): 1.0}, 0.0, lane_step)
 
 
 def _variables(expr: Any, scope: Scope) -> list[Any]:
@@ -212,3 +218,15 @@ def _spread(expr: Any, extents: Mapping[Any, float], scope: Scope) -> tuple[floa
     if points is scope.points:
         places = min(iterations, span + 1)
     return (span / (places - 1) if places > 1 else 0.0), places
+
+
+_READERS: dict[type, Callable[[Any, Scope], _Linear]] = {
+    tirx.IntImm: lambda expr, scope: _Linear(offset=float(expr.value)),
+    tvm.ir.Var: _variable,
+    tirx.Add: _sum,
+    tirx.Sub: _sum,
+    tirx.Mul: _product,
+    tirx.Ramp: _ramp,
+    tirx.Broadcast: lambda expr, scope: _linear(expr.value, scope),
+    tirx.Cast: lambda expr, scope: _linear(expr.value, scope),
+}

@@ -11,14 +11,22 @@ from tvm_ext.tir_schedules.llvm.register_tile_decision import (
     vector_registers,
 )
 from tvm_ext.tuning.loop_analysis.instructions import pieces
-from tvm_ext.tuning.loop_analysis.loop_tree import Access, Kernel, LoopNode, Statement
+from tvm_ext.tuning.loop_analysis.loop_tree import Access, Array, Kernel, LoopNode, Statement
 
 # What a core does in a cycle, and how long a sum waits for itself. A. Fog, "Instruction tables":
 # current cores differ little.
-_LOADS, _STORES, _ISSUED, _LATENCY = 2.0, 1.0, 5.0, 4.0
+_LOADS, _STORES, _ISSUED, _LATENCY = 2.0, 1.0, 6.0, 4.0
 
-# Cycles of an iteration of a loop: counting, comparing, and now and then a wrong guess.
-_ITERATION = 1.5
+# Instructions of an iteration of a loop, and cycles of its end: a guess that went wrong.
+_ITERATION, _LOOP_END = 2.0, 4.0
+
+# Instructions that are under way together: sums of the next iterations of the loops around begin
+# while those of this one wait.
+_WINDOW = 448.0
+
+# Vectors longer than a register that are no power of two long: LLVM keeps a tile of them in memory,
+# and takes them apart at every use. Measured on 48 float32 with AVX-512: 4 to 70.
+_ODD_VECTORS = 8.0
 
 # Cycles of a load that waits for L2 behind others.
 _LOAD_FROM_L2 = 4.0
@@ -38,7 +46,9 @@ class Body:
         How often the loop's body runs.
     arithmetic, slow, loads, stores, waiting, iterations : float
         Cycles that each would take alone: instructions of the vector units, divisions and calls,
-        loads, stores, sums that wait for themselves, and the loops' own work.
+        loads, stores, sums that wait for themselves, and the ends of loops.
+    issued : float
+        All instructions.
     registers : float
         Vector registers that it needs.
     accumulators : float
@@ -59,6 +69,7 @@ class Body:
     stores: float = 0.0
     waiting: float = 0.0
     iterations: float = 0.0
+    issued: float = 0.0
     registers: float = 0.0
     accumulators: float = 0.0
     size: float = 0.0
@@ -68,8 +79,8 @@ class Body:
     @property
     def cycles(self) -> float:
         """Of all its runs, on one core: what overlaps does."""
-        issued = (self.arithmetic + self.loads * _LOADS + self.stores * _STORES) / _ISSUED
         units = self.arithmetic + self.slow
+        issued = self.issued / _ISSUED
         return max(units, self.loads, self.stores, issued, self.waiting) + self.iterations
 
     @property
@@ -97,16 +108,16 @@ class _Uses:
 
 def bodies(kernel: Kernel, machine: CpuDescription) -> list[Body]:
     """The bodies of a kernel's loops, in program order."""
-    counter = _Counter(kernel, machine)
-    return [counter.body(*found) for found in _straight_code(kernel.root, (), 1.0)]
+    code = list(_straight_code(kernel.root, (), 1.0))
+    counter = _Counter(kernel, machine, code)
+    return [counter.body(*found) for found in code]
 
 
 _Copies = list[tuple[Statement, float]]
+_Code = tuple[tuple[LoopNode, ...], float, _Copies]
 
 
-def _straight_code(
-    node: LoopNode, around: tuple[LoopNode, ...], runs: float
-) -> Iterator[tuple[tuple[LoopNode, ...], float, _Copies]]:
+def _straight_code(node: LoopNode, around: tuple[LoopNode, ...], runs: float) -> Iterator[_Code]:
     """Loops that are not unrolled with their statements and how often these are there."""
     copies: _Copies = []
     loops: list[LoopNode] = []
@@ -127,9 +138,22 @@ def _gather(node: LoopNode, copies: float, found: _Copies, loops: list[LoopNode]
             loops.append(child)
 
 
+def _begun(code: list[_Code]) -> dict[Array, float]:
+    """How often each array gets values that do not depend on those before."""
+    found: dict[Array, float] = {}
+    for _, runs, copies in code:
+        for statement, _ in copies:
+            store = statement.store
+            if store is not None and not statement.accumulates():
+                known = found.get(store.array, 0.0)
+                found[store.array] = max(known, runs * statement.share)
+    return found
+
+
 class _Counter:
-    def __init__(self, kernel: Kernel, machine: CpuDescription) -> None:
+    def __init__(self, kernel: Kernel, machine: CpuDescription, code: list[_Code]) -> None:
         self._machine = machine
+        self._begun = _begun(code)
         self._unrolled = 0
         for node in kernel.root.walk():
             if node.kind == "unrolled":
@@ -157,19 +181,29 @@ class _Counter:
             self._instructions(body, statement, count)
             self._uses(uses, body, statement, count)
         units = self._machine.fma_units
+        body.issued = runs * (body.arithmetic + _ITERATION * bool(around))
         body.arithmetic *= runs / units
         body.slow *= runs / units
         body.operations *= runs
-        body.iterations = runs * _ITERATION if around else 0.0
+        if around:
+            body.iterations = runs / max(1.0, around[-1].extent) * _LOOP_END
         self._memory(body, uses)
         return body
 
     def _instructions(self, body: Body, statement: Statement, count: float) -> None:
         found = statement.instructions
-        body.arithmetic += count * found.arithmetic
+        body.arithmetic += count * found.arithmetic * self._oddness(statement)
         body.slow += count * found.slow_cycles
         body.operations += count * found.operations
         body.size += count * (found.arithmetic + found.slow_cycles + len(statement.accesses))
+
+    def _oddness(self, statement: Statement) -> float:
+        """How many times as many instructions vectors of a length that is no power of two take."""
+        lanes = statement.lanes
+        if lanes * statement.bits <= self._machine.vector_bits or not lanes & (lanes - 1):
+            return 1.0
+        is_tile = any(access.array.is_local for access in statement.accesses)
+        return _ODD_VECTORS if is_tile else 1.0
 
     def _uses(self, uses: _Uses, body: Body, statement: Statement, count: float) -> None:
         store = statement.store
@@ -178,7 +212,9 @@ class _Counter:
             vectors = self._vectors(access, count)
             if sums is not None and access.address == sums.address and access.array is sums.array:
                 if access.is_store:
-                    use = uses.sums.setdefault(access, _Use(vectors, self._runs(access, body)))
+                    # A sum is carried on from where it was begun.
+                    runs = max(self._runs(access, body), self._begun.get(access.array, 0.0))
+                    use = uses.sums.setdefault(access, _Use(vectors, min(runs, body.runs)))
                     use.updates += count * self._pieces(access) / vectors if vectors else 0.0
                 continue
             kept = uses.stores if access.is_store else uses.loads
@@ -209,7 +245,7 @@ class _Counter:
     def _memory(self, body: Body, uses: _Uses) -> None:
         """Loads, stores and waiting, with what does not fit into the registers."""
         free = vector_registers(self._machine) - _OPERAND_REGISTERS
-        body.accumulators = sum(use.vectors for use in uses.sums.values())
+        body.accumulators = sum(u.vectors for u in uses.sums.values() if u.runs < body.runs)
         steady = sum(u.vectors for u in uses.loads.values() if u.runs < body.runs and u.is_vector)
         body.registers = body.accumulators + steady + _OPERAND_REGISTERS
         spilled = max(0.0, body.accumulators - free)
@@ -224,13 +260,19 @@ class _Counter:
                 if access.array not in self._in_registers:
                     stores += use.vectors * use.runs
                     loads += use.vectors * use.runs if kind is uses.sums else 0.0
-        if body.around:
-            waits = [use.updates for use in uses.sums.values() if use.runs < body.runs]
-            body.waiting = body.runs * _LATENCY * max(waits, default=0.0)
+        body.issued += loads + stores
+        body.waiting = max((self._waiting(body, use) for use in uses.sums.values()), default=0.0)
         body.conflicts = max((self._conflicts(access) for access in uses.loads), default=0.0)
         body.loads, body.stores = loads / _LOADS, stores / _STORES
         if body.conflicts > 1:
             body.loads += body.loads * _LOAD_FROM_L2
+
+    def _waiting(self, body: Body, use: _Use) -> float:
+        """Cycles in which a sum waits for itself, as far as no other is under way meanwhile."""
+        if use.runs >= body.runs or use.runs <= 0:
+            return 0.0
+        in_a_row = body.issued / use.runs
+        return body.runs * _LATENCY * use.updates / (1.0 + _WINDOW / in_a_row)
 
     def _conflicts(self, access: Access) -> float:
         """Lines that the places of an unrolled access need of the few that L1 has for them."""

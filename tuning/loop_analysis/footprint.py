@@ -4,6 +4,7 @@ Approximations: places of one access are spread evenly, accesses that other loop
 nothing, and an array of which accesses overlap is touched once where they do.
 """
 
+import math
 from collections.abc import Iterable
 
 from tvm_ext.tuning.loop_analysis.loop_tree import Access, Array, LoopNode
@@ -60,22 +61,31 @@ def _interval(access: Access, loops: int) -> _Interval:
         # Each lane has a place of its own, anywhere.
         count = address.lanes * address.places_within(loops)
         return 0.0, access.array.nbytes / size, min(count * LINE_BYTES, access.array.nbytes)
-    low, run, count, span = address.offset, 1.0, 1.0, 1.0
+    low, run, span = address.offset, 1.0, 1.0
+    rows: list[tuple[float, float]] = []
     lanes = (float(lane_step), float(address.lanes if lane_step else 1))
     steps = [(t.step, t.places) for t in address.terms if t.loops & loops]
     for step, places in sorted([lanes, *steps], key=lambda pair: abs(pair[0])):
         low += min(0.0, step * (places - 1))
         reach = abs(step) * (places - 1)
-        if count == 1.0 and abs(step) <= run:
+        if not rows and abs(step) <= run:
             run += reach
-        elif abs(step) < span:
-            # Runs that lie between those of other loops.
-            count = min(count * places, (span + reach) / run)
-        else:
-            count *= places
+        elif places > 1:
+            _add_rows(rows, abs(step), places)
         span += reach
+    count = math.prod(places for _, places in rows)
     lines = count * _lines(run * size) * LINE_BYTES
     return low, low + span, min(lines, _lines(span * size) * LINE_BYTES)
+
+
+def _add_rows(rows: list[tuple[float, float]], step: float, places: float) -> None:
+    """Adds rows ``step`` apart; windows that move by whole rows see some of them again."""
+    for position, (own, known) in enumerate(rows):
+        apart = step / own
+        if apart == int(apart) and apart <= known:
+            rows[position] = own, known + apart * (places - 1)
+            return
+    rows.append((step, places))
 
 
 def _lines(nbytes: float) -> float:

@@ -9,6 +9,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.loop_nest import CYCLES_PER_CALL
 
 # Cycles of a division or a square root of a whole vector. A. Fog, "Instruction tables".
@@ -95,7 +96,7 @@ class _Counter:
         elif kind in _SIMPLE:
             self._simple(expr)
         elif kind in _DIVISIONS:
-            self._slow(expr, _CYCLES_PER_DIVISION)
+            self._division(expr)
         for child in _children(expr):
             self.visit(child)
 
@@ -105,6 +106,14 @@ class _Counter:
             self.total.operations += lanes
         if not _is_contracted(expr):
             self.total.arithmetic += pieces(lanes, bits, self._machine)
+
+    def _division(self, expr: Any) -> None:
+        if static_extent(expr.b) is None:
+            self._slow(expr, _CYCLES_PER_DIVISION)
+        else:
+            # By a number: a product and shifts.
+            lanes, bits = parse(expr.ty.dtype)
+            self.total.arithmetic += 3 * pieces(lanes, bits, self._machine)
 
     def _slow(self, expr: Any, cycles: float) -> None:
         lanes, bits = parse(expr.ty.dtype)

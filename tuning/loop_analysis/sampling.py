@@ -35,12 +35,12 @@ def values_of(expr: Any, known: Values) -> np.ndarray | None:
     parts = _parts(expr)
     if parts is None:
         return None
-    found = [values_of(part, known) for part in parts]
-    if any(value is None for value in found):
+    found = [value for part in parts if (value := values_of(part, known)) is not None]
+    if len(found) < len(parts):
         return None
     if len(found) == 3:
         return np.where(found[0] != 0, found[1], found[2])
-    return found[0] == 0 if kind is tirx.Not else found[0]
+    return np.equal(found[0], 0) if kind is tirx.Not else found[0]
 
 
 def _parts(expr: Any) -> list[Any] | None:

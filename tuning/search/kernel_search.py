@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_ext.hardware.tvm_compat import tune_context
 from tvm_ext.tir_schedules.template import Machine, NotMine
 from tvm_ext.tuning.candidate import Candidate, Finish, candidate_of
 from tvm_ext.tuning.search.template_search import TemplateSearch
@@ -13,6 +14,7 @@ from tvm_ext.tuning.task import KernelTask
 
 # Of TVM's evolutionary search: its own 512 take minutes where a trial takes a tenth of a second.
 _POPULATION = 96
+_LEAST_POPULATION = 8
 
 
 class KernelSearch:
@@ -54,23 +56,17 @@ class KernelSearch:
         target = machine.tvm_target()
         seed = (seed * 1_000_003 + int(task.hash[:7], 16)) % (2**31 - 1) or 1
         if self.uses_templates:
-            strategy = TemplateSearch(space, seed)
-            self._context = ms.TuneContext(
-                task.workload, target=target, search_strategy=strategy, num_threads=1
-            )
-            designs = [s_tir.Schedule(task.workload)]
+            generator, strategy = None, TemplateSearch(space, seed)
         else:
-            self._context = ms.TuneContext(
-                task.workload,
-                target=target,
-                space_generator=ms.space_generator.PostOrderApply(),
-                search_strategy=ms.search_strategy.EvolutionarySearch(
-                    population_size=_POPULATION, init_min_unmeasured=min(16, _POPULATION)
+            generator, strategy = (
+                _own_space(),
+                ms.search_strategy.EvolutionarySearch(
+                    population_size=_POPULATION, init_min_unmeasured=_LEAST_POPULATION
                 ),
-                task_name=task.name,
-                rand_state=seed,
-                num_threads=1,
             )
+        self._context = tune_context(task.workload, target, generator, strategy, task.name, seed)
+        designs = [s_tir.Schedule(task.workload)]
+        if generator is not None:
             designs = self._context.generate_design_space()
         self._context.pre_tuning(1 << 20, batch, designs, self._database, cost_model)
 
@@ -115,6 +111,15 @@ class KernelSearch:
             candidate.recorded.trace, token, [seconds], self._context.target, None
         )
         self._database.commit_tuning_record(record)
+
+
+def _own_space() -> ms.space_generator.SpaceGenerator:
+    """TVM's space for CPUs, without the intrinsics of AVX-512 that have to be registered first."""
+    return ms.space_generator.PostOrderApply(
+        sch_rules=ms.schedule_rule.ScheduleRule.create("llvm"),
+        postprocs=ms.postproc.Postproc.create("llvm"),
+        mutator_probs=ms.mutator.Mutator.create("llvm"),
+    )
 
 
 def _default(space: TemplateSpace) -> Candidate | None:

@@ -78,11 +78,12 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
         if wanted < 1:
             return None
         chosen = list(itertools.islice(self._defaults(), wanted))
+        self._note(chosen)
         if len(chosen) < wanted:
-            chosen += self._picked(self._pool(wanted - len(chosen)), wanted - len(chosen))
+            picked = self._picked(self._pool(wanted - len(chosen)), wanted - len(chosen))
+            self._note(picked)
+            chosen += picked
         self._left -= len(chosen)
-        self._proposed.update(point.key for point in chosen)
-        self._loops.update(point.candidate.hash for point in chosen)
         return [_measure_candidate(point) for point in chosen] or None
 
     def notify_runner_results(
@@ -104,10 +105,17 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
         """A search of the same space that has tried nothing."""
         return TemplateSearch(self.space, self._seed)
 
+    def _note(self, points: list[Point]) -> None:
+        """Points that are not to be proposed again."""
+        self._proposed.update(point.key for point in points)
+        self._loops.update(point.candidate.hash for point in points)
+
     def _defaults(self) -> Iterator[Point]:
+        found: set[str] = set()
         for template in self.space.templates:
             point = self.space.default(template)
-            if point is not None and self._is_new(point):
+            if point is not None and self._is_new(point) and point.candidate.hash not in found:
+                found.add(point.candidate.hash)
                 yield point
 
     def _is_new(self, point: Point) -> bool:

@@ -196,7 +196,7 @@ def tune_command(
     if json_output:
         out.print_json({**tuning_json(progress, facts), "report_file": str(page)})
     else:
-        out.print_rich(tuning_summary(progress, page, _compile_arguments(chosen)))
+        out.print_rich(tuning_summary(progress, page, _compile_arguments(chosen), model=str(model)))
 
 
 def session_facts(machine: "Description", effort: str, seed: int) -> dict[str, str]:

@@ -113,8 +113,8 @@ def _label_y(default_y: float | None, best_y: float | None) -> float | None:
     """Return where the default's label is out of the way of the best time's line."""
     if default_y is None:
         return None
-    in_the_way = best_y is not None and 1 < default_y - best_y < _LABEL_HEIGHT
-    return default_y + _LABEL_HEIGHT if in_the_way else default_y - 5
+    in_the_way = best_y is not None and 0 < default_y - best_y < _LABEL_HEIGHT
+    return (best_y if best_y is not None and in_the_way else default_y) - 5
 
 
 def _x_ticks(last: int, place: Callable[[float], float]) -> list[Tick]:

@@ -132,11 +132,7 @@ def _latency_tiles(progress: "SessionProgress") -> list[Tile]:
     if latency_gain(progress) is None:
         return [Tile(label, ABSENT, "no kernel was measured") for label in labels]
     untimed = figures(progress).untimed
-    missing = (
-        f"; without {format_count(untimed, 'kernel')} that has no time" if untimed == 1 else ""
-    )
-    if untimed > 1:
-        missing = f"; without {format_count(untimed, 'kernel')} that have no time"
+    missing = f"; {format_count(untimed, 'kernel')} without a time not counted" if untimed else ""
     notes = f"with default schedules{missing}", "with the best found"
     pair = format_pair(progress.default_latency, progress.best_latency).split(" → ")
     return [Tile(*tile) for tile in zip(labels, pair, notes, strict=True)]
@@ -182,4 +178,7 @@ def _facts(progress: "SessionProgress", facts: Mapping[str, str]) -> list[tuple[
         ("Limits", trials_planned(progress)),
         ("Ended", progress.outcome or "not yet"),
     ]
-    return [(name, value or ABSENT) for name, value in (*known, *facts.items())]
+    # What is given says more than the session's own word for it.
+    given = {name.lower() for name in facts}
+    own = [(name, value) for name, value in known if name.lower() not in given]
+    return [(name, value or ABSENT) for name, value in (*own, *facts.items())]

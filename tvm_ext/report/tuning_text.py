@@ -44,9 +44,10 @@ KERNELS_SHOWN = 25
 
 def tuning_summary(
     progress: "SessionProgress",
-    model: str = "",
     report: str | Path | None = None,
     compile_arguments: Sequence[str] = (),
+    *,
+    model: str = "",
 ) -> RenderableType:
     """Return the summary as one rich renderable.
 
@@ -54,12 +55,12 @@ def tuning_summary(
     ----------
     progress : SessionProgress
         The session.
-    model : str
-        Path of the model, if it is not what the session calls it.
     report : str, Path or None
         Where its page was saved.
     compile_arguments : Sequence[str]
         What ``tvm-ext compile`` needs besides model and records, such as ("--target", "gpu").
+    model : str
+        Path of the model, if it is not what the session calls it.
     """
     parts = [
         _title(progress),
@@ -208,9 +209,10 @@ def _whereabouts(
     table.add_row("Records", Text(plain(progress.folder)))
     if report is not None:
         table.add_row("Report", Text(plain(str(report))))
+    parts: list[RenderableType] = [Text(), table]
     if figures(progress).improved:
-        table.add_row("Compile with them", _Command(command))
-    return Group(Text(), table)
+        parts += [Text("Compile with them", style="dim"), _Command(command)]
+    return Group(*parts)
 
 
 class _Command:
@@ -220,12 +222,12 @@ class _Command:
         self._words = [plain(shlex.quote(word)) for word in words]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        lines = [""]
-        for word in self._words:
-            joined = f"{lines[-1]} {word}".strip()
-            if lines[-1] and len(joined) > options.max_width - 2:
+        first, *others = self._words
+        lines = [f"  {first}"]
+        for word in others:
+            if len(lines[-1]) + len(word) > options.max_width - 3:
                 lines[-1] += " \\"
-                lines.append(f"  {word}")
+                lines.append(f"    {word}")
             else:
-                lines[-1] = joined if len(lines) == 1 else f"  {joined}"
+                lines[-1] += f" {word}"
         yield Text("\n".join(lines), overflow="fold")

@@ -56,7 +56,8 @@ def _table(found: "list[KernelSummary]") -> "Table":
     from tvm_ext.cli.logs import cells
     from tvm_ext.tuning.target_key import target_text
 
-    table = Table(box=box.SIMPLE_HEAD)
+    # Eleven columns: no space between them is to spare.
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for name in ("Kernel", "Origin", "Target"):
         table.add_column(name, overflow="fold")
     for name in ("Trials", "Failed", "Default", "Best", "Gain"):

@@ -10,7 +10,7 @@ from tvm_ext.cli.logs.problem_lines import print_problems
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tvm_ext.tuning.logs.stats import Figures
+    from tvm_ext.tuning.logs.stats import Figures, SpreadFigures
 
 EXAMPLE = "Example: tvm-ext logs stats records"
 
@@ -39,7 +39,7 @@ def _facts(figures: "Figures") -> "Table":
     from tvm_ext.cli.logs import cells
     from tvm_ext.report.units import format_seconds
 
-    rate, spread = figures.trials_per_minute, figures.spread
+    rate = figures.trials_per_minute
     facts = {
         "Trials": f"{figures.trials} ({cells.counts_cell(figures.statuses)})",
         "For": cells.counts_cell(figures.purposes),
@@ -48,10 +48,7 @@ def _facts(figures: "Figures") -> "Table":
         "Trials a minute": f"{rate:.1f}" if rate is not None else cells.ABSENT,
         "Building": f"{format_seconds(figures.build_seconds)}, added up",
         "Running": f"{format_seconds(figures.run_seconds)}, added up",
-        "Spread": ""
-        if spread is None
-        else f"half below {spread.half:.1%}, three quarters below "
-        f"{spread.three_quarters:.1%}, largest {spread.largest:.1%}",
+        "Spread": _spread(figures.spread) if figures.spread is not None else "",
         "Kernels": f"{figures.kernels} with trials, {figures.workloads} with workloads",
         "Records": str(figures.records),
         "Targets": _listed(figures.targets),
@@ -96,6 +93,15 @@ def _sessions(figures: "Figures") -> "Table":
             format_seconds(session.run_seconds),
         )
     return table
+
+
+def _spread(spread: "SpreadFigures") -> str:
+    from tvm_ext.report.units import format_percent
+
+    return (
+        f"half below {format_percent(spread.half)}, three quarters below "
+        f"{format_percent(spread.three_quarters)}, largest {format_percent(spread.largest)}"
+    )
 
 
 def _listed(counts: Mapping[str, int]) -> str:

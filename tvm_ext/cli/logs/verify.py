@@ -36,12 +36,15 @@ def verify_command(
     """
     from tvm_ext.cli import output as out
     from tvm_ext.cli.compile_options import CompileOptions
+    from tvm_ext.passes.pipeline import build_pipeline
+    from tvm_ext.tune_model import kernel_finish
     from tvm_ext.tuning.logs.folder import read_folder
     from tvm_ext.tuning.logs.verify import verify_records
 
     machine = CompileOptions.parsed(target, threads=threads).machine()
     records = read_folder(folder)
-    found = list(verify_records(records, machine))
+    finish = kernel_finish(build_pipeline("O3"))
+    found = list(verify_records(records, machine, finish))
     print_problems(records.problems)
     if json_output:
         out.print_json([one.to_json() for one in found])

@@ -1,0 +1,55 @@
+"""A session on small kernels; run as a program, one that a test can kill.
+
+python sessions.py FOLDER TRIALS SEED
+"""
+
+import sys
+from pathlib import Path
+
+from small_kernels import add_task, matmul_task
+
+from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.targets import compiling_for
+from tvm_ext.tuning.effort import Effort
+from tvm_ext.tuning.measurer import Limits
+from tvm_ext.tuning.progress import SessionProgress
+from tvm_ext.tuning.session import TuningSession
+from tvm_ext.tuning.session_options import SessionOptions
+
+# Times do not matter here.
+QUICK = Effort(
+    summary="for tests",
+    trials_per_kernel=12,
+    patience=100,
+    batch=4,
+    confirmed=2,
+    turn_seconds=0.0005,
+    most_turns=4,
+    cost_model="random",
+)
+
+
+def run_session(
+    folder: Path, tasks=None, effort: Effort = QUICK, listener=None, **options
+) -> SessionProgress:
+    """Runs a session to its end; ``options`` are those of ``SessionOptions``."""
+    machine = host_description()
+    tasks = [matmul_task(), add_task()] if tasks is None else tasks
+    options = {"limits": Limits(20, 20, 20, 2 << 30), "trials": 24, **options}
+    with compiling_for(machine):
+        session = TuningSession(
+            "small",
+            tasks,
+            machine,
+            folder,
+            lambda mod: mod,
+            effort.cost_model,
+            SessionOptions(effort, **options),
+            {task.hash: 1e-6 for task in tasks},
+            listener,
+        )
+        return session.run()
+
+
+if __name__ == "__main__":
+    run_session(Path(sys.argv[1]), trials=int(sys.argv[2]), seed=int(sys.argv[3]))

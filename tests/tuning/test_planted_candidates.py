@@ -1,0 +1,62 @@
+"""Candidates that are wrong, crash, hang or allocate without end do not end a session."""
+
+import time
+
+import pytest
+from planted import planted
+from sessions import run_session
+from small_kernels import add_task
+
+from tvm_ext.tuning.database_files import read_database
+from tvm_ext.tuning.measurer import Limits
+from tvm_ext.tuning.search.kernel_search import KernelSearch
+from tvm_ext.tuning.trial_log import read_trials
+
+EXPECTED = {"wrong": "wrong", "crash": "run", "hang": "timeout", "greedy": "run"}
+
+
+@pytest.fixture
+def planting(monkeypatch):
+    """The first batch of every search holds the flawed candidates; returns their hashes."""
+    hashes: dict[str, str] = {}
+    propose = KernelSearch.propose
+
+    def with_planted(search):
+        found = propose(search)
+        if not hashes:
+            flawed = {kind: planted(search.default, kind) for kind in EXPECTED}
+            hashes.update({kind: one.hash for kind, one in flawed.items()})
+            return [*flawed.values(), *found]
+        return found
+
+    monkeypatch.setattr(KernelSearch, "propose", with_planted)
+    return hashes
+
+
+def test_each_is_recorded_and_none_is_chosen(tmp_path, planting):
+    begun = time.monotonic()
+    limits = Limits(20, 5, 20, 1 << 29)
+    progress = run_session(tmp_path, [add_task()], trials=10, limits=limits)
+    # One hang of five seconds, not of a thousand.
+    assert time.monotonic() - begun < 120
+    trials = read_trials(tmp_path).trials
+    statuses = {trial.candidate: trial.status for trial in trials}
+    assert {kind: statuses[planting[kind]] for kind in EXPECTED} == EXPECTED
+    assert sum(trial.is_measured for trial in trials) > 1
+    assert all(trial.seconds is None for trial in trials if trial.status != "ok")
+    (kernel,) = progress.kernels
+    assert kernel.failed == len(EXPECTED)
+    assert len(read_database(tmp_path).records) >= 1
+    again = run_session(tmp_path, [add_task()], trials=12, limits=limits)
+    assert again.trials_done <= 2
+    repeated = [t.candidate for t in read_trials(tmp_path).trials if t.purpose == "search"]
+    assert len(repeated) == len(set(repeated))
+
+
+def test_messages_say_what_happened(tmp_path, planting):
+    run_session(tmp_path, [add_task()], trials=6, limits=Limits(20, 5, 20, 1 << 29))
+    messages = {t.candidate: t.message for t in read_trials(tmp_path).trials}
+    assert "off by" in messages[planting["wrong"]]
+    assert "SIGABRT" in messages[planting["crash"]]
+    assert "longer than 5 s" in messages[planting["hang"]]
+    assert "memory limit 512 MiB" in messages[planting["greedy"]]

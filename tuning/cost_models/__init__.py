@@ -1,0 +1,1 @@
+"""What ranks candidates before they are built."""

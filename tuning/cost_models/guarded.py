@@ -1,0 +1,148 @@
+"""A cost model that may fail without ending a session: ranking is a help, not a need."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+
+Note = Callable[[str], Any]
+"""Takes one line for the user."""
+
+Chain = Sequence[tuple[str, Callable[[], Any]]]
+"""Names of models, each with a function that makes it, the one that is wanted first."""
+
+
+@derived_object
+class Guarded(ms.cost_model.PyCostModel):
+    """The first model of a chain; when it fails, for good, the next one. It never raises.
+
+    A model fails when it cannot be made, raises an error, or returns a score that is no number or
+    not one score for each candidate. When all have failed, all candidates are equally good.
+
+    Parameters
+    ----------
+    chain : Chain
+        The models.
+    note : Note
+        Gets one line for each failure.
+    file : Path, optional
+        Where the first model keeps what it learns.
+
+    Attributes
+    ----------
+    name : str
+        The model that is in use; empty when all have failed.
+    """
+
+    def __init__(self, chain: Chain, note: Note, file: Path | None = None) -> None:
+        super().__init__()
+        self._left = list(chain)
+        self._note = note
+        self._file = file
+        self._model: Any = None
+        self.name = ""
+        self._failed: list[str] = []
+        self._is_first = True
+        self._next()
+        self._tell()
+
+    @property
+    def model(self) -> Any:
+        """What is in use; None when all have failed."""
+        return self._model
+
+    def predict(self, context: ms.TuneContext, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
+        """The scores of the first model that gives any."""
+        count = len(candidates)
+        scores = np.zeros(count)
+        while count and self._model is not None:
+            try:
+                scores = _checked(self._model.predict(context, candidates), count)
+                break
+            except Exception as error:  # noqa: BLE001
+                # Whatever goes wrong in a model is its own fault.
+                self._fail(error)
+        self._tell()
+        return scores
+
+    def update(
+        self,
+        context: ms.TuneContext,
+        candidates: list[ms.MeasureCandidate],
+        results: list[ms.runner.RunnerResult],
+    ) -> None:
+        """Tells the model; one that fails over it is replaced."""
+        if self._model is not None:
+            try:
+                self._model.update(context, candidates, results)
+            except Exception as error:  # noqa: BLE001
+                self._fail(error)
+        self._tell()
+
+    def load(self, path: str) -> None:
+        """What the model learned before; a file that is of no use is left out, with a note."""
+        if self._model is not None:
+            try:
+                self._model.load(path)
+            except Exception as error:  # noqa: BLE001
+                self._note(f"what the cost model learned before is left out: {_reason(error)}")
+
+    def save(self, path: str) -> None:
+        """Writes what the model learned; where that is not possible, a note."""
+        if self._model is not None:
+            try:
+                self._model.save(path)
+            except Exception as error:  # noqa: BLE001
+                self._note(f"what the cost model learned is not kept: {_reason(error)}")
+
+    def recall(self) -> None:
+        """Loads its file, if there is one."""
+        if self._file is not None and self._is_first and self._file.is_file():
+            self.load(str(self._file))
+
+    def remember(self) -> None:
+        """Writes its file, if it is to have one."""
+        if self._file is not None and self._is_first:
+            self.save(str(self._file))
+
+    def _fail(self, error: Exception) -> None:
+        self._failed.append(f"'{self.name}' ({_reason(error)})")
+        self._is_first = False
+        self._next()
+
+    def _next(self) -> None:
+        """Makes the next model that can be made."""
+        self._model, self.name = None, ""
+        while self._left and self._model is None:
+            self.name, make = self._left.pop(0)
+            try:
+                self._model = make()
+            except Exception as error:  # noqa: BLE001
+                self._failed.append(f"'{self.name}' ({_reason(error)})")
+                self.name, self._is_first = "", False
+
+    def _tell(self) -> None:
+        """One line for all that failed since the last one."""
+        if self._failed:
+            instead = f"by '{self.name}'" if self.name else "by chance"
+            failed = " and ".join(self._failed)
+            self._note(f"cost model {failed} failed; candidates are ranked {instead} instead")
+            self._failed.clear()
+
+
+def _checked(scores: Any, count: int) -> np.ndarray:
+    found = np.asarray(scores, dtype=np.float64)
+    if found.shape != (count,):
+        raise ValueError(f"{found.size} scores for {count} candidates")
+    if not np.isfinite(found).all():
+        raise ValueError("a score that is no number")
+    return found
+
+
+def _reason(error: Exception) -> str:
+    """The last line of an error's text, where TVM says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(error).__name__)[:200]

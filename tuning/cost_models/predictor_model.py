@@ -1,0 +1,73 @@
+"""Ranks candidates by the performance predictor, which learns from all kernels alike."""
+
+import numpy as np
+from tvm.ir.utils import derived_object
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.kernel_identity import kernel_hash
+from tvm_ext.tuning.cost_models.measured import seconds_of
+from tvm_ext.tuning.cost_models.performance_predictor import PerformancePredictor, Sample
+from tvm_ext.tuning.loop_features import loop_features
+
+
+@derived_object
+class PredictorModel(ms.cost_model.PyCostModel):
+    """The predictor as a model that MetaSchedule can ask.
+
+    Parameters
+    ----------
+    machine : CpuDescription
+        What the kernels are scheduled for.
+
+    Attributes
+    ----------
+    predictor : PerformancePredictor
+        What it asks.
+    """
+
+    def __init__(self, machine: CpuDescription) -> None:
+        super().__init__()
+        self.machine = machine
+        self.predictor = PerformancePredictor()
+        self._features: dict[str, np.ndarray] = {}
+
+    def load(self, path: str) -> None:
+        """Takes in a file of the predictor. Raises RecordsError."""
+        self.predictor.load(path)
+
+    def save(self, path: str) -> None:
+        """Writes the predictor's file. Raises OutputPathError."""
+        self.predictor.save(path)
+
+    def update(
+        self,
+        context: ms.TuneContext,
+        candidates: list[ms.MeasureCandidate],
+        results: list[ms.runner.RunnerResult],
+    ) -> None:
+        """Adds the candidates that have a time."""
+        kernel = kernel_hash(context.mod)
+        samples = []
+        for one, result in zip(candidates, results, strict=True):
+            seconds = seconds_of(result)
+            if seconds is not None:
+                name = kernel_hash(one.sch.mod)
+                samples.append(Sample(self._features_of(name, one), seconds, kernel, name))
+        self.predictor.add(samples)
+
+    def predict(self, context: ms.TuneContext, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
+        """Calls a microsecond, predicted."""
+        if not candidates:
+            return np.zeros(0)
+        return 1e-6 / self.predictor.predict_seconds(self.features(candidates))
+
+    def features(self, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
+        """One row of loop features for each candidate."""
+        return np.array([self._features_of(kernel_hash(one.sch.mod), one) for one in candidates])
+
+    def _features_of(self, name: str, candidate: ms.MeasureCandidate) -> np.ndarray:
+        """Kept: a candidate is ranked before it is measured, and often more than once."""
+        if name not in self._features:
+            self._features[name] = loop_features(candidate.sch.mod, self.machine)
+        return self._features[name]
