@@ -3,8 +3,7 @@
 A TVM release that moves a name breaks this file and its test, and nothing else. One name a line.
 """
 
-from typing import Any
-
+from tvm.ir import IRModule
 from tvm.relax.frontend.onnx.onnx_frontend import Cast as OnnxCast
 from tvm.relax.frontend.onnx.onnx_frontend import Gather as OnnxGather
 from tvm.relax.frontend.onnx.onnx_frontend import GatherElements as OnnxGatherElements
@@ -18,6 +17,9 @@ from tvm.relax.frontend.onnx.onnx_frontend import get_type as onnx_type_name
 from tvm.s_tir.meta_schedule import TuneContext
 from tvm.s_tir.meta_schedule import _ffi_api as meta_schedule_ffi
 from tvm.s_tir.meta_schedule.logging import get_logger, get_logging_func
+from tvm.s_tir.meta_schedule.search_strategy import SearchStrategy
+from tvm.s_tir.meta_schedule.space_generator import SpaceGenerator
+from tvm.target import Target
 from tvm.target import codegen as llvm_codegen
 
 __all__ = [
@@ -44,7 +46,12 @@ def onnx_converter_names() -> frozenset[str]:
 
 
 def tune_context(
-    mod: Any, target: Any, space_generator: Any, search_strategy: Any, name: str, seed: int
+    mod: IRModule,
+    target: Target,
+    space_generator: SpaceGenerator | None,
+    search_strategy: SearchStrategy,
+    name: str,
+    seed: int,
 ) -> TuneContext:
     """MetaSchedule's ``TuneContext`` with one thread.
 

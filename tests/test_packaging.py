@@ -26,7 +26,11 @@ MAY_IMPORT = {
 }
 
 # Only these know ONNX: the front end, and what hands a model to it or compares with a reference.
-KNOW_ONNX = ("tvm_ext/onnx_frontend/", "tvm_ext/check/", "tvm_ext/api.py")
+KNOW_ONNX = (
+    "tvm_ext/onnx_frontend/",
+    "tvm_ext/check/",
+    "tvm_ext/compiler/lower_model.py",
+)
 
 COMPAT = Path("hardware/tvm_compat.py")
 

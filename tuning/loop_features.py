@@ -14,7 +14,7 @@ import tvm
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm.register_tile_decision import vector_registers
 from tvm_ext.tuning.loop_analysis.cycles import Body
-from tvm_ext.tuning.loop_analysis.instructions import pieces
+from tvm_ext.tuning.loop_analysis.instructions import is_odd, pieces
 from tvm_ext.tuning.loop_analysis.kernel_cost import (
     KernelCost,
     body_seconds,
@@ -30,11 +30,19 @@ FEATURE_NAMES = (
     # The kernel.
     *("operations", "parameter_bytes", "intensity", "allocated_bytes", "nests", "roofline_seconds"),
     # Vectors.
-    *("vectorised_stores", "store_lanes", "lane_use", "gathered", "strided", "broadcast"),
+    *(
+        "vectorised_stores",
+        "store_lanes",
+        "lane_use",
+        "odd_vectors",
+        "gathered",
+        "strided",
+        "broadcast",
+    ),
     # Threads.
     *("parallel_loops", "parallel_work", "iterations_per_core", "imbalance", "launches"),
     # The bodies of the loops, by their part of the cycles.
-    *("arithmetic", "slow", "loads", "stores", "waiting", "loop_overhead", "calls"),
+    *("arithmetic", "slow", "loads", "stores", "waiting", "issued", "loop_overhead", "calls"),
     *("loads_per_operation", "accumulators", "registers", "spilled", "conflicts", "body_size"),
     # The body that takes most cycles, and the loops around it.
     *("hot_share", "hot_registers", "hot_size", "hot_runs", "hot_trip_1", "hot_trip_2"),
@@ -104,6 +112,7 @@ def _vectors(cost: KernelCost) -> dict[str, float]:
     stored = _Mean()
     lanes = _Mean()
     use = _Mean()
+    odd = _Mean()
     kinds = {"gathered": _Mean(), "strided": _Mean(), "broadcast": _Mean()}
     for node, runs in _runs(cost.kernel.root, 1.0):
         for statement in node.statements:
@@ -114,6 +123,8 @@ def _vectors(cost: KernelCost) -> dict[str, float]:
                 needed = pieces(statement.lanes, statement.bits, cost.machine)
                 stored.add(float(statement.lanes > 1), elements)
                 lanes.add(min(1.0, statement.lanes / own), elements)
+                is_long = is_odd(statement.lanes, statement.bits, cost.machine)
+                odd.add(float(is_long), elements)
                 use.add(statement.lanes / (own * max(needed, 1)), elements)
             for access in statement.accesses:
                 for name, mean in kinds.items():
@@ -122,6 +133,7 @@ def _vectors(cost: KernelCost) -> dict[str, float]:
         "vectorised_stores": stored.value,
         "store_lanes": lanes.value,
         "lane_use": use.value,
+        "odd_vectors": odd.value,
         **{name: mean.value for name, mean in kinds.items()},
     }
 
@@ -161,6 +173,7 @@ def _bodies(cost: KernelCost) -> dict[str, float]:
         "loads": lambda body: body.loads,
         "stores": lambda body: body.stores,
         "waiting": lambda body: body.waiting,
+        "issued": lambda body: body.issued,
         "loop_overhead": lambda body: body.iterations,
     }
     found = {name: sum(map(part, cost.bodies)) / cycles for name, part in limits.items()}

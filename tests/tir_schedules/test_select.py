@@ -95,7 +95,7 @@ def test_refused_primitive_asks_the_next_template(monkeypatch: pytest.MonkeyPatc
 
     from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 
-    monkeypatch.setattr(type(CPU_TEMPLATES[0]), "apply", lambda self, f, m: refuse(f, m))
+    monkeypatch.setattr(type(CPU_TEMPLATES[0]), "apply", lambda self, f, m, decisions: refuse(f, m))
     _, choice = schedule_kernel(kernel_of(op.exp, f32(64)), MACHINE)
     assert choice.schedule == CPU_TEMPLATES[1].name
     assert "no such block" in choice.refusals[0]

@@ -44,6 +44,11 @@ def test_each_is_recorded_and_none_is_chosen(tmp_path, planting):
     assert {kind: statuses[planting[kind]] for kind in EXPECTED} == EXPECTED
     assert sum(trial.is_measured for trial in trials) > 1
     assert all(trial.seconds is None for trial in trials if trial.status != "ok")
+    messages = {trial.candidate: trial.message for trial in trials}
+    assert "off by" in messages[planting["wrong"]]
+    assert "SIGABRT" in messages[planting["crash"]]
+    assert "longer than 5 s" in messages[planting["hang"]]
+    assert "memory limit 512 MiB" in messages[planting["greedy"]]
     (kernel,) = progress.kernels
     assert kernel.failed == len(EXPECTED)
     assert len(read_database(tmp_path).records) >= 1
@@ -51,12 +56,3 @@ def test_each_is_recorded_and_none_is_chosen(tmp_path, planting):
     assert again.trials_done <= 2
     repeated = [t.candidate for t in read_trials(tmp_path).trials if t.purpose == "search"]
     assert len(repeated) == len(set(repeated))
-
-
-def test_messages_say_what_happened(tmp_path, planting):
-    run_session(tmp_path, [add_task()], trials=6, limits=Limits(20, 5, 20, 1 << 29))
-    messages = {t.candidate: t.message for t in read_trials(tmp_path).trials}
-    assert "off by" in messages[planting["wrong"]]
-    assert "SIGABRT" in messages[planting["crash"]]
-    assert "longer than 5 s" in messages[planting["hang"]]
-    assert "memory limit 512 MiB" in messages[planting["greedy"]]

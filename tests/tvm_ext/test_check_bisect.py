@@ -160,8 +160,8 @@ def test_our_own_schedule_of_one_kernel_is_named(monkeypatch):
 
     real = select.schedule_kernel
 
-    def wrong(func, machine):
-        scheduled, choice = real(func, machine)
+    def wrong(func, machine, *others):
+        scheduled, choice = real(func, machine, *others)
         return scaled(scheduled, "tanh") if "T.tanh" in func.script() else scheduled, choice
 
     monkeypatch.setattr(select, "schedule_kernel", wrong)

@@ -237,7 +237,7 @@ def test_verify_says_how_each_record_did(folder, monkeypatch, status, code):
     """The verification itself is tested with the library."""
     from tvm_ext.tuning.logs import verify
 
-    def answer(records, machine):
+    def answer(records, machine, finish):
         assert machine.cores == 1
         (best, *_) = verify.best_schedules(records)
         yield verify.Verified(best, status, "as asked", 1e-6, 2e-6, 2.0)

@@ -86,7 +86,7 @@ def test_only_and_skip(tmp_path):
 def test_refusals(tmp_path):
     with pytest.raises(TuningError, match="unknown effort 'quik'; nearest known: 'quick'"):
         tvm_ext.tune(network(), work_dir=tmp_path, effort="quik")
-    with pytest.raises(TuningError, match="unknown cost model 'xgbost'.*'xgboost'"):
+    with pytest.raises(TuningError, match=r"unknown cost model 'xgbost'.*'xgboost'"):
         tvm_ext.tune(network(), work_dir=tmp_path, cost_model_name="xgbost")
     with pytest.raises(TuningError, match="trials is 0; expected 1 or more"):
         tvm_ext.tune(network(), work_dir=tmp_path, trials=0)

@@ -19,7 +19,7 @@ from tvm_ext.tuning.target_key import target_key
 def _xgboost(machine: Description) -> Any:
     from tvm_ext.tuning.cost_models.xgboost_model import XGBoostModel
 
-    return XGBoostModel()
+    return XGBoostModel(_cpu(machine))
 
 
 def _predictor(machine: Description) -> Any:

@@ -10,7 +10,7 @@ from tvm_ext.tir_schedules.llvm.register_tile_decision import (
     L1_WAYS,
     vector_registers,
 )
-from tvm_ext.tuning.loop_analysis.instructions import pieces
+from tvm_ext.tuning.loop_analysis.instructions import is_odd, pieces
 from tvm_ext.tuning.loop_analysis.loop_tree import Access, Array, Kernel, LoopNode, Statement
 
 # What a core does in a cycle, and how long a sum waits for itself. A. Fog, "Instruction tables":
@@ -199,8 +199,7 @@ class _Counter:
 
     def _oddness(self, statement: Statement) -> float:
         """How many times as many instructions vectors of a length that is no power of two take."""
-        lanes = statement.lanes
-        if lanes * statement.bits <= self._machine.vector_bits or not lanes & (lanes - 1):
+        if not is_odd(statement.lanes, statement.bits, self._machine):
             return 1.0
         is_tile = any(access.array.is_local for access in statement.accesses)
         return _ODD_VECTORS if is_tile else 1.0

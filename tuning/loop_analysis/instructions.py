@@ -58,6 +58,11 @@ def pieces(lanes: int, bits: int, machine: CpuDescription) -> int:
     return whole + (rest // bits).bit_count()
 
 
+def is_odd(lanes: int, bits: int, machine: CpuDescription) -> bool:
+    """Whether a vector is longer than a register and no power of two long."""
+    return lanes * bits > machine.vector_bits and bool(lanes & (lanes - 1))
+
+
 @cache
 def parse(dtype: str) -> tuple[int, int]:
     """Lanes and bits of a type's name."""

@@ -14,6 +14,9 @@ from tvm_ext.tuning.loop_analysis.loop_tree import Access, Array, Kernel, LoopNo
 from tvm_ext.tuning.loop_analysis.sampling import POINTS, spread_points, values_of
 
 _KINDS = {tirx.ForKind.PARALLEL: "parallel", tirx.ForKind.UNROLLED: "unrolled"}
+# Statements up to which LLVM unrolls a short loop.
+_LONGEST_UNROLLED = 64
+
 _MASKED_STORE = tvm.ir.Op.get("tirx.masked_store")
 
 
@@ -31,6 +34,18 @@ def kernel_loops(func: tirx.PrimFunc, machine: CpuDescription) -> Kernel:
 def _array(buffer: Any, is_local: bool) -> Array:
     bits = parse(str(buffer.dtype))[1]
     return Array(str(buffer.name), buffer_bytes(buffer), bits // 8, is_local)
+
+
+def _is_short(loop: LoopNode) -> bool:
+    """Whether LLVM unrolls a serial loop, so that small arrays in it can live in registers."""
+    return loop.extent <= 8 and _statements(loop) <= _LONGEST_UNROLLED
+
+
+def _statements(loop: LoopNode) -> float:
+    """Of a loop, unrolled; endless if that cannot be done to one in it."""
+    if any(child.kind != "unrolled" for child in loop.children):
+        return float("inf")
+    return loop.extent * (len(loop.statements) + sum(map(_statements, loop.children)))
 
 
 class _Reader:
@@ -82,6 +97,8 @@ class _Reader:
         self.read(loop.body, inner)
         self._entered = entered
         self._depth -= 1
+        if kind == "serial" and static_extent(loop.extent) is not None and _is_short(inner):
+            inner.kind = "unrolled"
 
     def _at_points(self, expr: Any, otherwise: int) -> np.ndarray:
         values = values_of(expr, self._scope.points)

@@ -12,6 +12,10 @@ from tvm_ext.tuning.loop_analysis.footprint import footprints
 from tvm_ext.tuning.loop_analysis.loop_tree import LoopNode
 
 
+# L2 is read faster than it is copied, and ahead of its use.
+_READ_FROM_L2 = 2.0
+
+
 @dataclass(frozen=True)
 class Traffic:
     """Bytes that one run of the kernel fetches, over all cores.
@@ -30,35 +34,35 @@ class Traffic:
         """Time that each takes with so many cores at work."""
         memory = min(machine.memory_gbs, machine.core_memory_gbs * cores)
         return (
-            self.l1 / (machine.core_l2_gbs * cores * 1e9),
+            self.l1 / (_READ_FROM_L2 * machine.core_l2_gbs * cores * 1e9),
             self.l2 / (machine.core_l3_gbs * cores * 1e9),
             self.l3 / (memory * 1e9),
         )
 
 
 def traffic(root: LoopNode, machine: CpuDescription) -> Traffic:
-    """Traffic of a run that finds in the caches what the run before left there."""
+    """Traffic of a run that finds in the caches what the run before left there.
+
+    As a description's ``bandwidth`` has it, that is spread over the caches of all cores; a loop
+    that does not run on threads uses those of one.
+    """
     touched = footprints(root)
-    cores = machine.cores
-    sizes = (machine.l1d_bytes * cores, machine.l2_bytes * cores)
-    last = max(machine.l3_bytes, sizes[1])
-    l1, l2, l3 = (
-        0.0 if touched[-1][0] <= size else _fetched(root, size, cores, touched)
-        for size in (*sizes, last)
-    )
+    sizes = (machine.l1d_bytes, machine.l2_bytes)
+    last = max(machine.l3_bytes, machine.l2_bytes * machine.cores)
+    own = [0.0 if touched[-1][0] <= size * machine.cores else size for size in sizes]
+    l1, l2 = (_fetched(root, size, machine.cores, touched) if size else 0.0 for size in own)
+    l3 = 0.0 if touched[-1][0] <= last else _fetched(root, last, 1, touched)
     return Traffic(l1, l2, l3)
 
 
 def _fetched(
     node: LoopNode, size: float, cores: int, touched: dict[int, tuple[float, float]]
 ) -> float:
-    """Bytes that one run of the loop fetches into caches of ``size`` in all."""
-    if node.kind == "unrolled":
-        return sum(_fetched(child, size, cores, touched) for child in node.children)
-    whole, iteration = touched[node.number]
-    # An iteration of a loop on threads has the cache of one core.
-    own = size / cores if node.kind == "parallel" else size
-    if whole <= size or iteration <= own:
+    """Bytes that one run of the loop fetches into caches of ``size`` each, one for each core."""
+    whole, iteration = touched.get(node.number, (0.0, float("inf")))
+    together = size * cores if node.kind == "parallel" else size
+    if node.kind != "unrolled" and (whole <= together or iteration <= size):
         return whole
-    inner = sum(child.share * _fetched(child, own, 1, touched) for child in node.children)
+    inside = 1 if node.kind == "parallel" else cores
+    inner = sum(child.share * _fetched(child, size, inside, touched) for child in node.children)
     return max(whole, node.extent * inner)
