@@ -30,15 +30,8 @@ FEATURE_NAMES = (
     # The kernel.
     *("operations", "parameter_bytes", "intensity", "allocated_bytes", "nests", "roofline_seconds"),
     # Vectors.
-    *(
-        "vectorised_stores",
-        "store_lanes",
-        "lane_use",
-        "odd_vectors",
-        "gathered",
-        "strided",
-        "broadcast",
-    ),
+    *("vectorised_stores", "store_lanes", "lane_use", "odd_vectors"),
+    *("gathered", "strided", "broadcast"),
     # Threads.
     *("parallel_loops", "parallel_work", "iterations_per_core", "imbalance", "launches"),
     # The bodies of the loops, by their part of the cycles.

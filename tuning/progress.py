@@ -92,6 +92,8 @@ class SessionProgress:
         One line each: what went otherwise than planned (a cost model that failed, say).
     outcome : str
         Why the session ended; empty while it runs.
+    predictor : str
+        How well the performance predictor ranks kernels that it has not seen; empty if unknown.
     """
 
     model: str
@@ -106,6 +108,7 @@ class SessionProgress:
     ended: float | None = None
     notes: list[str] = field(default_factory=list)
     outcome: str = ""
+    predictor: str = ""
 
     @property
     def seconds(self) -> float:

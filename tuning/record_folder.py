@@ -20,6 +20,7 @@ from tvm_ext.tuning.database_files import (
 from tvm_ext.tuning.folder_lock import locked
 from tvm_ext.tuning.lines import Problem
 from tvm_ext.tuning.logs.repair import repair_folder
+from tvm_ext.tuning.record_check import RecordCheck
 from tvm_ext.tuning.record_choice import Standing, kept, standings
 from tvm_ext.tuning.target_key import target_key
 from tvm_ext.tuning.task import KernelTask
@@ -120,8 +121,10 @@ class RecordFolder:
         for name in sorted(touched):
             workload = files.workloads.get(name) or stored_workload(self._tasks[name].workload)
             workloads.append(workload)
-            found = kept(standings(self.trials[name]))
-            records += [self._record(workload, one) for one in found]
+            check = RecordCheck(DatabaseFiles({name: workload}))
+            made = [self._record(workload, one) for one in kept(standings(self.trials[name]))]
+            # One that TVM cannot read would close the whole database to it.
+            records += [record for record in made if not check.refusal(record)]
         if _content(files) == _content(DatabaseFiles({w.hash: w for w in workloads}, records)):
             return
         write_database(self.folder, workloads, records)

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_cpu_name
 from tvm_ext.tuning.allocation import next_kernel
 from tvm_ext.tuning.candidate import Candidate, Finish
@@ -14,6 +14,7 @@ from tvm_ext.tuning.cost_models.choose import choose_model
 from tvm_ext.tuning.kernel_state import KernelState
 from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress, Silent
+from tvm_ext.tuning.pruning import Pruner
 from tvm_ext.tuning.record_folder import RecordFolder
 from tvm_ext.tuning.run_job import TimingPlan
 from tvm_ext.tuning.search.kernel_search import KernelSearch
@@ -40,7 +41,7 @@ class TuningSession:
         Its name.
     tasks : Sequence[KernelTask]
         Its kernels, each once.
-    machine : Description
+    machine : CpuDescription
         What they are scheduled for.
     folder : Path
         Where the records are.
@@ -60,7 +61,7 @@ class TuningSession:
         self,
         model: str,
         tasks: Sequence[KernelTask],
-        machine: Description,
+        machine: CpuDescription,
         folder: Path,
         finish: Finish,
         cost_model: str,
@@ -113,6 +114,7 @@ class TuningSession:
             self._model = choose_model(
                 self._model_name, self._machine, self._path, self.progress.notes.append
             )
+            self._pruner = Pruner(self._machine, self._path, self.progress.notes.append)
             try:
                 self._begin()
                 self._search()
@@ -120,6 +122,9 @@ class TuningSession:
             except KeyboardInterrupt:
                 self.progress.outcome = "interrupted; the same command goes on from here"
             folder.settle()
+            self._model.remember()
+            self._pruner.save()
+            self.progress.predictor = self._pruner.quality()
         self._end()
         return self.progress
 
@@ -216,7 +221,9 @@ class TuningSession:
             state.end("done", "all schedules were tried")
             return
         known = [one for one in proposed if state.knows(one)]
-        new = [one for one in proposed if not state.knows(one)]
+        unknown = [one for one in proposed if not state.knows(one)]
+        new = self._pruner.kept(unknown, state.progress.best_seconds)
+        state.progress.pruned += len(unknown) - len(new)
         new = new[: max(0, self.progress.trials_planned - self.progress.trials_done)]
         results = [(one, state.known_seconds(one)) for one in known]
         for outcome in self._measurer.measure(new):
@@ -227,6 +234,7 @@ class TuningSession:
             if self._is_late():
                 break
         search.tell(results)
+        self._pruner.learn(results)
 
     def _judge(self, state: KernelState) -> None:
         """Ends a search that has had its trials or does not improve any more."""

@@ -11,7 +11,6 @@ from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tuning.loop_analysis.footprint import footprints
 from tvm_ext.tuning.loop_analysis.loop_tree import LoopNode
 
-
 # L2 is read faster than it is copied, and ahead of its use.
 _READ_FROM_L2 = 2.0
 

@@ -237,6 +237,16 @@ class CompileReport:
         return sum(kernel.total_seconds for kernel in self.kernels)
 
     @property
+    def tuned_figure(self) -> str:
+        """How many kernels had a tuned record, empty when none was asked for or found."""
+        counted = [kernel for kernel in self.kernels if kernel.tuned]
+        if not counted:
+            return ""
+        hits = sum(kernel.tuned == "hit" for kernel in counted)
+        missed = len(counted) - hits
+        return f"{hits} of {len(self.kernels)} kernels" + (f", {missed} missed" if missed else "")
+
+    @property
     def kernel_calls(self) -> int:
         """Kernel calls of one run."""
         return sum(kernel.calls for kernel in self.kernels)

@@ -37,6 +37,7 @@ def renderable(report: "CompileReport") -> RenderableType:
         _phases(report),
         _passes(report),
         _kernels(report),
+        _misses(report),
         _warnings(report),
     ]
     return Group(*(part for part in parts if part is not None))
@@ -71,6 +72,8 @@ def _key_figures(report: "CompileReport") -> Table:
         "Relax calls", _change(sum(graph.relax_before.values()), sum(graph.relax_after.values()))
     )
     table.add_row("Kernel calls", _kernel_figure(report))
+    if report.tuned_figure:
+        table.add_row("Tuned records", report.tuned_figure)
     if graph.batch_norms_left:
         table.add_row("Batch norms left", f"{graph.batch_norms_left:,}")
     table.add_row("Peak memory", _memory_figure(report))
@@ -187,6 +190,18 @@ def _kernels(report: "CompileReport") -> Table | None:
     table.add_section()
     table.add_row("Total", "", "", *_figures(ordered, times, total))
     return table
+
+
+def _misses(report: "CompileReport") -> Text | None:
+    missed = [kernel for kernel in report.kernels_by_cost if kernel.miss]
+    if not missed:
+        return None
+    lines = Text(format_count(len(missed), "kernel") + " without a record", style="bold")
+    for kernel in missed[:KERNELS_SHOWN]:
+        lines.append(f"\n  - {plain(_computes(kernel))}: {plain(kernel.miss)}", style="not bold")
+    if len(missed) > KERNELS_SHOWN:
+        lines.append(f"\n  and {len(missed) - KERNELS_SHOWN} more", style="not bold")
+    return lines
 
 
 def _computes(kernel: "KernelRecord") -> str:

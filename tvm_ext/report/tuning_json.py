@@ -40,6 +40,7 @@ def tuning_json(progress: "SessionProgress", facts: Mapping[str, str]) -> dict[s
         "kernels_searched": counts.searched,
         "kernels_improved": counts.improved,
         "kernels_untimed": counts.untimed,
+        "predictor": progress.predictor,
         "notes": list(progress.notes),
         "kernels": [_kernel(progress, kernel) for kernel in by_cost(progress)],
     }

@@ -176,6 +176,7 @@ def _facts(progress: "SessionProgress", facts: Mapping[str, str]) -> list[tuple[
         ("Target", progress.target),
         ("Records", progress.folder),
         ("Limits", trials_planned(progress)),
+        ("Predictor", progress.predictor),
         ("Ended", progress.outcome or "not yet"),
     ]
     # What is given says more than the session's own word for it.

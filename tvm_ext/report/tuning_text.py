@@ -97,6 +97,8 @@ def _key_figures(progress: "SessionProgress") -> Table:
     if default:
         table.add_row("Default schedules", default)
     table.add_row("Trials", _trial_figure(progress))
+    if progress.predictor:
+        table.add_row("Predictor", Text(plain(progress.predictor)))
     table.add_row("Time", format_clock(progress.seconds))
     table.add_row("Ended", Text(plain(progress.outcome or "not yet")))
     return table

@@ -136,6 +136,8 @@ def _kernel_tile(report: "CompileReport") -> Tile:
     note = "by fusion"
     if graph.kernels_per_anchor is not None:
         note += f"; {graph.kernels_per_anchor:.2f} per convolution or matmul"
+    if report.tuned_figure:
+        note += f"; tuned records for {report.tuned_figure}"
     return Tile("Kernel calls", figure, note)
 
 

@@ -1,0 +1,121 @@
+"""Which schedule the trials speak for: luck of the search does not count."""
+
+import pytest
+from record_folders import failed_trial, trial
+
+from tvm_ext.tuning.record_choice import (
+    LEAST_GAIN,
+    Standing,
+    beats,
+    best,
+    default_of,
+    kept,
+    standings,
+)
+
+DEFAULT, FIRST, SECOND, THIRD = (f"{number:016x}" for number in range(4))
+
+
+def tried(candidate, seconds, **changes):
+    return trial(candidate=candidate, seconds=seconds, spread=0.0, **changes)
+
+
+def default(seconds=10.0, **changes):
+    return tried(DEFAULT, seconds, is_default=True, **changes)
+
+
+def confirmed(candidate, seconds, **changes):
+    return tried(candidate, seconds, purpose="confirm", **changes)
+
+
+def order(trials) -> list[str]:
+    return [one.trial.candidate for one in kept(standings(trials))]
+
+
+def test_only_measured_trials_have_a_standing():
+    trials = [
+        default(),
+        tried(FIRST, 1.0, status="modelled"),
+        failed_trial(8, "wrong", SECOND),
+        failed_trial(8, "timeout", THIRD),
+    ]
+    assert list(standings(trials)) == [DEFAULT]
+    assert order(trials) == [DEFAULT]
+
+
+def test_a_modelled_time_does_not_stand_in_for_the_measured_one():
+    trials = [default(), tried(FIRST, 9.0), tried(FIRST, 1.0, status="modelled")]
+    assert standings(trials)[FIRST].seconds == 9.0
+    confirming = [*trials, confirmed(FIRST, 1.0, status="modelled")]
+    assert not standings(confirming)[FIRST].is_confirmed
+
+
+def test_a_confirmation_overrides_the_time_of_the_search():
+    search = tried(FIRST, 5.0, template="one")
+    trials = [default(), search, tried(FIRST, 4.0), confirmed(FIRST, 7.0), confirmed(FIRST, 6.0)]
+    assert standings(trials)[FIRST] == Standing(search, 6.0, 0.0, True)
+
+
+def test_a_later_trial_of_the_search_does_not_override_a_confirmation():
+    found = standings([default(), tried(FIRST, 5.0), confirmed(FIRST, 7.0), tried(FIRST, 3.0)])
+    assert (found[FIRST].seconds, found[FIRST].is_confirmed) == (7.0, True)
+
+
+def test_the_best_first_and_the_default_last():
+    trials = [tried(FIRST, 6.0), default(), tried(SECOND, 5.0), tried(THIRD, 10.0)]
+    assert order(trials) == [SECOND, FIRST, DEFAULT]
+    assert best(standings(trials)).trial.candidate == SECOND
+
+
+def test_a_lucky_one_that_was_not_confirmed_is_left_out():
+    trials = [default(), tried(FIRST, 5.0), tried(SECOND, 4.0), tried(THIRD, 9.0)]
+    trials.append(confirmed(FIRST, 6.0))
+    # The second looks better than what was confirmed; the third does not.
+    assert order(trials) == [FIRST, THIRD, DEFAULT]
+
+
+def test_a_confirmation_that_failed_leaves_only_what_is_behind_the_default():
+    trials = [default(), tried(FIRST, 5.0), confirmed(FIRST, 10.5), tried(SECOND, 8.0)]
+    assert order(trials) == [DEFAULT]
+    assert best(standings(trials)).trial.is_default
+
+
+def test_a_confirmed_default_closes_the_search_for_all_that_were_not():
+    trials = [default(), default(9.5, purpose="confirm"), tried(FIRST, 5.0)]
+    assert order(trials) == [DEFAULT]
+    assert kept(standings(trials))[0].seconds == 9.5
+
+
+def test_before_it_is_confirmed_a_gain_has_to_exceed_the_spread():
+    reference = standings([default()])[DEFAULT]
+
+    def one(seconds, spread, is_confirmed):
+        return Standing(reference.trial, seconds, spread, is_confirmed)
+
+    assert not beats(one(9.0, 0.2, False), reference)
+    assert beats(one(9.0, 0.2, True), reference)
+    assert beats(one(7.9, 0.2, False), reference)
+    assert beats(one(9.0, 0.0, False), reference)
+
+
+@pytest.mark.parametrize("is_confirmed", [False, True])
+def test_a_gain_below_the_least_is_none(is_confirmed):
+    reference = standings([default()])[DEFAULT]
+    for factor, wins in ((0.9, False), (1.1, True)):
+        seconds = 10.0 * (1 - factor * LEAST_GAIN)
+        one = Standing(reference.trial, seconds, 0.0, is_confirmed)
+        assert beats(one, reference) is wins
+
+
+def test_without_a_default_the_best_is_the_fastest():
+    """As in a log of a session that was killed early, or of another version's default."""
+    trials = [tried(FIRST, 6.0), tried(SECOND, 5.0)]
+    assert order(trials) == [SECOND, FIRST]
+    assert order([*trials, confirmed(FIRST, 5.5)]) == [FIRST]
+    assert default_of(standings(trials)) is None
+
+
+def test_no_trials():
+    assert standings([]) == {}
+    assert kept({}) == []
+    assert best({}) is None

@@ -1,0 +1,185 @@
+"""A worker's process: what it does, how it fails, and that none is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tvm_ext.tuning.worker import Worker, WorkerDied, WorkerTimeout, WorkRaised
+
+# By their module, which the worker's process finds here.
+HERE = str(Path(__file__).parent)
+LIMIT = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    with pytest.MonkeyPatch.context() as patch:
+        before = os.environ.get("PYTHONPATH", "")
+        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [HERE, before])))
+        import worker_jobs
+
+        yield worker_jobs
+
+
+@pytest.fixture(scope="module")
+def worker(jobs):
+    """One for all tests: it has to work again after whatever happened to it."""
+    found = Worker(LIMIT)
+    yield found
+    found.stop()
+
+
+@pytest.fixture(autouse=True)
+def works_again(request):
+    yield
+    if "worker" in request.fixturenames:
+        found, jobs = request.getfixturevalue("worker"), request.getfixturevalue("jobs")
+        assert found.call(jobs.product, "ab", 2, timeout=60) == "abab"
+
+
+def is_gone(process_id: int) -> bool:
+    """Whether it ends within some seconds."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        try:
+            if psutil.Process(process_id).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_values_come_back_from_one_other_process(worker, jobs):
+    assert worker.call(jobs.product, [1, None], 2, timeout=60) == [1, None, 1, None]
+    first, second = (worker.call(jobs.process_id, timeout=60) for _ in range(2))
+    assert first == second == worker.process_id != os.getpid()
+
+
+def test_large_values(worker, jobs):
+    assert len(worker.call(jobs.product, b"x" * (1 << 20), 8, timeout=60)) == 8 << 20
+
+
+def test_an_error_of_the_work_keeps_the_process(worker, jobs):
+    before = worker.call(jobs.process_id, timeout=60)
+    with pytest.raises(WorkRaised, match="nothing there") as caught:
+        worker.call(jobs.refuse, "nothing there", timeout=60)
+    assert caught.value.kind == "LookupError"
+    assert worker.process_id == before
+
+
+def test_too_much_memory(worker, jobs):
+    with pytest.raises(WorkRaised) as caught:
+        worker.call(jobs.take, 4 * LIMIT, timeout=60)
+    assert caught.value.kind == "MemoryError"
+    assert worker.call(jobs.take, LIMIT // 8, timeout=60) == LIMIT // 8
+
+
+def test_too_late(worker, jobs):
+    worker.start()
+    before = worker.process_id
+    with pytest.raises(WorkerTimeout, match=r"took longer than 0.3 s"):
+        worker.call(jobs.sleep, 600, timeout=0.3)
+    assert worker.process_id is None
+    assert is_gone(before)
+
+
+@pytest.mark.parametrize(("job", "name"), [("crash", "SIGSEGV"), ("abort", "SIGABRT")])
+def test_death_by_a_signal(worker, jobs, job, name):
+    with pytest.raises(WorkerDied, match=rf"died of {name} \(memory limit 1024 MiB\)"):
+        worker.call(getattr(jobs, job), timeout=60)
+
+
+def test_end_with_an_exit_code(worker, jobs):
+    with pytest.raises(WorkerDied, match="ended with exit code 3"):
+        worker.call(jobs.leave, 3, timeout=60)
+
+
+def test_killed_between_two_calls(worker, jobs):
+    worker.start()
+    process = psutil.Process(worker.process_id)
+    process.kill()
+    assert is_gone(process.pid)
+    assert worker.call(jobs.product, 3, 4, timeout=60) == 12
+    assert worker.process_id != process.pid
+
+
+def test_arguments_that_cannot_be_sent(worker, jobs):
+    with pytest.raises(Exception, match="pickle"):
+        worker.call(jobs.product, lambda: 1, 2, timeout=60)
+
+
+def test_an_interrupted_call_leaves_no_answer_for_the_next(worker, jobs, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    worker.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_answered", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            worker.call(jobs.product, 1, 1, timeout=60)
+    assert worker.call(jobs.product, 5, 5, timeout=60) == 25
+
+
+def test_a_start_that_is_interrupted_leaves_no_answer_for_the_next(worker, jobs, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    worker.stop()
+    with monkeypatch.context() as patch:
+        patch.setattr(worker, "_answered", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            worker.start()
+    assert worker.call(jobs.product, 5, 5, timeout=60) == 25
+
+
+def test_ctrl_c_is_not_for_the_worker(worker, jobs):
+    assert worker.call(jobs.interrupt_itself, timeout=60) == "still here"
+
+
+def test_stop_leaves_no_process(worker, jobs, tmp_path):
+    """Neither the worker's own nor what its work started."""
+    note = tmp_path / "child"
+    with pytest.raises(WorkerTimeout):
+        worker.call(jobs.start_and_sleep, str(note), timeout=2.0)
+    assert is_gone(int(note.read_text()))
+    worker.start()
+    before = worker.process_id
+    worker.stop()
+    worker.stop()
+    assert is_gone(before)
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_worker_that_was_never_used_has_no_process():
+    found = Worker()
+    assert found.process_id is None
+    found.stop()
+
+
+PARENT = """
+import sys, time
+from tvm_ext.tuning.worker import Worker
+worker = Worker()
+worker.start()
+print(worker.process_id, flush=True)
+{then}
+"""
+
+
+@pytest.mark.parametrize("then", ["time.sleep(600)", "import threading, worker_jobs\nthreading."
+    "Thread(target=worker.call, args=(worker_jobs.sleep, 600), kwargs={'timeout': 600}).start()"])  # fmt: skip
+def test_it_ends_when_its_parent_is_killed(jobs, then):
+    """Idle or at work."""
+    command = [sys.executable, "-P", "-c", PARENT.format(then=then)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        process_id = int(parent.stdout.readline())
+        assert psutil.pid_exists(process_id)
+        parent.send_signal(signal.SIGKILL)
+    assert is_gone(process_id)

@@ -1,0 +1,85 @@
+"""Dismisses candidates before they are built, by what the performance predictor says of them."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tuning.candidate import Candidate
+from tvm_ext.tuning.cost_models.choose import model_file
+from tvm_ext.tuning.cost_models.performance_predictor import Sample
+from tvm_ext.tuning.cost_models.predictor_model import PredictorModel
+from tvm_ext.tuning.loop_features import loop_features
+
+Note = Callable[[str], object]
+
+
+class Pruner:
+    """Learns from the trials of all sessions on a folder.
+
+    If the predictor fails, or xgboost is missing, it says so once and dismisses nothing.
+
+    Parameters
+    ----------
+    machine : CpuDescription
+        What is tuned for.
+    folder : Path
+        The records; what was learned is kept beside them.
+    note : Note
+        Gets one line on a failure.
+    """
+
+    def __init__(self, machine: CpuDescription, folder: Path, note: Note) -> None:
+        self._machine = machine
+        self._file = model_file("predictor", machine, folder)
+        self._note = note
+        self._model: PredictorModel | None = None
+        with self._optional():
+            self._model = PredictorModel(machine)
+            if self._file is not None and self._file.exists():
+                self._model.load(str(self._file))
+
+    def kept(self, candidates: Sequence[Candidate], best_seconds: float | None) -> list[Candidate]:
+        """Those that are worth building; all of them while there is little to go by."""
+        worth = [True] * len(candidates)
+        with self._optional():
+            if self._model is not None and candidates and best_seconds is not None:
+                rows = self._model.features([one.measure_candidate() for one in candidates])
+                worth = self._model.predictor.keep(rows, best_seconds).tolist()
+        return [one for one, flag in zip(candidates, worth, strict=True) if flag]
+
+    def learn(self, results: Iterable[tuple[Candidate, float | None]]) -> None:
+        """Takes in what was measured."""
+        with self._optional():
+            if self._model is not None:
+                self._model.predictor.add(
+                    Sample(loop_features(one.mod, self._machine), seconds, one.task.hash, one.hash)
+                    for one, seconds in results
+                    if seconds is not None
+                )
+
+    def save(self) -> None:
+        """Writes what was learned beside the records."""
+        with self._optional():
+            if self._model is not None and self._file is not None:
+                self._model.save(str(self._file))
+
+    def quality(self) -> str:
+        """How well kernels that it has not seen are ranked, in one line; empty if unknown."""
+        found = ""
+        with self._optional():
+            if self._model is not None and self._model.predictor.samples:
+                found = str(self._model.predictor.quality())
+        return found
+
+    @contextmanager
+    def _optional(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            # Dismissing candidates saves time; a session must not end over it.
+            self._model = None
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            self._note(
+                f"no candidates are dismissed by prediction: the predictor failed ({reason})"
+            )
