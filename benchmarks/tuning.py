@@ -119,6 +119,7 @@ def _compare(
         **{("stock", n): c for n, c in stock.items()},
     }
     result = Comparison(name)
+    units: list[float] = []
     with Measurer(machine, plan=_PLAN) as measurer:
         failed = measurer.prepare([ours[1]])
         if failed:
@@ -133,7 +134,8 @@ def _compare(
             pairs = zip(outcome.timing.seconds, outcome.timing.reference_seconds, strict=True)
             ratio = statistics.median(a / b for a, b in pairs)
             getattr(result, who)[after] = ratio
-    unit = statistics.median(outcome.timing.reference_seconds)
+            units += outcome.timing.reference_seconds
+    unit = statistics.median(units) if units else 0.0
     result.ours = {n: 1e6 * unit * value for n, value in result.ours.items()}
     result.stock = {n: 1e6 * unit * value for n, value in result.stock.items()}
     return result

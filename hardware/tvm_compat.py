@@ -49,7 +49,7 @@ def tune_context(
     mod: IRModule,
     target: Target,
     space_generator: SpaceGenerator | None,
-    search_strategy: SearchStrategy,
+    search_strategy: SearchStrategy | None,
     name: str,
     seed: int,
 ) -> TuneContext:

@@ -1,7 +1,7 @@
 """Arrays that a kernel is run with, and what it has to compute from them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tvm
@@ -10,12 +10,16 @@ from tvm import tirx
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
 
-# Differences of one kernel relative to the largest magnitude of its result. Sums in another order
-# differ by some 1e-6, Winograd's transforms by 1e-5; a lost term of a sum of thousands by 1e-2.
+# Differences relative to an element, or to the median magnitude where that is larger: sums cancel.
+# Sums in another order differ by some 1e-6, Winograd's transforms by 1e-5; a lost term of a sum of
+# thousands by 1e-2.
 _TOLERANCES = {"float64": 1e-9, "float32": 5e-4, "float16": 1e-2, "bfloat16": 5e-2}
 
-# Indices that random integers stay below.
-_INDEX_LIMIT = 4
+# Results before a run, on either side: who reads what it has not written gets something else.
+_EXPECTED_FILL, _CANDIDATE_FILL = -12345, 54321
+
+# Numbers that random integers stay below, and indices as well where axes are longer.
+_INTEGER_LIMIT = 5
 
 
 @dataclass(frozen=True)
@@ -30,11 +34,21 @@ class KernelArguments:
         Element type of each.
     results : tuple[int, ...]
         Positions of those that the kernel writes.
+    index_limits : tuple[int or None, ...]
+        For each that holds indices, the extent of the shortest axis that they select from.
+    is_positive : bool
+        Whether floating-point arrays hold positive numbers only, for logarithms and roots.
     """
 
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     results: tuple[int, ...]
+    index_limits: tuple[int | None, ...]
+    is_positive: bool = False
+
+    def positive(self) -> "KernelArguments":
+        """The same with positive numbers."""
+        return replace(self, is_positive=True)
 
 
 def kernel_arguments(func: tirx.PrimFunc) -> KernelArguments:
@@ -44,19 +58,43 @@ def kernel_arguments(func: tirx.PrimFunc) -> KernelArguments:
         tuple(tuple(static_extent(size) or 0 for size in p.shape) for p in func.params),
         tuple(str(param.dtype) for param in func.params),
         tuple(i for i, p in enumerate(func.params) if any(p.same_as(b) for b in written)),
+        tuple(_index_limit(func, param) for param in func.params),
     )
 
 
+def _index_limit(func: tirx.PrimFunc, param: tirx.Buffer) -> int | None:
+    """The extent of the shortest axis that elements of a parameter select from."""
+    accesses = [(load.source, load.indices) for load in nodes(func.body, tvm.ir.TensorLoad)]
+    accesses += [(store.buffer, store.indices) for store in nodes(func.body, tirx.BufferStore)]
+    extents = [
+        static_extent(buffer.shape[axis]) or 1
+        for buffer, indices in accesses
+        for axis, index in enumerate(indices)
+        if any(load.source.same_as(param) for load in nodes(index, tvm.ir.TensorLoad))
+    ]
+    return min(extents, default=None)
+
+
 def random_arrays(arguments: KernelArguments, seed: int) -> list[np.ndarray]:
-    """One array a parameter; the same for the same seed. Results start as zeros."""
+    """One array a parameter; the same for the same seed."""
     generator = np.random.default_rng(seed)
-    arrays = []
-    for position, (shape, dtype) in enumerate(zip(arguments.shapes, arguments.dtypes, strict=True)):
-        if position in arguments.results:
-            arrays.append(np.zeros(shape, dtype=numpy_dtype(dtype)))
-        else:
-            arrays.append(_random_array(generator, shape, dtype))
+    arrays = [
+        _random_array(generator, shape, dtype, limit)
+        for shape, dtype, limit in zip(
+            arguments.shapes, arguments.dtypes, arguments.index_limits, strict=True
+        )
+    ]
+    if arguments.is_positive:
+        arrays = [np.abs(a) + a.dtype.type(0.1) if _is_float(a) else a for a in arrays]
+    for position in arguments.results:
+        arrays[position] = before_run(arrays[position], expected=True)
     return arrays
+
+
+def before_run(array: np.ndarray, expected: bool = False) -> np.ndarray:
+    """What a result holds before a run: other values for the expected one than for candidates."""
+    fill = _EXPECTED_FILL if expected else _CANDIDATE_FILL
+    return np.full_like(array, np.array(fill).astype(array.dtype))
 
 
 def numpy_dtype(dtype: str) -> np.dtype:
@@ -68,17 +106,28 @@ def numpy_dtype(dtype: str) -> np.dtype:
     return np.dtype(dtype)
 
 
-def _random_array(generator: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+def _random_array(
+    generator: np.random.Generator, shape: tuple[int, ...], dtype: str, limit: int | None
+) -> np.ndarray:
     kind = tvm.DataType(dtype)
     if dtype == "bool":
         return generator.integers(0, 2, shape).astype(bool)
     if "float" in dtype:
         return generator.standard_normal(shape, dtype=np.float32).astype(numpy_dtype(dtype))
+    if limit is not None:
+        # Indices: 0 up to the last one that is inside of every axis.
+        return generator.integers(0, min(limit, _INTEGER_LIMIT), shape).astype(numpy_dtype(dtype))
     if kind.bits <= 8:
         low = 0 if dtype.startswith("uint") else -(1 << (kind.bits - 1))
         return generator.integers(low, low + (1 << kind.bits), shape).astype(numpy_dtype(dtype))
-    # Wider integers are indices and sizes: small ones are inside of most tensors.
-    return generator.integers(0, _INDEX_LIMIT, shape).astype(numpy_dtype(dtype))
+    # Sizes and counts: small, and never the zero that something may be divided by.
+    return generator.integers(1, _INTEGER_LIMIT, shape).astype(numpy_dtype(dtype))
+
+
+def finite_share(arrays: Sequence[np.ndarray]) -> float:
+    """The smallest share of finite elements in any of the arrays, 0 to 1."""
+    shares = [float(np.isfinite(a.astype(np.float64)).mean()) for a in arrays if _is_float(a)]
+    return min(shares, default=1.0)
 
 
 def difference(ours: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> str:
@@ -90,21 +139,30 @@ def difference(ours: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> st
     return ""
 
 
+def _is_float(array: np.ndarray) -> bool:
+    return str(array.dtype) in _TOLERANCES
+
+
 def _difference(ours: np.ndarray, expected: np.ndarray) -> str:
-    dtype = str(expected.dtype)
-    if dtype not in _TOLERANCES:
+    if not _is_float(expected):
         wrong = int(np.count_nonzero(ours != expected))
         return f"{wrong} of {expected.size} elements differ" if wrong else ""
+    tolerance = _TOLERANCES[str(expected.dtype)]
     mine, right = ours.astype(np.float64), expected.astype(np.float64)
     finite = np.isfinite(right)
     special = ~finite
     same = np.array_equal(mine[special], right[special], equal_nan=True)
     if not same or not np.isfinite(mine[finite]).all():
         return "NaN or infinity at other places"
-    if not finite.any():
+    magnitudes = np.abs(right[finite])
+    if not magnitudes.size:
         return ""
-    magnitude = float(np.abs(right[finite]).max()) or 1.0
-    largest = float(np.abs(mine[finite] - right[finite]).max()) / magnitude
-    if largest <= _TOLERANCES[dtype]:
+    typical = float(np.median(magnitudes[magnitudes > 0])) if magnitudes.any() else 1.0
+    off = np.abs(mine[finite] - right[finite]) / np.maximum(magnitudes, typical)
+    if float(off.max()) <= tolerance:
         return ""
-    return f"off by {largest:.1e} of the largest magnitude; accepted is {_TOLERANCES[dtype]:.0e}"
+    wrong = int(np.count_nonzero(off > tolerance))
+    return (
+        f"{wrong} of {expected.size} elements differ, by up to {float(off.max()):.1e} of their "
+        f"magnitude; accepted is {tolerance:.0e}"
+    )

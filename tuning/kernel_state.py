@@ -38,12 +38,23 @@ class KernelState:
     def begin(self, search: KernelSearch) -> None:
         """Starts its search, which learns what earlier sessions tried."""
         self.search = search
-        told: dict[str, tuple[Candidate, float | None]] = {}
-        for trial in self.searched():
-            found = self.again(trial)
-            if found is not None:
-                told[found.hash] = (found, self.known_seconds(found))
-        search.tell(told.values())
+        again = {trial.candidate: self.again(trial) for trial in self.trials}
+        # Another version, or other passes: what was timed then is not what its trace says now.
+        self.trials[:] = [t for t in self.trials if not t.is_measured or again[t.candidate]]
+        found = [candidate for candidate in again.values() if candidate is not None]
+        search.tell((candidate, self.known_seconds(candidate)) for candidate in found)
+        self.refresh()
+
+    def has_ended(self, trials: int | None, patience: int) -> str:
+        """Why its search has ended by its trials, empty if it has not.
+
+        ``trials`` is how many it may have, None for any number.
+        """
+        if trials is not None and len(self.searched()) >= trials:
+            return f"{trials} trials, as the effort says"
+        if self.since_improvement() >= patience:
+            return f"no gain in {patience} trials"
+        return ""
 
     def end(self, state: str, reason: str) -> None:
         """Ends its search: "done" or "skipped", and why."""
@@ -83,8 +94,11 @@ class KernelState:
 
     def reference_seconds(self) -> float | None:
         """What the default took when it was measured first: the unit of all other times."""
-        defaults = (t.seconds for t in self.trials if t.is_default and t.is_measured)
-        return next(defaults, None)
+        default = self.search.default if self.search is not None else None
+        if default is None:
+            return None
+        measured = (t for t in self.trials if t.candidate == default.hash and t.is_measured)
+        return next((trial.seconds for trial in measured), None)
 
     def since_improvement(self) -> int:
         """Trials since one was better than all before by more than the least gain."""

@@ -1,5 +1,6 @@
 """Builds and runs candidates on worker processes, and says how each of them ended."""
 
+import itertools
 import os
 import queue
 import shutil
@@ -7,14 +8,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tvm_ext.hardware.description import Description
 from tvm_ext.tuning.build_job import build, build_job
 from tvm_ext.tuning.candidate import Candidate, plain_json
 from tvm_ext.tuning.kernel_data import kernel_arguments, random_arrays
+from tvm_ext.tuning.lines import last_line
 from tvm_ext.tuning.rpc_servers import alive_servers
 from tvm_ext.tuning.run_device import RunDeviceAddress
 from tvm_ext.tuning.run_job import (
@@ -29,7 +30,11 @@ from tvm_ext.tuning.run_job import (
 from tvm_ext.tuning.runner_pool import Runner, RunnerPool
 from tvm_ext.tuning.task import KernelTask
 from tvm_ext.tuning.trial import Status
-from tvm_ext.tuning.worker import Worker, WorkerDied, WorkerFailure, WorkerTimeout, WorkRaised
+from tvm_ext.tuning.worker import WorkerDied, WorkerFailure, WorkerTimeout, WorkRaised
+from tvm_ext.tuning.worker_pool import WorkerPool
+
+# How long a candidate may wait for a server, beside the time that it may run there.
+_QUEUE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class Measurement:
 
 _Outcome = tuple[Status, str, Timing]
 
+_NOT_RUN: _Outcome = ("run", "it was not run", Timing())
+
 
 @dataclass
 class _Prepared:
@@ -103,6 +110,9 @@ class Measurer:
         Seed of the arrays.
     devices : Sequence[RunDeviceAddress]
         Where candidates run, one at a time each. Empty for this machine.
+    scratch : Path, optional
+        Where libraries and arrays are kept meanwhile; the system's folder for such files if left
+        out.
     """
 
     def __init__(
@@ -112,21 +122,23 @@ class Measurer:
         plan: TimingPlan | None = None,
         seed: int = 0,
         devices: Sequence[RunDeviceAddress] = (),
+        scratch: Path | None = None,
     ) -> None:
         self.machine = machine
         self.limits = limits or Limits()
         self.plan = plan or TimingPlan()
         self._seed = seed
         self._target = plain_json(dict(machine.tvm_target().export()))
-        self._folder = Path(tempfile.mkdtemp(prefix="tvm-ext-tune-"))
+        self._folder = Path(tempfile.mkdtemp(prefix="candidates-", dir=scratch))
         self._prepared: dict[str, _Prepared] = {}
-        self._counter = 0
+        self._numbers = itertools.count()
+        self._futures: list[Future[Measurement]] = []
         self._closing = False
         self._runners = RunnerPool(
             list(devices) or [RunDeviceAddress()], self.limits.memory_bytes, alive_servers
         )
         builders = max(1, min(4, os.cpu_count() or 1))
-        self._builders = _WorkerPool(builders, self.limits.memory_bytes)
+        self._builders = WorkerPool(builders, self.limits.memory_bytes)
         self._run_threads = ThreadPoolExecutor(self._runners.size)
 
     def __enter__(self) -> "Measurer":
@@ -138,6 +150,7 @@ class Measurer:
     def close(self) -> None:
         """Ends all processes and removes all files."""
         self._closing = True
+        self.skip_waiting()
         self._builders.close()
         self._runners.close()
         self._run_threads.shutdown(wait=True, cancel_futures=True)
@@ -160,27 +173,42 @@ class Measurer:
         return {one.task.hash: reason for one, reason in failed if reason}
 
     def _prepare(self, candidate: Candidate) -> str:
+        if self._closing:
+            return "the session was interrupted"
         task, limits = candidate.task, self.limits
         arguments = kernel_arguments(task.workload["main"])
-        inputs, data = str(self._new_file("npz")), str(self._new_file("npz"))
-        plain, library = str(self._new_file("so")), str(self._new_file("so"))
-        save_arrays(inputs, random_arrays(arguments, self._seed), arguments.results)
+        if not arguments.results:
+            return "it writes no tensor that could be compared"
+        data, plain, library = (str(self._new_file(end)) for end in ("npz", "so", "so"))
+        inputs = []
+        for one in (arguments, arguments.positive()):
+            inputs.append(str(self._new_file("npz")))
+            save_arrays(inputs[-1], random_arrays(one, self._seed), arguments.results)
         what = "without a schedule"
         try:
             job = build_job(task.workload, self._target, plain)
             self._builders.call(build, job, timeout=limits.expected_seconds)
-            expected = ExpectedJob(plain, inputs, arguments.results, data, RunDeviceAddress())
-            self._builders.call(compute_expected, expected, timeout=limits.expected_seconds)
+            self._compute(ExpectedJob(plain, tuple(inputs), data, RunDeviceAddress()))
             what = "with its default schedule"
             job = build_job(candidate.mod, self._target, library)
             self._builders.call(build, job, timeout=limits.build_seconds)
         except WorkerFailure as error:
-            return f"the kernel {what} is of no use: it {_one_line(error)}"
+            return f"the kernel {what} is of no use: it {last_line(error)}"
         finally:
-            for path in (plain, inputs):
+            for path in (plain, *inputs):
                 Path(path).unlink(missing_ok=True)
         self._prepared[task.hash] = _Prepared(data, candidate, library)
         return ""
+
+    def _compute(self, job: ExpectedJob) -> None:
+        """Runs an unscheduled kernel: on a server if candidates do, whose code it is."""
+        timeout = self.limits.expected_seconds
+        if not self._runners.is_remote:
+            self._builders.call(compute_expected, job, timeout=timeout)
+            return
+        with self._runners.lent() as runner:
+            there = replace(job, device=replace(runner.address, session_seconds=timeout))
+            runner.worker.call(compute_expected, there, timeout=timeout + _QUEUE_SECONDS)
 
     def forget(self, task: KernelTask) -> None:
         """Removes the files of a task that is done."""
@@ -195,62 +223,78 @@ class Measurer:
         Nothing is built while something is timed on this machine.
         """
         built = list(self._builders.map(self._build, candidates))
-        futures: list[Future[Measurement]] = []
         waiting = []
         for candidate, library, failed, seconds in built:
-            if failed is not None:
-                yield failed
-            else:
+            if failed is None:
                 waiting.append((candidate, library, seconds))
-        for candidate, library, seconds in waiting:
-            futures.append(self._run_threads.submit(self._run, candidate, library, seconds))
+            elif not self._closing:
+                yield failed
+        self._futures = [self._run_threads.submit(self._run, *one) for one in waiting]
         done: queue.SimpleQueue[Future[Measurement]] = queue.SimpleQueue()
-        for future in futures:
+        for future in self._futures:
             future.add_done_callback(done.put)
-        try:
-            for _ in futures:
-                yield done.get().result()
-        finally:
-            for future in futures:
-                future.cancel()
+        for _ in waiting:
+            future = done.get()
+            if not future.cancelled() and not self._closing:
+                yield future.result()
+
+    def skip_waiting(self) -> None:
+        """Has ``measure`` end with the candidates that run now."""
+        for future in self._futures:
+            future.cancel()
+
+    def interrupt(self) -> None:
+        """Ends all processes; what they were at counts for nothing. Safe in signal handlers."""
+        self._closing = True
+        self._builders.kill()
+        self._runners.kill()
 
     def _build(self, candidate: Candidate) -> tuple[Candidate, str, Measurement | None, float]:
         library = str(self._new_file("so"))
         begun = time.perf_counter()
         failed = None
         try:
+            if self._closing:
+                raise WorkerDied("the session was interrupted")
             job = build_job(candidate.mod, self._target, library)
             self._builders.call(build, job, timeout=self.limits.build_seconds)
         except WorkerTimeout as error:
             failed = Measurement(candidate, "timeout", f"code generation {error}")
         except WorkerFailure as error:
-            failed = Measurement(candidate, "build", _one_line(error))
+            failed = Measurement(candidate, "build", last_line(error))
         return candidate, library, failed, time.perf_counter() - begun
 
     def _run(self, candidate: Candidate, library: str, build_seconds: float) -> Measurement:
         begun = time.perf_counter()
+        status, message, timing = _NOT_RUN
         try:
-            status, message, timing = self._run_somewhere(candidate, library)
+            if not self._closing:
+                status, message, timing = self._run_somewhere(candidate, library)
         finally:
             Path(library).unlink(missing_ok=True)
         seconds = time.perf_counter() - begun
         return Measurement(candidate, status, message, timing, build_seconds, seconds)
 
     def _run_somewhere(self, candidate: Candidate, library: str) -> _Outcome:
-        """Where servers can be lost, a candidate gets a second chance on another one."""
-        chances = 2 if self._runners.is_remote else 1
-        while True:
-            chances -= 1
+        """A process that dies, or a server that is lost, may not be the candidate's fault.
+
+        It gets a second chance, in a new process or on another server.
+        """
+        outcome = _NOT_RUN
+        for _ in range(2):
             with self._runners.lent() as runner:
                 try:
                     return self._run_on(runner, candidate, library)
                 except WorkerTimeout as error:
-                    outcome: _Outcome = ("timeout", f"running {error}", Timing())
+                    return "timeout", f"running {error}", Timing()
                 except (WorkerDied, WorkRaised) as error:
-                    outcome = ("run", _one_line(error), Timing())
-            lost = not self._closing and self._runners.lost_server()
-            if (chances < 1 and not lost) or self._closing:
-                return outcome
+                    outcome = ("run", last_line(error), Timing())
+                    # What it did to the memory of its process is not to be the next one's fault.
+                    runner.worker.stop()
+            if self._closing:
+                break
+            self._runners.check_servers()
+        return outcome
 
     def _run_on(self, runner: Runner, candidate: Candidate, library: str) -> _Outcome:
         prepared = self._prepared[candidate.task.hash]
@@ -264,43 +308,14 @@ class Measurer:
             plan=self.plan,
             device=runner.address,
         )
-        timing: Timing = runner.worker.call(check_and_time, job, timeout=self.limits.run_seconds)
+        timeout = self.limits.run_seconds
+        if self._runners.is_remote:
+            # The server itself ends what takes too long; waiting for one is no fault.
+            timeout += _QUEUE_SECONDS
+        timing: Timing = runner.worker.call(check_and_time, job, timeout=timeout)
         if timing.wrong:
             return "wrong", timing.wrong, Timing()
         return "ok", "", timing
 
     def _new_file(self, ending: str) -> Path:
-        self._counter += 1
-        return self._folder / f"kernel{self._counter}.{ending}"
-
-
-class _WorkerPool:
-    """Workers that any thread may borrow."""
-
-    def __init__(self, count: int, memory_bytes: int) -> None:
-        self._workers = [Worker(memory_bytes) for _ in range(count)]
-        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        for worker in self._workers:
-            self._free.put(worker)
-        self._threads = ThreadPoolExecutor(count)
-
-    def call(self, function: Any, *arguments: Any, timeout: float) -> Any:
-        worker = self._free.get()
-        try:
-            return worker.call(function, *arguments, timeout=timeout)
-        finally:
-            self._free.put(worker)
-
-    def map(self, function: Any, items: Sequence[Any]) -> Iterator[Any]:
-        return self._threads.map(function, items)
-
-    def close(self) -> None:
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        for worker in self._workers:
-            worker.stop()
-
-
-def _one_line(error: BaseException) -> str:
-    """The end of an error's text, where TVM says what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:300]
+        return self._folder / f"kernel{next(self._numbers)}.{ending}"

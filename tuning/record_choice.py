@@ -37,9 +37,17 @@ class Standing:
 
 
 def standings(trials: Iterable[Trial]) -> dict[str, Standing]:
-    """By candidate, the measured trials of one kernel on one target."""
+    """By candidate, the measured trials of one kernel on one target.
+
+    A candidate that was of no use in any trial, even after a good one, is out: threads that race
+    give right numbers now and then.
+    """
     found: dict[str, Standing] = {}
-    for trial in trials:
+    known_trials = list(trials)
+    bad = {one.candidate for one in known_trials if one.status not in ("ok", "modelled")}
+    for trial in known_trials:
+        if trial.candidate in bad:
+            continue
         if not trial.is_measured or trial.seconds is None:
             continue
         known = found.get(trial.candidate)
@@ -52,8 +60,9 @@ def standings(trials: Iterable[Trial]) -> dict[str, Standing]:
 
 
 def default_of(found: dict[str, Standing]) -> Standing | None:
-    """The default schedule's standing."""
-    return next((one for one in found.values() if one.trial.is_default), None)
+    """The default schedule's standing; of the newest, if it has changed."""
+    defaults = [one for one in found.values() if one.trial.is_default]
+    return defaults[-1] if defaults else None
 
 
 def kept(found: dict[str, Standing]) -> list[Standing]:

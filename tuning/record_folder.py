@@ -1,5 +1,6 @@
 """A folder of records while a session writes to it."""
 
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -27,6 +28,8 @@ from tvm_ext.tuning.task import KernelTask
 from tvm_ext.tuning.trial import Trial
 from tvm_ext.tuning.trial_log import append_trial, read_trials
 
+_SCRATCH = ".scratch"
+
 
 class RecordFolder:
     """The log and MetaSchedule's two files, kept in step.
@@ -48,7 +51,10 @@ class RecordFolder:
     problems : list[Problem]
         Lines that could not be read; they are in side files now.
     trials : dict[str, list[Trial]]
-        By kernel, the trials for ``target``.
+        By kernel, the trials for ``target``. What a session takes out of them, because the same
+        decisions lead to other loops by now, has no record any more.
+    scratch : Path
+        A folder for files that are of no use after the session; empty.
 
     Raises
     ------
@@ -67,10 +73,15 @@ class RecordFolder:
         self._lock: IO[str] | None = locked(folder)
         self.problems: list[Problem] = repair_folder(folder)
         key = target_key(dict(target.export()))
+        self.scratch = folder / _SCRATCH
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch.mkdir()
         self.trials: dict[str, list[Trial]] = {}
+        self._all: dict[str, list[Trial]] = {}
         for trial in read_trials(folder).trials:
             if target_key(trial.target) == key:
                 self.trials.setdefault(trial.kernel, []).append(trial)
+                self._all.setdefault(trial.kernel, []).append(trial)
         self._lines = {
             stored.hash: line
             for line, stored in enumerate(read_database(folder).workloads.values())
@@ -85,6 +96,7 @@ class RecordFolder:
 
     def close(self) -> None:
         """Lets other sessions in."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -96,6 +108,7 @@ class RecordFolder:
         """
         append_trial(self.folder, trial)
         self.trials.setdefault(trial.kernel, []).append(trial)
+        self._all.setdefault(trial.kernel, []).append(trial)
         if trial.is_measured and trial.purpose == "search" and trace is not None:
             workload = stored_workload(self._tasks[trial.kernel].workload)
             record = stored_record(workload, trace, [trial.seconds or 0.0], self._target)
@@ -109,20 +122,26 @@ class RecordFolder:
 
         Only kernels of this session that have trials are touched; None for all of them.
         """
-        touched = set(self._tasks if kernels is None else kernels) & set(self.trials)
+        touched = set(self._tasks if kernels is None else kernels) & set(self._all)
         files = read_database(self.folder)
         key = target_key(dict(self._target.export()))
+        own = {name: [trial.trace for trial in self._all[name]] for name in touched}
         records = [
             record
             for record in files.records
-            if record.workload not in touched or target_key(record.target) != key
+            if record.workload not in touched
+            or target_key(record.target) != key
+            # What others put there is theirs.
+            or record.trace not in own[record.workload]
         ]
         workloads = list(files.workloads.values())
         for name in sorted(touched):
             workload = files.workloads.get(name) or stored_workload(self._tasks[name].workload)
             workloads.append(workload)
             check = RecordCheck(DatabaseFiles({name: workload}))
-            made = [self._record(workload, one) for one in kept(standings(self.trials[name]))]
+            made = [
+                self._record(workload, one) for one in kept(standings(self.trials.get(name, ())))
+            ]
             # One that TVM cannot read would close the whole database to it.
             records += [record for record in made if not check.refusal(record)]
         if _content(files) == _content(DatabaseFiles({w.hash: w for w in workloads}, records)):

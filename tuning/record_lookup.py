@@ -1,6 +1,7 @@
 """Finds the recorded schedule of a kernel for a target, and says why there is none."""
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from tvm import tirx
@@ -49,39 +50,46 @@ class RecordLookup:
         self._key = target_key(dict(machine.tvm_target().export()))
         self._origins = dict(origins or {})
         self._files: list[tuple[RecordCheck, dict[Group, list[StoredRecord]]]] = []
-        self._tuned: dict[str, set[str]] = {}
+        self._folders = list(folders)
         self.problems: list[Problem] = []
         for folder in folders:
             _check_folder(folder)
             files = read_database(folder)
             self.problems += files.problems
             self._files.append((RecordCheck(files), grouped_records(files)))
-            for trial in read_trials(folder).trials:
-                for origin in trial.origins:
-                    self._tuned.setdefault(origin, set()).add(trial.kernel)
 
     def find(self, name: str, func: tirx.PrimFunc) -> RecordedSchedule | NotMine:
         """See ``RecordSource.find``."""
         mod = workload(func)
         wanted = kernel_hash(mod)
         others: set[str] = set()
+        unusable = ""
         for check, groups in self._files:
-            reasons = []
             for record in groups.get((wanted, self._key), []):
                 reason = check.refusal(record) if is_timed(record) else "it has no time"
                 if not reason:
                     return recorded_schedule(mod, trace_of(record, mod), record.seconds)
-                reasons.append(reason)
-            if reasons:
-                return NotMine(f"no record of it can be used: {reasons[0]}")
+                unusable = unusable or reason
             others.update(
                 target_text(records[0].target)
                 for (kernel, _), records in groups.items()
                 if kernel == wanted
             )
+        if unusable:
+            return NotMine(f"no record of it can be used: {unusable}")
         if others:
             return NotMine(f"its records are for another target: {'; '.join(sorted(others))}")
         return NotMine(self._unknown(name, wanted))
+
+    @cached_property
+    def _tuned(self) -> dict[str, set[str]]:
+        """By node, the kernels that it was tuned in; read to explain the first miss."""
+        found: dict[str, set[str]] = {}
+        for folder in self._folders:
+            for trial in read_trials(folder).trials:
+                for origin in trial.origins:
+                    found.setdefault(origin, set()).add(trial.kernel)
+        return found
 
     def _unknown(self, name: str, wanted: str) -> str:
         for origin in self._origins.get(name, ()):

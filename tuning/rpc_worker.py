@@ -1,21 +1,30 @@
 """A server of TVM's RPC that measures candidates."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from tvm.rpc.server import Server
 
 from tvm_ext.tuning.errors import TuningError
-from tvm_ext.tuning.process_end import end_with_parent
+from tvm_ext.tuning.process_limits import end_with_parent, limit_memory
 from tvm_ext.tuning.rpc_servers import parse_address
 
 # Ports that are tried from the first on.
 _PORTS = 100
 
 
-def serve(tracker: str, key: str, host: str, port: int, ready: Callable[[int], object]) -> None:
+def serve(
+    tracker: str,
+    key: str,
+    host: str,
+    port: int,
+    memory_bytes: int,
+    ready: Callable[[int], object],
+) -> None:
     """Registers with the tracker and serves until Ctrl-C.
 
     Each session gets a process of its own, so a candidate that crashes ends only that.
@@ -28,6 +37,8 @@ def serve(tracker: str, key: str, host: str, port: int, ready: Callable[[int], o
         Name under which sessions ask for the server.
     host, port : str, int
         Where to listen; the first free port from ``port`` on.
+    memory_bytes : int
+        Memory that a session may take beyond what the server has after its start; 0 for no limit.
     ready : callable
         Called with the port when the server listens.
 
@@ -45,7 +56,7 @@ def serve(tracker: str, key: str, host: str, port: int, ready: Callable[[int], o
             tracker_addr=address,
             key=key,
             silent=True,
-            server_init_callback=end_with_parent,
+            server_init_callback=partial(_begin_server, os.getpid(), memory_bytes),
         )
     except (OSError, RuntimeError, ValueError) as error:
         raise TuningError(
@@ -60,3 +71,9 @@ def serve(tracker: str, key: str, host: str, port: int, ready: Callable[[int], o
         while not stopped.wait(0.5):
             pass
     server.terminate()
+
+
+def _begin_server(parent: int, memory_bytes: int) -> None:
+    """Runs in the server's process; sessions are its children and inherit the limit."""
+    end_with_parent(parent)
+    limit_memory(memory_bytes)

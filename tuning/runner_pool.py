@@ -47,6 +47,7 @@ class RunnerPool:
         self._count_servers = count_servers
         self._lock = threading.Lock()
         self._active = len(self._all)
+        self._closed = False
         for runner in self._all:
             self._free.put(runner)
 
@@ -70,30 +71,36 @@ class RunnerPool:
             if self._is_needed(runner):
                 self._free.put(runner)
 
+    def kill(self) -> None:
+        """Ends all processes, as ``Worker.kill`` does."""
+        self._closed = True
+        for runner in self._all:
+            runner.worker.kill()
+
     def close(self) -> None:
         """Ends all processes."""
+        self._closed = True
         for runner in self._all:
             runner.worker.stop()
 
-    def lost_server(self) -> bool:
-        """Whether there are fewer servers than runners by now.
+    def check_servers(self) -> None:
+        """Waits for a server if none is left.
 
         Raises
         ------
         TuningError
             None is left, and none came back within a minute.
         """
-        if not self.is_remote:
-            return False
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        while (found := self._count_servers(self._all[0].address)) == 0:
+        while self.is_remote and self._count_servers(self._all[0].address) == 0:
+            if self._closed:
+                return
             if time.monotonic() > deadline:
                 raise TuningError(
                     f"no RPC server with key '{self._all[0].address.key}' is left; expected at "
                     "least one: start it with 'tvm-ext worker' and tune again"
                 )
             time.sleep(0.5)
-        return found < self._active
 
     def _is_needed(self, runner: Runner) -> bool:
         if not self.is_remote:

@@ -1,18 +1,23 @@
 """A tuning session: the kernels of a model, until nothing improves or time is up."""
 
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
+from tvm_ext.configs.errors import TvmExtError
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_cpu_name
 from tvm_ext.tuning.allocation import next_kernel
+from tvm_ext.tuning.budget import Budget
 from tvm_ext.tuning.candidate import Candidate, Finish
 from tvm_ext.tuning.cost_models.choose import choose_model
+from tvm_ext.tuning.interrupt import Interrupt
 from tvm_ext.tuning.kernel_state import KernelState
-from tvm_ext.tuning.measurer import Measurer
+from tvm_ext.tuning.lines import last_line
+from tvm_ext.tuning.measurer import Measurement, Measurer
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress, Silent
 from tvm_ext.tuning.pruning import Pruner
 from tvm_ext.tuning.record_folder import RecordFolder
@@ -21,9 +26,6 @@ from tvm_ext.tuning.search.kernel_search import KernelSearch
 from tvm_ext.tuning.session_options import SessionOptions
 from tvm_ext.tuning.task import KernelTask, refusal
 from tvm_ext.tuning.trial_writer import TrialWriter
-
-# Of the time budget, kept for measuring the best of a kernel again.
-_CONFIRM_SECONDS = 0.7
 
 # Kernels that are prepared at a time, before the defaults of all of them are measured.
 _OPENED_TOGETHER = 4
@@ -105,21 +107,33 @@ class TuningSession:
                 options.seed,
             )
             plan = TimingPlan(
-                turn_seconds=options.effort.turn_seconds, most_turns=options.effort.most_turns
+                turn_seconds=options.effort.turn_seconds,
+                most_turns=options.effort.most_turns,
+                limit_seconds=options.limits.run_seconds / 4,
             )
             self._measurer = stack.enter_context(
-                Measurer(self._machine, options.limits, plan, options.seed, options.devices)
+                Measurer(
+                    self._machine,
+                    options.limits,
+                    plan,
+                    options.seed,
+                    options.devices,
+                    folder.scratch,
+                )
             )
             self.progress.notes += [str(problem) for problem in folder.problems]
             self._model = choose_model(
                 self._model_name, self._machine, self._path, self.progress.notes.append
             )
             self._pruner = Pruner(self._machine, self._path, self.progress.notes.append)
+            self._interrupt = stack.enter_context(Interrupt(self._measurer.interrupt))
             try:
                 self._begin()
                 self._search()
                 self._confirm_rest()
             except KeyboardInterrupt:
+                self._interrupt.came = True
+            if self._interrupt.came:
                 self.progress.outcome = "interrupted; the same command goes on from here"
             folder.settle()
             self._model.remember()
@@ -129,22 +143,27 @@ class TuningSession:
         return self.progress
 
     def _begin(self) -> None:
-        """Orders the kernels and measures their default schedules."""
+        """Orders the kernels and measures the default schedules of those that may be searched."""
         for task in self._tasks:
             trials = self._folder.trials.setdefault(task.hash, [])
             self._states.append(KernelState(task, self._modelled.get(task.hash, 0.0), trials))
         self._order()
         options = self._options
-        per_kernel = options.effort.trials_per_kernel
-        done = sum(len(state.searched()) for state in self._states)
-        asked = options.trials if options.trials is not None else per_kernel * len(self._states)
-        self.progress.trials_planned = max(0, asked - done)
-        self.progress.budget_seconds = options.time_budget
+        self._budget = Budget(options, self.progress, self._states)
+        for state in self._states:
+            reason = state.has_ended(self._budget.trials_each, options.effort.patience)
+            if reason and not state.to_confirm(1):
+                state.end("done", reason)
+        self._budget.plan()
         self._show()
-        waiting = list(self._states)
-        while waiting and not self._is_over():
-            self._open(waiting[:_OPENED_TOGETHER])
-            waiting = waiting[_OPENED_TOGETHER:]
+        waiting = [state for state in self._states if state.is_open]
+        while waiting and not self._budget.is_late() and not self._interrupt.came:
+            some, waiting = waiting[:_OPENED_TOGETHER], waiting[_OPENED_TOGETHER:]
+            if not self._budget.trials_left():
+                # What earlier sessions found is still to be confirmed.
+                some = [state for state in some if state.to_confirm(1)]
+            self._open(some)
+            self._budget.plan()
             self._show()
         self._order()
 
@@ -152,21 +171,65 @@ class TuningSession:
         """Prepares kernels and measures their defaults; skips those that cannot be tuned."""
         begun: list[tuple[KernelState, KernelSearch, Candidate]] = []
         for state in states:
-            reason = refusal(state.task.func)
-            search = None if reason else self._new_search(state)
-            if search is None or search.default is None:
-                self._skip(state, reason or "its loops are written by hand")
-            else:
-                begun.append((state, search, search.default))
+            with self._guarded(state):
+                reason = refusal(state.task.func)
+                search = None if reason else self._new_search(state)
+                if search is None or search.default is None:
+                    state.end("skipped", reason or "its loops are written by hand")
+                else:
+                    begun.append((state, search, search.default))
         failed = self._measurer.prepare([default for _, _, default in begun])
         for state, search, default in begun:
-            if state.task.hash in failed:
-                self._skip(state, failed[state.task.hash])
-                continue
-            state.begin(search)
-            if state.reference_seconds() is None:
-                self._measure_default(state, search, default)
-            self._judge(state)
+            if self._interrupt.came:
+                return
+            with self._guarded(state):
+                self._start(state, search, default, failed.get(state.task.hash, ""))
+
+    def _start(
+        self, state: KernelState, search: KernelSearch, default: Candidate, reason: str
+    ) -> None:
+        """Has a search learn from earlier trials, and measures the default if it is new."""
+        state.begin(search)
+        if not reason and not state.knows(default):
+            for outcome in self._measurer.measure([default]):
+                self._took(state, outcome, "search")
+            search.tell([(default, state.known_seconds(default))])
+            self._pruner.learn([(default, state.known_seconds(default))])
+        if self._interrupt.came:
+            return
+        if not reason and state.known_seconds(default) is None:
+            bad = next(t for t in state.trials if t.candidate == default.hash)
+            reason = f"its default schedule is of no use ({bad.status}: {bad.message})"
+        if reason:
+            state.end("skipped", reason)
+            state.search = None
+            self.progress.notes.append(f"{state.task.name}: {reason}")
+            return
+        self._judge(state)
+
+    @contextmanager
+    def _guarded(self, state: KernelState) -> Iterator[None]:
+        """What goes wrong with one kernel does not end the session."""
+        try:
+            yield
+        except TvmExtError:
+            raise
+        except Exception as error:  # noqa: BLE001
+            # Interrupts in TVM's callbacks come back as errors.
+            if not self._interrupt.came:
+                reason = f"{type(error).__name__}: {last_line(error)}"
+                state.end("skipped", reason)
+                state.search = None
+                self.progress.notes.append(f"{state.task.name} failed ({reason}); please report it")
+
+    def _took(
+        self, state: KernelState, outcome: Measurement, purpose: Literal["search", "confirm"]
+    ) -> None:
+        """A trial has ended."""
+        self._writer.write(state, outcome, purpose)
+        if purpose == "search":
+            self.progress.trials_done += 1
+        self._show()
 
     def _new_search(self, state: KernelState) -> KernelSearch:
         options = self._options
@@ -179,27 +242,6 @@ class TuningSession:
             options.seed,
         )
 
-    def _measure_default(
-        self, state: KernelState, search: KernelSearch, default: Candidate
-    ) -> None:
-        self.progress.current = state.task.hash
-        for outcome in self._measurer.measure([default]):
-            self._writer.write(state, outcome, "search")
-            self.progress.trials_done += 1
-            if outcome.status != "ok":
-                self._skip(state, f"its default schedule ends in '{outcome.status}'")
-                self.progress.notes.append(
-                    f"{state.task.name}: its default schedule is of no use ({outcome.status}: "
-                    f"{outcome.message}); please report it"
-                )
-        search.tell([(default, state.known_seconds(default))])
-
-    def _skip(self, state: KernelState, reason: str) -> None:
-        state.end("skipped", reason)
-        state.search = None
-        if self._options.trials is None:
-            self.progress.trials_planned -= self._options.effort.trials_per_kernel
-
     def _search(self) -> None:
         while not self._is_over():
             state = next_kernel(self._states)
@@ -209,42 +251,38 @@ class TuningSession:
             state.progress.state = "tuning"
             self.progress.current = state.task.hash
             self._show()
-            self._step(state, state.search)
-            self._judge(state)
-            if not state.is_open:
-                self._confirm(state)
+            with self._guarded(state):
+                self._step(state, state.search)
+                self._judge(state)
+            self._budget.plan()
 
     def _step(self, state: KernelState, search: KernelSearch) -> None:
         """One batch of candidates."""
         proposed = search.propose()
         if not proposed:
             state.end("done", "all schedules were tried")
+            self._confirm(state)
             return
         known = [one for one in proposed if state.knows(one)]
         unknown = [one for one in proposed if not state.knows(one)]
         new = self._pruner.kept(unknown, state.progress.best_seconds)
         state.progress.pruned += len(unknown) - len(new)
-        new = new[: max(0, self.progress.trials_planned - self.progress.trials_done)]
+        new = new[: self._budget.trials_left()]
         results = [(one, state.known_seconds(one)) for one in known]
         for outcome in self._measurer.measure(new):
-            self._writer.write(state, outcome, "search")
-            self.progress.trials_done += 1
+            self._took(state, outcome, "search")
             results.append((outcome.candidate, state.known_seconds(outcome.candidate)))
-            self._show()
-            if self._is_late():
-                break
+            if self._budget.is_late():
+                self._measurer.skip_waiting()
         search.tell(results)
         self._pruner.learn(results)
 
     def _judge(self, state: KernelState) -> None:
         """Ends a search that has had its trials or does not improve any more."""
-        effort = self._options.effort
-        if not state.is_open:
-            return
-        if self._options.trials is None and len(state.searched()) >= effort.trials_per_kernel:
-            state.end("done", f"{effort.trials_per_kernel} trials, as the effort says")
-        elif state.since_improvement() >= effort.patience:
-            state.end("done", f"no gain in {effort.patience} trials")
+        reason = state.has_ended(self._budget.trials_each, self._options.effort.patience)
+        if state.is_open and reason:
+            state.end("done", reason)
+            self._confirm(state)
 
     def _confirm(self, state: KernelState) -> None:
         """Measures the best again, beside the default, until the best of all is among them."""
@@ -255,15 +293,14 @@ class TuningSession:
             plan, most_turns=plan.most_turns * _CONFIRM_TURNS, slow_factor=float("inf"), spread=0.01
         )
         try:
-            while left > 0:
+            while left > 0 and not self._budget.is_past() and not self._interrupt.came:
                 trials = state.to_confirm(self._options.effort.confirmed)
                 again = [found for t in trials if (found := state.again(t)) is not None]
                 if not again:
                     break
                 left -= len(again)
                 for outcome in self._measurer.measure(again):
-                    self._writer.write(state, outcome, "confirm")
-                    self._show()
+                    self._took(state, outcome, "confirm")
         finally:
             self._measurer.plan = plan
         self._folder.settle([state.task.hash])
@@ -271,28 +308,26 @@ class TuningSession:
 
     def _confirm_rest(self) -> None:
         for state in self._states:
-            if state.is_open and state.search is not None:
+            if state.is_open and state.search is not None and not self._interrupt.came:
                 state.end("done", self.progress.outcome)
-                self._confirm(state)
+                with self._guarded(state):
+                    self._confirm(state)
 
     def _is_over(self) -> bool:
         """Whether the search has to end, and notes why."""
         progress = self.progress
-        if progress.trials_planned <= progress.trials_done:
+        if self._interrupt.came:
+            return True
+        if all(s.progress.state == "skipped" for s in self._states):
+            progress.outcome = "no kernel could be tuned"
+            return True
+        if not self._budget.trials_left() and any(state.is_open for state in self._states):
             progress.outcome = "all trials are used"
             return True
-        if self._is_late():
+        if self._budget.is_late():
             progress.outcome = "the time budget is used"
             return True
         return False
-
-    def _is_late(self) -> bool:
-        """Whether the time that is left is needed to confirm what was found."""
-        budget = self._options.time_budget
-        if budget is None:
-            return False
-        waiting = sum(bool(s.is_open and s.search and s.to_confirm(1)) for s in self._states)
-        return self.progress.seconds > budget - min(_CONFIRM_SECONDS * waiting, budget / 4)
 
     def _order(self) -> None:
         self._states.sort(key=lambda state: -state.cost)

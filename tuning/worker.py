@@ -99,6 +99,12 @@ class Worker:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
+    def kill(self) -> None:
+        """Ends the process and leaves the rest to whoever waits for it: safe in signal handlers."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def start(self) -> None:
         """Starts the process, and returns when it is ready."""
         self._started()
@@ -112,7 +118,7 @@ class Worker:
         ours, theirs = Pipe()
         command = [sys.executable, "-P", "-m", "tvm_ext.tuning.worker_process"]
         self._process = subprocess.Popen(
-            [*command, str(theirs.fileno()), str(self._memory_bytes or 0)],
+            [*command, str(theirs.fileno()), str(self._memory_bytes or 0), str(os.getpid())],
             pass_fds=(theirs.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -121,13 +127,16 @@ class Worker:
         )
         theirs.close()
         self._pipe = ours
-        if not self._answered(ours, _START_SECONDS):
-            self.stop()
-            raise WorkerTimeout(f"the process was not ready after {_START_SECONDS:g} s")
         try:
+            if not self._answered(ours, _START_SECONDS):
+                raise WorkerTimeout(f"the process was not ready after {_START_SECONDS:g} s")
             ours.recv()
         except (EOFError, OSError) as error:
             raise WorkerDied(self._cause_of_death()) from error
+        except BaseException:
+            # Interrupted: the next call would take "ready" for its answer.
+            self.stop()
+            raise
         return ours
 
     def _answered(self, pipe: Connection, timeout: float) -> bool:

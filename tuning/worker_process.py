@@ -1,6 +1,6 @@
 """What a ``Worker``'s process runs: waits for functions, calls them, sends back what they return.
 
-python -m tvm_ext.tuning.worker_process FD MEMORY_BYTES
+python -m tvm_ext.tuning.worker_process FD MEMORY_BYTES PARENT
 """
 
 import contextlib
@@ -9,20 +9,19 @@ import os
 import signal
 import sys
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from tvm_ext.tuning.process_end import end_with_parent
+from tvm_ext.tuning.process_limits import end_with_parent, limit_memory
 
 
 def main() -> None:
     """Serves one connection until it closes."""
     pipe = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
+    end_with_parent(int(sys.argv[3]))
     import tvm  # noqa: F401
 
-    _limit_memory(int(sys.argv[2]))
+    limit_memory(int(sys.argv[2]))
     pipe.send("ready")
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
         while True:
@@ -40,18 +39,6 @@ def _answer(module: str, name: str, arguments: tuple[Any, ...]) -> tuple[Any, ..
     except Exception as error:  # noqa: BLE001
         # Whatever a candidate causes is an answer.
         return False, type(error).__name__, str(error)
-
-
-def _limit_memory(extra_bytes: int) -> None:
-    if not extra_bytes or sys.platform != "linux":
-        return
-    import resource
-
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limit = pages * resource.getpagesize() + extra_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    # No memory dumps of candidates that crash.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def compile(
             lookup = find_records(records, machine, lowered.calls)
             scheduled, choices = schedule_kernels(lowered.kernels, machine, lookup)
             if require_records:
-                require_hits(choices, lowered.calls)
+                require_hits(choices, lowered.kernels, lowered.calls)
             scheduled = pack_weights(scheduled, choices)
             scheduled = runner.run(pipeline.tile, scheduled)
         with phases.timed("memory"):

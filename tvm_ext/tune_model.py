@@ -16,11 +16,13 @@ from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.phases import Phases
 from tvm_ext.errors import TuningError
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.tuning.candidate import Finish
+from tvm_ext.tuning.cost_models.choose import model_name
 from tvm_ext.tuning.effort import load_effort
 from tvm_ext.tuning.measurer import Limits
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress
@@ -130,6 +132,9 @@ def tune(
         versions=VersionsRecord.installed().model_dump(),
     )
     _check_numbers(trials, time_budget)
+    ranking = model_name(cost_model_name or options.effort.cost_model)
+    if not rpc:
+        _check_runs_here(machine)
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
     folder = Path(work_dir)
     with compiling_for(machine):
@@ -140,7 +145,7 @@ def tune(
             machine,
             folder,
             found.finish,
-            cost_model_name or options.effort.cost_model,
+            ranking,
             options,
             found.modelled,
             listener,
@@ -200,6 +205,20 @@ def _matches(task: KernelTask, pattern: str) -> bool:
     for origin in task.origins:
         names += [origin, *origin.split(" + ")]
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def _check_runs_here(machine: CpuDescription) -> None:
+    """Refuses a target whose code this machine would not run."""
+    host = host_description()
+    lacking = sorted(set(machine.required_features) - set(host.required_features))
+    if machine.architecture == host.architecture and not lacking:
+        return
+    what = f"lacks {', '.join(lacking[:3])}" if lacking else f"is {host.architecture}"
+    raise TuningError(
+        f"this machine {what}, so code for target '{machine.name}' cannot be measured here; "
+        "expected a target that it can run: leave --target out, or measure on servers that can "
+        "with --rpc-tracker"
+    )
 
 
 def _check_numbers(trials: int | None, time_budget: float | None) -> None:

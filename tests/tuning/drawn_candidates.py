@@ -9,6 +9,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.tvm_compat import tune_context
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.search.template_space import TemplateSpace
 from tvm_ext.tuning.task import KernelTask
@@ -45,17 +46,19 @@ def drawn_of(task: KernelTask, count: int, seed: int = 0) -> list[Candidate]:
     default = space.default(space.templates[0])
     assert default is not None
     found[default.candidate.hash] = default.candidate
-    for _ in range(8 * count):
+    for _ in range(3 * count):
         values = space.anywhere(generator)
         point = space.point(*values) if values is not None else None
-        if point is not None and len(found) < count:
+        if point is not None:
             found.setdefault(point.candidate.hash, point.candidate)
+        if len(found) == count:
+            break
     return list(found.values())
 
 
 def context_of(task: KernelTask) -> ms.TuneContext:
     """What MetaSchedule passes to a cost model."""
-    return ms.TuneContext(task.workload, target=MACHINE.tvm_target(), num_threads=1)
+    return tune_context(task.workload, MACHINE.tvm_target(), None, None, task.name, 1)
 
 
 def asked(candidates) -> list[ms.MeasureCandidate]:

@@ -119,3 +119,20 @@ def test_no_trials():
     assert standings([]) == {}
     assert kept({}) == []
     assert best({}) is None
+
+
+@pytest.mark.parametrize("status", ["wrong", "run", "timeout"])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_candidate_that_failed_once_is_out(status, is_first):
+    """Threads that race give right numbers now and then."""
+    good, bad = tried(FIRST, 5.0), failed_trial(8, status, FIRST, purpose="confirm")
+    trials = [default(), bad, good] if is_first else [default(), good, bad]
+    assert order(trials) == [DEFAULT]
+    assert order([*trials, confirmed(FIRST, 5.0)]) == [DEFAULT]
+
+
+def test_the_newest_default_counts():
+    """Another version of the templates may have another one."""
+    trials = [default(10.0), tried(FIRST, 9.5), tried(SECOND, 8.0, is_default=True)]
+    assert default_of(standings(trials)).trial.candidate == SECOND
+    assert order(trials) == [SECOND]

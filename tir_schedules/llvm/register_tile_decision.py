@@ -12,8 +12,9 @@ from tvm_ext.tir_schedules.template import NotMine
 # Accumulators that keep the multiply-add units busy: latency times units, doubled for comfort.
 ENOUGH_ACCUMULATORS = 8
 
-# Vectors of columns that a tuner may try, and more of them for a tile of a single row.
-VECTORS_TRIED, VECTORS_TRIED_IN_ONE_ROW = (1, 2, 3, 4), (6, 8)
+# Vectors of columns that a tuner may try, and more of them for a tile of a single row. Never three:
+# LLVM keeps such tiles in memory, 4 to 70 times slower.
+VECTORS_TRIED, VECTORS_TRIED_IN_ONE_ROW = (1, 2, 4), (8,)
 
 # Bytes after which addresses fall into the same set of L1, and lines that a set holds at least: a
 # page, since L1 is looked up while the page is, and eight on all but the oldest CPUs.

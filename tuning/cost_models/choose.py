@@ -58,6 +58,13 @@ MODEL_NAMES = tuple(_MODELS)
 """What ``choose_model`` knows."""
 
 
+def model_name(name: str) -> str:
+    """``name`` if there is such a model. Raises TuningError if not."""
+    if name not in _MODELS:
+        raise TuningError(f"unknown cost model '{name}'; {nearest_hint(name, MODEL_NAMES)}")
+    return name
+
+
 def choose_model(name: str, machine: Description, folder: Path, note: Note) -> Guarded:
     """The model called ``name``, with what it learned for this target in earlier sessions.
 
@@ -79,8 +86,7 @@ def choose_model(name: str, machine: Description, folder: Path, note: Note) -> G
     TuningError
         There is no such model.
     """
-    if name not in _MODELS:
-        raise TuningError(f"unknown cost model '{name}'; {nearest_hint(name, MODEL_NAMES)}")
+    model_name(name)
     names = dict.fromkeys((name, *(other for other in ("analytic", "random") if name != "random")))
     chain = [(one, partial(_MODELS[one], machine)) for one in names]
     model = Guarded(chain, note, model_file(name, machine, folder))

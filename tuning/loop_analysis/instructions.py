@@ -10,6 +10,7 @@ from tvm import tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.loop_nest import CYCLES_PER_CALL
 
 # Cycles of a division or a square root of a whole vector. A. Fog, "Instruction tables".
@@ -95,6 +96,8 @@ class _Counter:
         kind = type(expr)
         if kind is tvm.ir.TensorLoad:
             self.loads.append(expr)
+            for index in expr.indices:
+                self.loads += nodes(index, tvm.ir.TensorLoad)
             return
         if kind is tvm.ir.Call:
             self._call(expr)

@@ -59,7 +59,7 @@ class KernelSearch:
             generator, strategy = None, TemplateSearch(space, seed)
         else:
             generator, strategy = (
-                _own_space(),
+                metaschedule_space(),
                 ms.search_strategy.EvolutionarySearch(
                     population_size=_POPULATION, init_min_unmeasured=_LEAST_POPULATION
                 ),
@@ -113,7 +113,7 @@ class KernelSearch:
         self._database.commit_tuning_record(record)
 
 
-def _own_space() -> ms.space_generator.SpaceGenerator:
+def metaschedule_space() -> ms.space_generator.SpaceGenerator:
     """TVM's space for CPUs, without the intrinsics of AVX-512 that have to be registered first."""
     return ms.space_generator.PostOrderApply(
         sch_rules=ms.schedule_rule.ScheduleRule.create("llvm"),

@@ -171,6 +171,8 @@ def tune_command(
     from tvm_ext.tuning.rpc_servers import rpc_devices
 
     page = report if report is not None else folder / "report.html"
+    if report is not None:
+        out.check_result_files([model], [report])
     servers = rpc_devices(rpc_tracker, rpc_key, seconds) if rpc_tracker and rpc_key else ()
     with TuneView() as view:
         progress = tune(
@@ -192,11 +194,11 @@ def tune_command(
             **chosen.keywords(),
         )
     facts = session_facts(chosen.machine(), effort, seed)
-    write_text(page, render_tuning_html(progress, facts))
     if json_output:
         out.print_json({**tuning_json(progress, facts), "report_file": str(page)})
     else:
         out.print_rich(tuning_summary(progress, page, _compile_arguments(chosen), model=str(model)))
+    write_text(page, render_tuning_html(progress, facts))
 
 
 def session_facts(machine: "Description", effort: str, seed: int) -> dict[str, str]:

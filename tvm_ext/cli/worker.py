@@ -30,6 +30,12 @@ def worker_command(
     port: Annotated[
         int, typer.Option("--port", min=1, max=65535, help="First port to try.")
     ] = 9091,
+    memory: Annotated[
+        float,
+        typer.Option(
+            "--memory", min=0.25, metavar="GIB", help="Memory that a candidate may take, in GiB."
+        ),
+    ] = 8.0,
 ) -> None:
     """Serve tuning sessions over TVM's RPC until Ctrl-C.
 
@@ -48,4 +54,12 @@ def worker_command(
             "warning: every program on this machine can run code as this user through this port",
             err=True,
         )
-    serve(tracker, key, host, port, ready=lambda at: typer.echo(f"serving '{key}' on {host}:{at}"))
+    limit = int(memory * 2**30)
+    serve(
+        tracker,
+        key,
+        host,
+        port,
+        limit,
+        ready=lambda at: typer.echo(f"serving '{key}' on {host}:{at}"),
+    )

@@ -4,17 +4,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+import tvm
+
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.configs.loader import config_folder
 from tvm_ext.hardware.description import CpuDescription, Description
 from tvm_ext.tir_schedules.select import ScheduleChoice
 from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.record_lookup import RecordLookup
+from tvm_ext.tuning.task import refusal
 
 RecordsSource: TypeAlias = "str | Path | Sequence[str | Path]"
 
 # Of the kernels that lack a record, as many as one line holds.
 _NAMED = 3
+
+# Where schedules come from that no record could replace.
+_UNTUNABLE = ("user", "as written")
 
 
 def find_records(
@@ -52,10 +58,19 @@ def shipped_name(machine: CpuDescription) -> str:
     return f"{machine.mcpu}-{machine.cores}"
 
 
-def require_hits(choices: Mapping[str, ScheduleChoice], calls: Sequence[KernelCall]) -> None:
-    """Raises RecordsError, which names kernels and reasons, unless every kernel had a record."""
+def require_hits(
+    choices: Mapping[str, ScheduleChoice], kernels: tvm.IRModule, calls: Sequence[KernelCall]
+) -> None:
+    """Raises RecordsError, which names kernels and reasons, unless all had a record.
+
+    All that can be tuned: others (sizes known only at run time, loops written by hand) have none.
+    """
     where = {call.kernel: call.where for call in calls}
-    missed = {name: choice.miss for name, choice in choices.items() if choice.miss}
+    missed = {
+        name: choice.miss
+        for name, choice in choices.items()
+        if choice.miss and choice.source not in _UNTUNABLE and not refusal(kernels[name])
+    }
     if not missed:
         return
     named = [

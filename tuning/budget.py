@@ -1,0 +1,66 @@
+"""How many trials, and how much time, a session still has."""
+
+from collections.abc import Sequence
+
+from tvm_ext.tuning.kernel_state import KernelState
+from tvm_ext.tuning.progress import SessionProgress
+from tvm_ext.tuning.session_options import SessionOptions
+
+# Of the time budget, kept for measuring the best of a kernel again.
+_CONFIRM_SECONDS = 0.7
+
+
+class Budget:
+    """Keeps the account; ``progress`` shows it.
+
+    Parameters
+    ----------
+    options : SessionOptions
+        What the session may do.
+    progress : SessionProgress
+        What it has done.
+    states : Sequence[KernelState]
+        Its kernels, with the trials of earlier sessions.
+    """
+
+    def __init__(
+        self, options: SessionOptions, progress: SessionProgress, states: Sequence[KernelState]
+    ) -> None:
+        self._options = options
+        self._progress = progress
+        self._states = states
+        self._trials_before = sum(len(state.searched()) for state in states)
+        progress.budget_seconds = options.time_budget
+        self.plan()
+
+    @property
+    def trials_each(self) -> int | None:
+        """Trials that each kernel may have; None when they are counted together."""
+        return None if self._options.trials is not None else self._options.effort.trials_per_kernel
+
+    def plan(self) -> None:
+        """How many trials the session may take: fewer with every search that ends early."""
+        if self._options.trials is not None:
+            planned = max(0, self._options.trials - self._trials_before)
+        else:
+            each = self._options.effort.trials_per_kernel
+            left = [max(0, each - len(s.searched())) for s in self._states if s.is_open]
+            planned = self._progress.trials_done + sum(left)
+        self._progress.trials_planned = planned
+
+    def trials_left(self) -> int:
+        """Trials that may still be begun."""
+        return max(0, self._progress.trials_planned - self._progress.trials_done)
+
+    def is_late(self) -> bool:
+        """Whether the time that is left is needed to confirm what was found."""
+        budget = self._options.time_budget
+        if budget is None:
+            return False
+        waiting = sum(bool(s.is_open and s.search and s.to_confirm(1)) for s in self._states)
+        return self._progress.seconds > budget - min(_CONFIRM_SECONDS * waiting, budget / 4)
+
+    def is_past(self) -> bool:
+        """Whether the time is over, confirmations or not."""
+        budget = self._options.time_budget
+        return budget is not None and self._progress.seconds > budget
