@@ -94,7 +94,9 @@ def random_arrays(arguments: KernelArguments, seed: int) -> list[np.ndarray]:
 def before_run(array: np.ndarray, expected: bool = False) -> np.ndarray:
     """What a result holds before a run: other values for the expected one than for candidates."""
     fill = _EXPECTED_FILL if expected else _CANDIDATE_FILL
-    return np.full_like(array, np.array(fill).astype(array.dtype))
+    # Every number but zero is true.
+    value = fill > 0 if array.dtype == bool else fill
+    return np.full_like(array, np.array(value).astype(array.dtype))
 
 
 def numpy_dtype(dtype: str) -> np.dtype:

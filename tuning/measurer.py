@@ -193,7 +193,7 @@ class Measurer:
             job = build_job(candidate.mod, self._target, library)
             self._builders.call(build, job, timeout=limits.build_seconds)
         except WorkerFailure as error:
-            return f"the kernel {what} is of no use: it {last_line(error)}"
+            return f"the kernel {what} is of no use: {last_line(error)}"
         finally:
             for path in (plain, *inputs):
                 Path(path).unlink(missing_ok=True)

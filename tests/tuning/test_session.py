@@ -268,7 +268,7 @@ def test_kernels_that_cannot_be_tuned_are_skipped(tmp_path, monkeypatch):
     reasons = {kernel.name: kernel.reason for kernel in skipped}
     assert reasons == {
         "dynamic": "a size is known only at run time: freeze it with --input-shape",
-        sick.name: "the kernel without a schedule is of no use: it the process died of SIGSEGV",
+        sick.name: "the kernel without a schedule is of no use: the process died of SIGSEGV",
     }
     assert {kernel for kernel, _ in searched(tmp_path)} == {ADD.hash}
     assert progress.trials_done == 4
