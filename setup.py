@@ -32,7 +32,7 @@ setup(
             "targets/*.toml",
             "pipelines/*.toml",
             "efforts/*.toml",
-            "records/*/*.json",
+            "records/*/*.jsonl",
         ],
     },
 )

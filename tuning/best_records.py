@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 from tvm_ext.tuning.database_files import RECORDS, DatabaseFiles, StoredRecord
 from tvm_ext.tuning.lines import Problem
 from tvm_ext.tuning.record_check import RecordCheck
+from tvm_ext.tuning.record_choice import kept, standings
 from tvm_ext.tuning.target_key import target_key
+from tvm_ext.tuning.trial import Trial
 
 # MetaSchedule writes this many seconds for a candidate that failed.
 _FAILED_SECONDS = 1e10
@@ -21,15 +23,38 @@ def is_timed(record: StoredRecord) -> bool:
     return math.isfinite(record.seconds) and record.seconds < _FAILED_SECONDS
 
 
-def grouped_records(files: DatabaseFiles) -> dict[Group, list[StoredRecord]]:
+def grouped_records(records: Iterable[StoredRecord]) -> dict[Group, list[StoredRecord]]:
     """The records of each kernel on each target, the fastest first, those without a time last."""
     groups: dict[Group, list[StoredRecord]] = {}
-    for record in files.records:
+    for record in records:
         groups.setdefault((record.workload, target_key(record.target)), []).append(record)
     return {
-        group: sorted(records, key=lambda record: (not is_timed(record), record.seconds))
-        for group, records in groups.items()
+        group: sorted(own, key=lambda record: (not is_timed(record), record.seconds))
+        for group, own in groups.items()
     }
+
+
+def records_of_trials(trials: Iterable[Trial]) -> list[StoredRecord]:
+    """What the trials of a log speak for, as records: of folders that hold nothing but a log."""
+    return [
+        StoredRecord(
+            workload=kernel,
+            trace=one.trial.trace,
+            seconds=one.seconds,
+            target=dict(one.trial.target),
+            body=[one.trial.trace, [one.seconds], dict(one.trial.target), None],
+        )
+        for (kernel, _), own in grouped_trials(trials).items()
+        for one in kept(standings(own))
+    ]
+
+
+def grouped_trials(trials: Iterable[Trial]) -> dict[Group, list[Trial]]:
+    """The trials of each kernel on each target, in their order."""
+    groups: dict[Group, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault((trial.kernel, target_key(trial.target)), []).append(trial)
+    return groups
 
 
 def best_records(files: DatabaseFiles) -> dict[Group, StoredRecord]:
@@ -44,7 +69,7 @@ def top_records(files: DatabaseFiles, count: int) -> dict[Group, list[StoredReco
     """The same with the ``count`` best; without those that have no time."""
     check = RecordCheck(files)
     found = {}
-    for group, records in grouped_records(files).items():
+    for group, records in grouped_records(files.records).items():
         timed = [record for record in records if is_timed(record)]
         chosen = list(itertools.islice(_applying(files, check, timed), count))
         if chosen:

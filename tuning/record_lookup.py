@@ -9,8 +9,15 @@ from tvm import tirx
 from tvm_ext.tir_schedules.kernel_identity import kernel_hash, workload
 from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, recorded_schedule
 from tvm_ext.tir_schedules.template import Machine, NotMine
-from tvm_ext.tuning.best_records import Group, grouped_records, is_timed
-from tvm_ext.tuning.database_files import RECORDS, StoredRecord, read_database, trace_of
+from tvm_ext.tuning.best_records import Group, grouped_records, is_timed, records_of_trials
+from tvm_ext.tuning.database_files import (
+    RECORDS,
+    DatabaseFiles,
+    StoredRecord,
+    StoredWorkload,
+    read_database,
+    trace_of,
+)
 from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.lines import Problem
 from tvm_ext.tuning.record_check import RecordCheck
@@ -29,6 +36,8 @@ class RecordLookup:
         Only records for its target are used.
     origins : mapping of str to Sequence of str
         By kernel name, the model's nodes that it computes: with them a miss can be explained.
+    shipped : Sequence[Path]
+        Folders of other people's models, asked last.
 
     Attributes
     ----------
@@ -46,25 +55,25 @@ class RecordLookup:
         folders: Sequence[Path],
         machine: Machine,
         origins: Mapping[str, Sequence[str]] | None = None,
+        shipped: Sequence[Path] = (),
     ) -> None:
         self._key = target_key(dict(machine.tvm_target().export()))
         self._origins = dict(origins or {})
-        self._files: list[tuple[RecordCheck, dict[Group, list[StoredRecord]]]] = []
         self._folders = list(folders)
+        self._records: list[dict[Group, list[StoredRecord]]] = []
         self.problems: list[Problem] = []
-        for folder in folders:
+        for folder in [*folders, *shipped]:
             _check_folder(folder)
-            files = read_database(folder)
-            self.problems += files.problems
-            self._files.append((RecordCheck(files), grouped_records(files)))
+            self._records.append(grouped_records(self._read(folder)))
 
     def find(self, name: str, func: tirx.PrimFunc) -> RecordedSchedule | NotMine:
         """See ``RecordSource.find``."""
         mod = workload(func)
         wanted = kernel_hash(mod)
+        check = RecordCheck(DatabaseFiles({wanted: StoredWorkload("", mod, wanted)}))
         others: set[str] = set()
         unusable = ""
-        for check, groups in self._files:
+        for groups in self._records:
             for record in groups.get((wanted, self._key), []):
                 reason = check.refusal(record) if is_timed(record) else "it has no time"
                 if not reason:
@@ -80,6 +89,16 @@ class RecordLookup:
         if others:
             return NotMine(f"its records are for another target: {'; '.join(sorted(others))}")
         return NotMine(self._unknown(name, wanted))
+
+    def _read(self, folder: Path) -> list[StoredRecord]:
+        """MetaSchedule's records, or what the log speaks for where there is nothing else."""
+        if (folder / RECORDS).is_file():
+            files = read_database(folder)
+            self.problems += files.problems
+            return files.records
+        log = read_trials(folder)
+        self.problems += log.problems
+        return records_of_trials(log.trials)
 
     @cached_property
     def _tuned(self) -> dict[str, set[str]]:

@@ -26,7 +26,7 @@ from tvm_ext.tuning.database_files import (
 from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.logs.export import export_records
 from tvm_ext.tuning.logs.folder import read_folder
-from tvm_ext.tuning.trial_log import TRIALS, append_trial
+from tvm_ext.tuning.trial_log import TRIALS, append_trial, read_trials
 
 
 @pytest.fixture
@@ -97,6 +97,17 @@ def test_records_are_not_written_over(folder):
     with pytest.raises(RecordsError, match="holds records already"):
         export_records(read_folder(folder), folder)
     assert contents(folder) == before
+
+
+def test_a_log_of_winners(folder, tmp_path):
+    append_trial(folder, trial(6, is_default=True))
+    output = tmp_path / "shipped" / TRIALS
+    output.parent.mkdir()
+    assert export_records(read_folder(folder), output) == 2
+    found = read_trials(output.parent).trials
+    assert {one.kernel: one.seconds for one in found} == {hash_of(8): 1.25e-6, hash_of(4): 2e-6}
+    assert all(not one.is_default and one.is_measured for one in found)
+    assert all((one.origins, one.samples, one.model) == ([], [], "") for one in found)
 
 
 def test_another_ending_is_refused(folder, tmp_path):

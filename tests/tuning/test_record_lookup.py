@@ -6,6 +6,7 @@ from record_folders import (
     TARGET,
     decided_trace,
     insert_line,
+    kernel_trials,
     lines_of,
     matmul,
     record,
@@ -29,6 +30,13 @@ class Here:
 
     def tvm_target(self):
         return TARGET
+
+
+class Elsewhere:
+    """Another machine."""
+
+    def tvm_target(self):
+        return OTHER_TARGET
 
 
 def lookup(*folders, origins=None) -> RecordLookup:
@@ -81,6 +89,7 @@ def test_a_node_that_was_tuned_as_part_of_another_kernel(tmp_path):
 
 def test_a_kernel_whose_trials_led_to_no_record_has_not_changed(tmp_path):
     append_trial(tmp_path, trial(8))
+    (tmp_path / RECORDS).touch()
     assert reason(lookup(tmp_path, origins={"kernel8": ["MatMul_8"]}), 8) == "it was never tuned"
 
 
@@ -150,9 +159,27 @@ def test_folders_that_are_none(tmp_path):
 
 
 def test_a_log_alone_is_a_folder_of_records(tmp_path):
+    for one in kernel_trials(8, best=1e-6):
+        append_trial(tmp_path, one)
     append_trial(tmp_path, trial(4, trace=None))
     assert (tmp_path / TRIALS).is_file()
-    assert reason(lookup(tmp_path), 4) == "it was never tuned"
+    assert find(lookup(tmp_path), 8).seconds == 1e-6
+    assert "no record of it can be used" in reason(lookup(tmp_path), 4)
+    assert "another target" in reason(RecordLookup([tmp_path], Elsewhere()), 8)
+
+
+def test_shipped_records_come_last_and_explain_nothing(tmp_path):
+    (own, shipped) = (tmp_path / "own", tmp_path / "shipped")
+    write_folder(own, (8,), 2e-6)
+    shipped.mkdir()
+    for one in [*kernel_trials(8, best=1e-6), *kernel_trials(4, best=1e-6)]:
+        append_trial(shipped, one)
+    found = RecordLookup([own], Here(), {"kernel16": ["MatMul_4"]}, [shipped])
+    assert find(found, 8).seconds == 2e-6
+    assert find(found, 4).seconds == 1e-6
+    # The node of that name belongs to somebody else's model.
+    found = RecordLookup([], Here(), {"kernel16": ["MatMul_4"]}, [shipped])
+    assert reason(found, 16) == "it was never tuned"
 
 
 def test_a_template_that_was_decided_otherwise(tmp_path):

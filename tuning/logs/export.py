@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.configs.atomic_file import write_text
-from tvm_ext.tuning.best_records import best_records
+from tvm_ext.tuning.best_records import best_records, grouped_trials
 from tvm_ext.tuning.database_files import write_database
 from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.folder_lock import locked
 from tvm_ext.tuning.logs.folder import Records, has_records
+from tvm_ext.tuning.record_choice import kept, standings
 from tvm_ext.tuning.target_key import target_text
 from tvm_ext.tuning.trial import Trial
 
@@ -20,9 +21,10 @@ from tvm_ext.tuning.trial import Trial
 def export_records(records: Records, output: Path, is_folder: bool = False) -> int:
     """Writes ``records`` to ``output`` in the form that its name asks for, and says how many.
 
-    A name that ends in ".csv" or ".json" gets all trials; a folder, whether it exists or
-    ``is_folder`` says so, gets MetaSchedule's two files with the best record of each kernel on
-    each target.
+    A name that ends in ".csv" or ".json" gets all trials; one that ends in ".jsonl" a log with the
+    best trial of each kernel on each target that beats the default, fit to be shipped; a folder,
+    whether it exists or ``is_folder`` says so, gets MetaSchedule's two files with the best record
+    of each kernel on each target.
 
     Raises
     ------
@@ -37,10 +39,14 @@ def export_records(records: Records, output: Path, is_folder: bool = False) -> i
         write_text(output, trials_csv(records.trials))
     elif output.suffix == ".json":
         write_text(output, trials_json(records.trials))
+    elif output.suffix == ".jsonl":
+        chosen = winners(records.trials)
+        write_text(output, "".join(trial.to_line() + "\n" for trial in chosen))
+        return len(chosen)
     else:
         raise RecordsError(
-            f"cannot export to {str(output)!r}: its ending says no form; expected .csv, .json, or "
-            "a folder (with '/' at its end): choose one of them"
+            f"cannot export to {str(output)!r}: its ending says no form; expected .csv, .json, "
+            ".jsonl, or a folder (with '/' at its end): choose one of them"
         )
     return len(records.trials)
 
@@ -58,6 +64,22 @@ def export_best(records: Records, output: Path) -> int:
     with locked(output):
         write_database(output, [stored[name] for name in stored if name in used], chosen)
     return len(chosen)
+
+
+def winners(trials: list[Trial]) -> list[Trial]:
+    """The best trial of each kernel on each target, where it beats the default.
+
+    Without the turns, and without names of models and nodes: a log that knows kernels only.
+    """
+    chosen = []
+    for own in grouped_trials(trials).values():
+        best, *_ = [*kept(standings(own)), None]
+        if best is None or best.trial.is_default:
+            continue
+        bare = {"samples": [], "reference_samples": [], "origins": [], "model": ""}
+        told = {"seconds": best.seconds, "spread": best.spread}
+        chosen.append(best.trial.model_copy(update={**bare, **told}))
+    return chosen
 
 
 def trials_csv(trials: list[Trial]) -> str:

@@ -127,7 +127,7 @@ def _kept_records(
     files: DatabaseFiles, options: PruneOptions, pruned: Pruned
 ) -> list[StoredRecord]:
     gone: set[int] = set()
-    for group, records in grouped_records(files).items():
+    for group, records in grouped_records(files.records).items():
         surplus = records[options.keep :]
         if surplus and options.is_meant(records[0].target):
             pruned.records[group] = surplus

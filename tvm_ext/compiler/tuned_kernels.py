@@ -36,7 +36,7 @@ def find_records(
     origins: dict[str, list[str]] = {}
     for call in calls:
         origins.setdefault(call.kernel, []).append(call.where)
-    return RecordLookup([*record_folders(records), *shipped_folders(machine)], machine, origins)
+    return RecordLookup(record_folders(records), machine, origins, shipped_folders(machine))
 
 
 def record_folders(records: RecordsSource) -> list[Path]:

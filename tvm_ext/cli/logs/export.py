@@ -20,8 +20,8 @@ def export_command(
             "--output",
             "-o",
             metavar="FILE|FOLDER/",
-            help="A .csv or .json file for all trials; a folder for MetaSchedule's two files with "
-            "the best record of each kernel on each target.",
+            help="A .csv or .json file for all trials; a .jsonl file for the best that beat their "
+            "defaults; a folder for MetaSchedule's two files with the best records.",
         ),
     ],
 ) -> None:
