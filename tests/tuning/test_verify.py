@@ -58,7 +58,7 @@ def test_each_record_ends_in_its_own_way(tmp_path, machine):
     assert (gone.best.kernel, gone.status, gone.has_failed) == (hash_of(4), "build", True)
     assert "no_such_decision" in gone.message
     assert (wrong.best.kernel, wrong.status, wrong.seconds) == (hash_of(6), "wrong", None)
-    assert "largest magnitude" in wrong.message
+    assert "36 of 36 elements differ" in wrong.message
 
 
 def test_nothing_for_this_machine_starts_no_process(tmp_path, machine, monkeypatch):
