@@ -293,12 +293,14 @@ class TuningSession:
             plan, most_turns=plan.most_turns * _CONFIRM_TURNS, slow_factor=float("inf"), spread=0.01
         )
         try:
-            while left > 0 and not self._budget.is_past() and not self._interrupt.came:
-                trials = state.to_confirm(self._options.effort.confirmed)
+            while left > 0 and not self._interrupt.came:
+                # Late or not, the best is not taken at the search's word.
+                count = 1 if self._budget.is_past() else self._options.effort.confirmed
+                trials = state.to_confirm(count)
                 again = [found for t in trials if (found := state.again(t)) is not None]
                 if not again:
                     break
-                left -= len(again)
+                left = 0 if self._budget.is_past() else left - len(again)
                 for outcome in self._measurer.measure(again):
                     self._took(state, outcome, "confirm")
         finally:
