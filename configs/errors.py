@@ -15,3 +15,9 @@ class TvmExtError(Exception):
 
 class ConfigError(TvmExtError):
     """A configuration file, or an option given in its place, is not valid."""
+
+
+def reason_of(error: BaseException, limit: int = 300) -> str:
+    """The last line of an error's text, where TVM says what is wrong; its type without a text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:limit] if lines else type(error).__name__

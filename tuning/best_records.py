@@ -4,15 +4,17 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator
 
-from tvm_ext.tuning.database_files import RECORDS, DatabaseFiles, StoredRecord
+from tvm_ext.tuning.database_files import (
+    FAILED_SECONDS,
+    RECORDS,
+    DatabaseFiles,
+    StoredRecord,
+)
 from tvm_ext.tuning.lines import Problem
 from tvm_ext.tuning.record_check import RecordCheck
 from tvm_ext.tuning.record_choice import kept, standings
 from tvm_ext.tuning.target_key import target_key
 from tvm_ext.tuning.trial import Trial
-
-# MetaSchedule writes this many seconds for a candidate that failed.
-_FAILED_SECONDS = 1e10
 
 Group = tuple[str, str]
 """A kernel's hash and the key of a target."""
@@ -20,7 +22,7 @@ Group = tuple[str, str]
 
 def is_timed(record: StoredRecord) -> bool:
     """Whether a record has a time."""
-    return math.isfinite(record.seconds) and record.seconds < _FAILED_SECONDS
+    return math.isfinite(record.seconds) and record.seconds < FAILED_SECONDS
 
 
 def grouped_records(records: Iterable[StoredRecord]) -> dict[Group, list[StoredRecord]]:

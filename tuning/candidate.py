@@ -17,6 +17,7 @@ from tvm_ext.tir_schedules.recorded_schedule import (
     schedule_as_recorded,
 )
 from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tuning.search.traces import trace_from_json
 from tvm_ext.tuning.task import KernelTask
 
 Finish = Callable[[tvm.IRModule], tvm.IRModule]
@@ -54,8 +55,17 @@ class Candidate:
 
     def measure_candidate(self) -> ms.MeasureCandidate:
         """The scheduled kernel as MetaSchedule's feature extractors and models take it."""
+        return self._as_measured(s_tir.Schedule(self.mod))
+
+    def traced(self) -> ms.MeasureCandidate:
+        """The unscheduled kernel with the trace applied to it, as a database holds it."""
+        sch = s_tir.Schedule(self.task.workload)
+        self.recorded.trace.apply_to_schedule(sch, remove_postproc=False)
+        return self._as_measured(sch)
+
+    def _as_measured(self, sch: s_tir.Schedule) -> ms.MeasureCandidate:
         args = ms.arg_info.ArgInfo.from_entry_func(self.task.workload, remove_preproc=True)
-        return ms.MeasureCandidate(s_tir.Schedule(self.mod), args)
+        return ms.MeasureCandidate(sch, args)
 
 
 def candidate_of(
@@ -73,6 +83,18 @@ def candidate_of(
     if isinstance(scheduled, NotMine):
         return scheduled
     return candidate(task, recorded, scheduled, finish)
+
+
+def candidate_again(
+    task: KernelTask, trace: Any, candidate: str, machine: Machine, finish: Finish
+) -> Candidate | None:
+    """What a log's trace makes of the kernel; None where it leads to other loops by now.
+
+    ``trace`` is as the log keeps it, ``candidate`` the hash of the loops that it led to.
+    """
+    read = trace_from_json(trace, task.workload)
+    found = candidate_of(task, read, machine, finish) if read is not None else None
+    return found if isinstance(found, Candidate) and found.hash == candidate else None
 
 
 def candidate(

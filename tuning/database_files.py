@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,13 @@ from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.tir_schedules.kernel_identity import kernel_hash
 from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.lines import Problem, append_line, last_line, read_lines, strict_json
+from tvm_ext.tuning.search.traces import read_trace
 
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
+
+FAILED_SECONDS = 1e10
+"""What MetaSchedule writes for the time of a candidate that failed."""
 
 
 @dataclass(frozen=True)
@@ -182,9 +187,7 @@ def append_record(folder: Path, line: int, record: StoredRecord) -> None:
 
 def trace_of(record: StoredRecord, mod: tvm.IRModule) -> Trace:
     """The trace of a record. Raises s_tir.ScheduleError or ValueError if it does not fit."""
-    schedule = tvm.s_tir.Schedule(mod)
-    Trace.apply_json_to_schedule(record.trace, schedule)
-    return schedule.trace
+    return read_trace(record.trace, mod)
 
 
 class _LineError(ValueError):
@@ -192,6 +195,7 @@ class _LineError(ValueError):
         return str(self) if complete else f"cut off: {self}"
 
 
+@lru_cache(maxsize=512)
 def _parse_workload(text: str) -> StoredWorkload:
     data = _loads(text)
     if not (isinstance(data, list) and len(data) == 2 and isinstance(data[1], str)):

@@ -9,7 +9,6 @@ from tvm_ext.tuning.progress import KernelProgress
 from tvm_ext.tuning.record_choice import LEAST_GAIN, best, default_of, standings
 from tvm_ext.tuning.run_job import Timing, spread_of
 from tvm_ext.tuning.search.kernel_search import KernelSearch
-from tvm_ext.tuning.search.traces import trace_from_json
 from tvm_ext.tuning.task import KernelTask
 from tvm_ext.tuning.trial import Trial
 
@@ -67,11 +66,7 @@ class KernelState:
 
     def again(self, trial: Trial) -> Candidate | None:
         """The candidate of an earlier trial; None where it leads to other loops by now."""
-        trace = trace_from_json(trial.trace, self.task.workload)
-        if trace is None or self.search is None:
-            return None
-        found = self.search.candidate(trace)
-        return found if isinstance(found, Candidate) and found.hash == trial.candidate else None
+        return self.search.again(trial.trace, trial.candidate) if self.search is not None else None
 
     @property
     def is_open(self) -> bool:

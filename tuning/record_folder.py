@@ -78,6 +78,7 @@ class RecordFolder:
         self.scratch.mkdir()
         self.trials: dict[str, list[Trial]] = {}
         self._all: dict[str, list[Trial]] = {}
+        self._stored: dict[str, StoredWorkload] = {}
         for trial in read_trials(folder).trials:
             if target_key(trial.target) == key:
                 self.trials.setdefault(trial.kernel, []).append(trial)
@@ -110,7 +111,7 @@ class RecordFolder:
         self.trials.setdefault(trial.kernel, []).append(trial)
         self._all.setdefault(trial.kernel, []).append(trial)
         if trial.is_measured and trial.purpose == "search" and trace is not None:
-            workload = stored_workload(self._tasks[trial.kernel].workload)
+            workload = self._workload(trial.kernel)
             record = stored_record(workload, trace, [trial.seconds or 0.0], self._target)
             if workload.hash not in self._lines:
                 append_workload(self.folder, workload)
@@ -136,7 +137,7 @@ class RecordFolder:
         ]
         workloads = list(files.workloads.values())
         for name in sorted(touched):
-            workload = files.workloads.get(name) or stored_workload(self._tasks[name].workload)
+            workload = files.workloads.get(name) or self._workload(name)
             workloads.append(workload)
             check = RecordCheck(DatabaseFiles({name: workload}))
             made = [
@@ -148,6 +149,12 @@ class RecordFolder:
             return
         write_database(self.folder, workloads, records)
         self._lines = _numbered({w.hash: w for w in workloads})
+
+    def _workload(self, kernel: str) -> StoredWorkload:
+        """A kernel of the session as it is stored: a hundred kilobytes, made once."""
+        if kernel not in self._stored:
+            self._stored[kernel] = stored_workload(self._tasks[kernel].workload)
+        return self._stored[kernel]
 
     def _record(self, workload: StoredWorkload, standing: Standing) -> StoredRecord:
         args = stored_record(workload, _empty_trace(workload), [1.0], self._target).body[3]

@@ -4,7 +4,7 @@ A message is one line: what was found, what was expected, what to do about it.
 """
 
 from tvm_ext.configs.atomic_file import OutputPathError
-from tvm_ext.configs.errors import ConfigError, TvmExtError
+from tvm_ext.configs.errors import ConfigError, TvmExtError, reason_of
 from tvm_ext.hardware.errors import TargetError
 from tvm_ext.tuning.errors import RecordsError, TuningError
 
@@ -71,9 +71,3 @@ class ArtifactError(TvmExtError):
 
 class ReferenceUnavailableError(TvmExtError):
     """ONNX Runtime, the reference, is missing or cannot run the model."""
-
-
-def reason_of(error: BaseException, limit: int = 300) -> str:
-    """The last line of an error's text, where TVM says what is wrong; its type without a text."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1][:limit] if lines else type(error).__name__

@@ -170,10 +170,10 @@ def model_kernels(
 
 def kernel_finish(pipeline: Pipeline) -> Finish:
     """What ``compile`` does to kernels between their schedules and code generation."""
-    runner = PassRunner()
 
     def finish(mod: tvm.IRModule) -> tvm.IRModule:
-        return runner.run(pipeline.tile, mod)
+        # A new one each time: it keeps a record of every pass that it runs.
+        return PassRunner().run(pipeline.tile, mod)
 
     return finish
 

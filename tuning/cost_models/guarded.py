@@ -8,6 +8,8 @@ import numpy as np
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_ext.tuning.lines import last_line
+
 Note = Callable[[str], Any]
 """Takes one line for the user."""
 
@@ -88,7 +90,7 @@ class Guarded(ms.cost_model.PyCostModel):
             try:
                 self._model.load(path)
             except Exception as error:  # noqa: BLE001
-                self._note(f"what the cost model learned before is left out: {_reason(error)}")
+                self._note(f"what the cost model learned before is left out: {last_line(error)}")
 
     def save(self, path: str) -> None:
         """Writes what the model learned; where that is not possible, a note."""
@@ -96,7 +98,7 @@ class Guarded(ms.cost_model.PyCostModel):
             try:
                 self._model.save(path)
             except Exception as error:  # noqa: BLE001
-                self._note(f"what the cost model learned is not kept: {_reason(error)}")
+                self._note(f"what the cost model learned is not kept: {last_line(error)}")
 
     def recall(self) -> None:
         """Loads its file, if there is one."""
@@ -109,7 +111,7 @@ class Guarded(ms.cost_model.PyCostModel):
             self.save(str(self._file))
 
     def _fail(self, error: Exception) -> None:
-        self._failed.append(f"'{self.name}' ({_reason(error)})")
+        self._failed.append(f"'{self.name}' ({last_line(error)})")
         self._is_first = False
         self._next()
 
@@ -121,7 +123,7 @@ class Guarded(ms.cost_model.PyCostModel):
             try:
                 self._model = make()
             except Exception as error:  # noqa: BLE001
-                self._failed.append(f"'{self.name}' ({_reason(error)})")
+                self._failed.append(f"'{self.name}' ({last_line(error)})")
                 self.name, self._is_first = "", False
 
     def _tell(self) -> None:
@@ -140,9 +142,3 @@ def _checked(scores: Any, count: int) -> np.ndarray:
     if not np.isfinite(found).all():
         raise ValueError("a score that is no number")
     return found
-
-
-def _reason(error: Exception) -> str:
-    """The last line of an error's text, where TVM says what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(error).__name__)[:200]

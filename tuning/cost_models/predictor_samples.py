@@ -4,12 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tuning.candidate import Candidate, Finish, candidate_of
+from tvm_ext.tuning.candidate import Candidate, Finish, candidate_again
 from tvm_ext.tuning.cost_models.performance_predictor import Sample
 from tvm_ext.tuning.database_files import read_database
 from tvm_ext.tuning.loop_features import loop_features
 from tvm_ext.tuning.record_choice import standings
-from tvm_ext.tuning.search.traces import trace_from_json
 from tvm_ext.tuning.target_key import target_key
 from tvm_ext.tuning.task import KernelTask
 from tvm_ext.tuning.trial import Trial
@@ -41,16 +40,7 @@ def measured_candidates(
         mod = workloads[kernel].mod
         task = KernelTask(own[0].kernel_name, mod["main"], mod, kernel)
         for standing in standings(own).values():
-            made = _again(task, standing.trial, machine, finish)
+            trial = standing.trial
+            made = candidate_again(task, trial.trace, trial.candidate, machine, finish)
             if made is not None:
                 yield made, standing.seconds
-
-
-def _again(
-    task: KernelTask, trial: Trial, machine: CpuDescription, finish: Finish
-) -> Candidate | None:
-    trace = trace_from_json(trial.trace, task.workload)
-    if trace is None:
-        return None
-    made = candidate_of(task, trace, machine, finish)
-    return made if isinstance(made, Candidate) and made.hash == trial.candidate else None

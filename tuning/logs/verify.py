@@ -10,14 +10,14 @@ import tvm
 from tvm_ext.hardware.description import CpuDescription, Description
 from tvm_ext.hardware.errors import TargetError
 from tvm_ext.tir_schedules.template import NotMine
-from tvm_ext.tuning.candidate import Candidate, Finish, candidate_of
+from tvm_ext.tuning.candidate import Finish, candidate_of
 from tvm_ext.tuning.logs.best import BestSchedule, best_schedules
 from tvm_ext.tuning.logs.folder import Records
 from tvm_ext.tuning.measurer import Limits, Measurement, Measurer
 from tvm_ext.tuning.run_job import TimingPlan
 from tvm_ext.tuning.search.template_space import TemplateSpace
 from tvm_ext.tuning.target_key import target_key
-from tvm_ext.tuning.task import KernelTask, kernel_task, refusal
+from tvm_ext.tuning.task import kernel_task, refusal
 
 OTHER_MACHINE = "not for this machine"
 
@@ -136,7 +136,7 @@ def _verified(
     candidate = candidate_of(task, best.recorded.trace, machine, finish)
     if isinstance(candidate, NotMine):
         return Verified(best, "build", candidate.reason)
-    default = _default(task, machine, finish)
+    default = TemplateSpace(task, machine, finish).closed_form()
     try:
         reason = measurer.prepare([default or candidate]).get(task.hash, "")
         if reason:
@@ -145,12 +145,6 @@ def _verified(
     finally:
         measurer.forget(task)
     return _outcome(best, measured, default is not None)
-
-
-def _default(task: KernelTask, machine: CpuDescription, finish: Finish) -> Candidate | None:
-    space = TemplateSpace(task, machine, finish)
-    point = space.default(space.templates[0]) if space.templates else None
-    return point.candidate if point is not None else None
 
 
 def _outcome(best: BestSchedule, measured: Measurement, has_default: bool) -> Verified:

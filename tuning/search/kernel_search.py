@@ -1,13 +1,14 @@
 """The search for one kernel: MetaSchedule's tuning context with our strategy, or with TVM's own."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.hardware.tvm_compat import tune_context
 from tvm_ext.tir_schedules.template import Machine, NotMine
-from tvm_ext.tuning.candidate import Candidate, Finish, candidate_of
+from tvm_ext.tuning.candidate import Candidate, Finish, candidate_again, candidate_of
 from tvm_ext.tuning.search.template_search import TemplateSearch
 from tvm_ext.tuning.search.template_space import TemplateSpace
 from tvm_ext.tuning.task import KernelTask
@@ -51,7 +52,7 @@ class KernelSearch:
         self._model = cost_model
         self._database = ms.database.MemoryDatabase()
         space = TemplateSpace(task, machine, finish)
-        self.default = _default(space)
+        self.default = space.closed_form()
         self.uses_templates = _has_decisions(space)
         target = machine.tvm_target()
         seed = (seed * 1_000_003 + int(task.hash[:7], 16)) % (2**31 - 1) or 1
@@ -80,6 +81,10 @@ class KernelSearch:
         """What a trace makes of this kernel, or why it makes nothing."""
         return candidate_of(self.task, trace, self._machine, self._finish)
 
+    def again(self, trace: Any, candidate: str) -> Candidate | None:
+        """See ``candidate_again``."""
+        return candidate_again(self.task, trace, candidate, self._machine, self._finish)
+
     def tell(self, results: Iterable[tuple[Candidate, float | None]]) -> None:
         """How candidates did: seconds, or None for one that is of no use."""
         told = list(results)
@@ -87,7 +92,7 @@ class KernelSearch:
             return
         candidates, outcomes = [], []
         for candidate, seconds in told:
-            candidates.append(self._traced(candidate))
+            candidates.append(candidate.traced())
             failed = None if seconds is not None else "it is of no use"
             times = [seconds] if seconds is not None else None
             outcomes.append(ms.runner.RunnerResult(times, failed))
@@ -97,12 +102,6 @@ class KernelSearch:
                 self._commit(candidate, seconds)
         scheduled = [candidate.measure_candidate() for candidate, _ in told]
         self._model.update(self._context, scheduled, outcomes)
-
-    def _traced(self, candidate: Candidate) -> ms.MeasureCandidate:
-        sch = s_tir.Schedule(self.task.workload)
-        candidate.recorded.trace.apply_to_schedule(sch, remove_postproc=False)
-        args = ms.arg_info.ArgInfo.from_entry_func(self.task.workload, remove_preproc=True)
-        return ms.MeasureCandidate(sch, args)
 
     def _commit(self, candidate: Candidate, seconds: float) -> None:
         """TVM's search takes its parents from a database."""
@@ -120,12 +119,6 @@ def metaschedule_space() -> ms.space_generator.SpaceGenerator:
         postprocs=ms.postproc.Postproc.create("llvm"),
         mutator_probs=ms.mutator.Mutator.create("llvm"),
     )
-
-
-def _default(space: TemplateSpace) -> Candidate | None:
-    """What the kernel gets without a record; None when its loops are left as they are."""
-    point = space.default(space.templates[0]) if space.templates else None
-    return point.candidate if point is not None else None
 
 
 def _has_decisions(space: TemplateSpace) -> bool:

@@ -84,7 +84,7 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
             self._note(picked)
             chosen += picked
         self._left -= len(chosen)
-        return [_measure_candidate(point) for point in chosen] or None
+        return [point.candidate.traced() for point in chosen] or None
 
     def notify_runner_results(
         self, candidates: list[ms.MeasureCandidate], results: list[ms.runner.RunnerResult]
@@ -171,12 +171,3 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
 
 def _named(key: Key) -> tuple[str, dict[str, int]]:
     return key[0], dict(key[1])
-
-
-def _measure_candidate(point: Point) -> ms.MeasureCandidate:
-    """The unscheduled kernel with the trace that notes the decisions, as a database holds it."""
-    task = point.candidate.task
-    sch = s_tir.Schedule(task.workload)
-    point.candidate.recorded.trace.apply_to_schedule(sch, remove_postproc=False)
-    args = ms.arg_info.ArgInfo.from_entry_func(task.workload, remove_preproc=True)
-    return ms.MeasureCandidate(sch, args)

@@ -70,6 +70,11 @@ class TemplateSpace:
         """The template's closed-form choice."""
         return self.point(template, {})
 
+    def closed_form(self) -> Candidate | None:
+        """What the kernel gets without a record; None when its loops are left as they are."""
+        point = self.default(self.templates[0]) if self.templates else None
+        return point.candidate if point is not None else None
+
     def point(self, template: str, values: Mapping[str, int]) -> Point | None:
         """The schedule with these decisions, and the template's own for all others.
 

@@ -7,11 +7,19 @@ from tvm import s_tir
 from tvm.s_tir.schedule import Trace
 
 
-def trace_from_json(data: Any, mod: tvm.IRModule) -> Trace | None:
-    """A trace read back for the workload that it is of; None when it does not apply to it."""
+def read_trace(data: Any, mod: tvm.IRModule) -> Trace:
+    """A trace read back for a workload.
+
+    Raises s_tir.ScheduleError or ValueError if it does not apply to it.
+    """
     schedule = s_tir.Schedule(mod)
+    Trace.apply_json_to_schedule(data, schedule)
+    return schedule.trace
+
+
+def trace_from_json(data: Any, mod: tvm.IRModule) -> Trace | None:
+    """The same, or None when it does not apply."""
     try:
-        Trace.apply_json_to_schedule(data, schedule)
+        return read_trace(data, mod)
     except (s_tir.ScheduleError, ValueError, RuntimeError, TypeError, tvm.error.InternalError):
         return None
-    return schedule.trace
