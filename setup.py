@@ -30,6 +30,7 @@ setup(
         "tvm_ext.report": ["*.j2"],
         "tvm_ext.configs": [
             "targets/*.toml",
+            "wafer/*.toml",
             "pipelines/*.toml",
             "efforts/*.toml",
             "records/*/*.jsonl",

@@ -1,8 +1,9 @@
-"""What a machine is: read-only descriptions of a CPU and of an NVIDIA GPU, in plain numbers.
+"""What a machine is: read-only descriptions in plain numbers, of a CPU and of an NVIDIA GPU here.
 
 A description is the content of a file in configs/targets, a preset or a user's own, or what
 ``tvm_ext.hardware.host`` finds out about this machine. Units are part of each name: ``_bytes``,
-``_bits``, ``_ghz``, ``_gbs`` (1e9 bytes a second), ``_us`` (microseconds).
+``_bits``, ``_ghz``, ``_gbs`` (1e9 bytes a second), ``_us`` (microseconds). The description of a
+mesh is in ``tvm_ext.hardware.mesh_description``.
 """
 
 from typing import Annotated, Any, Literal
@@ -18,9 +19,8 @@ from tvm_ext.hardware.features import (
     llvm_features,
     vector_bits,
 )
-
-Count = Annotated[int, Field(gt=0)]
-Positive = Annotated[float, Field(gt=0)]
+from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.quantities import Count, Positive
 
 # How many times as many operations of a narrow type as of float32 one vector instruction does, by
 # the feature that brings the instruction. Intel SDM volume 2 (VADDPH, VDPBF16PS, VPDPBUSD) and the
@@ -279,7 +279,10 @@ class GpuDescription(ConfigModel):
         return (self.l2_gbs if working_set_bytes <= self.l2_bytes else self.memory_gbs) * 1e9
 
 
-Description = CpuDescription | GpuDescription
+Processor = CpuDescription | GpuDescription
+"""What runs a program kernel by kernel."""
+
+Description = Processor | MeshDescription
 
 
 def _with_count(description: Any, field: str, count: int) -> Any:

@@ -18,7 +18,10 @@ from tvm_ext.hardware.description import CpuDescription, Description
 
 @dataclass(frozen=True)
 class Roofline:
-    """Roofline model of one CPU or GPU; see the module's text for the formula."""
+    """Roofline model of one CPU, GPU or mesh; see the module's text for the formula.
+
+    That of a mesh is for comparisons between graphs: all PEs at work, and no communication.
+    """
 
     description: Description
 
@@ -42,7 +45,7 @@ class Roofline:
 
 
 def cost_model(description: Description) -> CostModel:
-    """The cost model for ``description``: a roofline for CPUs and GPUs."""
+    """The cost model for ``description``: a roofline for CPUs, GPUs and meshes."""
     return Roofline(description)
 
 

@@ -2,6 +2,7 @@
 
 import difflib
 import pathlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,19 +13,24 @@ from typing import Any
 import tvm
 
 from tvm_ext.configs.loader import check_config, config_folder, read_toml
-from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
+from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription, Processor
 from tvm_ext.hardware.errors import TargetError
 from tvm_ext.hardware.features import architecture_of, llvm_features, vector_bits
 from tvm_ext.hardware.host import describe_host, host_description
 from tvm_ext.hardware.host_probe import usable_cores
+from tvm_ext.hardware.mesh_description import MeshDescription
 
 # What "cuda" means: every later NVIDIA GPU has the instructions of this one.
 DEFAULT_GPU = "nvidia-a100"
 
-_MODELS: dict[str, type[CpuDescription] | type[GpuDescription]] = {
+_MODELS: dict[str, type[Description]] = {
     "cpu": CpuDescription,
     "cuda": GpuDescription,
+    "mesh": MeshDescription,
 }
+
+# What MeshDescription.device looks like.
+_MESH_DEVICE = re.compile(r".*-[0-9a-f]{8}")
 
 # Presets whose numbers stand in for a CPU known only by its features, the most demanding first.
 _CPU_PRESETS = ("avx512-amx", "avx512", "avx2", "x86-64", "aarch64-neon")
@@ -65,7 +71,7 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
     ConfigError
         A TOML file cannot be read or is not valid.
     """
-    if isinstance(target, (CpuDescription, GpuDescription)):
+    if isinstance(target, Description):
         return target
     if isinstance(target, tvm.target.Target):
         current, machine = _compiling_for.get() or (None, None)
@@ -88,6 +94,19 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
         f"unknown target '{target}'{hint}; expected one of {', '.join(known)}, "
         f"or the path of a .toml file"
     )
+
+
+def resolve_processor(
+    target: "str | pathlib.Path | tvm.target.Target | Description",
+) -> Processor:
+    """The same for programs that run kernel by kernel. Raises TargetError for a mesh as well."""
+    machine = resolve_target(target)
+    if isinstance(machine, MeshDescription):
+        raise TargetError(
+            f"target '{machine.name}' is a mesh, whose programs are laid out over its PEs and not "
+            "compiled kernel by kernel; expected a CPU or a GPU, such as 'cpu'"
+        )
+    return machine
 
 
 def current_description() -> Description:
@@ -147,11 +166,23 @@ def _preset(name: str) -> Description:
 def _from_tvm(target: tvm.target.Target) -> Description:
     kind = target.kind.name
     if kind == "llvm":
-        return _cpu_from_tvm(target)
+        device = str(target.attrs.get("device", ""))
+        return _mesh(device) if _MESH_DEVICE.fullmatch(device) else _cpu_from_tvm(target)
     if kind == "cuda":
         return _gpu_from_tvm(target)
     raise TargetError(
         f"TVM target kind '{kind}' is not supported; expected 'llvm' or 'cuda', or a target's name"
+    )
+
+
+def _mesh(device: str) -> MeshDescription:
+    """The preset that ``MeshDescription.tvm_target`` made a target with this device of."""
+    for preset in map(_preset, _preset_names()):
+        if isinstance(preset, MeshDescription) and preset.device == device:
+            return preset
+    raise TargetError(
+        f"device '{device}' of the TVM target is no preset's mesh; expected one of "
+        "those: give the mesh's name or .toml file instead"
     )
 
 

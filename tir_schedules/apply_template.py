@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, DecisionError, Decisions
 from tvm_ext.tir_schedules.llvm.masked_tails import has_masked_memory, with_masked_tails
 from tvm_ext.tir_schedules.llvm.overlapping_tiles import with_overlapping_tiles
 from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
+from tvm_ext.tir_schedules.wafer.skewed_steps import with_skewed_steps
 
 # Set on a kernel whose loops are final; TVM's own rules use the same name.
 SCHEDULED_ATTRIBUTE = "tirx.is_scheduled"
@@ -55,7 +57,10 @@ def apply_template(
 
 def finished_schedule(sch: s_tir.Schedule, func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
     """The kernel of a template's schedule, under the name of ``func``, ready to be built."""
-    finished = with_overlapping_tiles(marked_as_scheduled(sch.mod["main"], func))
+    finished = marked_as_scheduled(sch.mod["main"], func)
+    if isinstance(machine, MeshDescription):
+        return with_skewed_steps(finished)
+    finished = with_overlapping_tiles(finished)
     if isinstance(machine, CpuDescription) and has_masked_memory(machine):
         finished = with_masked_tails(finished)
     return finished

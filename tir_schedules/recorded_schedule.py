@@ -16,6 +16,7 @@ from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.kernel_identity import workload
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.wafer import MESH_TEMPLATES
 
 _TEMPLATE_KEY = "tvm_ext.template"
 _DECISION_PREFIX = "tvm_ext.decision."
@@ -106,7 +107,8 @@ def schedule_as_recorded(
     """``func`` scheduled as a record says, or why it cannot be any more."""
     if not recorded.template:
         return _replayed(func, recorded)
-    template = next((t for t in CPU_TEMPLATES if t.name == recorded.template), None)
+    templates = (*CPU_TEMPLATES, *MESH_TEMPLATES)
+    template = next((t for t in templates if t.name == recorded.template), None)
     if template is None:
         return NotMine(f"there is no template '{recorded.template}'")
     chosen = Chosen(recorded.decisions)

@@ -6,7 +6,8 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.description import CpuDescription, GpuDescription
+from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,
@@ -18,6 +19,7 @@ from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.scope_marks import without_scope_marks
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
+from tvm_ext.tir_schedules.wafer import MESH_TEMPLATES
 
 _GPU_RULES = (
     dlight.gpu.Matmul,
@@ -91,11 +93,11 @@ def schedule_kernel(
 
 def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]:
     """The templates that take a kernel, the one that is used without a record first."""
-    if not isinstance(machine, CpuDescription) or not _has_blocks(func):
+    if not _has_blocks(func):
         return []
     return [
         template
-        for template in CPU_TEMPLATES
+        for template in _templates(machine)
         if isinstance(apply_template(template, func, machine), ScheduledKernel)
     ]
 
@@ -121,10 +123,10 @@ def _schedule_by_rule(
     if not _has_blocks(func):
         reason = "its loops are written by hand, without blocks to reorder"
         return func, ScheduleChoice("as written", "as written", reason)
-    if not isinstance(machine, CpuDescription):
+    if isinstance(machine, GpuDescription):
         return _schedule_for_gpu(func, machine)
     refusals: list[str] = []
-    for template in CPU_TEMPLATES:
+    for template in _templates(machine):
         scheduled = apply_template(template, func, machine)
         if isinstance(scheduled, NotMine):
             refusals.append(f"{template.name}: {scheduled.reason}")
@@ -133,10 +135,17 @@ def _schedule_by_rule(
     return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
 
 
+def _templates(machine: Machine) -> tuple[Template, ...]:
+    """Our templates for a kind of machine, in the order in which they are asked."""
+    if isinstance(machine, CpuDescription):
+        return CPU_TEMPLATES
+    return MESH_TEMPLATES if isinstance(machine, MeshDescription) else ()
+
+
 def _choice(
     template: Template, refusals: list[str], packed: PackedOperand | None
 ) -> ScheduleChoice:
-    last_resort = template is CPU_TEMPLATES[-1]
+    last_resort = template in (CPU_TEMPLATES[-1], MESH_TEMPLATES[-1])
     source = "generic" if last_resort else "template"
     reason = "no template takes it" if last_resort else "first template that takes it"
     return ScheduleChoice(template.name, source, reason, tuple(refusals), packed)

@@ -5,10 +5,10 @@ from typing import Protocol
 
 from tvm import s_tir, tirx
 
-from tvm_ext.hardware.description import CpuDescription, GpuDescription
+from tvm_ext.hardware.description import Description
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 
-Machine = CpuDescription | GpuDescription
+Machine = Description
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,9 @@ from tvm_ext.tuning.database_files import (
 from tvm_ext.tuning.lines import Problem
 from tvm_ext.tuning.record_check import RecordCheck
 from tvm_ext.tuning.record_choice import kept, standings
+from tvm_ext.tuning.record_kinds import Group, RecordKinds, group_of
 from tvm_ext.tuning.target_key import target_key
 from tvm_ext.tuning.trial import Trial
-
-Group = tuple[str, str]
-"""A kernel's hash and the key of a target."""
 
 
 def is_timed(record: StoredRecord) -> bool:
@@ -29,7 +27,7 @@ def grouped_records(records: Iterable[StoredRecord]) -> dict[Group, list[StoredR
     """The records of each kernel on each target, the fastest first, those without a time last."""
     groups: dict[Group, list[StoredRecord]] = {}
     for record in records:
-        groups.setdefault((record.workload, target_key(record.target)), []).append(record)
+        groups.setdefault(group_of(record), []).append(record)
     return {
         group: sorted(own, key=lambda record: (not is_timed(record), record.seconds))
         for group, own in groups.items()
@@ -59,19 +57,22 @@ def grouped_trials(trials: Iterable[Trial]) -> dict[Group, list[Trial]]:
     return groups
 
 
-def best_records(files: DatabaseFiles) -> dict[Group, StoredRecord]:
+def best_records(files: DatabaseFiles, trials: Iterable[Trial] = ()) -> dict[Group, StoredRecord]:
     """By kernel and target, the record with the least mean seconds that applies to its workload.
 
-    Faster ones that do not apply are moved to the problems of ``files``.
+    Faster ones that do not apply are moved to the problems of ``files``. With the ``trials`` of the
+    log beside it, times of a model stand only where nothing was measured.
     """
-    return {group: records[0] for group, records in top_records(files, 1).items()}
+    return {group: records[0] for group, records in top_records(files, 1, trials).items()}
 
 
-def top_records(files: DatabaseFiles, count: int) -> dict[Group, list[StoredRecord]]:
+def top_records(
+    files: DatabaseFiles, count: int, trials: Iterable[Trial] = ()
+) -> dict[Group, list[StoredRecord]]:
     """The same with the ``count`` best; without those that have no time."""
     check = RecordCheck(files)
     found = {}
-    for group, records in grouped_records(files.records).items():
+    for group, records in grouped_records(RecordKinds(trials).comparable(files.records)).items():
         timed = [record for record in records if is_timed(record)]
         chosen = list(itertools.islice(_applying(files, check, timed), count))
         if chosen:

@@ -1,7 +1,9 @@
 """How many trials, and how much time, a session still has."""
 
+import time
 from collections.abc import Sequence
 
+from tvm_ext.tuning.deadline import Deadline
 from tvm_ext.tuning.kernel_state import KernelState
 from tvm_ext.tuning.progress import SessionProgress
 from tvm_ext.tuning.session_options import SessionOptions
@@ -54,13 +56,29 @@ class Budget:
 
     def is_late(self) -> bool:
         """Whether the time that is left is needed to confirm what was found."""
-        budget = self._options.time_budget
-        if budget is None:
-            return False
-        waiting = sum(bool(s.is_open and s.search and s.to_confirm(1)) for s in self._states)
-        return self._progress.seconds > budget - min(_CONFIRM_SECONDS * waiting, budget / 4)
+        return self._left(self._reserve()) < 0
 
     def is_past(self) -> bool:
         """Whether the time is over, confirmations or not."""
+        return self._left() < 0
+
+    def search_deadline(self) -> Deadline:
+        """When ``is_late`` will be true."""
+        return Deadline(time.monotonic() + self._left(self._reserve()))
+
+    def deadline(self) -> Deadline:
+        """When ``is_past`` will be true."""
+        return Deadline(time.monotonic() + self._left())
+
+    def _left(self, reserve: float = 0.0) -> float:
+        """Seconds that are left but for a reserve; infinite without a budget."""
         budget = self._options.time_budget
-        return budget is not None and self._progress.seconds > budget
+        return float("inf") if budget is None else budget - reserve - self._progress.seconds
+
+    def _reserve(self) -> float:
+        """Seconds that confirmations of what was found so far will take."""
+        budget = self._options.time_budget
+        if budget is None:
+            return 0.0
+        waiting = sum(bool(s.is_open and s.search and s.to_confirm(1)) for s in self._states)
+        return min(_CONFIRM_SECONDS * waiting, budget / 4)

@@ -24,25 +24,44 @@ class KernelState:
         For the session's target, of all sessions.
     modelled_seconds : float
         What one call is expected to take, before it is measured.
+    measures : bool
+        Whether the session measures: then the answers of a model among the trials are no trials of
+        its search. One that asks a model passes over measured ones.
     """
 
-    def __init__(self, task: KernelTask, modelled_seconds: float, trials: list[Trial]) -> None:
+    def __init__(
+        self,
+        task: KernelTask,
+        modelled_seconds: float,
+        trials: list[Trial],
+        measures: bool = True,
+    ) -> None:
         self.task = task
         self.modelled_seconds = modelled_seconds
         self.trials = trials
+        self.measures = measures
         self.search: KernelSearch | None = None
         self.progress = KernelProgress(task.name, task.hash, task.calls, task.origins)
         self.refresh()
 
-    def begin(self, search: KernelSearch) -> None:
-        """Starts its search, which learns what earlier sessions tried."""
+    def begin(self, search: KernelSearch) -> list[tuple[Candidate, float | None]]:
+        """Starts its search, which learns what earlier sessions tried.
+
+        Returns
+        -------
+        list[tuple[Candidate, float or None]]
+            That: candidates with their seconds, None for one that was of no use.
+        """
         self.search = search
-        again = {trial.candidate: self.again(trial) for trial in self.trials}
+        again = {trial.candidate: self.again(trial) for trial in self.own_trials()}
         # Another version, or other passes: what was timed then is not what its trace says now.
-        self.trials[:] = [t for t in self.trials if not t.is_measured or again[t.candidate]]
+        stale = {name for name, candidate in again.items() if candidate is None}
+        self.trials[:] = [t for t in self.trials if t.candidate not in stale or not t.is_timed]
         found = [candidate for candidate in again.values() if candidate is not None]
-        search.tell((candidate, self.known_seconds(candidate)) for candidate in found)
+        known = [(candidate, self.known_seconds(candidate)) for candidate in found]
+        search.tell(known)
         self.refresh()
+        return known
 
     def has_ended(self, trials: int | None, patience: int) -> str:
         """Why its search has ended by its trials, empty if it has not.
@@ -78,13 +97,18 @@ class KernelState:
         """Seconds of all its calls in one run of the model, measured or else modelled."""
         return (self.progress.best_seconds or self.modelled_seconds) * self.task.calls
 
+    def own_trials(self) -> list[Trial]:
+        """The trials without times of the other kind; see ``measures``."""
+        other = "modelled" if self.measures else "ok"
+        return [trial for trial in self.trials if trial.status != other]
+
     def knows(self, candidate: Candidate) -> bool:
         """Whether a candidate was tried before, in whatever session."""
-        return any(trial.candidate == candidate.hash for trial in self.trials)
+        return any(trial.candidate == candidate.hash for trial in self.own_trials())
 
     def known_seconds(self, candidate: Candidate) -> float | None:
         """What it took then; None if it was of no use."""
-        found = standings(t for t in self.trials if t.candidate == candidate.hash)
+        found = standings(t for t in self.own_trials() if t.candidate == candidate.hash)
         return next((one.seconds for one in found.values()), None)
 
     def reference_seconds(self) -> float | None:
@@ -100,19 +124,19 @@ class KernelState:
         least, since = float("inf"), 0
         for trial in self.searched():
             since += 1
-            if trial.is_measured and (trial.seconds or least) < least * (1 - LEAST_GAIN):
+            if trial.is_timed and (trial.seconds or least) < least * (1 - LEAST_GAIN):
                 since = 0
-            if trial.is_measured:
+            if trial.is_timed:
                 least = min(least, trial.seconds or least)
         return since
 
     def searched(self) -> list[Trial]:
         """The search's own trials, without confirmations."""
-        return [trial for trial in self.trials if trial.purpose == "search"]
+        return [trial for trial in self.own_trials() if trial.purpose == "search"]
 
     def to_confirm(self, count: int) -> list[Trial]:
         """The best that look better than the default and were not measured beside it again."""
-        found = standings(self.trials)
+        found = standings(self.own_trials())
         default = default_of(found)
         limit = default.seconds if default is not None else float("inf")
         open_ones = [
@@ -127,12 +151,12 @@ class KernelState:
     def refresh(self) -> None:
         """Brings what is shown up to date with the trials."""
         shown = self.progress
-        found = standings(self.trials)
+        found = standings(self.own_trials())
         default, chosen = default_of(found), best(found)
         shown.default_seconds = default.seconds if default is not None else None
         searched = self.searched()
         shown.trials = len(searched)
-        shown.failed = sum(not trial.is_measured for trial in searched)
+        shown.failed = sum(not trial.is_timed for trial in searched)
         if chosen is not None:
             shown.best_seconds = chosen.seconds
             shown.best_schedule = describe_schedule(chosen.trial.template, chosen.trial.decisions)
@@ -157,6 +181,6 @@ def corrected(timing: Timing, reference_seconds: float | None) -> tuple[float, f
 def _improvements(trials: Iterable[Trial]) -> Iterable[tuple[int, float]]:
     least = float("inf")
     for number, trial in enumerate(trials, start=1):
-        if trial.is_measured and trial.seconds is not None and trial.seconds < least:
+        if trial.is_timed and trial.seconds is not None and trial.seconds < least:
             least = trial.seconds
             yield number, least

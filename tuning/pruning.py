@@ -9,7 +9,6 @@ from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.cost_models.choose import model_file
 from tvm_ext.tuning.cost_models.performance_predictor import Sample
 from tvm_ext.tuning.cost_models.predictor_model import PredictorModel
-from tvm_ext.tuning.loop_features import loop_features
 
 Note = Callable[[str], object]
 
@@ -17,6 +16,7 @@ Note = Callable[[str], object]
 class Pruner:
     """Learns from the trials of all sessions on a folder.
 
+    Those that a session has not saved, because it was killed, it learns when it is told of them.
     If the predictor fails, or xgboost is missing, it says so once and dismisses nothing.
 
     Parameters
@@ -30,7 +30,6 @@ class Pruner:
     """
 
     def __init__(self, machine: CpuDescription, folder: Path, note: Note) -> None:
-        self._machine = machine
         self._file = model_file("predictor", machine, folder)
         self._note = note
         self._model: PredictorModel | None = None
@@ -49,11 +48,19 @@ class Pruner:
         return [one for one, flag in zip(candidates, worth, strict=True) if flag]
 
     def learn(self, results: Iterable[tuple[Candidate, float | None]]) -> None:
-        """Takes in what was measured."""
+        """Takes in what was measured, in this session or before it.
+
+        What it knows already costs nothing but a look at its time, which may be a newer one.
+        """
         with self._optional():
             if self._model is not None:
                 self._model.predictor.add(
-                    Sample(loop_features(one.mod, self._machine), seconds, one.task.hash, one.hash)
+                    Sample(
+                        self._model.features_of(one.hash, one.mod),
+                        seconds,
+                        one.task.hash,
+                        one.hash,
+                    )
                     for one, seconds in results
                     if seconds is not None
                 )

@@ -3,12 +3,15 @@
 A time from the search alone is one draw among many, and the least of many is partly luck. So the
 best are measured again beside the default, and what does not beat it there is dropped. Before that
 has happened, a candidate has to be ahead of the default by more than the noise.
+
+Times of a model stand for a kernel on a target where nothing was measured, and nowhere else: the
+two are never compared.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tvm_ext.tuning.trial import Trial
+from tvm_ext.tuning.trial import FAILURES, Trial
 
 # A smaller gain is noise, however small the spread.
 LEAST_GAIN = 0.01
@@ -35,20 +38,33 @@ class Standing:
     spread: float
     is_confirmed: bool
 
+    @property
+    def is_modelled(self) -> bool:
+        """Whether the time is a model's answer."""
+        return self.trial.is_modelled
+
+
+def timed(trials: Iterable[Trial]) -> list[Trial]:
+    """Of one kernel on one target, the trials whose times count: all of one kind.
+
+    The measured ones; those of a model where nothing was measured.
+    """
+    known = list(trials)
+    measured = [trial for trial in known if trial.is_measured]
+    return measured or [trial for trial in known if trial.is_modelled]
+
 
 def standings(trials: Iterable[Trial]) -> dict[str, Standing]:
-    """By candidate, the measured trials of one kernel on one target.
+    """By candidate, the trials of one kernel on one target whose times count.
 
     A candidate that was of no use in any trial, even after a good one, is out: threads that race
     give right numbers now and then.
     """
     found: dict[str, Standing] = {}
     known_trials = list(trials)
-    bad = {one.candidate for one in known_trials if one.status not in ("ok", "modelled")}
-    for trial in known_trials:
-        if trial.candidate in bad:
-            continue
-        if not trial.is_measured or trial.seconds is None:
+    bad = {one.candidate for one in known_trials if one.status in FAILURES}
+    for trial in timed(known_trials):
+        if trial.candidate in bad or trial.seconds is None:
             continue
         known = found.get(trial.candidate)
         confirms = trial.purpose == "confirm"

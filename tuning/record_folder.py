@@ -22,7 +22,7 @@ from tvm_ext.tuning.folder_lock import locked
 from tvm_ext.tuning.lines import Problem
 from tvm_ext.tuning.logs.repair import repair_folder
 from tvm_ext.tuning.record_check import RecordCheck
-from tvm_ext.tuning.record_choice import Standing, kept, standings
+from tvm_ext.tuning.record_choice import Standing, kept, standings, timed
 from tvm_ext.tuning.target_key import target_key
 from tvm_ext.tuning.task import KernelTask
 from tvm_ext.tuning.trial import Trial
@@ -103,14 +103,19 @@ class RecordFolder:
             self._lock = None
 
     def add(self, trial: Trial, trace: Any = None) -> None:
-        """Writes a trial that has ended, and its record if it was measured with right numbers.
+        """Writes a trial that has ended, and its record if its time counts (``timed``).
 
         Returns when both are on the disk.
         """
         append_trial(self.folder, trial)
-        self.trials.setdefault(trial.kernel, []).append(trial)
+        own = self.trials.setdefault(trial.kernel, [])
+        modelled = timed(own)[:1] if trial.is_measured else []
+        own.append(trial)
         self._all.setdefault(trial.kernel, []).append(trial)
-        if trial.is_measured and trial.purpose == "search" and trace is not None:
+        if modelled and modelled[0].is_modelled:
+            # The first that was measured: records of a model go.
+            self.settle([trial.kernel])
+        elif trial in timed(own) and trial.purpose == "search" and trace is not None:
             workload = self._workload(trial.kernel)
             record = stored_record(workload, trace, [trial.seconds or 0.0], self._target)
             if workload.hash not in self._lines:

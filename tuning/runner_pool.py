@@ -11,6 +11,9 @@ from tvm_ext.tuning.errors import TuningError
 from tvm_ext.tuning.run_device import RunDeviceAddress
 from tvm_ext.tuning.worker import Worker
 
+QUEUE_SECONDS = 120.0
+"""How long a kernel may wait for a server, beside the time that it may run there."""
+
 # How long a session waits for a server when none is left.
 _PATIENCE_SECONDS = 60.0
 
@@ -23,8 +26,12 @@ class Runner:
     address: RunDeviceAddress
 
 
+# How long it may take until a server that has returned is seen.
+_CHECK_SECONDS = 3.0
+
+
 class RunnerPool:
-    """Lends runners; those whose server is gone are retired.
+    """Lends runners; those whose server is gone rest until it returns.
 
     Parameters
     ----------
@@ -46,7 +53,8 @@ class RunnerPool:
         self._free: queue.SimpleQueue[Runner] = queue.SimpleQueue()
         self._count_servers = count_servers
         self._lock = threading.Lock()
-        self._active = len(self._all)
+        self._resting: list[Runner] = []
+        self._checked = time.monotonic()
         self._closed = False
         for runner in self._all:
             self._free.put(runner)
@@ -64,12 +72,12 @@ class RunnerPool:
     @contextmanager
     def lent(self) -> Iterator[Runner]:
         """A runner for the block."""
+        self._wake()
         runner = self._free.get()
         try:
             yield runner
         finally:
-            if self._is_needed(runner):
-                self._free.put(runner)
+            self._take_back(runner)
 
     def kill(self) -> None:
         """Ends all processes, as ``Worker.kill`` does."""
@@ -102,15 +110,32 @@ class RunnerPool:
                 )
             time.sleep(0.5)
 
-    def _is_needed(self, runner: Runner) -> bool:
-        if not self.is_remote:
-            return True
+    def _take_back(self, runner: Runner) -> None:
+        """A runner that was lent can be lent again, or rests if there is one more than servers."""
         with self._lock:
-            try:
-                fewer = self._count_servers(runner.address) < self._active
-            except TuningError:
-                return True
-            if fewer and self._active > 1:
-                self._active -= 1
-                return False
-            return True
+            count = self._count(runner.address)
+            active = len(self._all) - len(self._resting)
+            if count is not None and count < active and active > 1:
+                self._resting.append(runner)
+                return
+        self._free.put(runner)
+
+    def _wake(self) -> None:
+        """Lends runners again for which there are servers by now; asks every few seconds only."""
+        with self._lock:
+            now = time.monotonic()
+            if not self._resting or now - self._checked < _CHECK_SECONDS:
+                return
+            self._checked = now
+            count = self._count(self._resting[0].address) or 0
+            while self._resting and len(self._all) - len(self._resting) < count:
+                self._free.put(self._resting.pop())
+
+    def _count(self, address: RunDeviceAddress) -> int | None:
+        """Servers at an address; None if it does not matter, or the tracker does not answer."""
+        if not self.is_remote:
+            return None
+        try:
+            return self._count_servers(address)
+        except TuningError:
+            return None

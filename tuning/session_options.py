@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tvm_ext.tuning.effort import Effort
-from tvm_ext.tuning.measurer import Limits
+from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.run_device import RunDeviceAddress
 
 

@@ -10,7 +10,10 @@ from tvm_ext.tuning.lines import strict_json
 FORMAT = 1
 """Version of the lines; a line with a higher one is from a newer tvm-ext."""
 
-STATUSES = ("ok", "build", "run", "timeout", "wrong", "modelled")
+FAILURES = ("build", "run", "timeout", "wrong")
+"""Statuses of trials that came to nothing."""
+
+STATUSES = ("ok", *FAILURES, "modelled")
 
 Status = Literal["ok", "build", "run", "timeout", "wrong", "modelled"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -71,8 +74,18 @@ class Trial(BaseModel):
 
     @property
     def is_measured(self) -> bool:
-        """Whether its time was measured and may be compared."""
+        """Whether its time was measured, and may be compared with other measured times."""
         return self.status == "ok" and self.seconds is not None
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether its time is a model's answer, and may be compared with other such answers."""
+        return self.status == "modelled" and self.seconds is not None
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it has a time, of either kind."""
+        return self.is_measured or self.is_modelled
 
     def to_line(self) -> str:
         """The line, without its end."""

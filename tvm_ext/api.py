@@ -21,15 +21,15 @@ from tvm_ext.compiler.tuned_kernels import (
     record_folders,
     require_hits,
 )
-from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
+from tvm_ext.hardware.description import CpuDescription, Description, Processor
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.hardware.targets import compiling_for, resolve_processor
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.records import CompileReport, GraphRecord
 from tvm_ext.tir_schedules.select import schedule_kernels
 
-TargetSource: TypeAlias = "str | Path | tvm.target.Target | CpuDescription | GpuDescription"
+TargetSource: TypeAlias = "str | Path | tvm.target.Target | Description"
 
 
 def compile(
@@ -80,7 +80,7 @@ def compile(
         A subclass says what is wrong: ModelError, UnsupportedOperatorError, InputError,
         TargetError, ConfigError, PassError, BuildError or RecordsError.
     """
-    machine = resolve_target(target)
+    machine = resolve_processor(target)
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
     runner = PassRunner(Path(dump_ir) if dump_ir is not None else None)
     phases = Phases()
@@ -133,7 +133,7 @@ def load(path: str | Path) -> CompiledModel:
     return CompiledModel.load(path)
 
 
-def _report(lowered: LoweredModel, opt_level: str, machine: Description) -> CompileReport:
+def _report(lowered: LoweredModel, opt_level: str, machine: Processor) -> CompileReport:
     imported = lowered.imported
     return CompileReport(
         model=imported.name,

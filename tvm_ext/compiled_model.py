@@ -21,7 +21,7 @@ from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.device_buffers import InputBuffers, to_array
 from tvm_ext.errors import RunError, TargetError, reason_of
-from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.host import host_cpu_features
 from tvm_ext.hardware.threads import use_threads
 from tvm_ext.model_inputs import check_inputs
@@ -220,7 +220,7 @@ def _run_errors() -> Iterator[None]:
         ) from error
 
 
-def target_record(machine: Description) -> TargetRecord:
+def target_record(machine: Processor) -> TargetRecord:
     """What a saved model says of the machine that it was compiled for."""
     if isinstance(machine, CpuDescription):
         return TargetRecord(

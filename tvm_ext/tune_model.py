@@ -18,7 +18,7 @@ from tvm_ext.errors import TuningError
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.hardware.targets import compiling_for, resolve_processor, resolve_target
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.tuning.candidate import Finish
@@ -116,7 +116,7 @@ def tune(
     TvmExtError
         As ``compile``; TuningError or RecordsError when the session cannot start.
     """
-    machine = resolve_target(target)
+    machine = resolve_processor(target)
     if not isinstance(machine, CpuDescription):
         raise TuningError(
             f"target '{machine.name}' is a GPU; expected a CPU: kernels for GPUs are scheduled by "

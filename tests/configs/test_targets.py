@@ -11,6 +11,7 @@ from tvm.script import tirx as T
 from tvm_ext.configs.errors import ConfigError
 from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml, read_toml
 from tvm_ext.hardware.description import CpuDescription, GpuDescription
+from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.hardware.targets import load_description
 
 PRESETS = sorted(
@@ -134,6 +135,9 @@ def test_preset_gives_a_tvm_target(preset):
         assert target.kind.name == "cuda"
         assert target.attrs["arch"] == description.arch
         assert target.attrs["max_shared_memory_per_block"] == description.shared_memory_bytes
+    elif isinstance(description, MeshDescription):
+        assert target.kind.name == "llvm"
+        assert target.attrs["device"] == description.device
     else:
         assert target.kind.name == "llvm"
         assert target.attrs["num-cores"] == description.cores

@@ -74,6 +74,17 @@ def test_modelled_times_are_not_compared(tmp_path):
     assert found.change is None
 
 
+def test_times_of_a_model_are_compared_with_each_other(tmp_path):
+    before, after = tmp_path / "a", tmp_path / "b"
+    for folder, seconds in ((before, 2e-9), (after, 1e-9)):
+        folder.mkdir()
+        append_trial(folder, trial(8, status="modelled", seconds=seconds, spread=0.0))
+    (found,) = diff_records(read_folder(before), read_folder(after))
+    assert (found.verdict, found.is_modelled) == ("faster", True)
+    assert found.change == pytest.approx(-0.5)
+    assert difference_json(found)["is_modelled"]
+
+
 def test_folders_of_plain_metaschedule(tmp_path):
     for name, seconds in (("a", 2e-6), ("b", 1e-6)):
         (tmp_path / name).mkdir()

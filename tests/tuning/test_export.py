@@ -12,18 +12,23 @@ from record_folders import (
     lines_of,
     opened,
     record,
+    split_trace,
     stored,
     trial,
     write_folder,
 )
 
+from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.database_files import (
     RECORDS,
     WORKLOADS,
     append_record,
     append_workload,
+    read_database,
+    write_database,
 )
 from tvm_ext.tuning.errors import RecordsError
+from tvm_ext.tuning.logs.best import best_schedules
 from tvm_ext.tuning.logs.export import export_records
 from tvm_ext.tuning.logs.folder import read_folder
 from tvm_ext.tuning.trial_log import TRIALS, append_trial, read_trials
@@ -108,6 +113,29 @@ def test_a_log_of_winners(folder, tmp_path):
     assert {one.kernel: one.seconds for one in found} == {hash_of(8): 1.25e-6, hash_of(4): 2e-6}
     assert all(not one.is_default and one.is_measured for one in found)
     assert all((one.origins, one.samples, one.model) == ([], [], "") for one in found)
+
+
+def test_times_of_a_model_are_exported_as_such(tmp_path):
+    """Where nothing was measured, and with the trials that say what they are."""
+    folder = write_folder(tmp_path / "records", (8,))
+    trace = split_trace(4)
+    for size, at in ((8, trace), (4, trace)):
+        changes = {"seconds": 1e-9, "trace": plain_json(at.as_json()), "candidate": "c" * 16}
+        append_trial(folder, trial(size, status="modelled", **changes))
+    files = read_database(folder)
+    modelled = [record(4, 1e-9, trace=trace)]
+    write_database(folder, [*files.workloads.values(), stored(4)], [*files.records, *modelled])
+    out = tmp_path / "out"
+    assert export_records(read_folder(folder), out, is_folder=True) == 2
+    assert {seconds for _, seconds, _ in opened(out)} == {1e-6, 1e-9}
+    (one,) = read_trials(out).trials
+    assert (one.kernel, one.status) == (hash_of(4), "modelled")
+    assert {best.is_modelled for best in best_schedules(read_folder(out))} == {True, False}
+    log = tmp_path / "log" / TRIALS
+    log.parent.mkdir()
+    assert export_records(read_folder(folder), log) == 2
+    statuses = {one.kernel: one.status for one in read_trials(log.parent).trials}
+    assert statuses == {hash_of(8): "ok", hash_of(4): "modelled"}
 
 
 def test_another_ending_is_refused(folder, tmp_path):

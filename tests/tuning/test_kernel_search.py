@@ -87,6 +87,15 @@ def test_candidate_is_rebuilt_from_its_trace():
         assert again.recorded.decisions == one.recorded.decisions
 
 
+def test_a_logged_candidate_is_remade_as_it_was_or_not_at_all():
+    search = new_search(matmul_task())
+    one, *_ = search.propose()
+    assert search.again(one.trace_json, one.hash).hash == one.hash
+    # Other loops than those that were measured.
+    assert search.again(one.trace_json, "0" * 16) is None
+    assert search.again([["no", "trace"]], one.hash) is None
+
+
 def test_kernels_without_decisions_get_the_space_of_metaschedule(monkeypatch):
     monkeypatch.setattr(kernel_search, "_has_decisions", lambda space: False)
     search = new_search(matmul_task(), batch=4)

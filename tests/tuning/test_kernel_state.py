@@ -68,12 +68,31 @@ def test_failed_trials_are_counted_and_never_improve():
     assert found.progress.curve == [(2, 10.0)]
 
 
-def test_modelled_trials_never_improve():
-    found = state(default(), tried(FIRST, 1.0, status="modelled"))
-    assert found.since_improvement() == 1
+def test_modelled_trials_are_none_of_a_session_that_measures():
+    modelled = tried(FIRST, 1.0, status="modelled")
+    found = state(default(), modelled)
+    assert found.since_improvement() == 0
     assert found.progress.curve == [(1, 10.0)]
-    assert found.progress.best_seconds == 10.0
+    assert (found.progress.best_seconds, found.progress.trials) == (10.0, 1)
     assert found.to_confirm(3) == []
+    # It may still be measured, and the default too where a model alone has spoken.
+    assert not found.knows(FakeCandidate(FIRST))
+    assert found.known_seconds(FakeCandidate(FIRST)) is None
+    alone = state(default(status="modelled"), modelled)
+    assert not alone.knows(FakeCandidate(DEFAULT))
+    assert alone.progress.best_seconds is None
+
+
+def test_a_session_that_asks_a_model_compares_its_answers():
+    trials = [default(status="modelled"), tried(FIRST, 8.0, status="modelled"), FAILED]
+    found = KernelState(FakeTask(), 7.0, [*trials, tried(SECOND, 1.0)], measures=False)
+    assert (found.progress.default_seconds, found.progress.best_seconds) == (10.0, 8.0)
+    assert (found.progress.trials, found.progress.failed) == (3, 1)
+    assert found.progress.curve == [(1, 10.0), (2, 8.0)]
+    assert found.since_improvement() == 1
+    assert found.known_seconds(FakeCandidate(FIRST)) == 8.0
+    assert not found.knows(FakeCandidate(SECOND))
+    assert found.to_confirm(3) == [trials[1]]
 
 
 def test_the_curve_falls():
@@ -116,8 +135,33 @@ def test_known_seconds():
 
 
 class FakeSearch:
-    def __init__(self, default):
+    """Remakes all candidates but those of another version."""
+
+    def __init__(self, default, stale=()):
         self.default = FakeCandidate(default)
+        self.stale = stale
+        self.told = []
+
+    def again(self, trace, candidate):
+        return None if candidate in self.stale else FakeCandidate(candidate)
+
+    def tell(self, results):
+        self.told = list(results)
+
+
+def test_a_search_begins_with_what_earlier_sessions_tried():
+    found = state(default(), tried(FIRST, 8.0), confirmed(FIRST, 9.0), tried(SECOND, 1.0), FAILED)
+    search = FakeSearch(DEFAULT, stale=[SECOND])
+    known = found.begin(search)
+    assert known == search.told
+    assert {one.hash: seconds for one, seconds in known} == {
+        DEFAULT: 10.0,
+        FIRST: 9.0,
+        THIRD: None,
+    }
+    # What was measured is not what its trace says now.
+    assert [one.candidate for one in found.trials] == [DEFAULT, FIRST, FIRST, THIRD]
+    assert found.progress.best_seconds == 9.0
 
 
 def reference_seconds(*trials, default=DEFAULT) -> float | None:

@@ -6,6 +6,7 @@ import pytest
 from record_folders import (
     OTHER_TARGET,
     contents,
+    decided_trace,
     hash_of,
     insert_line,
     kernel_trials,
@@ -17,6 +18,7 @@ from record_folders import (
     write_folder,
 )
 
+from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.database_files import RECORDS, WORKLOADS, read_database, write_database
 from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.folder_lock import LOCK, locked
@@ -105,6 +107,31 @@ def test_targets_stay_apart(first, tmp_path):
     merge_folders([first, there], tmp_path / "both")
     assert (hash_of(8), 1e-6, "skylake-avx512") in opened(tmp_path / "both")
     assert len(opened(tmp_path / "both")) == 5
+
+
+def test_records_of_a_model_do_not_come_beside_measured_ones(first, tmp_path):
+    """Their trials stay in the log."""
+
+    def trials(size, best):
+        trace = plain_json(decided_trace(size, rows=4, columns=2).as_json())
+        return [trial(size, status="modelled", seconds=best, run="model", trace=trace)]
+
+    model = write_folder(tmp_path / "model", (8, 6), {8: 1e-9, 6: 2e-9}, trials)
+    merged = merge_folders([first, model], tmp_path / "both")
+    assert opened(tmp_path / "both") == expected(
+        *((8, 3e-6), (8, 1e-6), (4, 3e-6), (4, 2e-6), (6, 3e-6)),
+    )
+    assert merged.modelled_records == 2
+    assert merged.records == 5
+    assert [t.run for t in read_trials(tmp_path / "both").trials].count("model") == 2
+    # The one that MetaSchedule measured goes; the model alone stands for the kernel.
+    alone = read_database(model)
+    write_database(
+        model, alone.workloads.values(), [one for one in alone.records if one.seconds < 1e-6]
+    )
+    merge_folders([first, model], tmp_path / "again")
+    assert (hash_of(6), 2e-9, "x86-64-v3") in opened(tmp_path / "again")
+    assert (hash_of(8), 1e-9, "x86-64-v3") not in opened(tmp_path / "again")
 
 
 def test_damage_is_left_out_and_named(first, second, tmp_path):

@@ -4,8 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from drawn_candidates import MACHINE, SHAPES, drawn, made_up_seconds, task_of
-from record_folders import trial
+from drawn_candidates import MACHINE, SHAPES, drawn, made_up_seconds
 
 from tvm_ext.tuning.cost_models.analytic_model import modelled_seconds
 from tvm_ext.tuning.cost_models.performance_predictor import (
@@ -19,11 +18,8 @@ from tvm_ext.tuning.cost_models.predictor_quality import (
     judged,
     rank_correlation,
 )
-from tvm_ext.tuning.cost_models.predictor_samples import samples_of
-from tvm_ext.tuning.database_files import stored_workload, write_database
 from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.loop_features import loop_features
-from tvm_ext.tuning.trial_log import append_trial
 
 
 def samples(shape, seconds=made_up_seconds) -> list[Sample]:
@@ -214,60 +210,3 @@ def test_file_is_plain_json(all_samples, tmp_path):
     trained(all_samples.values()).save(tmp_path / "predictor.json")
     stored = json.loads((tmp_path / "predictor.json").read_text())
     assert {"kernel", "candidate", "seconds", "features"} == set(stored["samples"][0])
-
-
-# Samples from a folder of records.
-
-
-def logged(measured, seconds: float | None = 1e-3, **changes):
-    values = {
-        "kernel": measured.task.hash,
-        "kernel_name": measured.task.name,
-        "candidate": measured.hash,
-        "trace": measured.trace_json,
-        "target": MACHINE.tvm_target(),
-        "seconds": seconds,
-    }
-    return trial(8, **(values | changes))
-
-
-def plain(mod):
-    return mod
-
-
-def test_samples_are_rebuilt_from_a_folder(tmp_path):
-    candidates = {shape: drawn(shape)[:4] for shape in SHAPES[:2]}
-    write_database(tmp_path, [stored_workload(task_of(s).workload) for s in candidates], [])
-    for group in candidates.values():
-        for position, one in enumerate(group):
-            append_trial(tmp_path, logged(one, 1e-3 * (position + 1)))
-    found = samples_of(tmp_path, MACHINE, plain)
-    assert len(found) == 8
-    for sample, one in zip(found, [c for group in candidates.values() for c in group], strict=True):
-        assert (sample.kernel, sample.candidate) == (one.task.hash, one.hash)
-        np.testing.assert_array_equal(sample.features, loop_features(one.mod, MACHINE))
-    assert [sample.seconds for sample in found[:4]] == [1e-3, 2e-3, 3e-3, 4e-3]
-
-
-def test_trials_that_say_nothing_are_left_out(tmp_path):
-    first, second, third, fourth = drawn(SHAPES[0])[:4]
-    write_database(tmp_path, [stored_workload(first.task.workload)], [])
-    trials = [
-        logged(first),
-        logged(first, 5e-3, purpose="confirm", time="2026-11-22T10:00:00.000+00:00"),
-        logged(second, None, status="wrong"),
-        logged(second, target=MACHINE.with_cores(2).tvm_target()),
-        # Its trace leads to other loops than those that were measured.
-        logged(third, candidate="0" * 16),
-        logged(fourth, trace=[["no", "trace"]]),
-        logged(drawn(SHAPES[1])[0]),
-    ]
-    for one in trials:
-        append_trial(tmp_path, one)
-    (sample,) = samples_of(tmp_path, MACHINE, plain)
-    assert sample.candidate == first.hash
-    assert sample.seconds == 5e-3
-
-
-def test_folder_without_files_has_no_samples(tmp_path):
-    assert samples_of(tmp_path, MACHINE, plain) == []

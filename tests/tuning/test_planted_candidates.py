@@ -8,7 +8,7 @@ from sessions import run_session
 from small_kernels import add_task
 
 from tvm_ext.tuning.database_files import read_database
-from tvm_ext.tuning.measurer import Limits
+from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.search.kernel_search import KernelSearch
 from tvm_ext.tuning.trial_log import read_trials
 

@@ -7,6 +7,7 @@ from record_folders import (
     OTHER_TARGET,
     contents,
     cut_end,
+    decided_trace,
     failed_trial,
     hash_of,
     insert_line,
@@ -14,9 +15,11 @@ from record_folders import (
     opened,
     record,
     stored,
+    trial,
     write_folder,
 )
 
+from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.database_files import RECORDS, WORKLOADS, read_database, write_database
 from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.folder_lock import LOCK
@@ -84,6 +87,32 @@ def test_failed_trials_go(folder):
     assert {one.status for one in read_trials(folder).trials} == {"ok"}
     assert pruned.trials_kept == len(lines_of(folder, TRIALS)) == 6
     assert len(opened(folder)) == 7
+
+
+def test_records_of_a_model_go_where_something_was_measured(folder):
+    trace = decided_trace(8, rows=8)
+    append_trial(
+        folder,
+        trial(8, status="modelled", seconds=1e-9, trace=plain_json(trace.as_json())),
+    )
+    files = read_database(folder)
+    modelled = record(8, 1e-9, trace=trace)
+    write_database(folder, files.workloads.values(), [*files.records, modelled])
+    prune_folder(folder, PruneOptions(keep=2))
+    assert 1e-9 not in {seconds for seconds, _ in times(folder)}
+    assert (1e-6, HERE) in times(folder)
+
+
+def test_a_model_alone_is_pruned_by_its_own_times(tmp_path):
+    traces = {3e-9: decided_trace(8, rows=4), 2e-9: decided_trace(8, rows=8)}
+    for seconds, trace in traces.items():
+        plain = plain_json(trace.as_json())
+        append_trial(tmp_path, trial(8, status="modelled", seconds=seconds, trace=plain))
+    records = [record(8, seconds, trace=trace) for seconds, trace in traces.items()]
+    write_database(tmp_path, [stored(8)], records)
+    prune_folder(tmp_path, PruneOptions(drop_failed=True))
+    assert times(tmp_path) == [(2e-9, HERE)]
+    assert len(read_trials(tmp_path).trials) == 2
 
 
 def test_only_one_target(folder):

@@ -11,6 +11,7 @@ from tvm_ext.tuning.record_choice import (
     default_of,
     kept,
     standings,
+    timed,
 )
 
 DEFAULT, FIRST, SECOND, THIRD = (f"{number:016x}" for number in range(4))
@@ -48,6 +49,25 @@ def test_a_modelled_time_does_not_stand_in_for_the_measured_one():
     assert standings(trials)[FIRST].seconds == 9.0
     confirming = [*trials, confirmed(FIRST, 1.0, status="modelled")]
     assert not standings(confirming)[FIRST].is_confirmed
+
+
+def test_times_of_a_model_stand_where_nothing_was_measured():
+    modelled = [
+        default(status="modelled"),
+        tried(FIRST, 6.0, status="modelled"),
+        tried(SECOND, 5.0, status="modelled"),
+        failed_trial(8, "wrong", SECOND),
+        failed_trial(8, "build", THIRD),
+    ]
+    assert timed(modelled) == modelled[:3]
+    assert order(modelled) == [FIRST, DEFAULT]
+    assert all(one.is_modelled for one in standings(modelled).values())
+    # One that was measured, however slow, is enough.
+    measured = [*modelled, tried(THIRD, 99.0)]
+    assert timed(measured) == measured[-1:]
+    slow = [*modelled, tried("a" * 16, 99.0)]
+    assert order(slow) == ["a" * 16]
+    assert not best(standings(slow)).is_modelled
 
 
 def test_a_confirmation_overrides_the_time_of_the_search():

@@ -129,6 +129,31 @@ def test_settling_takes_the_confirmed_time(tmp_path):
     assert lines_of(tmp_path, TRIALS) == [one.to_line() for one in kernel_trials(8)]
 
 
+def modelled(*trials):
+    return [
+        one.model_copy(update={"status": "modelled"}) if one.is_measured else one for one in trials
+    ]
+
+
+def test_modelled_times_make_records_until_one_is_measured(tmp_path):
+    default, better, wrong, _ = modelled(*kernel_trials(8, best=2e-6, default=9e-6))
+    with tuning(tmp_path, 8, 4) as folder:
+        for one in (default, better, wrong, modelled(kernel_trials(4)[0])[0]):
+            folder.add(one, split_trace(8 if one.kernel == hash_of(8) else 4))
+        expected = {(hash_of(8), 9e-6), (hash_of(8), better.seconds), (hash_of(4), 3e-6)}
+        assert times(tmp_path) == expected
+        folder.settle()
+        assert times(tmp_path) == expected
+        # Measured, and slower than the model says.
+        first = trial(8, candidate="a" * 16, seconds=7e-5, is_default=True)
+        folder.add(first, split_trace(8))
+        expected = {(hash_of(8), 7e-5), (hash_of(4), 3e-6)}
+        assert times(tmp_path) == expected
+        folder.add(better.model_copy(update={"candidate": "b" * 16}), split_trace(8))
+        assert times(tmp_path) == expected
+    assert len(read_trials(tmp_path).trials) == 6
+
+
 def test_a_settled_folder_is_not_written_to(tmp_path):
     with tuning(tmp_path, 8) as folder:
         add_all(folder, 8)

@@ -160,9 +160,9 @@ def test_a_time_budget_in_the_middle(tmp_path, monkeypatch):
     late = False
     measure, seconds = Measurer.measure, SessionProgress.seconds.fget
 
-    def measured(measuring, candidates):
+    def measured(measuring, candidates, deadline):
         nonlocal late
-        for number, outcome in enumerate(measure(measuring, candidates)):
+        for number, outcome in enumerate(measure(measuring, candidates, deadline)):
             late = late or (len(candidates) > 1 and number == 2)
             yield outcome
 
@@ -194,8 +194,8 @@ def test_early_stop(tmp_path, monkeypatch):
     """Nothing gains: the search ends after as many trials as the patience."""
     measure = Measurer.measure
 
-    def slow(measuring, candidates):
-        for outcome in measure(measuring, candidates):
+    def slow(measuring, candidates, deadline):
+        for outcome in measure(measuring, candidates, deadline):
             timing = replace(outcome.timing, seconds=[1.0], reference_seconds=[1.0])
             yield replace(outcome, timing=timing)
 

@@ -8,11 +8,15 @@ from record_folders import (
     OTHER_TARGET,
     failed_trial,
     insert_line,
+    record,
+    split_trace,
+    stored,
     trial,
     write_folder,
 )
 
-from tvm_ext.tuning.database_files import RECORDS
+from tvm_ext.tuning.candidate import plain_json
+from tvm_ext.tuning.database_files import RECORDS, read_database, write_database
 from tvm_ext.tuning.logs.folder import read_folder
 from tvm_ext.tuning.logs.stats import figures_of
 from tvm_ext.tuning.trial_log import TRIALS, append_trial
@@ -67,6 +71,22 @@ def test_spreads_of_measured_trials(tmp_path):
     assert asdict(spread) == pytest.approx(
         {"quarter": 0.02, "half": 0.03, "three_quarters": 0.04, "largest": 0.05}
     )
+
+
+def test_records_of_a_model_are_counted(tmp_path):
+    folder = write_folder(tmp_path, (8,))
+    assert figures(folder).modelled_records == 0
+    trace = split_trace(4)
+    append_trial(
+        folder,
+        trial(4, status="modelled", seconds=7e-9, trace=plain_json(trace.as_json())),
+    )
+    files = read_database(folder)
+    records = [*files.records, record(4, 7e-9, trace=trace)]
+    write_database(folder, [*files.workloads.values(), stored(4)], records)
+    found = figures(folder)
+    assert (found.records, found.modelled_records) == (3, 1)
+    assert found.statuses["modelled"] == 1
 
 
 def test_one_trial_and_a_time_that_is_none(tmp_path):

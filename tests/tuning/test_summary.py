@@ -3,17 +3,21 @@
 import pytest
 from record_folders import (
     OTHER_TARGET,
+    decided_trace,
     failed_trial,
     hash_of,
     kernel_trials,
     record,
+    split_trace,
     stored,
     trial,
     write_folder,
 )
 
-from tvm_ext.tuning.database_files import write_database
+from tvm_ext.tuning.candidate import plain_json
+from tvm_ext.tuning.database_files import append_record, write_database
 from tvm_ext.tuning.errors import RecordsError
+from tvm_ext.tuning.logs.best import best_schedules
 from tvm_ext.tuning.logs.folder import read_folder
 from tvm_ext.tuning.logs.summary import chosen_summaries, summaries
 from tvm_ext.tuning.trial_log import append_trial
@@ -54,6 +58,36 @@ def test_modelled_times_never_stand_for_measured_ones(tmp_path):
     assert (found.modelled.default_seconds, found.modelled.best_seconds) == (4e-9, 1e-9)
     assert found.modelled.gain == pytest.approx(4)
     assert found.failed == {"wrong": 1}
+
+
+def modelled_folder(folder):
+    """A default and a better schedule, as a model answers for them, with their records."""
+    folder.mkdir()
+    traces = {3e-9: split_trace(8), 2e-9: decided_trace(8, rows=4)}
+    for number, (seconds, trace) in enumerate(traces.items()):
+        one = trial(8, status="modelled", seconds=seconds, candidate=f"{number:016x}")
+        written = {"trace": plain_json(trace.as_json()), "is_default": number == 0}
+        append_trial(folder, one.model_copy(update=written))
+    records = [record(8, seconds, trace=trace) for seconds, trace in traces.items()]
+    write_database(folder, [stored(8)], records)
+    return folder
+
+
+def test_records_of_a_model_are_no_measured_times(tmp_path):
+    folder = modelled_folder(tmp_path / "model")
+    (found,) = summaries(read_folder(folder))
+    assert found.is_modelled
+    assert found.measured.best_seconds is None
+    assert (found.times.default_seconds, found.times.best_seconds) == (3e-9, 2e-9)
+    (best,) = best_schedules(read_folder(folder))
+    assert (best.recorded.seconds, best.is_modelled) == (2e-9, True)
+    # Measured by somebody else, without a log: it counts, and nothing is left of the model.
+    append_record(folder, 0, record(8, 5e-3, trace=decided_trace(8, rows=2)))
+    (found,) = summaries(read_folder(folder))
+    assert not found.is_modelled
+    assert (found.times.default_seconds, found.times.best_seconds) == (None, 5e-3)
+    (best,) = best_schedules(read_folder(folder))
+    assert (best.recorded.seconds, best.is_modelled) == (5e-3, False)
 
 
 def test_a_kernel_that_only_failed(tmp_path):

@@ -120,4 +120,7 @@ def test_infinite_times_are_not_written():
     [({}, True), ({"seconds": None}, False), ({"status": "modelled"}, False)],
 )
 def test_what_is_measured(changes, is_measured):
-    assert trial(**changes).is_measured is is_measured
+    found = trial(**changes)
+    assert found.is_measured is is_measured
+    assert found.is_modelled is (found.status == "modelled")
+    assert found.is_timed is (found.is_measured or found.is_modelled)

@@ -55,6 +55,7 @@ def test_each_record_ends_in_its_own_way(tmp_path, machine):
     assert good.seconds > 0
     assert good.default_seconds > 0
     assert good.to_json()["recorded_seconds"] == 1e-6
+    assert not good.to_json()["recorded_is_modelled"]
     assert (gone.best.kernel, gone.status, gone.has_failed) == (hash_of(4), "build", True)
     assert "no_such_decision" in gone.message
     assert (wrong.best.kernel, wrong.status, wrong.seconds) == (hash_of(6), "wrong", None)

@@ -178,10 +178,19 @@ def test_targets_show_has_units_and_the_tvm_target(name):
         assert shown["features"]
 
 
+def test_targets_show_a_mesh():
+    shown = as_json("targets", "show", "wse2")
+    assert shown["tvm_target"]["device"].startswith("wse2-")
+    assert shown["peak_flops"]["float32"] == pytest.approx(745_500 * 2 * 850e6)
+    assert "words a cycle" in succeed("targets", "show", "wse2")
+
+
 def test_every_number_of_a_target_has_its_unit_or_needs_none():
     counts = {"cores", "fma_units", "sms", "warp_size", "registers_per_block"}
     counts |= {"fp32_lanes_per_sm", "max_threads_per_block"}
-    for name in ("cpu", "cuda"):
+    counts |= {"rows", "columns", "fabric_rows", "fabric_columns", "banks", "colours"}
+    counts |= {"conflict_factor", "switch_positions"}
+    for name in ("cpu", "cuda", "wse2"):
         described = describe_target(resolve_target(name))
         numbers = {key for key, value in described.items() if isinstance(value, int | float)}
         assert numbers - counts == {key for key in numbers if unit_of(key)}

@@ -11,13 +11,17 @@ from record_folders import (
     insert_line,
     lines_of,
     opened,
+    record,
+    split_trace,
+    stored,
     trial,
     write_folder,
 )
 from typer.testing import CliRunner
 
 from tvm_ext.cli.main import app
-from tvm_ext.tuning.database_files import RECORDS
+from tvm_ext.tuning.candidate import plain_json
+from tvm_ext.tuning.database_files import RECORDS, write_database
 from tvm_ext.tuning.folder_lock import locked
 from tvm_ext.tuning.trial_log import TRIALS, append_trial
 
@@ -109,6 +113,29 @@ def test_show_marks_modelled_times(tmp_path):
     (found,) = as_json("show", tmp_path)
     assert found["measured"]["best_seconds"] is None
     assert found["modelled"]["best_seconds"] == 7e-9
+
+
+def test_best_and_stats_mark_modelled_times(tmp_path):
+    trace = plain_json(split_trace(8).as_json())
+    append_trial(tmp_path, trial(8, status="modelled", seconds=7e-9, trace=trace))
+    write_database(tmp_path, [stored(8)], [record(8, 7e-9)])
+    assert "7.00 ns (modelled)" in words(succeed("best", tmp_path))
+    (found,) = as_json("best", tmp_path)
+    assert found["is_modelled"] is True
+    text = words(succeed("stats", tmp_path))
+    assert "Trials 1 (1 modelled)" in text
+    assert "Records 1 (1 modelled)" in text
+
+
+def test_merge_says_which_records_a_measurement_made_worthless(folder, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    trace = plain_json(split_trace(8).as_json())
+    append_trial(model, trial(8, status="modelled", seconds=7e-9, trace=trace))
+    write_database(model, [stored(8)], [record(8, 7e-9)])
+    text = succeed("merge", folder, model, "--output", tmp_path / "both")
+    assert "a model's times do not count beside measured ones: 1 record" in text
+    assert "(modelled)" not in words(succeed("best", tmp_path / "both"))
 
 
 def test_show_filters(folder):

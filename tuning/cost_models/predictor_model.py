@@ -1,6 +1,7 @@
 """Ranks candidates by the performance predictor, which learns from all kernels alike."""
 
 import numpy as np
+import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
@@ -35,6 +36,7 @@ class PredictorModel(ms.cost_model.PyCostModel):
     def load(self, path: str) -> None:
         """Takes in a file of the predictor. Raises RecordsError."""
         self.predictor.load(path)
+        self._features.update({one.candidate: one.features for one in self.predictor.samples})
 
     def save(self, path: str) -> None:
         """Writes the predictor's file. Raises OutputPathError."""
@@ -53,7 +55,8 @@ class PredictorModel(ms.cost_model.PyCostModel):
             seconds = seconds_of(result)
             if seconds is not None:
                 name = kernel_hash(one.sch.mod)
-                samples.append(Sample(self._features_of(name, one), seconds, kernel, name))
+                features = self.features_of(name, one.sch.mod)
+                samples.append(Sample(features, seconds, kernel, name))
         self.predictor.add(samples)
 
     def predict(self, context: ms.TuneContext, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
@@ -64,10 +67,15 @@ class PredictorModel(ms.cost_model.PyCostModel):
 
     def features(self, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
         """One row of loop features for each candidate."""
-        return np.array([self._features_of(kernel_hash(one.sch.mod), one) for one in candidates])
+        mods = [one.sch.mod for one in candidates]
+        return np.array([self.features_of(kernel_hash(mod), mod) for mod in mods])
 
-    def _features_of(self, name: str, candidate: ms.MeasureCandidate) -> np.ndarray:
-        """Kept: a candidate is ranked before it is measured, and often more than once."""
+    def features_of(self, name: str, mod: tvm.IRModule) -> np.ndarray:
+        """Loop features of the candidate whose hash is ``name``.
+
+        Kept: it is ranked before it is measured, often more than once, and what was loaded needs no
+        second look.
+        """
         if name not in self._features:
-            self._features[name] = loop_features(candidate.sch.mod, self.machine)
+            self._features[name] = loop_features(mod, self.machine)
         return self._features[name]

@@ -7,6 +7,7 @@ from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, recorded_s
 from tvm_ext.tuning.best_records import best_records
 from tvm_ext.tuning.database_files import StoredRecord, trace_of
 from tvm_ext.tuning.logs.folder import Records
+from tvm_ext.tuning.record_kinds import RecordKinds
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class BestSchedule:
         The record itself.
     recorded : RecordedSchedule
         What it says.
+    is_modelled : bool
+        Whether its time is a model's answer.
     """
 
     kernel: str
@@ -30,6 +33,7 @@ class BestSchedule:
     origins: list[str]
     record: StoredRecord
     recorded: RecordedSchedule
+    is_modelled: bool = False
 
     @property
     def target(self) -> dict[str, Any]:
@@ -42,12 +46,14 @@ def best_schedules(records: Records) -> list[BestSchedule]:
 
     Records that do not apply to their workloads are added to the problems.
     """
-    names = records.last_trials()
+    names, kinds = records.last_trials(), RecordKinds(records.trials)
     found = []
-    for (kernel, _), record in best_records(records.files).items():
+    for (kernel, _), record in best_records(records.files, records.trials).items():
         known = names.get(kernel)
         name, origins = (known.kernel_name, known.origins) if known else (kernel, [])
-        found.append(BestSchedule(kernel, name, origins, record, best_schedule(records, record)))
+        recorded = best_schedule(records, record)
+        is_modelled = kinds.is_modelled(record)
+        found.append(BestSchedule(kernel, name, origins, record, recorded, is_modelled))
     return found
 
 

@@ -21,7 +21,8 @@ class Difference:
     before, after : KernelSummary or None
         None where the folder does not know the kernel on the target.
     verdict : str
-        One of ``VERDICTS``; "not measured" when one of the two has no measured time.
+        One of ``VERDICTS``; "not measured" when one of the two has no time, or one has a measured
+        time and the other a model's.
     noise : float
         Relative difference up to which the two times count as equal.
     """
@@ -40,14 +41,24 @@ class Difference:
         return found
 
     @property
+    def is_modelled(self) -> bool:
+        """Whether its times are those of a model: nothing was measured before or after."""
+        return all(one.is_modelled for one in (self.before, self.after) if one is not None)
+
+    @property
     def before_seconds(self) -> float | None:
-        """Best measured time before."""
-        return self.before.measured.best_seconds if self.before else None
+        """Best time before."""
+        return self._seconds(self.before)
 
     @property
     def after_seconds(self) -> float | None:
-        """Best measured time after."""
-        return self.after.measured.best_seconds if self.after else None
+        """Best time after."""
+        return self._seconds(self.after)
+
+    def _seconds(self, one: KernelSummary | None) -> float | None:
+        if one is None:
+            return None
+        return (one.modelled if self.is_modelled else one.measured).best_seconds
 
     @property
     def change(self) -> float | None:
@@ -74,6 +85,7 @@ def difference_json(difference: Difference) -> dict[str, Any]:
         "verdict": difference.verdict,
         "before_seconds": difference.before_seconds,
         "after_seconds": difference.after_seconds,
+        "is_modelled": difference.is_modelled,
         "change": difference.change,
         "noise": difference.noise,
     }
@@ -84,7 +96,7 @@ def _difference(before: KernelSummary | None, after: KernelSummary | None) -> Di
         return Difference(before, None, "only before")
     if before is None:
         return Difference(None, after, "only after")
-    noise = max(LEAST_NOISE, before.measured.spread, after.measured.spread)
+    noise = max(LEAST_NOISE, before.times.spread, after.times.spread)
     found = Difference(before, after, "not measured", noise)
     if found.change is None:
         return found

@@ -14,8 +14,10 @@ from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.folder_lock import locked
 from tvm_ext.tuning.logs.folder import Records, has_records
 from tvm_ext.tuning.record_choice import kept, standings
+from tvm_ext.tuning.record_kinds import RecordKinds
 from tvm_ext.tuning.target_key import target_text
 from tvm_ext.tuning.trial import Trial
+from tvm_ext.tuning.trial_log import TRIALS
 
 
 def export_records(records: Records, output: Path, is_folder: bool = False) -> int:
@@ -24,7 +26,7 @@ def export_records(records: Records, output: Path, is_folder: bool = False) -> i
     A name that ends in ".csv" or ".json" gets all trials; one that ends in ".jsonl" a log with the
     best trial of each kernel on each target that beats the default, fit to be shipped; a folder,
     whether it exists or ``is_folder`` says so, gets MetaSchedule's two files with the best record
-    of each kernel on each target.
+    of each kernel on each target. Times of a model stand only where nothing was measured.
 
     Raises
     ------
@@ -52,16 +54,23 @@ def export_records(records: Records, output: Path, is_folder: bool = False) -> i
 
 
 def export_best(records: Records, output: Path) -> int:
-    """Writes MetaSchedule's two files with the best record of each kernel on each target."""
+    """Writes MetaSchedule's two files with the best record of each kernel on each target.
+
+    They have no place for what a time is, so the trials behind records of a model go beside them.
+    """
     if has_records(output):
         raise RecordsError(
             f"{str(output)!r} holds records already; expected a folder without: choose another "
             "with --output"
         )
-    chosen = list(best_records(records.files).values())
+    chosen = list(best_records(records.files, records.trials).values())
+    kinds = RecordKinds(records.trials)
+    modelled = [trial for record in chosen for trial in kinds.modelled_trials(record)]
     used = {record.workload for record in chosen}
     stored = records.files.workloads
     with locked(output):
+        if modelled:
+            write_text(output / TRIALS, "".join(trial.to_line() + "\n" for trial in modelled))
         write_database(output, [stored[name] for name in stored if name in used], chosen)
     return len(chosen)
 
@@ -116,7 +125,7 @@ _COLUMNS: dict[str, Callable[[Trial], Any]] = {
     "status": lambda t: t.status,
     "message": lambda t: t.message,
     "microseconds": lambda t: _microseconds(t) if t.is_measured else "",
-    "modelled_microseconds": lambda t: _microseconds(t) if t.status == "modelled" else "",
+    "modelled_microseconds": lambda t: _microseconds(t) if t.is_modelled else "",
     "spread": lambda t: f"{t.spread:.4g}",
     "samples": lambda t: len(t.samples),
     "build_seconds": lambda t: f"{t.build_seconds:.4g}",

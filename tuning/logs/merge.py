@@ -18,8 +18,9 @@ from tvm_ext.tuning.lines import Problem
 from tvm_ext.tuning.logs.folder import check_folder, has_records
 from tvm_ext.tuning.logs.repair import repair_folder
 from tvm_ext.tuning.record_check import drop_refused
+from tvm_ext.tuning.record_kinds import RecordKinds
 from tvm_ext.tuning.trial import Trial
-from tvm_ext.tuning.trial_log import TRIALS, trial_lines
+from tvm_ext.tuning.trial_log import TRIALS, TrialLine, trial_lines
 
 
 @dataclass
@@ -32,6 +33,8 @@ class Merged:
         In the result.
     repeated_trials, repeated_records : int
         Left out because they are in it already.
+    modelled_records : int
+        Left out because they are a model's answers for a kernel that was measured on the target.
     problems : list[Problem]
         Lines that could not be used.
     """
@@ -41,12 +44,15 @@ class Merged:
     records: int = 0
     repeated_trials: int = 0
     repeated_records: int = 0
+    modelled_records: int = 0
     problems: list[Problem] = field(default_factory=list)
 
 
 def merge_folders(folders: Sequence[Path], output: Path) -> Merged:
     """Writes all trials, workloads and records of ``folders`` to ``output``, each once.
 
+    Records of a model are left out where the trials of any of the folders measured; those trials
+    stay in the log.
     ``output`` is a new folder or one of ``folders``; in the second case, its bad lines go to side
     files. Lines of the log that a newer version wrote are carried over as they are.
 
@@ -72,16 +78,19 @@ def merge_folders(folders: Sequence[Path], output: Path) -> Merged:
             merged.problems += repair_folder(output)
             # Its lines first, so that they keep their places.
             sources = [result, *(folder for folder in sources if folder != result)]
-        trials = _joined_trials(sources, merged)
+        lines = _joined_lines(sources, merged)
         workloads, records = _joined_databases(sources, merged)
-        write_text(output / TRIALS, "".join(text + "\n" for text in trials))
-        write_database(output, workloads.values(), records)
+        kinds = RecordKinds(line.trial for line in lines if line.trial is not None)
+        comparable = kinds.comparable(records)
+        merged.records, merged.modelled_records = len(comparable), len(records) - len(comparable)
+        write_text(output / TRIALS, "".join(line.text + "\n" for line in lines))
+        write_database(output, workloads.values(), comparable)
     return merged
 
 
-def _joined_trials(sources: Sequence[Path], merged: Merged) -> list[str]:
+def _joined_lines(sources: Sequence[Path], merged: Merged) -> list[TrialLine]:
     seen: set[object] = set()
-    texts = []
+    lines = []
     for folder in sources:
         for line in trial_lines(folder):
             if line.problem is not None:
@@ -93,9 +102,9 @@ def _joined_trials(sources: Sequence[Path], merged: Merged) -> list[str]:
                 merged.repeated_trials += 1
                 continue
             seen.add(key)
-            texts.append(line.text)
-    merged.trials = len(texts)
-    return texts
+            lines.append(line)
+    merged.trials = len(lines)
+    return lines
 
 
 def _identity(trial: Trial) -> tuple[str, ...]:
@@ -121,5 +130,5 @@ def _joined_databases(
                 continue
             seen.add(key)
             records.append(record)
-    merged.workloads, merged.records = len(workloads), len(records)
+    merged.workloads = len(workloads)
     return workloads, records

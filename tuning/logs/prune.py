@@ -17,10 +17,10 @@ from tvm_ext.tuning.folder_lock import locked
 from tvm_ext.tuning.lines import Problem
 from tvm_ext.tuning.logs.folder import check_folder, has_records
 from tvm_ext.tuning.logs.repair import repair_folder
-from tvm_ext.tuning.logs.summary import FAILURES
 from tvm_ext.tuning.logs.target_filter import TargetFilter
 from tvm_ext.tuning.record_check import drop_refused
-from tvm_ext.tuning.trial import Trial
+from tvm_ext.tuning.record_kinds import RecordKinds
+from tvm_ext.tuning.trial import FAILURES, Trial
 from tvm_ext.tuning.trial_log import TRIALS, TrialLine, trial_lines
 
 
@@ -31,7 +31,8 @@ class PruneOptions:
     Attributes
     ----------
     keep : int
-        Records that stay of each kernel on each target, the fastest; at least 1.
+        Records that stay of each kernel on each target, the fastest; at least 1. Those of a model
+        go where something was measured.
     drop_failed : bool
         Whether trials that failed go. A session that comes back will try those candidates again.
     is_meant : TargetFilter
@@ -97,7 +98,8 @@ def prune_folder(folder: Path, options: PruneOptions, output: Path | None = None
         pruned.problems += files.problems
         pruned.names = {line.trial.kernel: line.trial.kernel_name for line in lines if line.trial}
         texts = _kept_lines(lines, options, pruned)
-        records = _kept_records(files, options, pruned)
+        kinds = RecordKinds(line.trial for line in lines if line.trial is not None)
+        records = _kept_records(files, kinds, options, pruned)
         if is_copy or pruned.statuses:
             write_text(place / TRIALS, "".join(text + "\n" for text in texts))
         if is_copy or pruned.records:
@@ -124,11 +126,13 @@ def _goes(trial: Trial, options: PruneOptions) -> bool:
 
 
 def _kept_records(
-    files: DatabaseFiles, options: PruneOptions, pruned: Pruned
+    files: DatabaseFiles, kinds: RecordKinds, options: PruneOptions, pruned: Pruned
 ) -> list[StoredRecord]:
     gone: set[int] = set()
+    comparable = {record.line for record in kinds.comparable(files.records)}
     for group, records in grouped_records(files.records).items():
-        surplus = records[options.keep :]
+        lines = [record.line for record in records if record.line in comparable]
+        surplus = [record for record in records if record.line not in lines[: options.keep]]
         if surplus and options.is_meant(records[0].target):
             pruned.records[group] = surplus
             gone |= {record.line for record in surplus}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 from tvm_ext.tuning.logs.folder import Records
+from tvm_ext.tuning.record_kinds import RecordKinds
 from tvm_ext.tuning.target_key import target_key, target_text
 from tvm_ext.tuning.trial import Trial
 
@@ -74,6 +75,8 @@ class Figures:
         None without a measured trial.
     kernels, workloads, records : int
         Kernels with trials; lines of MetaSchedule's two files.
+    modelled_records : int
+        How many of the records hold a model's answer.
     targets, hosts, devices, models : dict[str, int]
         Trials for each.
     versions : list[dict[str, str]]
@@ -93,6 +96,7 @@ class Figures:
     kernels: int
     workloads: int
     records: int
+    modelled_records: int = 0
     targets: dict[str, int] = field(default_factory=dict)
     hosts: dict[str, int] = field(default_factory=dict)
     devices: dict[str, int] = field(default_factory=dict)
@@ -123,6 +127,7 @@ def figures_of(records: Records) -> Figures:
         kernels=len({trial.kernel for trial in trials}),
         workloads=len(records.files.workloads),
         records=len(records.files.records),
+        modelled_records=sum(map(RecordKinds(trials).is_modelled, records.files.records)),
         targets=_counts(texts[target_key(trial.target)] for trial in trials),
         hosts=_counts(trial.host_cpu for trial in trials),
         devices=_counts(trial.device for trial in trials),

@@ -12,13 +12,11 @@ from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.logs.best import best_schedule
 from tvm_ext.tuning.logs.folder import Records
 from tvm_ext.tuning.logs.target_filter import target_filter
-from tvm_ext.tuning.record_choice import Standing, best, default_of, standings
+from tvm_ext.tuning.record_choice import best, default_of, standings
+from tvm_ext.tuning.record_kinds import RecordKinds
 from tvm_ext.tuning.run_job import spread_of
 from tvm_ext.tuning.target_key import target_key, target_text
-from tvm_ext.tuning.trial import Trial
-
-FAILURES = ("build", "run", "timeout", "wrong")
-"""Statuses of trials that came to nothing."""
+from tvm_ext.tuning.trial import FAILURES, Trial
 
 
 @dataclass(frozen=True)
@@ -89,6 +87,17 @@ class KernelSummary:
         return self.kernel, target_key(self.target)
 
     @property
+    def is_modelled(self) -> bool:
+        """Whether a model alone says what it takes: nothing was measured."""
+        is_measured = "ok" in self.statuses or self.measured != Times()
+        return not is_measured and self.modelled != Times()
+
+    @property
+    def times(self) -> Times:
+        """The times that count: those of a model only if nothing was measured."""
+        return self.modelled if self.is_modelled else self.measured
+
+    @property
     def trials(self) -> int:
         """Number of trials."""
         return sum(self.statuses.values())
@@ -124,11 +133,14 @@ def summaries(records: Records) -> list[KernelSummary]:
     trials: dict[Group, list[Trial]] = {}
     for trial in records.trials:
         trials.setdefault((trial.kernel, target_key(trial.target)), []).append(trial)
-    stored = best_records(records.files)
+    stored = best_records(records.files, records.trials)
+    kinds = RecordKinds(records.trials)
+    modelled = {group for group, record in stored.items() if kinds.is_modelled(record)}
+    measured = {group: record for group, record in stored.items() if group not in modelled}
     counts = Counter((one.workload, target_key(one.target)) for one in records.files.records)
     names = records.last_trials()
     return [
-        _summary(records, group, trials.get(group, []), stored.get(group), counts[group], names)
+        _summary(records, group, trials.get(group, []), measured.get(group), counts[group], names)
         for group in dict.fromkeys([*trials, *counts])
     ]
 
@@ -175,7 +187,7 @@ def _summary(
     count: int,
     names: Mapping[str, Trial],
 ) -> KernelSummary:
-    measured = _measured(trials)
+    measured = _times(trial for trial in trials if not trial.is_modelled)
     if measured.best_seconds is None and record is not None:
         measured = _recorded(records, record)
     known = names.get(group[0])
@@ -189,7 +201,7 @@ def _summary(
         statuses=dict(Counter(trial.status for trial in trials)),
         records=count,
         measured=measured,
-        modelled=_modelled(trials),
+        modelled=_times(trial for trial in trials if not trial.is_measured),
     )
 
 
@@ -198,28 +210,16 @@ def _target_of(records: Records, group: Group) -> dict[str, Any]:
     return next(found)
 
 
-def _measured(trials: Iterable[Trial]) -> Times:
+def _times(trials: Iterable[Trial]) -> Times:
+    """What trials of one kind say."""
     found = standings(trials)
-    return _times(best(found), default_of(found))
-
-
-def _times(chosen: Standing | None, default: Standing | None) -> Times:
+    chosen, default = best(found), default_of(found)
     seconds = default.seconds if default is not None else None
     if chosen is None:
         return Times(seconds)
     schedule = describe_schedule(chosen.trial.template, chosen.trial.decisions)
     confirmed = chosen.is_confirmed or chosen.trial.is_default
     return Times(seconds, chosen.seconds, schedule, chosen.spread, confirmed)
-
-
-def _modelled(trials: Iterable[Trial]) -> Times:
-    found = [t for t in trials if t.status == "modelled" and t.seconds is not None]
-    if not found:
-        return Times()
-    chosen = min(found, key=lambda trial: trial.seconds or 0.0)
-    default = next((trial.seconds for trial in found if trial.is_default), None)
-    schedule = describe_schedule(chosen.template, chosen.decisions)
-    return Times(default, chosen.seconds, schedule)
 
 
 def _recorded(records: Records, record: StoredRecord) -> Times:

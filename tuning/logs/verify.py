@@ -11,9 +11,10 @@ from tvm_ext.hardware.description import CpuDescription, Description
 from tvm_ext.hardware.errors import TargetError
 from tvm_ext.tir_schedules.template import NotMine
 from tvm_ext.tuning.candidate import Finish, candidate_of
+from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.logs.best import BestSchedule, best_schedules
 from tvm_ext.tuning.logs.folder import Records
-from tvm_ext.tuning.measurer import Limits, Measurement, Measurer
+from tvm_ext.tuning.measurer import Measurement, Measurer
 from tvm_ext.tuning.run_job import TimingPlan
 from tvm_ext.tuning.search.template_space import TemplateSpace
 from tvm_ext.tuning.target_key import target_key
@@ -65,6 +66,7 @@ class Verified:
             "default_seconds": self.default_seconds,
             "gain": self.gain,
             "recorded_seconds": self.best.recorded.seconds,
+            "recorded_is_modelled": self.best.is_modelled,
         }
 
 

@@ -83,3 +83,39 @@ _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     tirx.And: np.logical_and,
     tirx.Or: np.logical_or,
 }
+
+Evaluator = Callable[[Mapping[int, np.ndarray]], np.ndarray]
+"""An expression as a function of its variables' values, by the variables' hashes."""
+
+
+def evaluator_of(expr: Any) -> Evaluator | None:
+    """``expr`` read once, to be evaluated often; None when it has more than numbers and variables.
+
+    A variable whose value is not given raises KeyError.
+    """
+    kind = type(expr)
+    if kind is tirx.IntImm:
+        number = np.asarray(expr.value)
+        return lambda known: number
+    if kind is tvm.ir.Var:
+        key = hash(expr)
+        return lambda known: known[key]
+    if kind in _BINARY:
+        parts, function = [expr.a, expr.b], _BINARY[kind]
+    else:
+        parts, function = _parts(expr) or [], _FUNCTIONS.get(kind, _conditional)
+    inner = [found for part in parts if (found := evaluator_of(part)) is not None]
+    if not parts or len(inner) < len(parts):
+        return None
+    return lambda known: function(*(part(known) for part in inner))
+
+
+def _conditional(*values: np.ndarray) -> np.ndarray:
+    if len(values) == 1:
+        return values[0]
+    return np.where(values[0] != 0, values[1], values[2])
+
+
+_FUNCTIONS: dict[type, Callable[..., np.ndarray]] = {
+    tirx.Not: lambda value: np.equal(value, 0),
+}

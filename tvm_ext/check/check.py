@@ -16,7 +16,7 @@ from tvm_ext.check.request import CheckRequest
 from tvm_ext.check.result import CheckResult
 from tvm_ext.check.tolerance import compare, worst
 from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import resolve_processor
 from tvm_ext.onnx_frontend.expose import value_precision, with_types
 from tvm_ext.onnx_frontend.load import load_model
 
@@ -56,7 +56,7 @@ def check_model(
     """
     request = CheckRequest(
         source=source,
-        machine=resolve_target(target),
+        machine=resolve_processor(target),
         input_shapes=input_shapes,
         opt_level=opt_level,
         disabled_passes=tuple(disabled_passes),

@@ -17,7 +17,7 @@ from tvm_ext.compiler.graph_facts import require_lowered
 from tvm_ext.compiler.kernel_calls import KernelCall, kernel_calls
 from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.errors import TvmExtError
-from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.onnx_frontend import ImportedModel
 from tvm_ext.passes import registry
@@ -71,7 +71,7 @@ class SteppedCompilation:
         Which kernel computes which nodes.
     """
 
-    def __init__(self, imported: ImportedModel, machine: Description, pipeline: Pipeline) -> None:
+    def __init__(self, imported: ImportedModel, machine: Processor, pipeline: Pipeline) -> None:
         self._imported = imported
         self._machine = machine
         self._opt_level = pipeline.opt_level

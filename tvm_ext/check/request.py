@@ -7,7 +7,7 @@ from typing import Any
 
 import onnx
 
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.description import Processor
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 
 
@@ -16,7 +16,7 @@ class CheckRequest:
     """A model, how it is compiled, and how exact it has to be; the terms are ``compile``'s."""
 
     source: str | Path | onnx.ModelProto
-    machine: Description
+    machine: Processor
     input_shapes: Mapping[str, Sequence[int]] | None = None
     opt_level: int | str = "O3"
     disabled_passes: tuple[str, ...] = ()

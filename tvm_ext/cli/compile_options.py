@@ -77,7 +77,7 @@ class CompileOptions:
         Raises
         ------
         TargetError, ConfigError
-            There is no such target, or it is a GPU and ``threads`` was given.
+            There is no such target, or it is no CPU and ``threads`` was given.
         """
         from tvm_ext.hardware.targets import resolve_target
 
@@ -86,8 +86,8 @@ class CompileOptions:
             return machine
         if machine.kind != "cpu":
             raise TargetError(
-                f"--threads counts CPU cores and target '{machine.name}' is a GPU; "
-                "expected a CPU: leave --threads out"
+                f"--threads counts CPU cores and target '{machine.name}' is no CPU; "
+                "expected one: leave --threads out"
             )
         return machine.with_cores(self.threads)
 

@@ -9,7 +9,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from tvm_ext.cli import check, compile, logs, passes, profile, run, targets, tune, worker
+from tvm_ext.cli import check, compile, logs, passes, profile, run, targets, tune, wafer, worker
 from tvm_ext.cli.error_group import INTERRUPTED, ErrorGroup, discard_stdout, remember_interrupts
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.command("worker", epilog=worker.EXAMPLE)(worker.worker_command)
 app.add_typer(logs.app, name="logs")
 app.add_typer(passes.app, name="passes")
 app.add_typer(targets.app, name="targets")
+app.add_typer(wafer.app, name="wafer")
 
 
 def _print_versions(wanted: bool) -> None:

@@ -21,6 +21,12 @@ _UNITS = {
     "_gbs": "GB/s",
     "_us": "microseconds",
     "_tflops": "TFLOP/s",
+    "_mhz": "MHz",
+    "_cycles": "cycles",
+    "bytes_per_cycle": "bytes a cycle",
+    "words_per_cycle": "words a cycle",
+    "cycles_per_element": "cycles",
+    "_watts": "W",
 }
 
 

@@ -8,7 +8,7 @@ import tvm
 
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.configs.loader import config_folder
-from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.description import CpuDescription, Description, Processor
 from tvm_ext.tir_schedules.select import ScheduleChoice
 from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.record_lookup import RecordLookup
@@ -24,7 +24,7 @@ _UNTUNABLE = ("user", "as written")
 
 
 def find_records(
-    records: RecordsSource, machine: Description, calls: Sequence[KernelCall]
+    records: RecordsSource, machine: Processor, calls: Sequence[KernelCall]
 ) -> RecordLookup:
     """The records for ``machine``: the user's folders first, then what ships for this very CPU.
 

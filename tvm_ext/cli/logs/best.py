@@ -42,6 +42,7 @@ def _json(best: "BestSchedule") -> dict[str, Any]:
         "target": target_text(best.target),
         "target_attributes": plain_target(best.target),
         "seconds": best.recorded.seconds,
+        "is_modelled": best.is_modelled,
         "template": best.recorded.template,
         "decisions": dict(best.recorded.decisions),
         "trace": best.record.trace,
@@ -63,7 +64,7 @@ def _table(found: "list[BestSchedule]") -> "Table":
             cells.text(best.name),
             best.kernel,
             cells.text(target_text(best.target)),
-            cells.seconds_cell(best.recorded.seconds),
+            cells.seconds_cell(best.recorded.seconds, best.is_modelled),
             cells.text(best.recorded.describe()),
         )
     return table

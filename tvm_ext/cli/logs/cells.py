@@ -18,18 +18,18 @@ def text(words: str) -> "Text":
     return Text(plain(words))
 
 
-def seconds_cell(seconds: float | None, modelled: float | None = None) -> str:
-    """A measured time; without one a modelled time, marked as such."""
-    if seconds is not None:
-        return format_seconds(seconds)
-    return f"{format_seconds(modelled)} (modelled)" if modelled is not None else ABSENT
+def seconds_cell(seconds: float | None, is_modelled: bool = False) -> str:
+    """A time; that of a model is marked as such."""
+    return _marked(format_seconds(seconds), is_modelled) if seconds is not None else ABSENT
 
 
-def gain_cell(gain: float | None, modelled: float | None = None) -> str:
-    """How many times as fast; modelled gains are marked as such."""
-    if gain is not None:
-        return f"{gain:.2f}x"
-    return f"{modelled:.2f}x (modelled)" if modelled is not None else ABSENT
+def gain_cell(gain: float | None, is_modelled: bool = False) -> str:
+    """How many times as fast; that of a model is marked as such."""
+    return _marked(f"{gain:.2f}x", is_modelled) if gain is not None else ABSENT
+
+
+def _marked(value: str, is_modelled: bool) -> str:
+    return f"{value} (modelled)" if is_modelled else value
 
 
 def origin_cell(origins: Sequence[str]) -> str:

@@ -26,9 +26,10 @@ def diff_command(
     ] = False,
     json_output: options.Json = False,
 ) -> None:
-    """Compare the best measured times of two folders, kernel by kernel and target by target.
+    """Compare the best times of two folders, kernel by kernel and target by target.
 
-    Equal are times that differ by no more than the larger of their two spreads, or 3 %.
+    Equal are times that differ by no more than the larger of their two spreads, or 3 %. Measured
+    times are never compared with those of a model.
     """
     from tvm_ext.cli import output as out
     from tvm_ext.tuning.logs.diff import VERDICTS, diff_records, difference_json
@@ -63,8 +64,8 @@ def _table(found: "list[Difference]") -> "Table":
         table.add_row(
             cells.text(difference.summary.name),
             cells.text(target_text(difference.summary.target)),
-            cells.seconds_cell(difference.before_seconds),
-            cells.seconds_cell(difference.after_seconds),
+            cells.seconds_cell(difference.before_seconds, difference.is_modelled),
+            cells.seconds_cell(difference.after_seconds, difference.is_modelled),
             f"{change:+.1%}" if change is not None else cells.ABSENT,
             cells.spread_cell(difference.noise),
             difference.verdict,

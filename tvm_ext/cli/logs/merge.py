@@ -39,6 +39,7 @@ def merge_command(
                 "records": merged.records,
                 "repeated_trials": merged.repeated_trials,
                 "repeated_records": merged.repeated_records,
+                "modelled_records": merged.modelled_records,
                 "unusable_lines": len(merged.problems),
             }
         )
@@ -49,3 +50,8 @@ def merge_command(
         f"left out as repeated: {format_count(merged.repeated_trials, 'trial')}, "
         f"{format_count(merged.repeated_records, 'record')}"
     )
+    if merged.modelled_records:
+        out.print_text(
+            f"left out because a model's times do not count beside measured ones: "
+            f"{format_count(merged.modelled_records, 'record')}"
+        )

@@ -32,7 +32,7 @@ def show_command(
 ) -> None:
     """Show what was reached for each kernel on each target.
 
-    Times of a cost model are marked as modelled, and stand only where nothing was measured.
+    Times of a model are marked as modelled, and stand only where nothing was measured.
     """
     from tvm_ext.cli import output as out
     from tvm_ext.tuning.logs.folder import read_folder
@@ -66,19 +66,26 @@ def _table(found: "list[KernelSummary]") -> "Table":
     table.add_column("Spread", justify="right")
     table.add_column("Confirmed")
     for summary in found:
-        measured, modelled = summary.measured, summary.modelled
-        schedule = measured.schedule or modelled.schedule or cells.ABSENT
+        times, is_modelled = summary.times, summary.is_modelled
         table.add_row(
             cells.text(summary.name),
             cells.text(cells.origin_cell(summary.origins)),
             cells.text(target_text(summary.target)),
             str(summary.trials),
             cells.counts_cell(summary.failed),
-            cells.seconds_cell(measured.default_seconds, modelled.default_seconds),
-            cells.seconds_cell(measured.best_seconds, modelled.best_seconds),
-            cells.gain_cell(measured.gain, modelled.gain),
-            cells.text(schedule),
-            cells.spread_cell(measured.spread),
-            "yes" if measured.is_confirmed else "no",
+            cells.seconds_cell(times.default_seconds, is_modelled),
+            cells.seconds_cell(times.best_seconds, is_modelled),
+            cells.gain_cell(times.gain, is_modelled),
+            cells.text(times.schedule or cells.ABSENT),
+            cells.spread_cell(times.spread),
+            _confirmed(summary),
         )
     return table
+
+
+def _confirmed(summary: "KernelSummary") -> str:
+    from tvm_ext.cli.logs import cells
+
+    if summary.is_modelled:
+        return cells.ABSENT
+    return "yes" if summary.measured.is_confirmed else "no"

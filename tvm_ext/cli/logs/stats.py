@@ -50,7 +50,8 @@ def _facts(figures: "Figures") -> "Table":
         "Running": f"{format_seconds(figures.run_seconds)}, added up",
         "Spread": _spread(figures.spread) if figures.spread is not None else "",
         "Kernels": f"{figures.kernels} with trials, {figures.workloads} with workloads",
-        "Records": str(figures.records),
+        "Records": f"{figures.records}"
+        + f" ({figures.modelled_records} modelled)" * (figures.modelled_records > 0),
         "Targets": _listed(figures.targets),
         "Hosts": _listed(figures.hosts),
         "Devices": _listed(figures.devices),

@@ -1,0 +1,149 @@
+"""What one communication pattern costs, and the one place that turns its quantities into cycles.
+
+P. Luczynski et al., "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888, section 3,
+describe a pattern by its energy E (hops of all wavelets added up), contention C (most wavelets at
+one place), distance L (longest way), depth D (longest chain of operations that wait for each other)
+and the number N of links that it uses, and estimate
+
+    cycles = max(C, E / N) + L + (2 T_R + 1) D
+
+with T_R cycles of the ramp between a PE and its router, and one cycle for an operation. A pattern
+whose schedule is known better has a form of its own, which its function states.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.wafer.errors import MeshLimitError
+
+
+@dataclass(frozen=True)
+class Communication:
+    """One pattern on one mesh, from the first word sent to the last word stored.
+
+    All numbers are of one line or grid that the pattern runs on; several lines of a mesh that do
+    the same beside each other take the same cycles.
+
+    Attributes
+    ----------
+    cycles : float
+        From the common start to the last PE's end. Modelled.
+    energy_word_hops : float
+        E: links that words cross, added up over all words.
+    contention_words : float
+        C: the most words at one ramp or link, one after the other along the critical path.
+    distance_hops : float
+        L: hops of the longest way from first sender to last receiver.
+    depth : float
+        D: operations of PEs that wait for each other on that way.
+    links : int
+        N: directed links in use.
+    colours : int
+        Static routes that one router has to tell apart.
+    buffer_bytes : float
+        Memory of one PE for words received, besides the operand that it starts from. 0 where
+        each word is added to it on arrival.
+    """
+
+    cycles: float
+    energy_word_hops: float
+    contention_words: float
+    distance_hops: float
+    depth: float
+    links: int
+    colours: int
+    buffer_bytes: float
+
+
+NOTHING = Communication(0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0.0)
+"""What a pattern costs where there is no other PE."""
+
+
+def step_cycles(mesh: MeshDescription) -> int:
+    """2 T_R + 1: what a PE adds to a word that it takes in, works on and sends on."""
+    return 2 * mesh.ramp_cycles + 1
+
+
+def communication(
+    mesh: MeshDescription,
+    *,
+    contention: float,
+    energy: float,
+    distance: float,
+    depth: float,
+    links: int,
+    colours: int,
+    buffer_words: float = 0.0,
+    cycles: float | None = None,
+) -> Communication:
+    """A pattern from its quantities, in words and hops; ``cycles`` where it has a form of its own.
+
+    Without one, the module's text has the form.
+    """
+    if cycles is None:
+        words = max(contention, energy / links)
+        cycles = words + mesh.hop_cycles * distance + step_cycles(mesh) * depth
+    return Communication(
+        cycles=float(cycles),
+        energy_word_hops=energy,
+        contention_words=contention,
+        distance_hops=distance,
+        depth=depth,
+        links=links,
+        colours=colours,
+        buffer_bytes=buffer_words * mesh.word_bytes,
+    )
+
+
+def in_sequence(parts: Sequence[Communication]) -> Communication:
+    """Patterns one after the other: each starts everywhere when the one before has ended.
+
+    They take turns with the buffers, not with the colours, whose routes are static.
+    """
+    return Communication(
+        cycles=math.fsum(part.cycles for part in parts),
+        energy_word_hops=math.fsum(part.energy_word_hops for part in parts),
+        contention_words=math.fsum(part.contention_words for part in parts),
+        distance_hops=math.fsum(part.distance_hops for part in parts),
+        depth=math.fsum(part.depth for part in parts),
+        links=max((part.links for part in parts), default=0),
+        colours=sum(part.colours for part in parts),
+        buffer_bytes=max((part.buffer_bytes for part in parts), default=0.0),
+    )
+
+
+def at_once(mesh: MeshDescription, parts: Sequence[Communication]) -> Communication:
+    """Patterns that all PEs start together and that use different links, such as one along the
+    rows and one along the columns.
+
+    They share the ramps, so their contention adds up; the longest way of one is hidden behind the
+    words of the others:
+
+        cycles = sum(C) + max over parts(cycles - C)
+    """
+    if not parts:
+        return NOTHING
+    words = math.fsum(part.contention_words for part in parts)
+    whole = in_sequence(parts)
+    return replace(
+        whole,
+        cycles=words + max(part.cycles - part.contention_words for part in parts),
+        distance_hops=max(part.distance_hops for part in parts),
+        depth=max(part.depth for part in parts),
+        links=sum(part.links for part in parts),
+        buffer_bytes=math.fsum(part.buffer_bytes for part in parts),
+    )
+
+
+def check_words(words: float) -> None:
+    """Raises MeshLimitError for a negative number of words."""
+    if words < 0:
+        raise MeshLimitError(f"{words} words are to be sent; expected 0 or more")
+
+
+def check_extent(name: str, extent: int) -> None:
+    """Raises MeshLimitError for a line without PEs."""
+    if extent < 1:
+        raise MeshLimitError(f"{name} is {extent}; expected 1 PE or more")

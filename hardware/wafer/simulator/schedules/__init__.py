@@ -1,0 +1,1 @@
+"""Programs of the usual communication patterns, one file a family."""

@@ -1,0 +1,232 @@
+"""Work has no more time than is left, and what is cut off by that has not failed."""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+from kept_workers import kept_workers
+from sessions import QUICK, run_session
+from small_kernels import add_task
+from tvm.s_tir import meta_schedule as ms
+
+from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.targets import compiling_for
+from tvm_ext.tuning.budget import Budget
+from tvm_ext.tuning.build_job import build
+from tvm_ext.tuning.deadline import NO_DEADLINE, Deadline, OutOfTime
+from tvm_ext.tuning.kernel_state import KernelState
+from tvm_ext.tuning.limits import Limits
+from tvm_ext.tuning.measurer import Measurer
+from tvm_ext.tuning.progress import SessionProgress
+from tvm_ext.tuning.search.kernel_search import KernelSearch
+from tvm_ext.tuning.session_options import SessionOptions
+from tvm_ext.tuning.trial_log import read_trials
+from tvm_ext.tuning.worker import WorkerTimeout, WorkRaised
+from tvm_ext.tuning.worker_pool import WorkerPool
+
+ADD = add_task()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers():
+    with kept_workers():
+        yield
+
+
+def after(seconds: float) -> Deadline:
+    return Deadline(time.monotonic() + seconds)
+
+
+def test_limits_are_what_is_left_and_a_little():
+    with NO_DEADLINE.limited(30.0) as limit:
+        assert limit == 30.0
+    with after(100.0).limited(30.0) as limit:
+        assert limit == 30.0
+    with after(10.0).limited(30.0) as limit:
+        assert 10.0 < limit <= 11.0
+    with pytest.raises(OutOfTime), after(-1.0).limited(30.0):
+        pytest.fail("the time was over")
+
+
+def fail_after(seconds, failure):
+    time.sleep(seconds)
+    raise failure
+
+
+def test_failures_in_time_are_failures():
+    raised = WorkRaised("ValueError", "no such primitive")
+    for deadline in (NO_DEADLINE, after(10.0)):
+        with pytest.raises(WorkRaised), deadline.limited(30.0):
+            fail_after(0.0, raised)
+    # It had all the time that work may have.
+    with pytest.raises(WorkerTimeout), after(0.05).limited(0.01):
+        fail_after(0.06, WorkerTimeout())
+
+
+@pytest.mark.parametrize("failure", [WorkerTimeout(), WorkRaised("RPCError", "lost")])
+def test_what_fails_when_nothing_is_left_was_cut_off(failure):
+    with pytest.raises(OutOfTime), after(0.01).limited(30.0):
+        fail_after(0.02, failure)
+
+
+def budget(seconds: float | None, begun: float = 0.0) -> Budget:
+    progress = SessionProgress("model", "cpu", "records", begun=time.monotonic() - begun)
+    return Budget(SessionOptions(QUICK, time_budget=seconds), progress, [])
+
+
+def test_deadlines_of_a_budget():
+    assert budget(None).deadline() == budget(None).search_deadline() == NO_DEADLINE
+    found = budget(100.0, begun=30.0)
+    assert found.deadline().at == pytest.approx(time.monotonic() + 70.0, abs=5)
+    assert not found.is_past()
+    over = budget(100.0, begun=101.0)
+    assert over.is_past()
+    assert over.deadline().at < time.monotonic()
+
+
+def test_the_search_leaves_time_for_confirmations(monkeypatch):
+    state = KernelState(ADD, 1e-6, [])
+    state.search = object()
+    monkeypatch.setattr(state, "to_confirm", lambda count: [object()])
+    progress = SessionProgress("model", "cpu", "records")
+    found = Budget(SessionOptions(QUICK, time_budget=1.0), progress, [state])
+    assert found.deadline().at - found.search_deadline().at == pytest.approx(0.25, abs=0.1)
+
+
+@pytest.fixture(scope="module")
+def candidates():
+    machine = host_description()
+    with compiling_for(machine):
+        search = KernelSearch(ADD, machine, ms.cost_model.RandomModel(), lambda mod: mod, 4, 0)
+        return [search.default, *(o for o in search.propose() if o.hash != search.default.hash)]
+
+
+class Builds:
+    """Stands for ``WorkerPool.call``: builds that take too long once they are ``slow``."""
+
+    def __init__(self, monkeypatch):
+        self.limits: list[float] = []
+        self.slow = False
+        self._call = WorkerPool.call
+        call = self
+
+        def patched(pool, function, *arguments, timeout):
+            return call(pool, function, *arguments, timeout=timeout)
+
+        monkeypatch.setattr(WorkerPool, "call", patched)
+
+    def __call__(self, pool, function, *arguments, timeout):
+        if function is not build:
+            return self._call(pool, function, *arguments, timeout=timeout)
+        self.limits.append(timeout)
+        if self.slow:
+            time.sleep(timeout)
+            raise WorkerTimeout(f"took longer than {timeout:g} s")
+        return self._call(pool, function, *arguments, timeout=timeout)
+
+
+def test_nothing_is_built_when_the_time_is_over(candidates, monkeypatch):
+    builds = Builds(monkeypatch)
+    default, *others = candidates
+    with compiling_for(host_description()), Measurer(host_description()) as measurer:
+        assert measurer.prepare([default], after(-1.0)) == {}
+        assert not measurer.is_prepared(ADD)
+        assert builds.limits == []
+        assert measurer.prepare([default]) == {}
+        assert measurer.is_prepared(ADD)
+        builds.limits.clear()
+        assert list(measurer.measure(others, after(-1.0))) == []
+        assert builds.limits == []
+        assert {one.status for one in measurer.measure(others)} == {"ok"}
+        assert builds.limits == [measurer.limits.build_seconds] * len(others)
+
+
+def test_a_build_that_is_cut_off_is_no_trial_and_one_that_takes_too_long_is(
+    candidates, monkeypatch
+):
+    builds = Builds(monkeypatch)
+    default, *others = candidates
+    limits = Limits(build_seconds=1.2)
+    with compiling_for(host_description()), Measurer(host_description(), limits) as measurer:
+        measurer.prepare([default])
+        builds.slow = True
+        # As many as are built at a time.
+        monkeypatch.setattr(measurer._builders, "_threads", ThreadPoolExecutor(len(others)))
+        assert list(measurer.measure(others, after(0.1))) == []
+        assert all(limit < 1.2 for limit in builds.limits[2:])
+        found = list(measurer.measure(others[:1], after(60.0)))
+    assert [one.status for one in found] == ["timeout"]
+    assert "took longer than 1.2 s" in found[0].message
+
+
+def test_a_session_logs_no_trial_that_its_budget_cut_off(tmp_path, monkeypatch):
+    """The first batch would be built for ever; the next session tries all of it."""
+    builds = Builds(monkeypatch)
+    propose, proposed = KernelSearch.propose, []
+
+    def slow_from_here(search):
+        builds.slow = True
+        found = propose(search)
+        proposed.extend(one.hash for one in found)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KernelSearch, "propose", slow_from_here)
+        progress = run_session(tmp_path, [ADD], trials=None, time_budget=5.0)
+    assert progress.outcome == "the time budget is used"
+    # The limit of a build is 20 s.
+    assert progress.seconds < 15.0
+    trials = read_trials(tmp_path).trials
+    assert [trial.status for trial in trials] == ["ok"] * progress.trials_done
+    assert not set(proposed) & {trial.candidate for trial in trials}
+    builds.slow = False
+    again = run_session(tmp_path, [ADD], trials=8)
+    assert {trial.status for trial in read_trials(tmp_path).trials} == {"ok"}
+    assert again.trials_done == 8 - progress.trials_done
+    assert set(proposed) & {trial.candidate for trial in read_trials(tmp_path).trials}
+
+
+def test_kernels_that_there_is_no_time_to_make_ready_are_left_as_they_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(Budget, "search_deadline", lambda _: after(-1.0))
+    progress = run_session(tmp_path, [ADD], trials=None, time_budget=1e5)
+    (kernel,) = progress.kernels
+    assert (kernel.state, kernel.reason, kernel.trials) == ("waiting", "", 0)
+    assert progress.outcome == "the time budget is used"
+    assert progress.notes == []
+    assert read_trials(tmp_path).trials == []
+
+
+def test_a_default_that_is_cut_off_is_no_trial_either(tmp_path, monkeypatch):
+    deadlines = iter([after(1e5)])
+    monkeypatch.setattr(Budget, "search_deadline", lambda _: next(deadlines, after(-1.0)))
+    progress = run_session(tmp_path, [ADD], trials=None, time_budget=1e5)
+    (kernel,) = progress.kernels
+    assert (kernel.state, kernel.trials) == ("waiting", 0)
+    assert read_trials(tmp_path).trials == []
+
+
+def test_the_best_is_confirmed_when_the_time_is_over(tmp_path, monkeypatch):
+    """What is confirmed before is cut off when it is; the best is built all the same."""
+    measure, asked = Measurer.measure, []
+
+    def twice_as_fast(measuring, candidates, deadline):
+        asked.append((len(candidates), deadline))
+        for outcome in measure(measuring, candidates, deadline):
+            is_default = len(asked) == 1
+            timing = replace(
+                outcome.timing, seconds=[1.0 if is_default else 0.5], reference_seconds=[1.0]
+            )
+            yield replace(outcome, timing=timing)
+
+    monkeypatch.setattr(Measurer, "measure", twice_as_fast)
+    past = iter([False])
+    monkeypatch.setattr(Budget, "is_past", lambda _: next(past, True))
+    monkeypatch.setattr(Budget, "deadline", lambda _: after(-1.0))
+    run_session(tmp_path, [ADD], trials=5)
+    trials = read_trials(tmp_path).trials
+    assert [trial.purpose for trial in trials] == ["search"] * 5 + ["confirm"]
+    (several, over), (one, never) = asked[-2:]
+    assert (several, one) == (2, 1)
+    assert over.at < time.monotonic()
+    assert never == NO_DEADLINE

@@ -1,0 +1,186 @@
+"""Cuts the loops of a block over the rows and columns of a mesh, and says what a vector is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+
+from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.tir_schedules.decisions import Decisions
+from tvm_ext.tir_schedules.wafer.annotations import COLUMN, MESH_AXIS, ROW, VECTOR, WHOLE
+from tvm_ext.tir_schedules.wafer.grid_options import grid_options
+
+
+@dataclass(frozen=True)
+class MeshCut:
+    """Which dimensions of a kernel are cut, and into how many pieces.
+
+    Attributes
+    ----------
+    row, column : int or None
+        The dimension that is cut over the rows of the mesh, and the one over its columns; the same
+        one where each row of PEs cuts its piece again.
+    rows, columns : int
+        Pieces.
+    """
+
+    row: int | None
+    column: int | None
+    rows: int = 1
+    columns: int = 1
+
+    @property
+    def together(self) -> bool:
+        """Whether one dimension is cut over rows and columns."""
+        return self.row is not None and self.row == self.column
+
+    def missing(self, dimensions: set[int]) -> tuple[bool, bool]:
+        """Whether a tensor of these dimensions is the same for PEs of a column, and of a row."""
+        return (
+            self.rows > 1 and self.row not in dimensions,
+            self.columns > 1 and self.column not in dimensions,
+        )
+
+    def word(self, dimension: int | None) -> str:
+        """How an annotation of a home says that a dimension is cut."""
+        if dimension is None or dimension not in (self.row, self.column):
+            return WHOLE
+        if self.together:
+            return f"{ROW}/{self.rows * self.columns}"
+        is_row = dimension == self.row
+        return f"{ROW}/{self.rows}" if is_row else f"{COLUMN}/{self.columns}"
+
+
+def decide_cut(
+    dimensions: Sequence[tuple[int, int]], machine: MeshDescription, decisions: Decisions
+) -> MeshCut:
+    """The two largest of ``dimensions``, pairs of number and extent, cut over rows and columns.
+
+    The one that comes first over the rows, as products of matrices have it, so that results lie
+    where the next kernel wants them. Where that leaves more PEs idle, the largest one over both.
+    """
+    large = sorted(dimensions, key=lambda pair: -pair[1])[:2]
+    large = [pair for pair in dimensions if pair in large and pair[1] > 1]
+    if not large:
+        return MeshCut(None, None)
+    longest = max(large, key=lambda pair: pair[1])
+    apart = min(large[0][1], machine.rows) * min(large[-1][1], machine.columns)
+    if len(large) == 1 or apart < min(longest[1], machine.processing_elements):
+        return _together(longest, machine, decisions)
+    (row, row_extent), (column, column_extent) = large
+    return MeshCut(
+        row,
+        column,
+        pick_pieces("rows", row_extent, machine.rows, decisions),
+        pick_pieces("columns", column_extent, machine.columns, decisions),
+    )
+
+
+def _together(
+    dimension: tuple[int, int], machine: MeshDescription, decisions: Decisions
+) -> MeshCut:
+    number, extent = dimension
+    rows = pick_pieces("rows", extent, machine.rows, decisions)
+    columns = pick_pieces("columns", -(-extent // rows), machine.columns, decisions)
+    return MeshCut(number, number, rows, columns)
+
+
+def pick_pieces(name: str, extent: int, most: int, decisions: Decisions) -> int:
+    """Into how many pieces an extent is cut; as many as there are PEs for in closed form."""
+    options = grid_options(extent, most)
+    return decisions.pick(name, options, options[-1])
+
+
+@dataclass(frozen=True)
+class Part:
+    """One loop of a block.
+
+    Attributes
+    ----------
+    loop : LoopRV
+        The loop.
+    dimension : int or None
+        What it goes over.
+    reduces : bool
+        Whether it reduces.
+    axis : str
+        "row" or "column" if each of its iterations is one row or column of PEs already.
+    """
+
+    loop: LoopRV
+    dimension: int | None
+    reduces: bool = False
+    axis: str = ""
+
+
+def parts_of(
+    sch: s_tir.Schedule, block: SBlockRV, loops: Sequence[int | None], reduces: Sequence[bool]
+) -> list[Part]:
+    """The loops of a block that nothing was done to yet, with the dimension of each."""
+    found = list(sch.get_loops(block))
+    if not found:
+        # Without loops, all of a block's iteration variables take one value.
+        return []
+    return [Part(*one) for one in zip(found, loops, reduces, strict=True)]
+
+
+def place_block(
+    sch: s_tir.Schedule, block: SBlockRV, parts: Sequence[Part], cut: MeshCut
+) -> LoopRV:
+    """Puts the loops of the mesh around a block; returns the inner one.
+
+    A block that a dimension of the cut is none of runs in the first row or column only, so it gets
+    a loop of one iteration. The longest loop of what one PE does becomes a vector: a descriptor
+    walks through memory with any step.
+    """
+    mesh: dict[str, LoopRV] = {}
+    inner: list[Part] = []
+    for part in parts:
+        inner += _cut_part(sch, part, cut, mesh)
+    for axis in (ROW, COLUMN):
+        if axis not in mesh:
+            outermost = sch.get_loops(block)
+            mesh[axis] = sch.add_unit_loop(outermost[0] if outermost else block)
+    vector = _vector(sch, inner)
+    ordered = [one for one in inner if not one.reduces and one is not vector]
+    ordered += [one for one in inner if one.reduces and one is not vector]
+    ordered += [vector] if vector is not None else []
+    sch.reorder(mesh[ROW], mesh[COLUMN], *(one.loop for one in ordered))
+    for axis, loop in mesh.items():
+        sch.annotate(loop, MESH_AXIS, axis)
+    if vector is not None:
+        sch.annotate(vector.loop, VECTOR, 1)
+    reducing = [one.loop for one in ordered if one.reduces]
+    if reducing:
+        sch.decompose_reduction(block, reducing[0])
+    return mesh[COLUMN]
+
+
+def _cut_part(
+    sch: s_tir.Schedule, part: Part, cut: MeshCut, mesh: dict[str, LoopRV]
+) -> list[Part]:
+    """Takes from a loop what goes over PEs; returns what is left of it."""
+    loop = part.loop
+    if part.axis:
+        mesh[part.axis] = loop
+        return []
+    if part.dimension is None or part.dimension not in (cut.row, cut.column):
+        return [part]
+    if part.dimension == cut.row:
+        mesh[ROW], loop = cut_loop(sch, loop, cut.rows)
+    if part.dimension == cut.column:
+        mesh[COLUMN], loop = cut_loop(sch, loop, cut.columns)
+    return [Part(loop, part.dimension, part.reduces)]
+
+
+def cut_loop(sch: s_tir.Schedule, loop: LoopRV, count: int) -> tuple[LoopRV, LoopRV]:
+    """``count`` pieces and the iterations of one; the last pieces may have fewer, or none."""
+    extent = int(sch.get(loop).extent)
+    outer, inner = sch.split(loop, factors=[count, -(-extent // count)])
+    return outer, inner
+
+
+def _vector(sch: s_tir.Schedule, parts: Sequence[Part]) -> Part | None:
+    """The longest loop; of several the last one, whose elements lie side by side."""
+    return max(reversed(parts), key=lambda one: int(sch.get(one.loop).extent), default=None)

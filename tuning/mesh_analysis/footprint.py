@@ -1,0 +1,72 @@
+"""Bytes of the buffers that live in one PE while a kernel runs."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+
+from tvm_ext.tir_schedules.wafer.annotations import Pattern
+from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
+
+
+class Footprint:
+    """Sizes of buffers, from the regions that one PE touches.
+
+    A buffer that is filled anew in every step needs the region of one step; with the messages of
+    the next step under way, twice that. A resident copy of a tensor is the tensor's own shard.
+    """
+
+    def __init__(self, places: Sequence[tuple[Place, str]], params: Sequence[Any]) -> None:
+        self._places = places
+        self._params = list(params)
+
+    def buffers(self) -> dict[str, int]:
+        """By name, bytes in the PE that needs the most."""
+        uses: dict[Any, list[tuple[Place, Any]]] = {}
+        patterns: dict[Any, str] = {}
+        for place, pattern in self._places:
+            for region in (*place.block.reads, *place.block.writes):
+                if not any(region.source.same_as(one) for one in self._params):
+                    uses.setdefault(region.source, []).append((place, region))
+            if pattern:
+                patterns[place.block.writes[0].source] = pattern
+        return {
+            str(buffer.name): _bytes(buffer, found, patterns.get(buffer, ""))
+            for buffer, found in uses.items()
+            if patterns.get(buffer) != Pattern.RESIDENT
+        }
+
+
+def _bytes(buffer: Any, uses: Sequence[tuple[Place, Any]], pattern: str) -> int:
+    shared = _shared_loops([place for place, _ in uses])
+    sizes = [1] * len(buffer.shape)
+    for place, region in uses:
+        moving = place.inner(shared)
+        for position, dim in enumerate(region.region):
+            sizes[position] = max(sizes[position], _span(place, dim, moving))
+    width = max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
+    overlapped = pattern and any(one.pipeline > 1 for one in shared)
+    return math.prod(sizes) * width * (2 if overlapped else 1)
+
+
+def _shared_loops(places: Sequence[Place]) -> tuple[Loop, ...]:
+    """The loops around all of ``places``."""
+    shared = places[0].loops
+    for place in places[1:]:
+        count = 0
+        for mine, other in zip(shared, place.loops, strict=False):
+            if mine.number != other.number:
+                break
+            count += 1
+        shared = shared[:count]
+    return shared
+
+
+def _span(place: Place, dim: Any, moving: Sequence[Loop]) -> int:
+    extent = int(dim.extent.value) if hasattr(dim.extent, "value") else 1
+    try:
+        return place.span(dim.min, moving) + extent - 1
+    except NotReadable:
+        # Wherever the data say: all of it, to be safe.
+        return int(dim.extent.value) if not moving else math.prod(one.extent for one in moving)

@@ -1,0 +1,182 @@
+"""The loops around a block of a kernel for a mesh, and values of its indices over them."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from tvm_ext.tir_schedules.wafer.annotations import MESH_AXIS, PIPELINE, VECTOR
+from tvm_ext.tuning.loop_analysis.sampling import Evaluator, evaluator_of
+from tvm_ext.tuning.mesh_analysis.affine import Affine, affine_of
+
+Points = Mapping[int, np.ndarray]
+"""By a loop's number, values of its variable; all arrays can be broadcast together."""
+
+
+Evaluators = dict[int, tuple[Any, Evaluator | None]]
+"""By an expression's hash, the expression, so that it stays, and its evaluator."""
+
+
+class NotReadable(ValueError):
+    """The loops cannot be read as a program of a mesh; the text says why."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop.
+
+    Attributes
+    ----------
+    number : int
+        Of its own in the kernel.
+    var : tirx.Var
+        Its variable, which starts at 0.
+    extent : int
+        Iterations.
+    axis : str
+        "row" or "column" if each iteration is one row or column of PEs, else empty.
+    pipeline : int
+        0 for an ordinary loop; see ``PIPELINE`` in ``tir_schedules/wafer/annotations.py``.
+    is_vector : bool
+        Whether one vector instruction does all iterations.
+    """
+
+    number: int
+    var: Any
+    extent: int
+    axis: str = ""
+    pipeline: int = 0
+    is_vector: bool = False
+
+
+def loop_of(stmt: tirx.For, number: int) -> Loop:
+    """A loop as the annotations have it. Raises NotReadable for an extent that is not a number."""
+    if not isinstance(stmt.extent, tirx.IntImm):
+        raise NotReadable(f"loop {stmt.loop_var.name} has the extent {stmt.extent}, not a number")
+    notes = stmt.annotations
+    if not notes:
+        return Loop(number, stmt.loop_var, int(stmt.extent.value))
+    return Loop(
+        number,
+        stmt.loop_var,
+        int(stmt.extent.value),
+        str(notes.get(MESH_AXIS, "")),
+        int(notes.get(PIPELINE, 0)),
+        VECTOR in notes,
+    )
+
+
+class Place:
+    """Where a block stands: the loops around it and what its iteration variables are bound to.
+
+    Indices and conditions are those of the block. Where they are sums of multiples of loop
+    variables, answers come from the factors; any other one is evaluated. Blocks often share their
+    expressions, so ``evaluators`` is one for all of a kernel.
+    """
+
+    def __init__(self, loops: Sequence[Loop], realize: Any, evaluators: Evaluators) -> None:
+        self.loops = tuple(loops)
+        self._evaluators = evaluators
+        self.block = realize.block
+        self.predicate = realize.predicate
+        self._affine: dict[int, Affine | None] = {
+            hash(one.var): Affine(0, {one.number: 1}) for one in self.loops
+        }
+        self._bindings = [
+            (iter_var.var, value)
+            for iter_var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        ]
+        for var, value in self._bindings:
+            self._affine[hash(var)] = affine_of(value, self._affine)
+
+    def inner(self, counted: Sequence[Loop] = ()) -> tuple[Loop, ...]:
+        """Loops that are neither of the mesh nor among ``counted``."""
+        left_out = {one.number for one in counted}
+        return tuple(one for one in self.loops if not one.axis and one.number not in left_out)
+
+    def mesh(self, axis: str) -> tuple[Loop, ...]:
+        """Loops along one axis of the mesh; the inner ones are places within a group of PEs."""
+        return tuple(one for one in self.loops if one.axis == axis)
+
+    def line(self, axis: str) -> Loop | None:
+        """The innermost loop along one axis: the PEs that take part in one pattern."""
+        return next(reversed(self.mesh(axis)), None)
+
+    def coordinates(self, axis: str) -> dict[int, np.ndarray]:
+        """For all places along one axis, the values of its loops, by number."""
+        loops = self.mesh(axis)
+        if not loops:
+            return {}
+        places = np.indices([one.extent for one in loops]).reshape(len(loops), -1)
+        return {one.number: places[position] for position, one in enumerate(loops)}
+
+    def affine(self, index: Any) -> Affine | None:
+        """An index as a sum of multiples of loop variables; None where it depends on data."""
+        return affine_of(index, self._affine)
+
+    def values(self, index: Any, points: Points) -> np.ndarray:
+        """An index for the values of the loops in ``points``, 0 for all others.
+
+        Raises NotReadable when it depends on anything else (an element of a tensor).
+        """
+        affine = self.affine(index)
+        if affine is not None and not affine.others:
+            total: Any = np.asarray(affine.constant)
+            for number, factor in affine.factors.items():
+                if number in points:
+                    total = total + factor * points[number]
+            return np.asarray(total)
+        known = {hash(one.var): np.asarray(points.get(one.number, _ZERO)) for one in self.loops}
+        for var, value in self._bindings:
+            known[hash(var)] = self._evaluated(value, known)
+        return self._evaluated(index, known)
+
+    def _evaluated(self, expr: Any, known: Mapping[int, np.ndarray]) -> np.ndarray:
+        key = hash(expr)
+        if key not in self._evaluators:
+            self._evaluators[key] = (expr, evaluator_of(expr))
+        evaluator = self._evaluators[key][1]
+        if evaluator is None:
+            raise NotReadable(f"the index {expr} depends on data")
+        return evaluator(known)
+
+    def span(self, index: Any, moving: Sequence[Loop]) -> int:
+        """How many values an index takes while ``moving`` run and all other loops stand still."""
+        affine = self.affine(index)
+        if affine is not None and not any(one.number in affine.others for one in moving):
+            return 1 + sum(
+                abs(affine.factors.get(one.number, 0)) * (one.extent - 1) for one in moving
+            )
+        used = [one for one in moving if one.number in self.variables(index)]
+        corners = [
+            {one.number: np.asarray(end) for one, end in zip(used, ends, strict=True)}
+            for ends in product(*((0, one.extent - 1) for one in used))
+        ]
+        found = [int(self.values(index, corner)) for corner in corners]
+        return max(found) - min(found) + 1
+
+    def variables(self, index: Any) -> set[int]:
+        """Numbers of the loops that an index or a condition depends on.
+
+        Raises NotReadable when it depends on anything else.
+        """
+        affine = self.affine(index)
+        if affine is None:
+            raise NotReadable(f"the index {index} depends on data")
+        return affine.loops
+
+    def conditions(self) -> Iterator[Any]:
+        """The parts of the predicate, each of which has to hold."""
+        waiting = [self.predicate]
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, tirx.And):
+                waiting += [part.a, part.b]
+            elif not isinstance(part, tirx.IntImm):
+                yield part
+
+
+_ZERO = np.asarray(0)

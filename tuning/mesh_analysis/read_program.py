@@ -1,0 +1,149 @@
+"""Reads a scheduled kernel as a program of a mesh."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from tvm_ext.hardware.wafer.program import Item, MeshProgram, Steps, Transfer
+from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, Pattern
+from tvm_ext.tuning.mesh_analysis.footprint import Footprint
+from tvm_ext.tuning.mesh_analysis.homes import Home, home_from_access, stated_homes
+from tvm_ext.tuning.mesh_analysis.loops import Evaluators, Loop, NotReadable, Place, loop_of
+from tvm_ext.tuning.mesh_analysis.transfers import combination, copy, pattern_of
+from tvm_ext.tuning.mesh_analysis.works import work_of
+
+
+def read_program(func: tirx.PrimFunc, name: str = "main") -> MeshProgram:
+    """The program that the loops and annotations of ``func`` describe.
+
+    Work and messages are read from the loops, the predicates and the regions, not from the shapes
+    of tensors; see ``tir_schedules/wafer/annotations.py`` for what has to be annotated.
+
+    Raises
+    ------
+    NotReadable
+        There are no loops of the mesh, an extent is no number, an index depends on data, or an
+        annotation contradicts the loops.
+    """
+    return _Reader(func, name).program()
+
+
+class _Reader:
+    """Walks through the statements once."""
+
+    def __init__(self, func: tirx.PrimFunc, name: str) -> None:
+        body = func.body
+        if not isinstance(body, s_tir.SBlockRealize):
+            raise NotReadable("the kernel has no blocks: its loops are written by hand")
+        self._func = func
+        self._name = name
+        self._root = body.block
+        self._places: list[tuple[Place, str]] = []
+        self._rows, self._columns = 1, 1
+        self._loops = 0
+        self._evaluators: Evaluators = {}
+        self._homes: dict[Any, Home] = {}
+
+    def program(self) -> MeshProgram:
+        """What was found."""
+        tree = self._tree(self._root.body, [])
+        if not any(loop.axis for place, _ in self._places for loop in place.loops):
+            raise NotReadable("no loop is annotated as a row or column of the mesh")
+        self._rows, self._columns = (self._count(axis) for axis in (ROW, COLUMN))
+        self._homes = stated_homes(self._root, self._func, self._rows, self._columns)
+        self._find_homes()
+        items = self._items(tree, ())
+        footprint = Footprint(self._places, self._func.params)
+        shards = {str(b.name): home.shard_bytes for b, home in self._homes.items()}
+        return MeshProgram(
+            self._name, self._rows, self._columns, items, shards, footprint.buffers()
+        )
+
+    def _tree(self, stmt: Any, loops: list[Loop]) -> list[Any]:
+        """Statements as (loop, statements) pairs and places of blocks."""
+        if isinstance(stmt, tirx.SeqStmt):
+            return [item for one in stmt.seq for item in self._tree(one, loops)]
+        if isinstance(stmt, tirx.For):
+            self._loops += 1
+            loop = loop_of(stmt, self._loops)
+            return [(loop, self._tree(stmt.body, [*loops, loop]))]
+        if isinstance(stmt, s_tir.SBlockRealize):
+            place = Place(loops, stmt, self._evaluators)
+            self._places.append((place, pattern_of(place)))
+            return [len(self._places) - 1]
+        raise NotReadable(f"a {type(stmt).__name__} stands between the loops; expected blocks only")
+
+    def _count(self, axis: str) -> int:
+        """PEs along one axis."""
+        return max(math.prod(one.extent for one in place.mesh(axis)) for place, _ in self._places)
+
+    def _find_homes(self) -> None:
+        """Tensors without a stated home lie where they are used first."""
+        params = list(self._func.params)
+        for place, _ in self._places:
+            for region in (*place.block.reads, *place.block.writes):
+                buffer = region.source
+                if buffer not in self._homes and any(buffer.same_as(one) for one in params):
+                    indices = [dim.min for dim in region.region]
+                    self._homes[buffer] = home_from_access(buffer, indices, place)
+
+    def _items(self, tree: Sequence[Any], counted: tuple[Loop, ...]) -> tuple[Item, ...]:
+        found: list[Item] = []
+        for node in tree:
+            if isinstance(node, int):
+                found += self._leaf(*self._places[node], counted)
+                continue
+            loop, inner = node
+            if loop.axis or not self._is_repeated(loop, inner):
+                # Loops of the mesh are places, not times; ordinary ones belong to the blocks.
+                found += self._items(inner, counted)
+                continue
+            items = self._items(inner, (*counted, loop))
+            found.append(Steps(loop.extent, loop.pipeline > 1, items))
+        return tuple(found)
+
+    def _is_repeated(self, loop: Loop, inner: Sequence[Any]) -> bool:
+        """Whether messages are sent in each iteration, and not by the loop as a whole."""
+        if loop.pipeline:
+            return True
+        numbers = list(_numbers(inner))
+        patterns = {self._places[number][1] for number in numbers}
+        return len(numbers) > 1 and bool(patterns - {"", Pattern.RESIDENT})
+
+    def _leaf(self, place: Place, pattern: str, counted: tuple[Loop, ...]) -> list[Item]:
+        if pattern == Pattern.RESIDENT:
+            return []
+        if not pattern:
+            return [work_of(place, self._rows, self._columns, counted)]
+        if _accumulates(place):
+            return [combination(place, pattern, counted)]
+        source = place.block.reads[0].source
+        home = self._homes.get(source) or self._inner_home(source, place)
+        found: Transfer = copy(place, pattern, counted, home)
+        return [found] if found.words else []
+
+    def _inner_home(self, buffer: Any, place: Place) -> Home:
+        """An intermediate result lies where it was written."""
+        for writer, _ in self._places:
+            for region in writer.block.writes:
+                if region.source.same_as(buffer):
+                    return home_from_access(buffer, [dim.min for dim in region.region], writer)
+        indices = [dim.min for dim in place.block.reads[0].region]
+        return home_from_access(buffer, indices, place)
+
+
+def _accumulates(place: Place) -> bool:
+    written = place.block.writes[0].source
+    init = place.block.init is not None
+    return init or any(read.source.same_as(written) for read in place.block.reads)
+
+
+def _numbers(tree: Sequence[Any]) -> Iterator[int]:
+    """The blocks below, by number."""
+    for node in tree:
+        if isinstance(node, int):
+            yield node
+        else:
+            yield from _numbers(node[1])

@@ -1,0 +1,225 @@
+"""Messages of a block that copies from other PEs, or that combines their partial results."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+
+from tvm_ext.hardware.wafer.program import Transfer
+from tvm_ext.tir_schedules.wafer.annotations import (
+    COLUMN,
+    COMMUNICATION,
+    GROUP,
+    REDUCTIONS,
+    ROW,
+    Pattern,
+)
+from tvm_ext.tuning.mesh_analysis.homes import Home
+from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
+
+# What one wavelet carries.
+_WORD_BYTES = 4
+
+_PATTERNS = {value for name, value in vars(Pattern).items() if name.isupper()}
+_LINES = {Pattern.SHIFT_ROW: COLUMN, Pattern.SHIFT_COLUMN: ROW}
+
+
+def pattern_of(place: Place) -> str:
+    """The pattern that a block's annotation names; empty for a block that only computes.
+
+    Raises NotReadable for an unknown name.
+    """
+    notes = place.block.annotations
+    name = str(notes.get(COMMUNICATION, "")) if notes else ""
+    base, _, axis = name.rpartition("_")
+    combines = base in REDUCTIONS and axis in (ROW, COLUMN)
+    if name and not combines and name not in _PATTERNS - set(REDUCTIONS):
+        raise NotReadable(
+            f"'{name}' is no pattern of communication; expected one of "
+            f"{', '.join(sorted(_PATTERNS))}"
+        )
+    return name
+
+
+def combination(place: Place, pattern: str, counted: Sequence[Loop]) -> Transfer:
+    """Partial results of a row or column of PEs that are added up."""
+    base = pattern.rpartition("_")[0]
+    written = place.block.writes[0]
+    words = _elements(place, written, counted) * _width(written.source) / _WORD_BYTES
+    group = int((place.block.annotations or {}).get(GROUP, 0))
+    extent = _reduced(place)
+    return Transfer(str(written.source.name), base, words, extent, extent - 1, 1.0, group)
+
+
+def copy(place: Place, pattern: str, counted: Sequence[Loop], home: Home) -> Transfer:
+    """A tile that comes from the PE, or the PEs, where it lies."""
+    read = place.block.reads[0]
+    words = _elements(place, read, counted) * home.element_bytes / _WORD_BYTES
+    name = str(place.block.writes[0].source.name)
+    if pattern in (Pattern.MULTICAST_ROW, Pattern.MULTICAST_COLUMN):
+        # Along a row of PEs are its columns.
+        extent = _extent(place, COLUMN if pattern == Pattern.MULTICAST_ROW else ROW)
+        return Transfer(name, pattern, words, extent, extent - 1)
+    if pattern == Pattern.MULTICAST:
+        extent = _extent(place, ROW) + _extent(place, COLUMN) - 1
+        return Transfer(name, pattern, words, extent, extent - 1)
+    if pattern in _LINES:
+        return _shift(place, pattern, words, home)
+    if pattern == Pattern.HALO:
+        return _halo(place, name, counted, home)
+    return _gather(place, name, words, home)
+
+
+def _extent(place: Place, axis: str) -> int:
+    line = place.line(axis)
+    return line.extent if line is not None else 1
+
+
+def _reduced(place: Place) -> int:
+    """PEs whose partial results are combined: those of the loops that do not move the result."""
+    written = [place.variables(dim.min) for dim in place.block.writes[0].region]
+    loops = [one for one in place.loops if not any(one.number in found for found in written)]
+    return math.prod(one.extent for one in loops)
+
+
+def _elements(place: Place, region: Any, counted: Sequence[Loop]) -> int:
+    """Elements of a region that one execution goes through."""
+    moving = place.inner(counted)
+    return math.prod(place.span(dim.min, moving) for dim in region.region)
+
+
+def _width(buffer: Any) -> int:
+    return max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
+
+
+def _shift(place: Place, pattern: str, words: float, home: Home) -> Transfer:
+    """Tiles go around a ring: how far from one step to the next, and how far to their first place.
+
+    Read from the index itself: the tile that a PE needs now is the one that another PE of the line
+    had in the step before.
+    """
+    line = _LINES[pattern]
+    name = str(place.block.writes[0].source.name)
+    steps = next((one for one in place.loops if one.pipeline), None)
+    along = place.line(line)
+    if steps is None or along is None:
+        raise NotReadable(f"{name} is shifted, but not inside of steps and of {line}s of PEs")
+    region = place.block.reads[0].region
+    dimension = next(
+        (
+            number
+            for number, (axis, dim) in enumerate(zip(home.axes, region, strict=True))
+            if axis == line and steps.number in place.variables(dim.min)
+        ),
+        None,
+    )
+    if dimension is None:
+        raise NotReadable(f"{name} is shifted along a line of PEs that its tensor is not cut by")
+    index = region[dimension].min
+    everyone = np.arange(along.extent)
+    # A line in the middle: in the first one, tiles may lie where they are needed first.
+    line_points = {one.number: np.asarray(one.extent // 2) for one in place.loops if one.axis}
+    line_points[along.number] = everyone
+    now = place.values(index, {**line_points, steps.number: np.asarray(1)})
+    before = place.values(index, {**line_points, steps.number: np.asarray(0)})
+    tile = home.pieces[dimension]
+    hops = _distance(before // tile, now // tile, name)
+    first = _distance(everyone, before // tile, name)
+    return Transfer(
+        name,
+        pattern,
+        words,
+        along.extent,
+        distance=float(np.abs(hops).max(initial=0)),
+        load=_line_load(everyone + hops, everyone),
+        first_distance=float(np.abs(first).max(initial=0)),
+        first_load=_line_load(everyone + first, everyone),
+    )
+
+
+def _distance(have: np.ndarray, need: np.ndarray, name: str) -> np.ndarray:
+    """For each PE of a line, how far away the PE is that has what it needs."""
+    order = np.argsort(have, kind="stable")
+    found = np.searchsorted(have[order], need)
+    found = order[np.minimum(found, have.size - 1)]
+    if (have[found] != need).any():
+        raise NotReadable(f"{name} is shifted, but no PE of the line had the tile that is needed")
+    return found - np.arange(have.size)
+
+
+def _line_load(sources: np.ndarray, targets: np.ndarray) -> float:
+    """The most messages that share one link of a line, in one direction."""
+    size = int(max(sources.max(initial=0), targets.max(initial=0))) + 1
+    load = np.zeros((2, size + 1))
+    forward = targets >= sources
+    low, high = np.minimum(sources, targets), np.maximum(sources, targets)
+    for direction, chosen in enumerate((forward, ~forward)):
+        np.add.at(load[direction], low[chosen], 1)
+        np.add.at(load[direction], high[chosen], -1)
+    return float(max(1.0, load.cumsum(axis=1).max(initial=0)))
+
+
+def _halo(place: Place, name: str, counted: Sequence[Loop], home: Home) -> Transfer:
+    """What a region has beyond the shard, on one side; the sides come at the same time."""
+    moving = place.inner(counted)
+    spans = [place.span(dim.min, moving) for dim in place.block.reads[0].region]
+    inside = [min(span, piece) for span, piece in zip(spans, home.pieces, strict=True)]
+    beyond = math.prod(spans) - math.prod(inside)
+    cut = sum(
+        axis in (ROW, COLUMN) and span > piece
+        for span, piece, axis in zip(spans, home.pieces, home.axes, strict=True)
+    )
+    sides = max(1, 2 * cut)
+    reach = max(
+        (
+            -(-(span - piece) // (2 * piece))
+            for span, piece, axis in zip(spans, home.pieces, home.axes, strict=True)
+            if axis in (ROW, COLUMN)
+        ),
+        default=0,
+    )
+    words = beyond * home.element_bytes / _WORD_BYTES
+    return Transfer(name, Pattern.HALO, words, max(1, reach), float(reach), 1.0, sides)
+
+
+def _gather(place: Place, name: str, words: float, home: Home) -> Transfer:
+    """Copies from wherever the data lie: first along the row of the source, then along a column."""
+    distance, load = 0.0, 1.0
+    away = False
+    region = place.block.reads[0].region
+    for axis, dim, piece in zip(home.axes, region, home.pieces, strict=True):
+        if axis not in (ROW, COLUMN):
+            continue
+        sources, targets = _line(place, dim.min, piece, _extent(place, axis))
+        hops = np.abs(sources - targets)
+        away |= bool(hops.any())
+        distance += float(hops.max(initial=0))
+        load = max(load, _line_load(sources, targets))
+    if not away and _whole_in(home, region, place):
+        words = 0.0
+    return Transfer(name, Pattern.GATHER, words, max(1, int(distance)), distance, load)
+
+
+def _line(place: Place, index: Any, piece: int, extent: int) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates on one axis of where data lie, and of the PEs that need them.
+
+    The PEs are taken along the axis that the index follows: data of a row that go to a column turn
+    once, and use the links of both.
+    """
+    for loop in (one for one in place.loops if one.axis):
+        everyone = np.arange(loop.extent)
+        starts = np.broadcast_to(place.values(index, {loop.number: everyone}), everyone.shape)
+        if (starts != starts[0]).any():
+            return np.minimum(starts // piece, extent - 1), everyone
+    everyone = np.arange(extent)
+    start = int(place.values(index, {})) // piece
+    return np.full(extent, min(start, extent - 1)), everyone
+
+
+def _whole_in(home: Home, region: Any, place: Place) -> bool:
+    return all(
+        place.span(dim.min, place.inner()) <= piece
+        for dim, piece in zip(region, home.pieces, strict=True)
+    )

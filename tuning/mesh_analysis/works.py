@@ -1,0 +1,108 @@
+"""The vector instructions of a block, for the PE with the most to do and for all others."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+
+from tvm_ext.hardware.wafer.program import Work
+from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
+from tvm_ext.tuning.mesh_analysis.arithmetic import arithmetic_of
+from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
+
+# Conditions with more iterations are looked at in a few PEs first.
+_MOST_POINTS = 1 << 14
+_LOOKED_AT = 3
+
+
+def work_of(place: Place, rows: int, columns: int, counted: Sequence[Loop]) -> Work:
+    """The work of one execution of a block within the loops ``counted``, which are steps."""
+    loops = place.inner(counted)
+    vector = next((one for one in loops if one.is_vector), loops[-1] if loops else None)
+    length = vector.extent if vector is not None else 1
+    store = _store(place.block.body)
+    found = arithmetic_of(store)
+    valid, row_share, column_share = _valid(place, rows, columns)
+    iterations = math.prod(one.extent for one in loops) * valid
+    loads = [load for load in found.loads if vector is None or _moves(load, place, vector)]
+    return Work(
+        name=str(place.block.name_hint),
+        instructions=iterations / length * found.vector_instructions,
+        elements=iterations * found.vector_instructions,
+        length=float(length),
+        scalar_operations=iterations * found.scalar_steps,
+        dtype=str(store.buffer.dtype),
+        flops=iterations * found.flops,
+        load_bytes=iterations * sum(_bytes(load.source) for load in loads),
+        store_bytes=iterations * _bytes(store.buffer),
+        operands=tuple(dict.fromkeys(str(load.source.name) for load in loads)),
+        row_share=row_share,
+        column_share=column_share,
+    )
+
+
+def _store(body: Any) -> Any:
+    while not hasattr(body, "buffer") or not hasattr(body, "value"):
+        inner = getattr(body, "body", None)
+        if inner is None:
+            raise NotReadable("a block does something else than to assign one element")
+        body = inner
+    return body
+
+
+def _bytes(buffer: Any) -> int:
+    return max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
+
+
+def _moves(load: Any, place: Place, vector: Loop) -> bool:
+    """Whether a load goes through an array with the vector loop; else it is one scalar."""
+    try:
+        return any(place.span(index, [vector]) > 1 for index in load.indices)
+    except NotReadable:
+        return True
+
+
+def _valid(place: Place, rows: int, columns: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """Parts of the iterations that the predicate lets through: in all PEs, and by row and column.
+
+    A condition on rows and columns together counts for the rows, with the first column.
+    """
+    everywhere = 1.0
+    shares = {}
+    coordinates = {axis: place.coordinates(axis) for axis in (ROW, COLUMN)}
+    for axis, count in ((ROW, rows), (COLUMN, columns)):
+        used = math.prod(one.extent for one in place.mesh(axis))
+        shares[axis] = np.ones(count)
+        shares[axis][used if place.mesh(axis) else count :] = 0.0
+    for condition in place.conditions():
+        variables = place.variables(condition)
+        axis = next((a for a, known in coordinates.items() if variables & set(known)), None)
+        passed = _passed(place, condition, variables, coordinates[axis] if axis else {})
+        if axis is None:
+            everywhere *= float(passed.mean())
+        else:
+            shares[axis][: len(passed)] *= passed
+    return everywhere, shares[ROW], shares[COLUMN]
+
+
+def _passed(
+    place: Place, condition: Any, variables: set[int], coordinates: dict[int, np.ndarray]
+) -> np.ndarray:
+    """For each coordinate, the part of the iterations of the other loops that pass a condition."""
+    moving = [one for one in place.inner() if one.number in variables]
+    lengths = [one.extent for one in moving]
+    count = len(next(iter(coordinates.values()))) if coordinates else 1
+    if count > _LOOKED_AT and count * math.prod(lengths) > _MOST_POINTS:
+        some = np.linspace(0, count - 1, _LOOKED_AT).astype(int)
+        few = {one: found[some] for one, found in coordinates.items()}
+        passed = _passed(place, condition, variables, few)
+        if (passed == passed[0]).all():
+            # Steps that are turned from PE to PE: other ones are short in each, and as many.
+            return np.full(count, passed[0])
+    points = {one: found.reshape(-1, *[1] * len(moving)) for one, found in coordinates.items()}
+    for loop, values in zip(moving, np.indices(lengths), strict=True):
+        points[loop.number] = values[None]
+    passed = np.broadcast_to(place.values(condition, points), (count, *lengths))
+    return passed.reshape(count, -1).mean(axis=1)

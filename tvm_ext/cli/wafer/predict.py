@@ -1,0 +1,136 @@
+"""``tvm-ext wafer predict``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tvm_ext.cli import options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
+
+    from tvm_ext.hardware.wafer.published.families import RowPrediction
+
+EXAMPLE = "Example: tvm-ext wafer predict measurements.csv --json"
+
+
+def predict_command(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE.csv",
+            help="Measurements, one a line: id, kernel, unit, and what the kernel needs of arch, "
+            "M, N, K, vector_length, dtype, parameters, grid_rows, grid_cols, value, value_max, "
+            "clock_mhz.",
+        ),
+    ],
+    json_output: options.Json = False,
+) -> None:
+    """Predict published measurements of kernels on wafer-scale processors.
+
+    A row that no model covers is named with the reason.
+    """
+    from tvm_ext.cli import output as out
+    from tvm_ext.hardware.wafer.published.families import predict_rows
+    from tvm_ext.hardware.wafer.published.rows import read_rows
+
+    found = predict_rows(read_rows(file))
+    if json_output:
+        out.print_json([_to_json(one) for one in found])
+        return
+    covered = [one for one in found if one.covered]
+    table = [_table(covered)] if covered else []
+    out.print_rich(*table, _summary(found), *_reasons(found))
+
+
+def _to_json(one: "RowPrediction") -> dict[str, Any]:
+    return {
+        "id": one.row.id,
+        "predicted": one.predicted,
+        "unit": one.row.unit,
+        "family": one.family,
+        "covered": one.covered,
+        "reason": one.reason,
+        "of": one.of,
+        "predicted_mean": one.predicted_mean,
+        "published": one.published,
+        "error": one.error,
+    }
+
+
+def _table(found: "Sequence[RowPrediction]") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("Row", overflow="fold")
+    table.add_column("Family", no_wrap=True)
+    for name in ("Predicted", "Published", "Error"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("Unit", overflow="fold")
+    table.add_column("Of", no_wrap=True)
+    for one in found:
+        table.add_row(*_cells(one))
+    return table
+
+
+def _cells(one: "RowPrediction") -> list[Any]:
+    from rich.text import Text
+
+    from tvm_ext.report.units import ABSENT, plain
+
+    return [
+        Text(plain(one.row.id)),
+        one.family,
+        _number(one.predicted),
+        _number(one.published),
+        f"{100 * one.error:+.1f} %" if one.error is not None else ABSENT,
+        Text(plain(one.row.unit)),
+        one.of,
+    ]
+
+
+def _number(value: float | None) -> str:
+    from tvm_ext.report.units import ABSENT
+
+    if value is None:
+        return ABSENT
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _summary(found: "Sequence[RowPrediction]") -> str:
+    errors = [abs(one.error) for one in found if one.error is not None]
+    text = f"{sum(one.covered for one in found)} of {len(found)} rows predicted"
+    if not errors:
+        return f"{text}."
+    mean = 100 * sum(errors) / len(errors)
+    return f"{text}; mean absolute error of the {len(errors)} with a published value: {mean:.1f} %."
+
+
+def _reasons(found: "Sequence[RowPrediction]") -> "list[Text]":
+    """One line for each reason, with the rows that it is about."""
+    from rich.text import Text
+
+    from tvm_ext.report.units import plain
+
+    rows: dict[tuple[str, str], list[str]] = {}
+    for one in found:
+        if not one.covered:
+            rows.setdefault((one.family, one.reason), []).append(one.row.id)
+    return [
+        Text(plain(f"{_named(ids)}: {family + ': ' if family else ''}{reason}"))
+        for (family, reason), ids in rows.items()
+    ]
+
+
+def _named(ids: "Sequence[str]") -> str:
+    few = ", ".join(ids[:_NAMED_ROWS])
+    more = len(ids) - _NAMED_ROWS
+    return f"{few} and {more} more" if more > 0 else few
+
+
+# Of one reason; the rest are counted.
+_NAMED_ROWS = 4
