@@ -7,8 +7,8 @@ cycles; ``seconds`` and ``cycles`` convert at the border, with the description's
 published figures of one machine are converted with different clocks.
 
 Sources of the fields: M. Jacquelin, M. Araya-Polo, J. Meng, "Scalable distributed high-order
-stencil computations", SC22, section IV.A (PEs, memory, links, power); P. Luczynski et al.,
-"Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888, section 2 (routers, ramps, colours);
+stencil computations", SC22, sections IV.A and V.C (PEs, links, power); P. Luczynski et al.,
+"Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888 (routers, ramps, colours);
 C. He et al., "WaferLLM: large language model inference at wafer scale", OSDI 2025, section 3
 (the PLMR model: hops, relays, routes). The numbers' own sources stand in the files of
 configs/targets.

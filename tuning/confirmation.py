@@ -1,21 +1,11 @@
 """The best candidates of a kernel measured again, longer, beside its default schedule."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-
 from tvm_ext.tuning.budget import Budget
+from tvm_ext.tuning.candidate_measurer import CandidateMeasurer
 from tvm_ext.tuning.deadline import NO_DEADLINE
 from tvm_ext.tuning.interrupt import Interrupt
 from tvm_ext.tuning.kernel_state import KernelState
-from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.session_trials import SessionTrials
-
-# Turns of a confirmation, as a multiple of those of a trial.
-_TURNS = 3
-
-# The relative spread that ends it.
-_SPREAD = 0.01
 
 
 class Confirmation:
@@ -27,7 +17,7 @@ class Confirmation:
         Candidates that are measured at a time; twice as many at most for one kernel.
     trials : SessionTrials
         Measures them and writes that down.
-    measurer : Measurer
+    measurer : CandidateMeasurer
         What ``trials`` measures with.
     budget : Budget
         Once its time is over, only the best one is measured.
@@ -39,7 +29,7 @@ class Confirmation:
         self,
         count: int,
         trials: SessionTrials,
-        measurer: Measurer,
+        measurer: CandidateMeasurer,
         budget: Budget,
         interrupt: Interrupt,
     ) -> None:
@@ -52,7 +42,7 @@ class Confirmation:
     def run(self, state: KernelState) -> None:
         """Measures until the best of all is among those that were measured again."""
         left = 2 * self._count
-        with self._longer():
+        with self._measurer.confirming():
             while left > 0 and not self._interrupt.came:
                 is_past = self._budget.is_past()
                 trials = state.to_confirm(1 if is_past else self._count)
@@ -63,18 +53,3 @@ class Confirmation:
                 deadline = NO_DEADLINE if is_past else self._budget.deadline()
                 done = list(self._trials.run(state, again, "confirm", deadline))
                 left = 0 if is_past else left - len(done)
-
-    @contextmanager
-    def _longer(self) -> Iterator[None]:
-        """Trials in the block take more turns, however slow the candidate is."""
-        plan = self._measurer.plan
-        self._measurer.plan = replace(
-            plan,
-            most_turns=plan.most_turns * _TURNS,
-            slow_factor=float("inf"),
-            spread=_SPREAD,
-        )
-        try:
-            yield
-        finally:
-            self._measurer.plan = plan

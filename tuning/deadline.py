@@ -27,6 +27,10 @@ class Deadline:
 
     at: float = float("inf")
 
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return time.monotonic() >= self.at
+
     @contextmanager
     def limited(self, seconds: float) -> Iterator[float]:
         """The time limit for a worker's call in the block, which may take ``seconds`` at most.

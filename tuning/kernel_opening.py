@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tvm_ext.tuning.budget import Budget
 from tvm_ext.tuning.candidate import Candidate
+from tvm_ext.tuning.candidate_measurer import CandidateMeasurer
 from tvm_ext.tuning.interrupt import Interrupt
 from tvm_ext.tuning.kernel_guard import KernelGuard
 from tvm_ext.tuning.kernel_state import KernelState
-from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.progress import SessionProgress
-from tvm_ext.tuning.pruning import Pruner
+from tvm_ext.tuning.pruning import NoPruner, Pruner
 from tvm_ext.tuning.search.kernel_search import KernelSearch
 from tvm_ext.tuning.session_trials import SessionTrials
 from tvm_ext.tuning.task import refusal
@@ -24,7 +24,7 @@ class KernelOpening:
         The search for a kernel.
     trials : SessionTrials
         Measures the defaults and writes that down.
-    measurer : Measurer
+    measurer : CandidateMeasurer
         What ``trials`` measures with.
     pruner : Pruner
         Learns from earlier trials and from the defaults.
@@ -42,8 +42,8 @@ class KernelOpening:
         self,
         new_search: Callable[[KernelState], KernelSearch],
         trials: SessionTrials,
-        measurer: Measurer,
-        pruner: Pruner,
+        measurer: CandidateMeasurer,
+        pruner: Pruner | NoPruner,
         budget: Budget,
         guard: KernelGuard,
         progress: SessionProgress,

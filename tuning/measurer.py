@@ -8,8 +8,8 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,7 +37,8 @@ class Measurement:
     Attributes
     ----------
     status : str
-        "ok", "build" (no code), "run" (it failed or died), "timeout" or "wrong" (numbers).
+        "ok", "build" (no code), "run" (it failed or died), "timeout" or "wrong" (numbers);
+        "modelled" where the time is a model's answer.
     message : str
         What happened, when the status is not "ok".
     timing : Timing
@@ -53,6 +54,11 @@ class Measurement:
     build_seconds: float = 0.0
     run_seconds: float = 0.0
 
+
+# Turns of a candidate that is about to be chosen, as a multiple of those of a trial, and the
+# relative spread that ends them.
+_CONFIRMING_TURNS = 3
+_CONFIRMING_SPREAD = 0.01
 
 _Outcome = tuple[Status, str, Timing]
 
@@ -187,6 +193,21 @@ class Measurer:
             future = done.get()
             if not future.cancelled() and not self._closing:
                 yield future.result()
+
+    @contextmanager
+    def confirming(self) -> Iterator[None]:
+        """Trials in the block take more turns, however slow the candidate is."""
+        plan = self.plan
+        self.plan = replace(
+            plan,
+            most_turns=plan.most_turns * _CONFIRMING_TURNS,
+            slow_factor=float("inf"),
+            spread=_CONFIRMING_SPREAD,
+        )
+        try:
+            yield
+        finally:
+            self.plan = plan
 
     def skip_waiting(self) -> None:
         """Has ``measure`` end with the candidates that run now."""

@@ -94,6 +94,8 @@ class SessionProgress:
         Why the session ended; empty while it runs.
     predictor : str
         How well the performance predictor ranks kernels that it has not seen; empty if unknown.
+    is_modelled : bool
+        Whether all times are a model's answers, and none was measured.
     """
 
     model: str
@@ -109,6 +111,7 @@ class SessionProgress:
     notes: list[str] = field(default_factory=list)
     outcome: str = ""
     predictor: str = ""
+    is_modelled: bool = False
 
     @property
     def seconds(self) -> float:

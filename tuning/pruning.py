@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.cost_models.choose import model_file
 from tvm_ext.tuning.cost_models.performance_predictor import Sample
@@ -90,3 +91,30 @@ class Pruner:
             self._note(
                 f"no candidates are dismissed by prediction: the predictor failed ({reason})"
             )
+
+
+class NoPruner:
+    """Dismisses nothing: where the time of a candidate is a model's answer, asking is cheap."""
+
+    def kept(self, candidates: Sequence[Candidate], best_seconds: float | None) -> list[Candidate]:
+        """All of them."""
+        return list(candidates)
+
+    def learn(self, results: Iterable[tuple[Candidate, float | None]]) -> None:
+        """There is nothing to learn."""
+
+    def save(self) -> None:
+        """There is nothing to save."""
+
+    def quality(self) -> str:
+        """There is nothing to rank by."""
+        return ""
+
+
+def new_pruner(
+    machine: CpuDescription | MeshDescription, folder: Path, note: Note
+) -> Pruner | NoPruner:
+    """What dismisses candidates for a machine; see ``Pruner``."""
+    if isinstance(machine, MeshDescription):
+        return NoPruner()
+    return Pruner(machine, folder, note)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_cpu_name
+from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tuning.allocation import next_kernel
 from tvm_ext.tuning.budget import Budget
 from tvm_ext.tuning.candidate import Finish
@@ -17,8 +18,9 @@ from tvm_ext.tuning.kernel_guard import KernelGuard
 from tvm_ext.tuning.kernel_opening import KernelOpening
 from tvm_ext.tuning.kernel_state import KernelState
 from tvm_ext.tuning.measurer import Measurer
+from tvm_ext.tuning.mesh_measurer import MeshMeasurer
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress, Silent
-from tvm_ext.tuning.pruning import Pruner
+from tvm_ext.tuning.pruning import new_pruner
 from tvm_ext.tuning.record_folder import RecordFolder
 from tvm_ext.tuning.run_job import TimingPlan
 from tvm_ext.tuning.search.kernel_search import KernelSearch
@@ -40,8 +42,8 @@ class TuningSession:
         Its name.
     tasks : Sequence[KernelTask]
         Its kernels, each once.
-    machine : CpuDescription
-        What they are scheduled for.
+    machine : CpuDescription or MeshDescription
+        What they are scheduled for. For a mesh, all times are modelled.
     folder : Path
         Where the records are.
     finish : Finish
@@ -60,7 +62,7 @@ class TuningSession:
         self,
         model: str,
         tasks: Sequence[KernelTask],
-        machine: CpuDescription,
+        machine: CpuDescription | MeshDescription,
         folder: Path,
         finish: Finish,
         cost_model: str,
@@ -76,8 +78,11 @@ class TuningSession:
         self._modelled = seconds_of
         self._listener = listener or Silent()
         self._target = machine.tvm_target()
+        self._measures = not isinstance(machine, MeshDescription)
         self._states: list[KernelState] = []
-        self.progress = SessionProgress(model, machine.name, str(folder))
+        self.progress = SessionProgress(
+            model, machine.name, str(folder), is_modelled=not self._measures
+        )
         self._path = folder
 
     def run(self) -> SessionProgress:
@@ -115,11 +120,13 @@ class TuningSession:
         note = progress.notes.append
         progress.notes += [str(problem) for problem in self._folder.problems]
         self._model = choose_model(self._model_name, self._machine, self._path, note)
-        self._pruner = Pruner(self._machine, self._path, note)
+        self._pruner = new_pruner(self._machine, self._path, note)
         self._interrupt = stack.enter_context(Interrupt(self._measurer.interrupt))
         for task in self._tasks:
             trials = self._folder.trials.setdefault(task.hash, [])
-            self._states.append(KernelState(task, self._modelled.get(task.hash, 0.0), trials))
+            self._states.append(
+                KernelState(task, self._modelled.get(task.hash, 0.0), trials, self._measures)
+            )
         self._budget = Budget(options, progress, self._states)
         self._guard = KernelGuard(progress, self._interrupt)
         self._trials = SessionTrials(self._measurer, self._new_writer(), progress, self._show)
@@ -137,7 +144,10 @@ class TuningSession:
             self._interrupt,
         )
 
-    def _new_measurer(self) -> Measurer:
+    def _new_measurer(self) -> Measurer | MeshMeasurer:
+        options = self._options
+        if isinstance(self._machine, MeshDescription):
+            return MeshMeasurer(self._machine, options.limits, options.seed, self._folder.scratch)
         effort, limits = self._options.effort, self._options.limits
         plan = TimingPlan(
             turn_seconds=effort.turn_seconds,

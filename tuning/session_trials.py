@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from tvm_ext.tuning.candidate import Candidate
+from tvm_ext.tuning.candidate_measurer import CandidateMeasurer
 from tvm_ext.tuning.deadline import Deadline
 from tvm_ext.tuning.kernel_state import KernelState
-from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.progress import SessionProgress
 from tvm_ext.tuning.trial_writer import TrialWriter
 
@@ -16,7 +16,7 @@ class SessionTrials:
 
     Parameters
     ----------
-    measurer : Measurer
+    measurer : CandidateMeasurer
         Builds and runs candidates.
     writer : TrialWriter
         Writes to the log.
@@ -28,7 +28,7 @@ class SessionTrials:
 
     def __init__(
         self,
-        measurer: Measurer,
+        measurer: CandidateMeasurer,
         writer: TrialWriter,
         progress: SessionProgress,
         show: Callable[[], object],

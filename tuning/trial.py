@@ -52,7 +52,7 @@ class Trial(BaseModel):
     versions: dict[str, str]
     host_cpu: str
     device: str = "local"
-    """Where it ran: "local", or the tracker and key of the RPC servers."""
+    """Where it ran: "local", the tracker and key of the RPC servers, or "model" if nowhere."""
     status: Status
     message: str = ""
     purpose: Literal["search", "confirm"] = "search"

@@ -62,7 +62,7 @@ class TrialWriter:
     ) -> None:
         """Writes what a candidate came to, and brings the kernel's state up to date."""
         seconds, spread = None, 0.0
-        if outcome.status == "ok":
+        if outcome.status in ("ok", "modelled"):
             seconds, spread = corrected(outcome.timing, state.reference_seconds())
         candidate = outcome.candidate
         trial = Trial(
@@ -79,7 +79,7 @@ class TrialWriter:
             target=self._target,
             versions=self._versions,
             host_cpu=self._host_cpu,
-            device=self._device,
+            device="model" if outcome.status == "modelled" else self._device,
             status=outcome.status,
             message=outcome.message,
             purpose=purpose,

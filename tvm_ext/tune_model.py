@@ -15,16 +15,17 @@ from tvm_ext.compiler.kernel_records import kernel_seconds
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.phases import Phases
 from tvm_ext.errors import TuningError
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.description import CpuDescription, Description
 from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import compiling_for, resolve_processor, resolve_target
+from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.tuning.candidate import Finish
 from tvm_ext.tuning.cost_models.choose import model_name
 from tvm_ext.tuning.effort import load_effort
-from tvm_ext.tuning.measurer import Limits
+from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress
 from tvm_ext.tuning.run_device import RunDeviceAddress
 from tvm_ext.tuning.session import TuningSession
@@ -116,12 +117,7 @@ def tune(
     TvmExtError
         As ``compile``; TuningError or RecordsError when the session cannot start.
     """
-    machine = resolve_processor(target)
-    if not isinstance(machine, CpuDescription):
-        raise TuningError(
-            f"target '{machine.name}' is a GPU; expected a CPU: kernels for GPUs are scheduled by "
-            "TVM's rules, which have nothing to tune"
-        )
+    machine = _tunable(resolve_target(target), rpc)
     options = SessionOptions(
         effort=load_effort(effort),
         trials=trials,
@@ -132,9 +128,8 @@ def tune(
         versions=VersionsRecord.installed().model_dump(),
     )
     _check_numbers(trials, time_budget)
-    ranking = model_name(cost_model_name or options.effort.cost_model)
-    if not rpc:
-        _check_runs_here(machine)
+    usual = "analytic" if isinstance(machine, MeshDescription) else options.effort.cost_model
+    ranking = model_name(cost_model_name or usual)
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
     folder = Path(work_dir)
     with compiling_for(machine):
@@ -205,6 +200,27 @@ def _matches(task: KernelTask, pattern: str) -> bool:
     for origin in task.origins:
         names += [origin, *origin.split(" + ")]
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
+
+
+def _tunable(
+    machine: Description, rpc: Sequence[RunDeviceAddress]
+) -> CpuDescription | MeshDescription:
+    """``machine`` if there is a way to time candidates for it."""
+    if isinstance(machine, MeshDescription):
+        if rpc:
+            raise TuningError(
+                f"target '{machine.name}' is a mesh, whose times are modelled here; expected no "
+                "servers: leave --rpc-tracker out"
+            )
+        return machine
+    if not isinstance(machine, CpuDescription):
+        raise TuningError(
+            f"target '{machine.name}' is a GPU; expected a CPU or a mesh: kernels for GPUs are "
+            "scheduled by TVM's rules, which have nothing to tune"
+        )
+    if not rpc:
+        _check_runs_here(machine)
+    return machine
 
 
 def _check_runs_here(machine: CpuDescription) -> None:

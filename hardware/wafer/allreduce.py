@@ -1,11 +1,13 @@
 """Allreduces: every PE of a line ends with the sum of all vectors.
 
-P. Luczynski et al., "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888, section 6 (ring;
-reduce and broadcast); C. He et al., "WaferLLM: large language model inference at wafer scale", OSDI
-2025, section 5 (K-tree). B is the length of the vectors in words, P the number of PEs.
+P. Luczynski et al., "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888 (ring;
+reduce and broadcast); C. He et al., "WaferLLM: large language model inference at wafer
+scale", OSDI 2025 (K-tree). B is the length of the vectors in words, P the number of PEs.
 """
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.hardware.wafer.communication import (
@@ -16,6 +18,7 @@ from tvm_ext.hardware.wafer.communication import (
     communication,
     in_sequence,
     step_cycles,
+    taken_together,
 )
 from tvm_ext.hardware.wafer.errors import MeshLimitError
 from tvm_ext.hardware.wafer.messages import multicast
@@ -54,45 +57,76 @@ def reduce_broadcast(
     mesh: MeshDescription, words: float, extent: int, reduced: Communication
 ) -> Communication:
     """``reduced``, a reduce to the first PE of the line, and a multicast from there."""
-    return in_sequence([reduced, multicast(mesh, words, extent)])
+    spread = multicast(mesh, words, extent)
+    # Back over the line, by the links of the other direction.
+    return replace(in_sequence([reduced, spread]), links=reduced.links + spread.links)
 
 
 def k_tree(mesh: MeshDescription, words: float, extent: int, levels: int = 2) -> Communication:
     """Reduce to the middle in ``levels`` levels of groups, then a multicast from there.
 
-    On a level, the line of leaders falls into equal groups; the vectors of each side of a group run
-    to its middle in a chain, and the middle adds up the one and then the other. With c leaders
-    before the middle, r behind it and s hops between leaders, a level takes
+    On a level, the vectors of both sides of a group run to its middle in a chain, and the middle
+    adds words of both as they come. A chain passes on its first word when the leader has ended the
+    level before, 2 T_R + 1 cycles and the hops between leaders after it came from the last one. If
+    the first words of the sides reach the middle at f and g, it has added all at
 
-        B + max(B + r x, c x)   with x = 2 T_R + 1 + s   (B + c x for r = 0)
+        max(f + B, g + B, min(f, g) + 2 B)
 
-    WaferLLM counts K N^(1/K) / 2 relays (the steps of the longer sides) and N hops; the words of
-    the second side, which no relay can hide, come on top of that here.
+    which is followed from leader to leader. WaferLLM counts K N^(1/K) / 2 relays, the steps of the
+    longer sides, and N hops; that the middle takes in 2 B words a level comes on top of it.
+
+    ``levels`` above log3(P) are left out: a group of fewer than three has no two sides.
 
     Raises MeshLimitError for less than one level.
     """
     check_words(words)
+    check_extent("extent", extent)
+    groups = k_tree_groups(extent, levels)
+    if not groups:
+        return NOTHING
+    ends = [0.0] * extent
+    for level in groups:
+        for group in level:
+            ends[middle_of(group)] = _end_of_group(mesh, words, group, ends)
+    root = middle_of(groups[-1][0])
+    spread = multicast(mesh, words, extent, root)
+    spans = sum(group[-1] - group[0] for level in groups for group in level)
+    longest = [max(level, key=len) for level in groups]
+    depth = sum(len(group) // 2 for group in longest)
+    sides = sum(min(2, len(group) - 1) for group in longest)
+    return communication(
+        mesh,
+        contention=words * (sides + 1),
+        energy=words * spans + spread.energy_word_hops,
+        distance=max(root, extent - 1 - root) + spread.distance_hops,
+        depth=depth + spread.depth,
+        links=extent - 1 + spread.links,
+        colours=sum(_group_colours(group) for group in longest) + spread.colours,
+        buffer_words=words,
+        cycles=ends[root] + spread.cycles,
+    )
+
+
+def k_tree_groups(extent: int, levels: int) -> list[list[list[int]]]:
+    """The groups of each level of a K-tree, as places of their leaders in a line.
+
+    As equal as there can be, and each of as many as the next ones will have. Raises MeshLimitError
+    for less than one level.
+    """
     if levels < 1:
         raise MeshLimitError(f"levels is {levels}; expected 1 or more")
-    check_extent("extent", extent)
-    if extent == 1:
-        return NOTHING
     places = list(range(extent))
-    parts = []
-    for level in range(levels, 0, -1):
-        groups = level_groups(places, level)
-        parts.append(_level(mesh, words, groups))
-        places = [middle_of(group) for group in groups]
-    return in_sequence([*parts, multicast(mesh, words, extent, root=places[0])])
-
-
-def level_groups(places: list[int], levels_left: int) -> list[list[int]]:
-    """Leaders in as equal groups as there can be, for as many levels again as are left."""
-    count = len(places)
-    size = math.ceil(count ** (1 / levels_left) - 1e-9)
-    groups = math.ceil(count / size) if levels_left > 1 else 1
-    edges = [index * count // groups for index in range(groups + 1)]
-    return [places[first:last] for first, last in zip(edges, edges[1:])]
+    found = []
+    left = levels
+    while len(places) > 1:
+        left = max(1, min(left, int(math.log(len(places), 3) + 1e-9)))
+        size = math.ceil(len(places) ** (1 / left) - 1e-9)
+        count = math.ceil(len(places) / size)
+        edges = [index * len(places) // count for index in range(count + 1)]
+        found.append([places[first:last] for first, last in pairwise(edges)])
+        places = [middle_of(group) for group in found[-1]]
+        left -= 1
+    return found
 
 
 def middle_of(group: list[int]) -> int:
@@ -100,23 +134,24 @@ def middle_of(group: list[int]) -> int:
     return group[len(group) // 2]
 
 
-def _level(mesh: MeshDescription, words: float, groups: list[list[int]]) -> Communication:
-    largest = max(groups, key=len)
-    if len(largest) == 1:
-        return NOTHING
-    before = len(largest) // 2
-    behind = len(largest) - 1 - before
-    side = max(abs(largest[0] - middle_of(largest)), abs(largest[-1] - middle_of(largest)))
-    step = step_cycles(mesh) + mesh.hop_cycles * side / max(before, behind)
-    last = max(words + behind * step, before * step) if behind else before * step
-    spans = [group[-1] - group[0] for group in groups]
-    return communication(
-        mesh,
-        contention=words * (2 if behind else 1),
-        energy=words * sum(spans),
-        distance=side,
-        depth=max(before, behind),
-        links=sum(spans),
-        colours=min(2, before) + min(2, behind),
-        cycles=words + last,
-    )
+def _end_of_group(
+    mesh: MeshDescription, words: float, group: list[int], ends: list[float]
+) -> float:
+    """When the middle of a group has added all, if its leaders end the level before at ``ends``."""
+    middle = len(group) // 2
+    sides = (group[: middle + 1], group[: middle - 1 if middle else None : -1])
+    arrivals = []
+    for side in sides:
+        if len(side) == 1:
+            continue
+        first = ends[side[0]]
+        for leader, following in pairwise(side):
+            way = step_cycles(mesh) + mesh.hop_cycles * abs(following - leader)
+            first = max(first + way, ends[following])
+        arrivals.append((first, words))
+    return taken_together(arrivals) if arrivals else ends[group[0]]
+
+
+def _group_colours(group: list[int]) -> int:
+    """Colours in the middle of a group, or beside it: two in turn a chain."""
+    return 1 + min(2, len(group) - 2) if len(group) > 1 else 0

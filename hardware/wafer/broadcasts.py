@@ -6,7 +6,7 @@ and PE k of every column its tile of B along the column.
 """
 
 from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.wafer.communication import Communication, at_once
+from tvm_ext.hardware.wafer.communication import Communication, at_once, on_lines
 from tvm_ext.hardware.wafer.messages import multicast
 
 
@@ -20,6 +20,12 @@ def summa_broadcast(
     column_root: int = 0,
 ) -> Communication:
     """Both broadcasts of one step.
+
+    With B words along a row and B' along a column, over at most L and L' hops:
+
+        cycles = max(B + L, B' + L') + min(B, B') + 2 T_R + 1
+
+    since the PE that sends both, and PEs that receive both, share their ramps between them.
 
     Parameters
     ----------
@@ -35,6 +41,6 @@ def summa_broadcast(
     rows and N for the columns, the O(N) paths of WaferLLM's table; routers that are set anew
     between steps need no more than those of one.
     """
-    along_rows = multicast(mesh, row_words, columns, row_root)
-    along_columns = multicast(mesh, column_words, rows, column_root)
-    return at_once(mesh, [along_rows, along_columns])
+    along_rows = on_lines(multicast(mesh, row_words, columns, row_root), rows)
+    along_columns = on_lines(multicast(mesh, column_words, rows, column_root), columns)
+    return at_once([along_rows, along_columns])

@@ -1,6 +1,6 @@
 """What one communication pattern costs, and the one place that turns its quantities into cycles.
 
-P. Luczynski et al., "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888, section 3,
+P. Luczynski et al., "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888,
 describe a pattern by its energy E (hops of all wavelets added up), contention C (most wavelets at
 one place), distance L (longest way), depth D (longest chain of operations that wait for each other)
 and the number N of links that it uses, and estimate
@@ -100,7 +100,7 @@ def communication(
 def in_sequence(parts: Sequence[Communication]) -> Communication:
     """Patterns one after the other: each starts everywhere when the one before has ended.
 
-    They take turns with the buffers, not with the colours, whose routes are static.
+    They take turns with links and buffers, not with colours, whose routes are static.
     """
     return Communication(
         cycles=math.fsum(part.cycles for part in parts),
@@ -114,26 +114,59 @@ def in_sequence(parts: Sequence[Communication]) -> Communication:
     )
 
 
-def at_once(mesh: MeshDescription, parts: Sequence[Communication]) -> Communication:
+def on_lines(part: Communication, lines: int) -> Communication:
+    """The same pattern on several lines of a mesh, each with PEs and links of its own."""
+    return replace(part, energy_word_hops=part.energy_word_hops * lines, links=part.links * lines)
+
+
+def at_once(parts: Sequence[Communication]) -> Communication:
     """Patterns that all PEs start together and that use different links, such as one along the
     rows and one along the columns.
 
-    They share the ramps, so their contention adds up; the longest way of one is hidden behind the
-    words of the others:
+    They share the ramps, word by word: when the last of C words of one has passed, as many have of
+    each longer one, and all of each shorter one. So a part takes
 
-        cycles = sum(C) + max over parts(cycles - C)
+        cycles - C + sum over all parts j(min(C, C_j))
+
+    and the longest of these is the time of all.
     """
     if not parts:
         return NOTHING
-    words = math.fsum(part.contention_words for part in parts)
-    whole = in_sequence(parts)
     return replace(
-        whole,
-        cycles=words + max(part.cycles - part.contention_words for part in parts),
+        in_sequence(parts),
+        cycles=max(_sharing(part, parts) for part in parts),
         distance_hops=max(part.distance_hops for part in parts),
         depth=max(part.depth for part in parts),
         links=sum(part.links for part in parts),
         buffer_bytes=math.fsum(part.buffer_bytes for part in parts),
+    )
+
+
+def _sharing(part: Communication, parts: Sequence[Communication]) -> float:
+    words = part.contention_words
+    taken = math.fsum(min(words, other.contention_words) for other in parts)
+    return part.cycles - words + taken
+
+
+def in_turn(mesh: MeshDescription, words: float, senders: int) -> float:
+    """When the words of all PEs on one side have passed a link or ramp, the nearest PE's first.
+
+    They are one hop apart; each adds its words, or a hop where that takes longer.
+    """
+    return mesh.hop_cycles + words + (senders - 1) * max(words, mesh.hop_cycles)
+
+
+def taken_together(arrivals: Sequence[tuple[float, float]]) -> float:
+    """When a ramp has taken all words that arrive together.
+
+    ``arrivals`` has, for each sender, when its first word is there and how many follow without a
+    gap. The ramp is busy from some arrival to the end, with what has come since:
+
+        max over i(first_i + sum of the words of all j with first_j >= first_i)
+    """
+    return max(
+        first + math.fsum(words for other, words in arrivals if other >= first)
+        for first, _ in arrivals
     )
 
 

@@ -1,7 +1,7 @@
 """Halo exchange of a star stencil: each PE gets the edges of the PEs north, east, south and west.
 
-M. Jacquelin, M. Araya-Polo, J. Meng, "Scalable distributed high-order stencil computations", SC22,
-section V: with one column of cells a PE, a stencil of radius 4 takes the columns of the four
+M. Jacquelin, M. Araya-Polo, J. Meng, "Scalable distributed high-order stencil computations", SC22:
+with one column of cells a PE, a stencil of radius 4 takes the columns of the four
 nearest PEs in each direction, which each sender's routers copy on the way.
 """
 

@@ -3,7 +3,7 @@
 B words over L hops take B + L + 2 T_R + 1 cycles: they leave the sender one a cycle, and each is
 stored in one cycle. A router copies a wavelet to several links at no cost, so that a multicast
 takes what the message to its farthest PE takes. P. Luczynski et al., "Near-optimal wafer-scale
-reduce", HPDC 2024, arXiv 2404.15888, section 4.
+reduce", HPDC 2024, arXiv 2404.15888.
 """
 
 from tvm_ext.hardware.mesh_description import MeshDescription
@@ -22,8 +22,9 @@ def message(
     """``words`` words from one PE to another, ``hops`` away.
 
     ``sharing`` is how many such messages the busiest link of the way, or the ramp of the receiver,
-    takes in turn: general copies between PEs, of which only the longest way and the worst link are
-    known. Buffers and colours are those of one PE's message.
+    takes in turn: copies between PEs of which only the longest way and the worst link are known.
+    Then the cycles are the most it can take: a part of the way may be hidden behind the words of
+    others. Buffers and colours are those of one PE's message.
     """
     check_words(words)
     if hops == 0:
@@ -58,10 +59,8 @@ def multicast(mesh: MeshDescription, words: float, extent: int, root: int = 0) -
     )
 
 
-def multicast_2d(
-    mesh: MeshDescription, words: float, rows: int, columns: int
-) -> Communication:
-    """``words`` words from a corner of a grid to all others: along its row, then down all columns."""
+def multicast_2d(mesh: MeshDescription, words: float, rows: int, columns: int) -> Communication:
+    """``words`` words from a corner of a grid to all others: along its row, then columns."""
     check_words(words)
     check_extent("rows", rows)
     check_extent("columns", columns)

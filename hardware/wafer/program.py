@@ -4,6 +4,7 @@ A program is the same for all PEs; how much of it each has to do (the last row m
 elements) is in the shares of its works.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -111,6 +112,49 @@ Item = Work | Transfer | Steps
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Where a tensor lies between kernels.
+
+    Of several dimensions that are cut along one axis, the later ones count places within a piece of
+    the earlier ones.
+
+    Attributes
+    ----------
+    tensor : str
+        Its name in the kernel.
+    shape : tuple[int, ...]
+        Of the tensor.
+    axes : tuple[str, ...]
+        For each dimension, "row" or "column" if it is cut along it, else "-".
+    pieces : tuple[int, ...]
+        For each dimension, elements of one shard.
+    element_bytes : int
+        Of one element.
+    rows, columns : int
+        Rows and columns of PEs, from the first on, that hold it. Along an axis that no dimension is
+        cut along, each of them has a copy.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    pieces: tuple[int, ...]
+    element_bytes: int
+    rows: int
+    columns: int
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes of a full shard."""
+        return math.prod(self.pieces) * self.element_bytes
+
+    @property
+    def elements(self) -> int:
+        """Of the whole tensor."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
 class MeshProgram:
     """A kernel on a mesh.
 
@@ -126,6 +170,8 @@ class MeshProgram:
         Bytes of each tensor in one PE, between kernels.
     buffers : dict[str, int]
         Bytes of each buffer of one PE while the kernel runs, those of messages under way included.
+    homes : dict[int, Layout]
+        Where its parameters lie before and after it runs, by position.
     """
 
     name: str
@@ -134,6 +180,7 @@ class MeshProgram:
     items: tuple[Item, ...]
     shards: dict[str, int] = field(default_factory=dict)
     buffers: dict[str, int] = field(default_factory=dict)
+    homes: dict[int, Layout] = field(default_factory=dict)
 
     @property
     def bytes_per_pe(self) -> int:

@@ -237,7 +237,7 @@ class _Costs:
         pairs = [(one, cost) for one, cost in pairs if cost != NOTHING]
         if not pairs:
             return _Sum()
-        together = at_once(mesh, [cost for _, cost in pairs])
+        together = at_once([cost for _, cost in pairs])
         self.phase_colours.append(together.colours)
         cycles = together.cycles + mesh.transfer_cycles * len(pairs)
         return _Sum(cycles, 0.0, 0.0, cycles, cycles, [self._counted(*pair) for pair in pairs])

@@ -1,6 +1,6 @@
 """Reduces: the vectors of a line of PEs are added up in its first PE.
 
-P. Luczynski et al., "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888, section 5. B is
+P. Luczynski et al., "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888. B is
 the length of the vectors in words, P the number of PEs. Every PE adds a word on arrival; in a chain
 it sends it on in the same instruction.
 """
@@ -14,6 +14,7 @@ from tvm_ext.hardware.wafer.communication import (
     check_extent,
     check_words,
     communication,
+    in_turn,
     step_cycles,
 )
 from tvm_ext.hardware.wafer.errors import MeshLimitError
@@ -24,8 +25,9 @@ def star(mesh: MeshDescription, words: float, extent: int) -> Communication:
 
         cycles = B (P - 1) + 1 + 2 T_R + 1
 
-    The way of all but the nearest is hidden behind the words before. The published form, without
-    the hop of the nearest, is one cycle less than a message for P = 2.
+    The way of all but the nearest is hidden behind the words before (unless a hop takes longer than
+    B words). The published form, without the hop of the nearest, is one cycle less than a message
+    for P = 2.
     """
     check_words(words)
     check_extent("extent", extent)
@@ -40,7 +42,7 @@ def star(mesh: MeshDescription, words: float, extent: int) -> Communication:
         depth=1,
         links=extent - 1,
         colours=1,
-        cycles=received + mesh.hop_cycles + step_cycles(mesh),
+        cycles=in_turn(mesh, words, extent - 1) + step_cycles(mesh),
     )
 
 

@@ -1,6 +1,6 @@
 """Shifts: every PE of a line hands its tile to the next of a ring and takes another, at once.
 
-C. He et al., "WaferLLM: large language model inference at wafer scale", OSDI 2025, section 4. On a
+C. He et al., "WaferLLM: large language model inference at wafer scale", OSDI 2025. On a
 mesh a ring has to be laid over a line: Cannon's, in the order of the line, has one message over all
 of it; MeshGEMM's, which takes every other PE on the way out and the rest on the way back, has none
 over more than two hops. All messages have links of their own.
@@ -17,7 +17,7 @@ from tvm_ext.hardware.wafer.communication import (
 
 
 def cannon_shift(mesh: MeshDescription, words: float, extent: int) -> Communication:
-    """One shift in the order of the line: B + (P - 1) + 2 T_R + 1 cycles for the last wraps around."""
+    """One shift in the order of the line: B + (P - 1) + 2 T_R + 1 cycles, the way of the last."""
     return _shift(mesh, words, extent, max(1, extent - 1))
 
 

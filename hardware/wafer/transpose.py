@@ -11,19 +11,21 @@ from tvm_ext.hardware.wafer.communication import (
     check_extent,
     check_words,
     communication,
+    in_turn,
+    step_cycles,
 )
 
 
 def transpose(mesh: MeshDescription, words: float, extent: int) -> Communication:
     """Tiles of ``words`` words on ``extent`` x ``extent`` PEs, all at once.
 
-        cycles = (P - 1) B + (P - 1) + 1 + 2 T_R + 1
+        cycles = (P - 1) B + 1 + (P - 1) + 2 T_R + 1
 
-    The links beside the corner of the last row carry the tiles of P - 1 PEs in turn; the last of
-    them, which the ways of the others hide, has P - 1 hops left to go.
+    The link into the corner of the last row carries the tiles of P - 1 PEs in turn, the nearest
+    first, whose words hide the way of the others; the last tile has P - 1 hops left to go.
 
-    A router beside the diagonal tells the tiles of P - 1 senders apart, so that a large grid has
-    too few colours: :func:`tvm_ext.hardware.wafer.limits.check_limits` refuses it.
+    The router in a corner tells P tiles apart, so that a large grid needs more colours than there
+    are: ``tvm_ext.hardware.wafer.limits.check_limits`` refuses it.
     """
     check_words(words)
     check_extent("extent", extent)
@@ -35,9 +37,10 @@ def transpose(mesh: MeshDescription, words: float, extent: int) -> Communication
         contention=others * words,
         # The sum of 2 |r - c| over all PEs.
         energy=words * 2 * (extent**3 - extent) / 3,
-        distance=extent,
+        distance=2 * others,
         depth=1,
         links=2 * extent * others,
-        colours=others,
+        colours=extent,
         buffer_words=words,
+        cycles=in_turn(mesh, words, others) + mesh.hop_cycles * others + step_cycles(mesh),
     )

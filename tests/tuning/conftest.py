@@ -1,6 +1,10 @@
-"""Lets the tests import the modules beside them: the test folders are no packages."""
+"""Lets the tests import the modules beside them, and the kernels for meshes of the templates' tests.
+
+The test folders are no packages.
+"""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tir_schedules" / "wafer"))

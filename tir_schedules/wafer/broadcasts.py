@@ -3,13 +3,12 @@
 from typing import Any
 
 from tvm import s_tir
-from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.tir_schedules.block_access import constant_parameter, operands_of, read_position
 from tvm_ext.tir_schedules.llvm.row_kernel import buffer_key
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, HOME, Pattern
 from tvm_ext.tir_schedules.wafer.dimensions import Dimensions
-from tvm_ext.tir_schedules.wafer.mesh_cut import MeshCut
+from tvm_ext.tir_schedules.wafer.mesh_cut import MeshCut, Placed
 
 _PATTERNS = {
     (False, True): Pattern.MULTICAST_ROW,
@@ -35,12 +34,9 @@ class Broadcasts:
         self._cut = cut
         self._sent: set[int] = set()
 
-    def copy_operands(self, block: SBlockRV, under: LoopRV, over: set[int]) -> None:
-        """Copies for the operands of ``block``, which goes over the dimensions ``over``.
-
-        ``under`` is the inner one of its loops of the mesh.
-        """
-        sch = self._sch
+    def copy_operands(self, placed: Placed, over: set[int]) -> None:
+        """Copies for the operands of a block, which goes over the dimensions ``over``."""
+        sch, block = self._sch, placed.block
         stmt = sch.get(block)
         idle = self._cut.missing(over)
         for buffer in [region.source for region in operands_of(stmt)]:
@@ -49,7 +45,7 @@ class Broadcasts:
                 continue
             position = read_position(sch.get(block), buffer)
             copy = sch.cache_read(block, position, "local", [block])
-            sch.compute_at(copy, under)
+            sch.compute_at(copy, placed.under)
             sent = buffer_key(buffer) in self._sent
             sch.annotate(copy, COMMUNICATION, Pattern.RESIDENT if sent else pattern)
             self._sent.add(buffer_key(buffer))

@@ -1,5 +1,6 @@
 """Dimensions that the blocks of a kernel share: which loops and axes of tensors go together."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,34 +92,43 @@ def plain_block_refusal(stmt: s_tir.SBlock) -> str | None:
     return None
 
 
+def volume(stmt: s_tir.SBlock) -> int:
+    """How often a block runs."""
+    return math.prod(static_extent(v.dom.extent) or 1 for v in stmt.iter_vars)
+
+
 def loop_indices(stmt: s_tir.SBlock, region: Any) -> tuple[int | None, ...] | None:
     """For each axis of a tensor, the iteration variable that goes over it; None for one element.
 
     None altogether where an index is anything else.
     """
-    found: list[int | None] = []
+    found = []
     for size, dim in zip(region.source.shape, region.region, strict=True):
-        extent = static_extent(size)
-        if extent == 1:
-            found.append(None)
-            continue
-        position = _variable(stmt, dim)
-        if position is None or static_extent(stmt.iter_vars[position].dom.extent) != extent:
-            return None
+        position = None
+        if static_extent(size) != 1:
+            position = loop_index(stmt, size, dim.min) if static_extent(dim.extent) == 1 else None
+            if position is None:
+                return None
         found.append(position)
     return tuple(found)
 
 
-def _variable(stmt: s_tir.SBlock, dim: tvm.ir.Range) -> int | None:
-    if static_extent(dim.extent) != 1:
-        return None
-    index = dim.min
+def loop_index(stmt: s_tir.SBlock, size: Any, index: Any) -> int | None:
+    """The iteration variable that goes over an axis of ``size`` elements, at ``index``; or None."""
     if not isinstance(index, tvm.ir.Var):
         analyzer = Analyzer()
         for one in stmt.iter_vars:
             analyzer.bind(one.var, one.dom)
         index = analyzer.simplify(index)
-    return next((i for i, one in enumerate(stmt.iter_vars) if one.var.same_as(index)), None)
+    extent = static_extent(size)
+    return next(
+        (
+            position
+            for position, one in enumerate(stmt.iter_vars)
+            if one.var.same_as(index) and static_extent(one.dom.extent) == extent
+        ),
+        None,
+    )
 
 
 class _Joined:

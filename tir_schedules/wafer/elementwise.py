@@ -8,10 +8,11 @@ from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.block_access import constant_parameter, operands_of
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.llvm.row_kernel import buffer_key
 from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans
 from tvm_ext.tir_schedules.wafer.broadcasts import Broadcasts, state_homes
 from tvm_ext.tir_schedules.wafer.dimensions import Dimensions, dimensions_of, volume
-from tvm_ext.tir_schedules.wafer.kernel_statements import reduces_or_scans
 from tvm_ext.tir_schedules.wafer.mesh_cut import MeshCut, decide_cut, parts_of, place_block
 
 
@@ -55,7 +56,8 @@ def transposed(
 ) -> NotMine | None:
     """A refusal where an operand would lie with the dimension of the columns before the rows'."""
     for region in (one for stmt in stmts for one in operands_of(stmt)):
-        if constant_parameter(func, region.source) is None and found.turns(region.source, cut):
+        axes = found.axes[buffer_key(region.source)]
+        if constant_parameter(func, region.source) is None and cut.turns(axes):
             return NotMine(f"{region.source.name} is read transposed")
     return None
 
@@ -64,6 +66,6 @@ def _schedule(sch: s_tir.Schedule, found: Dimensions, cut: MeshCut) -> None:
     broadcasts = Broadcasts(sch, found, cut)
     for number, block in enumerate(kernel_blocks(sch)):
         parts = parts_of(sch, block, found.loops[number], found.reduces[number])
-        under = place_block(sch, block, parts, cut)
-        broadcasts.copy_operands(block, under, set(found.spatial(number)))
+        placed = place_block(sch, block, parts, cut)
+        broadcasts.copy_operands(placed, set(found.spatial(number)))
     state_homes(sch, found, cut)

@@ -42,14 +42,28 @@ class MeshCut:
             self.columns > 1 and self.column not in dimensions,
         )
 
-    def word(self, dimension: int | None) -> str:
-        """How an annotation of a home says that a dimension is cut."""
+    def turns(self, axes: Sequence[int | None]) -> bool:
+        """Whether a tensor with these axes has that of the columns before that of the rows."""
+        if self.together or self.row not in axes or self.column not in axes:
+            return False
+        return axes.index(self.row) > axes.index(self.column)
+
+    def axis_of(self, dimension: int | None) -> str:
+        """What of the mesh each piece of a dimension is: "row", "column", or "-" if it is whole."""
         if dimension is None or dimension not in (self.row, self.column):
             return WHOLE
-        if self.together:
-            return f"{ROW}/{self.rows * self.columns}"
-        is_row = dimension == self.row
-        return f"{ROW}/{self.rows}" if is_row else f"{COLUMN}/{self.columns}"
+        return ROW if dimension == self.row else COLUMN
+
+    def pieces(self, dimension: int | None) -> int:
+        """Into how many pieces a dimension is cut."""
+        if self.together and dimension == self.row:
+            return self.rows * self.columns
+        return {ROW: self.rows, COLUMN: self.columns, WHOLE: 1}[self.axis_of(dimension)]
+
+    def word(self, dimension: int | None) -> str:
+        """How an annotation of a home says it."""
+        axis = self.axis_of(dimension)
+        return axis if axis == WHOLE else f"{axis}/{self.pieces(dimension)}"
 
 
 def decide_cut(
@@ -125,10 +139,26 @@ def parts_of(
     return [Part(*one) for one in zip(found, loops, reduces, strict=True)]
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A block with loops of the mesh around it.
+
+    Attributes
+    ----------
+    block : SBlockRV
+        The block.
+    under : LoopRV
+        The inner one of the two loops.
+    """
+
+    block: SBlockRV
+    under: LoopRV
+
+
 def place_block(
     sch: s_tir.Schedule, block: SBlockRV, parts: Sequence[Part], cut: MeshCut
-) -> LoopRV:
-    """Puts the loops of the mesh around a block; returns the inner one.
+) -> Placed:
+    """Puts the loops of the mesh around a block.
 
     A block that a dimension of the cut is none of runs in the first row or column only, so it gets
     a loop of one iteration. The longest loop of what one PE does becomes a vector: a descriptor
@@ -151,15 +181,13 @@ def place_block(
         sch.annotate(loop, MESH_AXIS, axis)
     if vector is not None:
         sch.annotate(vector.loop, VECTOR, 1)
-    reducing = [one.loop for one in ordered if one.reduces]
-    if reducing:
-        sch.decompose_reduction(block, reducing[0])
-    return mesh[COLUMN]
+    reducing = next((one.loop for one in ordered if one.reduces), None)
+    if reducing is not None:
+        sch.decompose_reduction(block, reducing)
+    return Placed(block, mesh[COLUMN])
 
 
-def _cut_part(
-    sch: s_tir.Schedule, part: Part, cut: MeshCut, mesh: dict[str, LoopRV]
-) -> list[Part]:
+def _cut_part(sch: s_tir.Schedule, part: Part, cut: MeshCut, mesh: dict[str, LoopRV]) -> list[Part]:
     """Takes from a loop what goes over PEs; returns what is left of it."""
     loop = part.loop
     if part.axis:
@@ -167,9 +195,12 @@ def _cut_part(
         return []
     if part.dimension is None or part.dimension not in (cut.row, cut.column):
         return [part]
-    if part.dimension == cut.row:
+    if cut.together:
+        tile = -(-int(sch.get(loop).extent) // (cut.rows * cut.columns))
+        mesh[ROW], mesh[COLUMN], loop = sch.split(loop, factors=[cut.rows, cut.columns, tile])
+    elif part.dimension == cut.row:
         mesh[ROW], loop = cut_loop(sch, loop, cut.rows)
-    if part.dimension == cut.column:
+    else:
         mesh[COLUMN], loop = cut_loop(sch, loop, cut.columns)
     return [Part(loop, part.dimension, part.reduces)]
 

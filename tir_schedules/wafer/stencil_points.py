@@ -5,26 +5,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.inlining import (
-    count_calls,
     inline_blocks,
     is_data_parallel,
     kernel_blocks,
 )
-from tvm_ext.tir_schedules.llvm.nest import substitute
 from tvm_ext.tir_schedules.template import NotMine
+
+_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
 
 Offsets = tuple[int, ...]
 """By dimension of a buffer, how far from the loop that it follows an element is read."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grid:
     """A buffer that is read at several offsets.
 
@@ -35,9 +35,9 @@ class Grid:
     loops : tuple[int | None, ...]
         The result's loop that each dimension follows; None for one whose index is fixed.
     points : frozenset[Offsets]
-        Where it is read, relative to the middle of all points.
+        Where it is read, relative to ``centre``.
     centre : Offsets
-        The middle: a result reads around it.
+        The offset of a result's own element.
     border : SBlockRV or None
         The block that copies it with a border.
     parameter : Any
@@ -69,14 +69,14 @@ class Stencil:
         Of its loops.
     grids : tuple[Grid, ...]
         The buffers that are read at several offsets.
-    loads : int
-        Elements that one result is computed from.
+    operations : int
+        Elements that one result is computed from, each with an operation at least.
     """
 
     block: SBlockRV
     extents: tuple[int, ...]
     grids: tuple[Grid, ...]
-    loads: int
+    operations: int
 
 
 def stencil_of(sch: s_tir.Schedule) -> Stencil | NotMine:
@@ -105,56 +105,41 @@ def stencil_of(sch: s_tir.Schedule) -> Stencil | NotMine:
 
 
 def load_offsets(
-    load: Any, variables: Sequence[Any], extents: Sequence[int]
+    load: Any, variables: Sequence[Any]
 ) -> tuple[tuple[int | None, ...], Offsets] | None:
     """The loops that a load follows, and its offset from them; None if it is of another kind."""
-    pairs = [_followed(index, variables, extents) for index in load.indices]
+    pairs = [_followed(index, variables) for index in load.indices]
     if None in pairs:
         return None
     known = [pair for pair in pairs if pair is not None]
     return tuple(loop for loop, _ in known), tuple(offset for _, offset in known)
 
 
-def _followed(
-    index: Any, variables: Sequence[Any], extents: Sequence[int]
-) -> tuple[int | None, int] | None:
-    """The loop and the offset from it, which holds in the middle; borders may come nearer."""
+def _followed(index: Any, variables: Sequence[Any]) -> tuple[int | None, int] | None:
+    """The loop that an index follows, and the offset from it."""
     used = nodes(index, tvm.ir.Var)
     loops = [p for p, var in enumerate(variables) if any(var.same_as(one) for one in used)]
     if not loops and not used:
         fixed = static_extent(index)
         return None if fixed is None else (None, fixed)
-    if len(loops) != 1 or nodes(index, tvm.ir.TensorLoad):
+    if len(loops) != 1:
         return None
     (loop,) = loops
-    at = [0, extents[loop] // 2, extents[loop] - 1]
-    values = [_value(index, variables[loop], place) for place in at]
-    if None in values:
-        return None
-    first, middle, last = (
-        (value or 0) - place for value, place in zip(values, at, strict=True)
-    )
-    # A border may hold an index back, but not send it to the other side.
-    nearer = abs(first) <= abs(middle) and abs(last) <= abs(middle)
-    straight = first == middle == last
-    if not straight and (not nearer or isinstance(index, tirx.Mul)):
-        return None
-    return loop, middle
-
-
-def _value(index: Any, var: Any, at: int) -> int | None:
-    return static_extent(
-        Analyzer().simplify(substitute(index, {var: tirx.const(at, str(var.ty))}))
-    )
+    offset = static_extent(Analyzer().simplify(index - variables[loop]))
+    return None if offset is None else (loop, offset)
 
 
 def _is_border(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether a block copies one buffer, with branches, for a block that reads it repeatedly."""
     stmt = sch.get(block)
     consumers = sch.get_consumers(block)
-    if len(consumers) != 1 or not is_data_parallel(sch, block) or not count_calls(stmt.body):
+    if len(consumers) != 1 or not is_data_parallel(sch, block):
         return False
-    if len(nodes(stmt.body, tvm.ir.TensorLoad)) != 1:
+    value = getattr(stmt.body, "value", None)
+    if not isinstance(value, tvm.ir.Call) or not value.op.same_as(_IF_THEN_ELSE):
+        return False
+    _, inside, outside = value.args
+    if not isinstance(inside, tvm.ir.TensorLoad) or nodes(outside, tvm.ir.TensorLoad):
         return False
     loads = nodes(sch.get(consumers[0]).body, tvm.ir.TensorLoad)
     return sum(load.source.same_as(stmt.writes[0].source) for load in loads) > 1
@@ -171,7 +156,7 @@ def _grids(
     points: dict[Any, set[Offsets]] = {}
     loops: dict[Any, tuple[int | None, ...]] = {}
     for load in loads:
-        found = load_offsets(load, variables, extents)
+        found = load_offsets(load, variables)
         if found is None:
             return NotMine("an element is not read at a constant offset")
         if loops.setdefault(load.source, found[0]) != found[0]:
@@ -183,9 +168,14 @@ def _grids(
         borders = [
             one for one in sch.get_producers(block) if sch.get(one).writes[0].source.same_as(buffer)
         ]
-        if len(offsets) < 2 and not borders:
+        moved = [dim for dim, loop in enumerate(loops[buffer]) if loop is not None]
+        neighbours = {tuple(offset[dim] for dim in moved) for offset in offsets}
+        if len(neighbours) < 2 and borders:
+            return NotMine("a tensor with a border is read at one place")
+        if len(neighbours) < 2:
             continue
-        grid = _grid(sch, buffer, loops[buffer], offsets, borders[0] if borders else None)
+        place = _Place(loops[buffer], extents, borders[0] if borders else None)
+        grid = _grid(sch, buffer, offsets, place)
         if isinstance(grid, NotMine):
             return grid
         if any(grid.reach(loop) > total for loop in range(len(extents))):
@@ -194,29 +184,52 @@ def _grids(
     return grids or NotMine("no tensor is read at several offsets")
 
 
-def _grid(
-    sch: s_tir.Schedule,
-    buffer: Any,
-    loops: tuple[int | None, ...],
-    offsets: set[Offsets],
-    border: SBlockRV | None,
-) -> Grid | NotMine:
+@dataclass(frozen=True)
+class _Place:
+    """The result's loop that each dimension of a buffer follows, their extents, and its border."""
+
+    loops: tuple[int | None, ...]
+    extents: Sequence[int]
+    border: SBlockRV | None
+
+    def centre(self, dim: int, size: int, low: int, high: int) -> int:
+        """The offset of a result's own element: a grid may be larger than the result all around."""
+        loop = self.loops[dim]
+        around = 0 if loop is None else (size - self.extents[loop]) // 2
+        return min(max(around, low), high)
+
+
+def _grid(sch: s_tir.Schedule, buffer: Any, offsets: set[Offsets], place: _Place) -> Grid | NotMine:
+    loops, border = place.loops, place.border
     moved = [loop for loop in loops if loop is not None]
     if len(set(moved)) != len(moved):
         return NotMine("two dimensions of a tensor follow one loop")
-    bounds = [
-        (min(point[dim] for point in offsets), max(point[dim] for point in offsets))
-        for dim in range(len(loops))
-    ]
-    centre = tuple((low + high) // 2 for low, high in bounds)
+    sizes = [static_extent(size) for size in buffer.shape]
+    if None in sizes:
+        return NotMine("an extent is not known")
+    centre = tuple(
+        place.centre(dim, size or 0, min(p[dim] for p in offsets), max(p[dim] for p in offsets))
+        for dim, size in enumerate(sizes)
+    )
     around = frozenset(
         tuple(one - middle for one, middle in zip(point, centre, strict=True)) for point in offsets
     )
     parameter = buffer
     if border is not None:
-        parameter = nodes(sch.get(border).body, tvm.ir.TensorLoad)[0].source
+        (load,) = nodes(sch.get(border).body, tvm.ir.TensorLoad)
+        parameter = load.source
+        if not _is_dimension_wise(load.indices, sch.get(border)):
+            return NotMine("a border turns its tensor")
     if not any(parameter.same_as(one) for one in sch.mod["main"].params):
         return NotMine("a tensor with a border is computed from another one")
     return Grid(buffer, loops, around, centre, border, parameter)
 
 
+def _is_dimension_wise(indices: Sequence[Any], stmt: Any) -> bool:
+    """Whether each index depends on the loop of its own dimension only."""
+    variables = [v.var for v in stmt.iter_vars]
+    return len(indices) == len(variables) and all(
+        var.same_as(own)
+        for index, own in zip(indices, variables, strict=True)
+        for var in nodes(index, tvm.ir.Var)
+    )

@@ -4,13 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
-from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.block_access import operands_of, static_extent
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.inlining import (
     count_calls,
     inline_blocks,
@@ -18,81 +15,8 @@ from tvm_ext.tir_schedules.llvm.inlining import (
     kernel_blocks,
     reduction_blocks,
 )
-from tvm_ext.tir_schedules.llvm.nest import slope, substitute
 from tvm_ext.tir_schedules.template import NotMine
-
-
-@dataclass(frozen=True)
-class Dimension:
-    """One dimension of an operand, and what its index moves with.
-
-    Attributes
-    ----------
-    size : int
-        Of the tensor.
-    index : Expr
-        In the iteration variables of the sum.
-    results, sums : Mapping[int, tirx.Var]
-        The variables that move it, by the position of the result's loop, and of the summed one.
-    """
-
-    size: int
-    index: Any
-    results: Mapping[int, Any]
-    sums: Mapping[int, Any]
-
-    def span(self, tiles: Sequence[int], sums: Sequence[int]) -> int:
-        """Elements from the first to the last that these iterations of the loops read."""
-        moved = sum(self._moved(var, tiles[loop] - 1) for loop, var in self.results.items())
-        moved += sum(self._moved(var, sums[loop] - 1) for loop, var in self.sums.items())
-        return min(self.size, moved + 1)
-
-    def advance(self, loop: int, count: int) -> int:
-        """Elements from the first of ``count`` iterations of a result's loop to the next such."""
-        return self._moved(self.results[loop], count)
-
-    def _moved(self, var: Any, iterations: int) -> int:
-        step = slope(self.index, var)
-        if step is not None:
-            return abs(step * iterations)
-        # Groups of channels: a division, which is not linear.
-        zero = {one: _constant(0, one) for one in (*self.results.values(), *self.sums.values())}
-        first, last = (
-            substitute(self.index, {**zero, var: _constant(at, var)}) for at in (0, iterations)
-        )
-        return abs(static_extent(Analyzer().simplify(last - first)) or 0)
-
-
-def _constant(value: int, like: Any) -> Any:
-    return tirx.const(value, str(like.ty))
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A parameter that is summed over.
-
-    Attributes
-    ----------
-    buffer : Any
-        The parameter.
-    dims : tuple[Dimension, ...]
-        Its dimensions.
-    padding : SBlockRV or None
-        The block that copies it with a border, or in another form, for the sum to read.
-    """
-
-    buffer: Any
-    dims: tuple[Dimension, ...]
-    padding: SBlockRV | None = None
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of one element."""
-        return max(1, tvm.DataType(str(self.buffer.dtype)).bits // 8)
-
-    def is_moved_by(self, loop: int) -> bool:
-        """Whether a loop of the result moves it."""
-        return any(loop in dim.results for dim in self.dims)
+from tvm_ext.tir_schedules.wafer.window_operands import Operand, has_positions, window_operands
 
 
 @dataclass(frozen=True)
@@ -105,8 +29,9 @@ class WindowSum:
         The block that sums.
     result : SBlockRV
         The block that writes the kernel's result; ``block`` itself if nothing follows it.
-    between : tuple[SBlockRV, ...]
-        Blocks between the two, in program order.
+    before, between : tuple[SBlockRV, ...]
+        Blocks before the sum that are not an operand's ``padding``, and between it and the result,
+        in program order.
     extents : tuple[int, ...]
         Of the result's loops.
     follows : tuple[int | None, ...]
@@ -122,12 +47,18 @@ class WindowSum:
 
     block: SBlockRV
     result: SBlockRV
+    before: tuple[SBlockRV, ...]
     between: tuple[SBlockRV, ...]
     extents: tuple[int, ...]
     follows: tuple[int | None, ...]
     sums: tuple[int, ...]
     input: Operand
     weights: Operand | None
+
+    @property
+    def ends_in_sum(self) -> bool:
+        """Whether nothing follows the sum."""
+        return self.result is self.block
 
     @property
     def channels(self) -> int | None:
@@ -140,30 +71,43 @@ class WindowSum:
 def window_sum_of(sch: s_tir.Schedule) -> WindowSum | NotMine:
     """What ``sch`` holds, after everything but padding was inlined."""
     inline_blocks(sch, keep=lambda block: _pads_a_sum(sch, block))
+    for block in kernel_blocks(sch):
+        if _pads_a_sum(sch, block):
+            _inline_producers(sch, block)
     blocks, sums = kernel_blocks(sch), reduction_blocks(sch)
     if len(sums) != 1:
         return NotMine(f"{len(sums)} blocks sum; expected one sum over windows")
     if len(sch.get_output_blocks("root")) != 1:
         return NotMine("it has several results")
-    result, block = blocks[-1], sums[0]
-    position = next(i for i, one in enumerate(blocks) if sch.get(one).same_as(sch.get(block)))
+    position = next(i for i, one in enumerate(blocks) if _same(sch, one, sums[0]))
+    block, result = blocks[position], blocks[-1]
+    if sch.get(block).init is None:
+        return NotMine("its sum has no start")
     between = tuple(blocks[position + 1 : -1])
     follows = _followed(sch, block, result, between)
     if isinstance(follows, NotMine):
         return follows
-    operands = _operands(sch, block, follows)
+    operands = window_operands(sch, block, follows)
     if isinstance(operands, NotMine):
         return operands
-    stmt = sch.get(block)
+    if operands[1] is None and not has_positions(sch, block, operands[0]):
+        return NotMine("its window is the whole input")
+    made = [one.padding for one in operands if one is not None and one.padding is not None]
+    before = [one for one in blocks[:position] if not any(_same(sch, one, pad) for pad in made)]
     return WindowSum(
         block,
         result,
+        tuple(before),
         between,
         tuple(_extents(sch, result, tirx.IterVar.DataPar)),
         tuple(follows),
         tuple(_extents(sch, block, tirx.IterVar.CommReduce)),
         *operands,
-    ) if stmt.init is not None else NotMine("its sum has no start")
+    )
+
+
+def _same(sch: s_tir.Schedule, one: SBlockRV, other: SBlockRV) -> bool:
+    return bool(sch.get(one).same_as(sch.get(other)))
 
 
 def _pads_a_sum(sch: s_tir.Schedule, block: SBlockRV) -> bool:
@@ -171,6 +115,14 @@ def _pads_a_sum(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     consumers = sch.get_consumers(block)
     serial = any(not is_data_parallel(sch, consumer) for consumer in consumers)
     return serial and count_calls(sch.get(block).body) > 0
+
+
+def _inline_producers(sch: s_tir.Schedule, padding: SBlockRV) -> None:
+    """Makes one copy of two: of one that spreads elements apart, and one that pads them."""
+    for producer in sch.get_producers(padding):
+        if len(sch.get_consumers(producer)) == 1 and is_data_parallel(sch, producer):
+            _inline_producers(sch, producer)
+            sch.compute_inline(producer)
 
 
 def _extents(sch: s_tir.Schedule, block: SBlockRV, kind: int) -> list[int]:
@@ -183,12 +135,9 @@ def _followed(
 ) -> list[int | None] | NotMine:
     """For each spatial loop of the sum the result's loop that it follows."""
     for one in (block, result):
-        kinds = [v.iter_type for v in sch.get(one).iter_vars]
-        known = {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}
-        if len(sch.get_loops(one)) != len(kinds) or not set(kinds) <= known:
-            return NotMine("a loop is neither parallel nor a sum")
-        if 0 in (_extents(sch, one, kinds[-1])) or 0 in _extents(sch, one, kinds[0]):
-            return NotMine("an extent is not known, or nothing")
+        refusal = _refusal(sch, one)
+        if refusal is not None:
+            return NotMine(refusal)
     written = sch.get(result).writes[0].region
     own = [v.var for v in sch.get(result).iter_vars if v.iter_type == tirx.IterVar.DataPar]
     if len(written) != len(own) or not all(
@@ -196,16 +145,30 @@ def _followed(
     ):
         return NotMine("a result is not written in the order of its loops")
     loops: dict[Any, int | None] = {var: loop for loop, var in enumerate(own)}
-    if sch.get(result).same_as(sch.get(block)):
+    if result is block:
         return list(range(len(own)))
     for producer in (*reversed(between), block):
         found = _through(sch, producer, loops)
         if isinstance(found, NotMine):
             return found
         loops.update(found)
-    return [
-        loops[v.var] for v in sch.get(block).iter_vars if v.iter_type == tirx.IterVar.DataPar
-    ]
+    return [loops[v.var] for v in sch.get(block).iter_vars if v.iter_type == tirx.IterVar.DataPar]
+
+
+def _refusal(sch: s_tir.Schedule, block: SBlockRV) -> str | None:
+    """Why the loops of a block are not those of results, with the sums behind them."""
+    iter_vars = list(sch.get(block).iter_vars)
+    kinds = [v.iter_type for v in iter_vars]
+    if len(sch.get_loops(block)) != len(kinds) or not kinds:
+        return "a block has other loops than iteration variables"
+    if not set(kinds) <= {tirx.IterVar.DataPar, tirx.IterVar.CommReduce}:
+        return "a loop is neither parallel nor a sum"
+    spatial = kinds.count(tirx.IterVar.DataPar)
+    if tirx.IterVar.CommReduce in kinds[:spatial]:
+        return "its sums are outside of its results"
+    if not all(static_extent(v.dom.extent) for v in iter_vars):
+        return "an extent is not known, or nothing"
+    return None
 
 
 def _through(
@@ -219,9 +182,7 @@ def _through(
         return NotMine("a sum is not written in the order of its loops")
     found: dict[Any, int | None] = {}
     for consumer in sch.get_consumers(producer):
-        region = next(
-            r for r in sch.get(consumer).reads if r.source.same_as(written.source)
-        ).region
+        region = next(r for r in sch.get(consumer).reads if r.source.same_as(written.source)).region
         for iter_var, dim in zip(own, region, strict=True):
             loop = next((p for var, p in loops.items() if var.same_as(dim.min)), None)
             single = static_extent(iter_var.dom.extent) == 1
@@ -231,80 +192,3 @@ def _through(
                 return NotMine("what follows the sum reads it in two ways")
             found[iter_var.var] = loop
     return found
-
-
-def _operands(
-    sch: s_tir.Schedule, block: SBlockRV, follows: Sequence[int | None]
-) -> tuple[Operand, Operand | None] | NotMine:
-    """What is read by windows, and the largest of the rest."""
-    stmt = sch.get(block)
-    windowed: list[Operand] = []
-    others: list[Operand] = []
-    for region in operands_of(stmt):
-        operand = _operand(sch, block, region, follows)
-        if operand is None:
-            continue
-        slides = any(_slides(dim.min, stmt) for dim in region.region)
-        (windowed if slides else others).append(operand)
-    if len(windowed) != 1:
-        return NotMine(f"{len(windowed)} tensors are read by windows; expected one")
-    sizes = [(len(one.dims), number) for number, one in enumerate(others)]
-    return windowed[0], others[max(sizes)[1]] if sizes else None
-
-
-def _operand(
-    sch: s_tir.Schedule, block: SBlockRV, region: Any, follows: Sequence[int | None]
-) -> Operand | None:
-    """The parameter behind what the sum reads; None if it is computed from several."""
-    stmt = sch.get(block)
-    buffer, indices = region.source, [dim.min for dim in region.region]
-    padding = None
-    producers = [
-        one for one in sch.get_producers(block) if sch.get(one).writes[0].source.same_as(buffer)
-    ]
-    if producers:
-        padding = producers[0]
-        made = sch.get(padding)
-        loads = nodes(made.body, tvm.ir.TensorLoad)
-        if len(loads) != 1 or len(made.iter_vars) != len(indices):
-            return None
-        names = {v.var: index for v, index in zip(made.iter_vars, indices, strict=True)}
-        buffer, indices = loads[0].source, [substitute(i, names) for i in loads[0].indices]
-    if not any(buffer.same_as(one) for one in sch.mod["main"].params):
-        return None
-    dims = [
-        _dimension(static_extent(size) or 1, index, stmt, follows)
-        for size, index in zip(buffer.shape, indices, strict=True)
-    ]
-    known = all(dim is not None for dim in dims)
-    return Operand(buffer, tuple(d for d in dims if d is not None), padding) if known else None
-
-
-def _dimension(
-    size: int, index: Any, stmt: Any, follows: Sequence[int | None]
-) -> Dimension | None:
-    """None where an index depends on data."""
-    used = nodes(index, tvm.ir.Var)
-    results: dict[int, Any] = {}
-    sums: dict[int, Any] = {}
-    spatial, summed = 0, 0
-    for iter_var in stmt.iter_vars:
-        moves = any(iter_var.var.same_as(var) for var in used)
-        if iter_var.iter_type == tirx.IterVar.DataPar:
-            loop = follows[spatial]
-            if moves and loop is not None:
-                results[loop] = iter_var.var
-            spatial += 1
-        else:
-            if moves:
-                sums[summed] = iter_var.var
-            summed += 1
-    depends_on_data = nodes(index, tvm.ir.TensorLoad)
-    return None if depends_on_data else Dimension(size, index, results, sums)
-
-
-def _slides(index: Any, stmt: Any) -> bool:
-    """Whether an index moves with the result and along a sum at once."""
-    used = nodes(index, tvm.ir.Var)
-    kinds = {v.iter_type for v in stmt.iter_vars if any(v.var.same_as(var) for var in used)}
-    return len(kinds) > 1

@@ -1,5 +1,7 @@
 """Ranks candidates by a formula: what their loops need of the machine, without any training."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import tvm
 from tvm.ir.utils import derived_object
@@ -29,6 +31,8 @@ class AnalyticModel(ms.cost_model.PyCostModel):
         What the kernels are scheduled for.
     """
 
+    learns = False
+
     def __init__(self, machine: CpuDescription) -> None:
         super().__init__()
         self.machine = machine
@@ -49,5 +53,9 @@ class AnalyticModel(ms.cost_model.PyCostModel):
 
     def predict(self, context: ms.TuneContext, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
         """Calls a microsecond, modelled."""
-        seconds = [modelled_seconds(one.sch.mod, self.machine) for one in candidates]
+        return self.score_modules([one.sch.mod for one in candidates])
+
+    def score_modules(self, mods: Sequence[tvm.IRModule]) -> np.ndarray:
+        """The same for scheduled kernels that are named "main"."""
+        seconds = [modelled_seconds(mod, self.machine) for mod in mods]
         return 1e-6 / np.array(seconds, dtype=np.float64)

@@ -10,6 +10,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tuning.cost_models.guarded import Guarded, Note
 from tvm_ext.tuning.errors import TuningError
 from tvm_ext.tuning.target_key import target_key
@@ -29,6 +30,10 @@ def _predictor(machine: Description) -> Any:
 
 
 def _analytic(machine: Description) -> Any:
+    if isinstance(machine, MeshDescription):
+        from tvm_ext.tuning.cost_models.mesh_model import MeshModel
+
+        return MeshModel(machine)
     from tvm_ext.tuning.cost_models.analytic_model import AnalyticModel
 
     return AnalyticModel(_cpu(machine))

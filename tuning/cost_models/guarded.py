@@ -8,6 +8,7 @@ import numpy as np
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.lines import last_line
 
 Note = Callable[[str], Any]
@@ -58,11 +59,33 @@ class Guarded(ms.cost_model.PyCostModel):
 
     def predict(self, context: ms.TuneContext, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
         """The scores of the first model that gives any."""
-        count = len(candidates)
+        return self._first_scores(len(candidates), lambda model: model.predict(context, candidates))
+
+    def scores_of(self, context: ms.TuneContext, candidates: Sequence[Candidate]) -> np.ndarray:
+        """The same for our candidates.
+
+        A model that looks at loops only gets just these: to make a schedule of loops again takes
+        longer than all else, where their indices are not simple.
+        """
+
+        def ask(model: Any) -> np.ndarray:
+            if hasattr(model, "score_modules"):
+                scores: np.ndarray = model.score_modules([one.mod for one in candidates])
+                return scores
+            return model.predict(context, [one.measure_candidate() for one in candidates])
+
+        return self._first_scores(len(candidates), ask)
+
+    @property
+    def learns(self) -> bool:
+        """Whether measured times change anything."""
+        return self._model is not None and getattr(self._model, "learns", True)
+
+    def _first_scores(self, count: int, ask: Callable[[Any], np.ndarray]) -> np.ndarray:
         scores = np.zeros(count)
         while count and self._model is not None:
             try:
-                scores = _checked(self._model.predict(context, candidates), count)
+                scores = _checked(ask(self._model), count)
                 break
             except Exception as error:  # noqa: BLE001
                 # Whatever goes wrong in a model is its own fault.

@@ -1,6 +1,9 @@
 """Ranks candidates for a wafer-scale mesh by the cost function, without any training."""
 
+from collections.abc import Sequence
+
 import numpy as np
+import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
@@ -19,6 +22,8 @@ class MeshModel(ms.cost_model.PyCostModel):
     mesh : MeshDescription
         What the kernels are scheduled for.
     """
+
+    learns = False
 
     def __init__(self, mesh: MeshDescription) -> None:
         super().__init__()
@@ -40,11 +45,15 @@ class MeshModel(ms.cost_model.PyCostModel):
 
     def predict(self, context: ms.TuneContext, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
         """Calls a microsecond; 0 for what does not fit the mesh or cannot be read."""
-        return np.array([self._score(one) for one in candidates])
+        return self.score_modules([one.sch.mod for one in candidates])
 
-    def _score(self, candidate: ms.MeasureCandidate) -> float:
+    def score_modules(self, mods: Sequence[tvm.IRModule]) -> np.ndarray:
+        """The same for scheduled kernels that are named "main"."""
+        return np.array([self._score(mod) for mod in mods])
+
+    def _score(self, mod: tvm.IRModule) -> float:
         try:
-            cost = mesh_cost(candidate.sch.mod, self.mesh)
+            cost = mesh_cost(mod, self.mesh)
         except (NotReadable, MeshLimitError):
             return 0.0
         return 0.0 if cost.refusal else 1e-6 / cost.seconds

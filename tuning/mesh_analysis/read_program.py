@@ -6,8 +6,8 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
-from tvm_ext.hardware.wafer.program import Item, MeshProgram, Steps, Transfer
-from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, Pattern
+from tvm_ext.hardware.wafer.program import Item, Layout, MeshProgram, Steps, Transfer
+from tvm_ext.tir_schedules.wafer.annotations import COLUMN, REDUCTIONS, ROW, Pattern
 from tvm_ext.tuning.mesh_analysis.footprint import Footprint
 from tvm_ext.tuning.mesh_analysis.homes import Home, home_from_access, stated_homes
 from tvm_ext.tuning.mesh_analysis.loops import Evaluators, Loop, NotReadable, Place, loop_of
@@ -58,7 +58,13 @@ class _Reader:
         footprint = Footprint(self._places, self._func.params)
         shards = {str(b.name): home.shard_bytes for b, home in self._homes.items()}
         return MeshProgram(
-            self._name, self._rows, self._columns, items, shards, footprint.buffers()
+            self._name,
+            self._rows,
+            self._columns,
+            items,
+            shards,
+            footprint.buffers(),
+            self._layouts(),
         )
 
     def _tree(self, stmt: Any, loops: list[Loop]) -> list[Any]:
@@ -88,6 +94,26 @@ class _Reader:
                 if buffer not in self._homes and any(buffer.same_as(one) for one in params):
                     indices = [dim.min for dim in region.region]
                     self._homes[buffer] = home_from_access(buffer, indices, place)
+
+    def _layouts(self) -> dict[int, Layout]:
+        """The homes of the parameters, and over how many PEs each of them extends."""
+        found = {}
+        for position, buffer in enumerate(self._func.params):
+            home = self._homes.get(buffer)
+            if home is not None:
+                rows, columns = _extents(*self._decisive(buffer))
+                name = str(buffer.name)
+                cut = home.shape, home.axes, home.pieces, home.element_bytes
+                found[position] = Layout(name, *cut, rows, columns)
+        return found
+
+    def _decisive(self, buffer: Any) -> tuple[Place, str]:
+        """The block that says where a parameter lies: the last that writes it, or its first
+        reader.
+        """
+        writers = [one for one in self._places if _touches(one[0].block.writes, buffer)]
+        readers = (one for one in self._places if _touches(one[0].block.reads, buffer))
+        return writers[-1] if writers else next(readers)
 
     def _items(self, tree: Sequence[Any], counted: tuple[Loop, ...]) -> tuple[Item, ...]:
         found: list[Item] = []
@@ -132,6 +158,29 @@ class _Reader:
                     return home_from_access(buffer, [dim.min for dim in region.region], writer)
         indices = [dim.min for dim in place.block.reads[0].region]
         return home_from_access(buffer, indices, place)
+
+
+def _touches(regions: Sequence[Any], buffer: Any) -> bool:
+    return any(region.source.same_as(buffer) for region in regions)
+
+
+def _extents(place: Place, pattern: str) -> tuple[int, int]:
+    """Rows and columns of PEs with what a block reads or writes of a tensor.
+
+    What is sent along a line lies in one of its PEs before, what a line adds up in one after; the
+    sum of a K-tree is sent to all of them.
+    """
+    base, _, along = pattern.rpartition("_")
+    ends_in_one = base == "multicast" or (base in REDUCTIONS and base != Pattern.K_TREE)
+    single = {ROW, COLUMN} if pattern == Pattern.MULTICAST else set()
+    if ends_in_one:
+        # Along a row of PEs are its columns.
+        single = {COLUMN if along == ROW else ROW}
+    rows, columns = (
+        1 if axis in single else math.prod(one.extent for one in place.mesh(axis))
+        for axis in (ROW, COLUMN)
+    )
+    return rows, columns
 
 
 def _accumulates(place: Place) -> bool:

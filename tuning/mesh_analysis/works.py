@@ -80,8 +80,8 @@ def _valid(place: Place, rows: int, columns: int) -> tuple[float, np.ndarray, np
         variables = place.variables(condition)
         axis = next((a for a, known in coordinates.items() if variables & set(known)), None)
         passed = _passed(place, condition, variables, coordinates[axis] if axis else {})
-        if axis is None:
-            everywhere *= float(passed.mean())
+        if axis is None or (passed == passed[0]).all():
+            everywhere *= float(passed[0])
         else:
             shares[axis][: len(passed)] *= passed
     return everywhere, shares[ROW], shares[COLUMN]

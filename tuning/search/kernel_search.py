@@ -1,8 +1,9 @@
 """The search for one kernel: MetaSchedule's tuning context with our strategy, or with TVM's own."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import s_tir
 from tvm.s_tir import meta_schedule as ms
 
@@ -57,7 +58,7 @@ class KernelSearch:
         target = machine.tvm_target()
         seed = (seed * 1_000_003 + int(task.hash[:7], 16)) % (2**31 - 1) or 1
         if self.uses_templates:
-            generator, strategy = None, TemplateSearch(space, seed)
+            generator, strategy = None, TemplateSearch(space, seed, self._scores)
         else:
             generator, strategy = (
                 metaschedule_space(),
@@ -76,6 +77,14 @@ class KernelSearch:
         found = self._context.generate_measure_candidates()
         made = [self.candidate(one.sch.trace) for one in found or []]
         return [one for one in made if isinstance(one, Candidate)]
+
+    def _scores(self, candidates: Sequence[Candidate]) -> np.ndarray:
+        if hasattr(self._model, "scores_of"):
+            scores: np.ndarray = self._model.scores_of(self._context, candidates)
+            return scores
+        return self._model.predict(
+            self._context, [candidate.measure_candidate() for candidate in candidates]
+        )
 
     def candidate(self, trace: s_tir.schedule.Trace) -> Candidate | NotMine:
         """What a trace makes of this kernel, or why it makes nothing."""
@@ -100,8 +109,9 @@ class KernelSearch:
         for candidate, seconds in told:
             if seconds is not None and not self.uses_templates:
                 self._commit(candidate, seconds)
-        scheduled = [candidate.measure_candidate() for candidate, _ in told]
-        self._model.update(self._context, scheduled, outcomes)
+        if getattr(self._model, "learns", True):
+            scheduled = [candidate.measure_candidate() for candidate, _ in told]
+            self._model.update(self._context, scheduled, outcomes)
 
     def _commit(self, candidate: Candidate, seconds: float) -> None:
         """TVM's search takes its parents from a database."""

@@ -7,15 +7,19 @@ model that is wrong does not lock the search in.
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import s_tir
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.tir_schedules.recorded_schedule import recorded_schedule
+from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.search.template_space import Key, Point, TemplateSpace, key_of
+
+Scores = Callable[[Sequence[Candidate]], np.ndarray]
 
 # Points that the cost model looks at for each that is tried.
 POOL_FACTOR = 4
@@ -40,15 +44,17 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
         The kernel's schedules.
     seed : int
         Of the random draws.
+    scores_of : callable
+        What the cost model says of candidates: the higher, the better.
     """
 
-    def __init__(self, space: TemplateSpace, seed: int) -> None:
+    def __init__(self, space: TemplateSpace, seed: int, scores_of: Scores) -> None:
         super().__init__()
         self.space = space
+        self._scores_of = scores_of
         self._random = random.Random(seed)
         self._seed = seed
         self._context: Any = None
-        self._model: Any = None
         self._batch = 1
         self._left = 0
         self._seconds: dict[Key, float] = {}
@@ -66,8 +72,8 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
         database: ms.database.Database | None = None,
         cost_model: ms.cost_model.CostModel | None = None,
     ) -> None:
-        """See MetaSchedule; ``design_spaces`` and ``database`` are not needed."""
-        self._left, self._batch, self._model = max_trials, num_trials_per_iter, cost_model
+        """See MetaSchedule; what else it hands over is not needed."""
+        self._left, self._batch = max_trials, num_trials_per_iter
 
     def post_tuning(self) -> None:
         """See MetaSchedule."""
@@ -103,7 +109,7 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
 
     def clone(self) -> "TemplateSearch":
         """A search of the same space that has tried nothing."""
-        return TemplateSearch(self.space, self._seed)
+        return TemplateSearch(self.space, self._seed, self._scores_of)
 
     def _note(self, points: list[Point]) -> None:
         """Points that are not to be proposed again."""
@@ -160,9 +166,7 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
         if len(pool) <= wanted:
             return pool
         at_random = max(1, round(EXPLORED * wanted))
-        scores = self._model.predict(
-            self._context, [point.candidate.measure_candidate() for point in pool]
-        )
+        scores = self._scores_of([point.candidate for point in pool])
         order = sorted(range(len(pool)), key=lambda i: -float(scores[i]))
         best = order[: wanted - at_random]
         rest = self._random.sample(order[wanted - at_random :], at_random)

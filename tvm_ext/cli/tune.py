@@ -167,7 +167,7 @@ def tune_command(
     from tvm_ext.report.tuning_page import render_tuning_html
     from tvm_ext.report.tuning_text import tuning_summary
     from tvm_ext.tune_model import tune
-    from tvm_ext.tuning.measurer import Limits
+    from tvm_ext.tuning.limits import Limits
     from tvm_ext.tuning.rpc_servers import rpc_devices
 
     page = report if report is not None else folder / "report.html"

@@ -1,15 +1,17 @@
 """What the report says of each kernel: work, modelled time, schedule and origin."""
 
+import math
 from collections.abc import Sequence
 
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
 from tvm.s_tir.analysis import estimate_tir_flops
 
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.hardware.cost import CostModel, Work
 from tvm_ext.report.records import KernelRecord
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.select import ScheduleChoice
 
 
@@ -69,16 +71,33 @@ def kernel_flops(func: tirx.PrimFunc) -> float:
 
 
 def kernel_bytes(func: tirx.PrimFunc) -> float:
-    """Bytes of all parameters, each counted once; a symbolic size counts as 1."""
+    """Bytes of all parameters, each counted once; a symbolic size counts as 1.
+
+    Of a tensor that is read at places that the data say (an embedding's table), as many as are
+    read.
+    """
+    gathered = _gathered_elements(func)
     total = 0.0
     for param in func.params:
         if not hasattr(param, "shape"):
             continue
-        elements = 1
-        for size in param.shape:
-            elements *= static_extent(size) or 1
+        elements = math.prod(static_extent(size) or 1 for size in param.shape)
+        elements = min(elements, gathered.get(str(param.name), elements))
         total += elements * tvm.DataType(str(param.dtype)).bits / 8
     return total
+
+
+def _gathered_elements(func: tirx.PrimFunc) -> dict[str, int]:
+    """By name of a parameter that is read at indices that are themselves read, how many reads."""
+    found: dict[str, int] = {}
+    for block in nodes(func.body, s_tir.SBlock):
+        iterations = math.prod(static_extent(v.dom.extent) or 1 for v in block.iter_vars)
+        for store in nodes(block.body, tirx.BufferStore) if len(block.iter_vars) else ():
+            for load in nodes(store.value, tvm.ir.TensorLoad):
+                if any(nodes(index, tvm.ir.TensorLoad) for index in load.indices):
+                    name = str(load.source.name)
+                    found[name] = found.get(name, 0) + iterations
+    return found
 
 
 def kernel_dtype(func: tirx.PrimFunc) -> str:

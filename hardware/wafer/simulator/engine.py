@@ -49,7 +49,7 @@ def simulate(mesh: MeshDescription, program: Program) -> SimulationResult:
     colours = colours_in_use(mesh, program)
     topology = Topology(mesh, program)
     return SimulationResult(
-        cycles=_Run(program, topology).cycles(),
+        task_ends=_Run(program, topology).task_ends(),
         colours=colours,
         link_wavelets=topology.link_wavelets,
         busy_cycles=topology.busy_cycles,
@@ -58,7 +58,8 @@ def simulate(mesh: MeshDescription, program: Program) -> SimulationResult:
     )
 
 
-# Enough to keep a ramp busy while the PE goes from one task to the next. An estimate.
+# An estimate; as long as a word is on the ramp, the least that keeps a ramp busy from one task to
+# the next.
 QUEUE_WORDS = 4
 
 _NONE = np.zeros(0, np.int64)
@@ -77,6 +78,7 @@ class _Run:
         self._program = program
         self._topology = topology
         self._ranks = ranks(topology)
+        self._room = max(QUEUE_WORDS, topology.ramp_cycles)
         self._servers = {node: _Server() for node in topology.shared}
         # Per task: words on arrival, when each word is done, ends of the tasks before.
         self._arrived: dict[int, Train] = {}
@@ -84,8 +86,8 @@ class _Run:
         self._heap: list[tuple[int, int, Node]] = []
         self._waiting: dict[Node, int] = {}
 
-    def cycles(self) -> int:
-        """The end of the last task."""
+    def task_ends(self) -> np.ndarray:
+        """When each task is over."""
         for number, task in enumerate(self._program.tasks):
             if task.received is None and not task.after:
                 self._wake(number, 0)
@@ -103,7 +105,8 @@ class _Run:
             raise MeshLimitError(
                 f"{missing} tasks of the program never start; expected words or an end to wait for"
             )
-        return max((int(done[-1]) for done in self._done.values()), default=0)
+        ends = [int(self._done[number][-1]) for number in range(len(self._done))]
+        return np.array(ends, np.int64)
 
     def _wake(self, node: Node, time: int) -> None:
         """The node is to be looked at because something changed at ``time``."""
@@ -154,7 +157,7 @@ class _Run:
         kept = {number: server.starts.get(number, _NONE) for number in ready}
         kept = {number: starts[: np.searchsorted(starts, time)] for number, starts in kept.items()}
         open_trains = [train[len(kept[number]) :] for number, train in ready.items()]
-        for number, late in zip(ready, merged(open_trains, time)):
+        for number, late in zip(ready, merged(open_trains, time), strict=True):
             old = server.starts.get(number)
             server.starts[number] = np.concatenate([kept[number], late])
             self._pass_on(node, number, server.starts[number], old)
@@ -190,7 +193,7 @@ class _Run:
     def _at_queue(self, node: Node, number: int, train: Train) -> Train:
         """What of a train crosses a ramp, and not before the queue behind it has room."""
         task = self._topology.gates.get((node, number))
-        return train if task is None else let_in(train, self._earliest(task), QUEUE_WORDS)
+        return train if task is None else let_in(train, self._earliest(task), self._room)
 
     def _pass_on(self, node: Node, number: int, starts: Train, old: Train | None) -> None:
         """Words of stream ``number`` leave ``node`` at ``starts``."""

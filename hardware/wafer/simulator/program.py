@@ -1,4 +1,4 @@
-"""What runs on a simulated mesh: streams of wavelets with static routes, and the tasks of the PEs."""
+"""What runs on a simulated mesh: streams of wavelets with static routes, and tasks of the PEs."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

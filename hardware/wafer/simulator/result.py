@@ -11,8 +11,9 @@ class SimulationResult:
 
     Attributes
     ----------
-    cycles : int
-        When the last task was over; all that can start does so in cycle 0.
+    task_ends : np.ndarray
+        When each task of the program was over; all that can start does so in cycle 0. Shape
+        (tasks,), int64.
     colours : int
         The most colours that one router has routes of.
     link_wavelets : np.ndarray
@@ -25,9 +26,14 @@ class SimulationResult:
         Wavelets over the ramp of each PE, to and from its router; shape (rows, columns), int64.
     """
 
-    cycles: int
+    task_ends: np.ndarray
     colours: int
     link_wavelets: np.ndarray
     busy_cycles: np.ndarray
     sent_words: np.ndarray
     received_words: np.ndarray
+
+    @property
+    def cycles(self) -> int:
+        """When the last task was over; 0 for a program without tasks."""
+        return int(self.task_ends.max(initial=0))

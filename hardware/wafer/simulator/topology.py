@@ -23,6 +23,8 @@ class Topology:
 
     Attributes
     ----------
+    ramp_cycles : int
+        T_R.
     shared : list[Node]
         Ramps and links that several streams share.
     waiting_for : dict[int, list[int]]
@@ -37,7 +39,8 @@ class Topology:
     """
 
     def __init__(self, mesh: MeshDescription, program: Program) -> None:
-        self._mesh = mesh
+        self.ramp_cycles = mesh.ramp_cycles
+        self._hop_cycles = mesh.hop_cycles
         self._program = program
         self._tasks = len(program.tasks)
         grid = (program.rows, program.columns)
@@ -116,7 +119,7 @@ class Topology:
         """Notes the ways between the tasks of a stream and the servers that it shares."""
         if number not in self._senders:
             raise MeshLimitError(f"stream {number} is never sent; expected a task that does")
-        ramp, hop = self._mesh.ramp_cycles, self._mesh.hop_cycles
+        ramp, hop = self.ramp_cycles, self._hop_cycles
         first = self._pass(number, self._senders[number], 0, (stream.source, _UP))
         after_source = (first[0], first[1] + ramp)
         after: list[tuple[Node, int]] = []

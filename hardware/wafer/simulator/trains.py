@@ -53,4 +53,6 @@ def let_in(arrivals: Train, taken_from: int | None, room: int) -> Train:
     """
     if taken_from is None:
         return arrivals[:room]
-    return np.maximum(arrivals, np.arange(taken_from - room, taken_from - room + len(arrivals)))
+    late = arrivals[room:]
+    taken = np.arange(taken_from, taken_from + len(late))
+    return np.concatenate([arrivals[:room], np.maximum(late, taken)])

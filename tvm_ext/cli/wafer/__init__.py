@@ -2,7 +2,7 @@
 
 import typer
 
-from tvm_ext.cli.wafer import predict
+from tvm_ext.cli.wafer import csl, explain, predict, simulate
 
 app = typer.Typer(help="Ask the models of wafer-scale processors; no such machine is needed.")
 
@@ -14,3 +14,6 @@ def _root(context: typer.Context) -> None:
 
 
 app.command("predict", epilog=predict.EXAMPLE)(predict.predict_command)
+app.command("explain", epilog=explain.EXAMPLE)(explain.explain_command)
+app.command("simulate", epilog=simulate.EXAMPLE)(simulate.simulate_command)
+app.command("csl", epilog=csl.EXAMPLE)(csl.csl_command)

@@ -1,7 +1,11 @@
 """Reduces to the first PE of a line, as in P. Luczynski et al., "Near-optimal wafer-scale reduce",
-HPDC 2024, arXiv 2404.15888, section 5."""
+HPDC 2024, arXiv 2404.15888.
+
+The functions ``add_...`` put one into a program and return the tasks that end it.
+"""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from tvm_ext.hardware.wafer.simulator.program import Program
 from tvm_ext.hardware.wafer.simulator.routes import Place
@@ -21,46 +25,38 @@ def star(words: int, extent: int) -> Program:
 def chain(words: int, extent: int) -> Program:
     """Each to its neighbour, which adds its own."""
     program = Program(1, extent)
-    add_chain(program, [(0, place) for place in range(extent)][::-1], words, 0, ())
+    add_chain(program, words, _places(range(extent)), 0)
     return program
 
 
 def tree(words: int, extent: int) -> Program:
     """Pairs of pairs; the far part of a line is the largest power of two below its length."""
     program = Program(1, extent)
-    _add_tree(program, 0, extent, words)
+    add_tree(program, words, 0, extent)
     return program
 
 
 def two_phase(words: int, extent: int, group: int) -> Program:
     """Chains within groups, then one chain over the first PEs of the groups."""
     program = Program(1, extent)
-    first = extent % group or group
-    edges = [0, *range(first, extent, group), extent]
-    leaders = edges[:-1]
-    ends = {}
-    for begin, end in zip(edges, edges[1:]):
-        places = [(0, place) for place in range(begin, end)][::-1]
-        ends[begin] = add_chain(program, places, words, 0, ())
-    places = [(0, place) for place in leaders][::-1]
-    add_chain(program, places, words, 2, [ends[place] for place in leaders[::-1]])
+    add_two_phase(program, words, extent, group)
     return program
 
 
 def add_chain(
     program: Program,
-    places: Sequence[Place],
     words: int,
+    places: Sequence[Place],
     colour: int,
-    after: Sequence[Sequence[int]],
+    after: Sequence[Sequence[int]] = (),
 ) -> list[int]:
-    """A chain over ``places`` to the last of them, with two colours in turn from ``colour``.
+    """From the first of ``places`` to the last, with two colours in turn from ``colour``.
 
-    ``after`` has the tasks that each place waits for; the tasks that end the chain come back.
+    ``after`` has the tasks that each place waits for.
     """
     waits = list(after) or [()] * len(places)
     stream: int | None = None
-    for index, (place, target) in enumerate(zip(places, places[1:])):
+    for index, (place, target) in enumerate(pairwise(places)):
         sent = program.stream(place, [target], words, colour + index % 2)
         if stream is None:
             program.send(sent, waits[index])
@@ -72,14 +68,28 @@ def add_chain(
     return [program.receive(places[-1], stream, waits[-1])]
 
 
-def _add_tree(program: Program, first: int, extent: int, words: int) -> list[int]:
-    """The tree of ``extent`` PEs from place ``first``; the tasks that end it."""
+def add_tree(program: Program, words: int, first: int, extent: int) -> list[int]:
+    """Over ``extent`` PEs from place ``first``."""
     if extent == 1:
         return []
     rounds = (extent - 1).bit_length() - 1
     near = extent - 2**rounds
-    ends = _add_tree(program, first, near, words)
-    far_ends = _add_tree(program, first + near, 2**rounds, words)
+    ends = add_tree(program, words, first, near)
+    far_ends = add_tree(program, words, first + near, 2**rounds)
     stream = program.stream((0, first + near), [(0, first)], words, colour=rounds)
     program.send(stream, far_ends)
     return [program.receive((0, first), stream, ends)]
+
+
+def add_two_phase(program: Program, words: int, extent: int, group: int) -> list[int]:
+    """In groups of ``group`` PEs; the first is smaller if the line is no multiple of that."""
+    edges = [0, *range(extent % group or group, extent, group), extent]
+    ends = [
+        add_chain(program, words, _places(range(first, end)), 0) for first, end in pairwise(edges)
+    ]
+    return add_chain(program, words, _places(edges[:-1]), 2, ends[::-1])
+
+
+def _places(columns: Sequence[int]) -> list[Place]:
+    """PEs of the line, the farthest first."""
+    return [(0, column) for column in reversed(columns)]

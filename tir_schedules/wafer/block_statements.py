@@ -1,0 +1,164 @@
+"""Changes blocks of a kernel that no schedule has touched: puts others before them to read from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.llvm.nest import substitute
+from tvm_ext.tir_schedules.llvm.row_kernel import buffer_key
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A tensor that is computed for one block, by a block of its own before it.
+
+    Attributes
+    ----------
+    buffer : Buffer
+        The tensor.
+    over : tuple[IterVar, ...]
+        Iteration variables of the reading block, one for each axis of the tensor.
+    value : Expr
+        Of one element, in these variables.
+    """
+
+    buffer: Any
+    over: tuple[Any, ...]
+    value: Any
+
+    def load(self) -> Any:
+        """How the reading block has its element."""
+        return tirx.BufferLoad(self.buffer, [one.var for one in self.over])
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of a block: the tensors it reads from, and its new value."""
+
+    stages: tuple[Stage, ...]
+    value: Any
+
+
+def reduces_or_scans(func: tirx.PrimFunc) -> bool:
+    """Whether any iteration of a block depends on another one."""
+    return any(
+        one.iter_type != tirx.IterVar.DataPar
+        for block in nodes(func.body, s_tir.SBlock)
+        for one in block.iter_vars
+    )
+
+
+def with_changes(func: tirx.PrimFunc, changes: Mapping[int, Change]) -> tirx.PrimFunc:
+    """``func`` with some of its blocks, by position, changed.
+
+    Each block is one assignment and stands in loops of its own, as ``inline_blocks`` leaves them.
+    """
+    if not changes:
+        return func
+    changed: list[Any] = []
+    arrays: list[Any] = []
+    for number, stmt in enumerate(statements(func)):
+        change = changes.get(number)
+        if change is None:
+            changed.append(stmt)
+            continue
+        changed += [_loops(stage) for stage in change.stages]
+        changed.append(_with_value(stmt, change))
+        arrays += [stage.buffer for stage in change.stages]
+    return with_statements(func, changed, arrays)
+
+
+def statements(func: tirx.PrimFunc) -> list[Any]:
+    """What stands in the root block of a kernel; nothing if it has none."""
+    if not isinstance(func.body, s_tir.SBlockRealize):
+        return []
+    body = func.body.block.body
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def with_statements(
+    func: tirx.PrimFunc, stmts: Sequence[Any], arrays: Sequence[Any] = ()
+) -> tirx.PrimFunc:
+    """``func`` with other statements in its root block, and ``arrays`` besides its own."""
+    root = func.body.block
+    block = s_tir.SBlock(
+        [],
+        root.reads,
+        root.writes,
+        root.name_hint,
+        tirx.SeqStmt(list(stmts)) if len(stmts) > 1 else stmts[0],
+        None,
+        [*root.alloc_buffers, *arrays],
+        [],
+        root.annotations,
+    )
+    return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), block))
+
+
+def _loops(stage: Stage) -> Any:
+    """The loops that fill a tensor."""
+    loops = [tirx.Var(f"i{n}", str(one.var.ty)) for n, one in enumerate(stage.over)]
+    own = [tirx.Var(f"v{n}", str(one.var.ty)) for n, one in enumerate(stage.over)]
+    replaced = {one.var: var for one, var in zip(stage.over, own, strict=True)}
+    value = substitute(stage.value, replaced)
+    iter_vars = [
+        tirx.IterVar(one.dom, var, tirx.IterVar.DataPar)
+        for one, var in zip(stage.over, own, strict=True)
+    ]
+    block = s_tir.SBlock(
+        iter_vars,
+        _regions(nodes(value, tvm.ir.TensorLoad)),
+        _regions([tirx.BufferLoad(stage.buffer, own)]),
+        str(stage.buffer.name),
+        tirx.BufferStore(stage.buffer, value, own),
+    )
+    stmt = s_tir.SBlockRealize(loops, tirx.const(True, "bool"), block)
+    for loop, one in zip(reversed(loops), reversed(stage.over), strict=True):
+        stmt = tirx.For(loop, one.dom.min, one.dom.extent, tirx.ForKind.SERIAL, stmt)
+    return stmt
+
+
+def _with_value(stmt: Any, change: Change) -> Any:
+    """The loops around a block with another value in it."""
+    if isinstance(stmt, tirx.For):
+        return tirx.For(
+            stmt.loop_var,
+            stmt.min,
+            stmt.extent,
+            stmt.kind,
+            _with_value(stmt.body, change),
+            stmt.thread_binding,
+            stmt.annotations,
+        )
+    block = stmt.block
+    store = tirx.BufferStore(block.body.buffer, change.value, block.body.indices)
+    loads = nodes(change.value, tvm.ir.TensorLoad)
+    left = {buffer_key(load.source) for load in loads}
+    staged = {buffer_key(stage.buffer) for stage in change.stages}
+    new = _regions([load for load in loads if buffer_key(load.source) in staged])
+    old = [region for region in block.reads if buffer_key(region.source) in left]
+    changed = s_tir.SBlock(
+        block.iter_vars,
+        [*new, *old],
+        block.writes,
+        block.name_hint,
+        store,
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )
+    return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, changed)
+
+
+def _regions(loads: Sequence[Any]) -> list[Any]:
+    """The elements that ``loads`` read, each once for every tensor."""
+    found: dict[int, Any] = {}
+    for load in loads:
+        ranges = [tvm.ir.Range.from_min_extent(i, tirx.const(1, str(i.ty))) for i in load.indices]
+        found.setdefault(buffer_key(load.source), tirx.BufferRegion(load.source, ranges))
+    return list(found.values())

@@ -1,0 +1,112 @@
+"""``tvm-ext wafer explain``."""
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvm_ext.cli import options
+from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
+from tvm_ext.cli.wafer.arguments import MeshTarget
+from tvm_ext.errors import InputError
+
+if TYPE_CHECKING:
+    from tvm_ext.wafer.kernel_cost import KernelCost
+    from tvm_ext.wafer.model_cost import ModelCost
+
+EXAMPLE = "Example: tvm-ext wafer explain model.onnx --target wse2 --html wafer.html"
+
+_REFUSED = 1
+
+
+def explain_command(
+    model: options.Model,
+    target: MeshTarget = "wse2",
+    records: options.Records = None,
+    kernel: Annotated[
+        str | None,
+        typer.Option(
+            "--kernel",
+            metavar="PATTERN",
+            help="Show only kernels whose name or ONNX node matches (* and ?), step by step.",
+        ),
+    ] = None,
+    input_shape: options.InputShapes = None,
+    opt_level: options.OptLevel = None,
+    disable_pass: options.DisabledPasses = None,
+    pass_config: options.PassConfig = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE.html", help="Save the report with maps of the grid."),
+    ] = None,
+    json_output: options.Json = False,
+) -> None:
+    """Say what each kernel of an ONNX model costs on a mesh, and where the time goes.
+
+    Everything is modelled. Exit code 1 means that a kernel breaks a hard limit of the mesh.
+    """
+    if is_saved_model(model):
+        raise InputError(
+            f"{model} is a compiled model; expected an ONNX model: its kernels are scheduled for "
+            "another machine"
+        )
+    chosen = CompileOptions.parsed(target, input_shape, opt_level, disable_pass, pass_config)
+    from tvm_ext.cli import output as out
+    from tvm_ext.wafer.model_cost import model_cost
+
+    if html is not None:
+        out.check_result_files([model], [html])
+    # Passes of users print; stdout belongs to the command's own result.
+    with contextlib.redirect_stdout(sys.stderr):
+        cost = model_cost(model, target, records or (), **chosen.keywords())
+    shown = _matching(cost, kernel)
+    if json_output:
+        from tvm_ext.report.wafer_json import wafer_json
+
+        out.print_json(wafer_json(cost, shown, with_programs=kernel is not None))
+    else:
+        _print(cost, shown, step_by_step=kernel is not None)
+    if html is not None:
+        from tvm_ext.configs.atomic_file import write_text
+        from tvm_ext.report.wafer_page import render_wafer_html
+
+        write_text(html, render_wafer_html(cost))
+        if not json_output:
+            out.print_text(f"Saved {html}")
+    everything = kernel is None
+    if any(one.refusal for one in shown) or (everything and cost.chosen.refusal):
+        raise typer.Exit(_REFUSED)
+
+
+def _print(cost: "ModelCost", shown: "list[KernelCost]", step_by_step: bool) -> None:
+    from tvm_ext.cli import output as out
+
+    if step_by_step:
+        from tvm_ext.report.wafer_program_text import program_text
+
+        out.print_rich(*(program_text(cost, one) for one in shown))
+        return
+    from tvm_ext.report.wafer_text import wafer_summary
+
+    out.print_rich(wafer_summary(cost, shown))
+
+
+def _matching(cost: "ModelCost", pattern: str | None) -> "list[KernelCost]":
+    """The kernels that a pattern names; all without one."""
+    if pattern is None:
+        return list(cost.kernels)
+    from fnmatch import fnmatchcase
+
+    found = [
+        one
+        for one in cost.kernels
+        if any(fnmatchcase(name, pattern) for name in (one.name, *one.node_names))
+    ]
+    if not found:
+        raise InputError(
+            f"no kernel or node matches '{pattern}'; expected a name or a pattern with * and ?: "
+            "run the command without --kernel to see the names"
+        )
+    return found

@@ -1,0 +1,105 @@
+"""``tvm-ext wafer simulate``."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tvm_ext.cli import options
+from tvm_ext.cli.wafer.arguments import MeshTarget
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tvm_ext.wafer.pattern_simulation import PatternResult
+
+EXAMPLE = "Example: tvm-ext wafer simulate two-phase --columns 128 --words 64 --group 12"
+
+
+def simulate_command(
+    pattern: Annotated[
+        str,
+        typer.Argument(
+            metavar="PATTERN",
+            help="message, multicast, multicast-2d, summa, star, chain, tree, two-phase, k-tree, "
+            "ring, shift, interleaved-shift, halo or transpose.",
+        ),
+    ],
+    columns: Annotated[int, typer.Option("--columns", min=1, help="PEs of a row.")],
+    words: Annotated[
+        int, typer.Option("--words", min=1, help="32-bit words of one PE's vector or tile.")
+    ],
+    rows: Annotated[int, typer.Option("--rows", min=1, help="Rows of PEs.")] = 1,
+    group: Annotated[
+        int | None,
+        typer.Option(
+            "--group",
+            min=1,
+            help="PEs of a group of two-phase, levels of k-tree, or how many PEs far halo goes.",
+        ),
+    ] = None,
+    target: MeshTarget = "wse2",
+    json_output: options.Json = False,
+) -> None:
+    """Simulate a communication pattern wavelet by wavelet, beside its closed form.
+
+    All PEs start in cycle 0, with the data in memory.
+    """
+    from tvm_ext.cli import output as out
+    from tvm_ext.wafer.model_cost import mesh_target
+    from tvm_ext.wafer.pattern_simulation import PatternRun, simulate_pattern
+
+    mesh = mesh_target(target)
+    run = PatternRun(mesh, rows, columns, words, group)
+    found = simulate_pattern(pattern, run)
+    if json_output:
+        given = {"pattern": pattern, "target": mesh.name, "rows": rows, "columns": columns}
+        out.print_json({**given, "words": words, "group": group, **_to_json(found)})
+        return
+    out.print_rich(_table(found, mesh.seconds(1) * 1e6))
+    row, column, direction, carried = found.busiest_link
+    out.print_text(
+        f"Busiest link: from PE ({row}, {column}) {direction}, {carried:,} words. "
+        f"Busiest PE: ({found.busiest_pe[0]}, {found.busiest_pe[1]}), "
+        f"{found.busiest_pe[2]:,} words."
+    )
+
+
+def _to_json(found: "PatternResult") -> dict[str, object]:
+    row, column, direction, carried = found.busiest_link
+    return {
+        "simulated_cycles": found.simulated_cycles,
+        "modelled_cycles": found.modelled_cycles,
+        "difference": found.difference,
+        "simulated_colours": found.simulated_colours,
+        "modelled_colours": found.modelled_colours,
+        "simulated_word_hops": found.word_hops,
+        "modelled_word_hops": found.modelled_word_hops,
+        "busiest_link": {
+            "row": row,
+            "column": column,
+            "direction": direction,
+            "words": carried,
+        },
+        "busiest_pe": dict(zip(("row", "column", "words"), found.busiest_pe, strict=True)),
+    }
+
+
+def _table(found: "PatternResult", microseconds: float) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for name in ("Simulated", "Closed form", "Difference"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row("cycles", *_compared(found.simulated_cycles, found.modelled_cycles))
+    times = (cycles * microseconds for cycles in (found.simulated_cycles, found.modelled_cycles))
+    table.add_row("microseconds", *(f"{time:,.3f}" for time in times), "")
+    table.add_row("word-hops", *_compared(found.word_hops, found.modelled_word_hops))
+    table.add_row("colours", f"{found.simulated_colours}", f"{found.modelled_colours}", "")
+    return table
+
+
+def _compared(simulated: float, modelled: float) -> tuple[str, str, str]:
+    difference = f"{100 * (modelled / simulated - 1):+.2f} %" if simulated else ""
+    return f"{simulated:,.0f}", f"{modelled:,.0f}", difference

@@ -1,0 +1,96 @@
+"""One kernel of an ONNX model, scheduled so that there is code for it."""
+
+import fnmatch
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import tirx
+
+from tvm_ext.compiler.lower_model import ModelSource
+from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.targets import compiling_for
+from tvm_ext.passes.pipeline import Pipeline
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.tir_schedules.wafer.matmul import SUMMA, MeshMatmul
+from tvm_ext.tune_model import model_kernels
+from tvm_ext.tuning.task import KernelTask
+from tvm_ext.wafer.csl.errors import CslError
+
+# Names in a message.
+_MOST_NAMES = 12
+
+
+@dataclass(frozen=True)
+class ModelKernel:
+    """A kernel.
+
+    Attributes
+    ----------
+    name : str
+        In the program.
+    func : tirx.PrimFunc
+        As it is scheduled.
+    schedule : str
+        What scheduled it.
+    """
+
+    name: str
+    func: tirx.PrimFunc
+    schedule: str
+
+
+def model_kernel(
+    model: ModelSource,
+    wanted: str,
+    mesh: MeshDescription,
+    input_shapes: Mapping[str, Sequence[int]] | None,
+    pipeline: Pipeline,
+) -> ModelKernel:
+    """The kernel of a model that ``wanted`` names.
+
+    A product of two matrices is scheduled as SUMMA, for which there is code, whatever the templates
+    would choose; any other kernel as they do.
+
+    Parameters
+    ----------
+    model, input_shapes
+        As for ``compile``.
+    wanted : str
+        Name or hash of a kernel; or a pattern (``*`` and ``?``) that only one name matches.
+    mesh : MeshDescription
+        The target.
+    pipeline : Pipeline
+        The passes.
+
+    Raises
+    ------
+    CslError
+        No kernel, or more than one, has the name.
+    TvmExtError
+        As ``compile``.
+    """
+    with compiling_for(mesh):
+        tasks = model_kernels(model, input_shapes, pipeline).tasks
+        task = _chosen(tasks, wanted)
+        summa = apply_template(
+            MeshMatmul(), task.func, mesh, Chosen({"algorithm": SUMMA}, lenient=True)
+        )
+        if isinstance(summa, ScheduledKernel):
+            return ModelKernel(task.name, summa.func, "SUMMA")
+        func, choice = schedule_kernel(task.func, mesh)
+    return ModelKernel(task.name, func, choice.schedule)
+
+
+def _chosen(tasks: Iterable[KernelTask], wanted: str) -> KernelTask:
+    known = list(tasks)
+    exact = [task for task in known if wanted in (task.name, task.hash)]
+    found = exact or [task for task in known if fnmatch.fnmatchcase(task.name, wanted)]
+    if len(found) == 1:
+        return found[0]
+    names = [task.name for task in found or known]
+    listed = ", ".join(names[:_MOST_NAMES])
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    what = f"{len(found)} kernels match '{wanted}'" if found else f"no kernel matches '{wanted}'"
+    raise CslError(f"{what}; expected one of {listed}{more}")

@@ -1,0 +1,304 @@
+"""The program of a PE in xDSL's csl dialect.
+
+The host starts ``compute`` on all PEs. What follows after messages is in a task that runs once they
+are there: a PE never waits. Phase n is the n-th group of steps with messages: ``send_n`` starts the
+messages of a step, ``step_n`` does the work that they bring the data for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from xdsl.dialects import arith, csl
+from xdsl.dialects.builtin import FunctionType, StringAttr
+from xdsl.ir import Region
+
+from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
+from tvm_ext.wafer.csl.body import I16, U16, U32, Body
+from tvm_ext.wafer.csl.collectives import ARRIVAL_TASKS, ARRIVALS, STEP_TASK
+from tvm_ext.wafer.csl.declarations import Declarations
+from tvm_ext.wafer.csl.kernel import Assignment, Item, MeshKernel, Multicast, Steps
+from tvm_ext.wafer.csl.memory import View
+from tvm_ext.wafer.csl.scalar_form import ScalarForm
+from tvm_ext.wafer.csl.values import Tensor
+from tvm_ext.wafer.csl.vector_form import VectorForm, has_vector_form
+
+PROGRAM = "pe_program"
+ENTRY = "compute"
+_NEXT_STEP = "next_step"
+
+
+@dataclass(frozen=True)
+class PeProgram:
+    """A program.
+
+    Attributes
+    ----------
+    module
+        The ``csl.module``.
+    lines : tuple[str, ...]
+        Lines of PEs that its messages go along: "row", "column".
+    bytes : int
+        Of all its arrays.
+    symbols : dict[Tensor, str]
+        The names under which the host finds tensors.
+    """
+
+    module: Any
+    lines: tuple[str, ...]
+    bytes: int
+    symbols: Mapping[Tensor, str]
+
+
+def pe_program(kernel: MeshKernel) -> PeProgram:
+    """The program that all PEs run.
+
+    Raises NotCovered when an array is longer than descriptors reach.
+    """
+    return _Writer(kernel).program()
+
+
+class _Writer:
+    def __init__(self, kernel: MeshKernel) -> None:
+        self._kernel = kernel
+        self._functions: list[Any] = []
+        # The messages of one phase, and what follows: (steps, items until the next ones).
+        self._phases: list[tuple[Steps, list[Item]]] = []
+        self._first: list[Item] = []
+        for item in kernel.items:
+            if isinstance(item, Steps) and kernel.waits(item):
+                self._phases.append((item, []))
+            else:
+                (self._phases[-1][1] if self._phases else self._first).append(item)
+        self._declared = Declarations(kernel, self._lines())
+        if self._phases:
+            self._declare_state()
+
+    def program(self) -> PeProgram:
+        """The whole program."""
+        entry = Body()
+        if self._phases:
+            self._initialise(entry)
+        self._items(entry, self._first, {}, 0)
+        self._begin(entry, 0)
+        self._function(ENTRY, entry)
+        for number in range(len(self._phases)):
+            self._write_phase(number)
+        if self._phases:
+            self._write_tasks()
+        body = self._declared.body
+        for function in self._functions:
+            body.add(function)
+        self._declared.export()
+        body.add(csl.SymbolExportOp(ENTRY, FunctionType.from_lists([], [])))
+        module = csl_module(PROGRAM, csl.ModuleKind.PROGRAM, body)
+        lines = tuple(self._declared.places)
+        return PeProgram(module, lines, self._declared.memory.bytes, self._declared.symbols)
+
+    def _lines(self) -> list[str]:
+        """Along which lines of PEs there are messages."""
+        messages = [message for steps, _ in self._phases for message in steps.messages]
+        along = {message.along for message in messages if self._is_sent(message)}
+        return [line for line in (ROW, COLUMN) if line in along]
+
+    def _declare_state(self) -> None:
+        """Variables: whether libraries are ready, the step and its phase, messages to come."""
+        self._ready = self._declared.variable("ready")
+        self._step = self._declared.variable("step")
+        self._awaited = self._declared.variable("awaited")
+        self._phase = self._declared.variable("phase") if len(self._phases) > 1 else None
+
+    def _is_sent(self, message: Multicast) -> bool:
+        return self._kernel.pes_along(message.along) > 1
+
+    def _function(self, name: str, body: Body) -> None:
+        body.add(csl.ReturnOp())
+        self._functions.append(csl.FuncOp(name, ([], None), Region(body.block)))
+
+    def _task(self, name: str, number: int, body: Body) -> None:
+        body.add(csl.ReturnOp())
+        kind = csl.TaskKind.LOCAL
+        region = Region(body.block)
+        self._functions.append(csl.TaskOp(name, ([], None), region, task_kind=kind, id=number))
+
+    def _initialise(self, body: Body) -> None:
+        """The libraries are initialised once, however often the host starts the program."""
+        with body.when(body.compare(body.load(self._ready), body.number(0))) as fresh:
+            for library in self._declared.libraries.values():
+                fresh.member_call(library, "init")
+            fresh.store(self._ready, fresh.number(1))
+
+    def _begin(self, body: Body, number: int) -> None:
+        """Goes on with a phase, or tells the host that all is done."""
+        if number == len(self._phases):
+            body.member_call(self._declared.host, "unblock_cmd_stream")
+            return
+        if self._phase is not None:
+            body.store(self._phase, body.number(number))
+        if self._phases[number][0].loop.extent > 1:
+            body.store(self._step, body.number(0))
+        body.call(f"send_{number}")
+
+    def _write_phase(self, number: int) -> None:
+        steps, after = self._phases[number]
+        send = Body()
+        step = send.load(self._step) if steps.loop.extent > 1 else send.number(0)
+
+        def messages(body: Body, parity: int) -> None:
+            self._send(body, steps, step, parity)
+
+        self._by_parity(send, steps, step, messages)
+        self._function(f"send_{number}", send)
+        work = Body()
+        self._write_step(work, number, steps, after)
+        self._function(f"step_{number}", work)
+
+    def _write_step(self, body: Body, number: int, steps: Steps, after: list[Item]) -> None:
+        if steps.loop.extent == 1:
+            self._items(body, steps.items, {steps.loop.number: body.number(0)}, 0)
+            self._go_on(body, number, after)
+            return
+        now = body.load(self._step)
+        following = body.add(arith.AddiOp(now, body.number(1)))
+        count = body.number(steps.loop.extent)
+
+        def compute(into: Body, parity: int) -> None:
+            self._items(into, steps.items, {steps.loop.number: now}, parity)
+
+        body.store(self._step, following)
+        if steps.overlapped:
+            with body.when(body.compare(following, count, "slt")) as unfinished:
+                unfinished.call(f"send_{number}")
+        self._by_parity(body, steps, now, compute)
+        with body.choice(body.compare(following, count)) as (finished, unfinished):
+            self._go_on(finished, number, after)
+            if not steps.overlapped:
+                unfinished.call(f"send_{number}")
+
+    def _go_on(self, body: Body, number: int, after: list[Item]) -> None:
+        """What follows a phase."""
+        self._items(body, after, {}, 0)
+        self._begin(body, number + 1)
+
+    def _by_parity(
+        self, body: Body, steps: Steps, step: Any, write: Callable[[Body, int], None]
+    ) -> None:
+        """Code for even and for odd steps where they use different arrays."""
+        if not self._kernel.alternates(steps):
+            write(body, 0)
+            return
+        parity = body.add(arith.RemUIOp(step, body.number(2)))
+        with body.choice(body.compare(parity, body.number(0))) as branches:
+            for number, branch in enumerate(branches):
+                write(branch, number)
+
+    def _send(self, body: Body, steps: Steps, step: Any, parity: int) -> None:
+        """The messages of one step: each sender first brings its tile to where it is sent from."""
+        sent = [message for message in steps.messages if self._is_sent(message)]
+        body.store(self._awaited, body.number(len(sent)))
+        known = {steps.loop.number: step}
+        for message in steps.messages:
+            if message not in sent:
+                self._prepare(body, message, known, parity)
+                continue
+            sender = self._sender(body, message, step)
+            if message.copy is not None:
+                place = self._declared.places[message.along]
+                with body.when(body.compare(place, sender)) as own:
+                    self._prepare(own, message, known, parity)
+            self._broadcast(body, message, sender, parity)
+
+    def _sender(self, body: Body, message: Multicast, step: Any) -> Any:
+        if not message.per_sender:
+            return body.number(message.first_sender)
+        sender = step
+        if message.per_sender > 1:
+            sender = body.add(arith.DivUIOp(step, body.number(message.per_sender)))
+        if message.first_sender:
+            sender = body.add(arith.AddiOp(sender, body.number(message.first_sender)))
+        return sender
+
+    def _prepare(
+        self, body: Body, message: Multicast, known: Mapping[int, Any], parity: int
+    ) -> None:
+        if message.copy is None:
+            return
+        known = dict(known)
+        if message.per_sender > 1:
+            (step,) = known.values()
+            count = body.number(message.per_sender)
+            known[message.within] = body.add(arith.RemUIOp(step, count))
+        self._assign(body, message.copy, known, parity, joined=True)
+
+    def _broadcast(self, body: Body, message: Multicast, sender: Any, parity: int) -> None:
+        array = View(self._declared.memory, parity).array(message.array)
+        pointer = self._declared.pointer(array)
+        words = self._kernel.tiles[message.array].words
+        arrived = f"{ARRIVALS[message.along]}_id"
+        body.member_call(
+            self._declared.libraries[message.along],
+            "broadcast",
+            body.add(csl.SignednessCastOp(sender, U16)),
+            body.add(csl.PtrCastOp(pointer, csl.PtrType.get(U32, False, False))),
+            body.number(words),
+            body.member(self._declared.tasks, arrived, I16),
+        )
+
+    def _write_tasks(self) -> None:
+        for line in self._declared.libraries:
+            arrival = Body()
+            left = arrival.add(arith.SubiOp(arrival.load(self._awaited), arrival.number(1)))
+            arrival.store(self._awaited, left)
+            with arrival.when(arrival.compare(left, arrival.number(0))) as all_there:
+                all_there.add(csl.ActivateOp(STEP_TASK, csl.TaskKind.LOCAL))
+            self._task(ARRIVALS[line], ARRIVAL_TASKS[line], arrival)
+        task = Body()
+        if self._phase is None:
+            task.call("step_0")
+        else:
+            self._by_phase(task, task.load(self._phase), 0)
+        self._task(_NEXT_STEP, STEP_TASK, task)
+
+    def _by_phase(self, body: Body, phase: Any, number: int) -> None:
+        """A step of the phase that the program is in; what it calls may begin the next one."""
+        if number == len(self._phases) - 1:
+            body.call(f"step_{number}")
+            return
+        with body.choice(body.compare(phase, body.number(number))) as (mine, later):
+            mine.call(f"step_{number}")
+            self._by_phase(later, phase, number + 1)
+
+    def _items(
+        self, body: Body, items: Sequence[Item], known: Mapping[int, Any], parity: int
+    ) -> None:
+        for item in items:
+            if isinstance(item, Assignment):
+                self._assign(body, item, known, parity)
+                continue
+            with body.loop(f"n{item.loop.number}", item.loop.extent) as (inside, variable):
+                inner = {**known, item.loop.number: variable}
+                if isinstance(item, Steps):
+                    # Nothing is sent: each line is a single PE, which has all it needs.
+                    for message in item.messages:
+                        self._prepare(inside, message, {item.loop.number: variable}, parity)
+                self._items(inside, item.items, inner, parity)
+
+    def _assign(
+        self,
+        body: Body,
+        item: Assignment,
+        known: Mapping[int, Any],
+        parity: int,
+        joined: bool = False,
+    ) -> None:
+        view = View(self._declared.memory, parity)
+        if has_vector_form(item, view):
+            VectorForm(item, view, known, joined).write(body)
+        else:
+            ScalarForm(item, view, known, self._declared.math).write(body)
+
+
+def csl_module(name: str, kind: Any, body: Body) -> Any:
+    """A ``csl.module``, which is printed as a file of that name."""
+    properties = {"kind": csl.ModuleKindAttr(kind), "sym_name": StringAttr(name)}
+    return csl.CslModuleOp(regions=[Region(body.block)], properties=properties)

@@ -1,0 +1,180 @@
+"""What the kernels of a model cost on a mesh, each with its schedule."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.wafer.errors import MeshLimitError
+from tvm_ext.hardware.wafer.program import MeshProgram
+from tvm_ext.hardware.wafer.program_cost import MeshCost, program_cost
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, RecordSource
+from tvm_ext.tir_schedules.scope_marks import without_scope_marks
+from tvm_ext.tir_schedules.select import ScheduleChoice, schedule_kernel
+from tvm_ext.tir_schedules.wafer import MESH_TEMPLATES
+from tvm_ext.tuning.mesh_analysis.loops import NotReadable
+from tvm_ext.tuning.mesh_analysis.read_program import read_program
+from tvm_ext.tuning.task import refusal
+
+# Regions whose sides differ by less than this part of them get the same schedule.
+_SIDE_STEPS = 16
+
+
+@dataclass(frozen=True)
+class KernelCost:
+    """One kernel on a mesh.
+
+    Attributes
+    ----------
+    name : str
+        In the model.
+    calls : int
+        In one run.
+    origins : tuple[str, ...]
+        The model's nodes that it computes, one text a call.
+    schedule, source, reason : str
+        As in ``ScheduleChoice``.
+    decisions : Mapping[str, int]
+        What the template decided, or was told by a record.
+    program : MeshProgram or None
+        What it asks of the mesh; None if its loops cannot be read as one.
+    cost : MeshCost or None
+        Of one call, modelled; None without a program.
+    refusal : str
+        Why it cannot run on the mesh: the hard limit that it breaks, or what cannot be read. Empty
+        if it can.
+    """
+
+    name: str
+    calls: int
+    origins: tuple[str, ...]
+    schedule: str
+    source: str
+    reason: str
+    decisions: Mapping[str, int] = field(default_factory=dict)
+    program: MeshProgram | None = None
+    cost: MeshCost | None = None
+    refusal: str = ""
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The model's nodes of all calls, alone and as they were fused."""
+        alone = [name for origin in self.origins for name in origin.split(" + ")]
+        return (*self.origins, *alone)
+
+    @property
+    def cycles(self) -> float:
+        """Of all calls; 0 if it is not known."""
+        return self.cost.cycles * self.calls if self.cost is not None else 0.0
+
+
+class KernelCosts:
+    """Schedules kernels for a mesh, and for smaller rectangles of it, each once.
+
+    Parameters
+    ----------
+    kernels : tvm.IRModule
+        The kernels without schedules.
+    origins : Mapping[str, Sequence[str]]
+        By kernel, the nodes of each of its calls.
+    mesh : MeshDescription
+        The machine.
+    records : RecordSource, optional
+        Schedules for the whole mesh that are taken instead of the templates' own.
+    """
+
+    def __init__(
+        self,
+        kernels: tvm.IRModule,
+        origins: Mapping[str, Sequence[str]],
+        mesh: MeshDescription,
+        records: RecordSource | None = None,
+    ) -> None:
+        self._kernels = kernels
+        self._origins = origins
+        self._mesh = mesh
+        self._records = records
+        self._known: dict[tuple[str, int, int], KernelCost] = {}
+
+    def on_mesh(self, name: str) -> KernelCost:
+        """A kernel with all of the mesh for itself."""
+        key = (name, self._mesh.rows, self._mesh.columns)
+        if key not in self._known:
+            self._known[key] = self._cost(name, self._mesh, self._records)
+        return self._known[key]
+
+    def in_region(self, name: str, rows: int, columns: int) -> KernelCost:
+        """A kernel in a rectangle of the mesh: as on all of it if that fits, else scheduled anew,
+        without a record.
+        """
+        whole = self.on_mesh(name)
+        cost = whole.cost
+        if cost is not None and cost.rows <= rows and cost.columns <= columns:
+            return whole
+        key = (name, _rounded(rows), _rounded(columns))
+        if key not in self._known:
+            self._known[key] = self._cost(name, self._mesh.with_grid(*key[1:]), None)
+        return self._known[key]
+
+    def _cost(
+        self, name: str, mesh: MeshDescription, records: RecordSource | None
+    ) -> KernelCost:
+        func = without_scope_marks(self._kernels[name])
+        origins = tuple(self._origins.get(name, ()))
+        unknown = refusal(func)
+        if unknown:
+            found = KernelCost(name, len(origins), origins, "as written", "as written", unknown)
+            return replace(found, refusal=unknown)
+        scheduled, choice = schedule_kernel(func, mesh, records, name)
+        found = KernelCost(
+            name,
+            len(origins),
+            origins,
+            choice.schedule,
+            choice.source,
+            choice.reason,
+            _decisions(func, choice, mesh, records),
+        )
+        return _with_cost(found, scheduled, mesh)
+
+
+def _with_cost(kernel: KernelCost, scheduled: tirx.PrimFunc, mesh: MeshDescription) -> KernelCost:
+    try:
+        program = read_program(scheduled, kernel.name)
+    except NotReadable as error:
+        unscheduled = kernel.source == "as written"
+        why = f"no schedule for a mesh: {kernel.reason}" if unscheduled else str(error)
+        return replace(kernel, refusal=why)
+    try:
+        cost = program_cost(program, mesh)
+    except MeshLimitError as error:
+        return replace(kernel, program=program, refusal=str(error))
+    return replace(kernel, program=program, cost=cost, refusal=cost.refusal)
+
+
+def _decisions(
+    func: tirx.PrimFunc,
+    choice: ScheduleChoice,
+    mesh: MeshDescription,
+    records: RecordSource | None,
+) -> Mapping[str, int]:
+    """Those of the record, or those that the template takes by itself."""
+    if choice.source == "record" and records is not None:
+        recorded = records.find("", func)
+        return recorded.decisions if isinstance(recorded, RecordedSchedule) else {}
+    template = next((one for one in MESH_TEMPLATES if one.name == choice.schedule), None)
+    chosen = Chosen()
+    if template is None or not isinstance(
+        apply_template(template, func, mesh, chosen), ScheduledKernel
+    ):
+        return {}
+    return chosen.values
+
+
+def _rounded(side: int) -> int:
+    step = max(1, side // _SIDE_STEPS)
+    return side // step * step

@@ -1,0 +1,219 @@
+"""SRAM of the PEs of a region while its kernels take turns: weights, activations, buffers."""
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tvm_ext.hardware.wafer.program import Layout
+from tvm_ext.wafer.dataflow import TensorCall
+from tvm_ext.wafer.kernel_cost import KernelCost
+from tvm_ext.wafer.regions import Place, Region
+
+
+@dataclass(frozen=True)
+class PlacedCall:
+    """A kernel call with its schedule, and the first PE of its grid."""
+
+    call: TensorCall
+    kernel: KernelCost
+    at: Place
+
+    @property
+    def homes(self) -> Mapping[int, Layout]:
+        """Layouts of its parameters by position, without their names in the kernel."""
+        program = self.kernel.program
+        if program is None:
+            return {}
+        return {number: replace(home, tensor="") for number, home in program.homes.items()}
+
+    @property
+    def weights(self) -> list[tuple[int, Layout]]:
+        """Keys and layouts of the operands that are constants."""
+        homes = self.homes
+        return [
+            (tensor.key, homes[number])
+            for number, tensor in enumerate(self.call.operands)
+            if tensor.is_constant and number in homes
+        ]
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Where an activation lies.
+
+    Attributes
+    ----------
+    stage : int
+        In which stage.
+    since : int
+        The position of the call that made it or had it brought.
+    at : Place
+        Its first PE.
+    layout : Layout
+        How it is cut.
+    waits : int
+        How many stages later than the one that it came from: as many later runs bring theirs
+        before it is used, when all stages are at work.
+    """
+
+    stage: int
+    since: int
+    at: Place
+    layout: Layout
+    waits: int = 0
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of one stage.
+
+    Attributes
+    ----------
+    weight_bytes : int
+        Weights that stay in the PE that has the most of them.
+    streamed_bytes : int
+        Of all PEs, for weights that come over the host link in every run.
+    bytes_per_pe : int
+        The most that a PE holds at any time.
+    """
+
+    weight_bytes: int
+    streamed_bytes: int
+    bytes_per_pe: int
+
+
+@dataclass
+class _Weight:
+    """A weight in one place, with the numbers of the calls that read it there."""
+
+    at: Place
+    layout: Layout
+    calls: list[int] = field(default_factory=list)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Of all its uses, if it does not stay."""
+        return self.layout.elements * self.layout.element_bytes * len(self.calls)
+
+
+def stage_memory(
+    region: Region,
+    calls: Sequence[PlacedCall],
+    copies: Mapping[int, Sequence[Copy]],
+    outputs: Collection[int],
+    usable_bytes: int,
+) -> StageMemory:
+    """What the PEs of a stage hold; weights that do not fit beside the rest are streamed.
+
+    Parameters
+    ----------
+    region
+        Of the stage.
+    calls
+        Its calls, in order.
+    copies
+        By tensor, its copies in this stage.
+    outputs
+        Tensors that stay to the end of the run.
+    usable_bytes
+        Of one PE.
+    """
+    weights = _weights(calls)
+    kept = np.zeros((region.rows, region.columns), np.int64)
+    for weight in weights:
+        kept[_part(region, weight.at, weight.layout)] += weight.layout.shard_bytes
+    activations = _Activations(region, calls, copies, outputs)
+    rest = activations.most()
+    streamed = 0
+    under_way: Counter[int] = Counter()
+    # First those that free most of a PE for the words that they take.
+    for weight in sorted(weights, key=_streamed_for_a_byte):
+        part, size = _part(region, weight.at, weight.layout), weight.layout.shard_bytes
+        if int((rest[part] + kept[part]).max(initial=0)) <= usable_bytes:
+            continue
+        kept[part] -= size
+        streamed += weight.streamed_bytes
+        # It needs room while its kernels run, beside others that are streamed for them.
+        for number in weight.calls:
+            under_way[number] += size
+            np.maximum(rest[part], activations.during(number)[part] + under_way[number], rest[part])
+    return StageMemory(int(kept.max(initial=0)), streamed, int((rest + kept).max(initial=0)))
+
+
+def _weights(calls: Sequence[PlacedCall]) -> list[_Weight]:
+    """Each weight once for each place and layout in which kernels want it."""
+    found: dict[tuple[int, Layout, Place], _Weight] = {}
+    for number, one in enumerate(calls):
+        for key, layout in one.weights:
+            weight = found.setdefault((key, layout, one.at), _Weight(one.at, layout))
+            weight.calls.append(number)
+    return list(found.values())
+
+
+def _streamed_for_a_byte(weight: _Weight) -> float:
+    return weight.streamed_bytes / max(1, weight.layout.shard_bytes)
+
+
+class _Activations:
+    """Bytes in each PE besides weights: data of the call that runs, activations for later ones."""
+
+    def __init__(
+        self,
+        region: Region,
+        calls: Sequence[PlacedCall],
+        copies: Mapping[int, Sequence[Copy]],
+        outputs: Collection[int],
+    ) -> None:
+        self._region = region
+        self._calls = calls
+        self._copies = copies
+        self._last_use: dict[int, float] = {}
+        for one in calls:
+            tensors = (*one.call.operands, *one.call.results)
+            self._last_use.update((tensor.key, one.call.position) for tensor in tensors)
+        self._last_use.update((key, math.inf) for key in outputs)
+        self._waiting = self._nothing()
+        for found in copies.values():
+            for copy in found:
+                part = _part(region, copy.at, copy.layout)
+                self._waiting[part] += copy.waits * copy.layout.shard_bytes
+
+    def most(self) -> np.ndarray:
+        """Of all calls, int64 [rows, columns]."""
+        most = self._nothing()
+        for number in range(len(self._calls)):
+            np.maximum(most, self.during(number), out=most)
+        return most
+
+    def during(self, number: int) -> np.ndarray:
+        """While one call runs, int64 [rows, columns]."""
+        one = self._calls[number]
+        now = self._waiting.copy()
+        program = one.kernel.program
+        if program is None:
+            return now
+        own = program.bytes_per_pe - sum(layout.shard_bytes for _, layout in one.weights)
+        now[_rectangle(self._region, one.at, program.rows, program.columns)] += own
+        used = {tensor.key for tensor in (*one.call.operands, *one.call.results)}
+        for key, found in self._copies.items():
+            if key in used or self._last_use.get(key, -1) < one.call.position:
+                continue
+            for copy in found:
+                if copy.since < one.call.position:
+                    now[_part(self._region, copy.at, copy.layout)] += copy.layout.shard_bytes
+        return now
+
+    def _nothing(self) -> np.ndarray:
+        return np.zeros((self._region.rows, self._region.columns), np.int64)
+
+
+def _part(region: Region, at: Place, layout: Layout) -> tuple[slice, slice]:
+    return _rectangle(region, at, layout.rows, layout.columns)
+
+
+def _rectangle(region: Region, at: Place, rows: int, columns: int) -> tuple[slice, slice]:
+    row, column = at[0] - region.row, at[1] - region.column
+    return slice(row, row + rows), slice(column, column + columns)
