@@ -11,6 +11,7 @@ from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tuning.allocation import next_kernel
 from tvm_ext.tuning.budget import Budget
 from tvm_ext.tuning.candidate import Finish
+from tvm_ext.tuning.candidate_measurer import CandidateMeasurer
 from tvm_ext.tuning.confirmation import Confirmation
 from tvm_ext.tuning.cost_models.choose import choose_model
 from tvm_ext.tuning.interrupt import Interrupt
@@ -116,7 +117,8 @@ class TuningSession:
         """Opens the folder, and makes all that the session works with."""
         options, progress = self._options, self.progress
         self._folder = stack.enter_context(RecordFolder(self._path, self._target, self._tasks))
-        self._measurer = stack.enter_context(self._new_measurer())
+        self._measurer = self._new_measurer()
+        stack.callback(self._measurer.close)
         note = progress.notes.append
         progress.notes += [str(problem) for problem in self._folder.problems]
         self._model = choose_model(self._model_name, self._machine, self._path, note)
@@ -144,7 +146,7 @@ class TuningSession:
             self._interrupt,
         )
 
-    def _new_measurer(self) -> Measurer | MeshMeasurer:
+    def _new_measurer(self) -> CandidateMeasurer:
         options = self._options
         if isinstance(self._machine, MeshDescription):
             return MeshMeasurer(self._machine, options.limits, options.seed, self._folder.scratch)

@@ -57,7 +57,8 @@ def _add_lines(loads: np.ndarray, line: np.ndarray, along_row: bool) -> None:
     axis = 1 if along_row else 0
     copies = max(1, loads.shape[axis] // max(1, len(line)))
     whole = np.tile(line, (copies, 1))[: loads.shape[axis]]
-    for direction, column in zip((EAST, WEST) if along_row else (SOUTH, NORTH), whole.T):
+    directions = (EAST, WEST) if along_row else (SOUTH, NORTH)
+    for direction, column in zip(directions, whole.T, strict=True):
         padded = np.zeros(loads.shape[axis])
         padded[: len(column)] = column
         loads[..., direction] += padded if along_row else padded[:, None]

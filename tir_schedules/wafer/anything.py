@@ -7,6 +7,7 @@ from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.wafer.block_statements import share_loops
 from tvm_ext.tir_schedules.wafer.block_tiles import schedule_tiles
 from tvm_ext.tir_schedules.wafer.separate_sums import with_separate_sums
 from tvm_ext.tir_schedules.wafer.tile_plan import plan_tiles
@@ -28,6 +29,8 @@ class MeshBlockwise:
         """See ``Template.apply``."""
         if not isinstance(machine, MeshDescription):
             return NotMine("the target is not a mesh")
+        if share_loops(func):
+            return NotMine("blocks share loops")
         func = with_separate_sums(func)
         sch = s_tir.Schedule(func)
         inline_blocks(sch)

@@ -52,10 +52,23 @@ def reduces_or_scans(func: tirx.PrimFunc) -> bool:
     )
 
 
+def share_loops(func: tirx.PrimFunc) -> bool:
+    """Whether some of a kernel's blocks do not stand in loops of their own, which nothing else has.
+
+    As TVM makes kernels they do; those that are written by hand may not.
+    """
+    for stmt in statements(func):
+        while isinstance(stmt, tirx.For):
+            stmt = stmt.body
+        if not isinstance(stmt, s_tir.SBlockRealize):
+            return True
+    return False
+
+
 def with_changes(func: tirx.PrimFunc, changes: Mapping[int, Change]) -> tirx.PrimFunc:
     """``func`` with some of its blocks, by position, changed.
 
-    Each block is one assignment and stands in loops of its own, as ``inline_blocks`` leaves them.
+    Each block is one assignment and stands in loops of its own; see ``share_loops``.
     """
     if not changes:
         return func

@@ -32,7 +32,7 @@ class Broadcasts:
         self._sch = sch
         self._dimensions = dimensions
         self._cut = cut
-        self._sent: set[int] = set()
+        self._sent: set[tuple[int, str]] = set()
 
     def copy_operands(self, placed: Placed, over: set[int]) -> None:
         """Copies for the operands of a block, which goes over the dimensions ``over``."""
@@ -46,9 +46,9 @@ class Broadcasts:
             position = read_position(sch.get(block), buffer)
             copy = sch.cache_read(block, position, "local", [block])
             sch.compute_at(copy, placed.under)
-            sent = buffer_key(buffer) in self._sent
-            sch.annotate(copy, COMMUNICATION, Pattern.RESIDENT if sent else pattern)
-            self._sent.add(buffer_key(buffer))
+            key = buffer_key(buffer), pattern
+            sch.annotate(copy, COMMUNICATION, Pattern.RESIDENT if key in self._sent else pattern)
+            self._sent.add(key)
 
     def _pattern(self, buffer: Any, idle: tuple[bool, bool]) -> str | None:
         """How a tensor comes to the PEs of a block that runs in one row, or column, if ``idle``."""

@@ -102,9 +102,12 @@ def _roles(sch: s_tir.Schedule, block: SBlockRV, last: SBlockRV | None) -> Contr
         block,
         last,
         tuple(e for e in extents if e is not None),
-        *(tuple(groups[key]) for key in ("batch", "left", "right", "summed")),
-        (reads[0].source, reads[1].source),
-        tuple(_dims(region, variables) for region in (*reads, stmt.writes[0])),
+        batch=tuple(groups["batch"]),
+        left=tuple(groups["left"]),
+        right=tuple(groups["right"]),
+        summed=tuple(groups["summed"]),
+        operands=(reads[0].source, reads[1].source),
+        dims=tuple(_dims(region, variables) for region in (*reads, stmt.writes[0])),
     )
 
 

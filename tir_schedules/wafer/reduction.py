@@ -16,17 +16,11 @@ from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.row_kernel import buffer_key
 from tvm_ext.tir_schedules.template import Machine, NotMine
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, GROUP
-from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans
+from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
 from tvm_ext.tir_schedules.wafer.broadcasts import Broadcasts, state_homes
 from tvm_ext.tir_schedules.wafer.dimensions import Dimensions, dimensions_of
 from tvm_ext.tir_schedules.wafer.elementwise import transposed
-from tvm_ext.tir_schedules.wafer.mesh_cut import (
-    Part,
-    Placed,
-    cut_loop,
-    parts_of,
-    place_block,
-)
+from tvm_ext.tir_schedules.wafer.mesh_cut import Part, Placed, cut_loop, parts_of, place_block
 from tvm_ext.tir_schedules.wafer.row_split import Rows, RowSplit, decide_rows
 from tvm_ext.tir_schedules.wafer.row_values import with_row_values
 from tvm_ext.tir_schedules.wafer.separate_sums import with_separate_sums
@@ -50,6 +44,8 @@ class MeshReduction:
             return NotMine("the target is not a mesh")
         if not reduces_or_scans(func):
             return NotMine("nothing is reduced")
+        if share_loops(func):
+            return NotMine("blocks share loops")
         func = with_separate_sums(func)
         sch = s_tir.Schedule(func)
         inline_blocks(sch)

@@ -20,10 +20,7 @@ from tvm_ext.tir_schedules.llvm.row_kernel import buffer_key
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.block_statements import Change, Stage
 from tvm_ext.tir_schedules.wafer.broadcasts import broadcast_pattern
-from tvm_ext.tir_schedules.wafer.dimensions import (
-    plain_block_refusal,
-    volume,
-)
+from tvm_ext.tir_schedules.wafer.dimensions import plain_block_refusal, volume
 from tvm_ext.tir_schedules.wafer.guarded_loads import GuardedLoad, guarded_loads, with_loads
 from tvm_ext.tir_schedules.wafer.layouts import (
     Layout,
@@ -60,11 +57,6 @@ class BlockPlan:
     change: Change | None = None
     patterns: tuple[str, ...] = ()
     windows: tuple[tuple[Any, str], ...] = ()
-
-    @property
-    def copies(self) -> int:
-        """How many tiles come from other PEs."""
-        return len(self.patterns) + len(self.windows)
 
 
 @dataclass

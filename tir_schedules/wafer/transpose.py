@@ -11,7 +11,7 @@ from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.template import Machine, NotMine
-from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans
+from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
 from tvm_ext.tir_schedules.wafer.block_tiles import schedule_tiles
 from tvm_ext.tir_schedules.wafer.dimensions import loop_index, plain_block_refusal
 from tvm_ext.tir_schedules.wafer.guarded_loads import CONDITIONAL, guarded_loads
@@ -35,6 +35,8 @@ class MeshTranspose:
             return NotMine("the target is not a mesh")
         if reduces_or_scans(func):
             return NotMine("the kernel reduces or scans")
+        if share_loops(func):
+            return NotMine("blocks share loops")
         sch = s_tir.Schedule(func)
         inline_blocks(sch)
         stmts = [sch.get(block) for block in kernel_blocks(sch)]

@@ -101,10 +101,14 @@ class _Reader:
         for position, buffer in enumerate(self._func.params):
             home = self._homes.get(buffer)
             if home is not None:
-                rows, columns = _extents(*self._decisive(buffer))
-                name = str(buffer.name)
+                extents = [
+                    max(extent, _cuts(home, axis))
+                    for axis, extent in zip(
+                        (ROW, COLUMN), _extents(*self._decisive(buffer)), strict=True
+                    )
+                ]
                 cut = home.shape, home.axes, home.pieces, home.element_bytes
-                found[position] = Layout(name, *cut, rows, columns)
+                found[position] = Layout(str(buffer.name), *cut, *extents)
         return found
 
     def _decisive(self, buffer: Any) -> tuple[Place, str]:
@@ -162,6 +166,15 @@ class _Reader:
 
 def _touches(regions: Sequence[Any], buffer: Any) -> bool:
     return any(region.source.same_as(buffer) for region in regions)
+
+
+def _cuts(home: Home, axis: str) -> int:
+    """Shards along one axis."""
+    return math.prod(
+        -(-size // piece)
+        for size, piece, along in zip(home.shape, home.pieces, home.axes, strict=True)
+        if along == axis
+    )
 
 
 def _extents(place: Place, pattern: str) -> tuple[int, int]:

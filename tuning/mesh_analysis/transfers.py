@@ -8,6 +8,7 @@ import numpy as np
 import tvm
 
 from tvm_ext.hardware.wafer.program import Transfer
+from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
     COMMUNICATION,
@@ -87,7 +88,14 @@ def _reduced(place: Place) -> int:
 def _elements(place: Place, region: Any, counted: Sequence[Loop]) -> int:
     """Elements of a region that one execution goes through."""
     moving = place.inner(counted)
-    return math.prod(place.span(dim.min, moving) for dim in region.region)
+    return math.prod(_spans(place, region, moving))
+
+
+def _spans(place: Place, region: Any, moving: Sequence[Loop]) -> list[int]:
+    """Elements along each dimension; what is beyond the tensor is padding, and nobody sends it."""
+    sizes = [static_extent(size) or 1 for size in region.source.shape]
+    spans = [place.span(dim.min, moving) for dim in region.region]
+    return [min(span, size) for span, size in zip(spans, sizes, strict=True)]
 
 
 def _width(buffer: Any) -> int:
@@ -164,7 +172,7 @@ def _line_load(sources: np.ndarray, targets: np.ndarray) -> float:
 def _halo(place: Place, name: str, counted: Sequence[Loop], home: Home) -> Transfer:
     """What a region has beyond the shard, on one side; the sides come at the same time."""
     moving = place.inner(counted)
-    spans = [place.span(dim.min, moving) for dim in place.block.reads[0].region]
+    spans = _spans(place, place.block.reads[0], moving)
     inside = [min(span, piece) for span, piece in zip(spans, home.pieces, strict=True)]
     beyond = math.prod(spans) - math.prod(inside)
     cut = sum(

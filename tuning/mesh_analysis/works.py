@@ -78,12 +78,13 @@ def _valid(place: Place, rows: int, columns: int) -> tuple[float, np.ndarray, np
         shares[axis][used if place.mesh(axis) else count :] = 0.0
     for condition in place.conditions():
         variables = place.variables(condition)
-        axis = next((a for a, known in coordinates.items() if variables & set(known)), None)
-        passed = _passed(place, condition, variables, coordinates[axis] if axis else {})
-        if axis is None or (passed == passed[0]).all():
+        followed = [axis for axis, known in coordinates.items() if variables & set(known)]
+        known = coordinates[followed[0]] if followed else {}
+        passed = _passed(place, condition, variables, known)
+        if not followed or (passed == passed[0]).all():
             everywhere *= float(passed[0])
         else:
-            shares[axis][: len(passed)] *= passed
+            shares[followed[0]][: len(passed)] *= passed
     return everywhere, shares[ROW], shares[COLUMN]
 
 

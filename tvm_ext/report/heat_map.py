@@ -63,7 +63,8 @@ def heat_map(title: str, values: np.ndarray, text: Callable[[float], str]) -> He
     paths = [(level, _path(levels == level)) for level in range(1, LEVELS + 1)]
     return HeatMap(
         title,
-        *cells.shape,
+        cells.shape[0],
+        cells.shape[1],
         [(level, path) for level, path in paths if path],
         text(most),
         text(mean),

@@ -69,7 +69,9 @@ def region_map(cost: "ModelCost", placement: "Placement") -> RegionMap | None:
         f"{format_count(len(stages), 'region')} of {cost.mesh.rows}x{cost.mesh.columns} PEs; the "
         f"slowest takes {slowest:,.0f} cycles"
     )
-    return RegionMap(cost.mesh.columns, cost.mesh.rows, cells, _slowest(cost, placement), description)
+    return RegionMap(
+        cost.mesh.columns, cost.mesh.rows, cells, _slowest(cost, placement), description
+    )
 
 
 def _slowest(cost: "ModelCost", placement: "Placement") -> list[SlowRegion]:

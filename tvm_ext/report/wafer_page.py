@@ -169,15 +169,15 @@ def _tiles(cost: "ModelCost") -> list[Tile]:
     joules = math.fsum(
         kernel.cost.joules * kernel.calls for kernel in cost.kernels if kernel.cost is not None
     )
-    cycles = f"{format_large(chosen.cycles)} cycles, {chosen.name}"
+    cycles = f"{format_large(chosen.cycles)} cycles, {chosen.title}"
     return [
         Tile("One run", format_seconds(mesh.seconds(chosen.cycles)), cycles, "modelled"),
-        Tile("Throughput", f"{format_large(rate.runs_per_second)}/s", f"{most.name}, modelled"),
+        Tile("Throughput", f"{format_large(rate.runs_per_second)}/s", f"{most.title}, modelled"),
         Tile("Kernels", f"{len(cost.kernels):,}", calls_text(cost.kernels)),
         Tile(
             "SRAM a PE",
             format_bytes(own.bytes_per_pe),
-            f"of {format_bytes(mesh.usable_bytes)} for data; weights {format_bytes(own.weight_bytes)}",
+            f"of {format_bytes(mesh.usable_bytes)}; weights {format_bytes(own.weight_bytes)}",
         ),
         Tile(
             "Efficiency",

@@ -39,15 +39,16 @@ def _lines(cost: "ModelCost", kernel: "KernelCost") -> Iterator[str]:
         yield f"  of these     {parts}"
         yield f"  efficiency   {format_percent(found.efficiency)} of the grid's peak"
         yield f"  imbalance    {found.imbalance:.2f} (busiest by mean)"
-        yield f"  messages     {format_large(found.word_hops)} word-hops, at most {found.hops:,.0f} hops"
+        hops = f"{format_large(found.word_hops)} word-hops, at most {found.hops:,.0f} hops"
+        yield f"  messages     {hops}"
         yield f"  routes       {format_count(found.colours, 'colour')}"
     if kernel.program is None:
         return
     yield f"  SRAM         {format_bytes(kernel.program.bytes_per_pe)} a PE"
     for position, home in sorted(kernel.program.homes.items()):
         yield f"    tensor {position}   {_home(home)}"
-    for name, size in kernel.program.buffers.items():
-        yield f"    buffer     {name}: {format_bytes(size)}"
+    for name, nbytes in kernel.program.buffers.items():
+        yield f"    buffer     {name}: {format_bytes(nbytes)}"
     yield "  program of one PE"
     for item in kernel.program.items:
         yield from _item(item, cost.mesh, "    ")
@@ -57,8 +58,8 @@ def _home(home: "Layout") -> str:
     words = []
     for size, axis, piece in zip(home.shape, home.axes, home.pieces, strict=True):
         words.append(f"{size}" if axis == "-" else f"{size} by {piece} over {axis}s")
-    size = format_bytes(home.shard_bytes)
-    return f"{home.tensor}: [{', '.join(words)}], {size} in each of {home.rows}x{home.columns} PEs"
+    shard = format_bytes(home.shard_bytes)
+    return f"{home.tensor}: [{', '.join(words)}], {shard} in each of {home.rows}x{home.columns} PEs"
 
 
 def _item(item: "Item", mesh: "MeshDescription", indent: str) -> Iterator[str]:

@@ -40,7 +40,7 @@ class Roof:
 
 @dataclass(frozen=True)
 class Mark:
-    """One kernel at one intensity; ``numbers`` on one of several close marks are for all of them."""
+    """One kernel at one intensity. Of several close marks, one has the ``numbers`` of all."""
 
     kind: str
     x: float

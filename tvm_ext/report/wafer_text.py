@@ -65,10 +65,10 @@ def _key_figures(cost: "ModelCost") -> Table:
     chosen = cost.chosen
     mesh = cost.mesh
     seconds = format_seconds(mesh.seconds(chosen.cycles))
-    table.add_row("One run", f"{chosen.cycles:,.0f} cycles, {seconds}  ({chosen.name})")
+    table.add_row("One run", f"{chosen.cycles:,.0f} cycles, {seconds}  ({chosen.title})")
     most = max(cost.placements, key=lambda one: placement_figures(cost, one).runs_per_second)
     rate = placement_figures(cost, most).runs_per_second
-    table.add_row("Runs a second", f"{rate:,.0f}  ({most.name})")
+    table.add_row("Runs a second", f"{rate:,.0f}  ({most.title})")
     table.add_row("Kernels", calls_text(cost.kernels))
     efficiency = format_percent(overall_efficiency(cost, chosen))
     table.add_row("Efficiency", f"{efficiency} of what all PEs could do in float32")
@@ -124,7 +124,8 @@ def _costs(kernels: "Sequence[KernelCost]") -> Table | None:
 
 def _placements(cost: "ModelCost") -> Table:
     chosen = cost.chosen
-    columns = (">Regions", ">One run", ">Runs a second", ">Kernels", ">Moves", ">Weights in", ">SRAM")
+    numbers = ("Regions", "One run", "Runs a second", "Kernels", "Moves", "Weights in", "SRAM")
+    columns = [f">{name}" for name in numbers]
     table = flexible_table("Placement (modelled)", "~Where", *columns)
     scale = seconds_scale(max(cost.mesh.seconds(one.cycles) for one in cost.placements))
     for placement in cost.placements:
@@ -132,7 +133,7 @@ def _placements(cost: "ModelCost") -> Table:
         cycles = figures.kernel_cycles, figures.move_cycles, figures.stream_cycles
         marks = " (shorter)" if placement is chosen and len(cost.placements) > 1 else ""
         table.add_row(
-            placement.name + marks,
+            placement.title + marks,
             f"{len(placement.stages):,}",
             scale(cost.mesh.seconds(placement.cycles)),
             f"{figures.runs_per_second:,.0f}",

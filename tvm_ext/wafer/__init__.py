@@ -1,0 +1,1 @@
+"""What models and communication patterns cost on a wafer-scale mesh."""

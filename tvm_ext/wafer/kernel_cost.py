@@ -120,9 +120,7 @@ class KernelCosts:
             self._known[key] = self._cost(name, self._mesh.with_grid(*key[1:]), None)
         return self._known[key]
 
-    def _cost(
-        self, name: str, mesh: MeshDescription, records: RecordSource | None
-    ) -> KernelCost:
+    def _cost(self, name: str, mesh: MeshDescription, records: RecordSource | None) -> KernelCost:
         func = without_scope_marks(self._kernels[name])
         origins = tuple(self._origins.get(name, ()))
         unknown = refusal(func)

@@ -214,9 +214,7 @@ def pattern_named(name: str) -> Pattern:
         return PATTERNS[name]
     near = difflib.get_close_matches(name, PATTERNS, 1)
     hint = f": did you mean '{near[0]}'?" if near else ""
-    raise InputError(
-        f"there is no pattern '{name}'; expected one of {', '.join(PATTERNS)}{hint}"
-    )
+    raise InputError(f"there is no pattern '{name}'; expected one of {', '.join(PATTERNS)}{hint}")
 
 
 def simulate_pattern(name: str, run: PatternRun) -> PatternResult:

@@ -3,9 +3,9 @@
 A placement is a row of stages, each some consecutive kernel calls in a rectangle of their own. With
 one stage, the kernels take turns on all of the wafer. Activations lie where their producers leave
 them; a consumer that expects them elsewhere gets a copy, which later consumers can use as well.
-Weights lie where their kernels expect them. Kernels of a stage begin at the corner of its rectangle;
-if their weights do not fit there together, those with weights lie side by side, as far as there is
-room. Weights that do not fit either way come over the host link in every run.
+Weights lie where their kernels expect them. Kernels of a stage begin at the corner of its
+rectangle; if their weights do not fit there together, those with weights lie side by side, as far
+as there is room. Weights that do not fit either way come over the host link in every run.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from tvm_ext.hardware.wafer.layout_change import LayoutChange, layout_change
 from tvm_ext.hardware.wafer.limits import limit_refusal
 from tvm_ext.wafer.dataflow import Dataflow
 from tvm_ext.wafer.kernel_cost import KernelCost, KernelCosts
-from tvm_ext.wafer.regions import Region, side_by_side
+from tvm_ext.wafer.regions import Grid, Region, side_by_side
 from tvm_ext.wafer.stage_memory import Copy, PlacedCall, stage_memory
 
 
@@ -97,6 +97,12 @@ class Placement:
 
     name: str
     stages: tuple[StageCost, ...]
+
+    @property
+    def title(self) -> str:
+        """The name, and whether the kernels of a single stage lie side by side."""
+        spread = len(self.stages) == 1 and self.stages[0].is_spread
+        return f"{self.name}, side by side" if spread else self.name
 
     @property
     def cycles(self) -> float:
@@ -240,24 +246,26 @@ class _Walk:
 def _spread(region: Region, calls: Sequence[PlacedCall]) -> list[PlacedCall]:
     """Calls with weights side by side, the others where the call before them is."""
     grids = [_grid(call) for call in calls]
-    heavy = [number for number, call in enumerate(calls) if call.weights]
+    heavy = [number for number, grid in enumerate(grids) if grid.resident_bytes]
     places = dict(
         zip(heavy, side_by_side(region, [grids[number] for number in heavy]), strict=True)
     )
     found: list[PlacedCall] = []
     last = (region.row, region.column)
     for number, call in enumerate(calls):
-        rows, columns = grids[number]
         # Not over the edge.
         near = (
-            min(last[0], region.row + region.rows - rows),
-            min(last[1], region.column + region.columns - columns),
+            min(last[0], region.row + region.rows - grids[number].rows),
+            min(last[1], region.column + region.columns - grids[number].columns),
         )
         last = places.get(number, near)
         found.append(replace(call, at=last))
     return found
 
 
-def _grid(call: PlacedCall) -> tuple[int, int]:
+def _grid(call: PlacedCall) -> Grid:
     program = call.kernel.program
-    return (program.rows, program.columns) if program is not None else (1, 1)
+    if program is None:
+        return Grid(1, 1, 0, 0)
+    weights = sum(layout.shard_bytes for _, layout in call.weights)
+    return Grid(program.rows, program.columns, weights, program.bytes_per_pe - weights)

@@ -5,8 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
 Place: TypeAlias = tuple[int, int]
 """Row and column of a PE."""
+
+# Blocks along one side of a region.
+_BLOCKS = 64
 
 
 @dataclass(frozen=True)
@@ -28,16 +34,21 @@ def cut_region(region: Region, works: Sequence[float]) -> list[Region]:
     if len(works) == 1:
         return [region]
     total = math.fsum(works)
-    first = min(
-        range(1, len(works)), key=lambda count: abs(math.fsum(works[:count]) - total / 2)
-    )
-    share = math.fsum(works[:first]) / total if total else first / len(works)
     along_rows = region.rows >= region.columns
     length, width = region.rows, region.columns
     if not along_rows:
         length, width = width, length
-    least, most = -(-first // width), length - -(-(len(works) - first) // width)
-    lines = max(min(round(length * share), most), least)
+
+    def lines_of(count: int) -> int:
+        return -(-count // width)
+
+    first = min(
+        (one for one in range(1, len(works)) if lines_of(one) + lines_of(len(works) - one) <= length),
+        key=lambda one: abs(math.fsum(works[:one]) - total / 2),
+    )
+    share = math.fsum(works[:first]) / total if total else first / len(works)
+    most = length - lines_of(len(works) - first)
+    lines = max(min(round(length * share), most), lines_of(first))
     return [
         *cut_region(_part(region, along_rows, 0, lines), works[:first]),
         *cut_region(_part(region, along_rows, lines, length - lines), works[first:]),
@@ -66,19 +77,50 @@ def groups_within(costs: Sequence[float], bound: float) -> list[tuple[int, ...]]
     return [tuple(group) for group in groups]
 
 
-def side_by_side(region: Region, sizes: Sequence[tuple[int, int]]) -> list[Place]:
-    """The first PE of each of some grids in rows of a region; from its corner again when it is full.
+@dataclass(frozen=True)
+class Grid:
+    """PEs of a kernel, the bytes that stay in each of them, and those that it needs besides."""
 
-    ``sizes`` are rows and columns of the grids, each no larger than the region.
+    rows: int
+    columns: int
+    resident_bytes: int
+    working_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        """Of one PE while the kernel runs."""
+        return self.resident_bytes + self.working_bytes
+
+
+def side_by_side(region: Region, grids: Sequence[Grid]) -> list[Place]:
+    """The first PE of each of some grids, none of them larger than the region.
+
+    The largest bytes of a PE first, each grid goes where the fullest PE holds the least: what
+    stays, and what the kernel there that needs the most has besides. Of such places it gets the one
+    nearest to the grid before it in the list, if that has one. The region is looked at in blocks of
+    PEs.
     """
-    found = []
-    row = column = height = 0
-    for rows, columns in sizes:
-        if column + columns > region.columns:
-            row, column, height = row + height, 0, 0
-        if row + rows > region.rows:
-            row = column = height = 0
-        found.append((region.row + row, region.column + column))
-        column += columns
-        height = max(height, rows)
-    return found
+    height, width = -(-region.rows // _BLOCKS), -(-region.columns // _BLOCKS)
+    held = np.zeros((-(-region.rows // height), -(-region.columns // width)), np.int64)
+    working = np.zeros_like(held)
+    blocks: dict[int, np.ndarray] = {}
+    for number in sorted(range(len(grids)), key=lambda one: -grids[one].bytes):
+        grid = grids[number]
+        size = -(-grid.rows // height), -(-grid.columns // width)
+        needed = held + np.maximum(working, grid.working_bytes)
+        fullest = sliding_window_view(needed, size).max(axis=(2, 3))
+        places = np.argwhere(fullest == fullest.min())
+        near = blocks.get(number - 1, np.zeros(2))
+        blocks[number] = places[np.abs(places - near).sum(axis=1).argmin()]
+        row, column = blocks[number]
+        part = slice(row, row + size[0]), slice(column, column + size[1])
+        held[part] += grid.resident_bytes
+        working[part] = np.maximum(working[part], grid.working_bytes)
+    # The last blocks may be smaller.
+    return [
+        (
+            region.row + min(int(blocks[number][0]) * height, region.rows - grid.rows),
+            region.column + min(int(blocks[number][1]) * width, region.columns - grid.columns),
+        )
+        for number, grid in enumerate(grids)
+    ]

@@ -139,7 +139,8 @@ def stage_memory(
         # It needs room while its kernels run, beside others that are streamed for them.
         for number in weight.calls:
             under_way[number] += size
-            np.maximum(rest[part], activations.during(number)[part] + under_way[number], rest[part])
+            needed = activations.during(number)[part] + under_way[number]
+            np.maximum(rest[part], needed, out=rest[part])
     return StageMemory(int(kept.max(initial=0)), streamed, int((rest + kept).max(initial=0)))
 
 

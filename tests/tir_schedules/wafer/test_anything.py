@@ -2,7 +2,7 @@
 
 import pytest
 from decision_cases import assert_closed_form_is_default
-from kernel_cases import CASES
+from kernel_cases import CASES, MOVES
 from lowering import Spec, assert_same, f32, kernel_of, kernels_of, run
 from machines import MACHINE
 from mesh_kernels import (
@@ -18,7 +18,7 @@ from mesh_kernels import (
     with_constants,
     works,
 )
-from tvm import relax, te, tirx
+from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.select import schedule_kernel
@@ -32,6 +32,11 @@ TEMPLATE = MeshBlockwise()
 TAKE = with_constants(
     kernel_of(lambda table, i: op.take(table, i, 0), f32(30, 40), ((12,), "int64")), 0
 )
+
+
+X = te.placeholder((12, 20), name="x")
+ONE = te.compute(X.shape, lambda i, j: te.exp(X[i, j]), name="one")
+CHAIN = te.create_prim_func([X, te.compute(X.shape, lambda i, j: ONE[i, 19 - j], name="two")])
 
 
 def test_rows_of_a_table_by_indices_of_the_run() -> None:
@@ -128,8 +133,8 @@ def test_every_kernel_is_taken_and_computes_the_same() -> None:
     plain, found = {}, {}
     for name in OTHERS:
         for kernel, func in kernels_of(CASES[name].expression, *CASES[name].inputs).items():
-            plain[f"{name} {kernel}"] = func
-            found[f"{name} {kernel}"] = schedule_kernel(func, SMALL)
+            plain[f"{name}: {kernel}"] = func
+            found[f"{name}: {kernel}"] = schedule_kernel(func, SMALL)
     assert {choice.schedule for _, choice in found.values()} <= {t.name for t in MESH_TEMPLATES}
     unread = [
         name
@@ -139,9 +144,10 @@ def test_every_kernel_is_taken_and_computes_the_same() -> None:
     # One block finds the largest value and its position; a window's size depends on its place.
     assert {name.split()[0] for name in unread} <= {"argmax", "argmin", "adaptive", "concat"}
 
-    wanted = run(plain)
-    results = run({name: func for name, (func, _) in found.items()})
-    for name in plain:
+    moved = [name for name in plain if name.split(":")[0] in MOVES]
+    wanted = run({name: plain[name] for name in moved})
+    results = run({name: found[name][0] for name in moved})
+    for name in moved:
         assert_same(wanted[name], results[name], name)
 
 
@@ -176,6 +182,13 @@ def test_a_table_of_a_language_model_fits_a_wafer() -> None:
 )
 def test_declines(shape: tuple, reason: str) -> None:
     assert reason in refusal(TEMPLATE, kernel_of(op.exp, (shape, "float32")))
+
+
+def test_declines_blocks_in_one_loop() -> None:
+    sch = s_tir.Schedule(CHAIN)
+    first, second = sch.get_sblock("one"), sch.get_sblock("two")
+    sch.compute_at(first, sch.get_loops(second)[0])
+    assert refusal(TEMPLATE, sch.mod["main"]) == "blocks share loops"
 
 
 def test_declines_other_machines() -> None:

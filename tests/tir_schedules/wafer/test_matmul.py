@@ -9,7 +9,8 @@ from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.hardware.wafer.program import Transfer, Work
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.template import NotMine
-from tvm_ext.tir_schedules.wafer.matmul import SUMMA, MeshMatmul
+from tvm_ext.tir_schedules.wafer.matmul import MeshMatmul
+from tvm_ext.tir_schedules.wafer.matmul_decision import ON_LEFT, SUMMA
 from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED
 from tvm_ext.tuning.mesh_analysis.read_program import read_program
 
@@ -41,7 +42,9 @@ def test_batches_of_transposed_operands_lie_in_groups_of_rows(algorithm):
 
 def test_messages_of_summa_go_to_all_of_a_row_and_of_a_column():
     func = product(40, 40, 40)
-    left, right = transfers(scheduled(MeshMatmul(), func, algorithm=SUMMA, rows=10, columns=8).func)
+    left, right = transfers(
+        scheduled(MeshMatmul(), func, algorithm=SUMMA, rows=10, columns=8, steps=10).func
+    )
     assert (left.pattern, left.extent, left.distance) == ("multicast_row", 8, 7)
     assert (right.pattern, right.extent, right.distance) == ("multicast_column", 10, 9)
     # 40 / 10 rows by 40 / 10 steps of A, 40 / 10 steps by 40 / 8 columns of B.
@@ -60,7 +63,7 @@ def test_cannon_wraps_around_and_the_interleaved_ring_does_not():
 
 def test_work_is_that_of_the_tile_and_short_where_the_mesh_is_not_filled():
     func = product(20, 20, 20)
-    kernel = scheduled(MeshMatmul(), func, algorithm=CANNON, rows=7, vector_on_left=1)
+    kernel = scheduled(MeshMatmul(), func, algorithm=CANNON, rows=7, vector=ON_LEFT)
     work = next(
         one
         for one, _ in read_program(kernel.func).leaves()

@@ -13,8 +13,9 @@ from tvm import te
 from tvm_ext.hardware.wafer.program_cost import MeshCost, program_cost
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.wafer import matmul, matrix_vector
-from tvm_ext.tir_schedules.wafer.matmul import SUMMA, MeshMatmul
+from tvm_ext.tir_schedules.wafer import matmul_decision, matrix_vector
+from tvm_ext.tir_schedules.wafer.matmul import MeshMatmul
+from tvm_ext.tir_schedules.wafer.matmul_decision import SUMMA
 from tvm_ext.tir_schedules.wafer.matrix_vector import COMBINATIONS, MeshMatrixVector
 from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED
 from tvm_ext.tuning.mesh_analysis.read_program import read_program
@@ -37,9 +38,9 @@ def cost(module, template, func, grid: int, **decisions) -> MeshCost:
 
 
 def gemm(size: int, grid: int, algorithm: int) -> MeshCost:
-    columns = {"columns": grid} if algorithm == SUMMA else {}
+    columns = {"columns": grid, "steps": grid} if algorithm == SUMMA else {}
     func = half_product(size, size, size)
-    return cost(matmul, MeshMatmul(), func, grid, algorithm=algorithm, **columns)
+    return cost(matmul_decision, MeshMatmul(), func, grid, algorithm=algorithm, **columns)
 
 
 def gemv(size: int, grid: int, pattern: str) -> MeshCost:

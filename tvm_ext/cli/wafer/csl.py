@@ -32,7 +32,9 @@ def csl_command(
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Folder of the files; made if needed."),
+        typer.Option(
+            "--output", "-o", metavar="FOLDER", help="Folder of the files; made if needed."
+        ),
     ],
     target: MeshTarget = "wse2",
     grid: Annotated[

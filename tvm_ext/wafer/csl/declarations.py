@@ -130,7 +130,7 @@ class Declarations:
 
 def _settings(line: str, parameters: Any) -> Any:
     """How the library is imported: its part of the layout's parameters, queues, registers."""
-    numbers = {"queues": QUEUES[line]}
+    numbers: dict[str, Sequence[int]] = {"queues": QUEUES[line]}
     for register in ("dest_dsr_ids", "src0_dsr_ids", "src1_dsr_ids"):
         numbers[register] = (REGISTERS[line],)
     structure = csl.ConstStructOp(("dim_params", parameters))

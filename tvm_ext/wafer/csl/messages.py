@@ -15,6 +15,7 @@ from tvm_ext.wafer.csl.kernel import (
     Multicast,
     Repeat,
     Steps,
+    assignments_of,
 )
 from tvm_ext.wafer.csl.sums import range_of, without
 from tvm_ext.wafer.csl.values import Load, Tensor
@@ -76,6 +77,7 @@ class Messages:
         return found
 
     def _steps(self, item: Steps) -> Steps:
+        item = replace(item, loop=_needed(item))
         messages: list[Multicast] = []
         items: list[Assignment | Repeat] = []
         for one in item.items:
@@ -149,6 +151,30 @@ class Messages:
         return piece
 
 
+def _needed(item: Steps) -> Loop:
+    """The steps that do anything: all of the last ones may lie beyond the end of a tensor."""
+    everything = list(assignments_of(item.items))
+    count = item.loop.extent
+    while count > 1 and all(_is_left_out(one, item.loop.number, count - 1) for one in everything):
+        count -= 1
+    return Loop(item.loop.number, count)
+
+
+def _is_left_out(item: Assignment, step: int, at: int) -> bool:
+    """Whether no iteration of a step is within the limits: other loops begin at 0."""
+    return any(
+        min(index.factors.values(), default=0) >= 0
+        and index.constant + index.factors.get(step, 0) * at >= end
+        for index, end in item.limits
+    )
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises NotCovered for a pattern of messages that there is no code for."""
+    if pattern not in (*_ALONG, Pattern.RESIDENT, ""):
+        raise NotCovered(f"the pattern of messages '{pattern}' is not written")
+
+
 def _check_silent(item: Assignment | Repeat) -> None:
     """Raises NotCovered if a message stands where there is no code for one."""
     if isinstance(item, Repeat):
@@ -156,5 +182,3 @@ def _check_silent(item: Assignment | Repeat) -> None:
             _check_silent(one)
     elif item.pattern in _ALONG:
         raise NotCovered(f"a message ({item.pattern}) stands inside of a loop that is no step")
-    elif item.pattern not in ("", Pattern.RESIDENT):
-        raise NotCovered(f"the pattern of messages '{item.pattern}' is not written")

@@ -10,13 +10,12 @@ from tvm_ext.compiler.lower_model import ModelSource
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.passes.pipeline import Pipeline
-from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.wafer.matmul import SUMMA, MeshMatmul
+from tvm_ext.tir_schedules.template import NotMine
 from tvm_ext.tune_model import model_kernels
 from tvm_ext.tuning.task import KernelTask
 from tvm_ext.wafer.csl.errors import CslError
+from tvm_ext.wafer.csl.summa import scheduled_as_summa
 
 # Names in a message.
 _MOST_NAMES = 12
@@ -74,11 +73,9 @@ def model_kernel(
     with compiling_for(mesh):
         tasks = model_kernels(model, input_shapes, pipeline).tasks
         task = _chosen(tasks, wanted)
-        summa = apply_template(
-            MeshMatmul(), task.func, mesh, Chosen({"algorithm": SUMMA}, lenient=True)
-        )
-        if isinstance(summa, ScheduledKernel):
-            return ModelKernel(task.name, summa.func, "SUMMA")
+        summa = scheduled_as_summa(task.func, mesh)
+        if not isinstance(summa, NotMine):
+            return ModelKernel(task.name, summa, "SUMMA")
         func, choice = schedule_kernel(task.func, mesh)
     return ModelKernel(task.name, func, choice.schedule)
 

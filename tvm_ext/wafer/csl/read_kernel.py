@@ -24,7 +24,7 @@ from tvm_ext.wafer.csl.kernel import (
     Repeat,
     Steps,
 )
-from tvm_ext.wafer.csl.messages import Messages
+from tvm_ext.wafer.csl.messages import Messages, check_pattern
 from tvm_ext.wafer.csl.sums import sum_of
 from tvm_ext.wafer.csl.tails import check_limits
 from tvm_ext.wafer.csl.tiles import tiles_of
@@ -135,12 +135,14 @@ class _Reader:
         if block.init is not None or not isinstance(store, tirx.BufferStore):
             raise NotCovered(f"block {name} does more than to assign one element")
         place = Place(loops, realize, {})
+        pattern = pattern_of(place)
+        check_pattern(pattern)
         conditions = [self._limit(condition) for condition in place.conditions()]
         for variable, value in zip(block.iter_vars, realize.iter_values, strict=True):
             self._known[hash(variable.var)] = sum_of(value, self._known)
         target = self._load(store.buffer, store.indices)
         value = value_of(store.value, lambda load: self._load(load.source, load.indices))
-        return Assignment(name, (), target, value, tuple(conditions), pattern_of(place))
+        return Assignment(name, (), target, value, tuple(conditions), pattern)
 
     def _load(self, buffer: Any, indices: Sequence[Any]) -> Load:
         sums = tuple(sum_of(index, self._known, f"of {buffer.name}") for index in indices)

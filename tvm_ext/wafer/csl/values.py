@@ -155,8 +155,7 @@ class _Translator:
         if kind is tirx.Cast:
             return self._cast(expr, dtype)
         if kind is tirx.Select:
-            parts = (expr.condition, expr.true_value, expr.false_value)
-            return self._choice(*parts, dtype=dtype)
+            return self._choice(dtype, expr.condition, expr.true_value, expr.false_value)
         if kind is tvm.ir.Call:
             return self._call(str(expr.op.name), list(expr.args), dtype)
         raise NotCovered(f"a {kind.__name__} has no instruction")
@@ -178,10 +177,10 @@ class _Translator:
             below = Operation("add", (one, Operation("exp", (negated,), dtype)), dtype)
             return Operation("div", (one, below), dtype)
         if name == "prim.if_then_else":
-            return self._choice(*arguments, dtype=dtype)
+            return self._choice(dtype, *arguments)
         raise NotCovered(f"the function {name} has no instruction and is not in <math>")
 
-    def _choice(self, condition: Any, true: Any, false: Any, dtype: str) -> Value:
+    def _choice(self, dtype: str, condition: Any, true: Any, false: Any) -> Value:
         kind = type(condition)
         if kind not in COMPARISONS:
             raise NotCovered("a condition is no comparison of two values: it is on a border")

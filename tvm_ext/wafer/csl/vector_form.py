@@ -32,7 +32,10 @@ _CASTS = {("float16", "float32"): "fh2s", ("float32", "float16"): "fs2h"}
 
 def has_vector_form(item: Assignment, view: View) -> bool:
     """Whether there are vector instructions for all that ``item`` computes."""
-    if not item.loops:
+    if not item.loops or any(
+        load.tensor == item.target.tensor and load != item.target for load in item.loads
+    ):
+        # An element that depends on another one of the result has to wait for it.
         return False
     vector = item.loops[-1].number
     strides = [abs(view.offset(load).factors.get(vector, 0)) for load in (item.target, *item.loads)]

@@ -8,7 +8,7 @@ messages arrive is drawn at random.
 import re
 
 import numpy as np
-from csl_values import DTYPES, InvalidProgram, Pointer, Vector, checked, function, instruction
+from csl_values import DTYPES, InvalidProgram, Pointer, Vector, checked, instruction
 
 _COMPARISONS = {0: "__eq__", 1: "__ne__", 2: "__lt__"}
 _FLOAT_COMPARISONS = {
