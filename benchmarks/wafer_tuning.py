@@ -26,7 +26,6 @@ from tvm import te
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.pipeline import build_pipeline
-from tvm_ext.tir_schedules.recorded_schedule import describe_schedule
 from tvm_ext.tune_model import model_kernels
 from tvm_ext.tuning.effort import load_effort
 from tvm_ext.tuning.mesh_analysis.kernel_cost import mesh_cost

@@ -31,11 +31,14 @@ class Footprint:
                     uses.setdefault(region.source, []).append((place, region))
             if pattern:
                 patterns[place.block.writes[0].source] = pattern
-        return {
-            str(buffer.name): _bytes(buffer, found, patterns.get(buffer, ""))
-            for buffer, found in uses.items()
-            if patterns.get(buffer) != Pattern.RESIDENT
-        }
+        sizes: dict[str, int] = {}
+        for buffer, found in uses.items():
+            if patterns.get(buffer) != Pattern.RESIDENT:
+                # Two of them may have one name.
+                name = str(buffer.name)
+                size = _bytes(buffer, found, patterns.get(buffer, ""))
+                sizes[name] = sizes.get(name, 0) + size
+        return sizes
 
 
 def _bytes(buffer: Any, uses: Sequence[tuple[Place, Any]], pattern: str) -> int:

@@ -34,6 +34,10 @@ class Home:
     pieces: tuple[int, ...]
     element_bytes: int
 
+    def count(self, dimension: int) -> int:
+        """Pieces that a dimension is cut into."""
+        return -(-self.shape[dimension] // self.pieces[dimension])
+
     @property
     def shard_bytes(self) -> int:
         """Bytes of the tensor in one PE."""

@@ -56,7 +56,11 @@ class _Reader:
         self._find_homes()
         items = self._items(tree, ())
         footprint = Footprint(self._places, self._func.params)
-        shards = {str(b.name): home.shard_bytes for b, home in self._homes.items()}
+        shards: dict[str, int] = {}
+        for buffer, home in self._homes.items():
+            # Two results may have one name.
+            name = str(buffer.name)
+            shards[name] = shards.get(name, 0) + home.shard_bytes
         return MeshProgram(
             self._name,
             self._rows,

@@ -17,6 +17,7 @@ from tvm_ext.tir_schedules.wafer.annotations import (
     ROW,
     Pattern,
 )
+from tvm_ext.tuning.mesh_analysis.gather import gather
 from tvm_ext.tuning.mesh_analysis.homes import Home
 from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
 
@@ -57,7 +58,10 @@ def combination(place: Place, pattern: str, counted: Sequence[Loop]) -> Transfer
 def copy(place: Place, pattern: str, counted: Sequence[Loop], home: Home) -> Transfer:
     """A tile that comes from the PE, or the PEs, where it lies."""
     read = place.block.reads[0]
-    words = _elements(place, read, counted) * home.element_bytes / _WORD_BYTES
+    written = _elements(place, place.block.writes[0], counted)
+    # Turned indices: the box around what is read may hold more than what is.
+    elements = min(_elements(place, read, counted), written)
+    words = elements * home.element_bytes / _WORD_BYTES
     name = str(place.block.writes[0].source.name)
     if pattern in (Pattern.MULTICAST_ROW, Pattern.MULTICAST_COLUMN):
         # Along a row of PEs are its columns.
@@ -70,7 +74,7 @@ def copy(place: Place, pattern: str, counted: Sequence[Loop], home: Home) -> Tra
         return _shift(place, pattern, words, home)
     if pattern == Pattern.HALO:
         return _halo(place, name, counted, home)
-    return _gather(place, name, words, home)
+    return gather(place, name, words, home)
 
 
 def _extent(place: Place, axis: str) -> int:
@@ -114,6 +118,8 @@ def _shift(place: Place, pattern: str, words: float, home: Home) -> Transfer:
     along = place.line(line)
     if steps is None or along is None:
         raise NotReadable(f"{name} is shifted, but not inside of steps and of {line}s of PEs")
+    if along.extent == 1 or steps.extent == 1:
+        return Transfer(name, pattern, words, 1)
     region = place.block.reads[0].region
     dimension = next(
         (
@@ -190,44 +196,3 @@ def _halo(place: Place, name: str, counted: Sequence[Loop], home: Home) -> Trans
     )
     words = beyond * home.element_bytes / _WORD_BYTES
     return Transfer(name, Pattern.HALO, words, max(1, reach), float(reach), 1.0, sides)
-
-
-def _gather(place: Place, name: str, words: float, home: Home) -> Transfer:
-    """Copies from wherever the data lie: first along the row of the source, then along a column."""
-    distance, load = 0.0, 1.0
-    away = False
-    region = place.block.reads[0].region
-    for axis, dim, piece in zip(home.axes, region, home.pieces, strict=True):
-        if axis not in (ROW, COLUMN):
-            continue
-        sources, targets = _line(place, dim.min, piece, _extent(place, axis))
-        hops = np.abs(sources - targets)
-        away |= bool(hops.any())
-        distance += float(hops.max(initial=0))
-        load = max(load, _line_load(sources, targets))
-    if not away and _whole_in(home, region, place):
-        words = 0.0
-    return Transfer(name, Pattern.GATHER, words, max(1, int(distance)), distance, load)
-
-
-def _line(place: Place, index: Any, piece: int, extent: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates on one axis of where data lie, and of the PEs that need them.
-
-    The PEs are taken along the axis that the index follows: data of a row that go to a column turn
-    once, and use the links of both.
-    """
-    for loop in (one for one in place.loops if one.axis):
-        everyone = np.arange(loop.extent)
-        starts = np.broadcast_to(place.values(index, {loop.number: everyone}), everyone.shape)
-        if (starts != starts[0]).any():
-            return np.minimum(starts // piece, extent - 1), everyone
-    everyone = np.arange(extent)
-    start = int(place.values(index, {})) // piece
-    return np.full(extent, min(start, extent - 1)), everyone
-
-
-def _whole_in(home: Home, region: Any, place: Place) -> bool:
-    return all(
-        place.span(dim.min, place.inner()) <= piece
-        for dim, piece in zip(region, home.pieces, strict=True)
-    )

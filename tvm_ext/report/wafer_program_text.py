@@ -88,7 +88,8 @@ def _work(item: "Work", mesh: "MeshDescription") -> str:
     from tvm_ext.hardware.wafer.program_cost import work_cycles
 
     compute, memory = work_cycles(item, mesh)
-    text = f"{item.name}: {item.instructions:,.0f} vector instructions of {item.length:,.0f}"
+    instructions = format_count(round(item.instructions), "vector instruction")
+    text = f"{item.name}: {instructions} of {format_count(round(item.length), 'element')}"
     if item.scalar_operations:
         text += f", {item.scalar_operations:,.0f} scalar operations"
     return f"{text}, {item.dtype}; {compute + memory:,.0f} cycles"

@@ -71,7 +71,8 @@ def test_rows_that_a_sum_needs_whole_are_gathered() -> None:
     func = with_constants(kernel_of(op.matmul, f32(12, 40), f32(40, 20)), 1)
     found = program(TEMPLATE, func)
     (sent,) = transfers(found).values()
-    assert (sent.pattern, sent.words) == ("gather", 4 * 40)
+    # Of 40, a PE has 8 itself.
+    assert (sent.pattern, sent.words) == ("gather", 4 * (40 - 8))
     assert works(found)["matmul_update"].elements == 4 * 4 * 40
     # The constant lies as it is needed.
     assert found.shards[func.params[1].name] == 40 * 4 * 4
@@ -81,7 +82,10 @@ def test_windows_come_in_a_box() -> None:
     func = kernel_of(lambda x: nn.max_pool2d(x, (3, 3), (1, 1)), f32(1, 1, 14, 22))
     found = program(TEMPLATE, func)
     # The result is 12 x 20, in tiles of 4 x 4.
-    assert [(one.pattern, one.words) for one in transfers(found).values()] == [("gather", 6 * 6)]
+    (sent,) = transfers(found).values()
+    assert sent.pattern == "gather"
+    # The PE that has the least of its box lacks all but 8 of the 36.
+    assert sent.words == 28
     check_numbers(TEMPLATE, {"pool": func})
 
 

@@ -140,9 +140,7 @@ def test_values_that_wait_for_a_later_stage_take_room():
     assert (first.calls[0], last.calls[-1]) == (0, len(flow.calls) - 1)
     key = flow.calls[0].results[0].key
     position = [tensor.key for tensor in flow.calls[-1].operands].index(key)
-    move = next(
-        one for one in last.moves if (one.call, one.operand) == (last.calls[-1], position)
-    )
+    move = next(one for one in last.moves if (one.call, one.operand) == (last.calls[-1], position))
     waiting = move.change.words * 4 * (len(pipeline.stages) - 1)
     others = max(kernel.cost.bytes_per_pe for kernel in layers_cost().kernels)
     assert waiting > 0

@@ -25,11 +25,24 @@ def check_limits(items: Sequence[Item], tiles: Mapping[Tensor, Tile]) -> None:
 
 
 def _ends(load: Load, index: Affine, end: int) -> bool:
-    """Whether ``index`` below ``end`` says that an element lies in its tensor."""
+    """Whether an element lies beyond the end of its tensor wherever ``index`` is not below ``end``.
+
+    TVM writes 2 k + i < 4 as k < 2 where i is 0 or 1: the one is a multiple of the other, plus
+    something that is not negative.
+    """
     return any(
-        found == index and size == end
+        _implies(found, size, index, end)
         for found, size in zip(load.indices, load.tensor.shape, strict=True)
     )
+
+
+def _implies(found: Affine, size: int, index: Affine, end: int) -> bool:
+    common = found.factors.keys() & index.factors.keys()
+    times = min((found.factors[loop] // index.factors[loop] for loop in common), default=0)
+    rest = found.plus(index, -times)
+    # All loops begin at 0.
+    grows = min(rest.factors.values(), default=0) >= 0
+    return times > 0 and grows and rest.constant >= size - times * end
 
 
 def _adds_zero(item: Assignment, index: Affine, end: int, zeros: set[Tensor]) -> bool:

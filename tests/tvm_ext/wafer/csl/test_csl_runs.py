@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tvm import te, tirx
 
@@ -111,6 +111,10 @@ def test_elementwise_work_without_messages(case):
 
 
 @settings(max_examples=20, deadline=None)
+# The last step is empty, and TVM writes the end of the sum as a number of steps.
+@example((2, 3, 4), (1, 3), False, ON_RIGHT, "float32", 0)
+# Fewer steps than PEs, and as many as elements of the sum.
+@example((2, 3, 2), (1, 3), True, ON_LEFT, "float16", 0)
 @given(
     sizes=st.tuples(*[st.integers(2, 13)] * 3),
     grid=st.tuples(*[st.integers(1, 4)] * 2),

@@ -11,8 +11,8 @@ from xdsl.dialects import arith, csl
 from xdsl.dialects.builtin import Float64Type, FloatAttr, ModuleOp
 
 from tvm_ext.errors import OutputPathError
-from tvm_ext.wafer.csl import CslError, kernel_code
 from tvm_ext.tuning.mesh_analysis.affine import Affine
+from tvm_ext.wafer.csl import CslError, kernel_code
 from tvm_ext.wafer.csl.body import Body
 from tvm_ext.wafer.csl.kernel import Assignment, Loop
 from tvm_ext.wafer.csl.names import Names

@@ -1,0 +1,117 @@
+"""``tvm-ext wafer explain``: what it prints and writes, and its exit codes."""
+
+import json
+import re
+
+import onnx
+import pytest
+from small_models import mlp
+from typer.testing import CliRunner
+from wafer_models import layers, small_mesh
+
+from tvm_ext.cli.main import app
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["wafer", "explain", *map(str, arguments)])
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("wafer") / "layers.onnx"
+    onnx.save(layers(), path)
+    return path
+
+
+@pytest.fixture
+def tight_target(tmp_path):
+    """A mesh with room for 60 bytes in a PE."""
+    values = small_mesh(sram_bytes=2048, bank_bytes=256, reserved_bytes=1988).model_dump()
+    lines = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            inner = ", ".join(f"{key} = {number}" for key, number in value.items())
+            lines.append(f"{name} = {{ {inner} }}")
+        else:
+            lines.append(f"{name} = {json.dumps(value)}")
+    path = tmp_path / "tight.toml"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def test_text_and_page(model_path, tmp_path):
+    page = tmp_path / "wafer.html"
+    result = invoke(model_path, "--target", "mesh16", "--html", page)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[0].startswith("layers  optimisation O3, target mesh16")
+    assert "mesh matmul" in result.stdout
+    assert f"Saved {page}" in result.stdout
+    assert "</html>" in page.read_text(encoding="utf-8")
+
+
+def test_json_is_all_that_is_printed(model_path, tmp_path):
+    page = tmp_path / "wafer.html"
+    result = invoke(model_path, "--target", "mesh16", "--json", "--html", page)
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.stdout)
+    assert (values["model"], values["target"]) == ("layers", "mesh16")
+    assert {one["schedule"] for one in values["kernels"]} >= {"mesh matmul"}
+    assert page.is_file()
+
+
+def test_one_kernel_by_name_or_node(model_path):
+    names = [
+        one["name"]
+        for one in json.loads(invoke(model_path, "-t", "mesh16", "--json").stdout)["kernels"]
+    ]
+    result = invoke(model_path, "-t", "mesh16", "--kernel", names[0])
+    assert result.exit_code == 0, result.output
+    assert "program of one PE" in result.stdout
+    assert names[1] not in result.stdout
+    by_node = json.loads(
+        invoke(model_path, "-t", "mesh16", "--kernel", "matmul0", "--json").stdout
+    )["kernels"]
+    assert len(by_node) == 1
+    assert by_node[0]["program"]["items"]
+
+
+def test_an_unknown_kernel_is_named(model_path):
+    result = invoke(model_path, "-t", "mesh16", "--kernel", "conv*")
+    assert result.exit_code == 2
+    assert "no kernel or node matches 'conv*'" in result.stderr
+
+
+def test_a_kernel_that_breaks_a_limit_ends_with_1(model_path, tight_target):
+    result = invoke(model_path, "--target", tight_target)
+    assert result.exit_code == 1, result.output
+    assert "Does not run on this mesh" in result.stdout
+    assert re.search(r"! \w+: SRAM: \d+ bytes a PE, and 'mesh16' has 60", result.stdout)
+    values = json.loads(invoke(model_path, "--target", tight_target, "--json").stdout)
+    assert any("SRAM" in line for line in values["refusals"])
+
+
+def test_sizes_have_to_be_known(tmp_path):
+    path = tmp_path / "mlp.onnx"
+    onnx.save(mlp("N"), path)
+    result = invoke(path, "--target", "mesh16")
+    assert result.exit_code == 1
+    assert "freeze it with --input-shape" in result.stdout
+    assert invoke(path, "--target", "mesh16", "--input-shape", "x=8,6").exit_code == 0
+
+
+def test_another_kind_of_target_is_refused(model_path):
+    result = invoke(model_path, "--target", "avx2")
+    assert result.exit_code == 2
+    assert "target 'avx2' is no mesh" in result.stderr
+
+
+def test_a_missing_folder_of_records_is_refused(model_path, tmp_path):
+    result = invoke(model_path, "--target", "mesh16", "--records", tmp_path / "none")
+    assert result.exit_code == 2
+    assert "no folder of records" in result.stderr
+
+
+def test_the_page_may_not_be_the_model(model_path):
+    result = invoke(model_path, "--target", "mesh16", "--html", model_path)
+    assert result.exit_code == 2
+    assert "would overwrite" in result.stderr
