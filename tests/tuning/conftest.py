@@ -1,4 +1,4 @@
-"""Lets the tests import the modules beside them, and the kernels for meshes of the templates' tests.
+"""Lets the tests import the modules beside them, and the templates' tests' kernels for meshes.
 
 The test folders are no packages.
 """

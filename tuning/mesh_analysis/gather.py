@@ -1,4 +1,4 @@
-"""Copies from wherever the data lie: which part comes from other PEs, from how far, over which links.
+"""Copies from wherever the data lie: which part comes from other PEs, how far, over which links.
 
 All PEs copy at the same time. A message goes along the row of the PE that has the data, and then
 along the column of the PE that needs them. Of large meshes, evenly spaced PEs stand for all.
