@@ -64,7 +64,7 @@ def kernel_pairs(asked: Namespace) -> Iterator[KernelPair]:
             path.write_bytes(kernel.build().SerializeToString())
             ours = model_kernels(path, None, pipeline)
             yield next(_matched(kernel.name, ours, model_kernels(path, None, plain)))
-        for entry in entries_of([], {}, asked.models) if asked.models else ():
+        for entry in entries_of([], {}, [asked.models] if asked.models else []):
             ours = model_kernels(entry.path, entry.shapes, pipeline)
             theirs = model_kernels(entry.path, entry.shapes, plain)
             every = list(_matched(entry.name, ours, theirs))
