@@ -1,9 +1,10 @@
 """Moving a tensor from where one kernel leaves it to where the next one expects it.
 
-Each PE gets its new shard from the nearest PE that has it: words go along the row of the source
-first, then along a column. A PE that needs what lies in it already gets nothing; where every PE of
-a row or column needs a word, routers copy it on the way. With C words over the busiest link or
-ramp, L hops of the longest way, and t cycles of software around a message,
+Each PE gets its new shard from the nearest PE that has it: all words go along the row of the source
+first and then along a column, or all the other way round, whichever loads the links less. A PE that
+needs what lies in it already gets nothing; where every PE of a row or column needs a word, routers
+copy it on the way. With C words over the busiest link or ramp, L hops of the longest way, and t
+cycles of software around a message,
 
     cycles = C + L + 2 T_R + 1 + t
 
@@ -12,7 +13,7 @@ all messages at once, as a gather of ``transfer_cost``.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -88,22 +89,22 @@ def layout_change(
         )
     if not have.elements or (have_at == need_at and _place(have) == _place(need)):
         return NO_CHANGE
-    ways = _Ways(have, need, have_at, need_at)
-    along_rows, along_columns = ways.along_rows(), ways.along_columns()
-    distance = along_rows.distance + along_columns.distance
-    if not distance:
+    rows_first = _Ways(have, need, have_at, need_at).load()
+    if not rows_first.distance:
         return NO_CHANGE
+    turned = _Ways(_turned(have), _turned(need), have_at[::-1], need_at[::-1])
+    load = min(rows_first, turned.load(), key=lambda one: one.busiest)
     wide = need.element_bytes / mesh.word_bytes
     words = math.prod(need.pieces) * wide
-    link_words = max(along_rows.busiest, along_columns.busiest) * wide
+    link_words = load.busiest * wide
     sent = math.prod(have.pieces) * wide
     busiest = max(words, link_words, sent if _is_single(have) else 0.0)
-    moved = message(mesh, words, distance, busiest / words)
+    moved = message(mesh, words, load.distance, busiest / words)
     return LayoutChange(
         words=words,
-        distance=distance,
+        distance=load.distance,
         link_words=link_words,
-        word_hops=(along_rows.hops + along_columns.hops) * wide,
+        word_hops=load.hops * wide,
         cycles=moved.cycles + mesh.transfer_cycles,
     )
 
@@ -112,6 +113,12 @@ def _place(layout: Layout) -> tuple[object, ...]:
     """What tells layouts apart, besides the tensor's name."""
     copies = _copies(layout, "row"), _copies(layout, "column")
     return layout.shape, layout.axes, layout.pieces, copies
+
+
+def _turned(layout: Layout) -> Layout:
+    """The same with rows for columns."""
+    axes = tuple({"row": "column", "column": "row"}.get(axis, axis) for axis in layout.axes)
+    return replace(layout, axes=axes, rows=layout.columns, columns=layout.rows)
 
 
 def _is_single(layout: Layout) -> bool:
@@ -127,7 +134,7 @@ def _copies(layout: Layout, axis: str) -> int:
 
 @dataclass(frozen=True)
 class _Load:
-    """What goes over the links of all rows, or of all columns, in elements and hops."""
+    """What goes over links: elements over the busiest, hops of all, and of the longest way."""
 
     busiest: float = 0.0
     hops: float = 0.0
@@ -160,16 +167,18 @@ class _Ways:
         self._at = [*have_at, *need_at]
         self._parts = [_parts(have, need, *dims) for dims in _groups(have.shape, need.shape)]
 
-    def along_rows(self) -> _Load:
-        """From the column of the source to that of the target, in the row of the source."""
+    def load(self) -> _Load:
+        """Along the row of the source to the target's column, then along that one."""
         line = _TARGET_ROW if self._copies[_SOURCE_ROW] > 1 else _SOURCE_ROW
-        return self._load(line, _SOURCE_COLUMN, _TARGET_COLUMN)
+        along_rows = self._along(line, _SOURCE_COLUMN, _TARGET_COLUMN)
+        along_columns = self._along(_TARGET_COLUMN, _SOURCE_ROW, _TARGET_ROW)
+        return _Load(
+            max(along_rows.busiest, along_columns.busiest),
+            along_rows.hops + along_columns.hops,
+            along_rows.distance + along_columns.distance,
+        )
 
-    def along_columns(self) -> _Load:
-        """From the row of the source to that of the target, in the column of the target."""
-        return self._load(_TARGET_COLUMN, _SOURCE_ROW, _TARGET_ROW)
-
-    def _load(self, line: int, source: int, target: int) -> _Load:
+    def _along(self, line: int, source: int, target: int) -> _Load:
         """Over the links of lines, whose numbers are the coordinate ``line``."""
         lines, sources, targets, weights, looked_at = self._combined((line, source, target))
         first = sources + self._at[source], sources + self._at[source] + self._copies[source] - 1

@@ -66,9 +66,11 @@ class MeshMatmul:
         left, right, summed = (loop for loop in loops if loop is not None)
         batch = found.longest(found.batch)
         sizes = MatmulSizes(
-            found.extents[batch] if batch is not None else 1,
-            *(found.extents[loop] for loop in (left, right, summed)),
-            constant_parameter(func, found.operands[1]) is not None,
+            batch=found.extents[batch] if batch is not None else 1,
+            left=found.extents[left],
+            right=found.extents[right],
+            summed=found.extents[summed],
+            right_is_constant=constant_parameter(func, found.operands[1]) is not None,
         )
         mapping = decide_matmul(sizes, machine, decisions)
         _schedule(sch, found, (left, right, summed), mapping)

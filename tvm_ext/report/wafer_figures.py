@@ -57,6 +57,13 @@ def placement_figures(cost: "ModelCost", placement: "Placement") -> PlacementFig
     )
 
 
+def most_runs(cost: "ModelCost") -> "tuple[Placement, float]":
+    """The placement with the most runs a second among those that fit, and how many."""
+    fitting = [one for one in cost.placements if not one.refusal] or list(cost.placements)
+    rates = [(one, placement_figures(cost, one).runs_per_second) for one in fitting]
+    return max(rates, key=lambda pair: pair[1])
+
+
 def kernel_share(cost: "ModelCost", kernel: "KernelCost") -> float:
     """Share of a kernel's calls in the cycles of all kernels, from 0 to 1."""
     total = math.fsum(one.cycles for one in cost.kernels)
@@ -84,11 +91,17 @@ def overall_efficiency(cost: "ModelCost", placement: "Placement") -> float:
 
 
 def refusal_lines(cost: "ModelCost") -> list[str]:
-    """What does not fit: kernels by name, and placements whose kernels all do."""
+    """What does not fit: kernels by name, or how they lie together if no placement fits."""
     lines = [f"{kernel.name}: {kernel.refusal}" for kernel in cost.refused]
-    if not lines:
-        lines = [f"{one.name}: {one.refusal}" for one in cost.placements if one.refusal]
+    if not lines and cost.chosen.refusal:
+        lines = [f"{one.name}: {one.refusal}" for one in cost.placements]
     return lines
+
+
+def note_lines(cost: "ModelCost") -> list[str]:
+    """What to know of the numbers, and which placement does not fit where another one does."""
+    others = [one for one in cost.placements if one.refusal and not cost.chosen.refusal]
+    return [*cost.notes, *(f"{one.name} do not fit: {one.refusal}" for one in others)]
 
 
 def format_large(value: float) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvm_ext.report.wafer_figures import (
     kernel_share,
+    note_lines,
     overall_efficiency,
     placement_figures,
     refusal_lines,
@@ -39,7 +40,7 @@ def wafer_json(
         "efficiency": overall_efficiency(cost, cost.chosen),
         "host_link": {"input_cycles": there, "output_cycles": back},
         "refusals": refusal_lines(cost),
-        "notes": list(cost.notes),
+        "notes": note_lines(cost),
         "placements": [_placement(cost, placement) for placement in cost.placements],
         "kernels": [_kernel(cost, kernel, with_programs) for kernel in kernels],
         "calls": [

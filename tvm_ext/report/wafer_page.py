@@ -28,6 +28,8 @@ from tvm_ext.report.wafer_figures import (
     format_large,
     grid_text,
     kernel_share,
+    most_runs,
+    note_lines,
     overall_efficiency,
     placement_figures,
     refusal_lines,
@@ -118,6 +120,7 @@ def render_wafer_html(cost: "ModelCost") -> str:
             roofline=wafer_roofline.roofline(points, cost.mesh, dtypes),
             drawing=wafer_roofline,
             refusals=refusal_lines(cost),
+            notes=note_lines(cost),
             facts=_facts(cost),
             absent=ABSENT,
         )
@@ -163,16 +166,15 @@ def _maps(cost: "ModelCost", kernel: "KernelCost") -> list[HeatMap]:
 
 def _tiles(cost: "ModelCost") -> list[Tile]:
     mesh, chosen = cost.mesh, cost.chosen
-    figures = [(one, placement_figures(cost, one)) for one in cost.placements]
-    most, rate = max(figures, key=lambda pair: pair[1].runs_per_second)
-    own = dict(figures)[chosen]
+    most, rate = most_runs(cost)
+    own = placement_figures(cost, chosen)
     joules = math.fsum(
         kernel.cost.joules * kernel.calls for kernel in cost.kernels if kernel.cost is not None
     )
     cycles = f"{format_large(chosen.cycles)} cycles, {chosen.title}"
     return [
         Tile("One run", format_seconds(mesh.seconds(chosen.cycles)), cycles, "modelled"),
-        Tile("Throughput", f"{format_large(rate.runs_per_second)}/s", f"{most.title}, modelled"),
+        Tile("Throughput", f"{format_large(rate)}/s", f"{most.title}, modelled"),
         Tile("Kernels", f"{len(cost.kernels):,}", calls_text(cost.kernels)),
         Tile(
             "SRAM a PE",

@@ -26,6 +26,8 @@ from tvm_ext.report.wafer_figures import (
     format_large,
     grid_text,
     kernel_share,
+    most_runs,
+    note_lines,
     overall_efficiency,
     placement_figures,
     refusal_lines,
@@ -47,7 +49,7 @@ def wafer_summary(cost: "ModelCost", kernels: "Sequence[KernelCost]") -> Rendera
         _costs(kernels),
         _placements(cost),
         _lines("Does not run on this mesh", refusal_lines(cost)),
-        _lines("Notes", cost.notes),
+        _lines("Notes", note_lines(cost)),
     ]
     return Group(*(part for part in parts if part is not None))
 
@@ -66,8 +68,7 @@ def _key_figures(cost: "ModelCost") -> Table:
     mesh = cost.mesh
     seconds = format_seconds(mesh.seconds(chosen.cycles))
     table.add_row("One run", f"{chosen.cycles:,.0f} cycles, {seconds}  ({chosen.title})")
-    most = max(cost.placements, key=lambda one: placement_figures(cost, one).runs_per_second)
-    rate = placement_figures(cost, most).runs_per_second
+    most, rate = most_runs(cost)
     table.add_row("Runs a second", f"{rate:,.0f}  ({most.title})")
     table.add_row("Kernels", calls_text(cost.kernels))
     efficiency = format_percent(overall_efficiency(cost, chosen))
@@ -123,7 +124,6 @@ def _costs(kernels: "Sequence[KernelCost]") -> Table | None:
 
 
 def _placements(cost: "ModelCost") -> Table:
-    chosen = cost.chosen
     numbers = ("Regions", "One run", "Runs a second", "Kernels", "Moves", "Weights in", "SRAM")
     columns = [f">{name}" for name in numbers]
     table = flexible_table("Placement (modelled)", "~Where", *columns)
@@ -131,9 +131,8 @@ def _placements(cost: "ModelCost") -> Table:
     for placement in cost.placements:
         figures = placement_figures(cost, placement)
         cycles = figures.kernel_cycles, figures.move_cycles, figures.stream_cycles
-        marks = " (shorter)" if placement is chosen and len(cost.placements) > 1 else ""
         table.add_row(
-            placement.title + marks,
+            placement.title,
             f"{len(placement.stages):,}",
             scale(cost.mesh.seconds(placement.cycles)),
             f"{figures.runs_per_second:,.0f}",

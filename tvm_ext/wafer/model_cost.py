@@ -118,7 +118,7 @@ def lowered_cost(
     costs = KernelCosts(lowered.kernels, origins, mesh, lookup)
     kernels = sorted((costs.on_mesh(name) for name in origins), key=lambda one: -one.cycles)
     placements = [in_turn(flow, costs, mesh)]
-    pipeline = pipelined(flow, costs, mesh)
+    pipeline = pipelined(flow, costs, mesh, placements[0])
     if pipeline is not None:
         placements.append(pipeline)
     problems = lookup.problems if lookup is not None else []

@@ -15,16 +15,18 @@ _BOUNDS = (1.0, 2.0, 4.0)
 _LEAST_PROCESSING_ELEMENTS = 4
 
 
-def pipelined(flow: Dataflow, costs: KernelCosts, mesh: MeshDescription) -> Placement | None:
+def pipelined(
+    flow: Dataflow, costs: KernelCosts, mesh: MeshDescription, one_by_one: Placement
+) -> Placement | None:
     """The pipeline with the most runs a second among a few; None if there is nothing to cut.
 
     One stage for each call, and fewer, in which no group of calls costs more than a few times the
-    most expensive call.
+    most expensive call, with what has to move for it when the kernels run ``one_by_one``.
     """
     kernels = [costs.on_mesh(call.kernel) for call in flow.calls]
     found = [
         Placement(PIPELINED, staged(flow, costs, mesh, _stages(groups, kernels, mesh)))
-        for groups in _groupings(kernels, mesh)
+        for groups in _groupings(kernels, mesh, one_by_one)
     ]
     return min(
         found,
@@ -34,10 +36,12 @@ def pipelined(flow: Dataflow, costs: KernelCosts, mesh: MeshDescription) -> Plac
 
 
 def _groupings(
-    kernels: Sequence[KernelCost], mesh: MeshDescription
+    kernels: Sequence[KernelCost], mesh: MeshDescription, one_by_one: Placement
 ) -> Iterator[list[tuple[int, ...]]]:
     """Ways to group the calls into stages, each once."""
     cycles = [one.cost.cycles if one.cost is not None else 0.0 for one in kernels]
+    for move in one_by_one.moves:
+        cycles[move.call] += move.change.cycles
     most = max(1, mesh.processing_elements // _LEAST_PROCESSING_ELEMENTS)
     seen = set()
     for bound in (0.0, *_BOUNDS):

@@ -43,7 +43,11 @@ def cut_region(region: Region, works: Sequence[float]) -> list[Region]:
         return -(-count // width)
 
     first = min(
-        (one for one in range(1, len(works)) if lines_of(one) + lines_of(len(works) - one) <= length),
+        (
+            one
+            for one in range(1, len(works))
+            if lines_of(one) + lines_of(len(works) - one) <= length
+        ),
         key=lambda one: abs(math.fsum(works[:one]) - total / 2),
     )
     share = math.fsum(works[:first]) / total if total else first / len(works)

@@ -35,19 +35,22 @@ def place(found, index):
 
 
 def counted(have, need, have_at, need_at):
-    """The busiest link, and all links crossed, with each element sent by itself."""
-    links, hops = Counter(), 0
+    """The busiest link of the better order, and all links crossed, with each element sent alone."""
+    orders, hops = [Counter(), Counter()], 0
     for flat in range(prod(have.shape)):
-        (r, c), (row, column) = (
-            place(one, np.unravel_index(flat, one.shape)) for one in (have, need)
+        source, target = (
+            np.add(place(one, np.unravel_index(flat, one.shape)), at)
+            for one, at in ((have, have_at), (need, need_at))
         )
-        r, c, row, column = r + have_at[0], c + have_at[1], row + need_at[0], column + need_at[1]
-        for at in range(min(c, column), max(c, column)):
-            links["along row", r, at, column > c] += 1
-        for at in range(min(r, row), max(r, row)):
-            links["along column", column, at, row > r] += 1
-        hops += abs(r - row) + abs(c - column)
-    return max(links.values(), default=0), hops
+        hops += np.abs(source - target).sum()
+        for first, links in enumerate(orders):
+            at = source.copy()
+            for axis in (first, 1 - first):
+                while at[axis] != target[axis]:
+                    step = 1 if target[axis] > at[axis] else -1
+                    links[(*at, axis, step)] += 1
+                    at[axis] += step
+    return min(max(links.values(), default=0) for links in orders), hops
 
 
 def cut_layouts(shape):
@@ -132,6 +135,16 @@ def test_the_nearest_copy_is_taken():
     far = layout_change(copies, layout((6,), "-", (6,), 1, 1), mesh(), (0, 0), (0, 6))
     assert far.distance == 3
     assert layout_change(copies, layout((6,), "-", (6,), 1, 1), mesh(), (0, 0), (0, 2)) == NO_CHANGE
+
+
+def test_words_turn_where_it_loads_the_links_less():
+    """All into one column: along the columns first, each of them takes its share."""
+    spread = layout((8, 4), "rc", (1, 1), 8, 4)
+    one_column = layout((8, 4), "r-", (4, 4), 2, 1)
+    assert layout_change(spread, one_column, mesh()).link_words < 4 * (8 - 2)
+    turned = layout((4, 8), "rc", (1, 1), 4, 8), layout((4, 8), "-c", (4, 4), 1, 2)
+    found = layout_change(*turned, mesh())
+    assert found == layout_change(spread, one_column, mesh())
 
 
 def test_one_sender_sends_all_over_its_ramp():

@@ -6,6 +6,7 @@ from wafer_models import layers, layers_cost, small_mesh, turned
 
 from tvm_ext.errors import RecordsError, TargetError
 from tvm_ext.hardware.wafer.program_cost import program_cost
+from tvm_ext.tune_model import tune
 from tvm_ext.wafer.model_cost import model_cost
 from tvm_ext.wafer.placement import IN_TURN, PIPELINED
 
@@ -165,3 +166,21 @@ def test_the_host_link_carries_inputs_and_outputs():
     words = 16 * 32
     assert there == pytest.approx(words / cost.mesh.io_words_per_cycle)
     assert back == pytest.approx(words / cost.mesh.io_return_words_per_cycle)
+
+
+# Records
+
+
+def test_records_of_a_tuning_session_are_used(tmp_path):
+    tune(layers(), "mesh16", work_dir=tmp_path, trials=16, effort="quick", only=["matmul0*"])
+    plain, tuned = layers_cost(), model_cost(layers(), "mesh16", tmp_path)
+    by_source = {kernel.source: kernel for kernel in tuned.kernels}
+    assert set(by_source) == {"record", "template"}
+    found = by_source["record"]
+    before = next(kernel for kernel in plain.kernels if kernel.name == found.name)
+    assert found.cost.cycles <= before.cost.cycles
+    assert found.decisions
+    assert (
+        found.reason
+        == f"{found.schedule} ({', '.join(f'{k}={v}' for k, v in found.decisions.items())})"
+    )

@@ -5,7 +5,7 @@ are there: a PE never waits. Phase n is the n-th group of steps with messages: `
 messages of a step, ``step_n`` does the work that they bring the data for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,10 @@ from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
 from tvm_ext.wafer.csl.body import I16, U16, U32, Body
 from tvm_ext.wafer.csl.collectives import ARRIVAL_TASKS, ARRIVALS, STEP_TASK
 from tvm_ext.wafer.csl.declarations import Declarations
-from tvm_ext.wafer.csl.kernel import Assignment, Item, MeshKernel, Multicast, Steps
+from tvm_ext.wafer.csl.kernel import Item, MeshKernel, Multicast, Steps
 from tvm_ext.wafer.csl.memory import View
-from tvm_ext.wafer.csl.scalar_form import ScalarForm
 from tvm_ext.wafer.csl.values import Tensor
-from tvm_ext.wafer.csl.vector_form import VectorForm, has_vector_form
+from tvm_ext.wafer.csl.work import Work
 
 PROGRAM = "pe_program"
 ENTRY = "compute"
@@ -71,6 +70,7 @@ class _Writer:
             else:
                 (self._phases[-1][1] if self._phases else self._first).append(item)
         self._declared = Declarations(kernel, self._lines())
+        self._work = Work(self._declared)
         if self._phases:
             self._declare_state()
 
@@ -79,7 +79,7 @@ class _Writer:
         entry = Body()
         if self._phases:
             self._initialise(entry)
-        self._items(entry, self._first, {}, 0)
+        self._work.write(entry, self._first, {})
         self._begin(entry, 0)
         self._function(ENTRY, entry)
         for number in range(len(self._phases)):
@@ -155,7 +155,7 @@ class _Writer:
 
     def _write_step(self, body: Body, number: int, steps: Steps, after: list[Item]) -> None:
         if steps.loop.extent == 1:
-            self._items(body, steps.items, {steps.loop.number: body.number(0)}, 0)
+            self._work.write(body, steps.items, {steps.loop.number: body.number(0)})
             self._go_on(body, number, after)
             return
         now = body.load(self._step)
@@ -163,7 +163,7 @@ class _Writer:
         count = body.number(steps.loop.extent)
 
         def compute(into: Body, parity: int) -> None:
-            self._items(into, steps.items, {steps.loop.number: now}, parity)
+            self._work.write(into, steps.items, {steps.loop.number: now}, parity)
 
         body.store(self._step, following)
         if steps.overlapped:
@@ -177,7 +177,7 @@ class _Writer:
 
     def _go_on(self, body: Body, number: int, after: list[Item]) -> None:
         """What follows a phase."""
-        self._items(body, after, {}, 0)
+        self._work.write(body, after, {})
         self._begin(body, number + 1)
 
     def _by_parity(
@@ -196,16 +196,15 @@ class _Writer:
         """The messages of one step: each sender first brings its tile to where it is sent from."""
         sent = [message for message in steps.messages if self._is_sent(message)]
         body.store(self._awaited, body.number(len(sent)))
-        known = {steps.loop.number: step}
         for message in steps.messages:
             if message not in sent:
-                self._prepare(body, message, known, parity)
+                self._work.prepare(body, message, steps.loop.number, step, parity)
                 continue
             sender = self._sender(body, message, step)
             if message.copy is not None:
                 place = self._declared.places[message.along]
                 with body.when(body.compare(place, sender)) as own:
-                    self._prepare(own, message, known, parity)
+                    self._work.prepare(own, message, steps.loop.number, step, parity)
             self._broadcast(body, message, sender, parity)
 
     def _sender(self, body: Body, message: Multicast, step: Any) -> Any:
@@ -217,18 +216,6 @@ class _Writer:
         if message.first_sender:
             sender = body.add(arith.AddiOp(sender, body.number(message.first_sender)))
         return sender
-
-    def _prepare(
-        self, body: Body, message: Multicast, known: Mapping[int, Any], parity: int
-    ) -> None:
-        if message.copy is None:
-            return
-        known = dict(known)
-        if message.per_sender > 1:
-            (step,) = known.values()
-            count = body.number(message.per_sender)
-            known[message.within] = body.add(arith.RemUIOp(step, count))
-        self._assign(body, message.copy, known, parity, joined=True)
 
     def _broadcast(self, body: Body, message: Multicast, sender: Any, parity: int) -> None:
         array = View(self._declared.memory, parity).array(message.array)
@@ -267,35 +254,6 @@ class _Writer:
         with body.choice(body.compare(phase, body.number(number))) as (mine, later):
             mine.call(f"step_{number}")
             self._by_phase(later, phase, number + 1)
-
-    def _items(
-        self, body: Body, items: Sequence[Item], known: Mapping[int, Any], parity: int
-    ) -> None:
-        for item in items:
-            if isinstance(item, Assignment):
-                self._assign(body, item, known, parity)
-                continue
-            with body.loop(f"n{item.loop.number}", item.loop.extent) as (inside, variable):
-                inner = {**known, item.loop.number: variable}
-                if isinstance(item, Steps):
-                    # Nothing is sent: each line is a single PE, which has all it needs.
-                    for message in item.messages:
-                        self._prepare(inside, message, {item.loop.number: variable}, parity)
-                self._items(inside, item.items, inner, parity)
-
-    def _assign(
-        self,
-        body: Body,
-        item: Assignment,
-        known: Mapping[int, Any],
-        parity: int,
-        joined: bool = False,
-    ) -> None:
-        view = View(self._declared.memory, parity)
-        if has_vector_form(item, view):
-            VectorForm(item, view, known, joined).write(body)
-        else:
-            ScalarForm(item, view, known, self._declared.math).write(body)
 
 
 def csl_module(name: str, kind: Any, body: Body) -> Any:
