@@ -55,7 +55,8 @@ class Candidate:
 
     def measure_candidate(self) -> ms.MeasureCandidate:
         """The scheduled kernel as MetaSchedule's feature extractors and models take it."""
-        return self._as_measured(s_tir.Schedule(self.mod))
+        # Loops that are final need not be in the form that primitives can go on from.
+        return self._as_measured(s_tir.Schedule(self.mod, enable_check=False))
 
     def traced(self) -> ms.MeasureCandidate:
         """The unscheduled kernel with the trace applied to it, as a database holds it."""

@@ -4,12 +4,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.cost_models.choose import model_file
 from tvm_ext.tuning.cost_models.performance_predictor import Sample
 from tvm_ext.tuning.cost_models.predictor_model import PredictorModel
+from tvm_ext.tuning.loop_analysis.lowered import NotLowered
 
 Note = Callable[[str], object]
 
@@ -44,9 +47,21 @@ class Pruner:
         worth = [True] * len(candidates)
         with self._optional():
             if self._model is not None and candidates and best_seconds is not None:
-                rows = self._model.features([one.measure_candidate() for one in candidates])
-                worth = self._model.predictor.keep(rows, best_seconds).tolist()
+                rows = [self._row(self._model, one) for one in candidates]
+                known = [position for position, row in enumerate(rows) if row is not None]
+                features = np.array([rows[position] for position in known])
+                kept = self._model.predictor.keep(features, best_seconds) if known else ()
+                for position, flag in zip(known, kept, strict=True):
+                    worth[position] = bool(flag)
         return [one for one, flag in zip(candidates, worth, strict=True) if flag]
+
+    @staticmethod
+    def _row(model: PredictorModel, candidate: Candidate) -> np.ndarray | None:
+        """A candidate's features; None for one that the builder will have to refuse."""
+        try:
+            return model.features_of(candidate.hash, candidate.mod)
+        except NotLowered:
+            return None
 
     def learn(self, results: Iterable[tuple[Candidate, float | None]]) -> None:
         """Takes in what was measured, in this session or before it.

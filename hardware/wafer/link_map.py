@@ -1,6 +1,5 @@
 """Words over the links of a mesh while a program runs, from its transfers."""
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -18,8 +17,7 @@ def link_map(program: MeshProgram) -> np.ndarray:
 
     float64. Of shifts and of general copies only the busiest link is known: all links of their
     lines count as much as it, and so does the first placement of tiles that are shifted. A
-    transfer does not say along which axis partial results are added up, or halos exchanged: that
-    is read from how many PEs take part, rows first.
+    transfer does not say along which axis halos are exchanged: with one pair of sides, rows first.
     """
     loads = np.zeros((program.rows, program.columns, 4))
     for leaf, times in program.leaves():
@@ -47,7 +45,7 @@ def _add(loads: np.ndarray, transfer: Transfer, times: int) -> None:
             _add_lines(loads, words * transfer.load * _both_ways(extent), along_row)
     else:
         line = words * _combination(transfer)
-        _add_lines(loads, line, _is_along_row(loads, transfer.extent))
+        _add_lines(loads, line, transfer.axis != "column")
 
 
 def _add_lines(loads: np.ndarray, line: np.ndarray, along_row: bool) -> None:
@@ -136,11 +134,3 @@ def _add_halo(loads: np.ndarray, transfer: Transfer, words: float) -> None:
         _add_lines(loads, each * _both_ways(columns), True)
     if along_columns:
         _add_lines(loads, each * _both_ways(rows), False)
-
-
-def _is_along_row(loads: np.ndarray, extent: int) -> bool:
-    """Whether ``extent`` PEs that add up partial results are those of a row."""
-    rows, columns = loads.shape[:2]
-    if extent in (rows, columns):
-        return extent != rows
-    return math.gcd(extent, columns) > math.gcd(extent, rows)

@@ -73,6 +73,8 @@ class Transfer:
         The most such messages that share one link.
     group : int
         PEs of a group, or branches; 0 where the pattern has none.
+    axis : str
+        "row" or "column" for PEs of one row or column whose results are combined, else empty.
     first_distance, first_load : float
         The same for bringing tiles to their first place, before the first step; 0 where they lie
         there.
@@ -87,6 +89,7 @@ class Transfer:
     group: int = 0
     first_distance: float = 0.0
     first_load: float = 0.0
+    axis: str = ""
 
 
 @dataclass(frozen=True)

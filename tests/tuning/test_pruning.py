@@ -12,6 +12,7 @@ from tvm_ext.tir_schedules.kernel_identity import kernel_hash
 from tvm_ext.tuning.cost_models import predictor_model
 from tvm_ext.tuning.cost_models.choose import model_file
 from tvm_ext.tuning.cost_models.performance_predictor import PerformancePredictor
+from tvm_ext.tuning.loop_analysis.lowered import NotLowered
 from tvm_ext.tuning.loop_features import loop_features
 from tvm_ext.tuning.pruning import Pruner
 from tvm_ext.tuning.trial_log import read_trials
@@ -124,3 +125,19 @@ def test_what_was_learned_is_kept_when_a_kernel_is_done(tmp_path, monkeypatch):
     # After each of the two kernels, and at the end.
     assert len(saves) == 3
     assert saves[0] == saves[-1] == measured(tmp_path)
+
+
+def test_a_candidate_that_tvm_will_not_lower_is_left_to_the_builder(tmp_path, monkeypatch):
+    known, bad = drawn(SHAPES[0])[:2]
+
+    def lowered(mod, machine):
+        if mod.same_as(bad.mod):
+            raise NotLowered("Well-formedness check failed")
+        return loop_features(mod, machine)
+
+    monkeypatch.setattr(predictor_model, "loop_features", lowered)
+    pruner = new_pruner(tmp_path)
+    pruner.learn([(known, 1e-3)])
+    assert pruner.kept([known, bad], 1e-3) == [known, bad]
+    scores = predictor_model.PredictorModel(MACHINE).score_modules([bad.mod])
+    assert scores.tolist() == [0]

@@ -9,6 +9,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tuning.loop_analysis.kernel_cost import kernel_cost
+from tvm_ext.tuning.loop_analysis.lowered import NotLowered
 
 
 def modelled_seconds(mod: tvm.IRModule, machine: CpuDescription) -> float:
@@ -52,10 +53,15 @@ class AnalyticModel(ms.cost_model.PyCostModel):
         """Measured times change nothing."""
 
     def predict(self, context: ms.TuneContext, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
-        """Calls a microsecond, modelled."""
+        """Calls a microsecond, modelled; 0 for what will not be built."""
         return self.score_modules([one.sch.mod for one in candidates])
 
     def score_modules(self, mods: Sequence[tvm.IRModule]) -> np.ndarray:
         """The same for scheduled kernels that are named "main"."""
-        seconds = [modelled_seconds(mod, self.machine) for mod in mods]
-        return 1e-6 / np.array(seconds, dtype=np.float64)
+        return np.array([self._score(mod) for mod in mods], dtype=np.float64)
+
+    def _score(self, mod: tvm.IRModule) -> float:
+        try:
+            return 1e-6 / modelled_seconds(mod, self.machine)
+        except NotLowered:
+            return 0.0

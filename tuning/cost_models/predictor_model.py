@@ -1,5 +1,7 @@
 """Ranks candidates by the performance predictor, which learns from all kernels alike."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import tvm
 from tvm.ir.utils import derived_object
@@ -9,6 +11,7 @@ from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.kernel_identity import kernel_hash
 from tvm_ext.tuning.cost_models.measured import seconds_of
 from tvm_ext.tuning.cost_models.performance_predictor import PerformancePredictor, Sample
+from tvm_ext.tuning.loop_analysis.lowered import NotLowered
 from tvm_ext.tuning.loop_features import loop_features
 
 
@@ -60,15 +63,26 @@ class PredictorModel(ms.cost_model.PyCostModel):
         self.predictor.add(samples)
 
     def predict(self, context: ms.TuneContext, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
-        """Calls a microsecond, predicted."""
-        if not candidates:
-            return np.zeros(0)
-        return 1e-6 / self.predictor.predict_seconds(self.features(candidates))
+        """Calls a microsecond, predicted; 0 for what will not be built."""
+        return self.score_modules([one.sch.mod for one in candidates])
 
-    def features(self, candidates: list[ms.MeasureCandidate]) -> np.ndarray:
-        """One row of loop features for each candidate."""
-        mods = [one.sch.mod for one in candidates]
-        return np.array([self.features_of(kernel_hash(mod), mod) for mod in mods])
+    def score_modules(self, mods: Sequence[tvm.IRModule]) -> np.ndarray:
+        """The same for scheduled kernels that are named "main"."""
+        if not mods:
+            return np.zeros(0)
+        rows = [self._row(mod) for mod in mods]
+        known = [position for position, row in enumerate(rows) if row is not None]
+        scores = np.zeros(len(mods))
+        if known:
+            features = np.array([rows[position] for position in known])
+            scores[known] = 1e-6 / self.predictor.predict_seconds(features)
+        return scores
+
+    def _row(self, mod: tvm.IRModule) -> np.ndarray | None:
+        try:
+            return self.features_of(kernel_hash(mod), mod)
+        except NotLowered:
+            return None
 
     def features_of(self, name: str, mod: tvm.IRModule) -> np.ndarray:
         """Loop features of the candidate whose hash is ``name``.

@@ -4,12 +4,19 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import Description
+from tvm_ext.tuning.lines import last_line
+
+
+class NotLowered(ValueError):
+    """TVM does not make code of a scheduled kernel; the text is its reason."""
 
 
 def lowered(mod: tvm.IRModule, machine: Description) -> tirx.PrimFunc:
     """The kernel "main" of ``mod`` without blocks, its buffers flat and as small as they can be.
 
     What cannot be vectorised is a loop over single elements, as it will be when it runs.
+
+    Raises NotLowered where TVM refuses: such a candidate will not be built either.
     """
     passes = [
         tirx.transform.BindTarget(machine.tvm_target()),
@@ -25,4 +32,7 @@ def lowered(mod: tvm.IRModule, machine: Description) -> tirx.PrimFunc:
         tirx.transform.FlattenBuffer(),
         tirx.transform.VectorizeLoop(),
     ]
-    return tvm.transform.Sequential(passes)(mod)["main"]
+    try:
+        return tvm.transform.Sequential(passes)(mod)["main"]
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise NotLowered(last_line(error)) from error

@@ -47,12 +47,13 @@ def pattern_of(place: Place) -> str:
 
 def combination(place: Place, pattern: str, counted: Sequence[Loop]) -> Transfer:
     """Partial results of a row or column of PEs that are added up."""
-    base = pattern.rpartition("_")[0]
+    base, _, axis = pattern.rpartition("_")
     written = place.block.writes[0]
     words = _elements(place, written, counted) * _width(written.source) / _WORD_BYTES
     group = int((place.block.annotations or {}).get(GROUP, 0))
     extent = _reduced(place)
-    return Transfer(str(written.source.name), base, words, extent, extent - 1, 1.0, group)
+    name = str(written.source.name)
+    return Transfer(name, base, words, extent, extent - 1, group=group, axis=axis)
 
 
 def copy(place: Place, pattern: str, counted: Sequence[Loop], home: Home) -> Transfer:
