@@ -110,8 +110,10 @@ class KernelSearch:
             if seconds is not None and not self.uses_templates:
                 self._commit(candidate, seconds)
         if getattr(self._model, "learns", True):
-            scheduled = [candidate.measure_candidate() for candidate, _ in told]
-            self._model.update(self._context, scheduled, outcomes)
+            # Of no use may also mean that TVM makes no schedule of its loops.
+            timed = [n for n, (_, seconds) in enumerate(told) if seconds is not None]
+            scheduled = [told[n][0].measure_candidate() for n in timed]
+            self._model.update(self._context, scheduled, [outcomes[n] for n in timed])
 
     def _commit(self, candidate: Candidate, seconds: float) -> None:
         """TVM's search takes its parents from a database."""
