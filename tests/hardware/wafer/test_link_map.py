@@ -49,7 +49,7 @@ def test_a_halo_of_one_is_that_of_the_simulator():
 
 
 def test_a_sum_along_columns_goes_north_in_all_of_them():
-    found = link_map(program(6, 2, Transfer("t", "chain", 3.0, 6)))
+    found = link_map(program(6, 2, Transfer("t", "chain", 3.0, 6, axis="column")))
     assert found[..., NORTH].tolist() == [[0, 0], *[[3, 3]] * 5]
     assert found[..., [EAST, SOUTH, WEST]].sum() == 0
 
