@@ -21,7 +21,7 @@ from pathlib import Path
 from model_list import FILE_FORMAT, entries_of
 from rich.console import Console
 from rich.table import Table
-from tvm import te
+from tvm import te, tirx
 
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.hardware.targets import compiling_for, resolve_target
@@ -78,7 +78,7 @@ def _tasks(asked: argparse.Namespace) -> Iterator[KernelTask]:
             yield KernelTask(f"{entry.name}: {task.name}", task.func, task.workload, task.hash)
 
 
-def _product(rows: int, size: int):
+def _product(rows: int, size: int) -> tirx.PrimFunc:
     a = te.placeholder((rows, size), "float16", "A")
     b = te.placeholder((size, size), "float16", "B")
     k = te.reduce_axis((0, size), "k")
