@@ -20,7 +20,7 @@ from tvm_ext.tuning.session_options import SessionOptions
 QUICK = Effort(
     summary="for tests",
     trials_per_kernel=12,
-    patience=100,
+    patience=1000,
     batch=4,
     confirmed=2,
     turn_seconds=0.0005,
