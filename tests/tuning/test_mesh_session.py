@@ -5,12 +5,12 @@ from unittest import mock
 
 import pytest
 from mesh_products import product
+from sessions import QUICK
 from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.tuning.cost_models.mesh_model import MeshModel
-from tvm_ext.tuning.effort import Effort
 from tvm_ext.tuning.mesh_analysis.kernel_cost import mesh_cost
 from tvm_ext.tuning.modelled_run import ModelledBuilder, ModelledRunner
 from tvm_ext.tuning.record_lookup import RecordLookup
@@ -20,16 +20,7 @@ from tvm_ext.tuning.task import kernel_task
 from tvm_ext.tuning.trial_log import read_trials
 
 MESH = resolve_target("mesh16")
-EFFORT = Effort(
-    summary="for tests",
-    trials_per_kernel=12,
-    patience=100,
-    batch=4,
-    confirmed=2,
-    turn_seconds=0.0005,
-    most_turns=4,
-    cost_model="analytic",
-)
+EFFORT = QUICK.model_copy(update={"cost_model": "analytic"})
 
 
 def tuned(folder: Path, task, trials: int = 12):
