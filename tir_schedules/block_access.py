@@ -73,6 +73,11 @@ def buffer_bytes(buffer: tirx.Buffer) -> int:
     return elements * tvm.DataType(str(buffer.dtype)).bits // 8
 
 
+def element_bytes(buffer: tirx.Buffer) -> int:
+    """Bytes of one element of a buffer; types below a byte count as one."""
+    return max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
+
+
 def operands_of(stmt: s_tir.SBlock) -> list[TensorRegion]:
     """The buffers that a block reads, without the accumulator, which it writes as well."""
     return [read for read in stmt.reads if not read.source.same_as(stmt.writes[0].source)]
@@ -112,7 +117,7 @@ def access_of(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> BlockAcces
         is_reduction=[kind == tirx.IterVar.CommReduce for kind in kinds],
         write_strides=_strides(written, variables),
         read_strides=[_strides(read, variables) for read in reads],
-        element_bytes=max((_element_bytes(read) for read in reads), default=4),
+        element_bytes=max((element_bytes(read.source) for read in reads), default=4),
         constant_reads=[
             constant_parameter(sch.mod["main"], read.source) is not None for read in reads
         ],
@@ -126,10 +131,6 @@ def constant_parameter(func: tirx.PrimFunc, buffer: tirx.Buffer) -> int | None:
         if func.params[int(position)].same_as(buffer):
             return int(position)
     return None
-
-
-def _element_bytes(region: TensorRegion) -> int:
-    return max(1, tvm.DataType(str(region.source.dtype)).bits // 8)
 
 
 def _strides(region: TensorRegion, variables: list[tirx.Var]) -> list[int | None]:

@@ -168,16 +168,11 @@ def work_cycles(work: Work, mesh: MeshDescription) -> tuple[float, float]:
     """Cycles of a full tile's instructions, and how many more its memory takes."""
     start = (mesh.issue_cycles + mesh.loop_cycles) * work.instructions
     conflict = mesh.conflict_factor if len(work.operands) > 1 else 1.0
-    each = element_cycles(mesh, work.dtype) * conflict
+    each = mesh.element_cycles(work.dtype) * conflict
     compute = start + each * work.elements + mesh.scalar_cycles * work.scalar_operations
     loads = work.load_bytes / mesh.load_bytes_per_cycle
     stores = work.store_bytes / mesh.store_bytes_per_cycle
     return compute, max(0.0, max(loads, stores) - compute)
-
-
-def element_cycles(mesh: MeshDescription, dtype: str) -> float:
-    """Cycles of a vector instruction for one element; a type that is not listed is float32's."""
-    return mesh.cycles_per_element.get(dtype, mesh.cycles_per_element["float32"])
 
 
 def busy_map(program: MeshProgram, mesh: MeshDescription) -> np.ndarray:

@@ -4,8 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import tvm
-
+from tvm_ext.tir_schedules.block_access import element_bytes
 from tvm_ext.tir_schedules.wafer.annotations import Pattern
 from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
 
@@ -48,7 +47,7 @@ def _bytes(buffer: Any, uses: Sequence[tuple[Place, Any]], pattern: str) -> int:
         moving = place.inner(shared)
         for position, dim in enumerate(region.region):
             sizes[position] = max(sizes[position], _span(place, dim, moving))
-    width = max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
+    width = element_bytes(buffer)
     overlapped = pattern and any(one.pipeline > 1 for one in shared)
     return math.prod(sizes) * width * (2 if overlapped else 1)
 

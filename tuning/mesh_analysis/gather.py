@@ -5,7 +5,6 @@ along the column of the PE that needs them. Of large meshes, evenly spaced PEs s
 """
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,7 +25,7 @@ def gather(place: Place, name: str, words: float, home: Home) -> Transfer:
     distance = float((rows.distance + columns.distance).max())
     if remote <= 0 or not distance:
         return Transfer(name, Pattern.GATHER, 0.0, 1)
-    load = _busiest_link(rows, columns)
+    load = _load(rows, columns)
     return Transfer(name, Pattern.GATHER, words * remote, int(distance), distance, load)
 
 
@@ -88,31 +87,25 @@ def _looked_at(place: Place) -> tuple[dict[int, np.ndarray], dict[str, np.ndarra
     return points, coordinates
 
 
-@dataclass(frozen=True)
-class _Way:
-    """Messages along one axis: in which line, from where to where."""
+def busiest_link(lines: np.ndarray, sources: np.ndarray, targets: np.ndarray) -> float:
+    """The most messages over one link, in one direction.
 
-    line: np.ndarray
-    source: np.ndarray
-    target: np.ndarray
-
-    def busiest(self) -> float:
-        """The most messages over one link, in one direction."""
-        size = int(max(self.source.max(), self.target.max())) + 2
-        lines = int(self.line.max()) + 1
-        load = np.zeros((2, lines, size))
-        low, high = np.minimum(self.source, self.target), np.maximum(self.source, self.target)
-        direction = (self.source > self.target).astype(int)
-        np.add.at(load, (direction, self.line, low), 1)
-        np.add.at(load, (direction, self.line, high), -1)
-        return float(load.cumsum(axis=2).max(initial=0))
+    Message n goes within line ``lines[n]`` from place ``sources[n]`` to place ``targets[n]``.
+    """
+    size = int(max(sources.max(initial=0), targets.max(initial=0))) + 2
+    load = np.zeros((2, int(lines.max(initial=0)) + 1, size))
+    low, high = np.minimum(sources, targets), np.maximum(sources, targets)
+    direction = (sources > targets).astype(int)
+    np.add.at(load, (direction, lines, low), 1)
+    np.add.at(load, (direction, lines, high), -1)
+    return float(load.cumsum(axis=2).max(initial=0))
 
 
-def _busiest_link(rows: _Line, columns: _Line) -> float:
+def _load(rows: _Line, columns: _Line) -> float:
     """Messages that share one link, if all PEs did as those that were looked at."""
-    along_row = _Way(rows.there.ravel(), columns.there.ravel(), columns.here.ravel())
-    along_column = _Way(columns.here.ravel(), rows.there.ravel(), rows.here.ravel())
+    along_row = busiest_link(rows.there.ravel(), columns.there.ravel(), columns.here.ravel())
+    along_column = busiest_link(columns.here.ravel(), rows.there.ravel(), rows.here.ravel())
     looked_at_rows, looked_at_columns = rows.here.shape
     scale = (columns.count / looked_at_columns, rows.count / looked_at_rows)
     # Those who were looked at are as far apart from each other as the others are many.
-    return max(1.0, along_row.busiest() * scale[0], along_column.busiest() * scale[1])
+    return max(1.0, along_row * scale[0], along_column * scale[1])

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tvm
 
-from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, HOME, ROW, WHOLE
 from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
 
@@ -48,8 +47,7 @@ def home_of(buffer: Any, axes: Sequence[str], counts: Sequence[int]) -> Home:
     """A tensor whose dimensions are cut along ``axes`` into ``counts`` pieces."""
     shape = tuple(static_extent(size) or 1 for size in buffer.shape)
     pieces = tuple(-(-size // count) for size, count in zip(shape, counts, strict=True))
-    width = max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
-    return Home(shape, tuple(axes), pieces, width)
+    return Home(shape, tuple(axes), pieces, element_bytes(buffer))
 
 
 def stated_homes(root: Any, func: Any, rows: int, columns: int) -> dict[Any, Home]:

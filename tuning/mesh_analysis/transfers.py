@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tvm
 
 from tvm_ext.hardware.wafer.program import Transfer
-from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
     COMMUNICATION,
@@ -17,7 +16,7 @@ from tvm_ext.tir_schedules.wafer.annotations import (
     ROW,
     Pattern,
 )
-from tvm_ext.tuning.mesh_analysis.gather import gather
+from tvm_ext.tuning.mesh_analysis.gather import busiest_link, gather
 from tvm_ext.tuning.mesh_analysis.homes import Home
 from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
 
@@ -49,7 +48,7 @@ def combination(place: Place, pattern: str, counted: Sequence[Loop]) -> Transfer
     """Partial results of a row or column of PEs that are added up."""
     base, _, axis = pattern.rpartition("_")
     written = place.block.writes[0]
-    words = _elements(place, written, counted) * _width(written.source) / _WORD_BYTES
+    words = _elements(place, written, counted) * element_bytes(written.source) / _WORD_BYTES
     group = int((place.block.annotations or {}).get(GROUP, 0))
     extent = _reduced(place)
     name = str(written.source.name)
@@ -103,10 +102,6 @@ def _spans(place: Place, region: Any, moving: Sequence[Loop]) -> list[int]:
     return [min(span, size) for span, size in zip(spans, sizes, strict=True)]
 
 
-def _width(buffer: Any) -> int:
-    return max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
-
-
 def _shift(place: Place, pattern: str, words: float, home: Home) -> Transfer:
     """Tiles go around a ring: how far from one step to the next, and how far to their first place.
 
@@ -140,6 +135,7 @@ def _shift(place: Place, pattern: str, words: float, home: Home) -> Transfer:
     now = place.values(index, {**line_points, steps.number: np.asarray(1)})
     before = place.values(index, {**line_points, steps.number: np.asarray(0)})
     tile = home.pieces[dimension]
+    line_number = np.zeros_like(everyone)
     hops = _distance(before // tile, now // tile, name)
     first = _distance(everyone, before // tile, name)
     return Transfer(
@@ -148,9 +144,9 @@ def _shift(place: Place, pattern: str, words: float, home: Home) -> Transfer:
         words,
         along.extent,
         distance=float(np.abs(hops).max(initial=0)),
-        load=_line_load(everyone + hops, everyone),
+        load=max(1.0, busiest_link(line_number, everyone + hops, everyone)),
         first_distance=float(np.abs(first).max(initial=0)),
-        first_load=_line_load(everyone + first, everyone),
+        first_load=max(1.0, busiest_link(line_number, everyone + first, everyone)),
     )
 
 
@@ -162,18 +158,6 @@ def _distance(have: np.ndarray, need: np.ndarray, name: str) -> np.ndarray:
     if (have[found] != need).any():
         raise NotReadable(f"{name} is shifted, but no PE of the line had the tile that is needed")
     return found - np.arange(have.size)
-
-
-def _line_load(sources: np.ndarray, targets: np.ndarray) -> float:
-    """The most messages that share one link of a line, in one direction."""
-    size = int(max(sources.max(initial=0), targets.max(initial=0))) + 1
-    load = np.zeros((2, size + 1))
-    forward = targets >= sources
-    low, high = np.minimum(sources, targets), np.maximum(sources, targets)
-    for direction, chosen in enumerate((forward, ~forward)):
-        np.add.at(load[direction], low[chosen], 1)
-        np.add.at(load[direction], high[chosen], -1)
-    return float(max(1.0, load.cumsum(axis=1).max(initial=0)))
 
 
 def _halo(place: Place, name: str, counted: Sequence[Loop], home: Home) -> Transfer:

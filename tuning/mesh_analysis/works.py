@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tvm
 
 from tvm_ext.hardware.wafer.program import Work
+from tvm_ext.tir_schedules.block_access import element_bytes
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
 from tvm_ext.tuning.mesh_analysis.arithmetic import arithmetic_of
 from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
@@ -35,8 +35,8 @@ def work_of(place: Place, rows: int, columns: int, counted: Sequence[Loop]) -> W
         scalar_operations=iterations * found.scalar_steps,
         dtype=str(store.buffer.dtype),
         flops=iterations * found.flops,
-        load_bytes=iterations * sum(_bytes(load.source) for load in loads),
-        store_bytes=iterations * _bytes(store.buffer),
+        load_bytes=iterations * sum(element_bytes(load.source) for load in loads),
+        store_bytes=iterations * element_bytes(store.buffer),
         operands=tuple(dict.fromkeys(str(load.source.name) for load in loads)),
         row_share=row_share,
         column_share=column_share,
@@ -50,10 +50,6 @@ def _store(body: Any) -> Any:
             raise NotReadable("a block does something else than to assign one element")
         body = inner
     return body
-
-
-def _bytes(buffer: Any) -> int:
-    return max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
 
 
 def _moves(load: Any, place: Place, vector: Loop) -> bool:
