@@ -58,6 +58,8 @@ class CompiledModel:
         self._target = target
         self._threads = threads
         self._machines = threading.local()
+        # TVM writes the program's objects to link or to save them, and cannot in two threads.
+        self._exporting = threading.Lock()
         self.inputs = inputs
         self.outputs = outputs
         self.report = report
@@ -127,8 +129,9 @@ class CompiledModel:
             There is no C++ compiler to link the program.
         """
         check_writable(path)
-        if self._library is None:
-            self._library = export_library_bytes(self._to_save)
+        with self._exporting:
+            if self._library is None:
+                self._library = export_library_bytes(self._to_save)
         write_artifact(
             path,
             library=self._library,
@@ -159,6 +162,9 @@ class CompiledModel:
 
     def _new_machine(self) -> relax.VirtualMachine:
         self._require_this_machine()
+        with self._exporting:
+            if isinstance(self._program, relax.VMExecutable):
+                self._program = self._program.jit()
         return relax.VirtualMachine(self._program, self._device())
 
     def _device(self) -> tvm.runtime.Device:

@@ -123,6 +123,16 @@ def test_one_model_runs_in_several_threads(compiled, tmp_path):
     assert run_in_threads(tvm_ext.load(tmp_path / "model.tvmx")) == []
 
 
+@pytest.mark.parametrize("attempt", range(4))
+def test_first_runs_in_several_threads_beside_a_save(attempt, tmp_path):
+    made = tvm_ext.compile(mlp())
+    saving = threading.Thread(target=made.save, args=(tmp_path / "model.tvmx",))
+    saving.start()
+    assert run_in_threads(made, threads=6, runs=2) == []
+    saving.join()
+    assert_mlp(tvm_ext.load(tmp_path / "model.tvmx"), rand(2, 6))
+
+
 def test_two_threads_may_compile_at_once():
     made: list = []
     workers = [
