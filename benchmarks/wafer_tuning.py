@@ -9,6 +9,7 @@ same templates and takes the best. Nothing is measured: all cycles are the cost 
 
 import argparse
 import logging
+import math
 import random
 import statistics
 import sys
@@ -25,10 +26,12 @@ from tvm import te, tirx
 
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.hardware.wafer.errors import MeshLimitError
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.tune_model import model_kernels
 from tvm_ext.tuning.effort import load_effort
 from tvm_ext.tuning.mesh_analysis.kernel_cost import mesh_cost
+from tvm_ext.tuning.mesh_analysis.loops import NotReadable
 from tvm_ext.tuning.search.template_space import Point, TemplateSpace
 from tvm_ext.tuning.session import TuningSession
 from tvm_ext.tuning.session_options import SessionOptions
@@ -109,26 +112,27 @@ def _compared(task: KernelTask, mesh: MeshDescription, trials: int, seed: int) -
 
 
 def _random_search(space: TemplateSpace, mesh: MeshDescription, trials: int, seed: int) -> float:
+    """The best of ``trials`` mappings that fit the mesh; those that do not are not counted."""
     generator = random.Random(seed)
-    tried: set[str] = set()
-    best = float("inf")
+    tried: dict[str, float] = {}
     for _ in range(20 * trials):
         values = space.anywhere(generator)
         point = space.point(*values) if values is not None else None
         if point is None or point.candidate.hash in tried:
             continue
-        tried.add(point.candidate.hash)
-        best = min(best, _cycles(point, mesh))
-        if len(tried) >= trials:
+        tried[point.candidate.hash] = _cycles(point, mesh)
+        if sum(math.isfinite(cycles) for cycles in tried.values()) >= trials:
             break
-    return best
+    return min(tried.values(), default=math.inf)
 
 
 def _cycles(point: Point | None, mesh: MeshDescription) -> float:
     if point is None:
-        return float("inf")
-    cost = mesh_cost(point.candidate.mod, mesh)
-    return float("inf") if cost.refusal else cost.cycles
+        return math.inf
+    try:
+        return mesh_cost(point.candidate.mod, mesh).cycles
+    except (NotReadable, MeshLimitError):
+        return math.inf
 
 
 def _print_speed(mesh: MeshDescription, console: Console) -> None:
@@ -139,16 +143,19 @@ def _print_speed(mesh: MeshDescription, console: Console) -> None:
     drawn = [space.point(*values) for _ in range(60) if (values := space.anywhere(generator))]
     points = [point for point in drawn if point is not None]
     making = (time.perf_counter() - begun) / max(1, len(points))
-    times = []
+    times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(3):
         for point in points:
             begun = time.perf_counter()
-            _cycles(point, mesh)
-            times.append(time.perf_counter() - begun)
-    console.print(
-        f"cost function: {1 / statistics.mean(times):.0f} candidates a second; "
-        f"scheduling: {1 / making:.0f} a second ({len(points)} candidates)"
-    )
+            fits = math.isfinite(_cycles(point, mesh))
+            times[fits].append(time.perf_counter() - begun)
+    for what, found in (
+        ("all candidates", times[True] + times[False]),
+        ("those that fit the mesh", times[True]),
+    ):
+        if found:
+            console.print(f"cost function, {what}: {1 / statistics.mean(found):.0f} a second")
+    console.print(f"scheduling: {1 / making:.0f} a second ({len(points)} candidates)")
 
 
 def _table(found: Sequence[Outcome]) -> Table:

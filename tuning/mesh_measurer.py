@@ -131,10 +131,9 @@ class MeshMeasurer:
     def _cost(self, candidate: Candidate) -> MeshCost | str:
         """The cost, or why there is none."""
         try:
-            cost = mesh_cost(candidate.mod, self._mesh)
+            return mesh_cost(candidate.mod, self._mesh)
         except (NotReadable, MeshLimitError) as error:
             return str(error)
-        return cost.refusal or cost
 
     def _compared(self, candidate: Candidate, deadline: Deadline) -> Measurement | None:
         """How the candidate's numbers compare; None when there was no time for it."""

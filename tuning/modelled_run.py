@@ -42,8 +42,6 @@ class ModelledBuilder(ms.builder.PyBuilder):
             cost = mesh_cost(mod, self.mesh)
         except (NotReadable, MeshLimitError) as error:
             return ms.builder.BuilderResult(None, str(error))
-        if cost.refusal:
-            return ms.builder.BuilderResult(None, cost.refusal)
         path = Path(tempfile.mkdtemp(prefix="modelled-")) / "cost.json"
         path.write_text(json.dumps({"seconds": cost.seconds}))
         return ms.builder.BuilderResult(str(path), None)

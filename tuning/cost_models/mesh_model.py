@@ -27,7 +27,6 @@ class MeshModel(FormulaModel):
     def score_module(self, mod: tvm.IRModule) -> float:
         """Calls a microsecond; 0 for what does not fit the mesh or cannot be read."""
         try:
-            cost = mesh_cost(mod, self.mesh)
+            return 1e-6 / mesh_cost(mod, self.mesh).seconds
         except (NotReadable, MeshLimitError):
             return 0.0
-        return 0.0 if cost.refusal else 1e-6 / cost.seconds

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import tvm
@@ -28,10 +29,10 @@ class Affine:
     factors: dict[int, int] = field(default_factory=dict)
     others: frozenset[int] = frozenset()
 
-    @property
-    def loops(self) -> set[int]:
+    @cached_property
+    def loops(self) -> frozenset[int]:
         """All that it depends on."""
-        return {*self.factors, *self.others}
+        return self.others.union(self.factors)
 
     def plus(self, other: "Affine", times: int = 1) -> "Affine":
         """The sum with ``times`` as much of ``other``."""
@@ -58,25 +59,41 @@ def affine_of(expr: Any, known: Mapping[int, Affine | None]) -> Affine | None:
         return known.get(hash(expr))
     if kind is tirx.Cast:
         return affine_of(expr.value, known)
-    if kind in (tirx.Add, tirx.Sub, tirx.Mul):
+    if kind in _TWO_SIDED:
         left, right = affine_of(expr.a, known), affine_of(expr.b, known)
         if left is None or right is None:
             return None
-        if kind is not tirx.Mul:
-            return left.plus(right, 1 if kind is tirx.Add else -1)
-        for one, other in ((left, right), (right, left)):
-            if not other.loops:
-                return Affine(0).plus(one, other.constant)
+        return _together(kind, left, right)
     return _opaque(expr, known)
 
 
+def _together(kind: type, left: Affine, right: Affine) -> Affine:
+    if kind is tirx.Add:
+        return left.plus(right)
+    if kind is tirx.Sub:
+        return left.plus(right, -1)
+    if kind is tirx.Mul:
+        for one, other in ((left, right), (right, left)):
+            if not other.loops:
+                return Affine(0).plus(one, other.constant)
+    return Affine(0, {}, left.loops | right.loops)
+
+
+# Taken apart here, which is several times faster than a walk of TVM's.
+_TWO_SIDED = frozenset(
+    (
+        *(tirx.Add, tirx.Sub, tirx.Mul, tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod),
+        *(tirx.Min, tirx.Max, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE),
+        *(tirx.And, tirx.Or),
+    )
+)
+
+
 def _opaque(expr: Any, known: Mapping[int, Affine | None]) -> Affine | None:
-    if nodes(expr, tvm.ir.TensorLoad):
-        return None
-    loops: set[int] = set()
-    for var in nodes(expr, tvm.ir.Var):
-        found = known.get(hash(var))
+    loops: frozenset[int] = frozenset()
+    for var in nodes(expr, tvm.ir.Var, tvm.ir.TensorLoad):
+        found = known.get(hash(var)) if isinstance(var, tvm.ir.Var) else None
         if found is None:
             return None
         loops |= found.loops
-    return Affine(0, {}, frozenset(loops))
+    return Affine(0, {}, loops)

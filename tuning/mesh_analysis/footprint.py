@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm_ext.tir_schedules.block_access import element_bytes
 from tvm_ext.tir_schedules.wafer.annotations import Pattern
-from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
+from tvm_ext.tuning.mesh_analysis.loops import Access, Loop, NotReadable, Place
 
 
 class Footprint:
@@ -22,14 +22,14 @@ class Footprint:
 
     def buffers(self) -> dict[str, int]:
         """By name, bytes in the PE that needs the most."""
-        uses: dict[Any, list[tuple[Place, Any]]] = {}
+        uses: dict[Any, list[tuple[Place, Access]]] = {}
         patterns: dict[Any, str] = {}
         for place, pattern in self._places:
-            for region in (*place.block.reads, *place.block.writes):
-                if not any(region.source.same_as(one) for one in self._params):
-                    uses.setdefault(region.source, []).append((place, region))
+            for access in (*place.reads, *place.writes):
+                if not any(access.source.same_as(one) for one in self._params):
+                    uses.setdefault(access.source, []).append((place, access))
             if pattern:
-                patterns[place.block.writes[0].source] = pattern
+                patterns[place.writes[0].source] = pattern
         sizes: dict[str, int] = {}
         for buffer, found in uses.items():
             if patterns.get(buffer) != Pattern.RESIDENT:
@@ -40,13 +40,15 @@ class Footprint:
         return sizes
 
 
-def _bytes(buffer: Any, uses: Sequence[tuple[Place, Any]], pattern: str) -> int:
+def _bytes(buffer: Any, uses: Sequence[tuple[Place, Access]], pattern: str) -> int:
     shared = _shared_loops([place for place, _ in uses])
     sizes = [1] * len(buffer.shape)
-    for place, region in uses:
+    for place, access in uses:
         moving = place.inner(shared)
-        for position, dim in enumerate(region.region):
-            sizes[position] = max(sizes[position], _span(place, dim, moving))
+        for position, (index, extent) in enumerate(
+            zip(access.indices, access.extents, strict=True)
+        ):
+            sizes[position] = max(sizes[position], _span(place, index, extent, moving))
     width = element_bytes(buffer)
     overlapped = pattern and any(one.pipeline > 1 for one in shared)
     return math.prod(sizes) * width * (2 if overlapped else 1)
@@ -65,10 +67,9 @@ def _shared_loops(places: Sequence[Place]) -> tuple[Loop, ...]:
     return shared
 
 
-def _span(place: Place, dim: Any, moving: Sequence[Loop]) -> int:
-    extent = int(dim.extent.value) if hasattr(dim.extent, "value") else 1
+def _span(place: Place, index: Any, extent: int, moving: Sequence[Loop]) -> int:
     try:
-        return place.span(dim.min, moving) + extent - 1
+        return place.span(index, moving) + extent - 1
     except NotReadable:
         # Wherever the data say: all of it, to be safe.
-        return int(dim.extent.value) if not moving else math.prod(one.extent for one in moving)
+        return extent if not moving else math.prod(one.extent for one in moving)

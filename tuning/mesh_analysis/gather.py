@@ -19,8 +19,9 @@ _LOOKED_AT = 32
 
 def gather(place: Place, name: str, words: float, home: Home) -> Transfer:
     """The messages of a copying block; ``words`` is what one PE needs, wherever it lies."""
-    spans = [place.span(dim.min, place.inner()) for dim in place.block.reads[0].region]
-    rows, columns = (_Line(place, axis, home, spans) for axis in (ROW, COLUMN))
+    spans = [place.span(index, place.inner()) for index in place.reads[0].indices]
+    looked_at = _looked_at(place)
+    rows, columns = (_Line(place, axis, home, spans, *looked_at) for axis in (ROW, COLUMN))
     remote = float((1 - rows.local * columns.local).max())
     distance = float((rows.distance + columns.distance).max())
     if remote <= 0 or not distance:
@@ -44,19 +45,26 @@ class _Line:
         The part of it that the PE's own coordinate has.
     """
 
-    def __init__(self, place: Place, axis: str, home: Home, spans: list[int]) -> None:
+    def __init__(
+        self,
+        place: Place,
+        axis: str,
+        home: Home,
+        spans: list[int],
+        points: dict[int, np.ndarray],
+        coordinates: dict[str, np.ndarray],
+    ) -> None:
         self.count = math.prod(one.extent for one in place.mesh(axis))
-        points, coordinates = _looked_at(place)
         shape = np.broadcast_shapes(*(one.shape for one in coordinates.values()))
         self.here = np.broadcast_to(coordinates[axis], shape)
         low, high = np.zeros(shape, int), np.zeros(shape, int)
         self.local = np.ones(shape)
-        region = place.block.reads[0].region
+        indices = place.reads[0].indices
         cut = [n for n, along in enumerate(home.axes) if along == axis]
         for number in cut:
             size, piece = home.shape[number], home.pieces[number]
             following = math.prod(home.count(other) for other in cut if other > number)
-            first = np.broadcast_to(place.values(region[number].min, points), shape)
+            first = np.broadcast_to(place.values(indices[number], points), shape)
             last = np.clip(first + spans[number] - 1, 0, size - 1)
             first = np.clip(first, 0, size - 1)
             mine = self.here // following % home.count(number) * piece
@@ -92,13 +100,23 @@ def busiest_link(lines: np.ndarray, sources: np.ndarray, targets: np.ndarray) ->
 
     Message n goes within line ``lines[n]`` from place ``sources[n]`` to place ``targets[n]``.
     """
-    size = int(max(sources.max(initial=0), targets.max(initial=0))) + 2
-    load = np.zeros((2, int(lines.max(initial=0)) + 1, size))
-    low, high = np.minimum(sources, targets), np.maximum(sources, targets)
-    direction = (sources > targets).astype(int)
-    np.add.at(load, (direction, lines, low), 1)
-    np.add.at(load, (direction, lines, high), -1)
-    return float(load.cumsum(axis=2).max(initial=0))
+    # Few of a large mesh's lines and places may have messages.
+    lines, count = _renumbered(lines)
+    ends, places = _renumbered(np.concatenate([sources, targets]))
+    sources, targets = np.split(ends, 2)
+    row = (lines + count * (sources > targets)) * (places + 1)
+    size = 2 * count * (places + 1)
+    begun = np.bincount(row + np.minimum(sources, targets), minlength=size)
+    ended = np.bincount(row + np.maximum(sources, targets), minlength=size)
+    # Each line's messages end within it, so that one sum goes through all lines.
+    return float((begun - ended).cumsum().max(initial=0))
+
+
+def _renumbered(values: np.ndarray) -> tuple[np.ndarray, int]:
+    """Numbers in the same order with none left out, and how many there are."""
+    present = np.zeros(int(values.max(initial=-1)) + 1, int)
+    present[values] = 1
+    return present.cumsum()[values] - 1, int(present.sum())
 
 
 def _load(rows: _Line, columns: _Line) -> float:

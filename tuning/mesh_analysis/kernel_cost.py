@@ -3,6 +3,7 @@
 import tvm
 
 from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.wafer.errors import MeshLimitError
 from tvm_ext.hardware.wafer.program_cost import MeshCost, program_cost
 from tvm_ext.tuning.mesh_analysis.read_program import read_program
 
@@ -15,7 +16,9 @@ def mesh_cost(mod: tvm.IRModule, mesh: MeshDescription) -> MeshCost:
     NotReadable
         The loops cannot be read as a program of a mesh.
     MeshLimitError
-        A pattern of communication has numbers that make no sense. What does not fit the mesh is in
-        ``refusal`` of the answer instead.
+        It does not fit the mesh, or a pattern of communication has numbers that make no sense.
     """
-    return program_cost(read_program(mod["main"]), mesh)
+    cost = program_cost(read_program(mod["main"], mesh=mesh), mesh)
+    if cost.refusal:
+        raise MeshLimitError(cost.refusal)
+    return cost

@@ -1,6 +1,6 @@
 """The loops around a block of a kernel for a mesh, and values of its indices over them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import tirx
 
-from tvm_ext.tir_schedules.wafer.annotations import MESH_AXIS, PIPELINE, VECTOR
+from tvm_ext.tir_schedules.wafer.annotations import COLUMN, MESH_AXIS, PIPELINE, ROW, VECTOR
 from tvm_ext.tuning.loop_analysis.sampling import Evaluator, evaluator_of
 from tvm_ext.tuning.mesh_analysis.affine import Affine, affine_of
 
@@ -69,6 +69,25 @@ def loop_of(stmt: tirx.For, number: int) -> Loop:
     )
 
 
+@dataclass(frozen=True)
+class Access:
+    """What a block reads or writes of one tensor.
+
+    Attributes
+    ----------
+    source : tirx.Buffer
+        The tensor.
+    indices : tuple[PrimExpr, ...]
+        Where it begins along each dimension.
+    extents : tuple[int, ...]
+        Elements along each dimension; 1 where the number is not known.
+    """
+
+    source: Any
+    indices: tuple[Any, ...]
+    extents: tuple[int, ...]
+
+
 class Place:
     """Where a block stands: the loops around it and what its iteration variables are bound to.
 
@@ -82,15 +101,21 @@ class Place:
         self._evaluators = evaluators
         self.block = realize.block
         self.predicate = realize.predicate
+        self.reads = _accesses(realize.block.reads)
+        self.writes = _accesses(realize.block.writes)
         self._affine: dict[int, Affine | None] = {
             hash(one.var): Affine(0, {one.number: 1}) for one in self.loops
         }
-        self._bindings = [
-            (iter_var.var, value)
+        self._bindings = {
+            hash(iter_var.var): value
             for iter_var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-        ]
-        for var, value in self._bindings:
-            self._affine[hash(var)] = affine_of(value, self._affine)
+        }
+        for var, value in self._bindings.items():
+            self._affine[var] = affine_of(value, self._affine)
+        self._mesh = {
+            axis: tuple(one for one in self.loops if one.axis == axis) for axis in (ROW, COLUMN)
+        }
+        self._indices: dict[int, tuple[Any, Affine | None]] = {}
 
     def inner(self, counted: Sequence[Loop] = ()) -> tuple[Loop, ...]:
         """Loops that are neither of the mesh nor among ``counted``."""
@@ -99,7 +124,7 @@ class Place:
 
     def mesh(self, axis: str) -> tuple[Loop, ...]:
         """Loops along one axis of the mesh; the inner ones are places within a group of PEs."""
-        return tuple(one for one in self.loops if one.axis == axis)
+        return self._mesh[axis]
 
     def line(self, axis: str) -> Loop | None:
         """The innermost loop along one axis: the PEs that take part in one pattern."""
@@ -110,12 +135,17 @@ class Place:
         loops = self.mesh(axis)
         if not loops:
             return {}
+        if len(loops) == 1:
+            return {loops[0].number: np.arange(loops[0].extent)}
         places = np.indices([one.extent for one in loops]).reshape(len(loops), -1)
         return {one.number: places[position] for position, one in enumerate(loops)}
 
     def affine(self, index: Any) -> Affine | None:
         """An index as a sum of multiples of loop variables; None where it depends on data."""
-        return affine_of(index, self._affine)
+        key = hash(index)
+        if key not in self._indices:
+            self._indices[key] = index, affine_of(index, self._affine)
+        return self._indices[key][1]
 
     def values(self, index: Any, points: Points) -> np.ndarray:
         """An index for the values of the loops in ``points``, 0 for all others.
@@ -129,9 +159,9 @@ class Place:
                 if number in points:
                     total = total + factor * points[number]
             return np.asarray(total)
-        known = {hash(one.var): np.asarray(points.get(one.number, _ZERO)) for one in self.loops}
-        for var, value in self._bindings:
-            known[hash(var)] = self._evaluated(value, known)
+        known = _Known(self._bindings, self._evaluated)
+        for one in self.loops:
+            known[hash(one.var)] = np.asarray(points.get(one.number, _ZERO))
         return self._evaluated(index, known)
 
     def _evaluated(self, expr: Any, known: Mapping[int, np.ndarray]) -> np.ndarray:
@@ -158,7 +188,17 @@ class Place:
         found = [int(self.values(index, corner)) for corner in corners]
         return max(found) - min(found) + 1
 
-    def variables(self, index: Any) -> set[int]:
+    def difference(self, condition: Any) -> Affine | None:
+        """What has to be below 0, if a condition is of that form and affine."""
+        if not isinstance(condition, tirx.LT):
+            return None
+        left, right = self.affine(condition.a), self.affine(condition.b)
+        if left is None or right is None:
+            return None
+        found = left.plus(right, -1)
+        return None if found.others else found
+
+    def variables(self, index: Any) -> frozenset[int]:
         """Numbers of the loops that an index or a condition depends on.
 
         Raises NotReadable when it depends on anything else.
@@ -177,6 +217,28 @@ class Place:
                 waiting += [part.a, part.b]
             elif not isinstance(part, tirx.IntImm):
                 yield part
+
+
+def _accesses(regions: Any) -> tuple[Access, ...]:
+    found = []
+    for one in regions:
+        region = list(one.region)
+        extents = tuple(int(getattr(dim.extent, "value", 1)) for dim in region)
+        found.append(Access(one.source, tuple(dim.min for dim in region), extents))
+    return tuple(found)
+
+
+class _Known(dict[int, np.ndarray]):
+    """Values of variables by their hash; those of a block are found when they are asked for."""
+
+    def __init__(self, bindings: Mapping[int, Any], evaluated: Callable[..., np.ndarray]) -> None:
+        super().__init__()
+        self._bindings = bindings
+        self._evaluated = evaluated
+
+    def __missing__(self, key: int) -> np.ndarray:
+        self[key] = self._evaluated(self._bindings[key], self)
+        return self[key]
 
 
 _ZERO = np.asarray(0)

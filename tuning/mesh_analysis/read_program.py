@@ -6,28 +6,47 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
+from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.wafer.limits import check_limits
 from tvm_ext.hardware.wafer.program import Item, Layout, MeshProgram, Steps, Transfer
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, REDUCTIONS, ROW, Pattern
 from tvm_ext.tuning.mesh_analysis.footprint import Footprint
 from tvm_ext.tuning.mesh_analysis.homes import Home, home_from_access, stated_homes
-from tvm_ext.tuning.mesh_analysis.loops import Evaluators, Loop, NotReadable, Place, loop_of
+from tvm_ext.tuning.mesh_analysis.loops import Access, Evaluators, Loop, NotReadable, Place, loop_of
 from tvm_ext.tuning.mesh_analysis.transfers import combination, copy, pattern_of
 from tvm_ext.tuning.mesh_analysis.works import work_of
 
 
-def read_program(func: tirx.PrimFunc, name: str = "main") -> MeshProgram:
+def read_program(
+    func: tirx.PrimFunc, name: str = "main", mesh: MeshDescription | None = None
+) -> MeshProgram:
     """The program that the loops and annotations of ``func`` describe.
 
     Work and messages are read from the loops, the predicates and the regions, not from the shapes
     of tensors; see ``tir_schedules/wafer/annotations.py`` for what has to be annotated.
+
+    Parameters
+    ----------
+    func
+        A scheduled kernel.
+    name
+        What the program is called.
+    mesh
+        What the program has to fit; None to read it in any case.
 
     Raises
     ------
     NotReadable
         There are no loops of the mesh, an extent is no number, an index depends on data, or an
         annotation contradicts the loops.
+    MeshLimitError
+        ``mesh`` has too few PEs or too little memory. This is found without reading the work and
+        the messages: most points of a search space have tiles that fit nowhere.
     """
-    return _Reader(func, name).program()
+    reader = _Reader(func, name)
+    if mesh is not None:
+        check_limits(mesh, reader.rows, reader.columns, reader.bytes_per_pe, 0)
+    return reader.program()
 
 
 class _Reader:
@@ -41,44 +60,50 @@ class _Reader:
         self._name = name
         self._root = body.block
         self._places: list[tuple[Place, str]] = []
-        self._rows, self._columns = 1, 1
         self._loops = 0
         self._evaluators: Evaluators = {}
-        self._homes: dict[Any, Home] = {}
-
-    def program(self) -> MeshProgram:
-        """What was found."""
-        tree = self._tree(self._root.body, [])
+        self._tree = self._read_tree(self._root.body, [])
         if not any(loop.axis for place, _ in self._places for loop in place.loops):
             raise NotReadable("no loop is annotated as a row or column of the mesh")
-        self._rows, self._columns = (self._count(axis) for axis in (ROW, COLUMN))
-        self._homes = stated_homes(self._root, self._func, self._rows, self._columns)
+        self.rows, self.columns = (self._count(axis) for axis in (ROW, COLUMN))
+        self._homes = stated_homes(self._root, self._func, self.rows, self.columns)
         self._find_homes()
-        items = self._items(tree, ())
-        footprint = Footprint(self._places, self._func.params)
+        self._buffers = Footprint(self._places, self._func.params).buffers()
+        self._shards = self._shard_bytes()
+
+    @property
+    def bytes_per_pe(self) -> int:
+        """Shards and buffers of the PE that holds the most."""
+        return sum(self._shards.values()) + sum(self._buffers.values())
+
+    def program(self) -> MeshProgram:
+        """What was found, with work and messages."""
+        return MeshProgram(
+            self._name,
+            self.rows,
+            self.columns,
+            self._items(self._tree, ()),
+            self._shards,
+            self._buffers,
+            self._layouts(),
+        )
+
+    def _shard_bytes(self) -> dict[str, int]:
         shards: dict[str, int] = {}
         for buffer, home in self._homes.items():
             # Two results may have one name.
             name = str(buffer.name)
             shards[name] = shards.get(name, 0) + home.shard_bytes
-        return MeshProgram(
-            self._name,
-            self._rows,
-            self._columns,
-            items,
-            shards,
-            footprint.buffers(),
-            self._layouts(),
-        )
+        return shards
 
-    def _tree(self, stmt: Any, loops: list[Loop]) -> list[Any]:
+    def _read_tree(self, stmt: Any, loops: list[Loop]) -> list[Any]:
         """Statements as (loop, statements) pairs and places of blocks."""
         if isinstance(stmt, tirx.SeqStmt):
-            return [item for one in stmt.seq for item in self._tree(one, loops)]
+            return [item for one in stmt.seq for item in self._read_tree(one, loops)]
         if isinstance(stmt, tirx.For):
             self._loops += 1
             loop = loop_of(stmt, self._loops)
-            return [(loop, self._tree(stmt.body, [*loops, loop]))]
+            return [(loop, self._read_tree(stmt.body, [*loops, loop]))]
         if isinstance(stmt, s_tir.SBlockRealize):
             place = Place(loops, stmt, self._evaluators)
             self._places.append((place, pattern_of(place)))
@@ -93,11 +118,10 @@ class _Reader:
         """Tensors without a stated home lie where they are used first."""
         params = list(self._func.params)
         for place, _ in self._places:
-            for region in (*place.block.reads, *place.block.writes):
-                buffer = region.source
+            for access in (*place.reads, *place.writes):
+                buffer = access.source
                 if buffer not in self._homes and any(buffer.same_as(one) for one in params):
-                    indices = [dim.min for dim in region.region]
-                    self._homes[buffer] = home_from_access(buffer, indices, place)
+                    self._homes[buffer] = home_from_access(buffer, access.indices, place)
 
     def _layouts(self) -> dict[int, Layout]:
         """The homes of the parameters, and over how many PEs each of them extends."""
@@ -119,8 +143,8 @@ class _Reader:
         """The block that says where a parameter lies: the last that writes it, or its first
         reader.
         """
-        writers = [one for one in self._places if _touches(one[0].block.writes, buffer)]
-        readers = (one for one in self._places if _touches(one[0].block.reads, buffer))
+        writers = [one for one in self._places if _touches(one[0].writes, buffer)]
+        readers = (one for one in self._places if _touches(one[0].reads, buffer))
         return writers[-1] if writers else next(readers)
 
     def _items(self, tree: Sequence[Any], counted: tuple[Loop, ...]) -> tuple[Item, ...]:
@@ -150,10 +174,10 @@ class _Reader:
         if pattern == Pattern.RESIDENT:
             return []
         if not pattern:
-            return [work_of(place, self._rows, self._columns, counted)]
+            return [work_of(place, self.rows, self.columns, counted)]
         if _accumulates(place):
             return [combination(place, pattern, counted)]
-        source = place.block.reads[0].source
+        source = place.reads[0].source
         home = self._homes.get(source) or self._inner_home(source, place)
         found: Transfer = copy(place, pattern, counted, home)
         return [found] if found.words else []
@@ -161,15 +185,14 @@ class _Reader:
     def _inner_home(self, buffer: Any, place: Place) -> Home:
         """An intermediate result lies where it was written."""
         for writer, _ in self._places:
-            for region in writer.block.writes:
-                if region.source.same_as(buffer):
-                    return home_from_access(buffer, [dim.min for dim in region.region], writer)
-        indices = [dim.min for dim in place.block.reads[0].region]
-        return home_from_access(buffer, indices, place)
+            for access in writer.writes:
+                if access.source.same_as(buffer):
+                    return home_from_access(buffer, access.indices, writer)
+        return home_from_access(buffer, place.reads[0].indices, place)
 
 
-def _touches(regions: Sequence[Any], buffer: Any) -> bool:
-    return any(region.source.same_as(buffer) for region in regions)
+def _touches(accesses: Sequence[Access], buffer: Any) -> bool:
+    return any(one.source.same_as(buffer) for one in accesses)
 
 
 def _cuts(home: Home, axis: str) -> int:
@@ -201,9 +224,9 @@ def _extents(place: Place, pattern: str) -> tuple[int, int]:
 
 
 def _accumulates(place: Place) -> bool:
-    written = place.block.writes[0].source
+    written = place.writes[0].source
     init = place.block.init is not None
-    return init or any(read.source.same_as(written) for read in place.block.reads)
+    return init or any(read.source.same_as(written) for read in place.reads)
 
 
 def _numbers(tree: Sequence[Any]) -> Iterator[int]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from tvm_ext.tir_schedules.wafer.annotations import (
 )
 from tvm_ext.tuning.mesh_analysis.gather import busiest_link, gather
 from tvm_ext.tuning.mesh_analysis.homes import Home
-from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
+from tvm_ext.tuning.mesh_analysis.loops import Access, Loop, NotReadable, Place
 
 # What one wavelet carries.
 _WORD_BYTES = 4
@@ -47,7 +46,7 @@ def pattern_of(place: Place) -> str:
 def combination(place: Place, pattern: str, counted: Sequence[Loop]) -> Transfer:
     """Partial results of a row or column of PEs that are added up."""
     base, _, axis = pattern.rpartition("_")
-    written = place.block.writes[0]
+    written = place.writes[0]
     words = _elements(place, written, counted) * element_bytes(written.source) / _WORD_BYTES
     group = int((place.block.annotations or {}).get(GROUP, 0))
     extent = _reduced(place)
@@ -57,12 +56,12 @@ def combination(place: Place, pattern: str, counted: Sequence[Loop]) -> Transfer
 
 def copy(place: Place, pattern: str, counted: Sequence[Loop], home: Home) -> Transfer:
     """A tile that comes from the PE, or the PEs, where it lies."""
-    read = place.block.reads[0]
-    written = _elements(place, place.block.writes[0], counted)
+    read = place.reads[0]
+    written = _elements(place, place.writes[0], counted)
     # Turned indices: the box around what is read may hold more than what is.
     elements = min(_elements(place, read, counted), written)
     words = elements * home.element_bytes / _WORD_BYTES
-    name = str(place.block.writes[0].source.name)
+    name = str(place.writes[0].source.name)
     if pattern in (Pattern.MULTICAST_ROW, Pattern.MULTICAST_COLUMN):
         # Along a row of PEs are its columns.
         extent = _extent(place, COLUMN if pattern == Pattern.MULTICAST_ROW else ROW)
@@ -84,21 +83,21 @@ def _extent(place: Place, axis: str) -> int:
 
 def _reduced(place: Place) -> int:
     """PEs whose partial results are combined: those of the loops that do not move the result."""
-    written = [place.variables(dim.min) for dim in place.block.writes[0].region]
+    written = [place.variables(index) for index in place.writes[0].indices]
     loops = [one for one in place.loops if not any(one.number in found for found in written)]
     return math.prod(one.extent for one in loops)
 
 
-def _elements(place: Place, region: Any, counted: Sequence[Loop]) -> int:
-    """Elements of a region that one execution goes through."""
+def _elements(place: Place, access: Access, counted: Sequence[Loop]) -> int:
+    """Elements of an access that one execution goes through."""
     moving = place.inner(counted)
-    return math.prod(_spans(place, region, moving))
+    return math.prod(_spans(place, access, moving))
 
 
-def _spans(place: Place, region: Any, moving: Sequence[Loop]) -> list[int]:
+def _spans(place: Place, access: Access, moving: Sequence[Loop]) -> list[int]:
     """Elements along each dimension; what is beyond the tensor is padding, and nobody sends it."""
-    sizes = [static_extent(size) or 1 for size in region.source.shape]
-    spans = [place.span(dim.min, moving) for dim in region.region]
+    sizes = [static_extent(size) or 1 for size in access.source.shape]
+    spans = [place.span(index, moving) for index in access.indices]
     return [min(span, size) for span, size in zip(spans, sizes, strict=True)]
 
 
@@ -109,25 +108,25 @@ def _shift(place: Place, pattern: str, words: float, home: Home) -> Transfer:
     had in the step before.
     """
     line = _LINES[pattern]
-    name = str(place.block.writes[0].source.name)
+    name = str(place.writes[0].source.name)
     steps = next((one for one in place.loops if one.pipeline), None)
     along = place.line(line)
     if steps is None or along is None:
         raise NotReadable(f"{name} is shifted, but not inside of steps and of {line}s of PEs")
     if along.extent == 1 or steps.extent == 1:
         return Transfer(name, pattern, words, 1)
-    region = place.block.reads[0].region
+    indices = place.reads[0].indices
     dimension = next(
         (
             number
-            for number, (axis, dim) in enumerate(zip(home.axes, region, strict=True))
-            if axis == line and steps.number in place.variables(dim.min)
+            for number, (axis, index) in enumerate(zip(home.axes, indices, strict=True))
+            if axis == line and steps.number in place.variables(index)
         ),
         None,
     )
     if dimension is None:
         raise NotReadable(f"{name} is shifted along a line of PEs that its tensor is not cut by")
-    index = region[dimension].min
+    index = indices[dimension]
     everyone = np.arange(along.extent)
     # A line in the middle: in the first one, tiles may lie where they are needed first.
     line_points = {one.number: np.asarray(one.extent // 2) for one in place.loops if one.axis}
@@ -163,7 +162,7 @@ def _distance(have: np.ndarray, need: np.ndarray, name: str) -> np.ndarray:
 def _halo(place: Place, name: str, counted: Sequence[Loop], home: Home) -> Transfer:
     """What a region has beyond the shard, on one side; the sides come at the same time."""
     moving = place.inner(counted)
-    spans = _spans(place, place.block.reads[0], moving)
+    spans = _spans(place, place.reads[0], moving)
     inside = [min(span, piece) for span, piece in zip(spans, home.pieces, strict=True)]
     beyond = math.prod(spans) - math.prod(inside)
     cut = sum(

@@ -9,6 +9,7 @@ import numpy as np
 from tvm_ext.hardware.wafer.program import Work
 from tvm_ext.tir_schedules.block_access import element_bytes
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
+from tvm_ext.tuning.mesh_analysis.affine import Affine
 from tvm_ext.tuning.mesh_analysis.arithmetic import arithmetic_of
 from tvm_ext.tuning.mesh_analysis.loops import Loop, NotReadable, Place
 
@@ -74,7 +75,7 @@ def _valid(place: Place, rows: int, columns: int) -> tuple[float, np.ndarray, np
         shares[axis][used if place.mesh(axis) else count :] = 0.0
     for condition in place.conditions():
         variables = place.variables(condition)
-        followed = [axis for axis, known in coordinates.items() if variables & set(known)]
+        followed = [axis for axis, known in coordinates.items() if not variables.isdisjoint(known)]
         known = coordinates[followed[0]] if followed else {}
         passed = _passed(place, condition, variables, known)
         if not followed or (passed == passed[0]).all():
@@ -85,10 +86,13 @@ def _valid(place: Place, rows: int, columns: int) -> tuple[float, np.ndarray, np
 
 
 def _passed(
-    place: Place, condition: Any, variables: set[int], coordinates: dict[int, np.ndarray]
+    place: Place, condition: Any, variables: frozenset[int], coordinates: dict[int, np.ndarray]
 ) -> np.ndarray:
     """For each coordinate, the part of the iterations of the other loops that pass a condition."""
     moving = [one for one in place.inner() if one.number in variables]
+    below = place.difference(condition)
+    if below is not None and len(moving) == 1:
+        return _part_below(below, moving[0], coordinates)
     lengths = [one.extent for one in moving]
     count = len(next(iter(coordinates.values()))) if coordinates else 1
     if count > _LOOKED_AT and count * math.prod(lengths) > _MOST_POINTS:
@@ -103,3 +107,14 @@ def _passed(
         points[loop.number] = values[None]
     passed = np.broadcast_to(place.values(condition, points), (count, *lengths))
     return passed.reshape(count, -1).mean(axis=1)
+
+
+def _part_below(below: Affine, loop: Loop, coordinates: dict[int, np.ndarray]) -> np.ndarray:
+    """For each coordinate, the part of a loop's iterations in which ``below`` is below 0."""
+    rest: Any = np.full(1, below.constant)
+    for number, values in coordinates.items():
+        rest = rest + below.factors.get(number, 0) * values
+    factor = below.factors[loop.number]
+    # Of a falling difference, the iterations that are counted are the last ones.
+    first = rest if factor > 0 else rest + factor * (loop.extent - 1)
+    return np.asarray(np.clip(-(first // abs(factor)), 0, loop.extent) / loop.extent)
