@@ -116,8 +116,7 @@ def _random_search(space: TemplateSpace, mesh: MeshDescription, trials: int, see
     generator = random.Random(seed)
     tried: dict[str, float] = {}
     for _ in range(20 * trials):
-        values = space.anywhere(generator)
-        point = space.point(*values) if values is not None else None
+        point = space.anywhere(generator)
         if point is None or point.candidate.hash in tried:
             continue
         tried[point.candidate.hash] = _cycles(point, mesh)
@@ -140,8 +139,7 @@ def _print_speed(mesh: MeshDescription, console: Console) -> None:
     space = TemplateSpace(kernel_task("GEMM", _product(4096, 4096)), mesh, lambda mod: mod)
     generator = random.Random(0)
     begun = time.perf_counter()
-    drawn = [space.point(*values) for _ in range(60) if (values := space.anywhere(generator))]
-    points = [point for point in drawn if point is not None]
+    points = [point for _ in range(60) if (point := space.anywhere(generator)) is not None]
     making = (time.perf_counter() - begun) / max(1, len(points))
     times: dict[bool, list[float]] = {True: [], False: []}
     for _ in range(3):

@@ -4,6 +4,7 @@ A template asks for each decision by name, with the options that make sense for 
 machine, and its own closed-form choice among them. Options may depend on decisions taken before.
 """
 
+import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -84,16 +85,19 @@ class Chosen:
             The given value is not among the options, and the decisions are not lenient.
         """
         knob = Knob(name, tuple(sorted({*options, default})), default)
-        value = self._given.get(name, default)
-        if value not in knob.options and self._lenient:
-            value = default
-        if value not in knob.options:
-            raise DecisionError(
-                f"decision {name}={value} is none of the options {_listed(knob.options)}"
-            )
         self.knobs[name] = knob
-        self.values[name] = value
-        return value
+        self.values[name] = self._answer(knob)
+        return self.values[name]
+
+    def _answer(self, knob: Knob) -> int:
+        value = self._given.get(knob.name, knob.default)
+        if value in knob.options:
+            return value
+        if self._lenient:
+            return knob.default
+        raise DecisionError(
+            f"decision {knob.name}={value} is none of the options {_listed(knob.options)}"
+        )
 
     def free(self) -> dict[str, int]:
         """What was answered where there was more than one option."""
@@ -102,6 +106,23 @@ class Chosen:
     def unused(self) -> list[str]:
         """Names that were given and that the template did not ask for."""
         return [name for name in self._given if name not in self.knobs]
+
+
+class Drawn(Chosen):
+    """Every decision is drawn, each of the options that those before it leave as often.
+
+    Parameters
+    ----------
+    generator : random.Random
+        What draws.
+    """
+
+    def __init__(self, generator: random.Random) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def _answer(self, knob: Knob) -> int:
+        return self._generator.choice(knob.options)
 
 
 def _listed(options: tuple[int, ...]) -> str:

@@ -73,6 +73,8 @@ class Transfer:
         The most such messages that share one link.
     group : int
         PEs of a group, or branches; 0 where the pattern has none.
+    senders : int
+        PEs of a line that send their part of it, one after the other.
     axis : str
         "row" or "column" for PEs of one row or column whose results are combined, else empty.
     first_distance, first_load : float
@@ -89,6 +91,7 @@ class Transfer:
     group: int = 0
     first_distance: float = 0.0
     first_load: float = 0.0
+    senders: int = 1
     axis: str = ""
 
 

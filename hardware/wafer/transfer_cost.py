@@ -34,7 +34,7 @@ def transfer_cost(transfer: Transfer, mesh: MeshDescription, steps: int = 1) -> 
     if pattern == "k_tree":
         return k_tree(mesh, words, extent, max(1, transfer.group or 2))
     if pattern.startswith("multicast"):
-        return _relayed(multicast(mesh, words, extent), mesh, extent, steps)
+        return _relayed(multicast(mesh, words, extent), mesh, transfer, steps)
     return message(mesh, words, transfer.distance, transfer.load)
 
 
@@ -45,21 +45,30 @@ def first_place_cost(transfer: Transfer, mesh: MeshDescription) -> Communication
     return message(mesh, transfer.words, transfer.first_distance, transfer.first_load)
 
 
-def _relayed(found: Communication, mesh: MeshDescription, extent: int, steps: int) -> Communication:
-    """A multicast with a sender that changes from step to step.
+def _relayed(
+    found: Communication, mesh: MeshDescription, transfer: Transfer, steps: int
+) -> Communication:
+    """A multicast with a sender that changes from step to step, or within a step.
 
     Each sender needs a route of its own; where a line has more of them than there are colours, for
     rows and columns together, messages are passed on in software from one stretch of the line to
-    the next: the term beta r of WaferLLM's model (C. He et al., OSDI 2025, section 3).
+    the next: the term beta r of WaferLLM's model (C. He et al., OSDI 2025, section 3). So is the
+    word, once for each, from a sender to the one that follows it within a step.
     """
     routes = max(1, mesh.usable_colours // 2)
-    senders = min(steps, extent)
-    relays = math.ceil(senders / routes) - 1
-    if relays <= 0:
-        return replace(found, colours=max(1, senders))
+    senders = min(steps * transfer.senders, transfer.extent)
+    relays = max(0, math.ceil(senders / routes) - 1)
+    turns = transfer.senders - 1
+    if not relays:
+        return replace(
+            found,
+            cycles=found.cycles + turns * mesh.relay_cycles,
+            depth=found.depth + turns,
+            colours=max(1, senders),
+        )
     return replace(
         found,
-        cycles=found.cycles + relays * mesh.relay_cycles,
-        depth=found.depth + relays,
+        cycles=found.cycles + (relays + turns) * mesh.relay_cycles,
+        depth=found.depth + relays + turns,
         colours=routes,
     )

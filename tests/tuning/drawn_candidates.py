@@ -47,8 +47,7 @@ def drawn_of(task: KernelTask, count: int, seed: int = 0) -> list[Candidate]:
     assert default is not None
     found[default.candidate.hash] = default.candidate
     for _ in range(3 * count):
-        values = space.anywhere(generator)
-        point = space.point(*values) if values is not None else None
+        point = space.anywhere(generator)
         if point is not None:
             found.setdefault(point.candidate.hash, point.candidate)
         if len(found) == count:

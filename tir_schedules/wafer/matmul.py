@@ -4,7 +4,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tir_schedules.block_access import constant_parameter
+from tvm_ext.tir_schedules.block_access import constant_parameter, element_bytes
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.template import Machine, NotMine
 from tvm_ext.tir_schedules.wafer.annotations import (
@@ -19,13 +19,13 @@ from tvm_ext.tir_schedules.wafer.annotations import (
     Pattern,
 )
 from tvm_ext.tir_schedules.wafer.contraction import Contraction, contraction_of
+from tvm_ext.tir_schedules.wafer.matmul_cycles import MatmulSizes
 from tvm_ext.tir_schedules.wafer.matmul_decision import (
     ON_LEFT,
     ON_RIGHT,
     ON_SUMMED,
     SUMMA,
     MatmulMapping,
-    MatmulSizes,
     decide_matmul,
 )
 from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED, ORDER
@@ -71,6 +71,8 @@ class MeshMatmul:
             right=found.extents[right],
             summed=found.extents[summed],
             right_is_constant=constant_parameter(func, found.operands[1]) is not None,
+            dtype=str(found.operands[0].dtype),
+            element_bytes=element_bytes(found.operands[0]),
         )
         mapping = decide_matmul(sizes, machine, decisions)
         _schedule(sch, found, (left, right, summed), mapping)

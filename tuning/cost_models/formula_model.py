@@ -11,6 +11,8 @@ class FormulaModel(ms.cost_model.PyCostModel):
     """Scores by ``score_module``, which a model that derives from this has to have."""
 
     learns = False
+    exact = False
+    """Whether a trial gives just what ``score_module`` says."""
 
     def score_module(self, mod: tvm.IRModule) -> float:
         """Calls a microsecond of the scheduled kernel "main"; 0 for one that is of no use."""

@@ -81,6 +81,11 @@ class Guarded(ms.cost_model.PyCostModel):
         """Whether measured times change anything."""
         return self._model is not None and getattr(self._model, "learns", True)
 
+    @property
+    def exact(self) -> bool:
+        """Whether a trial gives just what the scores say."""
+        return self._model is not None and getattr(self._model, "exact", False)
+
     def _first_scores(self, count: int, ask: Callable[[Any], np.ndarray]) -> np.ndarray:
         scores = np.zeros(count)
         while count and self._model is not None:

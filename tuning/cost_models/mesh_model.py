@@ -20,6 +20,8 @@ class MeshModel(FormulaModel):
         What the kernels are scheduled for.
     """
 
+    exact = True
+
     def __init__(self, mesh: MeshDescription) -> None:
         super().__init__()
         self.mesh = mesh

@@ -1,5 +1,6 @@
 """What one iteration of a block computes: vector instructions, scalar operations, operands."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,14 +43,19 @@ class Arithmetic:
     loads: tuple[Any, ...]
 
 
-def arithmetic_of(store: tirx.BufferStore) -> Arithmetic:
-    """Counts what an assignment does. A product that is added to is one instruction."""
+def arithmetic_of(store: tirx.BufferStore, is_array: Callable[[Any], bool]) -> Arithmetic:
+    """Counts what an assignment does.
+
+    ``is_array`` says of a load whether it goes through an array with the vector instruction. A
+    product that is added to is one instruction if one of its factors stays the same: CSL's @fmacs
+    and @fmach multiply an array by a scalar.
+    """
     vector, scalar, flops = 0, 0, 0
     for node in _value_nodes(store.value):
         kind = type(node)
         if kind in _ARITHMETIC:
             flops += 1
-            vector += not _is_fused(node)
+            vector += not _is_fused(node, is_array)
         elif kind in _SELECTIONS:
             vector += 1
         elif kind is tirx.Div:
@@ -89,8 +95,12 @@ def _value_nodes(expr: Any) -> list[Any]:
     return found
 
 
-def _is_fused(node: Any) -> bool:
+def _is_fused(node: Any, is_array: Callable[[Any], bool]) -> bool:
     """Whether an addition takes a product in, which then is a multiply-add."""
-    return isinstance(node, tirx.Add) and (
-        isinstance(node.a, tirx.Mul) or isinstance(node.b, tirx.Mul)
+    if not isinstance(node, tirx.Add):
+        return False
+    products = [side for side in (node.a, node.b) if isinstance(side, tirx.Mul)]
+    return any(
+        not all(any(map(is_array, nodes(factor, tvm.ir.TensorLoad))) for factor in (one.a, one.b))
+        for one in products
     )

@@ -64,8 +64,12 @@ def copy(place: Place, pattern: str, counted: Sequence[Loop], home: Home) -> Tra
     name = str(place.writes[0].source.name)
     if pattern in (Pattern.MULTICAST_ROW, Pattern.MULTICAST_COLUMN):
         # Along a row of PEs are its columns.
-        extent = _extent(place, COLUMN if pattern == Pattern.MULTICAST_ROW else ROW)
-        return Transfer(name, pattern, words, extent, extent - 1)
+        axis = COLUMN if pattern == Pattern.MULTICAST_ROW else ROW
+        extent = _extent(place, axis)
+        senders = _owners(_spans(place, read, place.inner(counted)), home, axis)
+        return Transfer(
+            name, pattern, words, extent, extent - 1, senders=min(senders, max(1, extent))
+        )
     if pattern == Pattern.MULTICAST:
         extent = _extent(place, ROW) + _extent(place, COLUMN) - 1
         return Transfer(name, pattern, words, extent, extent - 1)
@@ -74,6 +78,15 @@ def copy(place: Place, pattern: str, counted: Sequence[Loop], home: Home) -> Tra
     if pattern == Pattern.HALO:
         return _halo(place, name, counted, home)
     return gather(place, name, words, home)
+
+
+def _owners(spans: Sequence[int], home: Home, axis: str) -> int:
+    """PEs along ``axis`` that have parts of a tile."""
+    return math.prod(
+        -(-span // piece)
+        for span, piece, along in zip(spans, home.pieces, home.axes, strict=True)
+        if along == axis
+    )
 
 
 def _extent(place: Place, axis: str) -> int:

@@ -1,13 +1,15 @@
 """The vector instructions of a block, for the PE with the most to do and for all others."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tvm
 
 from tvm_ext.hardware.wafer.program import Work
 from tvm_ext.tir_schedules.block_access import element_bytes
+from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
 from tvm_ext.tuning.mesh_analysis.affine import Affine
 from tvm_ext.tuning.mesh_analysis.arithmetic import arithmetic_of
@@ -24,16 +26,24 @@ def work_of(place: Place, rows: int, columns: int, counted: Sequence[Loop]) -> W
     vector = next((one for one in loops if one.is_vector), loops[-1] if loops else None)
     length = vector.extent if vector is not None else 1
     store = _store(place.block.body)
-    found = arithmetic_of(store)
+
+    def is_array(load: Any) -> bool:
+        return vector is None or _moves(load, place, vector)
+
+    found = arithmetic_of(store, is_array)
     valid, row_share, column_share = _valid(place, rows, columns)
     iterations = math.prod(one.extent for one in loops) * valid
-    loads = [load for load in found.loads if vector is None or _moves(load, place, vector)]
+    loads = [load for load in found.loads if is_array(load)]
+    # Each addition to one element waits for the one before: no vector rate. A published figure
+    # of such a sum was not found.
+    in_order = found.vector_instructions and length > 1 and _adds_to_one(store, is_array)
+    vectors = found.vector_instructions - (1 if in_order else 0)
     return Work(
         name=str(place.block.name_hint),
         instructions=iterations / length * found.vector_instructions,
-        elements=iterations * found.vector_instructions,
+        elements=iterations * vectors,
         length=float(length),
-        scalar_operations=iterations * found.scalar_steps,
+        scalar_operations=iterations * (found.scalar_steps + bool(in_order)),
         dtype=str(store.buffer.dtype),
         flops=iterations * found.flops,
         load_bytes=iterations * sum(element_bytes(load.source) for load in loads),
@@ -42,6 +52,13 @@ def work_of(place: Place, rows: int, columns: int, counted: Sequence[Loop]) -> W
         row_share=row_share,
         column_share=column_share,
     )
+
+
+def _adds_to_one(store: Any, is_array: Callable[[Any], bool]) -> bool:
+    """Whether all elements of an instruction go into one."""
+    loads = nodes(store.value, tvm.ir.TensorLoad)
+    own = [load for load in loads if load.source.same_as(store.buffer)]
+    return bool(own) and not any(map(is_array, own))
 
 
 def _store(body: Any) -> Any:

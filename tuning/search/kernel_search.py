@@ -58,7 +58,7 @@ class KernelSearch:
         target = machine.tvm_target()
         seed = (seed * 1_000_003 + int(task.hash[:7], 16)) % (2**31 - 1) or 1
         if self.uses_templates:
-            generator, strategy = None, TemplateSearch(space, seed, self._scores)
+            generator, strategy = None, TemplateSearch(space, seed, self._scores, self._is_exact)
         else:
             generator, strategy = (
                 metaschedule_space(),
@@ -77,6 +77,9 @@ class KernelSearch:
         found = self._context.generate_measure_candidates()
         made = [self.candidate(one.sch.trace) for one in found or []]
         return [one for one in made if isinstance(one, Candidate)]
+
+    def _is_exact(self) -> bool:
+        return getattr(self._model, "exact", False)
 
     def _scores(self, candidates: Sequence[Candidate]) -> np.ndarray:
         if hasattr(self._model, "scores_of"):

@@ -21,8 +21,9 @@ from tvm_ext.tuning.search.template_space import Key, Point, TemplateSpace, key_
 
 Scores = Callable[[Sequence[Candidate]], np.ndarray]
 
-# Points that the cost model looks at for each that is tried.
+# Points that the cost model looks at for each that is tried, one that learns and one that knows.
 POOL_FACTOR = 4
+EXACT_POOL_FACTOR = 12
 
 # Share of a batch that is picked without the model.
 EXPLORED = 0.25
@@ -32,6 +33,9 @@ PARENTS = 4
 
 # Draws that may be known or refused before a batch is given up as exhausted.
 FRUITLESS_DRAWS = 64
+
+# Pools without a point of use before the same.
+FRUITLESS_POOLS = 8
 
 
 @derived_object
@@ -46,10 +50,20 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
         Of the random draws.
     scores_of : callable
         What the cost model says of candidates: the higher, the better.
+    is_exact : callable
+        Whether a trial gives just what the model says. Then nothing is picked at random, and
+        nothing that it says is of no use.
     """
 
-    def __init__(self, space: TemplateSpace, seed: int, scores_of: Scores) -> None:
+    def __init__(
+        self,
+        space: TemplateSpace,
+        seed: int,
+        scores_of: Scores,
+        is_exact: Callable[[], bool] = lambda: False,
+    ) -> None:
         super().__init__()
+        self._is_exact = is_exact
         self.space = space
         self._scores_of = scores_of
         self._random = random.Random(seed)
@@ -86,7 +100,7 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
         chosen = list(itertools.islice(self._defaults(), wanted))
         self._note(chosen)
         if len(chosen) < wanted:
-            picked = self._picked(self._pool(wanted - len(chosen)), wanted - len(chosen))
+            picked = self._search(wanted - len(chosen))
             self._note(picked)
             chosen += picked
         self._left -= len(chosen)
@@ -109,7 +123,7 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
 
     def clone(self) -> "TemplateSearch":
         """A search of the same space that has tried nothing."""
-        return TemplateSearch(self.space, self._seed, self._scores_of)
+        return TemplateSearch(self.space, self._seed, self._scores_of, self._is_exact)
 
     def _note(self, points: list[Point]) -> None:
         """Points that are not to be proposed again."""
@@ -127,14 +141,24 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
     def _is_new(self, point: Point) -> bool:
         return point.key not in self._proposed and point.candidate.hash not in self._loops
 
+    def _search(self, wanted: int) -> list[Point]:
+        for _ in range(FRUITLESS_POOLS):
+            pool = self._pool(wanted)
+            picked = self._picked(pool, wanted)
+            if picked or not pool:
+                return picked
+            # The model knows that none of them is of use.
+            self._note(pool)
+        return []
+
     def _pool(self, wanted: int) -> list[Point]:
         """New points to pick from, half of them around the best."""
         pool: dict[str, Point] = {}
-        size = wanted * POOL_FACTOR
+        size = wanted * (EXACT_POOL_FACTOR if self._is_exact() else POOL_FACTOR)
         for values in self._around_the_best():
             if len(pool) >= size // 2:
                 break
-            self._add(pool, values)
+            self._add(pool, self.space.point(*values))
         fruitless = 0
         while len(pool) < size and fruitless < FRUITLESS_DRAWS:
             before = len(pool)
@@ -142,8 +166,7 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
             fruitless = fruitless + 1 if len(pool) == before else 0
         return list(pool.values())
 
-    def _add(self, pool: dict[str, Point], values: tuple[str, dict[str, int]] | None) -> None:
-        point = self.space.point(*values) if values is not None else None
+    def _add(self, pool: dict[str, Point], point: Point | None) -> None:
         if point is not None and self._is_new(point):
             pool.setdefault(point.candidate.hash, point)
 
@@ -163,11 +186,14 @@ class TemplateSearch(ms.search_strategy.PySearchStrategy):
                     yield following
 
     def _picked(self, pool: list[Point], wanted: int) -> list[Point]:
-        if len(pool) <= wanted:
+        exact = self._is_exact()
+        if len(pool) <= wanted and not exact:
             return pool
-        at_random = max(1, round(EXPLORED * wanted))
         scores = self._scores_of([point.candidate for point in pool])
         order = sorted(range(len(pool)), key=lambda i: -float(scores[i]))
+        if exact:
+            return [pool[i] for i in order[:wanted] if scores[i] > 0]
+        at_random = max(1, round(EXPLORED * wanted))
         best = order[: wanted - at_random]
         rest = self._random.sample(order[wanted - at_random :], at_random)
         return [pool[i] for i in (*best, *rest)]

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.decisions import Chosen, Knob
+from tvm_ext.tir_schedules.decisions import Chosen, Drawn, Knob
 from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, template_trace
 from tvm_ext.tir_schedules.select import accepting_templates
 from tvm_ext.tir_schedules.template import Machine, NotMine
@@ -83,7 +83,7 @@ class TemplateSpace:
         """
         asked = key_of(template, values)
         if asked not in self._points:
-            found = self._made(template, values)
+            found = self._made(template, Chosen(values, lenient=True))
             self._points[asked] = found
             if found is not None:
                 self._points.setdefault(found.key, found)
@@ -99,30 +99,22 @@ class TemplateSpace:
                     if 0 <= other < len(knob.options):
                         yield point.template, {**point.values, name: knob.options[other]}
 
-    def anywhere(self, generator: random.Random) -> tuple[str, dict[str, int]] | None:
-        """Random decisions of a random template; None if there is nothing to decide."""
+    def anywhere(self, generator: random.Random) -> Point | None:
+        """A random schedule of a random template; None if there is nothing to decide, or if the
+        template refuses what was drawn.
+        """
         open_to = [name for name in self.templates if self._has_knobs(name)]
         if not open_to:
             return None
-        template = generator.choice(open_to)
-        point = self.default(template)
-        values: dict[str, int] = {}
-        while point is not None:
-            # Options may depend on decisions before: one is drawn at a time.
-            left = [name for name in point.knobs if name not in values]
-            if not left:
-                break
-            values[left[0]] = generator.choice(point.knobs[left[0]].options)
-            point = self.point(template, values)
-        return template, values
+        found = self._made(generator.choice(open_to), Drawn(generator))
+        return self._points.setdefault(found.key, found) if found is not None else None
 
     def _has_knobs(self, template: str) -> bool:
         default = self.default(template)
         return default is not None and bool(default.knobs)
 
-    def _made(self, template: str, values: Mapping[str, int]) -> Point | None:
+    def _made(self, template: str, chosen: Chosen) -> Point | None:
         func = self._task.workload["main"]
-        chosen = Chosen(values, lenient=True)
         scheduled = apply_template(self._templates[template], func, self._machine, chosen)
         if isinstance(scheduled, NotMine):
             return None

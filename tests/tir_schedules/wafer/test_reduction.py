@@ -45,7 +45,7 @@ def test_whole_rows_need_no_messages() -> None:
     assert (found.rows, found.columns) == (3, 4)
     assert transfers(found) == {}
     start, add = works(found).values()
-    assert (start.elements, add.elements, add.length) == (1, 40, 40)
+    assert (start.elements, add.scalar_operations, add.length) == (1, 40, 40)
     assert found.shards == {"x0": 40 * 4, "x0_red": 4}
 
 
@@ -56,7 +56,7 @@ def test_parts_of_rows_are_combined_by_the_pattern_that_was_decided(combination:
     (sent,) = transfers(found).values()
     # 4 rows in each PE, of which it has 8 elements.
     assert message(sent) == (COMBINATIONS[combination], 4, 5)
-    assert works(found)["x0_red_rf_update"].elements == 4 * 8
+    assert works(found)["x0_red_rf_update"].scalar_operations == 4 * 8
     assert found.shards["x0"] == 4 * 8 * 4
     assert found.buffers["x0_red.rf"] == 4 * 4
     x = random(12, 40)
@@ -148,7 +148,7 @@ def test_first_axes_are_reduced_along_columns_of_pes() -> None:
     assert (found.rows, found.columns) == (3, 5)
     (sent,) = transfers(found).values()
     assert message(sent) == ("chain", 4, 3)
-    assert works(found)["x0_red_rf_update"].elements == 4 * 3 * 7
+    assert works(found)["x0_red_rf_update"].scalar_operations == 4 * 3 * 7
     assert works(found)["T_divide"].row_share.tolist() == [1, 0, 0]
     assert found.shards["x0"] == 3 * 7 * 4 * 4
     check_numbers(TEMPLATE, {"mean": func}, split=3)
@@ -161,7 +161,7 @@ def test_a_sum_of_everything_uses_a_row_of_pes() -> None:
     (sent,) = transfers(found).values()
     assert (sent.words, sent.extent) == (1, 5)
     # All 7 rows and 4 of 19 columns.
-    assert works(found)["x0_red_rf_update"].elements == 7 * 4
+    assert works(found)["x0_red_rf_update"].scalar_operations == 7 * 4
 
 
 def test_a_mask_of_all_rows_is_sent_to_them() -> None:
