@@ -104,7 +104,8 @@ def resolve_processor(
     if isinstance(machine, MeshDescription):
         raise TargetError(
             f"target '{machine.name}' is a mesh, whose programs are laid out over its PEs and not "
-            "compiled kernel by kernel; expected a CPU or a GPU, such as 'cpu'"
+            "compiled kernel by kernel; expected a CPU or a GPU, such as 'cpu', or "
+            f"'tvm-ext wafer explain MODEL --target {machine.name}'"
         )
     return machine
 

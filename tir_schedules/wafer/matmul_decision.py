@@ -21,8 +21,9 @@ SUMMA = 0
 # Which loop one vector instruction goes along.
 ON_RIGHT, ON_LEFT, ON_SUMMED = 0, 1, 2
 
-# Most numbers of steps that a tuner and the closed form choose from.
-_STEP_OPTIONS = 8
+# Most grids, and most numbers of steps, that a tuner and the closed form choose from.
+_GRID_OPTIONS = 24
+_STEP_OPTIONS = 16
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,9 @@ def decide_matmul(
         rows = columns = steps = decisions.pick("rows", squares, ring)
         resident = False
     else:
-        rows = decisions.pick("rows", grid_options(sizes.left, most_rows), plan.rows)
+        rows = decisions.pick("rows", grid_options(sizes.left, most_rows, _GRID_OPTIONS), plan.rows)
         columns = decisions.pick(
-            "columns", grid_options(sizes.right, machine.columns), plan.columns
+            "columns", grid_options(sizes.right, machine.columns, _GRID_OPTIONS), plan.columns
         )
         places = (0, 1) if sizes.right_is_constant else (0,)
         resident = bool(decisions.pick("resident", places, int(plan.resident)))
@@ -98,7 +99,9 @@ def decide_matmul(
 def _square_options(sizes: MatmulSizes, machine: MeshDescription, most_rows: int) -> list[int]:
     most = min(most_rows, machine.columns, sizes.summed)
     longest = max(sizes.left, sizes.right)
-    return [option for option in grid_options(longest, most) if option <= most] or [1]
+    return [option for option in grid_options(longest, most, _GRID_OPTIONS) if option <= most] or [
+        1
+    ]
 
 
 def _best_ring(
@@ -124,8 +127,8 @@ def _best_summa(
     sizes: MatmulSizes, machine: MeshDescription, most_rows: int
 ) -> tuple[_Summa, float]:
     """The best grid and steps for SUMMA and the cycles; all PEs where nothing fits."""
-    rows = grid_options(sizes.left, most_rows)
-    columns = grid_options(sizes.right, machine.columns)
+    rows = grid_options(sizes.left, most_rows, _GRID_OPTIONS)
+    columns = grid_options(sizes.right, machine.columns, _GRID_OPTIONS)
     most = min(max(rows[-1], columns[-1]), sizes.summed)
     steps = grid_options(most, most, _STEP_OPTIONS)
     grid = np.ix_(rows, columns, steps)
