@@ -92,7 +92,8 @@ class Tiles:
 def ring_cycles(sizes: MatmulSizes, machine: MeshDescription, sides: np.ndarray) -> np.ndarray:
     """MeshGEMM on squares of ``sides`` PEs a side; infinite where a tile does not fit."""
     tiles = Tiles(sizes, sides, sides, sides)
-    messages = sum(tiles.words()) + 2 * machine.transfer_cycles + 2 * machine.hop_cycles
+    first, second = tiles.words()
+    messages = first + second + 2 * machine.transfer_cycles + 2 * machine.hop_cycles
     cycles = _in_steps(tiles, messages, machine)
     return np.where(tiles.fits(machine, resident=False), cycles, math.inf)
 

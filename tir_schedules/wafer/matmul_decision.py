@@ -131,10 +131,10 @@ def _best_summa(
     columns = grid_options(sizes.right, machine.columns, _GRID_OPTIONS)
     most = min(max(rows[-1], columns[-1]), sizes.summed)
     steps = grid_options(most, most, _STEP_OPTIONS)
-    grid = np.ix_(rows, columns, steps)
+    grid_rows, grid_columns, grid_steps = np.ix_(rows, columns, steps)
     found, least = _Summa(rows[-1], columns[-1], steps[-1], False), math.inf
     for resident in (False, True)[: 1 + sizes.right_is_constant]:
-        cycles = summa_cycles(sizes, machine, *grid, resident)
+        cycles = summa_cycles(sizes, machine, grid_rows, grid_columns, grid_steps, resident)
         place = np.unravel_index(int(cycles.argmin()), cycles.shape)
         if cycles[place] < least:
             row, column, step = (int(number) for number in place)
