@@ -44,6 +44,9 @@ $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	@touch $(BENCH_STAMP)
 
+docs: $(STAMP) ## write docs/operators.md anew from the table of operators
+	$(BIN)/python -m tvm_ext.onnx_frontend.operators_page docs/operators.md
+
 typings: ## links for the type checker, which cannot see the folder mapping of setup.py
 	@mkdir -p typings/tvm_ext
 	@for entry in tvm_ext/*; do ln -sfn ../../$$entry typings/tvm_ext/$$(basename $$entry); done

@@ -8,7 +8,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import Cast as OnnxCast
 from tvm.relax.frontend.onnx.onnx_frontend import Gather as OnnxGather
 from tvm.relax.frontend.onnx.onnx_frontend import GatherElements as OnnxGatherElements
 from tvm.relax.frontend.onnx.onnx_frontend import GatherND as OnnxGatherND
-from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, OnnxOpConverter
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, OnnxOpConverter, onnx_input
 from tvm.relax.frontend.onnx.onnx_frontend import ScatterElements as OnnxScatterElements
 from tvm.relax.frontend.onnx.onnx_frontend import ScatterND as OnnxScatterND
 from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map as onnx_converter_map
@@ -35,6 +35,7 @@ __all__ = [
     "onnx_constant",
     "onnx_converter_map",
     "onnx_converter_names",
+    "onnx_input",
     "onnx_type_name",
     "tune_context",
 ]

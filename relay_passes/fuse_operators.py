@@ -7,7 +7,8 @@ from tvm import relax
 
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.origin import origins_of
-from tvm_ext.relay_passes.origin_writer import bindings_of, write_origins
+from tvm_ext.relay_passes.origin_writer import all_bindings_of, write_origins
+from tvm_ext.relay_passes.symbolic_order import sizes_defined_first
 
 
 @graph_pass
@@ -28,7 +29,7 @@ class FuseOperators:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns the fused module; ``mod`` is left as it is."""
-        fused = relax.transform.FuseOps()(mod)
+        fused = sizes_defined_first(relax.transform.FuseOps()(mod))
         merged: dict[relax.Var, tuple[str, ...]] = {}
         for global_var, func in mod.functions.items():
             if isinstance(func, relax.Function):
@@ -47,7 +48,13 @@ class _Replay:
         # first of them, and give away their names in their order.
         self.old: dict[Hashable, list[relax.Var]] = {}
         known: dict[int, Hashable] = {}
-        for binding in bindings_of(before):
+        # Numbers for what was not there before: its key spelled out in the keys of all that uses it
+        # would double with every second use.
+        self.strangers: dict[Hashable, Hashable] = {}
+        for binding in all_bindings_of(before):
+            if isinstance(binding, relax.MatchCast):
+                known[hash(binding.var)] = _key(binding.value, known)
+                continue
             same = self.old.setdefault(_key(binding.value, known), [])
             same.append(binding.var)
             known[hash(binding.var)] = hash(same[0])
@@ -59,7 +66,10 @@ class _Replay:
             hash(new): hash(old) for new, old in zip(after.params, self.before.params, strict=True)
         }
         merged: dict[relax.Var, tuple[str, ...]] = {}
-        for binding in bindings_of(after):
+        for binding in all_bindings_of(after):
+            if isinstance(binding, relax.MatchCast):
+                known[hash(binding.var)] = _key(binding.value, known)
+                continue
             group = self._group(binding.value)
             if group is None:
                 self._take(_key(binding.value, known))
@@ -74,7 +84,9 @@ class _Replay:
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.GlobalVar):
             return None
         callee = self.fused[value.op]
-        return callee if isinstance(callee, relax.Function) else None
+        # Bodies of branches and loops are functions too, and were there before.
+        is_group = isinstance(callee, relax.Function) and "Primitive" in (callee.attrs or {})
+        return callee if is_group else None
 
     def _replay_group(
         self, group: relax.Function, call: relax.Call, outer: dict[int, Hashable]
@@ -84,7 +96,7 @@ class _Replay:
             for param, arg in zip(group.params, call.args, strict=True)
         }
         members: list[relax.Var] = []
-        for binding in bindings_of(group):
+        for binding in all_bindings_of(group):
             key = _key(binding.value, known)
             known[hash(binding.var)] = self._known_as(binding.value, known)
             members += self._take(key)
@@ -98,14 +110,18 @@ class _Replay:
         return same[min(position, len(same) - 1) :][:1]
 
     def _known_as(self, value: relax.Expr, known: dict[int, Hashable]) -> Hashable:
-        """The old variable that is bound to ``value``, or ``value`` itself in old terms."""
+        """The old variable that is bound to ``value``, a tuple in old terms, or a new number."""
         key = _key(value, known)
         if isinstance(value, relax.TupleGetItem):
             source = _key(value.tuple_value, known)
             if isinstance(source, tuple) and source[0] == "tuple":
                 return source[1][value.index]
         same = self.old.get(key)
-        return hash(same[0]) if same else key
+        if same:
+            return hash(same[0])
+        if isinstance(value, relax.Tuple):
+            return key
+        return self.strangers.setdefault(key, ("stranger", len(self.strangers)))
 
 
 def _key(value: relax.Expr, known: dict[int, Hashable]) -> Hashable:
@@ -121,4 +137,6 @@ def _key(value: relax.Expr, known: dict[int, Hashable]) -> Hashable:
         return ("global", str(value.name_hint))
     if isinstance(value, relax.ShapeExpr):
         return ("shape", str(value))
+    if tvm.ir.is_prim_expr(value):
+        return ("size", str(value))
     return known.get(hash(value), hash(value))

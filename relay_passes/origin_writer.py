@@ -22,12 +22,17 @@ def write_origins(mod: tvm.IRModule, origins: Mapping[relax.Var, Sequence[str]])
 
 def bindings_of(func: relax.Function) -> list[relax.VarBinding]:
     """All variable bindings below a function in program order, branches ahead of their If."""
-    found: list[relax.VarBinding] = []
+    return [found for found in all_bindings_of(func) if isinstance(found, relax.VarBinding)]
+
+
+def all_bindings_of(func: relax.Function) -> list[relax.Binding]:
+    """As ``bindings_of``, with the casts to a shape among them."""
+    found: list[relax.Binding] = []
     _collect_bindings(func.body, found)
     return found
 
 
-def _collect_bindings(body: relax.Expr, found: list[relax.VarBinding]) -> None:
+def _collect_bindings(body: relax.Expr, found: list[relax.Binding]) -> None:
     if not isinstance(body, relax.SeqExpr):
         return
     for binding in (binding for block in body.blocks for binding in block.bindings):
@@ -37,8 +42,7 @@ def _collect_bindings(body: relax.Expr, found: list[relax.VarBinding]) -> None:
             _collect_bindings(value.false_branch, found)
         elif isinstance(value, relax.Function):
             _collect_bindings(value.body, found)
-        if isinstance(binding, relax.VarBinding):
-            found.append(binding)
+        found.append(binding)
 
 
 @mutator

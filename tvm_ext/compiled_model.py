@@ -21,10 +21,12 @@ from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.device_buffers import InputBuffers, to_array
 from tvm_ext.errors import RunError, TargetError, reason_of
+from tvm_ext.failed_branch import register_failed_branch
 from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.host import host_cpu_features
 from tvm_ext.hardware.threads import use_threads
 from tvm_ext.model_inputs import check_inputs
+from tvm_ext.narrow_dtypes import release
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.report.records import CompileReport
 from tvm_ext.tensor_spec import TensorSpec
@@ -93,7 +95,8 @@ class CompiledModel:
             result = machine["main"](*buffers.filled(arrays))
         values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return {
-            spec.name: to_array(value) for spec, value in zip(self.outputs, values, strict=True)
+            spec.name: release(to_array(value), spec.dtype)
+            for spec, value in zip(self.outputs, values, strict=True)
         }
 
     def profile(self, inputs: Mapping[str, npt.ArrayLike], repeat: int = 10) -> Profile:
@@ -165,6 +168,7 @@ class CompiledModel:
         with self._exporting:
             if isinstance(self._program, relax.VMExecutable):
                 self._program = self._program.jit()
+        register_failed_branch()
         return relax.VirtualMachine(self._program, self._device())
 
     def _device(self) -> tvm.runtime.Device:

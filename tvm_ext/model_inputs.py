@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import InputError
+from tvm_ext.narrow_dtypes import hold
 from tvm_ext.tensor_spec import TensorSpec
 
 
@@ -70,7 +71,7 @@ def _check_one(spec: TensorSpec, value: npt.ArrayLike, sizes: dict[str, int]) ->
                 f"input '{spec.name}' is {_describe(array)}, expected size {expected} on axis "
                 f"{axis} ({spec.describe()}): resize it or compile for this size"
             )
-    return np.ascontiguousarray(array).reshape(array.shape)
+    return hold(np.ascontiguousarray(array).reshape(array.shape), spec.dtype)
 
 
 @functools.cache

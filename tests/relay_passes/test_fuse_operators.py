@@ -210,5 +210,25 @@ def test_the_reader_of_a_value_that_is_computed_twice_is_named():
     assert sorted(name for names in found for name in names) == ["exp 0", "exp 1", "mm", "relu"]
 
 
+def test_a_cast_to_sizes_hides_no_names_of_a_long_chain():
+    """Each step reads the one before twice: 2^60 operands, spelled out."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(dtype="float32", ndim=2))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            rows = tvm.tirx.Var("n", "int64")
+            y = builder.match_cast(x, relax.TensorType([rows, 3], "float32"))
+            for _ in range(60):
+                y = builder.emit(op.add(builder.emit(op.matmul(y, weight(3, 3))), y))
+            result = builder.emit_output(y)
+        builder.emit_func_output(result)
+    mod = builder.get()
+    steps = [b.var for b in bindings_of(mod["main"]) if isinstance(b.value, relax.Call)]
+    names = [f"{kind} {i}" for i in range(60) for kind in ("mm", "add")]
+    mod = write_origins(mod, {v: (n,) for v, n in zip(steps, names, strict=True)})
+    found = [names for _, names in called(FuseOperators()(lower(mod)))]
+    assert found == [(f"mm {i}", f"add {i}") for i in range(60)]
+
+
 def test_a_module_without_functions_is_left_alone():
     assert structural_equal(FuseOperators()(tvm.IRModule()), tvm.IRModule())

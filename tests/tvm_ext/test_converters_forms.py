@@ -74,15 +74,17 @@ def test_one_hot_of_values_in_the_run() -> None:
         np.testing.assert_array_equal(outputs["y"], hot(indices, 3, -1, values))
 
 
-def test_one_hot_of_a_depth_in_the_run_is_refused() -> None:
+def test_one_hot_of_a_depth_in_the_run() -> None:
+    indices, values = np.array([0, -1], np.int64), np.array([0, 1], np.float32)
     proto = model(
-        [node("OneHot", ["i", "depth", "values"], ["y"], name="hot")],
+        [node("OneHot", ["i", "depth", "values"], ["y"])],
         [value("i", [2], np.int64), value("depth", [1], np.int64)],
         [value("y", None)],
-        values=np.array([0, 1], np.float32),
+        values=values,
     )
-    with pytest.raises(ModelError, match=r"OneHot node 'hot' .*depth is computed in the run"):
-        tvm_ext.compile(proto)
+    for depth in (3, 5):
+        for outputs in run(proto, i=indices, depth=np.array([depth])):
+            np.testing.assert_array_equal(outputs["y"], hot(indices, depth, -1, values))
 
 
 FLOATS = np.array([-129.9, -128, -1.5, -0.5, 0, 0.5, 1.5, 127, 255.9, 300], np.float32)

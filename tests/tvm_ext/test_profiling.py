@@ -89,8 +89,8 @@ def branch(name: str, *operators: str) -> onnx.GraphProto:
     return helper.make_graph(nodes, name, [], [value(last, None)])
 
 
-@pytest.mark.parametrize("level", ["O0", "O3"])
-def test_branches_count_what_ran(level):
+@pytest.mark.parametrize(("level", "taken"), [("O0", (4, 2)), ("O3", (2, 2))])
+def test_branches_count_what_ran(level, taken):
     nodes = [
         node("Exp", ["x"], ["a"], name="before"),
         node(
@@ -104,7 +104,8 @@ def test_branches_count_what_ran(level):
     ]
     inputs = [value("x", [2, 4]), value("flag", [], TensorProto.BOOL)]
     model = compiled(nodes, inputs, [value("y", [2, 4])], level)
-    for flag, ran in ((True, 4), (False, 2)):
+    # At O3 the three operators of a branch are one kernel.
+    for flag, ran in zip((True, False), taken, strict=True):
         profile = model.profile({"x": rand(2, 4), "flag": np.array(flag)}, repeat=2)
         assert sum(kernel.calls for kernel in profile.kernels) == ran
         assert all(kernel.origins for kernel in profile.kernels)

@@ -4,6 +4,7 @@ from tvm_ext.tir_schedules.llvm.blockwise import Blockwise
 from tvm_ext.tir_schedules.llvm.depthwise_convolution import DepthwiseConvolution
 from tvm_ext.tir_schedules.llvm.elementwise import Elementwise
 from tvm_ext.tir_schedules.llvm.pooling import Pooling
+from tvm_ext.tir_schedules.llvm.recurrence.template import RecurrentLayer
 from tvm_ext.tir_schedules.llvm.reduction import Reduction
 from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
 from tvm_ext.tir_schedules.llvm.row_stitch import RowStitch
@@ -19,6 +20,7 @@ CPU_TEMPLATES: tuple[Template, ...] = (
     RowStitch(),
     Reduction(),
     Scan(),
+    RecurrentLayer(),
     Winograd(),
     DepthwiseConvolution(),
     RegisterTile(),

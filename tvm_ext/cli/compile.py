@@ -43,6 +43,12 @@ def compile_command(
     ] = None,
     json_output: options.Json = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no report.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Only list the operators: supported, by expansion or unsupported."
+        ),
+    ] = False,
 ) -> None:
     """Compile an ONNX model, save it, and report what the compiler did."""
     chosen = CompileOptions.parsed(
@@ -56,6 +62,11 @@ def compile_command(
         records,
         require_records,
     )
+    if dry_run:
+        from tvm_ext.cli.operator_list import print_operators
+
+        print_operators(model, chosen.input_shapes, json_output)
+        return
     compiled = compile_files(model, chosen, output, report)
     from tvm_ext.cli import output as out
 

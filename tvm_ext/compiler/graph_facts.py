@@ -25,10 +25,30 @@ _RUN_BY_VM = (
 
 
 def relax_bindings(mod: tvm.IRModule) -> Iterator[relax.VarBinding]:
-    """All variable bindings of all Relax functions, in order."""
-    for func in mod.functions.values():
-        if isinstance(func, relax.Function):
-            yield from bindings_of(func)
+    """All variable bindings of all Relax functions, in the order of a run.
+
+    Those of a function that another one calls (a branch, an iteration of a loop) come once, before
+    its first call.
+    """
+    functions = {
+        str(var.name_hint): func
+        for var, func in mod.functions.items()
+        if isinstance(func, relax.Function)
+    }
+    entered: set[str] = set()
+
+    def inside(name: str) -> Iterator[relax.VarBinding]:
+        if name in entered or name not in functions:
+            return
+        entered.add(name)
+        for binding in bindings_of(functions[name]):
+            callee = binding.value.op if isinstance(binding.value, relax.Call) else None
+            if isinstance(callee, tvm.ir.GlobalVar):
+                yield from inside(str(callee.name_hint))
+            yield binding
+
+    for name in ("main", *functions):
+        yield from inside(name)
 
 
 def operator_name(value: relax.Expr) -> str:

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -10,11 +11,39 @@ import tvm
 from tvm import relax
 
 from tvm_ext.errors import ModelError, reason_of
-from tvm_ext.hardware.tvm_compat import ONNXGraphImporter
+from tvm_ext.hardware.tvm_compat import ONNXGraphImporter, onnx_input
+from tvm_ext.onnx_frontend.control_flow_functions import (
+    as_tensor,
+    is_size,
+    is_value,
+    without_unused_functions,
+)
+from tvm_ext.onnx_frontend.control_flow_if import convert_if
+from tvm_ext.onnx_frontend.control_flow_loop import convert_loop
 from tvm_ext.onnx_frontend.converters import CONVERTERS
-from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
+from tvm_ext.onnx_frontend.converters.agreement import with_agreeing_sizes
+from tvm_ext.onnx_frontend.node_failure import NodeFailed, is_impossible
+from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
 from tvm_ext.relay_passes import InheritOrigins
 from tvm_ext.relay_passes.origin_writer import write_origins
+
+CONTROL_FLOW = {"If": convert_if, "Loop": convert_loop}
+
+# Converters that read a shape as it is, without a tensor of integers.
+TAKE_SHAPES = frozenset(
+    {
+        *("Cast", "CastLike", "Concat", "ConstantOfShape", "Equal", "Expand", "Gather", "If"),
+        *("Identity", "Loop", "Reshape", "Resize", "Shape", "Slice", "Squeeze", "Where"),
+    }
+)
+
+# Operators whose tuple is one sequence and not several outputs.
+GIVE_SEQUENCES = frozenset(
+    {
+        *("ConcatFromSequence", "Optional", "OptionalGetElement", "SequenceConstruct"),
+        *("SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence"),
+    }
+)
 
 # TVM's stack of builders and Python's filters of warnings are the process's: two imports that
 # change them in turn, not nested, would fail, and leave warnings silent for good.
@@ -29,22 +58,33 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
     ModelError
         A converter fails; the message names the node.
     """
-    opset = next((o.version for o in model.opset_import if o.domain in DEFAULT_DOMAINS), 1)
-    importer = _OriginImporter()
+    importer = _OriginImporter(model)
     # The importer warns; what matters is in the error we raise.
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            mod = importer.from_onnx(model.graph, opset)
-            importer.note_branches(model.graph)
-        except _NodeFailed as failed:
+            mod = importer.from_onnx(_without_nodes(model.graph), opset_of(model, ""))
+        except NodeFailed as failed:
             importer.end_blocks()
             raise conversion_error(label, failed.place, failed.reason) from failed.reason
         except Exception as error:
             importer.end_blocks()
             raise conversion_error(label, "the graph", error) from error
-    mod = write_origins(mod, {var: (node,) for var, node in importer.node_of.items()})
+    mod = write_origins(
+        without_unused_functions(mod), {var: (node,) for var, node in importer.node_of.items()}
+    )
     return tvm.transform.Sequential([InheritOrigins()])(mod)
+
+
+def _without_nodes(graph: onnx.GraphProto) -> SimpleNamespace:
+    parts = {name: getattr(graph, name) for name in ("initializer", "input", "output")}
+    return SimpleNamespace(**parts, node=())
+
+
+def _shape_as_tensor(bb: relax.BlockBuilder, value: Any, computed: bool) -> Any:
+    """Shapes as tensors; sizes as well beside ``computed`` operands, among themselves they fold."""
+    is_shape = isinstance(value, relax.Expr) and isinstance(value.ty, relax.ShapeType)
+    return as_tensor(bb, value) if is_shape or (computed and is_size(value)) else value
 
 
 def conversion_error(label: str, place: str, error: Exception) -> ModelError:
@@ -55,20 +95,14 @@ def conversion_error(label: str, place: str, error: Exception) -> ModelError:
     )
 
 
-class _NodeFailed(BaseException):
-    """A converter's error on its way through TVM's importer, which prints every Exception."""
-
-    def __init__(self, place: str, reason: Exception) -> None:
-        super().__init__(place)
-        self.place = place
-        self.reason = reason
-
-
 class _OriginImporter(ONNXGraphImporter):
     """TVM's importer, with each node's result bound to a variable that is noted down."""
 
-    def __init__(self) -> None:
+    _nodes: dict[str, Any]
+
+    def __init__(self, model: onnx.ModelProto) -> None:
         super().__init__(shape_dict={}, dtype_dict="float32", sanitize=True)
+        self.model = model
         self.node_of: dict[relax.Var, str] = {}
 
     def end_blocks(self) -> None:
@@ -77,39 +111,93 @@ class _OriginImporter(ONNXGraphImporter):
             while True:
                 self.bb._end_block()
 
-    def note_branches(self, graph: onnx.GraphProto) -> None:
-        """Notes the results of If nodes of a graph that was converted; TVM binds them itself."""
-        for node in graph.node:
-            result = self._nodes.get(node.output[0]) if node.op_type == "If" else None
-            if isinstance(result, relax.Var):
-                self.node_of.setdefault(result, node.name)
+    def _parse_attr(self, attr_proto: Any) -> dict[str, Any]:
+        """A list of no elements, which TVM's importer refuses, is as good as none."""
+        lists = (onnx.AttributeProto.FLOATS, onnx.AttributeProto.INTS, onnx.AttributeProto.STRINGS)
+        return super()._parse_attr(
+            [a for a in attr_proto if a.type not in lists or a.floats or a.ints or a.strings]
+        )
+
+    def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
+        """Nothing: ``support`` did it, which looks into bodies and knows domains."""
+
+    def convert_body(self, graph: onnx.GraphProto, nodes: dict[str, Any]) -> list[Any]:
+        """The outputs of a body of If or Loop whose surroundings are ``nodes``."""
+        around, self._nodes = self._nodes, dict(nodes)
+        try:
+            self._parse_graph_initializers(graph)
+            self._construct_nodes(graph)
+            return [self._nodes[value.name] for value in graph.output]
+        finally:
+            self._nodes = around
+
+    def _construct_nodes(self, graph: onnx.GraphProto) -> None:
+        """As TVM's, which makes no functions of bodies, and refuses shapes where it could convert.
+
+        ``from_onnx`` gets a graph without nodes: it gives up dataflow where it sees an If.
+        """
+        for node in self.model.graph.node if isinstance(graph, SimpleNamespace) else graph.node:
+            attrs = self._parse_attr(node.attribute)
+            attrs["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
+            key = operator_key(node)
+            inputs = onnx_input(self._nodes[name] if name else None for name in node.input)
+            computed = any(is_value(value) for value in inputs)
+            if key not in TAKE_SHAPES or (key == "Concat" and computed):
+                inputs = onnx_input(_shape_as_tensor(self.bb, v, computed) for v in inputs)
+            try:
+                result = self._convert_operator(key, inputs, attrs, self.opset)
+            except NodeFailed as failed:
+                # One in a body has been looked at there.
+                failed.impossible |= key not in CONTROL_FLOW and is_impossible(
+                    node, inputs, self.model.opset_import
+                )
+                raise
+            for name, value in zip(node.output, self._results(node, result), strict=False):
+                self._nodes[name] = value
+
+    def _results(self, node: onnx.NodeProto, result: Any) -> list[Any]:
+        """The values of a node's outputs, which may be fewer than the operator has."""
+        if node.op_type in GIVE_SEQUENCES or not isinstance(result, relax.Expr):
+            return [result]
+        if isinstance(result.ty, relax.TupleType) and not isinstance(result, relax.Tuple):
+            result = [
+                self.bb.emit(relax.TupleGetItem(result, i)) for i in range(len(result.ty.fields))
+            ]
+        results = list(result) if isinstance(result, relax.Tuple | list) else [result]
+        if len(results) < len(node.output):
+            reason = ValueError(f"{len(results)} of its {len(node.output)} outputs are known")
+            raise NodeFailed(f"{node.op_type} node '{node.name}'", reason)
+        return [self._with_sizes(value) for value in results]
+
+    def _with_sizes(self, value: Any) -> Any:
+        """A tensor whose rank alone is known with a symbol for each size: shape arithmetic folds.
+
+        TVM's Slice with bounds that are computed in the run gives such a one.
+        """
+        if not isinstance(value, relax.Var) or not isinstance(value.ty, relax.TensorType):
+            return value
+        return as_tensor(self.bb, value) if value.ty.ndim >= 0 else value
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:
         node = attrs["tvm_custom"]["name"]
         try:
-            result = self._converted(op_name, inputs, attrs, opset)
+            result = self._converted(op_name, inputs, attrs)
         except Exception as error:
-            raise _NodeFailed(f"{op_name} node '{node}'", error) from error
+            raise NodeFailed(f"{split_key(op_name)[1]} node '{node}'", error) from error
         return self._bound(node, result)
 
-    def _converted(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:
-        if op_name not in CONVERTERS:
-            return super()._convert_operator(op_name, inputs, attrs, opset)
-        convert = CONVERTERS[op_name].get_converter(opset)
+    def _converted(self, key: str, inputs: Any, attrs: dict) -> Any:
+        """``key`` is an operator's name with its domain, whose opset the converter gets."""
+        domain, name = split_key(key)
+        opset = opset_of(self.model, domain)
+        if key in CONTROL_FLOW:
+            return CONTROL_FLOW[key](self, attrs["tvm_custom"]["name"], inputs, attrs)
+        inputs = with_agreeing_sizes(self.bb, key, inputs, attrs)
+        if key not in CONVERTERS:
+            return super()._convert_operator(name, inputs, attrs, opset)
+        convert = CONVERTERS[key].get_converter(opset)
         result = convert(self.bb, inputs, attrs, [self._nodes, self._params])
         return self.bb.normalize(result) if isinstance(result, relax.Expr) else result
-
-    def _convert_subgraph(self, bb: relax.BlockBuilder, graph: onnx.GraphProto) -> relax.Expr:
-        """The branch of an If, with a block of its own.
-
-        TVM's importer binds what converters emit ahead of the If, where both branches always run.
-        """
-        bb._begin_binding_block()
-        try:
-            result = super()._convert_subgraph(bb, graph)
-        finally:
-            block = bb._end_block()
-        return relax.SeqExpr([block], result)
 
     def _bound(self, node: str, result: Any) -> Any:
         if isinstance(result, relax.Tuple):
@@ -118,6 +206,9 @@ class _OriginImporter(ONNXGraphImporter):
             result.ty, relax.TensorType | relax.TupleType
         ):
             result = self.bb.emit(result)
-        if isinstance(result, relax.Var):
+        if isinstance(result.ty, relax.TensorType) and result.ty.ndim >= 0:
+            # Converters need a size for each axis, if only one that the run defines.
+            result = as_tensor(self.bb, result)
+        if isinstance(result, relax.Var) and not tvm.ir.is_prim_expr(result):
             self.node_of.setdefault(result, node)
         return result

@@ -10,9 +10,10 @@ from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.constant_values import densify_constants
 from tvm_ext.onnx_frontend.node_order import sort_nodes, subgraphs_of
 from tvm_ext.onnx_frontend.old_opsets import modernize
-from tvm_ext.onnx_frontend.support import DEFAULT_DOMAINS
+from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
 from tvm_ext.onnx_frontend.value_types import require_tensors_of_numbers
 
 # The ending of a file's name decides how onnx reads it: binary, .json, .textproto, .onnxtxt.
@@ -54,6 +55,7 @@ def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     sort_nodes(model.graph, label)
     _check(model, label)
     require_tensors_of_numbers(model.graph, label)
+    densify_constants(model, label)
     _refuse_nan(model.graph, label)
     return modernize(model)
 

@@ -7,11 +7,18 @@ import numpy as np
 import onnx_ir as ir
 
 from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.size_casts import widen_size_casts
+from tvm_ext.onnx_frontend.transposed_convolution import explicit_output_shape
+
+# Which input of a convolution are its weights.
+_WEIGHT_INPUT = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 
 _POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 # Converters that compute with a float32 constant inside and so take no other type.
 _FLOAT32_OPERATORS = ("Celu", "Elu", "HardSigmoid", "Selu", "Shrink", "ThresholdedRelu")
+
+_NARROW_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 # Those whose axes are an input, in newer opsets at least.
 _AXES_OPERATORS = (
@@ -20,9 +27,6 @@ _AXES_OPERATORS = (
 )
 
 _BROADCAST_OPERATORS = ("Add", "And", "Div", "Equal", "Greater", "Less", "Mul", "Or", "Pow", "Sub")
-
-# How far a size may be from the scaled one, for scales such as a third in float32.
-_SCALE_TOLERANCE = 1e-3
 
 
 def to_normal_forms(model: ir.Model) -> None:
@@ -33,8 +37,7 @@ def to_normal_forms(model: ir.Model) -> None:
     Raises
     ------
     ModelError
-        A Resize scales a size to one that is not whole or aligns corners of one element, or a
-        window of a pool starts behind the input.
+        A window of a pool starts behind the input.
     """
     for node in list(model.graph.all_nodes()):
         form = _FORMS.get(node.op_type)
@@ -94,9 +97,9 @@ def _pool(node: ir.Node) -> None:
 
 def _kernel(node: ir.Node) -> list[int] | None:
     given = _integers(node, "kernel_shape")
-    if given or node.op_type != "Conv":
+    if given or node.op_type not in _WEIGHT_INPUT:
         return given
-    weight = _static_shape(node.inputs[1])
+    weight = _static_shape(node.inputs[_WEIGHT_INPUT[node.op_type]])
     return weight[2:] if weight is not None else None
 
 
@@ -104,6 +107,9 @@ def _same_type_power(node: ir.Node) -> None:
     """The exponent in the type of the base, which is the type of the result."""
     base, exponent = node.inputs[0], node.inputs[1]
     if base is None or exponent is None or None in (base.dtype, exponent.dtype):
+        return
+    # The square root of an integer has an exponent that is none: our converter sees to it.
+    if base.dtype is not None and base.dtype.is_integer():
         return
     if base.dtype != exponent.dtype:
         node.replace_input_with(1, _cast_before(node, exponent, base.dtype))
@@ -126,6 +132,30 @@ def _in_float32(node: ir.Node) -> None:
     back.replace_input_with(0, result)
     restored.name, result.name = result.name, f"{result.name}/float32"
     result.type = ir.TensorType(ir.DataType.FLOAT)
+
+
+def _product(node: ir.Node) -> None:
+    """Float16 and bfloat16 through a float32 node, between casts, as ONNX Runtime does.
+
+    TVM adds up in the narrow type, and cannot generate code for it in bfloat16.
+    """
+    if not any(value is not None and value.dtype in _NARROW_FLOATS for value in node.inputs):
+        return
+    for index, value in enumerate(node.inputs):
+        if index and value is not None and value.dtype in _NARROW_FLOATS:
+            cast = _cast_before(node, value, ir.DataType.FLOAT, f"{node.name}/cast_{index}")
+            node.replace_input_with(index, cast)
+    _in_float32(node)
+
+
+def _transposed_convolution(node: ir.Node) -> None:
+    explicit_output_shape(node)
+    _product(node)
+
+
+def _convolution(node: ir.Node) -> None:
+    _explicit_padding(node)
+    _product(node)
 
 
 def _aligned_operand(node: ir.Node) -> None:
@@ -170,34 +200,13 @@ def _reshape_operand(node: ir.Node, shape: list[int]) -> None:
         node.attributes.pop(name, None)
 
 
-def _require_exact_resize(node: ir.Node) -> None:
-    """TVM resizes by the ratio of the sizes; ONNX by the scale, which differs for 7 * 0.5."""
-    before, after = _static_shape(node.inputs[0]), _static_shape(node.outputs[0])
-    if before is None or after is None:
-        return
-    if _text(node, "coordinate_transformation_mode") == "align_corners":
-        if 1 in after[2:]:
-            raise ModelError(
-                f"Resize node '{node.name}' aligns the corners of a single element; expected sizes "
-                "above one: export it with another coordinate_transformation_mode"
-            )
-        return
-    scales = node.inputs[2] if len(node.inputs) > 2 else None
-    if scales is None or scales.const_value is None:
-        return
-    for old, new, scale in zip(before, after, scales.const_value.numpy(), strict=False):
-        if abs(old * float(scale) - new) > _SCALE_TOLERANCE:
-            raise ModelError(
-                f"Resize node '{node.name}' scales size {old} by {scale:g}, which is not whole; "
-                "expected scales that give whole sizes: export it with sizes, or give another "
-                "input shape"
-            )
-
-
-def _cast_before(node: ir.Node, value: ir.Value, dtype: ir.DataType | None) -> ir.Value:
-    cast = ir.node("Cast", [value], {"to": dtype}, name=f"{node.name}/cast")
+def _cast_before(
+    node: ir.Node, value: ir.Value, dtype: ir.DataType | None, name: str = ""
+) -> ir.Value:
+    name = name or f"{node.name}/cast"
+    cast = ir.node("Cast", [value], {"to": dtype}, name=name)
     result = cast.outputs[0]
-    result.name = f"{node.name}/cast"
+    result.name = name
     result.shape = value.shape
     result.type = ir.TensorType(dtype) if dtype is not None else None
     if node.graph is not None:
@@ -228,10 +237,13 @@ def _text(node: ir.Node, name: str) -> str:
 
 
 _FORMS: dict[str, Callable[[ir.Node], None]] = {
+    "Cast": widen_size_casts,
     **dict.fromkeys(_POOLS, _pool),
-    "Conv": _explicit_padding,
+    **dict.fromkeys(("ConvInteger", "QLinearConv"), _explicit_padding),
+    **dict.fromkeys(("Gemm", "LogSoftmax", "MatMul", "Softmax"), _product),
+    "Conv": _convolution,
+    "ConvTranspose": _transposed_convolution,
     **dict.fromkeys(_FLOAT32_OPERATORS, _in_float32),
     **dict.fromkeys(_BROADCAST_OPERATORS, _aligned_operand),
     **dict.fromkeys(_AXES_OPERATORS, _listed_axes),
-    "Resize": _require_exact_resize,
 }

@@ -15,7 +15,9 @@ def modernize(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     too_large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
-    if not 0 < opset < OLDEST_OPSET or too_large or model.functions:
+    # ONNX's converter drops the batch that Scan of opset 8 has.
+    batched = opset < 9 and any(node.op_type == "Scan" for node in model.graph.node)
+    if not 0 < opset < OLDEST_OPSET or too_large or model.functions or batched:
         return model
     try:
         converted = onnx.version_converter.convert_version(model, OLDEST_OPSET)

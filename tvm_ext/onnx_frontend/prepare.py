@@ -15,7 +15,16 @@ import onnx_ir as ir
 from onnxscript import optimizer
 
 from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.cast_like import cast_likes_to_casts
+from tvm_ext.onnx_frontend.constant_values import spell_constants_out
+from tvm_ext.onnx_frontend.containers import resolve_containers
+from tvm_ext.onnx_frontend.function_bodies import expand_functions
+from tvm_ext.onnx_frontend.loop_invariants import hoist_loop_invariants
+from tvm_ext.onnx_frontend.microsoft_rewrites import to_default_domain
+from tvm_ext.onnx_frontend.narrow_types import hold_narrow_types
 from tvm_ext.onnx_frontend.normal_forms import to_normal_forms
+from tvm_ext.onnx_frontend.scan_to_loop import scans_to_loops
+from tvm_ext.onnx_frontend.unroll import unroll_loops
 
 # Elements of the largest tensors that constant folding may read and write: shape arithmetic and
 # position tables are far below, embedding tables above.
@@ -54,7 +63,15 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         simplified = ir.serde.deserialize_model(model)
         # NumPy computes the constants: 0 / 0 in a branch that is never chosen is no news.
         with np.errstate(all="ignore"):
+            ir.passes.common.InlinePass()(simplified)
+            to_default_domain(simplified)
+            resolve_containers(simplified)
+            cast_likes_to_casts(simplified)
             _fold(simplified)
+            while expand_functions(simplified) or _write_out(simplified):
+                _fold(simplified)
+            ir.passes.common.NameFixPass()(simplified)
+        hold_narrow_types(simplified)
         to_normal_forms(simplified)
         ir.passes.common.TopologicalSortPass()(simplified)
         prepared = ir.serde.serialize_model(simplified)
@@ -68,10 +85,17 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     return prepared
 
 
+def _write_out(model: ir.Model) -> bool:
+    """Scan as Loop, short loops unrolled, containers resolved; whether something changed."""
+    rewrites = (scans_to_loops, hoist_loop_invariants, unroll_loops, resolve_containers)
+    return any([rewrite(model) for rewrite in rewrites])
+
+
 def _fold(model: ir.Model) -> None:
     """Inlines model-local functions, then folds until nothing changes."""
     common = ir.passes.common
     common.InlinePass()(model)
+    _forget_unknown_types(model)
     for _ in range(FOLD_ROUNDS):
         folded = optimizer.fold_constants_ir(
             model,
@@ -84,7 +108,20 @@ def _fold(model: ir.Model) -> None:
         if not (folded.modified or pruned.modified):
             break
     # TVM reads a Constant node only when it holds a tensor.
+    spell_constants_out(model)
     common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def _forget_unknown_types(model: ir.Model) -> None:
+    """Takes away tensor types without an element type, which the inputs of a Scan's body may have.
+
+    They are valid ONNX; onnxscript cannot write them.
+    """
+    for graph in model.graphs():
+        values = [*graph.inputs, *(output for node in graph for output in node.outputs)]
+        for value in values:
+            if value.type is not None and value.dtype is None:
+                value.type = None
 
 
 def _is_small_fill(node: ir.Node) -> bool | None:

@@ -5,26 +5,28 @@ from tvm import relax, tirx
 
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.input_shapes import model_inputs
+from tvm_ext.onnx_frontend.narrow_types import narrow_type
 from tvm_ext.tensor_spec import TensorSpec
 
 
 def input_specs(graph: onnx.GraphProto, main: relax.Function) -> tuple[TensorSpec, ...]:
     """One spec for each parameter of ``main``, under the ONNX names."""
-    names = [value.name for value in model_inputs(graph)]
+    values = list(model_inputs(graph))
     return tuple(
-        _spec(name, param.ty) for name, param in zip(names, main.params[: len(names)], strict=True)
+        _spec(value, param.ty)
+        for value, param in zip(values, main.params[: len(values)], strict=True)
     )
 
 
 def output_specs(graph: onnx.GraphProto, main: relax.Function) -> tuple[TensorSpec, ...]:
     """One spec for each result of ``main``, under the ONNX names."""
-    names = [value.name for value in graph.output]
     result = main.ret_ty
     types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
-    return tuple(_spec(name, ty) for name, ty in zip(names, types, strict=True))
+    return tuple(_spec(value, ty) for value, ty in zip(graph.output, types, strict=True))
 
 
-def _spec(name: str, ty: relax.Type) -> TensorSpec:
+def _spec(value: onnx.ValueInfoProto, ty: relax.Type) -> TensorSpec:
+    name = value.name
     if not isinstance(ty, relax.TensorType):
         raise ModelError(
             f"'{name}' is a {type(ty).__name__}, expected a tensor: sequences, optionals and maps "
@@ -34,7 +36,7 @@ def _spec(name: str, ty: relax.Type) -> TensorSpec:
         shape: tuple[int | str, ...] = tuple(f"{name}_{axis}" for axis in range(max(ty.ndim, 0)))
     else:
         shape = tuple(_size(size) for size in ty.shape.values)
-    return TensorSpec(name, str(ty.dtype), shape)
+    return TensorSpec(name, narrow_type(value) or str(ty.dtype), shape)
 
 
 def _size(size: object) -> int | str:

@@ -6,12 +6,12 @@ import onnx
 
 from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.hardware.tvm_compat import onnx_converter_names
+from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.node_order import subgraphs_of
+from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS, operator_key
 
-DEFAULT_DOMAINS = ("", "ai.onnx")
-
-# TVM's importer dispatches by name and forgets the domain; these are the names that it implements
-# for com.microsoft, the rest of its table is for the default domain.
+# TVM's table of converters knows no domains; these are the names that it implements for
+# com.microsoft, the rest of it is for the default domain.
 _MICROSOFT_NAMES = frozenset(
     {
         "Attention",
@@ -40,31 +40,26 @@ def _extra_outputs(node: onnx.NodeProto) -> bool:
 # refusal. Quantised operators are in: one rounding step that differs grows to a tenth of the
 # output in a deep network.
 _WRONG_IN_TVM: dict[str, Callable[[onnx.NodeProto], bool]] = {
-    "BatchNormalization": lambda node: bool(_attribute(node, "training_mode", 0)),
-    "ConvTranspose": lambda node: _attribute(node, "output_shape", None) is not None,
     "DequantizeLinear": lambda node: True,
     "DynamicQuantizeLinear": lambda node: True,
-    "IsInf": lambda node: (
-        not (_attribute(node, "detect_negative", 1) and _attribute(node, "detect_positive", 1))
-    ),
     "LayerNormalization": lambda node: _extra_outputs(node),
     "MatMulInteger": lambda node: True,
     "QuantizeLinear": lambda node: True,
-    "Resize": lambda node: bool(_attribute(node, "antialias", 0)),
-    "RoiAlign": lambda node: _attribute(node, "mode", b"avg") == b"max",
 }
 
 
 def is_supported(node: onnx.NodeProto) -> bool:
     """Whether the importer has a converter for this node that computes the right thing."""
     name = node.op_type
+    if operator_key(node) in CONVERTERS:
+        return True
     if node.domain == "com.microsoft":
         return name in _MICROSOFT_NAMES and name in onnx_converter_names()
     if node.domain not in DEFAULT_DOMAINS or name in _ONLY_MICROSOFT:
         return False
     if name in _WRONG_IN_TVM and _WRONG_IN_TVM[name](node):
         return False
-    return name in onnx_converter_names() or name in ("Constant", "If")
+    return name in onnx_converter_names() or name in ("Constant", "If", "Loop")
 
 
 def unsupported_operators(graph: onnx.GraphProto) -> dict[str, list[str]]:
@@ -75,9 +70,7 @@ def unsupported_operators(graph: onnx.GraphProto) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for index, node in enumerate(graph.node):
         if not is_supported(node):
-            custom = node.domain not in DEFAULT_DOMAINS
-            key = f"{node.domain}::{node.op_type}" if custom else node.op_type
-            found.setdefault(key, []).append(node.name or f"{node.op_type}_{index}")
+            found.setdefault(operator_key(node), []).append(node.name or f"{node.op_type}_{index}")
         for subgraph in subgraphs_of(node):
             for key, names in unsupported_operators(subgraph).items():
                 found.setdefault(key, []).extend(names)

@@ -5,24 +5,12 @@ import onnx
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.input_shapes import model_inputs
 
-_PASSED = frozenset(
-    {
-        onnx.TensorProto.BFLOAT16,
-        onnx.TensorProto.BOOL,
-        onnx.TensorProto.DOUBLE,
-        onnx.TensorProto.FLOAT,
-        onnx.TensorProto.FLOAT16,
-        onnx.TensorProto.FLOAT8E4M3FN,
-        onnx.TensorProto.FLOAT8E5M2,
-        onnx.TensorProto.INT8,
-        onnx.TensorProto.INT16,
-        onnx.TensorProto.INT32,
-        onnx.TensorProto.INT64,
-        onnx.TensorProto.UINT8,
-        onnx.TensorProto.UINT16,
-        onnx.TensorProto.UINT32,
-        onnx.TensorProto.UINT64,
-    }
+# By name: older releases of ONNX lack some of them.
+_PASSED = (
+    *("BOOL", "INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"),
+    *("BFLOAT16", "DOUBLE", "FLOAT", "FLOAT16", "FLOAT8E8M0"),
+    *("FLOAT8E4M3FN", "FLOAT8E4M3FNUZ", "FLOAT8E5M2", "FLOAT8E5M2FNUZ"),
+    *("INT2", "INT4", "UINT2", "UINT4", "FLOAT4E2M1", "FLOAT6E2M3", "FLOAT6E3M2"),
 )
 
 
@@ -32,23 +20,22 @@ def require_tensors_of_numbers(graph: onnx.GraphProto, label: str) -> None:
     Raises
     ------
     ModelError
-        One of them is a sequence, an optional or a map, or holds strings, complex numbers or
-        numbers that are packed below a byte.
+        One of them is a sequence, an optional or a map, or holds strings or complex numbers.
     """
     sides = [("input", value) for value in model_inputs(graph)]
     sides += [("output", value) for value in graph.output]
     for side, value in sides:
         kind = value.type.WhichOneof("value")
         if kind == "tensor_type":
-            elements = value.type.tensor_type.elem_type
-            if elements in _PASSED or elements == onnx.TensorProto.UNDEFINED:
+            elements = onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type)
+            if elements in (*_PASSED, "UNDEFINED"):
                 continue
-            found = f"holds {onnx.TensorProto.DataType.Name(elements)} elements"
+            found = f"holds {elements} elements"
         elif kind is None:
             continue
         else:
             found = f"is of kind {kind.removesuffix('_type')}"
         raise ModelError(
             f"{label}: {side} '{value.name}' {found}; expected a tensor of floats, integers or "
-            "booleans of 8 to 64 bits: export the model with such inputs and outputs"
+            "booleans: export the model with such inputs and outputs"
         )

@@ -1,18 +1,18 @@
 """OneHot as a comparison with the positions.
 
 TVM's converter takes a depth of rank 0 only, where most exporters write one of shape [1], wants the
-two values as constants and forgets their type. Here the depth has either shape, and the values may
-be computed in the run.
+two values as constants and forgets their type. Here the depth has either shape, and depth and
+values may be computed in the run.
 """
 
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
 
-from tvm_ext.errors import ModelError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
+from tvm_ext.onnx_frontend.converters.arguments import size_argument
 
 
 class OneHot(OnnxOpConverter):
@@ -20,7 +20,10 @@ class OneHot(OnnxOpConverter):
 
     @classmethod
     def _impl_v9(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        depth = _depth(onnx_constant(inputs[1], params))
+        depth = onnx_constant(inputs[1], params)
+        if not isinstance(depth, tvm.ir.GenericConst):
+            return _of_a_run(bb, inputs, attr, params)
+        depth = int(depth.value.numpy().item())
         indices, values = inputs[0], onnx_constant(inputs[2], params)
         if not str(indices.ty.dtype).startswith("int"):
             indices = bb.normalize(relax.op.astype(indices, "int64"))
@@ -36,10 +39,23 @@ class OneHot(OnnxOpConverter):
         return relax.op.where(bb.normalize(hot), _scalar(bb, values, 1), _scalar(bb, values, 0))
 
 
-def _depth(depth: relax.Expr) -> int:
-    if not isinstance(depth, tvm.ir.GenericConst):
-        raise ModelError("its depth is computed in the run")
-    return int(depth.value.numpy().item())
+def _of_a_run(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+    """With a depth that is computed in the run, in one kernel."""
+    depth = size_argument(bb, inputs[1], params, "depth")
+    indices = inputs[0]
+    axis = attr.get("axis", -1) % (indices.ty.ndim + 1)
+
+    def kernel(indices: te.Tensor, values: te.Tensor, depth: tirx.Var) -> te.Tensor:
+        shape = [*indices.shape[:axis], depth, *indices.shape[axis:]]
+
+        def element(*index: tirx.Var) -> tirx.Expr:
+            place = indices(*index[:axis], *index[axis + 1 :]).astype("int64")
+            place = tirx.Select(place < 0, place + depth, place)
+            return tirx.Select(place == index[axis], values[1], values[0])
+
+        return te.compute(shape, element, name="one_hot")
+
+    return bb.emit_te(kernel, indices, inputs[2], depth, primfunc_name_hint="one_hot")
 
 
 def _scalar(bb: relax.BlockBuilder, values: relax.Expr, index: int) -> relax.Expr:

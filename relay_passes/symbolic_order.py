@@ -1,0 +1,88 @@
+"""Puts bindings behind the match_cast that defines the symbolic sizes that they use.
+
+TVM 0.27's FuseOps sorts the bindings of a block by the variables that they read, and knows nothing
+of the sizes: an operator that is fused with an earlier one moves in front of the ``match_cast`` of
+its own sizes, and the module is not well-formed any more.
+"""
+
+from collections.abc import Iterable
+
+import tvm
+from tvm import relax, tirx
+
+
+def sizes_defined_first(mod: tvm.IRModule) -> tvm.IRModule:
+    """The same bindings, each after all that it reads, sizes included; order is kept otherwise."""
+    changed = {
+        global_var: _ordered(func)
+        for global_var, func in mod.functions.items()
+        if isinstance(func, relax.Function) and _casts(func)
+    }
+    if not changed:
+        return mod
+    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+
+
+def _casts(func: relax.Function) -> bool:
+    return isinstance(func.body, relax.SeqExpr) and any(
+        isinstance(binding, relax.MatchCast)
+        for block in func.body.blocks
+        for binding in block.bindings
+    )
+
+
+def _ordered(func: relax.Function) -> relax.Function:
+    # A later cast to a parameter's size defines nothing: who waited for it would wait for itself.
+    known = {var for param in func.params for var in relax.analysis.tir_vars_in_type(param.ty)}
+    blocks = [_ordered_block(block, known) for block in func.body.blocks]
+    if all(new is old for new, old in zip(blocks, func.body.blocks, strict=True)):
+        return func
+    body = relax.SeqExpr(blocks, func.body.body)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+
+def _ordered_block(block: relax.BindingBlock, known: set[tirx.Var]) -> relax.BindingBlock:
+    bindings = list(block.bindings)
+    makers = {binding.var: place for place, binding in enumerate(bindings)}
+    sizes: dict[tirx.Var, int] = {}
+    casts = [(i, binding) for i, binding in enumerate(bindings) if _is_cast(binding)]
+    for place, cast in casts:
+        for size in set(relax.analysis.tir_vars_in_type(cast.ty)) - known:
+            sizes.setdefault(size, place)
+    order: list[int] = []
+    placed: set[int] = set()
+
+    def place_with_needs(place: int) -> None:
+        if place in placed:
+            return
+        placed.add(place)
+        binding = bindings[place]
+        needs = [makers.get(var) for var in relax.analysis.free_vars(binding.value)]
+        needs += [sizes.get(size) for size in _sizes_read(binding)]
+        for need in needs:
+            if need is not None and need != place:
+                place_with_needs(need)
+        order.append(place)
+
+    for place in range(len(bindings)):
+        place_with_needs(place)
+    if order == sorted(order):
+        return block
+    kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
+    return kind([bindings[place] for place in order])
+
+
+def _is_cast(binding: relax.Binding) -> bool:
+    return isinstance(binding, relax.MatchCast)
+
+
+def _sizes_read(binding: relax.Binding) -> Iterable[tirx.Var]:
+    """The symbolic sizes in a binding's type and in the arguments of its call."""
+    if not isinstance(binding, relax.MatchCast):
+        yield from relax.analysis.tir_vars_in_type(binding.var.ty)
+    if isinstance(binding.value, relax.Call):
+        for argument in binding.value.args:
+            if tvm.ir.is_prim_expr(argument):
+                yield from tirx.analysis.undefined_vars(argument)
+            elif isinstance(argument, relax.ShapeExpr):
+                yield from relax.analysis.tir_vars_in_type(argument.ty)

@@ -1,0 +1,181 @@
+"""Recurrent layers: structure, decisions, assembly, and what is left."""
+
+import re
+from typing import Any
+
+import pytest
+import tvm
+from decision_cases import assert_closed_form_is_default, check_random_numbers
+from lowering import f32, kernel_of, loops_of
+from machines import GPU, MACHINE, NARROW, _cpu
+from tvm import relax, s_tir, te, tirx
+
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.kernel_identity import workload
+from tvm_ext.tir_schedules.llvm.recurrence.code import recurrence_code
+from tvm_ext.tir_schedules.llvm.recurrence.description import (
+    ANNOTATION,
+    Activation,
+    Recurrence,
+    RecurrenceOperands,
+    described_by,
+    recurrence_of,
+)
+from tvm_ext.tir_schedules.llvm.recurrence.loops import RecurrenceLoops
+from tvm_ext.tir_schedules.llvm.recurrence.template import RecurrentLayer, decide_recurrence
+from tvm_ext.tir_schedules.llvm.vector_math.rewrite import with_vector_math
+from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.tir_schedules.template import NotMine
+
+SIGMOID, TANH = Activation("sigmoid"), Activation("tanh")
+
+
+def recurrence(cell: Any = "LSTM", hidden: int = 128, directions: int = 1, **fields: Any) -> Any:
+    functions = {"LSTM": (SIGMOID, TANH, TANH), "GRU": (SIGMOID, TANH), "RNN": (TANH,)}[cell]
+    reverse = (False, True)[:directions]
+    return Recurrence(cell, hidden, reverse, (functions,) * directions, **fields)
+
+
+def recurrent_kernel(layer: Recurrence, steps: Any = 8, batch: Any = 1) -> tirx.PrimFunc:
+    """As the importer writes it."""
+    directions, padded = layer.directions, layer.padded
+    state = (directions, batch, layer.hidden)
+    shapes: dict[str, Any] = {
+        "x": (steps, batch, directions * layer.gates * padded),
+        "b_candidate": (directions, padded),
+        "peepholes": (directions, 3, padded),
+        "initial_h": state,
+        "initial_c": state,
+    }
+    for product in layer.products():
+        gates = len(product.gates)
+        shapes[product.weights] = (directions, layer.blocks, layer.summed, gates, layer.units)
+    names = layer.operands()[: -len(layer.results())]
+    inputs = [te.placeholder(shapes[name], "float32", name=name) for name in names]
+    outputs = [(steps, directions, batch, layer.hidden)] + [state] * (len(layer.results()) - 1)
+
+    def body(ins: Any, outs: Any) -> tirx.Stmt:
+        arrays = dict(zip(layer.operands(), [*ins, *outs], strict=True))
+        return recurrence_code(RecurrenceOperands(layer, arrays), RecurrenceLoops())
+
+    found = te.extern(
+        outputs,
+        inputs,
+        body,
+        dtype=["float32"] * len(outputs),
+        attrs={ANNOTATION: layer.annotation()},
+    )
+    return te.create_prim_func([*inputs, *found])
+
+
+def assembly(func: tirx.PrimFunc, machine: Any) -> str:
+    scheduled, choice = schedule_kernel(func, machine)
+    assert (choice.schedule, choice.source) == ("recurrent layer", "template")
+    final = with_vector_math(scheduled).func.with_attr("global_symbol", "main")
+    mod = tvm.IRModule({"main": final})
+    return str(tvm.compile(mod, target=machine.tvm_target()).mod.inspect_source("asm"))
+
+
+MULTIPLY_ADDS = {
+    "avx512": r"vfmadd231ps\s+-?\d*\(%r\w+\), %zmm\d+, %zmm\d+",
+    "avx2": r"vfmadd231ps\s+-?\d*\(%r\w+\), %ymm\d+, %ymm\d+",
+    "aarch64-neon": r"fmla\s+v\d+\.4s, v\d+\.4s, v\d+\.s\[\d\]|fmla\s+v\d+\.4s",
+}
+
+
+@pytest.mark.parametrize("target", MULTIPLY_ADDS)
+@pytest.mark.parametrize("cell", ["LSTM", "GRU", "RNN"])
+def test_weights_are_operands_of_vector_multiply_adds(target: str, cell: str) -> None:
+    text = assembly(recurrent_kernel(recurrence(cell)), _cpu(target))
+    assert len(re.findall(MULTIPLY_ADDS[target], text)) >= 16
+    # No call for each element.
+    assert not re.search(r"\b(call|callq|bl)\s+_?(expf|tanhf)", text)
+
+
+def test_the_annotation_says_all() -> None:
+    layer = recurrence("GRU", 33, 2, clip=0.5, initial_h=True, batch_first=True)
+    assert described_by(layer.annotation()) == layer
+    found = recurrence_of(workload(recurrent_kernel(recurrence("GRU", 33, 2)))["main"])
+    assert found is not None
+    assert found.recurrence == recurrence("GRU", 33, 2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "units", "padded"),
+    [
+        (recurrence("LSTM", 128), 32, 128),
+        (recurrence("LSTM", 100), 16, 112),
+        (recurrence("GRU", 64), 64, 64),
+        (recurrence("GRU", 64, linear_before_reset=True), 32, 64),
+        (recurrence("RNN", 100), 112, 112),
+        (recurrence("RNN", 5), 16, 16),
+    ],
+    ids=str,
+)
+def test_blocks_of_units_pad_as_little_as_they_can(
+    layer: Recurrence, units: int, padded: int
+) -> None:
+    assert (layer.units, layer.padded) == (units, padded)
+
+
+def test_one_sequence_keeps_eight_vectors_of_sums() -> None:
+    for machine, lanes in ((MACHINE, 16), (NARROW, 8)):
+        for cell in ("LSTM", "GRU", "RNN"):
+            operands = recurrence_of(recurrent_kernel(recurrence(cell)))
+            assert operands is not None
+            loops = decide_recurrence(operands, machine)
+            gates = max(len(p.gates) for p in operands.recurrence.products())
+            assert loops.rows == 1
+            assert loops.ways * gates * loops.units // lanes >= 8
+
+
+def test_sequences_share_weights_and_leave_work_for_all_cores() -> None:
+    layer = recurrence("LSTM", 256)
+    operands = recurrence_of(recurrent_kernel(layer, 32, 8))
+    assert operands is not None
+    assert decide_recurrence(operands, MACHINE.with_cores(1)).rows == 6
+    loops = decide_recurrence(operands, MACHINE.with_cores(4))
+    assert (loops.rows, loops.threads) == (2, True)
+
+
+def test_directions_run_on_threads() -> None:
+    def kinds(directions: int) -> list[str]:
+        func = recurrent_kernel(recurrence("LSTM", 256, directions), 32)
+        sch = RecurrentLayer().apply(func, MACHINE)
+        assert isinstance(sch, s_tir.Schedule)
+        return [loop.kind for loop in loops_of(sch.mod["main"])]
+
+    assert kinds(2)[0] == "parallel"
+    assert "parallel" not in kinds(1)
+
+
+def test_decisions_at_random() -> None:
+    plain = {
+        "lstm": recurrent_kernel(recurrence("LSTM", 40, 2, initial_c=True, peepholes=True), 3, 5),
+        "gru": recurrent_kernel(recurrence("GRU", 20), 3, 4),
+        "gru, linear": recurrent_kernel(recurrence("GRU", 20, linear_before_reset=True), 3, 3),
+        "rnn": recurrent_kernel(recurrence("RNN", 33, 2), 3, 7),
+    }
+    machine = host_description().with_cores(2)
+    check_random_numbers(RecurrentLayer(), plain, count=3, machine=machine)
+
+
+def test_every_decision_has_a_choice() -> None:
+    func = recurrent_kernel(recurrence("LSTM", 64), 3, 4)
+    knobs = assert_closed_form_is_default(RecurrentLayer(), func, MACHINE)
+    assert {name: knob.options for name, knob in knobs.items()} == {
+        "rows": (1, 2, 3, 4),
+        "units": (16,),
+        "ways": (1,),
+        "threads": (0,),
+    }
+    sch = RecurrentLayer().apply(func, MACHINE, Chosen({"rows": 1}))
+    assert isinstance(sch, s_tir.Schedule)
+
+
+def test_leaves_other_kernels() -> None:
+    func = kernel_of(relax.op.exp, f32(16))
+    assert RecurrentLayer().apply(func, MACHINE) == NotMine("the kernel is no recurrent layer")
+    own = recurrent_kernel(recurrence("RNN", 16))
+    assert RecurrentLayer().apply(own, GPU) == NotMine("the target is not a CPU")

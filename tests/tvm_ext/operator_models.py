@@ -1,0 +1,80 @@
+"""One ONNX operator as a model, run with stored and with run-time inputs, against a reference."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx import helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+import tvm_ext
+
+Arrays = Mapping[str, "np.ndarray | None"]
+Reference = Callable[[onnx.ModelProto, dict[str, np.ndarray]], list[np.ndarray]]
+
+
+def operator_model(
+    operator: str,
+    arrays: Arrays,
+    outputs: int = 1,
+    stored: Iterable[str] = (),
+    opset: int = 20,
+    **attributes: Any,
+) -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
+    """The model and what it is fed; an input whose array is None is left out."""
+    names = [name if array is not None else "" for name, array in arrays.items()]
+    given = {name: array for name, array in arrays.items() if array is not None}
+    weights = [numpy_helper.from_array(given[name], name) for name in stored]
+    feeds = {name: array for name, array in given.items() if name not in set(stored)}
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(a.dtype), a.shape)
+        for n, a in feeds.items()
+    ]
+    results = [f"y{place}" for place in range(outputs)]
+    node = helper.make_node(operator, names, results, name="tested", **attributes)
+    infos = [onnx.ValueInfoProto(name=name) for name in results]
+    graph = helper.make_graph([node], "small", inputs, infos, weights)
+    opsets = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return onnx.shape_inference.infer_shapes(model), feeds
+
+
+def by_runtime(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What ONNX Runtime computes."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(
+        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return session.run(None, feeds)
+
+
+def by_reference(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """What the ONNX project's reference implementation computes."""
+    return ReferenceEvaluator(model).run(None, feeds)
+
+
+def check_operator(
+    operator: str,
+    arrays: Arrays,
+    outputs: int = 1,
+    stored: Iterable[str] = (),
+    opset: int = 20,
+    reference: Reference = by_runtime,
+    level: str = "O3",
+    tolerance: float = 1e-5,
+    **attributes: Any,
+) -> list[np.ndarray]:
+    """Compiles, runs and compares; returns what the compiled model computed."""
+    model, feeds = operator_model(operator, arrays, outputs, stored, opset, **attributes)
+    wanted = reference(model, feeds)
+    compiled = tvm_ext.compile(model, opt_level=level).run(feeds)
+    found = [compiled[f"y{place}"] for place in range(outputs)]
+    for got, want in zip(found, wanted, strict=True):
+        want = np.asarray(want)
+        assert got.shape == want.shape
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+    return found

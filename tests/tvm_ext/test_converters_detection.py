@@ -1,0 +1,89 @@
+"""NonMaxSuppression, TopK and RoiAlign with inputs that are computed in the run."""
+
+import numpy as np
+import pytest
+from operator_models import check_operator
+from small_models import rand
+
+BOXES = np.sort(np.random.default_rng(3).uniform(0, 1, (2, 12, 4)), axis=-1).astype(np.float32)
+SCORES = np.random.default_rng(4).uniform(0, 1, (2, 3, 12)).astype(np.float32)
+LIMITS = {
+    "limit": np.array([4], np.int64),
+    "overlap": np.array([0.3], np.float32),
+    "threshold": np.array([0.2], np.float32),
+}
+
+
+@pytest.mark.parametrize("stored", [tuple(LIMITS), ("limit",), ()])
+@pytest.mark.parametrize("centered", [0, 1])
+def test_non_max_suppression(centered: int, stored: tuple) -> None:
+    (found,) = check_operator(
+        "NonMaxSuppression",
+        {"boxes": BOXES, "scores": SCORES, **LIMITS},
+        stored=stored,
+        center_point_box=centered,
+    )
+    assert 6 <= len(found) <= 24
+
+
+@pytest.mark.parametrize("given", [[], ["limit"], ["limit", "overlap"], ["limit", "threshold"]])
+def test_non_max_suppression_without_some_inputs(given: list) -> None:
+    optional = {name: LIMITS[name] if name in given else None for name in LIMITS}
+    (found,) = check_operator("NonMaxSuppression", {"boxes": BOXES, "scores": SCORES, **optional})
+    assert len(found) == 0 if not given else len(found) > 0
+
+
+def test_equal_scores_keep_the_order_of_the_boxes() -> None:
+    scores = np.full((1, 1, 5), 0.5, np.float32)
+    boxes = np.array([[[i, 0, i + 1, 1] for i in range(5)]], np.float32)
+    (found,) = check_operator("NonMaxSuppression", {"boxes": boxes, "scores": scores, **LIMITS})
+    np.testing.assert_array_equal(found[:, 2], [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("stored", [("k",), ()])
+@pytest.mark.parametrize("largest", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_top_k(axis: int, largest: int, stored: tuple) -> None:
+    arrays = {"x": rand(4, 5, 6).round(1), "k": np.array([3])}
+    check_operator("TopK", arrays, 2, stored, axis=axis, largest=largest)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint8", "int32", "uint32"])
+@pytest.mark.parametrize("stored", [("k",), ()])
+def test_top_k_of_every_type(dtype: str, stored: tuple) -> None:
+    limits = np.iinfo(dtype) if np.dtype(dtype).kind in "iu" else np.finfo(dtype)
+    x = np.array([[limits.min, 3, limits.max, 0, 3, 7]]).astype(dtype)
+    values, places = _top_k(x, 4, stored)
+    np.testing.assert_array_equal(places, [[2, 5, 1, 4]])
+    np.testing.assert_array_equal(values, x[0][places])
+
+
+def test_top_k_of_unsigned_64_bits() -> None:
+    x = np.array([[5, 2**63, 2**64 - 1, 0]], np.uint64)
+    _, places = _top_k(x, 2, ("k",))
+    np.testing.assert_array_equal(places, [[2, 1]])
+
+
+def _top_k(x: np.ndarray, k: int, stored: tuple) -> list[np.ndarray]:
+    def wanted(_model: object, _feeds: object) -> list[np.ndarray]:
+        places = np.argsort(-x.astype(object), axis=-1, kind="stable")[:, :k].astype(np.int64)
+        return [np.take_along_axis(x, places, -1), places]
+
+    return check_operator("TopK", {"x": x, "k": np.array([k])}, 2, stored, reference=wanted)
+
+
+@pytest.mark.parametrize("mode", ["avg", "max"])
+@pytest.mark.parametrize("coordinates", ["half_pixel", "output_half_pixel"])
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_roi_align(mode: str, coordinates: str, ratio: int) -> None:
+    rois = np.array([[0.3, 1, 6.2, 7], [2, 2, 30, 25], [-4, -3, 3, 3]], np.float32)
+    check_operator(
+        "RoiAlign",
+        {"x": rand(2, 3, 10, 12), "rois": rois, "batches": np.array([0, 1, 1])},
+        mode=mode,
+        coordinate_transformation_mode=coordinates,
+        sampling_ratio=ratio,
+        output_height=3,
+        output_width=2,
+        spatial_scale=0.5,
+    )

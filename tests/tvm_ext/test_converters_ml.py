@@ -1,0 +1,376 @@
+"""ai.onnx.ml against ONNX Runtime: trees, linear models, scalers and encoders."""
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+import tvm_ext
+from tvm_ext.errors import ModelError
+
+ML = "ai.onnx.ml"
+NAN = float("nan")
+MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+COLUMNS = 4
+
+
+def ml_model(
+    operator: str, x: list[np.ndarray], outputs: list, version: int = 3, **attributes: Any
+) -> onnx.ModelProto:
+    names = [f"x{place}" for place in range(len(x))]
+    given_names = [f"y{place}" for place in range(len(outputs))]
+    node = helper.make_node(
+        operator, names, given_names, name="node", domain=ML,
+        **{name: value for name, value in attributes.items() if value is not None},
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [node],
+        "small",
+        [
+            helper.make_tensor_value_info(
+                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
+            )
+            for name, array in zip(names, x, strict=True)
+        ],
+        [
+            helper.make_tensor_value_info(name, dtype, None)
+            for name, dtype in zip(given_names, outputs, strict=True)
+        ],
+    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ML, version)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
+
+
+def check(proto: onnx.ModelProto, *x: np.ndarray, rtol: float = 1e-5) -> None:
+    feed = {f"x{place}": array for place, array in enumerate(x)}
+    session = onnxruntime.InferenceSession(proto.SerializeToString())
+    found = tvm_ext.compile(proto).run(feed)
+    for name, wanted in zip(found, session.run(None, feed), strict=True):
+        assert found[name].dtype == wanted.dtype, name
+        assert found[name].shape == wanted.shape, name
+        np.testing.assert_allclose(found[name], wanted, rtol=rtol, atol=rtol, err_msg=name)
+
+
+def refused(proto: onnx.ModelProto, line: str) -> None:
+    with pytest.raises(ModelError, match=line):
+        tvm_ext.compile(proto)
+
+
+def forest(
+    random: np.random.Generator, kind: str, trees: int, depth: int, targets: list, modes: tuple
+) -> dict[str, Any]:
+    """Random trees with the attributes of a regressor (kind target) or classifier (class)."""
+    names = ("treeids", "nodeids", "featureids", "modes", "values", "truenodeids", "falsenodeids")
+    table: dict[str, list] = {f"nodes_{name}": [] for name in names}
+    table["nodes_missing_value_tracks_true"] = []
+    leaf: dict[str, list] = {f"{kind}_{name}": [] for name in ("treeids", "nodeids", "ids")}
+    leaf[f"{kind}_weights"] = []
+
+    def grow(tree: int, counter: list[int], level: int) -> int:
+        place = counter[0]
+        counter[0] += 1
+        ends = level == depth or (level > 0 and random.random() < 0.3)
+        row = len(table["nodes_nodeids"])
+        values = (
+            tree, place, int(random.integers(COLUMNS)), "LEAF" if ends else random.choice(modes),
+            float(random.integers(-2, 3)), 0, 0,
+        )  # fmt: skip
+        for name, value in zip(names, values, strict=True):
+            table[f"nodes_{name}"].append(value)
+        table["nodes_missing_value_tracks_true"].append(int(random.integers(2)))
+        if ends:
+            for target in targets:
+                for name, value in zip(("treeids", "nodeids", "ids"), (tree, place, target),
+                                       strict=True):  # fmt: skip
+                    leaf[f"{kind}_{name}"].append(value)
+                leaf[f"{kind}_weights"].append(float(random.normal()))
+        else:
+            table["nodes_truenodeids"][row] = grow(tree, counter, level + 1)
+            table["nodes_falsenodeids"][row] = grow(tree, counter, level + 1)
+        return place
+
+    for tree in range(trees):
+        grow(tree, [0], 0)
+    return table | leaf
+
+
+def rows(random: np.random.Generator, count: int = 30) -> np.ndarray:
+    """Small whole numbers, so that equality is met, and some NaN."""
+    x = random.integers(-3, 4, size=(count, COLUMNS)).astype(np.float32)
+    x[random.random(x.shape) < 0.1] = NAN
+    return x
+
+
+@pytest.mark.parametrize(
+    ("modes", "how", "post", "targets"),
+    [
+        (MODES, "SUM", "NONE", 1),
+        (MODES[:1], "AVERAGE", "NONE", 3),
+        (MODES[1:3], "MIN", "NONE", 1),
+        (MODES, "MAX", "SOFTMAX", 2),
+        (MODES, "SUM", "LOGISTIC", 3),
+        (MODES[:1], "SUM", "SOFTMAX_ZERO", 3),
+    ],
+)
+def test_tree_regressor(modes: tuple, how: str, post: str, targets: int) -> None:
+    random = np.random.default_rng(5)
+    x = rows(random)
+    attributes = forest(random, "target", 7, 5, list(range(targets)), modes)
+    base = random.normal(size=targets).tolist()
+    proto = ml_model(
+        "TreeEnsembleRegressor", [x], [TensorProto.FLOAT], n_targets=targets, base_values=base,
+        aggregate_function=how, post_transform=post, **attributes,
+    )  # fmt: skip
+    check(proto, x)
+
+
+def test_tree_regressor_of_integers_and_of_doubles() -> None:
+    random = np.random.default_rng(6)
+    x = random.integers(-3, 4, size=(9, COLUMNS))
+    attributes = forest(random, "target", 3, 4, [0], MODES)
+    found = {}
+    for dtype in (np.float32, np.int64, np.float64):
+        proto = ml_model(
+            "TreeEnsembleRegressor", [x.astype(dtype)], [TensorProto.FLOAT], n_targets=1,
+            **attributes,
+        )  # fmt: skip
+        found[dtype] = tvm_ext.compile(proto).run({"x0": x.astype(dtype)})["y0"]
+        assert found[dtype].dtype == np.float32
+        np.testing.assert_allclose(found[dtype], found[np.float32], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("post", "classes"),
+    [
+        ("NONE", [0, 1, 2]),
+        ("LOGISTIC", [0, 1, 2]),
+        ("SOFTMAX", [0, 1, 2]),
+        ("NONE", [0]),
+        ("LOGISTIC", [0]),
+    ],
+)
+def test_tree_classifier(post: str, classes: list) -> None:
+    random = np.random.default_rng(8)
+    x = rows(random)
+    attributes = forest(random, "class", 5, 4, classes, MODES)
+    proto = ml_model(
+        "TreeEnsembleClassifier", [x], [TensorProto.INT64, TensorProto.FLOAT],
+        classlabels_int64s=[5, 9, 2][: max(2, len(classes))], post_transform=post, **attributes,
+    )  # fmt: skip
+    check(proto, x)
+
+
+@pytest.mark.parametrize(
+    ("classes", "post", "line"),
+    [
+        ([0, 1], "NONE", r"class_ids \[0, 1\]"),
+        ([1], "NONE", r"class_ids \[1\]"),
+        ([0], "SOFTMAX", "post_transform SOFTMAX is of one score"),
+    ],
+)
+def test_tree_classifier_that_is_refused(classes: list, post: str, line: str) -> None:
+    random = np.random.default_rng(8)
+    attributes = forest(random, "class", 2, 2, classes, MODES)
+    proto = ml_model(
+        "TreeEnsembleClassifier", [rows(random)], [TensorProto.INT64, TensorProto.FLOAT],
+        classlabels_int64s=[5, 9], post_transform=post, **attributes,
+    )  # fmt: skip
+    refused(proto, line)
+
+
+def test_tree_classifier_of_two_classes_with_a_base_value() -> None:
+    random = np.random.default_rng(8)
+    x = rows(random)
+    attributes = forest(random, "class", 5, 4, [0], MODES)
+    proto = ml_model(
+        "TreeEnsembleClassifier", [x], [TensorProto.INT64, TensorProto.FLOAT],
+        classlabels_int64s=[5, 9], base_values=[0.25], post_transform="LOGISTIC", **attributes,
+    )  # fmt: skip
+    check(proto, x)
+    doubled = next(a for a in proto.graph.node[0].attribute if a.name == "base_values")
+    doubled.floats.append(0.5)
+    refused(proto, "2 base_values")
+
+
+def test_the_first_of_equal_keys_counts() -> None:
+    x = np.array([4, 5])
+    proto = ml_model("LabelEncoder", [x], [TensorProto.INT64], 2, keys_int64s=[4, 4, 5],
+                     values_int64s=[1, 2, 3])  # fmt: skip
+    check(proto, x)
+
+
+def test_tree_classifier_of_two_classes_with_probabilities() -> None:
+    random = np.random.default_rng(9)
+    x = rows(random)
+    attributes = forest(random, "class", 5, 4, [0], MODES)
+    attributes["class_weights"] = [abs(w) / 8 for w in attributes["class_weights"]]
+    proto = ml_model(
+        "TreeEnsembleClassifier", [x], [TensorProto.INT64, TensorProto.FLOAT],
+        classlabels_int64s=[0, 1], **attributes,
+    )  # fmt: skip
+    check(proto, x)
+
+
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(0, 7), st.integers(1, 3))
+def test_any_forest(seed: int, trees: int, depth: int, targets: int) -> None:
+    random = np.random.default_rng(seed)
+    x = rows(random)
+    attributes = forest(random, "target", trees, depth, list(range(targets)), MODES)
+    proto = ml_model(
+        "TreeEnsembleRegressor", [x], [TensorProto.FLOAT], n_targets=targets, **attributes
+    )
+    check(proto, x)
+
+
+def ensemble(members: list[float], modes: list[int], splits: list[float]) -> onnx.ModelProto:
+    """Version 5: node 0 leads to leaf 0 or node 1, which leads to leaf 1 or 2."""
+    tensor = numpy_helper.from_array
+    return ml_model(
+        "TreeEnsemble", [np.zeros((5, 2), np.float32)], [TensorProto.FLOAT], 5,
+        n_targets=2, tree_roots=[0], nodes_featureids=[0, 1], nodes_truenodeids=[0, 1],
+        nodes_falsenodeids=[1, 2], nodes_trueleafs=[1, 1], nodes_falseleafs=[0, 1],
+        leaf_targetids=[0, 1, 0], leaf_weights=tensor(np.array([1, 10, 100], np.float32)),
+        nodes_modes=tensor(np.array(modes, np.uint8)),
+        nodes_splits=tensor(np.array(splits, np.float32)),
+        membership_values=tensor(np.array(members, np.float32)) if members else None,
+    )  # fmt: skip
+
+
+def test_trees_of_version_5_with_sets() -> None:
+    proto = ensemble([1, 3, NAN], [6, 0], [0, 2])
+    x = np.array([[1, 0], [3, 9], [2, 2], [2, 3], [0, NAN]], np.float32)
+    found = tvm_ext.compile(proto).run({"x0": x})["y0"]
+    np.testing.assert_array_equal(found, [[1, 0], [1, 0], [0, 10], [100, 0], [100, 0]])
+
+
+def test_trees_that_are_refused() -> None:
+    random = np.random.default_rng(3)
+    attributes = forest(random, "target", 1, 2, [0], MODES)
+    x = np.zeros((2, COLUMNS), np.float32)
+
+    def broken(**changes: Any) -> onnx.ModelProto:
+        return ml_model("TreeEnsembleRegressor", [x], [TensorProto.FLOAT], **(attributes | changes))
+
+    inner = attributes["nodes_modes"].index(attributes["nodes_modes"][0])
+    circle = list(attributes["nodes_truenodeids"])
+    circle[inner] = attributes["nodes_nodeids"][inner]
+    refused(broken(nodes_truenodeids=circle), "node 'node' .*circle")
+    refused(broken(nodes_truenodeids=[77] * len(circle)), "lead outside")
+    refused(broken(nodes_featureids=[9] * len(circle)), "read column 9, its input has 4")
+    refused(broken(target_nodeids=[99] * len(attributes["target_ids"])), "do not exist")
+    refused(broken(post_transform="LOGISTIC"), "post_transform LOGISTIC is of one target")
+    refused(broken(nodes_values=[1.0]), "tables split do not fit")
+
+
+def test_string_labels_are_refused() -> None:
+    x = np.zeros((2, 2), np.float32)
+    proto = ml_model(
+        "LinearClassifier", [x], [TensorProto.STRING, TensorProto.FLOAT],
+        coefficients=[1.0, 2.0], classlabels_strings=["a", "b"],
+    )  # fmt: skip
+    del proto.graph.output[0]
+    refused(proto, "class labels are strings")
+
+
+@pytest.mark.parametrize("post", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"])
+def test_linear_regressor_and_classifier(post: str) -> None:
+    random = np.random.default_rng(2)
+    x = random.uniform(0.1, 0.3, size=(6, 3)).astype(np.float32)
+    weights = random.uniform(0, 1, size=6).tolist()
+    shared = {"coefficients": weights, "intercepts": [0.1, 0.2], "post_transform": post}
+    check(ml_model("LinearRegressor", [x], [TensorProto.FLOAT], targets=2, **shared), x, rtol=1e-4)
+    outputs = [TensorProto.INT64, TensorProto.FLOAT]
+    check(
+        ml_model("LinearClassifier", [x], outputs, classlabels_ints=[7, 3], **shared), x, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("post", ["NONE", "LOGISTIC"])
+def test_linear_classifier_of_one_score(post: str) -> None:
+    x = np.random.default_rng(2).normal(size=(6, 3)).astype(np.float32)
+    outputs = [TensorProto.INT64, TensorProto.FLOAT]
+    proto = ml_model(
+        "LinearClassifier", [x], outputs, classlabels_ints=[7, 3], post_transform=post,
+        coefficients=[1.0, -2.0, 0.5], intercepts=[0.25],
+    )  # fmt: skip
+    check(proto, x)
+
+
+@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
+def test_normalizer(norm: str) -> None:
+    x = np.array([[1, 2, 2], [0, 0, 0], [-3, 4, 0]], np.float32)
+    proto = ml_model("Normalizer", [x], [TensorProto.FLOAT], norm=norm)
+    if norm == "MAX":  # ONNX Runtime divides by the largest value, signs included.
+        found = tvm_ext.compile(proto).run({"x0": x})["y0"]
+        np.testing.assert_allclose(found, x / np.array([[2], [1], [4]]), rtol=1e-6)
+    else:
+        check(proto, x)
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "x"),
+    [
+        ("Scaler", {"offset": [1.0, 2.0], "scale": [0.5, 3.0]}, np.float32([[1, 2], [3, 4]])),
+        ("Scaler", {"offset": [1.0], "scale": [0.5]}, np.int64([[1, 2], [3, 4]])),
+        ("Imputer", {"imputed_value_floats": [1.0, 2.0], "replaced_value_float": NAN},
+         np.float32([[NAN, 5], [6, NAN]])),
+        ("Imputer", {"imputed_value_int64s": [9], "replaced_value_int64": 3},
+         np.int64([[3, 5], [6, 3]])),
+        ("Binarizer", {"threshold": 1.5}, np.float32([[1, 2], [1.5, -4]])),
+        ("OneHotEncoder", {"cats_int64s": [4, 1, 7]}, np.int64([7, 2, 4])),
+        ("LabelEncoder", {"keys_int64s": [1, 5], "values_floats": [0.5, 2.0]}, np.int64([5, 2])),
+        ("LabelEncoder", {"keys_floats": [1.0, NAN], "values_int64s": [3, 4],
+                          "default_int64": -7}, np.float32([NAN, 1, 2])),
+    ],
+)  # fmt: skip
+def test_scalers_and_encoders(operator: str, attributes: dict, x: np.ndarray) -> None:
+    output = TensorProto.FLOAT
+    if "int64s" in "".join(attributes) and operator in ("Imputer", "LabelEncoder"):
+        output = TensorProto.INT64
+    if operator == "LabelEncoder" and "values_floats" in attributes:
+        output = TensorProto.FLOAT
+    check(
+        ml_model(operator, [x], [output], 4 if "keys_floats" in attributes else 2, **attributes), x
+    )
+
+
+def test_feature_vectorizer_and_extractor() -> None:
+    a, b = np.float32([[1, 2], [3, 4]]), np.float32([[5, 6, 7], [8, 9, 0]])
+    proto = ml_model("FeatureVectorizer", [a, b], [TensorProto.FLOAT], inputdimensions=[2, 3])
+    check(proto, a, b)
+    places = np.array([[2, 0]])
+    check(ml_model("ArrayFeatureExtractor", [b, places], [TensorProto.FLOAT]), b, places)
+
+
+@pytest.mark.parametrize(
+    ("operator", "attributes", "line"),
+    [
+        ("OneHotEncoder", {"cats_strings": ["a"]}, "categories are strings"),
+        ("OneHotEncoder", {"cats_int64s": [1], "zeros": 0}, "zeros=0"),
+        ("LabelEncoder", {"keys_int64s": [1], "values_strings": ["a"]}, "holds STRING elements"),
+        ("LabelEncoder", {"keys_int64s": [1, 2], "values_int64s": [4]}, "2 keys and 1 values"),
+        ("Scaler", {"offset": [1.0, 2.0, 3.0]}, "offset has 3 values, its input 2 columns"),
+        ("Normalizer", {"norm": "L3"}, "norm 'L3' is unknown"),
+    ],
+)
+def test_scalers_and_encoders_that_are_refused(operator: str, attributes: dict, line: str) -> None:
+    x = np.zeros((2, 2), np.int64)
+    output = TensorProto.INT64 if "values_int64s" in attributes else TensorProto.FLOAT
+    output = TensorProto.STRING if "values_strings" in attributes else output
+    proto = ml_model(operator, [x], [output], 2, **attributes)
+    refused(proto, line)
+
+
+def test_an_empty_list_is_as_good_as_none() -> None:
+    x = np.float32([[1, 2], [3, 4]])
+    proto = ml_model("Scaler", [x], [TensorProto.FLOAT], offset=[1.0, 2.0])
+    empty = proto.graph.node[0].attribute.add()
+    empty.name, empty.type = "scale", onnx.AttributeProto.FLOATS
+    found = tvm_ext.compile(proto).run({"x0": x})["y0"]
+    np.testing.assert_array_equal(found, [[0, 0], [2, 2]])

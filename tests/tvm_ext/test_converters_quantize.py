@@ -1,0 +1,259 @@
+"""QuantizeLinear, DequantizeLinear, DynamicQuantizeLinear and products of integers."""
+
+import functools
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+from small_models import model, rand, value
+
+import tvm_ext
+from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend import import_model
+
+runtime = pytest.importorskip("onnxruntime")
+node = helper.make_node
+RNG = np.random.default_rng(3)
+
+
+def element_type(array: np.ndarray) -> int:
+    return helper.np_dtype_to_tensor_dtype(np.asarray(array).dtype)
+
+
+def integers(*shape: int, dtype: str) -> np.ndarray:
+    info = np.iinfo(dtype)
+    return RNG.integers(info.min, info.max + 1, shape).astype(dtype)
+
+
+def one_node(op: str, inputs: dict, outputs: dict, opset: int = 21, **attributes):
+    """A model of one node; arrays are stored, except those whose name begins with x."""
+    fed = {name: np.asarray(a) for name, a in inputs.items() if name.startswith("x")}
+    stored = {name: a for name, a in inputs.items() if name not in fed and name.strip("_")}
+    proto = model(
+        [node(op, [name.strip("_") and name for name in inputs], list(outputs), **attributes)],
+        [value(name, list(array.shape), element_type(array)) for name, array in fed.items()],
+        [value(name, None, dtype) for name, dtype in outputs.items()],
+        opset,
+        **stored,
+    )
+    proto.ir_version = 10
+    return proto, fed
+
+
+def assert_exact(proto: onnx.ModelProto, inputs: dict, level: str = "O3") -> list[np.ndarray]:
+    session = runtime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    wanted = session.run(None, inputs)
+    found = list(tvm_ext.compile(proto, opt_level=level).run(inputs).values())
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+    return found
+
+
+# Halfway between two steps, at both ends and behind them, with a scale that is no power of two.
+HALVES = (np.arange(-600, 600, dtype=np.float32) / 2 * np.float32(0.1)).reshape(2, 4, 150)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+@pytest.mark.parametrize("stored", [True, False])
+def test_quantize_rounds_half_to_even(dtype, stored):
+    scale, zero = np.array(0.1, np.float32), np.array(100, dtype)
+    names = ("s", "z") if stored else ("xs", "xz")
+    inputs = {"x": HALVES, names[0]: scale, names[1]: zero}
+    proto, fed = one_node("QuantizeLinear", inputs, {"y": element_type(zero)})
+    (found,) = assert_exact(proto, fed)
+    if dtype.endswith("8"):
+        assert {found.min(), found.max()} == {np.iinfo(dtype).min, np.iinfo(dtype).max}
+
+
+def test_quantize_without_a_zero_point_makes_uint8():
+    proto, fed = one_node(
+        "QuantizeLinear", {"x": HALVES, "s": np.float32(0.1)}, {"y": TensorProto.UINT8}, 13
+    )
+    assert_exact(proto, fed)
+
+
+@pytest.mark.parametrize("axis", [1, -2, 0])
+@pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
+def test_per_axis(op, axis):
+    size = HALVES.shape[axis]
+    scale = np.linspace(0.05, 0.2, size, dtype=np.float32)
+    zero = integers(size, dtype="int8")
+    x = HALVES if op == "QuantizeLinear" else integers(*HALVES.shape, dtype="int8")
+    made = TensorProto.INT8 if op == "QuantizeLinear" else TensorProto.FLOAT
+    proto, fed = one_node(op, {"x": x, "s": scale, "z": zero}, {"y": made}, 13, axis=axis)
+    assert_exact(proto, fed)
+
+
+@pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
+@pytest.mark.parametrize("stored", [True, False])
+def test_blocks_with_a_remainder(op, stored):
+    x = rand(3, 10) if op == "QuantizeLinear" else integers(3, 10, dtype="uint8")
+    scale, zero = rand(3, 3) ** 2 + np.float32(0.01), integers(3, 3, dtype="uint8")
+    names = ("s", "z") if stored else ("xs", "xz")
+    made = TensorProto.UINT8 if op == "QuantizeLinear" else TensorProto.FLOAT
+    inputs = {"x": x, names[0]: scale, names[1]: zero}
+    proto, fed = one_node(op, inputs, {"y": made}, axis=1, block_size=4)
+    assert_exact(proto, fed)
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.INT4, TensorProto.UINT4])
+def test_four_bits_there_and_back(dtype):
+    nodes = [
+        node("QuantizeLinear", ["x", "s"], ["q"], output_dtype=dtype),
+        node("DequantizeLinear", ["q", "s"], ["y"]),
+    ]
+    outputs = [value("q", [2, 4, 150], dtype), value("y", [2, 4, 150])]
+    proto = model(nodes, [value("x", [2, 4, 150])], outputs, 21, s=np.float32(0.1))
+    found = tvm_ext.compile(proto, opt_level="O3").run({"x": HALVES})
+    wanted = dict(zip("qy", ReferenceEvaluator(proto).run(None, {"x": HALVES}), strict=True))
+    for name, array in found.items():
+        assert array.dtype == wanted[name].dtype
+        np.testing.assert_array_equal(array.astype(np.float32), wanted[name].astype(np.float32))
+    assert len(np.unique(found["y"])) == 16
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_dequantize_has_the_type_of_its_scale(dtype):
+    inputs = {"x": integers(4, 5, dtype="int8"), "s": np.array(0.3, dtype), "z": np.int8(-5)}
+    proto, fed = one_node("DequantizeLinear", inputs, {"y": element_type(inputs["s"])}, 19)
+    assert_exact(proto, fed)
+
+
+def test_stored_weights_become_the_numbers_that_they_stand_for():
+    inputs = {
+        "w": integers(6, 4, dtype="uint8"),
+        "s": rand(4) ** 2,
+        "z": integers(4, dtype="uint8"),
+    }
+    nodes = [node("DequantizeLinear", list(inputs), ["v"]), node("MatMul", ["x", "v"], ["y"])]
+    proto = model(nodes, [value("x", [2, 6])], [value("y", [2, 4])], 17, **inputs)
+    assert "uint8" not in import_model(proto).mod.script()
+    centred = inputs["w"].astype(np.float32) - inputs["z"].astype(np.float32)
+    x = rand(2, 6)
+    (found,) = tvm_ext.compile(proto).run({"x": x}).values()
+    np.testing.assert_allclose(found, x @ (centred * inputs["s"]), rtol=1e-4)
+
+
+@settings(max_examples=20, deadline=None)
+@given(low=st.floats(-100, 100, width=32), high=st.floats(-100, 100, width=32))
+def test_dynamic_quantize_linear(low, high):
+    x = np.linspace(low, high, 33, dtype=np.float32)
+    (found, scale, zero), (wanted, *rest) = dynamic(x)
+    np.testing.assert_array_equal(zero, rest[1])
+    np.testing.assert_array_equal(scale, rest[0])
+    np.testing.assert_array_equal(found, wanted)
+
+
+@functools.cache
+def dynamic_models() -> tuple:
+    x = np.zeros(33, np.float32)
+    outputs = {"y": TensorProto.UINT8, "s": TensorProto.FLOAT, "z": TensorProto.UINT8}
+    proto, _ = one_node("DynamicQuantizeLinear", {"x": x}, outputs, 11)
+    session = runtime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    return tvm_ext.compile(proto), session
+
+
+def dynamic(x: np.ndarray) -> tuple[list, list]:
+    compiled, session = dynamic_models()
+    return list(compiled.run({"x": x}).values()), session.run(None, {"x": x})
+
+
+def test_dynamic_quantize_linear_of_zeros():
+    (found, scale, zero), (wanted, *rest) = dynamic(np.zeros(33, np.float32))
+    np.testing.assert_array_equal(found, wanted)
+    assert (scale, zero) == (rest[0], rest[1]) == (1, 0)
+
+
+CONVOLUTIONS = {
+    "plain": {},
+    "same": {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+    "padded": {"pads": [1, 0, 2, 1], "dilations": [2, 1]},
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("dtypes", [("uint8", "uint8"), ("uint8", "int8"), ("int8", "int8")])
+def test_qlinear_conv(case, dtypes):
+    first, second = dtypes
+    inputs = {"x": integers(1, 6, 11, 9, dtype=first)}
+    inputs |= {"s": np.float32(0.02), "z": integers(dtype=first)}
+    inputs |= {"w": integers(8, 6, 3, 3, dtype=second), "ws": rand(8) ** 2 + np.float32(0.01)}
+    inputs |= {"wz": np.zeros(8, second) if second == "int8" else integers(dtype=second)}
+    if second == "uint8":
+        inputs["ws"] = np.float32(0.03)
+    inputs |= {"ys": np.float32(7.3), "yz": np.array(17, first)}
+    inputs |= {"b": RNG.integers(-9000, 9000, 8).astype(np.int32)}
+    made = {"y": element_type(inputs["x"])}
+    proto, fed = one_node("QLinearConv", inputs, made, 10, **CONVOLUTIONS[case])
+    (found,) = assert_exact(proto, fed)
+    assert len(np.unique(found)) > 3
+
+
+@pytest.mark.parametrize("group", [1, 2, 6])
+def test_conv_integer(group):
+    inputs = {"x": integers(1, 6, 9, 9, dtype="uint8")}
+    inputs |= {"w": integers(6, 6 // group, 3, 3, dtype="uint8")}
+    inputs |= {"z": np.uint8(200), "wz": np.uint8(3)}
+    proto, fed = one_node("ConvInteger", inputs, {"y": TensorProto.INT32}, 10, group=group)
+    (found,) = assert_exact(proto, fed)
+    assert np.abs(found).max() > 255
+
+
+@pytest.mark.parametrize("columns", [False, True])
+@pytest.mark.parametrize("stored", [True, False])
+def test_matmul_integer(columns, stored):
+    name = "w" if stored else "xw"
+    inputs = {"x": integers(3, 5, 40, dtype="uint8"), name: integers(40, 7, dtype="int8")}
+    inputs |= {"z": np.uint8(7), "wz": integers(*([7] if columns else []), dtype="int8")}
+    proto, fed = one_node("MatMulInteger", inputs, {"y": TensorProto.INT32}, 10)
+    assert_exact(proto, fed)
+
+
+def test_matmul_integer_of_rows():
+    inputs = {"x": integers(5, 40, dtype="uint8"), "w": integers(40, 7, dtype="uint8")}
+    inputs["z"] = integers(5, dtype="uint8")
+    proto, fed = one_node("MatMulInteger", inputs, {"y": TensorProto.INT32}, 10)
+    (found,) = tvm_ext.compile(proto).run(fed).values()
+    centred = inputs["x"].astype(np.int32) - inputs["z"].astype(np.int32)[:, None]
+    np.testing.assert_array_equal(found, centred @ inputs["w"].astype(np.int32))
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_qlinear_matmul(stored):
+    s, z = ("s", "z") if stored else ("xs", "xz")
+    inputs = {"x": integers(2, 5, 40, dtype="uint8"), s: np.float32(0.02), z: np.uint8(100)}
+    inputs |= {"w": integers(40, 7, dtype="uint8"), "ws": np.float32(0.03), "wz": np.uint8(99)}
+    inputs |= {"ys": np.float32(3.1), "yz": np.uint8(120)}
+    proto, fed = one_node("QLinearMatMul", inputs, {"y": TensorProto.UINT8}, 10)
+    (found,) = assert_exact(proto, fed)
+    assert len(np.unique(found)) > 10
+
+
+def test_a_division_is_not_folded_into_the_convolution_before_it():
+    w = rand(4, 3, 3, 3)
+    nodes = [
+        node("Conv", ["x", "w"], ["c"]),
+        node("QuantizeLinear", ["c", "s", "z"], ["y"]),
+    ]
+    stored = {"w": w, "s": np.float32(0.003), "z": np.int8(0)}
+    outputs = [value("y", [1, 4, 14, 14], TensorProto.INT8), value("c", [1, 4, 14, 14])]
+    proto = model(nodes, [value("x", [1, 3, 16, 16])], outputs, 13, **stored)
+    found = tvm_ext.compile(proto, opt_level="O3").run({"x": rand(1, 3, 16, 16)})
+    steps = np.clip(np.rint(found["c"] / np.float32(0.003)), -128, 127)
+    np.testing.assert_array_equal(found["y"], steps.astype(np.int8))
+
+
+def test_an_axis_that_is_none_is_refused():
+    inputs = {"x": rand(2, 3), "s": rand(3) ** 2, "z": np.zeros(3, np.int8)}
+    proto, _ = one_node("QuantizeLinear", inputs, {"y": TensorProto.INT8}, 13, axis=2)
+    with pytest.raises(ModelError, match="QuantizeLinear"):
+        tvm_ext.compile(proto)

@@ -1,0 +1,133 @@
+"""Resize: every mode and coordinate transformation, with known and run-time scales and sizes."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operator_models import by_reference, by_runtime, check_operator, operator_model
+from small_models import rand
+
+import tvm_ext
+from tvm_ext.errors import ModelError
+
+X = rand(1, 2, 5, 7)
+NOTHING = np.array([], np.float32)
+COORDINATES = ["half_pixel", "pytorch_half_pixel", "align_corners", "asymmetric"]
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+@pytest.mark.parametrize("stored", [("scales",), ()])
+@pytest.mark.parametrize("coordinates", [*COORDINATES, "half_pixel_symmetric"])
+@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+def test_scales_that_are_not_whole(mode: str, coordinates: str, stored: tuple) -> None:
+    check_operator(
+        "Resize",
+        {"x": X, "roi": None, "scales": floats(1, 1, 0.6, 1.3)},
+        stored=stored,
+        reference=by_reference,
+        mode=mode,
+        coordinate_transformation_mode=coordinates,
+    )
+
+
+@pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
+@pytest.mark.parametrize("coordinates", COORDINATES)
+def test_nearest_rounds_each_way(coordinates: str, rounding: str) -> None:
+    check_operator(
+        "Resize",
+        {"x": X, "roi": None, "scales": None, "sizes": np.array([1, 2, 10, 4])},
+        stored=("sizes",),
+        reference=by_reference,
+        mode="nearest",
+        nearest_mode=rounding,
+        coordinate_transformation_mode=coordinates,
+    )
+
+
+@pytest.mark.parametrize("stored", [("sizes",), ()])
+@pytest.mark.parametrize("mode", ["linear", "cubic"])
+@pytest.mark.parametrize("outside", [0, 1])
+def test_antialias_of_a_smaller_image(mode: str, outside: int, stored: tuple) -> None:
+    check_operator(
+        "Resize",
+        {"x": X, "roi": None, "scales": None, "sizes": np.array([1, 2, 2, 3])},
+        stored=stored,
+        reference=by_reference,
+        mode=mode,
+        antialias=1,
+        exclude_outside=outside,
+    )
+
+
+@pytest.mark.parametrize("policy", ["stretch", "not_larger", "not_smaller"])
+@pytest.mark.parametrize("stored", [("sizes",), ()])
+def test_aspect_ratio_and_axes(policy: str, stored: tuple) -> None:
+    check_operator(
+        "Resize",
+        {"x": X, "roi": None, "scales": None, "sizes": np.array([9, 8])},
+        stored=stored,
+        mode="linear",
+        axes=[3, 2],
+        keep_aspect_ratio_policy=policy,
+        reference=by_runtime if policy == "stretch" else by_reference,
+    )
+
+
+@pytest.mark.parametrize("stored", [("roi", "sizes"), ("sizes",), ()])
+def test_crop_and_resize(stored: tuple) -> None:
+    roi = floats(0, 0, 0.2, -0.1, 1, 1, 0.9, 1.2)
+    check_operator(
+        "Resize",
+        {"x": X, "roi": roi, "scales": None, "sizes": np.array([1, 2, 3, 6])},
+        stored=stored,
+        mode="linear",
+        coordinate_transformation_mode="tf_crop_and_resize",
+        extrapolation_value=-3.0,
+    )
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (1, 1, 6), (1, 1, 3, 4, 5)])
+def test_other_ranks_and_empty_inputs(shape: tuple) -> None:
+    sizes = np.array([*shape[:-1], 9])
+    arrays = {"x": rand(*shape), "roi": NOTHING, "scales": NOTHING, "sizes": sizes}
+    check_operator(
+        "Resize", arrays, stored=("roi", "scales", "sizes"), mode="linear", reference=by_reference
+    )
+
+
+def test_integers_are_rounded_and_kept_in_range() -> None:
+    x = np.array([[[[0, 255, 255, 0, 3]]]], np.uint8)
+    arrays = {"x": x, "roi": None, "scales": floats(1, 1, 1, 2.5)}
+    (found,) = check_operator(
+        "Resize", arrays, stored=("scales",), mode="cubic", reference=by_reference
+    )
+    assert found.max() == 255
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.sampled_from(["linear", "cubic"]),
+    st.floats(0.25, 3.0, width=32),
+    st.integers(2, 9),
+)
+def test_any_scale(mode: str, scale: float, size: int) -> None:
+    check_operator(
+        "Resize",
+        {"x": rand(1, 1, size, 3), "roi": None, "scales": floats(1, 1, scale, 1)},
+        stored=("scales",),
+        reference=by_reference,
+        mode=mode,
+        tolerance=1e-4,
+    )
+
+
+def test_refusals() -> None:
+    arrays = {"x": X, "roi": None, "scales": floats(1, 1, 2, 2)}
+    model, _ = operator_model(
+        "Resize", arrays, stored=("scales",), coordinate_transformation_mode="tf_crop_and_resize"
+    )
+    with pytest.raises(ModelError, match=r"Resize node 'tested' .*no region of interest"):
+        tvm_ext.compile(model)

@@ -1,0 +1,185 @@
+"""Models compiled once, with the dynamic sizes that they have, and run at several sizes."""
+
+import numpy as np
+import onnx
+import pytest
+from operator_models import by_runtime
+from small_models import model, node, rand, value
+
+import tvm_ext
+from tvm_ext.errors import RunError
+
+INT64, BOOL = onnx.TensorProto.INT64, onnx.TensorProto.BOOL
+F = onnx.TensorProto.FLOAT
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+def check(proto: onnx.ModelProto, runs: list[dict], level: str = "O3", tolerance=1e-5) -> None:
+    """One compilation, several runs, each against ONNX Runtime."""
+    compiled = tvm_ext.compile(proto, opt_level=level)
+    for feeds in runs:
+        wanted = by_runtime(proto, feeds)
+        for got, want in zip(compiled.run(feeds).values(), wanted, strict=True):
+            assert got.shape == want.shape
+            np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("rest", [(0, -1), (4, -1), (-1, 2)])
+def test_reshape_by_a_size_of_the_input(rest: tuple, narrow: bool) -> None:
+    nodes = [node("Shape", ["x"], ["s"])]
+    if narrow:
+        nodes += [
+            node("Cast", ["s"], ["s32"], to=onnx.TensorProto.INT32),
+            node("Slice", ["s32", "zero", "one", "zero"], ["b32"]),
+            node("Cast", ["b32"], ["b"], to=INT64),
+        ]
+    else:
+        nodes += [node("Gather", ["s", "zero"], ["b"])]
+    nodes += [node("Concat", ["b", "rest"], ["t"], axis=0), node("Reshape", ["x", "t"], ["y"])]
+    weights = {"zero": ints(0), "one": ints(1), "rest": ints(*rest)}
+    proto = model(nodes, [value("x", ["b", 4, "n"])], [value("y", [None] * 3)], **weights)
+    check(proto, [{"x": rand(2, 4, 6)}, {"x": rand(1, 4, 8)}])
+
+
+@pytest.mark.parametrize("mode", ["nearest", "linear"])
+def test_resize_to_the_size_of_another_tensor(mode: str) -> None:
+    nodes = [
+        node("MaxPool", ["x"], ["small"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("Shape", ["small"], ["s"]),
+        node("Shape", ["x"], ["l"]),
+        node("Slice", ["s", "zero", "two"], ["head"]),
+        node("Slice", ["l", "two", "four"], ["tail"]),
+        node("Concat", ["head", "tail"], ["sizes"], axis=0),
+        node("Resize", ["small", "", "", "sizes"], ["large"], mode=mode),
+        node("Add", ["large", "x"], ["y"]),
+    ]
+    weights = {"zero": ints(0), "two": ints(2), "four": ints(4)}
+    proto = model(nodes, [value("x", ["b", 3, "h", "w"])], [value("y", [None] * 4)], **weights)
+    check(proto, [{"x": rand(1, 3, 8, 12)}, {"x": rand(2, 3, 7, 9)}])
+
+
+@pytest.mark.parametrize("join", ["Add", "Concat"])
+def test_feature_maps_of_two_scales_join(join: str) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["half"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("Conv", ["half", "w"], ["quarter"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("Resize", ["quarter", "", "scales"], ["up"], mode="nearest",
+             coordinate_transformation_mode="asymmetric", nearest_mode="floor"),
+        node(join, ["up", "half"], ["y"], **({"axis": 1} if join == "Concat" else {})),
+    ]  # fmt: skip
+    weights = {"w": rand(3, 3, 3, 3), "scales": np.array([1, 1, 2, 2], np.float32)}
+    proto = model(nodes, [value("x", ["b", 3, "h", "w"])], [value("y", [None] * 4)], **weights)
+    check(proto, [{"x": rand(1, 3, 16, 24)}, {"x": rand(2, 3, 8, 7)}], tolerance=1e-4)
+    with pytest.raises(RunError):
+        tvm_ext.compile(proto).run({"x": rand(1, 3, 18, 24)})
+
+
+def test_slice_to_a_length_of_the_run() -> None:
+    nodes = [node("Slice", ["x", "zero", "n", "one"], ["y"])]
+    inputs = [value("x", ["b", "t"]), value("n", [1], INT64)]
+    proto = model(nodes, inputs, [value("y", [None] * 2)], zero=ints(0), one=ints(1))
+    check(proto, [{"x": rand(2, 9), "n": ints(4)}, {"x": rand(1, 5), "n": ints(-1)}])
+
+
+@pytest.mark.parametrize("operator", ["Expand", "Tile"])
+@pytest.mark.parametrize("computed", [False, True])
+def test_copies_as_many_as_a_size(operator: str, computed: bool) -> None:
+    inputs = [value("x", [1, "t"]), value("z", ["n", 3])]
+    if computed:
+        inputs[1] = value("z", [2], INT64)
+        nodes = [node(operator, ["x", "z"], ["y"])]
+        runs = [{"x": rand(1, 4), "z": ints(3, 1)}, {"x": rand(1, 2), "z": ints(2, 1)}]
+    else:
+        nodes = [
+            node("Shape", ["z"], ["s"]),
+            node("Gather", ["s", "zero"], ["n"]),
+            node("Concat", ["n", "one"], ["t"], axis=0),
+            node(operator, ["x", "t"], ["y"]),
+        ]
+        runs = [{"x": rand(1, 4), "z": rand(2, 3)}, {"x": rand(1, 5), "z": rand(1, 3)}]
+    weights = {} if computed else {"zero": ints(0), "one": ints(1)}
+    check(model(nodes, inputs, [value("y", [None] * 2)], **weights), runs)
+
+
+def test_attention_mask_broadcasts() -> None:
+    nodes = [
+        node("Transpose", ["q"], ["k"], perm=[0, 1, 3, 2]),
+        node("MatMul", ["q", "k"], ["scores"]),
+        node("Unsqueeze", ["mask", "axes"], ["wide"]),
+        node("Where", ["wide", "scores", "low"], ["masked"]),
+        node("Softmax", ["masked"], ["y"], axis=-1),
+    ]
+    inputs = [value("q", ["b", 2, "s", 4]), value("mask", ["mb", "ms"], BOOL)]
+    weights = {"axes": ints(1, 2), "low": np.array(-1e4, np.float32)}
+    proto = model(nodes, inputs, [value("y", [None] * 4)], **weights)
+    mask = rand(2, 5) < 0.5
+    runs = [{"q": rand(2, 2, 5, 4), "mask": mask}, {"q": rand(2, 2, 5, 4), "mask": mask[:1]}]
+    check(proto, [*runs, {"q": rand(2, 2, 5, 4), "mask": mask[:, :1]}])
+
+
+@pytest.mark.parametrize("level", ["O0", "O3"])
+def test_convolution_and_pools_of_odd_sizes(level: str) -> None:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("MaxPool", ["c"], ["m"], kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]),
+        node("AveragePool", ["m"], ["p"], kernel_shape=[3, 3], strides=[1, 1], pads=[1, 1, 1, 1]),
+        node("Relu", ["p"], ["r"]),
+        node("GlobalAveragePool", ["r"], ["g"]),
+        node("Flatten", ["g"], ["y"]),
+    ]
+    inputs, outputs = (
+        [value("x", ["b", 3, "h", "w"])],
+        [value("r", [None] * 4), value("y", [None] * 2)],
+    )
+    proto = model(nodes, inputs, outputs, w=rand(4, 3, 3, 3))
+    check(proto, [{"x": rand(1, 3, 15, 22)}, {"x": rand(2, 3, 9, 7)}], level, 1e-4)
+
+
+def squeeze_if_one() -> onnx.ModelProto:
+    """As PyTorch exports ``x.squeeze(-1)``: branches of different rank."""
+    then = onnx.helper.make_graph(
+        [node("Squeeze", ["x", "last"], ["t"])], "then", [], [value("t", [None] * 2)]
+    )
+    other = onnx.helper.make_graph(
+        [node("Identity", ["x"], ["e"])], "else", [], [value("e", [None] * 3)]
+    )
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Gather", ["s", "last"], ["n"]),
+        node("Equal", ["n", "one"], ["c"]),
+        node("If", ["c"], ["i"], then_branch=then, else_branch=other),
+        node("MatMul", ["i", "w"], ["y"]),
+    ]
+    weights = {"last": ints(-1), "one": ints(1), "w": rand(4, 3)}
+    return model(nodes, [value("x", ["b", 4, "n"])], [value("y", [None] * 2)], **weights)
+
+
+def test_squeeze_where_the_size_is_one() -> None:
+    proto = squeeze_if_one()
+    check(proto, [{"x": rand(2, 4, 1)}, {"x": rand(5, 4, 1)}])
+    with pytest.raises(RunError):
+        tvm_ext.compile(proto).run({"x": rand(2, 4, 4)})
+
+
+@pytest.mark.parametrize("operator", ["Add", "Where", "MatMul", "Concat"])
+def test_names_that_must_agree(operator: str) -> None:
+    inputs = [value("a", ["m", "k"]), value("b", ["n", "l"])]
+    names = ["c", "a", "b"] if operator == "Where" else ["a", "b"]
+    extra = [node("Greater", ["a", "b"], ["c"])] if operator == "Where" else []
+    attributes = {"axis": 0} if operator == "Concat" else {}
+    proto = model(
+        [*extra, node(operator, names, ["y"], **attributes)], inputs, [value("y", [None] * 2)]
+    )
+    check(proto, [{"a": rand(3, 3), "b": rand(3, 3, seed=1)}, {"a": rand(5, 5), "b": rand(5, 5)}])
+    with pytest.raises(RunError):
+        tvm_ext.compile(proto).run({"a": rand(3, 3), "b": rand(2, 2)})
+
+
+def test_names_of_which_one_may_be_one() -> None:
+    inputs = [value("a", ["m", "k"]), value("b", ["n", "l"])]
+    proto = model([node("Mul", ["a", "b"], ["y"])], inputs, [value("y", [None] * 2)])
+    check(proto, [{"a": rand(1, 4), "b": rand(3, 1)}, {"a": rand(2, 1), "b": rand(1, 3)}])

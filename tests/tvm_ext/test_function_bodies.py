@@ -1,0 +1,110 @@
+"""Operators without a converter are expanded by their function bodies; constants by spelling."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+from small_models import model, value
+
+import tvm_ext
+from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend import prepare_model
+
+node = helper.make_node
+RANDOM = np.random.default_rng(0)
+
+
+def assert_as_reference(proto: onnx.ModelProto, **inputs: np.ndarray) -> onnx.ModelProto:
+    wanted = ReferenceEvaluator(proto).run(None, inputs)
+    for level in ("O0", "O3"):
+        found = list(tvm_ext.compile(proto, opt_level=level).run(inputs).values())
+        for one, other in zip(found, wanted, strict=True):
+            assert one.dtype == other.dtype
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    return prepare_model(proto)[2]
+
+
+def attention(**attributes: int) -> onnx.ModelProto:
+    shapes = {"q": [1, 2, 4, 8], "k": [1, 2, 6, 8], "v": [1, 2, 6, 8]}
+    inputs = [value(name, shape) for name, shape in shapes.items()]
+    call = node("Attention", ["q", "k", "v"], ["y"], name="att", **attributes)
+    return model([call], inputs, [value("y", [1, 2, 4, 8])], 23)
+
+
+def test_a_body_that_depends_on_the_node():
+    inputs = {
+        name: RANDOM.random((1, 2, n, 8), np.float32) for name, n in (("q", 4), ("k", 6), ("v", 6))
+    }
+    prepared = assert_as_reference(attention(is_causal=1), **inputs)
+    names = [n.name for n in prepared.graph.node]
+    assert all(name.startswith("att/") for name in names)
+    assert "Attention" not in {n.op_type for n in prepared.graph.node}
+
+
+def test_a_body_of_an_older_operator_set_with_its_default_attributes():
+    x = RANDOM.standard_normal((3, 8)).astype(np.float32)
+    call = node("Celu", ["x"], ["y"], name="celu")
+    prepared = assert_as_reference(model([call], [value("x", [3, 8])], [value("y", [3, 8])]), x=x)
+    assert "Celu" not in {n.op_type for n in prepared.graph.node}
+
+
+def test_a_body_within_a_body():
+    # SwiGLU holds Swish, which has a default for alpha too.
+    x = RANDOM.standard_normal((3, 8)).astype(np.float32)
+    call = node("SwiGLU", ["x", "x"], ["y"], name="glu")
+    version = onnx.defs.onnx_opset_version()
+    proto = model([call], [value("x", [3, 8])], [value("y", [3, 8])], version)
+    prepared = assert_as_reference(proto, x=x)
+    assert not {"SwiGLU", "Swish"} & {n.op_type for n in prepared.graph.node}
+
+
+def test_optional_outputs_that_are_asked_for():
+    call = node("LayerNormalization", ["x", "s"], ["y", "mean", "inv"], name="ln", axis=1)
+    outputs = [value("y", [2, 8]), value("mean", [2, 1]), value("inv", [2, 1])]
+    proto = model([call], [value("x", [2, 8]), value("s", [8])], outputs)
+    x, s = RANDOM.random((2, 8), np.float32), RANDOM.random(8, np.float32)
+    assert_as_reference(proto, x=x, s=s)
+
+
+CONSTANTS = {
+    "value_float": 2.5,
+    "value_floats": [1.0, -2.0],
+    "value_int": 3,
+    "value_ints": [4, 5],
+}
+
+
+@pytest.mark.parametrize("spelling", CONSTANTS)
+def test_constants_in_every_spelling(spelling):
+    given = np.array(CONSTANTS[spelling])
+    element = TensorProto.FLOAT if "float" in spelling else TensorProto.INT64
+    constant = node("Constant", [], ["c"], name="c", **{spelling: CONSTANTS[spelling]})
+    proto = model([constant], [], [value("c", list(given.shape), element)])
+    (found,) = tvm_ext.compile(proto, opt_level="O0").run({}).values()
+    assert found.dtype == (np.float32 if "float" in spelling else np.int64)
+    np.testing.assert_array_equal(found, given)
+
+
+def sparse_constant(indices: np.ndarray, dims: list[int]) -> onnx.ModelProto:
+    values = helper.make_tensor("values", TensorProto.FLOAT, [2], [7.0, 8.0])
+    places = onnx.numpy_helper.from_array(indices)
+    sparse = helper.make_sparse_tensor(values, places, dims)
+    constant = node("Constant", [], ["c"], name="c", sparse_value=sparse)
+    add = node("Add", ["x", "c"], ["y"], name="add")
+    return model([constant, add], [value("x", dims)], [value("y", dims)])
+
+
+@pytest.mark.parametrize("indices", [np.array([1, 5]), np.array([[0, 1], [1, 2]])], ids=str)
+def test_a_sparse_constant(indices):
+    (found,) = (
+        tvm_ext.compile(sparse_constant(indices, [2, 3]), opt_level="O0")
+        .run({"x": np.zeros((2, 3), np.float32)})
+        .values()
+    )
+    np.testing.assert_array_equal(found, [[0, 7, 0], [0, 0, 8]])
+
+
+def test_a_sparse_constant_that_would_fill_the_memory():
+    with pytest.raises(ModelError):
+        tvm_ext.compile(sparse_constant(np.array([1, 5]), [1 << 20, 1 << 22]))

@@ -1,0 +1,236 @@
+"""Sequences and optionals resolved while a model is read: a list of tensors, and a tensor or none.
+
+A sequence whose length and positions are known is only a way to name tensors. What is left over
+after ``resolve_containers`` depends on data, and is refused at import.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from tvm_ext.onnx_frontend.ir_edits import Inserter, constant_of, opset_of, replace_outputs
+from tvm_ext.onnx_frontend.unroll import unsqueezed
+
+
+class _Unknown(Exception):
+    """The node depends on data."""
+
+
+class _Nothing:
+    """An optional without an element."""
+
+
+@dataclass
+class _Known:
+    """Contents of sequences and optionals by value, and the opset."""
+
+    contents: dict[ir.Value, list[ir.Value] | _Nothing]
+    opset: int
+
+
+def resolve_containers(model: ir.Model) -> bool:
+    """Replaces in place what is known of sequences and optionals; whether there was some."""
+    known = _Known({}, opset_of(model))
+    changed = False
+    for node in list(model.graph.all_nodes()):
+        handler = _HANDLERS.get(node.op_type)
+        if handler is None or node.domain not in ("", "ai.onnx"):
+            continue
+        try:
+            changed |= handler(node, known)
+        except _Unknown:
+            continue
+    return changed
+
+
+def _listed(value: ir.Value | None, known: _Known) -> list[ir.Value]:
+    found = known.contents.get(value) if value is not None else None
+    if not isinstance(found, list):
+        raise _Unknown
+    return found
+
+
+def _position(node: ir.Node, index: int, default: int) -> int:
+    value = node.inputs[index] if len(node.inputs) > index else None
+    if value is None:
+        return default
+    array = constant_of(value)
+    if array is None:
+        raise _Unknown
+    return int(array.item())
+
+
+def _checked(node: ir.Node, position: int, length: int) -> int:
+    if not -length <= position < length:
+        raise ValueError(
+            f"{node.op_type} node '{node.name}' has position {position} in a sequence of {length}"
+        )
+    return position % length
+
+
+def _construct(node: ir.Node, known: _Known) -> bool:
+    known.contents[node.outputs[0]] = [value for value in node.inputs if value is not None]
+    return False
+
+
+def _insert(node: ir.Node, known: _Known) -> bool:
+    items = list(_listed(node.inputs[0], known))
+    position = _position(node, 2, len(items))
+    if position != len(items):
+        position = _checked(node, position, len(items))
+    items.insert(position, node.inputs[1])
+    known.contents[node.outputs[0]] = items
+    return False
+
+
+def _erase(node: ir.Node, known: _Known) -> bool:
+    items = list(_listed(node.inputs[0], known))
+    del items[_checked(node, _position(node, 1, -1), len(items))]
+    known.contents[node.outputs[0]] = items
+    return False
+
+
+def _at(node: ir.Node, known: _Known) -> bool:
+    items = _listed(node.inputs[0], known)
+    item = items[_checked(node, _position(node, 1, 0), len(items))]
+    return _becomes(node, item)
+
+
+def _becomes(node: ir.Node, value: ir.Value) -> bool:
+    """Through an Identity: the output of a graph must not be its input or a second output."""
+    copy = Inserter(node, f"{node.name}/value").node("Identity", [value])
+    copy.type, copy.shape = value.type, value.shape
+    replace_outputs(node, [copy])
+    return True
+
+
+def _length(node: ir.Node, known: _Known) -> bool:
+    count = len(_listed(node.inputs[0], known))
+    replace_outputs(node, [Inserter(node, f"{node.name}/n").constant(np.array(count, np.int64))])
+    return True
+
+
+def _concat(node: ir.Node, known: _Known) -> bool:
+    items = _listed(node.inputs[0], known)
+    inserter = Inserter(node, f"{node.name}/parts")
+    axis = node.attributes["axis"].as_int()
+    new_axis = node.attributes.get("new_axis")
+    if new_axis is not None and new_axis.as_int():
+        items = [unsqueezed(inserter, value, axis, known.opset) for value in items]
+    joined = inserter.node("Concat", items, axis=axis)
+    joined.dtype = items[0].dtype if items else None
+    replace_outputs(node, [joined])
+    return True
+
+
+def _split(node: ir.Node, known: _Known) -> bool:
+    data = node.inputs[0]
+    if data.shape is None:
+        raise _Unknown
+    axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+    axis %= len(data.shape)
+    sizes, keep = _parts(node, data.shape[axis])
+    inserter = Inserter(node, f"{node.name}/parts")
+    items, start = [], 0
+    along = inserter.constant(np.array([axis], np.int64))
+    for size in sizes:
+        if keep:
+            bounds = [inserter.constant(np.array([n], np.int64)) for n in (start, start + size)]
+            item = inserter.node("Slice", [data, *bounds, along])
+        else:
+            at = inserter.constant(np.array(start, np.int64))
+            item = inserter.node("Gather", [data, at], axis=axis)
+        item.dtype = data.dtype
+        items.append(item)
+        start += size
+    known.contents[node.outputs[0]] = items
+    return False
+
+
+def _parts(node: ir.Node, size: object) -> tuple[list[int], bool]:
+    """Sizes of the parts, and whether they keep the axis that is split."""
+    split = node.inputs[1] if len(node.inputs) > 1 else None
+    if split is not None:
+        array = constant_of(split)
+        if array is None:
+            raise _Unknown
+        if array.ndim:
+            return [int(n) for n in array], True
+        step, keep = int(array.item()), True
+    else:
+        step = 1
+        keep = "keepdims" not in node.attributes or bool(node.attributes["keepdims"].as_int())
+    if not isinstance(size, int) or step < 1:
+        raise _Unknown
+    return [min(step, size - start) for start in range(0, size, step)], keep
+
+
+def _map(node: ir.Node, known: _Known) -> bool:
+    count = len(_listed(node.inputs[0], known))
+    body = node.attributes["body"].as_graph()
+    made: list[list[ir.Value]] = [[] for _ in node.outputs]
+    for index in range(count):
+        given = []
+        for value in node.inputs:
+            items = known.contents.get(value)
+            given.append(items[index] if isinstance(items, list) else value)
+        results = Inserter(node, f"{node.name}/{index}").body(body, given)
+        for found, value in zip(made, results, strict=True):
+            found.append(value)
+    known.contents.update(zip(node.outputs, made, strict=True))
+    return False
+
+
+def _identity(node: ir.Node, known: _Known) -> bool:
+    if node.inputs[0] in known.contents:
+        known.contents[node.outputs[0]] = known.contents[node.inputs[0]]
+    return False
+
+
+def _optional(node: ir.Node, known: _Known) -> bool:
+    given = node.inputs[0] if node.inputs else None
+    if given is None:
+        known.contents[node.outputs[0]] = _Nothing()
+        return False
+    if given in known.contents:
+        known.contents[node.outputs[0]] = known.contents[given]
+        return False
+    if isinstance(given.type, ir.SequenceType | ir.OptionalType):
+        raise _Unknown
+    return _becomes(node, given)
+
+
+def _get_element(node: ir.Node, known: _Known) -> bool:
+    given = node.inputs[0]
+    if isinstance(known.contents.get(given), _Nothing):
+        raise ValueError(f"OptionalGetElement node '{node.name}' asks an empty optional")
+    return _optional(node, known)
+
+
+def _has_element(node: ir.Node, known: _Known) -> bool:
+    given = node.inputs[0] if node.inputs else None
+    found = known.contents.get(given) if given is not None else _Nothing()
+    if found is None and given is not None and isinstance(given.type, ir.OptionalType):
+        raise _Unknown
+    answer = np.array(not isinstance(found, _Nothing))
+    replace_outputs(node, [Inserter(node, f"{node.name}/has").constant(answer)])
+    return True
+
+
+_HANDLERS: dict[str, Callable[[ir.Node, _Known], bool]] = {
+    "ConcatFromSequence": _concat,
+    "Identity": _identity,
+    "Optional": _optional,
+    "OptionalGetElement": _get_element,
+    "OptionalHasElement": _has_element,
+    "SequenceAt": _at,
+    "SequenceConstruct": _construct,
+    "SequenceEmpty": _construct,
+    "SequenceErase": _erase,
+    "SequenceInsert": _insert,
+    "SequenceLength": _length,
+    "SequenceMap": _map,
+    "SplitToSequence": _split,
+}

@@ -1,0 +1,335 @@
+"""Bodies of If and Loop as private Relax functions: parameters, types and calls.
+
+A body reads values from outside. In Relax a function of a module sees none of them, so each becomes
+a parameter; constants are written into the body. Symbolic sizes of the outside come as one
+parameter more, a shape, because a size such as ``2 * n`` in another parameter defines no ``n``.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+import tvm_ffi
+from tvm import relax, tirx
+
+from tvm_ext.onnx_frontend.node_order import subgraphs_of
+from tvm_ext.tir_schedules.llvm.nest import substitute
+
+Symbols = Mapping[tirx.Var, Any]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What functions of one If or Loop take.
+
+    Attributes
+    ----------
+    fixed : tuple[tirx.Var, ...]
+        Symbolic sizes of the caller, passed on as a shape.
+    types : tuple[relax.Type, ...]
+        Of the other parameters; may use ``fixed`` and variables of their own.
+    """
+
+    fixed: tuple[tirx.Var, ...]
+    types: tuple[relax.Type, ...]
+
+    def parameters(self) -> tuple[list[relax.Var], list[relax.Var], dict[tirx.Var, tirx.Var]]:
+        """New parameters, those of them that stand for ``types``, and the new symbols by old."""
+        symbols = {var: _like(var) for var in self.fixed}
+        for ty in self.types:
+            for var in relax.analysis.tir_vars_in_type(ty):
+                if not _has(symbols, var):
+                    symbols[var] = _like(var)
+        values = [
+            relax.Var(f"p{index}", substitute(ty, symbols)) for index, ty in enumerate(self.types)
+        ]
+        if not self.fixed:
+            return values, values, symbols
+        sizes = relax.Var("sizes", relax.ShapeType([symbols[var] for var in self.fixed]))
+        return [sizes, *values], values, symbols
+
+    def arguments(self, values: Sequence[relax.Expr], symbols: Symbols) -> list[relax.Expr]:
+        """The arguments of a call where ``fixed`` are known as ``symbols``."""
+        if not self.fixed:
+            return list(values)
+        return [relax.ShapeExpr([symbols.get(var, var) for var in self.fixed]), *values]
+
+    def outside(self, ty: relax.Type, symbols: Symbols) -> relax.Type:
+        """A type found inside of a function, in the symbols of the signature.
+
+        A size that is known inside only becomes a variable that is not in the signature.
+        """
+        inverse = {inner: outer for outer, inner in symbols.items()}
+        return substitute(ty, inverse)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a body reads from outside: by name, the values out there."""
+
+    values: dict[str, Any]
+
+    def symbols(self) -> list[tirx.Var]:
+        """Symbolic sizes in them."""
+        found: dict[tirx.Var, None] = {}
+        for value in self.values.values():
+            for leaf in _leaves(value):
+                found.update(dict.fromkeys(_symbols_of(leaf)))
+        return list(found)
+
+    def arguments(self) -> list[relax.Var]:
+        """Those that become parameters, in order, each once."""
+        found = [leaf for value in self.values.values() for leaf in _leaves(value)]
+        return list(dict.fromkeys(leaf for leaf in found if is_value(leaf)))
+
+    def inside(self, parameters: Sequence[relax.Var], symbols: Symbols) -> dict[str, Any]:
+        """The values by name as a function sees them whose parameters for them are given."""
+        known = dict(zip(self.arguments(), parameters, strict=True))
+
+        def seen(value: Any) -> Any:
+            if isinstance(value, relax.Tuple):
+                return relax.Tuple([seen(field) for field in value.fields])
+            if is_value(value):
+                return known[value]
+            if isinstance(value, relax.ShapeExpr) or is_size(value):
+                return substitute(value, symbols)
+            return value
+
+        return {name: seen(value) for name, value in self.values.items()}
+
+
+def capture(
+    bb: relax.BlockBuilder, graphs: Iterable[onnx.GraphProto], nodes: dict[str, Any]
+) -> Captured:
+    """What the graphs read of ``nodes``, the values by name around them."""
+    found: dict[str, Any] = {}
+    for graph in graphs:
+        for name in free_names(graph):
+            if name in nodes:
+                nodes[name] = _bound(bb, nodes[name])
+                found[name] = nodes[name]
+    return Captured(found)
+
+
+def free_names(graph: onnx.GraphProto) -> list[str]:
+    """Names that a body or the bodies in it read and that it does not define itself."""
+    own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    found: dict[str, None] = {}
+    for node in graph.node:
+        read = list(node.input)
+        for subgraph in subgraphs_of(node):
+            read += free_names(subgraph)
+        found.update(dict.fromkeys(name for name in read if name and name not in own))
+        own.update(node.output)
+    found.update(dict.fromkeys(value.name for value in graph.output if value.name not in own))
+    return list(found)
+
+
+def function(
+    bb: relax.BlockBuilder,
+    parameters: list[relax.Var],
+    build: Callable[[], relax.Expr],
+    straight: bool = True,
+) -> relax.Function:
+    """A private function that returns what ``build`` emits; ``straight`` when it holds no If."""
+    bb.begin_scope(parameters)
+    if straight:
+        bb._begin_dataflow_block()
+    else:
+        bb._begin_binding_block()
+    try:
+        result = bb.emit_output(build()) if straight else build()
+    except BaseException:
+        # Another branch may go on where this one failed.
+        bb._end_block()
+        bb.end_scope()
+        raise
+    body = _sequence(bb, parameters, result)
+    return relax.Function(parameters, body, body.ty)
+
+
+def _sequence(
+    bb: relax.BlockBuilder, parameters: list[relax.Var], result: relax.Expr
+) -> relax.SeqExpr:
+    """Ends the block and the scope, and types the result by the parameters' symbols alone.
+
+    In the scope of the block a size that is only known inside would stay in the type.
+    """
+    block = bb._end_block()
+    bb.end_scope()
+    bb.begin_scope(parameters)
+    body = bb.normalize(relax.SeqExpr([block], result))
+    bb.end_scope()
+    return body
+
+
+def branches(
+    bb: relax.BlockBuilder,
+    parameters: list[relax.Var],
+    condition: relax.Expr,
+    chosen: Callable[[], relax.Expr],
+    otherwise: Callable[[], relax.Expr],
+) -> relax.Var:
+    """Emits an If in a function of these parameters; the callables emit its branches."""
+    sides = []
+    for build in (chosen, otherwise):
+        bb.begin_scope(parameters)
+        bb._begin_binding_block()
+        result = build()
+        if not isinstance(result, relax.Var):
+            result = bb.emit(result)
+        sides.append(_sequence(bb, parameters, result))
+    return bb.emit(relax.If(condition, *sides))
+
+
+def without_unused_functions(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module without functions that ``main`` does not reach: attempts to type a body."""
+    reached: dict[str, None] = {}
+    waiting = ["main"]
+    while waiting:
+        name = waiting.pop()
+        if name in reached:
+            continue
+        reached[name] = None
+        func = mod[name]
+        if isinstance(func, relax.Function):
+            waiting += [str(gv.name_hint) for gv in relax.analysis.all_global_vars(func)]
+    kept = {gv: func for gv, func in mod.functions.items() if str(gv.name_hint) in reached}
+    return tvm.IRModule(kept, attrs=mod.attrs)
+
+
+def function_name(*parts: str) -> str:
+    """A name for a function from a node's name."""
+    return re.sub(r"[^0-9A-Za-z_]", "_", "_".join(parts))
+
+
+def as_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
+    """Shapes and sizes as integers in a tensor, and every tensor with a size for each axis.
+
+    Raises
+    ------
+    ValueError
+        The value is a sequence, an optional or of unknown rank.
+    """
+    if isinstance(value, relax.ShapeExpr) or is_size(value):
+        return _sizes_as_tensor(bb, value)
+    if not isinstance(value, relax.Expr):
+        raise ValueError("it passes an empty optional, where a tensor is expected")
+    if isinstance(value, relax.Tuple) or isinstance(value.ty, relax.TupleType):
+        raise ValueError("it passes a sequence whose length is not known, where a tensor can be")
+    if isinstance(value.ty, relax.ShapeType):
+        value = bb.emit(relax.op.shape_to_tensor(value))
+    if value.ty.ndim < 0:
+        raise ValueError("it passes a tensor whose rank is not known")
+    value = _bound(bb, value)
+    if isinstance(value.ty.shape, relax.ShapeExpr):
+        return value
+    return bb.match_cast(value, with_symbols(value.ty))
+
+
+def with_symbols(ty: relax.TensorType) -> relax.TensorType:
+    """The type with a new symbol for each axis when its shape is unknown."""
+    if isinstance(ty.shape, relax.ShapeExpr):
+        return ty
+    sizes = [tirx.Var(f"d{axis}", "int64") for axis in range(ty.ndim)]
+    return relax.TensorType(sizes, str(ty.dtype))
+
+
+def definite(ty: relax.TensorType, known: Iterable[tirx.Var]) -> relax.TensorType:
+    """The type without its shape when that uses symbols that are not ``known``."""
+    unknown = unknown_symbols(ty, known)
+    return relax.TensorType(dtype=str(ty.dtype), ndim=ty.ndim) if unknown else ty
+
+
+def unknown_symbols(ty: relax.Type, known: Iterable[tirx.Var]) -> list[tirx.Var]:
+    """Symbols of a type that are not ``known``."""
+    listed = list(known)
+    return [
+        var
+        for var in relax.analysis.tir_vars_in_type(ty)
+        if not any(var.same_as(other) for other in listed)
+    ]
+
+
+def renewed(ty: relax.TensorType, symbols: Symbols) -> relax.TensorType:
+    """The type in other ``symbols``, with a new one for every axis that they do not describe."""
+    sizes = []
+    for axis, size in enumerate(ty.shape.values):
+        found = unknown_symbols(relax.ShapeType([size]), symbols)
+        sizes.append(tirx.Var(f"d{axis}", "int64") if found else substitute(size, symbols))
+    return relax.TensorType(sizes, str(ty.dtype))
+
+
+def fields(bb: relax.BlockBuilder, value: relax.Expr, types: Sequence[Any]) -> list[relax.Expr]:
+    """The fields of an emitted tuple, each cast to its type unless that is None."""
+    found = []
+    for index, ty in enumerate(types):
+        field = bb.emit(relax.TupleGetItem(value, index))
+        if ty is not None and not tvm_ffi.structural_equal(field.ty, ty):
+            field = bb.match_cast(field, ty)
+        found.append(field)
+    return found
+
+
+def truth(value: Any) -> bool | None:
+    """The value of a condition that is constant, else None."""
+    if isinstance(value, tvm.ir.GenericConst):
+        return bool(np.all(value.value.numpy()))
+    return None
+
+
+def _bound(bb: relax.BlockBuilder, value: Any) -> Any:
+    """Calls and the like as variables; a body can only name those."""
+    if isinstance(value, relax.Tuple):
+        return relax.Tuple([_bound(bb, field) for field in value.fields])
+    if isinstance(value, relax.Call | relax.TupleGetItem) and not is_size(value):
+        return bb.emit(value)
+    return value
+
+
+def _sizes_as_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
+    sizes = list(value.values) if isinstance(value, relax.ShapeExpr) else [value]
+    scalar = not isinstance(value, relax.ShapeExpr)
+    if all(isinstance(size, tirx.IntImm) for size in sizes):
+        array = np.array([int(size) for size in sizes], np.int64)
+        return relax.const(array.reshape(()) if scalar else array, "int64")
+    tensor = bb.emit(relax.op.shape_to_tensor(relax.ShapeExpr(sizes)))
+    return bb.emit(relax.op.reshape(tensor, ())) if scalar else tensor
+
+
+def is_size(value: Any) -> bool:
+    """Whether it is one size, computed while the model is compiled or from other sizes."""
+    return isinstance(value, tvm.ir.Expr) and tvm.ir.is_prim_expr(value)
+
+
+def is_value(value: Any) -> bool:
+    """Whether it is a variable of the graph; a symbolic size is a variable to TVM as well."""
+    return isinstance(value, relax.Var) and not is_size(value)
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, relax.Tuple):
+        return [leaf for field in value.fields for leaf in _leaves(field)]
+    return [value]
+
+
+def _symbols_of(value: Any) -> list[tirx.Var]:
+    if isinstance(value, relax.ShapeExpr):
+        return list(relax.analysis.tir_vars_in_type(relax.ShapeType(list(value.values))))
+    if is_size(value):
+        return list(relax.analysis.tir_vars_in_type(relax.ShapeType([value])))
+    if is_value(value):
+        return list(relax.analysis.tir_vars_in_type(value.ty))
+    return []
+
+
+def _has(symbols: Symbols, var: tirx.Var) -> bool:
+    return any(var.same_as(other) for other in symbols)
+
+
+def _like(var: tirx.Var) -> tirx.Var:
+    return tirx.Var(str(var.name), "int64")

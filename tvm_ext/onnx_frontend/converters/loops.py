@@ -1,0 +1,64 @@
+"""Kernels that are written as loops, for operators that no tensor expression describes."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tvm import relax, te
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import tirx as T
+
+# Reads and writes the buffers that it is given, inputs first, through T's loops and branches.
+LoopBody = Callable[..., None]
+
+
+def emit_loops(
+    bb: relax.BlockBuilder,
+    name: str,
+    inputs: Sequence[relax.Expr],
+    outputs: Sequence[tuple[Sequence[Any], str]],
+    body: LoopBody,
+) -> list[relax.Expr]:
+    """One kernel that runs ``body`` once.
+
+    Parameters
+    ----------
+    name : str
+        Of the kernel.
+    inputs : sequence of relax.Expr
+        Tensors that it reads.
+    outputs : sequence of (shape, dtype)
+        Tensors that it writes, in which nothing is written beforehand.
+    body : callable
+        Called with a buffer for each input and output, inside of TVM's builder of TensorIR.
+
+    Returns
+    -------
+    list[relax.Expr]
+        One tensor for each of ``outputs``.
+    """
+    shapes = [list(shape) for shape, _ in outputs]
+
+    def statement(read: Sequence[Any], written: Sequence[Any]) -> Any:
+        # The builder takes one statement: a loop of one turn around the body's.
+        with IRBuilder() as builder:
+            with T.serial(0, 1):
+                body(*(T.buffer_proxy(buffer) for buffer in (*read, *written)))
+            return builder.get()
+
+    def kernel(*tensors: te.Tensor) -> Any:
+        return te.extern(
+            shapes, list(tensors), statement, name=name, dtype=[dtype for _, dtype in outputs]
+        )
+
+    result = bb.emit_te(kernel, *inputs, primfunc_name_hint=name)
+    if len(outputs) == 1:
+        return [result]
+    return [bb.emit(relax.TupleGetItem(result, place)) for place in range(len(outputs))]
+
+
+@contextmanager
+def nested(*extents: Any) -> Iterator[list[Any]]:
+    """Loops in one another, from none to many; gives their variables."""
+    with T.grid(*extents, 1, 1) as variables:
+        yield list(variables)[: len(extents)]

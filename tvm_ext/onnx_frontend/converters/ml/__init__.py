@@ -1,0 +1,44 @@
+"""Converters of ai.onnx.ml, whose operators TVM's importer does not have.
+
+Strings are refused: tensors hold numbers. DictVectorizer, CastMap and ZipMap, which take or give
+maps, and CategoryMapper, one side of which is strings, have no converters.
+"""
+
+from typing import Any
+
+from tvm_ext.onnx_frontend.converters.ml.encoders import (
+    ArrayFeatureExtractor,
+    LabelEncoder,
+    OneHotEncoder,
+)
+from tvm_ext.onnx_frontend.converters.ml.linear import LinearClassifier, LinearRegressor
+from tvm_ext.onnx_frontend.converters.ml.scalers import (
+    Binarizer,
+    FeatureVectorizer,
+    Imputer,
+    Normalizer,
+    Scaler,
+)
+from tvm_ext.onnx_frontend.converters.ml.tree_ensemble import (
+    TreeEnsemble,
+    TreeEnsembleClassifier,
+    TreeEnsembleRegressor,
+)
+
+_CONVERTERS = (
+    ArrayFeatureExtractor,
+    Binarizer,
+    FeatureVectorizer,
+    Imputer,
+    LabelEncoder,
+    LinearClassifier,
+    LinearRegressor,
+    Normalizer,
+    OneHotEncoder,
+    Scaler,
+    TreeEnsemble,
+    TreeEnsembleClassifier,
+    TreeEnsembleRegressor,
+)
+
+ML_CONVERTERS: dict[str, Any] = {f"ai.onnx.ml::{one.__name__}": one for one in _CONVERTERS}

@@ -1,0 +1,180 @@
+"""MaxPool with indices, MaxUnpool, and Col2Im: windows over images, forward and back.
+
+TVM's MaxPool has no second output; its MaxUnpool takes no output shape of the run and reads the
+pads in the wrong order; it has no Col2Im.
+"""
+
+import math
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
+from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
+from tvm_ext.onnx_frontend.converters.range_and_expand import target_sizes
+from tvm_ext.onnx_frontend.converters.runtime_sizes import static_sizes
+
+_TvmMaxPool = onnx_converter_map()["MaxPool"]
+
+
+class MaxPool(OnnxOpConverter):
+    """TVM's converter; with the place of each largest value where the model asks for it."""
+
+    @classmethod
+    def get_converter(cls, opset: int) -> Any:
+        values_only = _TvmMaxPool.get_converter(opset)
+
+        def convert(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
+            if attr["tvm_custom"]["num_outputs"] == 1:
+                return values_only(bb, inputs, attr, params)
+            return _with_indices(bb, inputs[0], attr)
+
+        return convert
+
+
+def _with_indices(bb: relax.BlockBuilder, data: relax.Expr, attr: dict) -> relax.Expr:
+    """Values, and places in the flattened input, by rows or (``storage_order``) by columns."""
+    sizes = static_sizes(data)
+    if sizes is None:
+        raise ValueError("it gives indices and its input has symbolic sizes")
+    if text(attr, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
+        raise ValueError("its auto_pad was not resolved")
+    kernel, count = list(attr["kernel_shape"]), len(attr["kernel_shape"])
+    strides = list(attr.get("strides", [1] * count))
+    dilations = list(attr.get("dilations", [1] * count))
+    pads = list(attr.get("pads", [0] * 2 * count))
+    rounded = math.ceil if attr.get("ceil_mode", 0) else math.floor
+    spatial = sizes[2:]
+    new = [
+        rounded(
+            (spatial[k] + pads[k] + pads[k + count] - dilations[k] * (kernel[k] - 1) - 1)
+            / strides[k]
+        )
+        + 1
+        for k in range(count)
+    ]
+    dtype, by_columns = str(data.ty.dtype), bool(attr.get("storage_order", 0))
+
+    def flat(index: list, places: list) -> tirx.Expr:
+        order = range(count - 1, -1, -1) if by_columns else range(count)
+        place = tirx.Cast("int64", index[0] * sizes[1] + index[1])
+        for k in order:
+            place = place * spatial[k] + places[k]
+        return place
+
+    def body(read: Any, values: Any, indices: Any) -> None:
+        with nested(*sizes[:2], *new) as index:
+            best = T.buffer_proxy(T.alloc_buffer((1,), "int64", scope="local"))
+            best[0] = T.int64(-1)
+            values[tuple(index)] = tirx.min_value(dtype)
+            with nested(*kernel) as taps:
+                places = [
+                    index[2 + k] * strides[k] - pads[k] + taps[k] * dilations[k]
+                    for k in range(count)
+                ]
+                inside = [
+                    tirx.all(place >= 0, place < size)
+                    for place, size in zip(places, spatial, strict=True)
+                ]
+                with T.If(tirx.all(*inside)), T.Then():
+                    value = read[(*index[:2], *places)]
+                    with T.If(tirx.any(best[0] < 0, value > values[tuple(index)])), T.Then():
+                        values[tuple(index)] = value
+                        best[0] = flat(index, places)
+            indices[tuple(index)] = best[0]
+
+    shape = [*sizes[:2], *new]
+    return relax.Tuple(
+        emit_loops(bb, "max_pool_indices", [data], [(shape, dtype), (shape, "int64")], body)
+    )
+
+
+class MaxUnpool(OnnxOpConverter):
+    """Values at their places, zero elsewhere.
+
+    Indices count in the tensor of the size that the window's attributes give; a given output
+    shape has that tensor in its first corner.
+    """
+
+    @classmethod
+    def _impl_v9(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        data, indices = inputs[0], inputs[1]
+        sizes, dtype = sizes_of(data), str(data.ty.dtype)
+        kernel, count = list(attr["kernel_shape"]), len(attr["kernel_shape"])
+        strides, pads = attr.get("strides", [1] * count), attr.get("pads", [0] * 2 * count)
+        plain = sizes[:2] + [
+            (sizes[2 + k] - 1) * strides[k] + kernel[k] - pads[k] - pads[k + count]
+            for k in range(count)
+        ]
+        given = inputs[2] if len(inputs) > 2 else None
+        shape = plain if given is None else target_sizes(bb, given, params)
+
+        def body(values: Any, places: Any, written: Any) -> None:
+            with nested(*shape) as index:
+                written[tuple(index)] = tirx.const(0, dtype)
+            with nested(*sizes) as index:
+                rest = T.buffer_proxy(T.alloc_buffer((1,), "int64", scope="local"))
+                rest[0] = places[tuple(index)].astype("int64")
+                found: list[tirx.Expr] = []
+                left = rest[0]
+                for size in reversed(plain[1:]):
+                    found.insert(0, tirx.floormod(left, size))
+                    left = tirx.floordiv(left, size)
+                found.insert(0, left)
+                inside = [
+                    tirx.all(place >= 0, place < size)
+                    for place, size in zip(found, shape, strict=True)
+                ]
+                with T.If(tirx.all(*inside)), T.Then():
+                    written[tuple(found)] = values[tuple(index)]
+
+        return emit_loops(bb, "max_unpool", [data, indices], [(shape, dtype)], body)[0]
+
+
+class Col2Im(OnnxOpConverter):
+    """Adds up columns of blocks into an image: each element sums the blocks that cover it."""
+
+    @classmethod
+    def _impl_v18(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        columns = inputs[0]
+        image = target_sizes(bb, inputs[1], params)
+        block = target_sizes(bb, inputs[2], params)
+        count = len(image)
+        strides = list(attr.get("strides", [1] * count))
+        dilations = list(attr.get("dilations", [1] * count))
+        pads = list(attr.get("pads", [0] * 2 * count))
+        steps = [
+            tirx.floordiv(
+                image[k] + pads[k] + pads[k + count] - dilations[k] * (block[k] - 1) - 1, strides[k]
+            )
+            + 1
+            for k in range(count)
+        ]
+
+        def kernel(columns: te.Tensor, image: list, block: list, steps: list) -> te.Tensor:
+            total = 1
+            for size in block:
+                total = total * size
+            shape = [columns.shape[0], tirx.floordiv(columns.shape[1], total), *image]
+            taps = [te.reduce_axis((0, size), f"tap_{k}") for k, size in enumerate(block)]
+
+            def element(batch: Any, channel: Any, *places: Any) -> tirx.Expr:
+                row, step, fits = channel, 0, []
+                for k in range(count):
+                    reach = places[k] + pads[k] - taps[k].var * dilations[k]
+                    window = tirx.floordiv(reach, strides[k])
+                    fits += [
+                        tirx.floormod(reach, strides[k]) == 0,
+                        window >= 0,
+                        window < steps[k],
+                    ]
+                    row, step = row * block[k] + taps[k].var, step * steps[k] + window
+                zero = tirx.const(0, str(columns.dtype))
+                value = tirx.if_then_else(tirx.all(*fits), columns[batch, row, step], zero)
+                return te.sum(value, axis=taps)
+
+            return te.compute(shape, element, name="col2im")
+
+        return bb.emit_te(kernel, columns, image, block, steps, primfunc_name_hint="col2im")

@@ -1,0 +1,232 @@
+"""QuantizeLinear, DequantizeLinear and DynamicQuantizeLinear.
+
+TVM's converters divide by multiplying with the reciprocal, know no blocks, no 4-bit types, no
+``precision`` and no float8 that is right; one step that differs grows to a tenth of the output in a
+deep network. Here the division, and rounding half to even, are those of the specification.
+"""
+
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant, onnx_type_name
+from tvm_ext.onnx_frontend.converters.cast import NARROW_INTEGERS, converted, wanted_type
+from tvm_ext.onnx_frontend.converters.narrow_floats import (
+    SCALE_TYPE,
+    from_float32,
+    is_narrow_float,
+    to_float32,
+)
+from tvm_ext.onnx_frontend.converters.quantize_scale import numbers_of, spread
+from tvm_ext.onnx_frontend.narrow_types import NARROW_ATTRIBUTE
+
+
+class QuantizeLinear(OnnxOpConverter):
+    """``saturate(round(x / scale) + zero_point)``, rounded half to even."""
+
+    @classmethod
+    def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        x = inputs[0]
+        scale, zero_point = _scale_and_zero_point(inputs, params)
+        wanted = _quantized_type(attr, zero_point)
+        if is_narrow_float(str(scale.ty.dtype)):
+            scale = _numbers_or_call(bb, scale)
+        precision = _precision(attr, str(scale.ty.dtype))
+        x, scale = _in_type(bb, x, precision), _in_type(bb, scale, precision)
+        scale = spread(bb, scale, x, attr)
+        if zero_point is not None:
+            zero_point = spread(bb, zero_point, x, attr)
+        if is_narrow_float(wanted):
+            ratio = _in_type(bb, bb.normalize(relax.op.divide(x, scale)), "float32")
+            return from_float32(bb, ratio, wanted, bool(attr.get("saturate", 1)))
+        return quantized(bb, x, scale, zero_point, wanted)
+
+
+class DequantizeLinear(OnnxOpConverter):
+    """``(x - zero_point) * scale`` in float32, then in the type of the scale."""
+
+    @classmethod
+    def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        x = onnx_constant(inputs[0], params)
+        scale, zero_point = _scale_and_zero_point(inputs, params)
+        wanted = _dequantized_type(attr, str(scale.ty.dtype))
+        numbers = [numbers_of(value) for value in (x, scale, zero_point)]
+        scale = spread(bb, _numbers_or_call(bb, scale), x, attr)
+        if zero_point is not None:
+            zero_point = spread(bb, zero_point, x, attr)
+        if numbers[0] is not None and numbers_of(scale) is not None:
+            known = _folded(x, scale, zero_point, wanted)
+            if known is not None:
+                return known
+        x = _centred(bb, x, zero_point)
+        return _in_type(bb, bb.normalize(relax.op.multiply(x, scale)), wanted)
+
+
+class DynamicQuantizeLinear(OnnxOpConverter):
+    """uint8 with a scale that covers the smallest and the largest number, and zero.
+
+    TVM's converter divides by zero where all numbers are zero; the scale is 1 there, as in ONNX
+    Runtime.
+    """
+
+    @classmethod
+    def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        x = inputs[0]
+        zero = relax.const(0.0, "float32")
+        low = bb.normalize(relax.op.minimum(bb.normalize(relax.op.min(x)), zero))
+        high = bb.normalize(relax.op.maximum(bb.normalize(relax.op.max(x)), zero))
+        span = bb.normalize(relax.op.subtract(high, low))
+        scale = bb.normalize(relax.op.divide(span, relax.const(255.0, "float32")))
+        flat = bb.normalize(relax.op.equal(span, zero))
+        scale = bb.emit(relax.op.where(flat, relax.const(1.0, "float32"), scale))
+        offset = bb.normalize(relax.op.divide(bb.normalize(relax.op.negative(low)), scale))
+        offset = bb.normalize(relax.op.clip(offset, 0, 255))
+        zero_point = bb.emit(_as_integer(bb, bb.normalize(relax.op.round(offset)), "uint8"))
+        return relax.Tuple([quantized(bb, x, scale, zero_point, "uint8"), scale, zero_point])
+
+
+def quantized(
+    bb: relax.BlockBuilder,
+    x: relax.Expr,
+    scale: relax.Expr,
+    zero_point: relax.Expr | None,
+    wanted: str,
+) -> relax.Expr:
+    """Numbers over a scale, of the same type and broadcast to them, as integers of a type.
+
+    With a constant scale the numbers are clipped before they are divided, which gives the same:
+    what is behind the last step rounds to the last step. It also keeps passes from folding the
+    division into the weights of a convolution before it, which would move numbers by a step.
+    """
+    low, high, _ = integer_range(wanted)
+    steps = numbers_of(scale)
+    offset = np.zeros(()) if zero_point is None else numbers_of(zero_point)
+    is_wide = str(x.ty.dtype) in ("float32", "float64")
+    if is_wide and steps is not None and offset is not None and (steps > 0).all():
+        offset = offset.astype(np.float64)
+        x = _clipped(bb, x, (low - offset) * steps, (high - offset) * steps)
+        ratio = _in_type(bb, bb.normalize(relax.op.divide(x, scale)), "float32")
+        return _as_integer(bb, _shifted(bb, ratio, zero_point), wanted)
+    ratio = _in_type(bb, bb.normalize(relax.op.divide(x, scale)), "float32")
+    return saturated(bb, ratio, zero_point, wanted)
+
+
+def saturated(
+    bb: relax.BlockBuilder, ratio: relax.Expr, zero_point: relax.Expr | None, wanted: str
+) -> relax.Expr:
+    """float32 steps of a scale, rounded half to even, shifted and clipped to a type's range."""
+    low, high, _ = integer_range(wanted)
+    shifted = _shifted(bb, ratio, zero_point)
+    return _as_integer(bb, bb.normalize(relax.op.clip(shifted, low, high)), wanted)
+
+
+def integer_range(dtype: str) -> tuple[int, int, str]:
+    """The smallest and the largest integer of a type, and the type that TVM holds it in."""
+    if dtype in NARROW_INTEGERS:
+        bits, holder = NARROW_INTEGERS[dtype]
+        low = -(1 << (bits - 1)) if holder == "int8" else 0
+        return low, low + (1 << bits) - 1, holder
+    if dtype not in ("int8", "uint8", "int16", "uint16", "int32"):
+        raise ValueError(f"numbers cannot be quantised to {dtype}")
+    info = np.iinfo(dtype)
+    return int(info.min), int(info.max), dtype
+
+
+def _shifted(
+    bb: relax.BlockBuilder, ratio: relax.Expr, zero_point: relax.Expr | None
+) -> relax.Expr:
+    rounded = bb.normalize(relax.op.round(ratio))
+    offset = numbers_of(zero_point)
+    if zero_point is None or (offset is not None and not offset.any()):
+        return rounded
+    return bb.normalize(relax.op.add(rounded, _in_type(bb, zero_point, "float32")))
+
+
+def _clipped(
+    bb: relax.BlockBuilder, x: relax.Expr, low: np.ndarray, high: np.ndarray
+) -> relax.Expr:
+    dtype = str(x.ty.dtype)
+    low, high = low.astype(dtype), high.astype(dtype)
+    if low.size == 1:
+        return bb.normalize(relax.op.clip(x, float(low.item()), float(high.item())))
+    x = bb.normalize(relax.op.maximum(x, relax.const(low, dtype)))
+    return bb.normalize(relax.op.minimum(x, relax.const(high, dtype)))
+
+
+def _as_integer(bb: relax.BlockBuilder, x: relax.Expr, wanted: str) -> relax.Expr:
+    """Whole numbers in range; through int32, which processors convert whole vectors to."""
+    x = bb.normalize(relax.op.astype(x, "int32"))
+    holder = integer_range(wanted)[2]
+    return x if holder == "int32" else bb.normalize(relax.op.astype(x, holder))
+
+
+def _centred(bb: relax.BlockBuilder, x: relax.Expr, zero_point: relax.Expr | None) -> relax.Expr:
+    """``x - zero_point`` as float32; exact for integers of 16 bits and less, and for float8."""
+    offset = numbers_of(zero_point)
+    if zero_point is not None and (offset is None or offset.any()):
+        if str(x.ty.dtype) in ("int32", "int64"):
+            x = bb.normalize(relax.op.subtract(x, zero_point))
+        else:
+            x, shift = _numbers_or_call(bb, x), _numbers_or_call(bb, zero_point)
+            return bb.normalize(relax.op.subtract(x, shift))
+    return _numbers_or_call(bb, x)
+
+
+def _folded(
+    x: relax.Expr, scale: relax.Expr, zero_point: relax.Expr | None, wanted: str
+) -> relax.Expr | None:
+    """Stored weights as the numbers that they stand for; None where something is computed."""
+    offset = np.zeros((), np.int64) if zero_point is None else numbers_of(zero_point)
+    values, factor = numbers_of(x), numbers_of(scale)
+    if values is None or factor is None or offset is None:
+        return None
+    if values.dtype.kind in "iu":
+        values, offset = values.astype(np.int64), offset.astype(np.int64)
+    centred = (values - offset).astype(np.float32)
+    return relax.const((centred * factor.astype(np.float32)).astype(np.dtype(wanted)), wanted)
+
+
+def _numbers_or_call(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+    """A tensor of any type as float32."""
+    numbers = numbers_of(value)
+    if numbers is not None:
+        return relax.const(numbers.astype(np.float32), "float32")
+    if is_narrow_float(str(value.ty.dtype)):
+        return to_float32(bb, value)
+    return _in_type(bb, value, "float32")
+
+
+def _in_type(bb: relax.BlockBuilder, value: relax.Expr, dtype: str) -> relax.Expr:
+    if str(value.ty.dtype) == dtype:
+        return value
+    if isinstance(value, tvm.ir.GenericConst):
+        return relax.const(value.value.numpy().astype(np.dtype(dtype)), dtype)
+    return bb.normalize(converted(bb, value, dtype))
+
+
+def _scale_and_zero_point(inputs: Any, params: Any) -> tuple[Any, Any]:
+    """As constants where they are stored; None for a zero point that is left out."""
+    zero_point = inputs[2] if len(inputs) > 2 else None
+    stored = None if zero_point is None else onnx_constant(zero_point, params)
+    return onnx_constant(inputs[1], params), stored
+
+
+def _quantized_type(attr: dict, zero_point: relax.Expr | None) -> str:
+    if attr.get(NARROW_ATTRIBUTE):
+        return wanted_type(attr)
+    if attr.get("output_dtype", 0):
+        return str(onnx_type_name(attr["output_dtype"]))
+    return "uint8" if zero_point is None else str(zero_point.ty.dtype)
+
+
+def _dequantized_type(attr: dict, scale_type: str) -> str:
+    if attr.get("output_dtype", 0):
+        return str(onnx_type_name(attr["output_dtype"]))
+    return "float32" if scale_type == SCALE_TYPE else scale_type
+
+
+def _precision(attr: dict, scale_type: str) -> str:
+    wanted = attr.get("precision", 0)
+    return str(onnx_type_name(wanted)) if wanted else scale_type

@@ -1,0 +1,221 @@
+"""Random numbers by counting: normal and uniform ones, Bernoulli and Multinomial.
+
+A compiled model is a function of its inputs: every run draws the same numbers. They follow from the
+node's ``seed`` or, without one, from its name, so that two nodes without a seed are independent.
+(ONNX Runtime draws anew in every run, and leaves open which numbers a seed gives, as the
+specification does.) A model that needs fresh noise in every run takes it as an input.
+
+Element i is Philox-2x32-10 of the counter i and the key of the node (Salmon et al., "Parallel
+Random Numbers: As Easy as 1, 2, 3", SC 2011, section 4).
+"""
+
+import math
+import struct
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.script.ir_builder import tirx as T
+
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_type_name
+from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
+from tvm_ext.onnx_frontend.converters.loops import emit_loops
+
+_Number = Callable[[tirx.Expr], tirx.Expr]
+
+_MULTIPLIER, _WEYL, _ROUNDS = 0xD256D193, 0x9E3779B9, 10
+
+# Bits of a uniform number that its type holds below 1.
+_BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 32}
+
+
+def philox_rounds(state: Any, key: int) -> None:
+    """Turns ``state[0]``, a counter, into two random words of 32 bits, the second one above.
+
+    ``state`` is a buffer uint64[1] in TVM's builder of TensorIR, ``key`` an integer of 32 bits.
+    """
+    low_half, shift = tirx.const(0xFFFFFFFF, "uint64"), tirx.const(32, "uint64")
+    product = T.buffer_proxy(T.alloc_buffer((1,), "uint64", scope="local"))
+    for step in range(_ROUNDS):
+        round_key = tirx.const((key + step * _WEYL) & 0xFFFFFFFF, "uint64")
+        product[0] = (state[0] & low_half) * tirx.const(_MULTIPLIER, "uint64")
+        above = (product[0] >> shift) ^ round_key ^ (state[0] >> shift)
+        state[0] = above | ((product[0] & low_half) << shift)
+
+
+def node_key(attr: dict) -> int:
+    """The key of a node: from its seed, or from its name when it has none."""
+    if "seed" in attr:
+        return zlib.crc32(struct.pack("<f", attr["seed"]))
+    return zlib.crc32(attr["tvm_custom"]["name"].encode())
+
+
+def drawn(
+    bb: relax.BlockBuilder, name: str, shape: list[Size], dtype: str, key: int, number: _Number
+) -> relax.Expr:
+    """A tensor of ``number(word)`` of a new word, uint64, for each element.
+
+    It is a loop that no pass inlines: a tensor expression would be computed again by every reader.
+    """
+
+    def body(written: Any) -> None:
+        with T.grid(*(shape or [1])) as index:
+            index = list(index) if len(shape) > 1 else [index]
+            place: tirx.Expr = tirx.const(0, "int64")
+            for size, position in zip(shape, index, strict=False):
+                place = place * size + position
+            state = T.buffer_proxy(T.alloc_buffer((1,), "uint64", scope="local"))
+            state[0] = place.astype("uint64")
+            philox_rounds(state, key)
+            written[tuple(index[: len(shape)])] = number(state[0])
+
+    return emit_loops(bb, name, [], [(shape, dtype)], body)[0]
+
+
+def fraction(word: tirx.Expr, dtype: str) -> tirx.Expr:
+    """A number in [0, 1), exact in ``dtype``, from the first word of a state."""
+    bits = _BITS[dtype]
+    wide = "float64" if dtype == "float64" else "float32"
+    whole = (word & tirx.const(0xFFFFFFFF, "uint64")) >> tirx.const(32 - bits, "uint64")
+    return whole.astype("int64").astype(wide) * tirx.const(2.0**-bits, wide)
+
+
+def uniform(
+    bb: relax.BlockBuilder, shape: list[Size], key: int, low: float, high: float, dtype: str
+) -> relax.Expr:
+    """Numbers in [low, high) of a floating-point type."""
+    _require_float(dtype)
+
+    def number(word: tirx.Expr) -> tirx.Expr:
+        return (fraction(word, dtype) * (high - low) + low).astype(dtype)
+
+    return drawn(bb, "random_uniform", shape, dtype, key, number)
+
+
+def normal(
+    bb: relax.BlockBuilder, shape: list[Size], key: int, mean: float, scale: float, dtype: str
+) -> relax.Expr:
+    """Normal numbers by the transform of Box and Muller (Ann. Math. Statist. 29, 1958)."""
+    _require_float(dtype)
+    wide = "float64" if dtype == "float64" else "float32"
+
+    def number(word: tirx.Expr) -> tirx.Expr:
+        positive = tirx.const(1.0, wide) - fraction(word, wide)
+        angle = fraction(word >> tirx.const(32, "uint64"), wide) * (2 * math.pi)
+        value = tirx.sqrt(tirx.log(positive) * -2.0) * tirx.cos(angle)
+        return (value * scale + mean).astype(dtype)
+
+    return drawn(bb, "random_normal", shape, dtype, key, number)
+
+
+def _require_float(dtype: str) -> None:
+    if dtype not in _BITS:
+        raise ValueError(f"its numbers are of {dtype}; expected a floating-point type")
+
+
+def _wanted_type(attr: dict, like: relax.Expr | None = None) -> str:
+    if "dtype" in attr:
+        return str(onnx_type_name(attr["dtype"]))
+    return "float32" if like is None else str(like.ty.dtype)
+
+
+class RandomUniform(OnnxOpConverter):
+    """Of the shape that is an attribute."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        low, high = attr.get("low", 0.0), attr.get("high", 1.0)
+        shape = list(attr["shape"])
+        return uniform(bb, shape, node_key(attr), low, high, _wanted_type(attr))
+
+
+class RandomUniformLike(OnnxOpConverter):
+    """Of the shape of the input."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        low, high = attr.get("low", 0.0), attr.get("high", 1.0)
+        shape, dtype = sizes_of(inputs[0]), _wanted_type(attr, inputs[0])
+        return uniform(bb, shape, node_key(attr), low, high, dtype)
+
+
+class RandomNormal(OnnxOpConverter):
+    """Of the shape that is an attribute."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        mean, scale = attr.get("mean", 0.0), attr.get("scale", 1.0)
+        shape = list(attr["shape"])
+        return normal(bb, shape, node_key(attr), mean, scale, _wanted_type(attr))
+
+
+class RandomNormalLike(OnnxOpConverter):
+    """Of the shape of the input."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        mean, scale = attr.get("mean", 0.0), attr.get("scale", 1.0)
+        shape, dtype = sizes_of(inputs[0]), _wanted_type(attr, inputs[0])
+        return normal(bb, shape, node_key(attr), mean, scale, dtype)
+
+
+class Bernoulli(OnnxOpConverter):
+    """1 with the probability that the input says, else 0."""
+
+    @classmethod
+    def _impl_v15(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        chance = inputs[0]
+        drawn_type = "float64" if str(chance.ty.dtype) == "float64" else "float32"
+        numbers = uniform(bb, sizes_of(chance), node_key(attr), 0.0, 1.0, drawn_type)
+        if str(chance.ty.dtype) != drawn_type:
+            chance = bb.emit(relax.op.astype(chance, drawn_type))
+        hit = bb.emit(relax.op.less(numbers, chance))
+        return bb.emit(relax.op.astype(hit, _wanted_type(attr, inputs[0])))
+
+
+class Multinomial(OnnxOpConverter):
+    """Classes drawn with the probabilities whose logarithms, up to a constant, are the input.
+
+    The class is the first whose cumulated probability is above a uniform number.
+    """
+
+    @classmethod
+    def _impl_v7(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        logarithms = inputs[0]
+        if str(logarithms.ty.dtype) != "float64":
+            logarithms = bb.emit(relax.op.astype(logarithms, "float64"))
+        sizes = sizes_of(logarithms)
+        if len(sizes) != 2:
+            raise ValueError(f"its input has rank {len(sizes)}, expected batch and classes")
+        sampled = [sizes[0], int(attr.get("sample_size", 1))]
+        numbers = uniform(bb, sampled, node_key(attr), 0.0, 1.0, "float64")
+        shares = bb.emit(relax.op.nn.softmax(logarithms, axis=-1))
+        dtype = str(onnx_type_name(attr["dtype"])) if "dtype" in attr else "int32"
+        sums = bb.emit(relax.op.cumsum(shares, axis=-1))
+        return bb.emit_te(_first_above, sums, numbers, dtype)
+
+
+def _first_above(sums: te.Tensor, numbers: te.Tensor, dtype: str) -> te.Tensor:
+    """How many of a row's cumulated probabilities are at most the number, times their total."""
+    classes = sums.shape[1]
+    place = te.reduce_axis((0, classes - 1), name="place")
+
+    def entry(row: tirx.Var, sample: tirx.Var) -> tirx.Expr:
+        below = sums[row, place] <= numbers[row, sample] * sums[row, classes - 1]
+        return te.sum(below.astype(dtype), axis=place)
+
+    return te.compute(numbers.shape, entry, name="multinomial")
+
+
+RANDOM_CONVERTERS: dict[str, Any] = {
+    one.__name__: one
+    for one in (
+        Bernoulli,
+        Multinomial,
+        RandomNormal,
+        RandomNormalLike,
+        RandomUniform,
+        RandomUniformLike,
+    )
+}

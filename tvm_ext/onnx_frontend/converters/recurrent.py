@@ -1,0 +1,252 @@
+"""LSTM, GRU and RNN, which TVM's importer does not have.
+
+The input times its weights is one matrix product over all steps. The rest is one kernel with all
+steps inside (``tvm_ext.tir_schedules.llvm.recurrence``): a graph of slices for each step would be
+hundreds of kernels, and could not leave the number of steps open.
+"""
+
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm_ffi import structural_equal
+
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
+from tvm_ext.onnx_frontend.converters.recurrent_activations import activations_of
+from tvm_ext.onnx_frontend.converters.recurrent_arrays import Arrays, RecurrentWeights
+from tvm_ext.tir_schedules.llvm.recurrence.code import RecurrenceLoops, recurrence_code
+from tvm_ext.tir_schedules.llvm.recurrence.description import (
+    ANNOTATION,
+    Cell,
+    Recurrence,
+    RecurrenceOperands,
+)
+
+_REVERSE = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
+
+# Types that are computed in another one.
+_WIDER = {"float16": "float32", "bfloat16": "float32"}
+
+_INPUTS = ("X", "W", "R", "B", "sequence_lens", "initial_h", "initial_c", "P")
+
+
+class _Recurrent(OnnxOpConverter):
+    """One of the three; every form of opset 22, older ones are among them."""
+
+    cell: Cell
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        given = {
+            name: onnx_constant(value, params)
+            for name, value in zip(_INPUTS, inputs, strict=False)
+            if value is not None
+        }
+        return _Layer(bb, cls.cell, given, attr).converted()
+
+
+class LSTM(_Recurrent):
+    """Long short-term memory; outputs Y, Y_h, Y_c."""
+
+    cell: Cell = "LSTM"
+
+
+class GRU(_Recurrent):
+    """Gated recurrent unit; outputs Y, Y_h."""
+
+    cell: Cell = "GRU"
+
+
+class RNN(_Recurrent):
+    """The plain recurrent layer; outputs Y, Y_h."""
+
+    cell: Cell = "RNN"
+
+
+class _Layer:
+    """A node with its inputs by name."""
+
+    def __init__(
+        self, bb: relax.BlockBuilder, cell: Cell, given: dict[str, relax.Expr], attr: dict
+    ) -> None:
+        self.bb = bb
+        self.arrays = Arrays(bb)
+        self.given = given
+        self.dtype = str(given["X"].ty.dtype)
+        self.computed = _WIDER.get(self.dtype, self.dtype)
+        self.recurrence = _recurrence(cell, given, attr)
+        given["X"] = self._with_open_sizes(given["X"])
+        self.steps, self.batch = _steps_and_batch(given["X"], self.recurrence.batch_first)
+
+    def converted(self) -> relax.Expr:
+        """The layer's outputs."""
+        recurrence = self.recurrence
+        weights = RecurrentWeights(self.arrays, recurrence)
+        operands = {"x": self._projected(weights)}
+        recurrent = weights.recurrent(self._array("R"))
+        for product, array in zip(recurrence.products(), recurrent, strict=True):
+            operands[product.weights] = array
+        if "b_candidate" in recurrence.operands():
+            operands["b_candidate"] = self._candidate_bias(weights)
+        if recurrence.peepholes:
+            operands["peepholes"] = weights.peepholes(self._array("P"))
+        if recurrence.lengths:
+            lengths = self.arrays.given(self.given["sequence_lens"])
+            operands["lengths"] = self._matched(self.arrays.cast(lengths, "int32"), [self.batch])
+        for name in ("initial_h", "initial_c"):
+            if name in recurrence.operands():
+                operands[name] = self._matched(self._array(name), self._state_shape())
+        results = self._call(operands)
+        outputs = [
+            self.arrays.cast(self.bb.emit(relax.TupleGetItem(results, i)), self.dtype)
+            for i in range(len(recurrence.results()))
+        ]
+        return relax.Tuple(outputs)
+
+    def _with_open_sizes(self, x: relax.Expr) -> relax.Expr:
+        """The input, with names for its sizes where not even those are known (after an If)."""
+        if isinstance(x.ty.shape, relax.ShapeExpr):
+            return x
+        sizes = [tirx.Var(name, "int64") for name in ("steps", "batch")]
+        features = _sizes(self.given["W"], "W")[-1]
+        return self.bb.match_cast(x, relax.TensorType([*sizes, features], self.dtype))
+
+    def _array(self, name: str) -> Any:
+        return self.arrays.cast(self.arrays.given(self.given[name]), self.computed)
+
+    def _projected(self, weights: RecurrentWeights) -> relax.Expr:
+        """All steps' inputs times their weights, with the biases outside of the reset gate."""
+        bb, arrays = self.bb, self.arrays
+        x = arrays.expression(self._array("X"))
+        w = arrays.expression(weights.projection(self._array("W")))
+        product = bb.normalize(relax.op.matmul(x, w))
+        if "B" not in self.given:
+            return product
+        bias, _ = weights.biases(self._array("B"))
+        return bb.normalize(relax.op.add(product, arrays.expression(bias)))
+
+    def _candidate_bias(self, weights: RecurrentWeights) -> Any:
+        if "B" in self.given:
+            return weights.biases(self._array("B"))[1]
+        shape = [self.recurrence.directions, self.recurrence.padded]
+        return self.bb.normalize(relax.op.full(shape, relax.const(0, self.computed)))
+
+    def _state_shape(self) -> list[Any]:
+        directions = self.recurrence.directions
+        outer = [directions, self.batch]
+        return [*(outer[::-1] if self.recurrence.batch_first else outer), self.recurrence.hidden]
+
+    def _matched(self, array: Any, shape: list[Any]) -> relax.Expr:
+        """The array, which a check at run time ensures to be of ``shape`` where that is open."""
+        value = self.arrays.expression(array)
+        wanted = relax.TensorType(shape, str(value.ty.dtype))
+        found = value.ty.shape
+        if isinstance(found, relax.ShapeExpr):
+            if structural_equal(found, wanted.shape):
+                return value
+            _require_same(list(found.values), list(wanted.shape.values))
+        return self.bb.match_cast(self.bb.emit(value), wanted)
+
+    def _call(self, operands: dict[str, Any]) -> relax.Var:
+        recurrence = self.recurrence
+        names = recurrence.operands()[: -len(recurrence.results())]
+        values = [self.arrays.expression(operands[name]) for name in names]
+        state = self._state_shape()
+        y = [self.steps, recurrence.directions, self.batch, recurrence.hidden]
+        if recurrence.batch_first:
+            y = [self.batch, self.steps, recurrence.directions, recurrence.hidden]
+        shapes = [y] + [state] * (len(recurrence.results()) - 1)
+
+        def kernel(*tensors: te.Tensor) -> Any:
+            def body(ins: Any, outs: Any) -> tirx.Stmt:
+                arrays = dict(zip(recurrence.operands(), [*ins, *outs], strict=True))
+                return recurrence_code(RecurrenceOperands(recurrence, arrays), RecurrenceLoops())
+
+            return te.extern(
+                shapes,
+                list(tensors),
+                body,
+                name=recurrence.cell.lower(),
+                dtype=[self.computed] * len(shapes),
+                attrs={ANNOTATION: recurrence.annotation()},
+            )
+
+        return self.bb.emit_te(kernel, *values, primfunc_name_hint=recurrence.cell.lower())
+
+
+def _recurrence(cell: Cell, given: dict[str, relax.Expr], attr: dict) -> Recurrence:
+    direction = _text(attr.get("direction", "forward"))
+    if direction not in _REVERSE:
+        raise ValueError(f"direction is '{direction}', not one of {', '.join(_REVERSE)}")
+    reverse = _REVERSE[direction]
+    clip = attr.get("clip")
+    recurrence = Recurrence(
+        cell,
+        _hidden_size(given["R"], attr),
+        reverse,
+        activations_of(cell, len(reverse), attr),
+        clip=float(clip) if clip else None,
+        linear_before_reset=cell == "GRU" and bool(attr.get("linear_before_reset", 0)),
+        input_forget=cell == "LSTM" and bool(attr.get("input_forget", 0)),
+        batch_first=bool(attr.get("layout", 0)),
+        initial_h="initial_h" in given,
+        initial_c=cell == "LSTM" and "initial_c" in given,
+        lengths="sequence_lens" in given,
+        peepholes=cell == "LSTM" and "P" in given,
+    )
+    _require_shapes(recurrence, given)
+    return recurrence
+
+
+def _hidden_size(r: relax.Expr, attr: dict) -> int:
+    hidden = _sizes(r, "R")[-1]
+    stated = attr.get("hidden_size")
+    if stated is not None and int(stated) != hidden:
+        raise ValueError(f"hidden_size is {stated}, but R has {hidden} columns")
+    return hidden
+
+
+def _require_shapes(recurrence: Recurrence, given: dict[str, relax.Expr]) -> None:
+    directions, hidden = recurrence.directions, recurrence.hidden
+    width = recurrence.gates * hidden
+    wanted: dict[str, list[int]] = {
+        "W": [directions, width, _sizes(given["W"], "W")[-1]],
+        "R": [directions, width, hidden],
+        "B": [directions, 2 * width],
+    }
+    if recurrence.peepholes:
+        wanted["P"] = [directions, 3 * hidden]
+    for name, shape in wanted.items():
+        if name in given and _sizes(given[name], name) != shape:
+            raise ValueError(f"{name} has shape {_sizes(given[name], name)}, not {shape}")
+
+
+def _sizes(value: relax.Expr, name: str) -> list[int]:
+    shape = value.ty.shape
+    if not isinstance(shape, relax.ShapeExpr) or not all(
+        isinstance(size, tirx.IntImm) for size in shape.values
+    ):
+        raise ValueError(f"the shape of its weights {name} is not known")
+    return [int(size) for size in shape.values]
+
+
+def _steps_and_batch(x: relax.Expr, batch_first: bool) -> tuple[Any, Any]:
+    values = x.ty.shape.values
+    if len(values) != 3:
+        raise ValueError(f"its input X has {len(values)} axes, not 3")
+    first, second, _ = values
+    return (second, first) if batch_first else (first, second)
+
+
+def _require_same(found: list[Any], wanted: list[Any]) -> None:
+    """Raises ValueError for shapes that differ whatever the open sizes are."""
+    fits = len(found) == len(wanted) and all(
+        int(a) == int(b)
+        for a, b in zip(found, wanted, strict=True)
+        if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm)
+    )
+    if not fits:
+        raise ValueError(f"a state or its lengths have shape {found}, not {wanted}")
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

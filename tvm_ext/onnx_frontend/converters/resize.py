@@ -1,0 +1,291 @@
+"""Resize in all modes, with scales, sizes and region computed in the run or known.
+
+TVM's converter takes constant scales and sizes only, resizes by the ratio of the sizes where ONNX
+goes by the scale (7 * 0.5 gives 3, at a ratio of 2.33), has no antialias, no axes, no
+keep_aspect_ratio_policy and no half_pixel_symmetric, and does not resize the first two axes. It
+stays in use for the plain forms that it gets right, which later passes know as one operator.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import relax, te, tirx
+
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
+from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of, text
+from tvm_ext.onnx_frontend.converters.interpolation import Interpolation, resized_along
+from tvm_ext.onnx_frontend.converters.runtime_sizes import (
+    computed_dimensions,
+    constant_integers,
+    integer_tensor,
+)
+
+_TvmResize = onnx_converter_map()["Resize"]
+_WHOLE = 1e-6
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What each of the resized axes becomes.
+
+    Attributes
+    ----------
+    axes : list[int]
+        Not negative, in the order of ``scales`` and ``sizes``.
+    scales : list[float] or relax.Expr
+        float64[len(axes)]; an expression when they are computed in the run.
+    sizes : list
+        Whole numbers or symbolic dimensions.
+    """
+
+    axes: list[int]
+    scales: Any
+    sizes: list[Any]
+
+
+class Resize(OnnxOpConverter):
+    """Separable interpolation, one axis after the other."""
+
+    @classmethod
+    def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        """Before opset 11 the coordinates were those of ``asymmetric``, rounded down."""
+        old = {"coordinate_transformation_mode": b"asymmetric", "nearest_mode": b"floor"}
+        given = type(inputs)([inputs[0], None, inputs[1], None])
+        return cls._impl_v11(bb, given, {**attr, **old}, params)
+
+    @classmethod
+    def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        given = _without_empty(inputs, params)
+        if _tvm_is_right(given, attr, params):
+            return _plain(bb, given, attr, params)
+        data, roi = given[0], given[1]
+        interpolation = Interpolation.of(attr)
+        target = _target(bb, given, attr, params)
+        if interpolation.coordinates == "tf_crop_and_resize":
+            if roi is None:
+                raise ValueError("it crops and has no region of interest")
+            roi = bb.emit(relax.op.astype(roi, "float64"))
+        else:
+            roi = None
+        for place, axis in enumerate(target.axes):
+            if roi is None and _stays(sizes_of(data)[axis], target, place):
+                continue
+            data = resized_along(
+                bb,
+                data,
+                axis,
+                target.sizes[place],
+                _scale(bb, target, place),
+                None if roi is None else (roi, place, len(target.axes)),
+                interpolation,
+            )
+        return data
+
+
+def _without_empty(inputs: Any, params: Any) -> Any:
+    """The inputs, with None for the empty tensors that exporters write for absent ones."""
+    kept = []
+    for place in range(4):
+        value = inputs[place] if place < len(inputs) else None
+        array = constant_array(value, params) if place else None
+        kept.append(None if array is not None and array.size == 0 else value)
+    if kept[2] is None and kept[3] is None:
+        raise ValueError("it has neither scales nor sizes")
+    return type(inputs)(kept)
+
+
+def _plain(bb: relax.BlockBuilder, given: Any, attr: dict, params: Any) -> relax.Expr:
+    """TVM's converter, or its operator for symbolic sizes.
+
+    Its converter takes no sizes that are symbolic, and makes floats of those that scales give.
+    """
+    data, sizes = given[0], sizes_of(given[0])
+    new = constant_integers(given[3], params) if given[3] is not None else None
+    if new is None:
+        scales = constant_array(given[2], params)
+        if scales is None:
+            raise ValueError("its scales are computed in the run")
+        new = _scaled_sizes(sizes, [np.float32(scale) for scale in scales])
+    if all(isinstance(size, int) for size in (*sizes, *new)):
+        return _TvmResize._impl_v18(bb, given, attr, params)
+    mode = text(attr, "mode", "nearest")
+    return relax.op.image.resize2d(
+        data,
+        relax.ShapeExpr(new[2:]),
+        layout="NCHW",
+        method="nearest_neighbor" if mode == "nearest" else mode,
+        coordinate_transformation_mode=text(attr, "coordinate_transformation_mode", "half_pixel"),
+        rounding_method=text(attr, "nearest_mode", "round_prefer_floor"),
+    )
+
+
+def _tvm_is_right(given: Any, attr: dict, params: Any) -> bool:
+    """Nearest and linear of the last axes, where the ratio of the sizes is the scale."""
+    shape = sizes_of(given[0])
+    scales = constant_array(given[2], params)
+    sizes = constant_integers(given[3], params) if given[3] is not None else None
+    if "axes" in attr or attr.get("antialias") or len(shape) not in (4, 5):
+        return False
+    if text(attr, "keep_aspect_ratio_policy", "stretch") != "stretch":
+        return False
+    if attr.get("exclude_outside") or not str(given[0].ty.dtype).startswith("float"):
+        return False
+    mode = text(attr, "mode", "nearest")
+    coordinates = text(attr, "coordinate_transformation_mode", "half_pixel")
+    rounding = text(attr, "nearest_mode", "round_prefer_floor")
+    if len(shape) == 5 and not all(isinstance(size, int) for size in shape):
+        return False
+    plain = {
+        "linear": coordinates in ("half_pixel", "asymmetric", "align_corners"),
+        "nearest": (coordinates, rounding)
+        in (("asymmetric", "floor"), ("half_pixel", "round_prefer_floor")),
+    }
+    if not plain.get(mode, False):
+        return False
+    if scales is not None and given[3] is None:
+        whole = all(
+            abs(old * scale - round(old * scale)) < _WHOLE
+            if isinstance(old, int)
+            else float(scale).is_integer()
+            for old, scale in zip(shape, map(float, scales), strict=True)
+        )
+        new = [old * s if isinstance(old, int) else 2 for old, s in zip(shape, scales, strict=True)]
+        kept = all(float(scale) == 1.0 for scale in scales[:2])
+    elif sizes is not None:
+        whole, new = True, [size if isinstance(size, int) else 2 for size in sizes]
+        kept = all(
+            isinstance(a, int) and isinstance(b, int) and a == b
+            for a, b in zip(shape[:2], sizes[:2], strict=True)
+        )
+    else:
+        return False
+    return whole and kept and all(size > 1 for size in new[2:])
+
+
+def _target(bb: relax.BlockBuilder, given: Any, attr: dict, params: Any) -> _Target:
+    shape = sizes_of(given[0])
+    axes = [axis % len(shape) for axis in attr.get("axes", range(len(shape)))]
+    old = [shape[axis] for axis in axes]
+    if given[3] is None:
+        scales = constant_array(given[2], params)
+        if scales is not None:
+            single = [np.float32(scale) for scale in scales]
+            return _Target(axes, [float(s) for s in single], _scaled_sizes(old, single))
+        return _scaled_in_the_run(bb, given[2], axes, old)
+    policy = text(attr, "keep_aspect_ratio_policy", "stretch")
+    sizes = constant_integers(given[3], params)
+    if sizes is not None and all(isinstance(size, int) for size in (*sizes, *old)):
+        return _fitted(axes, old, sizes, policy)
+    if sizes is not None and policy == "stretch":
+        return _Target(axes, _ratios(bb, sizes, old), sizes)
+    return _fitted_in_the_run(bb, integer_tensor(bb, given[3]), axes, old, policy)
+
+
+def _scaled_sizes(old: list[Size], scales: list[np.float32]) -> list[Size]:
+    found: list[Size] = []
+    for size, scale in zip(old, scales, strict=True):
+        if isinstance(size, int):
+            found.append(int(scale * np.float32(size)))
+        elif scale == 1.0:
+            found.append(size)
+        elif float(scale).is_integer():
+            found.append(size * int(scale))
+        else:
+            scaled = tirx.floor(size.astype("float32") * tirx.const(float(scale), "float32"))
+            found.append(scaled.astype("int64"))
+    return found
+
+
+def _scaled_in_the_run(
+    bb: relax.BlockBuilder, scales: relax.Expr, axes: list[int], old: list[Size]
+) -> _Target:
+    def formula(scales: te.Tensor, *old: Any) -> list[tirx.Expr]:
+        return [
+            tirx.floor(scales[place] * _float(size).astype("float32")).astype("int64")
+            for place, size in enumerate(old)
+        ]
+
+    names = [f"resized_{axis}" for axis in axes]
+    sizes = list(computed_dimensions(bb, names, formula, scales, *old))
+    return _Target(axes, bb.emit(relax.op.astype(scales, "float64")), sizes)
+
+
+def _fitted(axes: list[int], old: list[Any], sizes: list[Any], policy: str) -> _Target:
+    ratios = [new / size for new, size in zip(sizes, old, strict=True)]
+    if policy == "stretch":
+        return _Target(axes, ratios, sizes)
+    ratio = min(ratios) if policy == "not_larger" else max(ratios)
+    return _Target(axes, [ratio] * len(axes), [int(ratio * size + 0.5) for size in old])
+
+
+def _ratios(bb: relax.BlockBuilder, sizes: Sequence[Any], old: Sequence[Any]) -> relax.Expr:
+    """Sizes by sizes, some of them symbolic, as float64."""
+
+    def kernel(sizes: list[Any], old: list[Any]) -> te.Tensor:
+        return _floats([_float(a) / _float(b) for a, b in zip(sizes, old, strict=True)])
+
+    return bb.emit_te(kernel, list(sizes), list(old), primfunc_name_hint="ratios")
+
+
+def _fitted_in_the_run(
+    bb: relax.BlockBuilder, sizes: relax.Expr, axes: list[int], old: list[Size], policy: str
+) -> _Target:
+    count = len(axes)
+
+    def ratios(sizes: te.Tensor, *old: Any) -> te.Tensor:
+        each = [_float(sizes[place]) / _float(size) for place, size in enumerate(old)]
+        if policy != "stretch":
+            choose, chosen = (tirx.min if policy == "not_larger" else tirx.max), each[0]
+            for ratio in each[1:]:
+                chosen = choose(chosen, ratio)
+            each = [chosen] * count
+        return _floats(each)
+
+    scales = bb.emit_te(ratios, sizes, *old, primfunc_name_hint="ratios")
+
+    def formula(sizes: te.Tensor, scales: te.Tensor, *old: Any) -> list[tirx.Expr]:
+        if policy == "stretch":
+            return [sizes[place] for place in range(count)]
+        half = tirx.const(0.5, "float64")
+        return [
+            tirx.floor(scales[place] * _float(size) + half).astype("int64")
+            for place, size in enumerate(old)
+        ]
+
+    names = [f"resized_{axis}" for axis in axes]
+    found = computed_dimensions(bb, names, formula, sizes, scales, *old)
+    return _Target(axes, scales, list(found))
+
+
+def _float(value: Any) -> tirx.Expr:
+    return (
+        tirx.const(float(value), "float64") if isinstance(value, int) else value.astype("float64")
+    )
+
+
+def _floats(values: Sequence[tirx.Expr]) -> te.Tensor:
+    def pick(place: tirx.Var) -> tirx.Expr:
+        picked = values[-1]
+        for index in range(len(values) - 2, -1, -1):
+            picked = tirx.Select(place == index, values[index], picked)
+        return picked
+
+    return te.compute((len(values),), pick, name="ratios")
+
+
+def _stays(size: Size, target: _Target, place: int) -> bool:
+    """Whether an axis keeps its size, known before the run."""
+    if isinstance(target.scales, list):
+        new = target.sizes[place]
+        same = new == size if isinstance(new, int) and isinstance(size, int) else new is size
+        return bool(same) and target.scales[place] == 1.0
+    return target.sizes[place] is size
+
+
+def _scale(bb: relax.BlockBuilder, target: _Target, place: int) -> relax.Expr:
+    """The scale of one axis, float64[1]."""
+    if isinstance(target.scales, list):
+        return relax.const(np.array([target.scales[place]], np.float64), "float64")
+    return bb.emit(relax.op.strided_slice(target.scales, [0], [place], [place + 1]))

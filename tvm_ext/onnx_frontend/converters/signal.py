@@ -1,0 +1,224 @@
+"""DFT and STFT, which TVM's importer has no converters for."""
+
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from tvm import relax, te, tirx
+
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter
+from tvm_ext.onnx_frontend.converters.arguments import (
+    Size,
+    constant_array,
+    size_argument,
+    sizes_of,
+)
+from tvm_ext.onnx_frontend.converters.fourier import DIRECT_POINTS, Transform, transformed
+from tvm_ext.onnx_frontend.converters.runtime_sizes import (
+    computed_dimensions,
+    static_sizes,
+    wide,
+)
+
+_NARROW = ("float16", "bfloat16")
+
+
+class DFT(OnnxOpConverter):
+    """Forward and inverse transform along one axis of a real or complex tensor.
+
+    Length or axis may be computed in the run; an axis in the run wants the other sizes static.
+    """
+
+    @classmethod
+    def _impl_v17(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        return _dft(bb, inputs, attr, params, attr.get("axis", 1))
+
+    @classmethod
+    def _impl_v20(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        if inputs[2] is None:
+            return _dft(bb, inputs, attr, params, -2)
+        axis = constant_array(inputs[2], params)
+        if axis is None:
+            return _dft_of_any_axis(bb, inputs, attr, params)
+        return _dft(bb, inputs, attr, params, int(axis.item()))
+
+
+def _dft(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any, axis: int) -> relax.Expr:
+    x = inputs[0]
+    shape = sizes_of(x)
+    if not -len(shape) <= axis < len(shape) or axis % len(shape) == len(shape) - 1:
+        raise ValueError(f"its axis {axis} is no axis of the signal, of rank {len(shape)}")
+    axis %= len(shape)
+    form = _transform(bb, inputs, attr, params, shape[axis])
+    order = [*(a for a in range(len(shape) - 1) if a != axis), axis, len(shape) - 1]
+    return _narrowed(bb, _along_axis(bb, x, form, order), str(x.ty.dtype))
+
+
+def _dft_of_any_axis(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+    """The transform along each axis, of which the run's is taken."""
+    sizes = static_sizes(inputs[0])
+    if sizes is None:
+        raise ValueError("its axis is computed in the run and its signal has symbolic sizes")
+    if inputs[1] is not None and constant_array(inputs[1], params) is None:
+        raise ValueError("both its axis and its dft_length are computed in the run")
+    axes = range(len(sizes) - 1)
+    every = [_dft(bb, inputs, attr, params, axis) for axis in axes]
+    shapes = [sizes_of(spectrum) for spectrum in every]
+    given: list[Size] = shapes[0]
+    if any(not _same(a, b) for shape in shapes for a, b in zip(shape, given, strict=True)):
+        taken = [shape[axis] for axis, shape in zip(axes, shapes, strict=True)]
+        bins = computed_dimensions(
+            bb,
+            [f"bins_{place}" for place in axes],
+            lambda axis, *taken: [
+                tirx.Select(_is(axis, place, len(sizes)), wide(bin), wide(sizes[place]))
+                for place, bin in enumerate(taken)
+            ],
+            inputs[2],
+            *taken,
+        )
+        given = [*bins, given[-1]]
+
+    def pick(axis: te.Tensor, *rest: Any) -> te.Tensor:
+        every, shape = rest[: len(axes)], rest[len(axes) :]
+
+        def read(*index: tirx.Var) -> tirx.Expr:
+            value = every[-1](*index)
+            for place in axes[:-1]:
+                value = tirx.if_then_else(_is(axis, place, len(sizes)), every[place](*index), value)
+            return value
+
+        return te.compute(shape, read, name="along_axis")
+
+    return bb.emit_te(pick, inputs[2], *every, *given)
+
+
+def _is(axis: te.Tensor, place: int, rank: int) -> tirx.Expr:
+    value = axis(*[0] * len(axis.shape))
+    return tirx.any(value == place, value == place - rank)
+
+
+def _transform(
+    bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any, size: Size
+) -> Transform:
+    """The transform of an axis of ``size`` elements that a DFT node describes."""
+    channels = _channels(sizes_of(inputs[0]))
+    inverse, onesided = bool(attr.get("inverse", 0)), bool(attr.get("onesided", 0))
+    if inputs[1] is not None:
+        points = size_argument(bb, inputs[1], params, "dft_length")
+    else:
+        points = 2 * (size - 1) if inverse and onesided else size
+    return Transform(points, channels, inverse, onesided)
+
+
+def _along_axis(
+    bb: relax.BlockBuilder, x: relax.Expr, form: Transform, order: list[int]
+) -> relax.Expr:
+    """The transform along the axis that ``order`` puts next to last."""
+    x = _widened(bb, _permuted(bb, x, order))
+    if not _same(form.taken, sizes_of(x)[-2]):
+        x = bb.emit_te(_fitted, x, form.taken)
+    spectrum = transformed(bb, x, form)
+    return _permuted(bb, spectrum, list(np.argsort(order)))
+
+
+class STFT(OnnxOpConverter):
+    """Frames times the window, transformed.
+
+    Step, length and window may be computed in the run. Where they are stored, window and transform
+    are one matrix that the frames are multiplied with.
+    """
+
+    @classmethod
+    def _impl_v17(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        signal, window = inputs[0], inputs[2]
+        dtype = str(signal.ty.dtype)
+        if len(sizes_of(signal)) == 2:
+            signal = bb.emit(relax.op.expand_dims(signal, -1))
+        shape = sizes_of(signal)
+        if len(shape) != 3:
+            raise ValueError(f"its signal has rank {len(shape)}, expected batch, time and parts")
+        channels = _channels(shape)
+        step = size_argument(bb, inputs[1], params, "frame_step")
+        length = _frame_length(bb, inputs, params, shape)
+        _require_frames(shape[1], length, step)
+        onesided = bool(attr.get("onesided", 1))
+        if onesided and channels == 2:
+            raise ValueError("its signal is complex; expected onesided=0 for a complex signal")
+        form = Transform(length, channels, onesided=onesided)
+        stored = constant_array(window, params)
+        in_table = stored is not None and isinstance(length, int) and length <= DIRECT_POINTS
+        factors = [] if window is None or in_table else [_widened(bb, window)]
+        frames = bb.emit_te(_frames, _widened(bb, signal), length, step, *factors)
+        spectrum = transformed(bb, frames, form, stored if in_table else None)
+        return _narrowed(bb, spectrum, dtype)
+
+
+def _frame_length(bb: relax.BlockBuilder, inputs: Any, params: Any, shape: list[Size]) -> Size:
+    window = inputs[2]
+    width = sizes_of(window)[0] if window is not None else None
+    if inputs[3] is None:
+        return shape[1] if width is None else width
+    length = size_argument(bb, inputs[3], params, "frame_length")
+    if width is not None and isinstance(width, int) and isinstance(length, int):
+        if width != length:
+            raise ValueError(f"its window has {width} elements, expected frame_length, {length}")
+        return width
+    return length if width is None else width
+
+
+def _require_frames(samples: Size, length: Size, step: Size) -> None:
+    if isinstance(step, int) and step < 1:
+        raise ValueError(f"its frame_step is {step}, expected at least one")
+    if isinstance(samples, int) and isinstance(length, int) and not 0 < length <= samples:
+        raise ValueError(f"its frames of {length} samples do not fit into a signal of {samples}")
+
+
+def _channels(shape: list[Size]) -> int:
+    if len(shape) < 2 or shape[-1] not in (1, 2):
+        last = shape[-1] if shape else "nothing"
+        raise ValueError(f"the last axis of its input is {last}, expected 1 (real) or 2 (complex)")
+    return int(shape[-1])
+
+
+def _same(size: Size, other: Size) -> bool:
+    if isinstance(size, int) or isinstance(other, int):
+        return isinstance(size, int) and isinstance(other, int) and size == other
+    return tvm_ffi.structural_equal(size, other)
+
+
+def _widened(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
+    """Float16 and bfloat16 as float32."""
+    return bb.emit(relax.op.astype(x, "float32")) if str(x.ty.dtype) in _NARROW else x
+
+
+def _narrowed(bb: relax.BlockBuilder, x: relax.Expr, dtype: str) -> relax.Expr:
+    return bb.emit(relax.op.astype(x, dtype)) if str(x.ty.dtype) != dtype else x
+
+
+def _permuted(bb: relax.BlockBuilder, x: relax.Expr, order: list[int]) -> relax.Expr:
+    if order == sorted(order):
+        return x
+    return bb.emit(relax.op.permute_dims(x, [int(axis) for axis in order]))
+
+
+def _fitted(x: te.Tensor, size: Size) -> te.Tensor:
+    """The next to last axis cut to ``size``, or filled with zeros."""
+    given = x.shape[-2]
+
+    def entry(*index: Any) -> tirx.Expr:
+        return tirx.if_then_else(index[-2] < given, x(*index), tirx.const(0, x.dtype))
+
+    return te.compute((*x.shape[:-2], size, x.shape[-1]), entry, name="fitted")
+
+
+def _frames(x: te.Tensor, length: Size, step: Size, *window: te.Tensor) -> te.Tensor:
+    """``(batch, time, parts)`` as ``(batch, frames, length, parts)``, times the window."""
+    batch, samples, channels = x.shape
+    count = (samples - length) // step + 1
+
+    def entry(b: Any, t: Any, n: Any, part: Any) -> tirx.Expr:
+        sample = x(b, t * step + n, part)
+        return sample * window[0](n) if window else sample
+
+    return te.compute((batch, count, length, channels), entry, name="frames")

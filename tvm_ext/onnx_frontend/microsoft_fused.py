@@ -1,0 +1,160 @@
+"""Activations, normalisations and fused products of com.microsoft in default operators.
+
+The formulas are those of ONNX Runtime's ContribOperators.md.
+"""
+
+import math
+
+import numpy as np
+import onnx_ir as ir
+
+from tvm_ext.onnx_frontend.microsoft_builder import Builder, CannotRewrite
+
+_Results = list[ir.Value | None]
+
+
+def gelu(b: Builder) -> _Results:
+    """``x / 2 * (1 + erf(x / sqrt(2)))``."""
+    return [_gelu(b, b.input(0))]
+
+
+def bias_gelu(b: Builder) -> _Results:
+    """Gelu of ``x + bias``."""
+    return [_gelu(b, b.op("Add", b.input(0), b.input(1)))]
+
+
+def fast_gelu(b: Builder) -> _Results:
+    """``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`` of ``x + bias``."""
+    x, bias = b.input(0), b.optional(1)
+    if bias is not None:
+        x = b.op("Add", x, bias)
+    cube = b.op("Mul", b.op("Mul", x, x), x)
+    inner = b.op("Add", x, b.op("Mul", cube, b.number(0.044715)))
+    gate = b.op("Tanh", b.op("Mul", inner, b.number(math.sqrt(2 / math.pi))))
+    gate = b.op("Add", gate, b.number(1))
+    return [b.op("Mul", b.op("Mul", x, b.number(0.5)), gate)]
+
+
+def quick_gelu(b: Builder) -> _Results:
+    """``x * sigmoid(alpha * x)``."""
+    x = b.input(0)
+    scaled = b.op("Mul", x, b.number(b.attribute("alpha", 1.702)))
+    return [b.op("Mul", x, b.op("Sigmoid", scaled))]
+
+
+def fused_conv(b: Builder) -> _Results:
+    """Conv, a sum with another tensor, and an activation."""
+    skipped = {"activation", "activation_params"}
+    kept = {k: a.value for k, a in b.node.attributes.items() if k not in skipped}
+    result = b.op("Conv", b.input(0), b.input(1), b.optional(2), **kept)
+    if b.optional(3) is not None:
+        result = b.op("Add", result, b.input(3))
+    return [_activated(b, result, list(b.attribute("activation_params", ())))]
+
+
+def fused_gemm(b: Builder) -> _Results:
+    """Gemm and an activation."""
+    kept = {name: b.attribute(name) for name in ("alpha", "beta", "transA", "transB")}
+    result = b.op("Gemm", b.input(0), b.input(1), b.optional(2), **kept)
+    given = [b.attribute(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
+    return [_activated(b, result, [value for value in given if value is not None])]
+
+
+def fused_matmul(b: Builder) -> _Results:
+    """``alpha * (A or its transpose) @ (B or its transpose)``."""
+    if b.attribute("transBatchA", 0) or b.attribute("transBatchB", 0):
+        raise CannotRewrite("transBatchA or transBatchB")
+    operands = [
+        b.transposed(b.input(index)) if b.attribute(name, 0) else b.input(index)
+        for index, name in enumerate(("transA", "transB"))
+    ]
+    result = b.op("MatMul", *operands)
+    alpha = b.attribute("alpha", 1.0)
+    return [result if alpha == 1 else b.op("Mul", result, b.number(alpha))]
+
+
+def skip_layer_normalization(b: Builder) -> _Results:
+    """LayerNormalization of ``input + skip + bias``; the sum is the fourth output."""
+    total = b.op("Add", b.input(0), b.input(1))
+    if b.optional(4) is not None:
+        total = b.op("Add", total, b.input(4))
+    result = _layer_normalization(b, total, b.input(2), b.optional(3))
+    return [result, None, None, total]
+
+
+def skip_simplified_layer_normalization(b: Builder) -> _Results:
+    """The same divided by the root mean square, without subtracting the mean."""
+    total = b.op("Add", b.input(0), b.input(1))
+    if b.optional(3) is not None:
+        total = b.op("Add", total, b.input(3))
+    square = b.mean(b.op("Mul", total, total), -1)
+    root = b.op("Sqrt", b.op("Add", square, b.number(_epsilon(b))))
+    return [b.op("Mul", b.op("Div", total, root), b.input(2)), None, None, total]
+
+
+def embed_layer_normalization(b: Builder) -> _Results:
+    """LayerNormalization of the sum of word, position and segment embeddings."""
+    ids, segments = b.input(0), b.optional(1)
+    total = b.op("Gather", b.input(2), ids)
+    total = b.op("Add", total, b.op("Gather", b.input(3), _positions(b, ids)))
+    if segments is not None:
+        total = b.op("Add", total, b.op("Gather", b.input(4), segments))
+    result = _layer_normalization(b, total, b.input(5), b.optional(6))
+    return [result, _mask_index(b, ids) if b.used(1) else None, total]
+
+
+def _gelu(b: Builder, x: ir.Value) -> ir.Value:
+    gate = b.op("Erf", b.op("Div", x, b.number(math.sqrt(2))))
+    gate = b.op("Add", gate, b.number(1))
+    return b.op("Mul", b.op("Mul", x, gate), b.number(0.5))
+
+
+def _activated(b: Builder, x: ir.Value, parameters: list[float]) -> ir.Value:
+    name = b.attribute("activation", "")
+    if name in ("Relu", "Tanh", "Sigmoid"):
+        return b.op(name, x)
+    if name == "LeakyRelu":
+        return b.op(name, x, alpha=parameters[0] if parameters else 0.01)
+    if name == "Clip" and len(parameters) == 2:
+        return b.op("Min", b.op("Max", x, b.number(parameters[0])), b.number(parameters[1]))
+    if name == "HardSigmoid":
+        alpha, beta = parameters or (0.2, 0.5)
+        return b.op(name, x, alpha=alpha, beta=beta)
+    if name:
+        raise CannotRewrite(f"activation {name}")
+    return x
+
+
+def _epsilon(b: Builder) -> float:
+    return b.attribute("epsilon", 1e-12)
+
+
+def _layer_normalization(
+    b: Builder, x: ir.Value, gamma: ir.Value, beta: ir.Value | None
+) -> ir.Value:
+    if b.opset >= 17:
+        return b.op("LayerNormalization", x, gamma, beta, axis=-1, epsilon=_epsilon(b))
+    centred = b.op("Sub", x, b.mean(x, -1))
+    variance = b.mean(b.op("Mul", centred, centred), -1)
+    deviation = b.op("Sqrt", b.op("Add", variance, b.number(_epsilon(b))))
+    result = b.op("Mul", b.op("Div", centred, deviation), gamma)
+    return result if beta is None else b.op("Add", result, beta)
+
+
+def _positions(b: Builder, ids: ir.Value) -> ir.Value:
+    given = b.optional(8)
+    if given is not None:
+        return given
+    shape = b.op("Shape", ids)
+    length = b.op("Gather", shape, b.constant(np.array(1)))
+    return b.op("Range", b.constant(np.array(0)), length, b.constant(np.array(1)))
+
+
+def _mask_index(b: Builder, ids: ir.Value) -> ir.Value:
+    """How many elements of each row are not masked; zeros without a mask."""
+    mask = b.optional(7)
+    if mask is None:
+        zeros = b.op("Sub", ids, ids)
+        return b.total(zeros, 1)
+    one = b.constant(np.array(1, np.int32))
+    return b.total(b.cast(b.op("Equal", mask, one), ir.DataType.INT32), 1)
