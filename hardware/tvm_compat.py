@@ -11,6 +11,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import GatherND as OnnxGatherND
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, OnnxOpConverter, onnx_input
 from tvm.relax.frontend.onnx.onnx_frontend import ScatterElements as OnnxScatterElements
 from tvm.relax.frontend.onnx.onnx_frontend import ScatterND as OnnxScatterND
+from tvm.relax.frontend.onnx.onnx_frontend import Slice as OnnxSlice
 from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map as onnx_converter_map
 from tvm.relax.frontend.onnx.onnx_frontend import get_constant as onnx_constant
 from tvm.relax.frontend.onnx.onnx_frontend import get_type as onnx_type_name
@@ -31,6 +32,7 @@ __all__ = [
     "OnnxOpConverter",
     "OnnxScatterElements",
     "OnnxScatterND",
+    "OnnxSlice",
     "llvm_codegen",
     "onnx_constant",
     "onnx_converter_map",

@@ -19,6 +19,7 @@ from tvm_ext.onnx_frontend.converters.range_and_expand import (
 from tvm_ext.onnx_frontend.converters.resize import Resize
 from tvm_ext.onnx_frontend.converters.reverse_sequence import ReverseSequence, TensorScatter
 from tvm_ext.onnx_frontend.converters.sampling import AffineGrid, DeformConv, RoiAlign
+from tvm_ext.onnx_frontend.converters.slice import Slice
 from tvm_ext.onnx_frontend.converters.split import Split
 from tvm_ext.onnx_frontend.converters.top_k import TopK
 
@@ -32,6 +33,7 @@ SHAPE_AND_DETECTION_CONVERTERS: dict[str, Any] = {
     "Pad": Pad,
     "Reshape": Reshape,
     "Resize": Resize,
+    "Slice": Slice,
     "Split": Split,
     "NonMaxSuppression": NonMaxSuppression,
     "TopK": TopK,

@@ -1,0 +1,53 @@
+"""Slice on sizes that are known only in the run, where a bound means "all" or "nothing".
+
+TVM's converter gives a negative size where the end lies before the start, so that an allocation
+fails, takes no bounds beyond 32 bits, and reverses an axis of a loop's result wrongly.
+"""
+
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from tvm_ext.hardware.tvm_compat import OnnxSlice
+from tvm_ext.onnx_frontend.converters.arguments import constant_array
+
+# Behind every tensor that fits into memory, and a bound that TVM takes.
+_FAR = (1 << 31) - 2
+
+
+class Slice(OnnxSlice):
+    """Bounds that are numbers are brought in order first; all else is TVM's."""
+
+    @classmethod
+    def _impl_v13(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
+        given = [constant_array(value, params) for value in list(inputs)[1:]]
+        given += [None] * (4 - len(given))
+        starts, ends, axes, steps = given
+        if starts is None or ends is None or isinstance(inputs[0], relax.ShapeExpr):
+            return super()._impl_v13(bb, inputs, attr, params)
+        computed = [each is None and _is_given(inputs, n) for n, each in ((3, axes), (4, steps))]
+        if any(computed) or inputs[0].ty.ndim < 0:
+            return super()._impl_v13(bb, inputs, attr, params)
+        count = starts.size
+        axes = np.arange(count) if axes is None else axes
+        steps = np.ones(count, np.int64) if steps is None else steps
+        data, kept = inputs[0], []
+        for number in range(count):
+            start, end, step = (int(each[number]) for each in (starts, ends, steps))
+            if (start, step) == (-1, -1) and end <= -_FAR:
+                data = bb.emit(relax.op.flip(data, int(axes[number]) % inputs[0].ty.ndim))
+                continue
+            start, end = (max(-_FAR, min(_FAR, bound)) for bound in (start, end))
+            if (start < 0) == (end < 0) and (end - start) * step < 0:
+                end = start
+            kept.append((start, end, int(axes[number]), step))
+        if not kept:
+            return data
+        columns = [np.array(each, np.int64) for each in zip(*kept, strict=True)]
+        bounds = [relax.const(column, "int64") for column in columns]
+        return super()._impl_v13(bb, type(inputs)([data, *bounds]), attr, params)
+
+
+def _is_given(inputs: Any, position: int) -> bool:
+    return len(list(inputs)) > position and inputs[position] is not None
