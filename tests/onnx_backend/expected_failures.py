@@ -38,10 +38,30 @@ EXPECTED_FAILURES: dict[str, tuple[str, ...]] = {
     "preview operator whose body is made from graphs in attributes": (
         r"test_flexattention(?!.*_expanded).*",
     ),
-    "ranks that differ between branches of an If": (r"test_affine_grid_.*_expanded",),
+    "ranks that differ between branches of an If": (
+        r"test_affine_grid_(2d|2d_align_corners|3d_align_corners)_expanded",
+    ),
     "ONNX's own type inference refuses the model: its default axes are missing": (r"test_mvn",),
+    "a one-sided inverse DFT whose length, counted from what is stored, is 0": (r"test_dft_irfft",),
     "Scan of operator set 8 scans each element of a batch": (r"test_scan_sum",),
 }
+
+
+# Cases whose reference is itself rounded by more than the tolerance: ours may differ.
+ROUNDED_REFERENCES: dict[str, tuple[str, ...]] = {
+    "computed in float16 step by step; ours is one unit in the last place away, in float32 inside": (
+        r"test_attention_4d_causal_fp16(_expanded)?",
+    ),
+    "zeros of an inverse DFT: 1e-7 of rounding in the reference, 3e-15 in ours": (
+        r"test_dft_inverse(_opset19)?",
+    ),
+}
+
+
+def may_differ(name: str) -> bool:
+    """Whether a case's reference is too rounded to be met."""
+    patterns = [pattern for group in ROUNDED_REFERENCES.values() for pattern in group]
+    return any(re.fullmatch(pattern, name) for pattern in patterns)
 
 
 def reason_of(name: str) -> str | None:
