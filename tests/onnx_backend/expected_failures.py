@@ -49,7 +49,7 @@ EXPECTED_FAILURES: dict[str, tuple[str, ...]] = {
 
 # Cases whose reference is itself rounded by more than the tolerance: ours may differ.
 ROUNDED_REFERENCES: dict[str, tuple[str, ...]] = {
-    "computed in float16 step by step; ours is one unit in the last place away, in float32 inside": (
+    "float16 step by step; ours, in float32 inside, is one unit in the last place away": (
         r"test_attention_4d_causal_fp16(_expanded)?",
     ),
     "zeros of an inverse DFT: 1e-7 of rounding in the reference, 3e-15 in ours": (
