@@ -160,23 +160,13 @@ class _OriginImporter(ONNXGraphImporter):
         if node.op_type in GIVE_SEQUENCES or not isinstance(result, relax.Expr):
             return [result]
         if isinstance(result.ty, relax.TupleType) and not isinstance(result, relax.Tuple):
-            result = [
-                self.bb.emit(relax.TupleGetItem(result, i)) for i in range(len(result.ty.fields))
-            ]
+            items = [relax.TupleGetItem(result, i) for i in range(len(result.ty.fields))]
+            result = [self._bound(node.name, self.bb.normalize(item)) for item in items]
         results = list(result) if isinstance(result, relax.Tuple | list) else [result]
         if len(results) < len(node.output):
             reason = ValueError(f"{len(results)} of its {len(node.output)} outputs are known")
             raise NodeFailed(f"{node.op_type} node '{node.name}'", reason)
-        return [self._with_sizes(value) for value in results]
-
-    def _with_sizes(self, value: Any) -> Any:
-        """A tensor whose rank alone is known with a symbol for each size: shape arithmetic folds.
-
-        TVM's Slice with bounds that are computed in the run gives such a one.
-        """
-        if not isinstance(value, relax.Var) or not isinstance(value.ty, relax.TensorType):
-            return value
-        return as_tensor(self.bb, value) if value.ty.ndim >= 0 else value
+        return results
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:
         node = attrs["tvm_custom"]["name"]
@@ -207,7 +197,8 @@ class _OriginImporter(ONNXGraphImporter):
         ):
             result = self.bb.emit(result)
         if isinstance(result.ty, relax.TensorType) and result.ty.ndim >= 0:
-            # Converters need a size for each axis, if only one that the run defines.
+            # Converters need a size for each axis, if only one that the run defines. TVM's Slice
+            # with bounds that are computed in the run gives none.
             result = as_tensor(self.bb, result)
         if isinstance(result, relax.Var) and not tvm.ir.is_prim_expr(result):
             self.node_of.setdefault(result, node)

@@ -120,44 +120,29 @@ def _wanted_type(attr: dict, like: relax.Expr | None = None) -> str:
     return "float32" if like is None else str(like.ty.dtype)
 
 
+def _wanted_shape(attr: dict, inputs: Any) -> list[Size]:
+    """Of the input, where the operator has one, else the attribute."""
+    return sizes_of(inputs[0]) if len(inputs) else list(attr["shape"])
+
+
 class RandomUniform(OnnxOpConverter):
-    """Of the shape that is an attribute."""
+    """RandomUniform and RandomUniformLike."""
 
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         low, high = attr.get("low", 0.0), attr.get("high", 1.0)
-        shape = list(attr["shape"])
-        return uniform(bb, shape, node_key(attr), low, high, _wanted_type(attr))
-
-
-class RandomUniformLike(OnnxOpConverter):
-    """Of the shape of the input."""
-
-    @classmethod
-    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        low, high = attr.get("low", 0.0), attr.get("high", 1.0)
-        shape, dtype = sizes_of(inputs[0]), _wanted_type(attr, inputs[0])
-        return uniform(bb, shape, node_key(attr), low, high, dtype)
+        dtype = _wanted_type(attr, *inputs)
+        return uniform(bb, _wanted_shape(attr, inputs), node_key(attr), low, high, dtype)
 
 
 class RandomNormal(OnnxOpConverter):
-    """Of the shape that is an attribute."""
+    """RandomNormal and RandomNormalLike."""
 
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         mean, scale = attr.get("mean", 0.0), attr.get("scale", 1.0)
-        shape = list(attr["shape"])
-        return normal(bb, shape, node_key(attr), mean, scale, _wanted_type(attr))
-
-
-class RandomNormalLike(OnnxOpConverter):
-    """Of the shape of the input."""
-
-    @classmethod
-    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        mean, scale = attr.get("mean", 0.0), attr.get("scale", 1.0)
-        shape, dtype = sizes_of(inputs[0]), _wanted_type(attr, inputs[0])
-        return normal(bb, shape, node_key(attr), mean, scale, dtype)
+        dtype = _wanted_type(attr, *inputs)
+        return normal(bb, _wanted_shape(attr, inputs), node_key(attr), mean, scale, dtype)
 
 
 class Bernoulli(OnnxOpConverter):
@@ -209,13 +194,10 @@ def _first_above(sums: te.Tensor, numbers: te.Tensor, dtype: str) -> te.Tensor:
 
 
 RANDOM_CONVERTERS: dict[str, Any] = {
-    one.__name__: one
-    for one in (
-        Bernoulli,
-        Multinomial,
-        RandomNormal,
-        RandomNormalLike,
-        RandomUniform,
-        RandomUniformLike,
-    )
+    "Bernoulli": Bernoulli,
+    "Multinomial": Multinomial,
+    "RandomNormal": RandomNormal,
+    "RandomNormalLike": RandomNormal,
+    "RandomUniform": RandomUniform,
+    "RandomUniformLike": RandomUniform,
 }
