@@ -13,6 +13,8 @@ from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.memory import plan_memory
+from tvm_ext.compiler.memory_limit import require_memory
+from tvm_ext.compiler.nan_operands import with_nan_passed_on
 from tvm_ext.compiler.packed_weights import pack_weights
 from tvm_ext.compiler.phases import Phases
 from tvm_ext.compiler.tuned_kernels import (
@@ -92,9 +94,10 @@ def compile(
             if require_records:
                 require_hits(choices, lowered.kernels, lowered.calls)
             scheduled = pack_weights(scheduled, choices)
-            scheduled = runner.run(pipeline.tile, scheduled)
+            scheduled = with_nan_passed_on(runner.run(pipeline.tile, scheduled))
         with phases.timed("memory"):
             planned, memory = plan_memory(scheduled)
+            require_memory(memory, lowered.imported.name)
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
             executable = build(planned, tvm_target)

@@ -14,16 +14,19 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
 # Kernels are tiny here: threads cost more than they bring.
 os.environ.setdefault("TVM_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Cases are made with random numbers and odd ones: 0 / 0 in the making is no news.
 warnings.simplefilter("ignore")
+# The test folders are no packages: what they share has one of its own.
+sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))
 
+from case_workers import Job, run_cases  # noqa: E402
 from cases import Case, all_cases  # noqa: E402
-from run_case import PASSED, RANDOM, STATUSES, Outcome  # noqa: E402
-from workers import run_cases  # noqa: E402
+from run_case import PASSED, RANDOM, STATUSES, Outcome, lost_case, run_case  # noqa: E402
 
 
 def chosen(cases: Sequence[Case], pattern: str, shard: str) -> list[Case]:
@@ -59,7 +62,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print outcomes as JSON")
     arguments = parser.parse_args()
     cases = chosen(all_cases(), arguments.filter, arguments.shard)
-    outcomes = list(run_cases(cases, arguments.jobs))
+    outcomes = list(run_cases(Job(cases, run_case, lost_case), arguments.jobs))
     if arguments.json:
         json.dump([asdict(outcome) for outcome in outcomes], sys.stdout, indent=1)
     else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from case_workers import CRASH, TIMEOUT
 from cases import Case
 from onnx.backend.test.runner import Runner
 
@@ -12,9 +13,8 @@ import tvm_ext
 from tvm_ext.errors import TvmExtError
 from tvm_ext.onnx_frontend.input_shapes import model_inputs
 
-PASSED, RANDOM, REFUSED, WRONG, INTERNAL, CRASH, TIMEOUT = (
+PASSED, RANDOM, REFUSED, WRONG, INTERNAL = (
     *("passed", "random", "refused", "wrong", "internal error"),
-    *("crash", "timeout"),
 )
 STATUSES = (PASSED, RANDOM, REFUSED, WRONG, INTERNAL, CRASH, TIMEOUT)
 
@@ -56,6 +56,11 @@ def run_case(case: Case, opt_level: str = "O0") -> Outcome:
         return Outcome(case.name, case.operator, INTERNAL, reason)
     is_random = _RANDOM_CASES.fullmatch(case.name)
     return Outcome(case.name, case.operator, RANDOM if is_random else PASSED)
+
+
+def lost_case(case: Case, status: str, reason: str) -> Outcome:
+    """The outcome of a case that its process did not survive."""
+    return Outcome(case.name, case.operator, status, reason)
 
 
 def _compile_and_compare(case: Case, opt_level: str) -> None:

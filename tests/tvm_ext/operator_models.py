@@ -10,6 +10,7 @@ from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 import tvm_ext
+from tvm_ext.onnx_frontend import import_model
 
 Arrays = Mapping[str, "np.ndarray | None"]
 Reference = Callable[[onnx.ModelProto, dict[str, np.ndarray]], list[np.ndarray]]
@@ -78,3 +79,40 @@ def check_operator(
         assert got.dtype == want.dtype
         np.testing.assert_allclose(got, want, rtol=tolerance, atol=tolerance)
     return found
+
+
+def element_type(array: np.ndarray) -> int:
+    """ONNX's number for the type of an array."""
+    return helper.np_dtype_to_tensor_dtype(np.asarray(array).dtype)
+
+
+def assert_as_runtime(proto: onnx.ModelProto, rtol: float = 1e-6, **inputs: np.ndarray) -> None:
+    """Compiles a model of one output without and with all passes; compares with ONNX Runtime."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    (wanted,) = session.run(None, inputs)
+    for level in ("O0", "O3"):
+        (found,) = tvm_ext.compile(proto, opt_level=level).run(inputs).values()
+        assert found.dtype == wanted.dtype
+        np.testing.assert_allclose(found, wanted, rtol=rtol)
+
+
+def relax_operators(proto: onnx.ModelProto) -> set[str]:
+    """Which of some operators the imported model has."""
+    text = import_model(proto).mod.script()
+    return {word for word in ("call_tir", "maximum", "minimum", "where", "take") if word in text}
+
+
+def array_info(name: str, shape: list, dtype: object = np.float32) -> onnx.ValueInfoProto:
+    """An input or output whose type is one of NumPy's."""
+    return helper.make_tensor_value_info(
+        name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape
+    )
+
+
+def run_at_levels(proto: onnx.ModelProto, **inputs: np.ndarray) -> list[dict[str, np.ndarray]]:
+    """What the model gives without and with all passes."""
+    return [tvm_ext.compile(proto, opt_level=level).run(inputs) for level in ("O0", "O3")]

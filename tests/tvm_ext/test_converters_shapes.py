@@ -1,12 +1,13 @@
-"""Shape and index operators whose sizes are stored in the model or computed in the run."""
+"""Operators that change a shape only, by sizes stored in the model or computed in the run."""
 
 import numpy as np
 import onnx
 import pytest
-from operator_models import by_reference, check_operator
+from operator_models import array_info, by_reference, check_operator, run_at_levels
 from small_models import model, node, rand, value
 
 import tvm_ext
+from tvm_ext.onnx_frontend import import_model
 
 X = rand(2, 3, 4)
 
@@ -26,53 +27,9 @@ def test_reshape(shape: tuple, stored: tuple) -> None:
     check_operator("Reshape", {"x": X, "shape": ints(*shape)}, stored=stored)
 
 
-@pytest.mark.parametrize("stored", [("pads", "fill"), ("pads",), ()])
-@pytest.mark.parametrize("mode", ["constant", "edge", "reflect", "wrap"])
-def test_pad(mode: str, stored: tuple) -> None:
-    arrays = {"x": X, "pads": ints(0, 1, 2, 1, 1, 3), "fill": np.array(5, np.float32)}
-    check_operator("Pad", arrays, stored=stored, mode=mode)
-
-
-@pytest.mark.parametrize("stored", [("pads", "axes"), ("axes",), ()])
-def test_pad_of_some_axes_by_less_than_nothing(stored: tuple) -> None:
-    arrays = {"x": X, "pads": ints(-1, 2, 1, -2), "fill": None, "axes": ints(-1, 1)}
-    check_operator("Pad", arrays, stored=stored, reference=_padded)
-
-
-def _padded(_model: object, _feeds: object) -> list[np.ndarray]:
-    return [np.pad(X, ((0, 0), (2, 0), (0, 1)))[:, : 3 + 2 - 2, 1:]]
-
-
-@pytest.mark.parametrize("stored", [("shape",), ()])
-def test_center_crop_pad(stored: tuple) -> None:
-    arrays = {"x": X, "shape": ints(6, 1)}
-    check_operator("CenterCropPad", arrays, stored=stored, axes=[1, 2], reference=by_reference)
-
-
 @pytest.mark.parametrize("stored", [("parts",), ()])
 def test_split(stored: tuple) -> None:
     check_operator("Split", {"x": X, "parts": ints(1, 0, 3)}, 3, stored, axis=-1)
-
-
-@pytest.mark.parametrize("stored", [("axis",), ()])
-@pytest.mark.parametrize("flags", [(0, 0), (1, 0), (0, 1), (1, 1)])
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_running_sums(axis: int, flags: tuple, stored: tuple) -> None:
-    attributes = {"exclusive": flags[0], "reverse": flags[1]}
-    check_operator("CumSum", {"x": X, "axis": np.array(axis)}, stored=stored, **attributes)
-
-
-@pytest.mark.parametrize("fmod", [0, 1])
-def test_modulo_zero_does_not_end_the_process(fmod: int) -> None:
-    low = np.iinfo(np.int32).min
-    a, b = np.array([7, -7, low, 5], np.int32), np.array([0, 3, -1, -3], np.int32)
-    proto = model(
-        [node("Mod", ["a", "b"], ["y"], fmod=fmod)],
-        [value("a", [4], onnx.TensorProto.INT32), value("b", [4], onnx.TensorProto.INT32)],
-        [value("y", [4], onnx.TensorProto.INT32)],
-    )
-    found = tvm_ext.compile(proto).run({"a": a, "b": b})["y"]
-    np.testing.assert_array_equal(found, [0, -1 if fmod else 2, 0, 2 if fmod else -1])
 
 
 @pytest.mark.parametrize("mode", ["DCR", "CRD"])
@@ -85,38 +42,6 @@ def test_space_to_depth(mode: str) -> None:
         blocksize=2,
         mode=mode,
     )
-
-
-@pytest.mark.parametrize("attributes", [{}, {"auto_pad": "SAME_UPPER"}])
-def test_transposed_convolution_to_a_given_size(attributes: dict) -> None:
-    arrays = {"x": rand(1, 2, 4, 5), "w": rand(2, 3, 3, 3)}
-    check_operator(
-        "ConvTranspose", arrays, strides=[3, 2], output_shape=[11, 9], tolerance=1e-4, **attributes
-    )
-
-
-@pytest.mark.parametrize("storage_order", [0, 1])
-def test_places_of_the_largest_values(storage_order: int) -> None:
-    check_operator(
-        "MaxPool",
-        {"x": rand(2, 3, 7, 6)},
-        2,
-        kernel_shape=[3, 2],
-        strides=[2, 1],
-        pads=[1, 0, 1, 1],
-        dilations=[1, 2],
-        storage_order=storage_order,
-    )
-
-
-@pytest.mark.parametrize("stored", [("image", "block"), ()])
-def test_columns_to_an_image(stored: tuple) -> None:
-    arrays = {"x": rand(1, 2 * 6, 12), "image": ints(5, 5), "block": ints(2, 3)}
-    check_operator("Col2Im", arrays, stored=stored)
-
-
-def test_determinants() -> None:
-    check_operator("Det", {"x": rand(2, 3, 4, 4)}, tolerance=1e-4)
 
 
 def test_an_earlier_operator_and_sizes_of_the_run_in_one_kernel() -> None:
@@ -136,13 +61,30 @@ def test_an_earlier_operator_and_sizes_of_the_run_in_one_kernel() -> None:
     np.testing.assert_allclose(found, np.maximum(x, 0) + np.maximum(z, 0) + np.zeros((3, 5)))
 
 
-def test_batch_statistics() -> None:
-    channels = {name: rand(3, seed=k) + 2 for k, name in enumerate(["s", "b", "m", "v"])}
-    check_operator(
-        "BatchNormalization",
-        {"x": X, **channels},
-        3,
-        reference=by_reference,
-        training_mode=1,
-        tolerance=1e-4,
+@pytest.mark.parametrize(
+    ("operator", "opset", "wanted"),
+    [("Unsqueeze", 17, (2, 1, 1)), ("Squeeze", 17, (2,)), ("ReduceSum", 17, (2, 1)),
+     ("ReduceMax", 18, (2, 1))],
+)  # fmt: skip
+def test_axes_stored_as_a_scalar(operator: str, opset: int, wanted: tuple) -> None:
+    nodes = [node("Neg", ["x"], ["a"]), node(operator, ["a", "axes"], ["y"])]
+    outputs = [array_info("y", list(wanted))]
+    proto = model(nodes, [array_info("x", [2, 1])], outputs, opset, axes=np.array(1, np.int64))
+    for found in run_at_levels(proto, x=np.array([[1], [2]], np.float32)):
+        np.testing.assert_array_equal(found["y"], np.array([-1, -2], np.float32).reshape(wanted))
+
+
+def test_a_stored_shape_is_filled_at_compile_time() -> None:
+    nodes = [
+        node("ConstantOfShape", ["shape"], ["zeros"]),
+        node("ScatterElements", ["zeros", "places", "ones"], ["mask"]),
+        node("Add", ["x", "mask"], ["y"]),
+    ]
+    stored = {"shape": np.array([4]), "places": np.array([1, 3]), "ones": np.ones(2, np.float32)}
+    proto = model(
+        nodes, [array_info("x", [4])], [array_info("y", [4]), array_info("zeros", [4])], **stored
     )
+    assert import_model(proto).prepared_operators == {"Add": 1}
+    for found in run_at_levels(proto, x=np.arange(4, dtype=np.float32)):
+        np.testing.assert_array_equal(found["y"], [0, 2, 2, 4])
+        np.testing.assert_array_equal(found["zeros"], np.zeros(4))

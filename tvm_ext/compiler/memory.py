@@ -80,7 +80,8 @@ def _allocated(mod: tvm.IRModule, operator: str) -> tuple[int, bool]:
         for size in binding.value.args[0].values:
             extent = static_extent(size)
             symbolic = symbolic or extent is None
-            elements *= extent if extent is not None else 0
+            # At least one: the figure is a lower bound.
+            elements *= extent if extent is not None else 1
         total += elements * _element_bytes(binding)
     return total, symbolic
 

@@ -11,6 +11,7 @@ from tvm_ext.onnx_frontend.dimension_names import name_dimensions
 from tvm_ext.onnx_frontend.importer import import_graph
 from tvm_ext.onnx_frontend.input_shapes import freeze_input_shapes
 from tvm_ext.onnx_frontend.load import load_model
+from tvm_ext.onnx_frontend.negative_sizes import refuse_negative_sizes
 from tvm_ext.onnx_frontend.prepare import name_nodes, operator_counts, prepare
 from tvm_ext.onnx_frontend.signature import input_specs, output_specs
 from tvm_ext.onnx_frontend.support import require_supported
@@ -55,6 +56,8 @@ def prepare_model(
     model = load_model(source)
     name = model_name(source, model)
     freeze_input_shapes(model, input_shapes or {}, name)
+    if input_shapes:
+        refuse_negative_sizes(model, name)
     name_dimensions(model.graph)
     name_nodes(model.graph)
     return name, model, prepare(model, name)

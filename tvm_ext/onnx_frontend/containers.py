@@ -176,7 +176,7 @@ def _map(node: ir.Node, known: _Known) -> bool:
         for value in node.inputs:
             items = known.contents.get(value)
             given.append(items[index] if isinstance(items, list) else value)
-        results = Inserter(node, f"{node.name}/{index}").body(body, given)
+        results = Inserter(node, f"{node.name}/{index}").body(body, given, index)
         for found, value in zip(made, results, strict=True):
             found.append(value)
     known.contents.update(zip(node.outputs, made, strict=True))

@@ -12,38 +12,18 @@ from tvm import relax
 
 from tvm_ext.errors import ModelError, reason_of
 from tvm_ext.hardware.tvm_compat import ONNXGraphImporter, onnx_input
-from tvm_ext.onnx_frontend.control_flow_functions import (
-    as_tensor,
-    is_size,
-    is_value,
-    without_unused_functions,
-)
-from tvm_ext.onnx_frontend.control_flow_if import convert_if
-from tvm_ext.onnx_frontend.control_flow_loop import convert_loop
+from tvm_ext.onnx_frontend.control_flow import CONTROL_FLOW
+from tvm_ext.onnx_frontend.control_flow.functions import without_unused_functions
+from tvm_ext.onnx_frontend.control_flow.values import as_tensor, is_value
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.converters.agreement import with_agreeing_sizes
+from tvm_ext.onnx_frontend.converters.runtime_sizes import is_size
+from tvm_ext.onnx_frontend.converters.traits import Shapes, gives_sequence, shapes_taken_by
+from tvm_ext.onnx_frontend.iterations import written_iterations
 from tvm_ext.onnx_frontend.node_failure import NodeFailed, is_impossible
 from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
 from tvm_ext.relay_passes import InheritOrigins
 from tvm_ext.relay_passes.origin_writer import write_origins
-
-CONTROL_FLOW = {"If": convert_if, "Loop": convert_loop}
-
-# Converters that read a shape as it is, without a tensor of integers.
-TAKE_SHAPES = frozenset(
-    {
-        *("Cast", "CastLike", "Concat", "ConstantOfShape", "Equal", "Expand", "Gather", "If"),
-        *("Identity", "Loop", "Reshape", "Resize", "Shape", "Slice", "Squeeze", "Where"),
-    }
-)
-
-# Operators whose tuple is one sequence and not several outputs.
-GIVE_SEQUENCES = frozenset(
-    {
-        *("ConcatFromSequence", "Optional", "OptionalGetElement", "SequenceConstruct"),
-        *("SequenceEmpty", "SequenceErase", "SequenceInsert", "SplitToSequence"),
-    }
-)
 
 # TVM's stack of builders and Python's filters of warnings are the process's: two imports that
 # change them in turn, not nested, would fail, and leave warnings silent for good.
@@ -79,6 +59,15 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
 def _without_nodes(graph: onnx.GraphProto) -> SimpleNamespace:
     parts = {name: getattr(graph, name) for name in ("initializer", "input", "output")}
     return SimpleNamespace(**parts, node=())
+
+
+def _without_shapes(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:
+    """The inputs with tensors for the shapes that the operator's converter does not take."""
+    taken = Shapes.AS_THEY_ARE if key in CONTROL_FLOW else shapes_taken_by(CONVERTERS.get(key))
+    computed = any(is_value(value) for value in inputs)
+    if taken is Shapes.AS_THEY_ARE or (taken is Shapes.AMONG_THEMSELVES and not computed):
+        return inputs
+    return onnx_input(_shape_as_tensor(bb, value, computed) for value in inputs)
 
 
 def _shape_as_tensor(bb: relax.BlockBuilder, value: Any, computed: bool) -> Any:
@@ -138,12 +127,14 @@ class _OriginImporter(ONNXGraphImporter):
         """
         for node in self.model.graph.node if isinstance(graph, SimpleNamespace) else graph.node:
             attrs = self._parse_attr(node.attribute)
-            attrs["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
+            attrs["tvm_custom"] = {
+                "name": node.name,
+                "num_outputs": len(node.output),
+                "iterations": written_iterations(node),
+            }
             key = operator_key(node)
             inputs = onnx_input(self._nodes[name] if name else None for name in node.input)
-            computed = any(is_value(value) for value in inputs)
-            if key not in TAKE_SHAPES or (key == "Concat" and computed):
-                inputs = onnx_input(_shape_as_tensor(self.bb, v, computed) for v in inputs)
+            inputs = _without_shapes(self.bb, key, inputs)
             try:
                 result = self._convert_operator(key, inputs, attrs, self.opset)
             except NodeFailed as failed:
@@ -157,7 +148,7 @@ class _OriginImporter(ONNXGraphImporter):
 
     def _results(self, node: onnx.NodeProto, result: Any) -> list[Any]:
         """The values of a node's outputs, which may be fewer than the operator has."""
-        if node.op_type in GIVE_SEQUENCES or not isinstance(result, relax.Expr):
+        if gives_sequence(CONVERTERS.get(operator_key(node))) or not isinstance(result, relax.Expr):
             return [result]
         if isinstance(result.ty, relax.TupleType) and not isinstance(result, relax.Tuple):
             items = [relax.TupleGetItem(result, i) for i in range(len(result.ty.fields))]

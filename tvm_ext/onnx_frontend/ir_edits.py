@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from tvm_ext.onnx_frontend.iterations import number_copy
+
 
 class Inserter:
     """Puts nodes in front of one node, with names that begin with a prefix."""
@@ -32,8 +34,8 @@ class Inserter:
         value.shape, value.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
         return value
 
-    def body(self, body: ir.Graph, inputs: Sequence[ir.Value]) -> list[ir.Value]:
-        """The outputs of a copy of ``body`` with these values for its inputs."""
+    def body(self, body: ir.Graph, inputs: Sequence[ir.Value], iteration: int) -> list[ir.Value]:
+        """The outputs of a copy of ``body`` for an iteration, with these values for its inputs."""
         copy = body.clone(allow_outer_scope_values=True)
         outputs = list(copy.outputs)
         copy.outputs.clear()
@@ -48,6 +50,7 @@ class Inserter:
         copy.remove(nodes)
         for node in nodes:
             self._take_over(node)
+            number_copy(node, iteration)
         self.graph.insert_before(self.before, nodes)
         return [given.get(value, value) for value in outputs]
 

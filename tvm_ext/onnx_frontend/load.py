@@ -10,7 +10,12 @@ from google.protobuf.message import DecodeError
 from onnx import numpy_helper
 
 from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.attribute_values import require_flags
 from tvm_ext.onnx_frontend.constant_values import densify_constants
+from tvm_ext.onnx_frontend.negative_sizes import (
+    forget_negative_sizes,
+    refuse_negative_sizes,
+)
 from tvm_ext.onnx_frontend.node_order import sort_nodes, subgraphs_of
 from tvm_ext.onnx_frontend.old_opsets import modernize
 from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
@@ -33,8 +38,8 @@ def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     ------
     ModelError
         The file cannot be read or is not an ONNX model, external data is missing, the opset is
-        newer than the installed onnx package, the graph has a cycle, its types do not fit, an
-        input or output is no tensor of numbers, or an initializer holds NaN.
+        newer than the installed onnx package, the graph has a cycle, its types do not fit, a flag
+        is neither 0 nor 1, an input or output is no tensor of numbers, or an initializer holds NaN.
     """
     if isinstance(source, onnx.ModelProto):
         model = onnx.ModelProto()
@@ -52,8 +57,10 @@ def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     _require_graph(model, label)
     _require_known_opset(model, label)
     _complete(model.graph)
+    forget_negative_sizes(model.graph)
     sort_nodes(model.graph, label)
     _check(model, label)
+    require_flags(model.graph, label)
     require_tensors_of_numbers(model.graph, label)
     densify_constants(model, label)
     _refuse_nan(model.graph, label)
@@ -133,6 +140,7 @@ def _check(model: onnx.ModelProto, label: str) -> None:
         return
     try:
         _check_structure(model)
+        refuse_negative_sizes(model, label)
         _check_types(model)
     except (
         ValueError,
@@ -159,14 +167,12 @@ def _check_types(model: onnx.ModelProto) -> None:
 
 
 def _infer_types(model: onnx.ModelProto) -> None:
-    """Raises InferenceError when inference fails with the values of shape arithmetic and without.
+    """Raises InferenceError where types or shapes contradict.
 
-    With them, ONNX takes a sum of a column and a row of integers for shapes that do not fit.
+    Without the values of shape arithmetic: with them ONNX takes a sum of a column and a row of
+    integers for shapes that do not fit, and notes down every element of a list however long.
     """
-    try:
-        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-    except onnx.shape_inference.InferenceError:
-        onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
+    onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
 
 def _forget_inner_shapes(graph: onnx.GraphProto) -> None:

@@ -6,7 +6,6 @@ what was fused and why; and over plain shape inference, which leaves the arithme
 onnxscript's rewriter is left out for the same reason: folding BatchNormalization is a graph pass.
 """
 
-import math
 from collections import Counter
 
 import numpy as np
@@ -14,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from onnxscript import optimizer
 
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import ModelError, TvmExtError
 from tvm_ext.onnx_frontend.cast_like import cast_likes_to_casts
 from tvm_ext.onnx_frontend.constant_values import spell_constants_out
 from tvm_ext.onnx_frontend.containers import resolve_containers
@@ -25,12 +24,22 @@ from tvm_ext.onnx_frontend.narrow_types import hold_narrow_types
 from tvm_ext.onnx_frontend.normal_forms import to_normal_forms
 from tvm_ext.onnx_frontend.scan_to_loop import scans_to_loops
 from tvm_ext.onnx_frontend.unroll import unroll_loops
+from tvm_ext.onnx_frontend.value_sizes import known_elements, range_steps, require_countable
 
 # Elements of the largest tensors that constant folding may read and write: shape arithmetic and
 # position tables are far below, embedding tables above.
 FOLD_INPUT_LIMIT = 1 << 20
 FOLD_OUTPUT_LIMIT = 1 << 22
 FOLD_ROUNDS = 8
+
+# Operators whose results can be much larger than all that they read.
+_SIZED_BY_VALUES = frozenset(
+    {
+        *("BlackmanWindow", "CenterCropPad", "Col2Im", "ConstantOfShape", "DFT", "Einsum"),
+        *("Expand", "HammingWindow", "HannWindow", "MaxUnpool", "MelWeightMatrix", "OneHot"),
+        *("Pad", "Range", "Resize", "STFT", "Tile", "Upsample"),
+    }
+)
 
 
 def name_nodes(graph: onnx.GraphProto) -> None:
@@ -57,7 +66,8 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     Raises
     ------
     ModelError
-        The model cannot be simplified because its graph contradicts itself.
+        The model cannot be simplified because its graph contradicts itself, or one of its values
+        is too large.
     """
     try:
         simplified = ir.serde.deserialize_model(model)
@@ -74,8 +84,13 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         hold_narrow_types(simplified)
         to_normal_forms(simplified)
         ir.passes.common.TopologicalSortPass()(simplified)
+        require_countable(simplified, label)
         prepared = ir.serde.serialize_model(simplified)
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError) as error:
+    except TvmExtError:
+        raise
+    except Exception as error:
+        # Whatever onnxscript, ONNX's own NumPy operators and our rewrites raise at forms that the
+        # checker lets through.
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         raise ModelError(
             f"{label}: shapes and constants cannot be propagated ({reason}); "
@@ -102,7 +117,7 @@ def _fold(model: ir.Model) -> None:
             onnx_shape_inference=True,
             input_size_limit=FOLD_INPUT_LIMIT,
             output_size_limit=FOLD_OUTPUT_LIMIT,
-            should_fold=_is_small_fill,
+            should_fold=_may_fold,
         )
         pruned = common.RemoveUnusedNodesPass()(model)
         if not (folded.modified or pruned.modified):
@@ -124,9 +139,18 @@ def _forget_unknown_types(model: ir.Model) -> None:
                 value.type = None
 
 
-def _is_small_fill(node: ir.Node) -> bool | None:
-    """Has ConstantOfShape folded, which onnxscript keeps; None leaves the choice to its rules."""
-    if node.op_type != "ConstantOfShape" or node.inputs[0] is None:
-        return None
-    shape = node.inputs[0].const_value
-    return shape is not None and math.prod(map(int, shape.numpy())) <= FOLD_OUTPUT_LIMIT
+def _may_fold(node: ir.Node) -> bool | None:
+    """Whether a node of constants is computed now; None leaves the choice to onnxscript's rules.
+
+    It would compute first and look at the size then: a few integers of a damaged model can ask for
+    more than there is memory. ConstantOfShape, which it keeps, is folded.
+    """
+    if node.op_type == "Range":
+        range_steps(*(value.const_value.numpy().item() for value in node.inputs))
+    sizes = [known_elements(output) for output in node.outputs if output.name]
+    known = [size for size in sizes if size is not None]
+    if any(size > FOLD_OUTPUT_LIMIT for size in known):
+        return False
+    if node.op_type in _SIZED_BY_VALUES and len(known) < len(sizes):
+        return False
+    return True if node.op_type == "ConstantOfShape" else None

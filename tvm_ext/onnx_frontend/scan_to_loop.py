@@ -38,6 +38,10 @@ def _rewrite(node: ir.Node) -> None:
     body = node.attributes["body"].as_graph()
     scanned = node.attributes["num_scan_inputs"].as_int()
     states = len(node.inputs) - scanned
+    if scanned < 1 or states < 0:
+        raise ValueError(
+            f"Scan node '{node.name}' has num_scan_inputs {scanned} and {len(node.inputs)} inputs"
+        )
     outer = Inserter(node, f"{node.name}/outside")
     axes = _numbers(node, "scan_input_axes", scanned)
     directions = _numbers(node, "scan_input_directions", scanned)

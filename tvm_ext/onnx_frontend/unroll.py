@@ -3,12 +3,16 @@
 import numpy as np
 import onnx_ir as ir
 
+from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.ir_edits import Inserter, constant_of, opset_of, replace_outputs
 
 # Nodes that unrolling may make of one loop: a few times what one block of a large model has.
 NODE_LIMIT = 400
 # Sequences exist only while a model is compiled, so that loops over them must be written out.
 SEQUENCE_NODE_LIMIT = 4000
+# The smallest body takes some microseconds: these are half a minute.
+MOST_TRIPS = 1 << 22
+_ENDLESS = (1 << 63) - 1
 
 
 def unroll_loops(model: ir.Model) -> bool:
@@ -16,12 +20,22 @@ def unroll_loops(model: ir.Model) -> bool:
 
     The trip count must be constant, and the condition always true: absent or constant at first, and
     passed on or constant in the body. An outer loop is unrolled before those in its body.
+
+    Raises
+    ------
+    ModelError
+        Such a loop has so many iterations that it would not end.
     """
     for node in list(model.graph.all_nodes()):
         if node.op_type != "Loop" or node.domain not in ("", "ai.onnx"):
             continue
         body = node.attributes["body"].as_graph()
         trips = _trips(node, body)
+        if trips is not None and trips > MOST_TRIPS:
+            raise ModelError(
+                f"Loop node '{node.name}' has {trips} iterations and no condition that ends it "
+                f"earlier; expected at most {MOST_TRIPS}: export it with a trip count that is meant"
+            )
         size = sum(1 for _ in body.all_nodes()) + 2
         limit = SEQUENCE_NODE_LIMIT if _carries_sequences(node, body) else NODE_LIMIT
         if trips is not None and 0 < trips * size <= limit:
@@ -32,7 +46,9 @@ def unroll_loops(model: ir.Model) -> bool:
 
 def _trips(node: ir.Node, body: ir.Graph) -> int | None:
     """The trip count when nothing else ends the loop."""
-    count, first = constant_of(node.inputs[0]), node.inputs[1]
+    # Without loop-carried values, a condition that is left out need not even have an empty name.
+    limit, first = [*node.inputs, None, None][:2]
+    count = np.array(_ENDLESS) if limit is None else constant_of(limit)
     going: ir.Value | None = body.outputs[0]
     while going is not None and (producer := going.producer()) is not None:
         if producer.op_type != "Identity":
@@ -59,7 +75,7 @@ def _unroll(node: ir.Node, body: ir.Graph, trips: int, opset: int) -> None:
         inserter = Inserter(node, f"{node.name}/{step}")
         number = inserter.constant(_declared(np.array(step, np.int64), body.inputs[0]))
         going = inserter.constant(_declared(np.array(True), body.inputs[1]))
-        _, *outputs = inserter.body(body, [number, going, *carried])
+        _, *outputs = inserter.body(body, [number, going, *carried], step)
         carried = outputs[: len(carried)]
         for parts, value in zip(scans, outputs[len(carried) :], strict=True):
             parts.append(unsqueezed(inserter, value, 0, opset))

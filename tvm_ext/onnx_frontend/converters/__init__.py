@@ -6,12 +6,14 @@ Each says in its docstring what TVM's converter lacks or gets wrong. The keys ar
 
 from typing import Any
 
+from tvm_ext.onnx_frontend.converters.arg_extremes import ARG_EXTREMES
 from tvm_ext.onnx_frontend.converters.cast import Cast, CastLike
 from tvm_ext.onnx_frontend.converters.clip import Clip
+from tvm_ext.onnx_frontend.converters.conditions import CONDITIONS
 from tvm_ext.onnx_frontend.converters.dropout import Dropout
 from tvm_ext.onnx_frontend.converters.elementary import ELEMENTARY
 from tvm_ext.onnx_frontend.converters.gather import Gather
-from tvm_ext.onnx_frontend.converters.hard_activations import HardSwish
+from tvm_ext.onnx_frontend.converters.hard_activations import HardSwish, Sign, ThresholdedRelu
 from tvm_ext.onnx_frontend.converters.indexed import (
     GatherElements,
     GatherND,
@@ -27,6 +29,9 @@ from tvm_ext.onnx_frontend.converters.reductions import REDUCTIONS
 from tvm_ext.onnx_frontend.converters.shapes_and_detection import (
     SHAPE_AND_DETECTION_CONVERTERS,
 )
+from tvm_ext.onnx_frontend.converters.shapes_and_sequences import (
+    SHAPE_AND_SEQUENCE_CONVERTERS,
+)
 from tvm_ext.onnx_frontend.converters.signal import DFT, STFT
 from tvm_ext.onnx_frontend.converters.smooth_activations import SMOOTH_ACTIVATIONS
 from tvm_ext.onnx_frontend.converters.squeeze import Squeeze
@@ -41,12 +46,15 @@ from tvm_ext.onnx_frontend.converters.windows import (
 )
 
 CONVERTERS: dict[str, Any] = {
+    **ARG_EXTREMES,
+    **CONDITIONS,
     **ELEMENTARY,
     **ML_CONVERTERS,
     **QUANTIZE_CONVERTERS,
     **REDUCTIONS,
     **RANDOM_CONVERTERS,
     **SHAPE_AND_DETECTION_CONVERTERS,
+    **SHAPE_AND_SEQUENCE_CONVERTERS,
     **TRAINING_CONVERTERS,
     **SMOOTH_ACTIVATIONS,
     "BlackmanWindow": BlackmanWindow,
@@ -72,7 +80,9 @@ CONVERTERS: dict[str, Any] = {
     "STFT": STFT,
     "ScatterElements": ScatterElements,
     "ScatterND": ScatterND,
+    "Sign": Sign,
     "Squeeze": Squeeze,
     "Sum": Sum,
+    "ThresholdedRelu": ThresholdedRelu,
     "TfIdfVectorizer": TfIdfVectorizer,
 }

@@ -6,6 +6,8 @@ up and added to a larger one. TVM gives up the shape of a result then, or reads 
 one operand as the other has, beyond its end. Here the run checks that they agree.
 """
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,10 +98,10 @@ def _copied(
         primfunc_name_hint="agreed",
     )
     shape = [new if axis in renamed else old for axis, (old, new) in enumerate(pairs)]
-    return checked_copy(bb, data, shape, flag)
+    return _checked_copy(bb, data, shape, flag)
 
 
-def checked_copy(
+def _checked_copy(
     bb: relax.BlockBuilder, data: relax.Expr, shape: Sequence[Size], flag: relax.Expr
 ) -> relax.Expr:
     """``data``, of at least one axis, with these sizes; the run fails if ``flag``, int64[1], is 0.
@@ -124,6 +126,28 @@ def checked_copy(
         return te.compute(shape, read, name="copy")
 
     return bb.emit_te(kernel, data, size, list(shape), primfunc_name_hint="copy")
+
+
+def with_as_many_elements(
+    bb: relax.BlockBuilder, data: relax.Expr, wanted: Sequence[Size]
+) -> relax.Expr:
+    """``data`` after the run's check that it has as many elements as ``wanted``.
+
+    Kernels would read beyond its end where the sizes of the inputs make it smaller.
+    """
+    sizes = sizes_of(data)
+    have, need = (functools.reduce(operator.mul, listed, 1) for listed in (sizes, wanted))
+    if (isinstance(have, int) and isinstance(need, int)) or Analyzer().can_prove_equal(have, need):
+        return data
+    if not sizes:
+        return data
+
+    def agreed(old: list[Any], new: list[Any]) -> te.Tensor:
+        counts = [functools.reduce(operator.mul, map(wide, side), wide(1)) for side in (old, new)]
+        return vector([tirx.Select(counts[0] == counts[1], wide(1), wide(0))], name="agreed")
+
+    flag = bb.emit_te(agreed, sizes, wanted, primfunc_name_hint="agreed")
+    return _checked_copy(bb, data, sizes, flag)
 
 
 def broadcast_alike(

@@ -21,6 +21,8 @@ from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 
 # Points of the longest transform by one table: 4 MiB for a real signal and half of the spectrum.
 DIRECT_POINTS = 1024
+# Longer than any signal that a model transforms at once; tables of twice as many numbers are made.
+MOST_POINTS = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ def transformed(
     Raises
     ------
     ValueError
-        The length is long and cannot be split, as a prime cannot.
+        The length is long and cannot be split, as a prime cannot, or is out of bounds.
     """
     dtype = str(x.ty.dtype)
     if not isinstance(form.points, int):
@@ -83,6 +85,8 @@ def transformed(
         return _multiplied(bb, x, table, form)
     if form.points < 1:
         raise ValueError(f"its length is {form.points}, expected at least one point")
+    if form.points > MOST_POINTS:
+        raise ValueError(f"its length is {form.points}, expected at most {MOST_POINTS}")
     if form.points > DIRECT_POINTS:
         return _split(bb, x, form)
     table = basis(form)

@@ -14,6 +14,9 @@ from tvm import relax, te, tirx
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
 from tvm_ext.onnx_frontend.converters.arguments import size_argument
 
+# Up to here the positions are a constant of the program.
+LISTED_DEPTH = 1 << 20
+
 
 class OneHot(OnnxOpConverter):
     """``where(positions == indices, on, off)``; indices below zero count from the end."""
@@ -21,7 +24,7 @@ class OneHot(OnnxOpConverter):
     @classmethod
     def _impl_v9(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         depth = onnx_constant(inputs[1], params)
-        if not isinstance(depth, tvm.ir.GenericConst):
+        if not isinstance(depth, tvm.ir.GenericConst) or depth.value.numpy().max() > LISTED_DEPTH:
             return _of_a_run(bb, inputs, attr, params)
         depth = int(depth.value.numpy().item())
         indices, values = inputs[0], onnx_constant(inputs[2], params)

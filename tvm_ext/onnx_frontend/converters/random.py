@@ -3,16 +3,20 @@
 A compiled model is a function of its inputs: every run draws the same numbers. They follow from the
 node's ``seed`` or, without one, from its name, so that two nodes without a seed are independent.
 (ONNX Runtime draws anew in every run, and leaves open which numbers a seed gives, as the
-specification does.) A model that needs fresh noise in every run takes it as an input.
+specification does.) A model that needs fresh noise in every run takes it as an input. In a loop,
+every iteration draws other numbers.
 
-Element i is Philox-2x32-10 of the counter i and the key of the node (Salmon et al., "Parallel
-Random Numbers: As Easy as 1, 2, 3", SC 2011, section 4).
+Element i is Philox-2x32-10 of the counter s + i and the key of the node (Salmon et al., "Parallel
+Random Numbers: As Easy as 1, 2, 3", SC 2011, section 4). The start s is 0 outside of loops; in the
+iterations k, l, ... of loops in one another, from the outermost one, it is p(... p(p(k) ^ l) ...),
+where p is that function too.
 """
 
 import math
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax, te, tirx
@@ -25,6 +29,9 @@ from tvm_ext.onnx_frontend.converters.loops import emit_loops
 _Number = Callable[[tirx.Expr], tirx.Expr]
 
 _MULTIPLIER, _WEYL, _ROUNDS = 0xD256D193, 0x9E3779B9, 10
+
+# The name of the iteration numbers among the values of a body, and of those noted in a node.
+ITERATIONS = "tvm_ext::iterations"
 
 # Bits of a uniform number that its type holds below 1.
 _BITS = {"float16": 11, "bfloat16": 8, "float32": 24, "float64": 32}
@@ -44,33 +51,72 @@ def philox_rounds(state: Any, key: int) -> None:
         state[0] = above | ((product[0] & low_half) << shift)
 
 
-def node_key(attr: dict) -> int:
-    """The key of a node: from its seed, or from its name when it has none."""
-    if "seed" in attr:
-        return zlib.crc32(struct.pack("<f", attr["seed"]))
-    return zlib.crc32(attr["tvm_custom"]["name"].encode())
+@dataclass(frozen=True)
+class Stream:
+    """Which numbers a node draws.
+
+    Attributes
+    ----------
+    key : int
+        From the node's seed, or from its name when it has none; 32 bits.
+    counted : relax.Expr or None
+        The iterations of the loops around it, outermost first: int64[n].
+    written : tuple[int, ...]
+        Those of the loops in these that are written out.
+    """
+
+    key: int
+    counted: relax.Expr | None
+    written: tuple[int, ...]
+
+    @classmethod
+    def of_node(cls, attr: dict, params: Any) -> "Stream":
+        """Of a node with these attributes, among the values that ``params`` begins with."""
+        node, seed = attr["tvm_custom"], attr.get("seed")
+        named = node["name"].encode() if seed is None else struct.pack("<f", seed)
+        written = tuple(int(number) for number in node["iterations"].split(",") if number)
+        return cls(zlib.crc32(named), params[0].get(ITERATIONS), written)
+
+    def begin(self, start: Any, counted: Sequence[Any]) -> None:
+        """Writes into ``start``, uint64[1], the counter of the first element."""
+        start[0] = tirx.const(0, "uint64")
+        numbers = [number.astype("uint64") for number in counted]
+        numbers += [tirx.const(number % (1 << 64), "uint64") for number in self.written]
+        for number in numbers:
+            start[0] = start[0] ^ number
+            philox_rounds(start, self.key)
 
 
 def drawn(
-    bb: relax.BlockBuilder, name: str, shape: list[Size], dtype: str, key: int, number: _Number
+    bb: relax.BlockBuilder,
+    name: str,
+    shape: list[Size],
+    dtype: str,
+    stream: Stream,
+    number: _Number,
 ) -> relax.Expr:
     """A tensor of ``number(word)`` of a new word, uint64, for each element.
 
     It is a loop that no pass inlines: a tensor expression would be computed again by every reader.
     """
+    read = [] if stream.counted is None else [stream.counted]
+    depth = sum(int(tensor.ty.shape.values[0]) for tensor in read)
 
-    def body(written: Any) -> None:
+    def body(*buffers: Any) -> None:
+        *iterations, written = buffers
+        start = T.buffer_proxy(T.alloc_buffer((1,), "uint64", scope="local"))
+        stream.begin(start, [iterations[0][place] for place in range(depth)])
         with T.grid(*(shape or [1])) as index:
             index = list(index) if len(shape) > 1 else [index]
             place: tirx.Expr = tirx.const(0, "int64")
             for size, position in zip(shape, index, strict=False):
                 place = place * size + position
             state = T.buffer_proxy(T.alloc_buffer((1,), "uint64", scope="local"))
-            state[0] = place.astype("uint64")
-            philox_rounds(state, key)
+            state[0] = start[0] + place.astype("uint64")
+            philox_rounds(state, stream.key)
             written[tuple(index[: len(shape)])] = number(state[0])
 
-    return emit_loops(bb, name, [], [(shape, dtype)], body)[0]
+    return emit_loops(bb, name, read, [(shape, dtype)], body)[0]
 
 
 def fraction(word: tirx.Expr, dtype: str) -> tirx.Expr:
@@ -82,7 +128,7 @@ def fraction(word: tirx.Expr, dtype: str) -> tirx.Expr:
 
 
 def uniform(
-    bb: relax.BlockBuilder, shape: list[Size], key: int, low: float, high: float, dtype: str
+    bb: relax.BlockBuilder, shape: list[Size], stream: Stream, low: float, high: float, dtype: str
 ) -> relax.Expr:
     """Numbers in [low, high) of a floating-point type."""
     _require_float(dtype)
@@ -90,11 +136,11 @@ def uniform(
     def number(word: tirx.Expr) -> tirx.Expr:
         return (fraction(word, dtype) * (high - low) + low).astype(dtype)
 
-    return drawn(bb, "random_uniform", shape, dtype, key, number)
+    return drawn(bb, "random_uniform", shape, dtype, stream, number)
 
 
 def normal(
-    bb: relax.BlockBuilder, shape: list[Size], key: int, mean: float, scale: float, dtype: str
+    bb: relax.BlockBuilder, shape: list[Size], stream: Stream, mean: float, scale: float, dtype: str
 ) -> relax.Expr:
     """Normal numbers by the transform of Box and Muller (Ann. Math. Statist. 29, 1958)."""
     _require_float(dtype)
@@ -106,7 +152,7 @@ def normal(
         value = tirx.sqrt(tirx.log(positive) * -2.0) * tirx.cos(angle)
         return (value * scale + mean).astype(dtype)
 
-    return drawn(bb, "random_normal", shape, dtype, key, number)
+    return drawn(bb, "random_normal", shape, dtype, stream, number)
 
 
 def _require_float(dtype: str) -> None:
@@ -128,31 +174,41 @@ def _wanted_shape(attr: dict, inputs: Any) -> list[Size]:
 class RandomUniform(OnnxOpConverter):
     """RandomUniform and RandomUniformLike."""
 
+    draws = True
+
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         low, high = attr.get("low", 0.0), attr.get("high", 1.0)
         dtype = _wanted_type(attr, *inputs)
-        return uniform(bb, _wanted_shape(attr, inputs), node_key(attr), low, high, dtype)
+        return uniform(
+            bb, _wanted_shape(attr, inputs), Stream.of_node(attr, params), low, high, dtype
+        )
 
 
 class RandomNormal(OnnxOpConverter):
     """RandomNormal and RandomNormalLike."""
 
+    draws = True
+
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         mean, scale = attr.get("mean", 0.0), attr.get("scale", 1.0)
         dtype = _wanted_type(attr, *inputs)
-        return normal(bb, _wanted_shape(attr, inputs), node_key(attr), mean, scale, dtype)
+        return normal(
+            bb, _wanted_shape(attr, inputs), Stream.of_node(attr, params), mean, scale, dtype
+        )
 
 
 class Bernoulli(OnnxOpConverter):
     """1 with the probability that the input says, else 0."""
 
+    draws = True
+
     @classmethod
     def _impl_v15(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         chance = inputs[0]
         drawn_type = "float64" if str(chance.ty.dtype) == "float64" else "float32"
-        numbers = uniform(bb, sizes_of(chance), node_key(attr), 0.0, 1.0, drawn_type)
+        numbers = uniform(bb, sizes_of(chance), Stream.of_node(attr, params), 0.0, 1.0, drawn_type)
         if str(chance.ty.dtype) != drawn_type:
             chance = bb.emit(relax.op.astype(chance, drawn_type))
         hit = bb.emit(relax.op.less(numbers, chance))
@@ -165,6 +221,8 @@ class Multinomial(OnnxOpConverter):
     The class is the first whose cumulated probability is above a uniform number.
     """
 
+    draws = True
+
     @classmethod
     def _impl_v7(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         logarithms = inputs[0]
@@ -174,7 +232,7 @@ class Multinomial(OnnxOpConverter):
         if len(sizes) != 2:
             raise ValueError(f"its input has rank {len(sizes)}, expected batch and classes")
         sampled = [sizes[0], int(attr.get("sample_size", 1))]
-        numbers = uniform(bb, sampled, node_key(attr), 0.0, 1.0, "float64")
+        numbers = uniform(bb, sampled, Stream.of_node(attr, params), 0.0, 1.0, "float64")
         shares = bb.emit(relax.op.nn.softmax(logarithms, axis=-1))
         dtype = str(onnx_type_name(attr["dtype"])) if "dtype" in attr else "int32"
         sums = bb.emit(relax.op.cumsum(shares, axis=-1))

@@ -10,8 +10,13 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 from tvm import relax, te, tirx
+from tvm.sym import Analyzer
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name
+from tvm_ext.onnx_frontend.converters.agreement import (
+    broadcast_sizes,
+    with_as_many_elements,
+)
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     computed_dimensions,
@@ -20,8 +25,10 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     vector_length,
     wide,
 )
+from tvm_ext.onnx_frontend.converters.traits import Shapes, takes_shapes
 
 
+@takes_shapes(Shapes.AS_THEY_ARE)
 class Expand(OnnxOpConverter):
     """Broadcasts both ways: a size of 1 on either side takes the other side's."""
 
@@ -48,19 +55,26 @@ class Expand(OnnxOpConverter):
         rank = max(len(target), len(sizes))
         old, new = [1] * (rank - len(sizes)) + sizes, [1] * (rank - len(target)) + target
         shape = [_both_ways(a, b) for a, b in zip(old, new, strict=True)]
-        if all(
+        unclear = [axis for axis in range(rank) if shape[axis] is None]
+        pairs = [[sizes[axis] for axis in unclear] for sizes in (old, new)]
+        for axis, size in zip(unclear, broadcast_sizes(bb, pairs), strict=True):
+            shape[axis] = size
+        if not unclear and all(
             not isinstance(a, int) or isinstance(b, int) for a, b in zip(old, shape, strict=True)
         ):
             return relax.op.broadcast_to(data, relax.ShapeExpr(shape))
         return bb.emit_te(_expanded, data, shape, primfunc_name_hint="expand")
 
 
-def _both_ways(old: Size, new: Size) -> Size:
+def _both_ways(old: Size, new: Size) -> Any:
+    """The size of the result; None when only the run can tell which of the two is 1."""
     if isinstance(old, int) and isinstance(new, int) and 1 not in (old, new) and old != new:
         raise ValueError(f"size {old} cannot be expanded to {new}")
     if isinstance(old, int):
         return new if old == 1 else old
-    return old if isinstance(new, int) and new == 1 else new
+    if isinstance(new, int):
+        return old if new == 1 else new
+    return old if Analyzer().can_prove_equal(old, new) else None
 
 
 def _expanded(data: te.Tensor, shape: list[Any]) -> te.Tensor:
@@ -76,6 +90,7 @@ def _expanded(data: te.Tensor, shape: list[Any]) -> te.Tensor:
     return te.compute(shape, read, name="expand")
 
 
+@takes_shapes(Shapes.AS_THEY_ARE)
 class ConstantOfShape(OnnxOpConverter):
     """One value everywhere."""
 
@@ -103,6 +118,7 @@ def target_sizes(bb: relax.BlockBuilder, shape: Any, params: Any) -> list[Size]:
 _TvmReshape = onnx_converter_map()["Reshape"]
 
 
+@takes_shapes(Shapes.AS_THEY_ARE)
 class Reshape(OnnxOpConverter):
     """TVM's converter, and shapes that are computed in the run."""
 
@@ -118,6 +134,8 @@ class Reshape(OnnxOpConverter):
                 known = [sizes[i] if s == 0 else s for i, s in enumerate(known)]
             if 0 in known and -1 in known:
                 raise ValueError("its shape has a size of 0 beside one to be inferred")
+            if -1 not in known:
+                data = with_as_many_elements(bb, data, known)
             return relax.op.reshape(data, relax.ShapeExpr(known) if 0 in known else known)
         wanted = integer_tensor(bb, target)
         count = vector_length(wanted, "sizes")

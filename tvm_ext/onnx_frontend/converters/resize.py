@@ -21,6 +21,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     constant_integers,
     integer_tensor,
 )
+from tvm_ext.onnx_frontend.converters.traits import Shapes, takes_shapes
 
 _TvmResize = onnx_converter_map()["Resize"]
 _WHOLE = 1e-6
@@ -45,6 +46,7 @@ class _Target:
     sizes: list[Any]
 
 
+@takes_shapes(Shapes.AS_THEY_ARE)
 class Resize(OnnxOpConverter):
     """Separable interpolation, one axis after the other."""
 

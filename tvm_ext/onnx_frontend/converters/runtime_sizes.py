@@ -83,6 +83,22 @@ def constant_integers(value: Any, params: Any) -> list[Size] | None:
     return None if array is None else [int(number) for number in np.atleast_1d(array)]
 
 
+def is_size(value: Any) -> bool:
+    """Whether it is one size, computed while the model is compiled or from other sizes."""
+    return isinstance(value, tvm.ir.Expr) and tvm.ir.is_prim_expr(value)
+
+
+def sizes_as_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
+    """A shape as int64[n], or one size as int64[]; constant where all sizes are known."""
+    sizes = list(value.values) if isinstance(value, relax.ShapeExpr) else [value]
+    scalar = not isinstance(value, relax.ShapeExpr)
+    if all(isinstance(size, tirx.IntImm) for size in sizes):
+        array = np.array([int(size) for size in sizes], np.int64)
+        return relax.const(array.reshape(()) if scalar else array, "int64")
+    tensor = bb.emit(relax.op.shape_to_tensor(relax.ShapeExpr(sizes)))
+    return bb.emit(relax.op.reshape(tensor, ())) if scalar else tensor
+
+
 def integer_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
     """``value`` as int64[n]: a tensor of any integer type, a scalar, or a shape."""
     if isinstance(value.ty, relax.ShapeType):

@@ -11,11 +11,13 @@ from tvm import relax
 
 from tvm_ext.hardware.tvm_compat import OnnxSlice
 from tvm_ext.onnx_frontend.converters.arguments import constant_array
+from tvm_ext.onnx_frontend.converters.traits import Shapes, takes_shapes
 
 # Behind every tensor that fits into memory, and a bound that TVM takes.
 _FAR = (1 << 31) - 2
 
 
+@takes_shapes(Shapes.AS_THEY_ARE)
 class Slice(OnnxSlice):
     """Bounds that are numbers are brought in order first; all else is TVM's."""
 

@@ -9,6 +9,9 @@ from tvm import relax, te, tirx
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 
+# Of the result; a table with a row for each n-gram is made.
+MOST_COLUMNS = 1 << 20
+
 
 class TfIdfVectorizer(OnnxOpConverter):
     """How often each n-gram of the pool occurs in a row, weighted.
@@ -28,6 +31,11 @@ class TfIdfVectorizer(OnnxOpConverter):
         rows = bb.emit(relax.op.reshape(x, (1 if len(sizes) == 1 else sizes[0], sizes[-1])))
         rows = bb.emit(relax.op.astype(rows, "int64"))
         indexes = np.array(attr["ngram_indexes"], np.int64)
+        if indexes.size and not 0 <= indexes.min() <= indexes.max() < MOST_COLUMNS:
+            raise ValueError(
+                f"its ngram_indexes reach from {indexes.min()} to {indexes.max()}, expected "
+                f"columns from 0 to {MOST_COLUMNS - 1}"
+            )
         total = None
         for grams, first in _pools(attr):
             distances = 1 if grams.shape[1] == 1 else int(attr["max_skip_count"]) + 1

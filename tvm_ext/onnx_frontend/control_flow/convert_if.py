@@ -4,7 +4,7 @@ TVM's importer writes the branches into ``main``, which then is no dataflow any 
 operators inside or outside of them. With functions, passes work on branches as on everything else.
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import onnx
 import tvm
@@ -13,31 +13,12 @@ from tvm import relax, tirx
 
 from tvm_ext.errors import reason_of
 from tvm_ext.failed_branch import FAILED_BRANCH
-from tvm_ext.onnx_frontend.control_flow_functions import (
-    Captured,
-    Signature,
-    as_tensor,
-    branches,
-    capture,
-    definite,
-    fields,
-    function,
-    function_name,
-    renewed,
-    truth,
-)
-from tvm_ext.onnx_frontend.converters.agreement import checked_copy
+from tvm_ext.onnx_frontend.control_flow.body_converter import BodyConverter
+from tvm_ext.onnx_frontend.control_flow.functions import branches, function, function_name
+from tvm_ext.onnx_frontend.control_flow.parameters import Captured, Signature, capture
+from tvm_ext.onnx_frontend.control_flow.symbolic_types import definite, renewed
+from tvm_ext.onnx_frontend.control_flow.values import as_tensor, fields, scalar, truth
 from tvm_ext.onnx_frontend.node_failure import NodeFailed
-
-
-class BodyConverter(Protocol):
-    """The importer, as far as control flow needs it."""
-
-    bb: relax.BlockBuilder
-    _nodes: dict[str, Any]
-
-    def convert_body(self, graph: onnx.GraphProto, nodes: dict[str, Any]) -> list[Any]:
-        """The outputs of a body whose surroundings are ``nodes``, emitted where ``bb`` is."""
 
 
 def convert_if(importer: BodyConverter, name: str, inputs: Any, attrs: dict) -> relax.Tuple:
@@ -46,7 +27,8 @@ def convert_if(importer: BodyConverter, name: str, inputs: Any, attrs: dict) -> 
     A constant condition leaves one branch, in place. An output of which the branches differ in a
     size has an unknown size along that axis. A branch that ONNX's rules forbid for the shapes that
     the model gets becomes an error of the run that chooses it, as in ONNX Runtime: models that
-    choose by the sampling rate hold a branch for each, and the sizes fit one of them.
+    choose by the sampling rate hold a branch for each, and the sizes fit one of them. So does a
+    branch that passes on what the other one squeezes, where only the run can tell the condition.
 
     Raises
     ------
@@ -58,16 +40,16 @@ def convert_if(importer: BodyConverter, name: str, inputs: Any, attrs: dict) -> 
     if constant is not None:
         chosen = graphs[0] if constant else graphs[1]
         return relax.Tuple(importer.convert_body(chosen, importer._nodes))
-    squeezing = _squeezing_branch(graphs)
-    if squeezing is not None:
-        return _squeezed(importer, inputs[0], graphs, squeezing)
     bb = importer.bb
     captured = capture(bb, graphs, importer._nodes)
     fixed = tuple(captured.symbols())
     signature = Signature(fixed, tuple(value.ty for value in captured.arguments()))
     made = _both(importer, name, graphs, captured, signature)
+    squeezing = _squeezing_branch(graphs)
+    if squeezing is not None:
+        made = _only_squeezed(bb, name, made, squeezing, signature)
     types = [_joined(a, b) for a, b in zip(made[0][1], made[1][1], strict=True)]
-    condition = as_tensor(bb, inputs[0])
+    condition = scalar(bb, as_tensor(bb, inputs[0]))
     chooser = _chooser(
         bb, function_name(name, "if"), signature, condition.ty, [gv for gv, _ in made]
     )
@@ -98,28 +80,33 @@ def _both(
             made.append(failed)
     types = next(other[1] for other in made if not isinstance(other, NodeFailed))
     return [
-        _failure(importer.bb, name, side, found, types, signature)
+        _failure(
+            importer.bb, function_name(name, side), _impossible(name, side, found), types, signature
+        )
         if isinstance(found, NodeFailed)
         else found
         for side, found in zip(("then", "else"), made, strict=True)
     ]
 
 
-def _failure(
-    bb: relax.BlockBuilder,
-    name: str,
-    side: str,
-    failed: NodeFailed,
-    types: list[relax.TensorType],
-    signature: Signature,
-) -> _Made:
-    """A function that raises, of the other branch's ``types``."""
-    parameters, _, symbols = signature.parameters()
-    known = {var: symbols[var] for var in signature.fixed}
-    reason = (
+def _impossible(name: str, side: str, failed: NodeFailed) -> str:
+    """What the run says when it chooses a branch that ONNX's rules forbid."""
+    return (
         f"If node '{name}' chose its {side} branch, where {failed.place} cannot be run with the "
         f"shapes that the model was compiled for ({reason_of(failed.reason)})"
     )
+
+
+def _failure(
+    bb: relax.BlockBuilder,
+    name: str,
+    reason: str,
+    types: list[relax.TensorType],
+    signature: Signature,
+) -> _Made:
+    """A function that raises with this reason, of the other branch's ``types``."""
+    parameters, _, symbols = signature.parameters()
+    known = {var: symbols[var] for var in signature.fixed}
 
     def build() -> relax.Expr:
         given = relax.TupleType([definite(renewed(ty, known), known.values()) for ty in types])
@@ -128,13 +115,14 @@ def _failure(
         fields_of = [bb.emit(relax.TupleGetItem(value, i)) for i in range(len(types))]
         return relax.Tuple([as_tensor(bb, field) for field in fields_of])
 
-    return bb.add_func(function(bb, parameters, build), function_name(name, side)), types
+    return bb.add_func(function(bb, parameters, build), name), types
 
 
 def _squeezing_branch(graphs: tuple[onnx.GraphProto, ...]) -> int | None:
     """Which branch squeezes the value that the other one passes on; None when it is not so.
 
-    Exporters write ``x.squeeze(axis)`` like that. The ranks differ, and what follows needs one.
+    Exporters write ``x.squeeze(axis)`` like that for a size that they do not know. The ranks
+    differ, and what follows needs one: that of the squeezed value, for which the If was written.
     """
     for place, (graph, other) in enumerate((graphs, graphs[::-1])):
         if [node.op_type for node in graph.node] != ["Squeeze"]:
@@ -148,19 +136,21 @@ def _squeezing_branch(graphs: tuple[onnx.GraphProto, ...]) -> int | None:
     return None
 
 
-def _squeezed(
-    importer: BodyConverter, condition: Any, graphs: tuple[onnx.GraphProto, ...], place: int
-) -> relax.Tuple:
-    """The squeezing branch, in place; the run checks that the condition chooses it."""
-    bb, graph = importer.bb, graphs[place]
-    name = graph.node[0].input[0]
-    data = as_tensor(bb, importer._nodes[name])
-    flag = bb.emit(relax.op.astype(as_tensor(bb, condition), "int64"))
-    flag = bb.emit(relax.op.reshape(flag, (1,)))
-    if place:
-        flag = bb.emit(relax.op.subtract(relax.const(1, "int64"), flag))
-    squeezed = checked_copy(bb, data, list(data.ty.shape.values), flag)
-    return relax.Tuple(importer.convert_body(graph, {**importer._nodes, name: squeezed}))
+def _only_squeezed(
+    bb: relax.BlockBuilder, name: str, made: list[_Made], place: int, signature: Signature
+) -> list[_Made]:
+    """The branches with an error for the one that passes the value on, if the ranks differ."""
+    (_, types), (_, others) = made[place], made[1 - place]
+    if types[0].ndim == others[0].ndim:
+        return made
+    chosen, side = ("else", "then") if place == 0 else ("then", "else")
+    reason = (
+        f"If node '{name}' chose its {chosen} branch, which gives a value of rank "
+        f"{others[0].ndim}; the model is compiled for the {side} branch, which squeezes it to rank "
+        f"{types[0].ndim}: give input shapes that decide the condition, or export without this If"
+    )
+    failure = _failure(bb, function_name(name, chosen), reason, types, signature)
+    return [made[0], failure] if place == 0 else [failure, made[1]]
 
 
 def _branch(

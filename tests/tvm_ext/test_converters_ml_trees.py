@@ -1,64 +1,22 @@
-"""ai.onnx.ml against ONNX Runtime: trees, linear models, scalers and encoders."""
+"""Tree ensembles of ai.onnx.ml against ONNX Runtime."""
 
 from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from ml_models import check, ml_model, refused
+from onnx import TensorProto, numpy_helper
 
 import tvm_ext
-from tvm_ext.errors import ModelError
 
-ML = "ai.onnx.ml"
 NAN = float("nan")
+
 MODES = ("BRANCH_LEQ", "BRANCH_LT", "BRANCH_GTE", "BRANCH_GT", "BRANCH_EQ", "BRANCH_NEQ")
+
 COLUMNS = 4
-
-
-def ml_model(
-    operator: str, x: list[np.ndarray], outputs: list, version: int = 3, **attributes: Any
-) -> onnx.ModelProto:
-    names = [f"x{place}" for place in range(len(x))]
-    given_names = [f"y{place}" for place in range(len(outputs))]
-    node = helper.make_node(
-        operator, names, given_names, name="node", domain=ML,
-        **{name: value for name, value in attributes.items() if value is not None},
-    )  # fmt: skip
-    graph = helper.make_graph(
-        [node],
-        "small",
-        [
-            helper.make_tensor_value_info(
-                name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape
-            )
-            for name, array in zip(names, x, strict=True)
-        ],
-        [
-            helper.make_tensor_value_info(name, dtype, None)
-            for name, dtype in zip(given_names, outputs, strict=True)
-        ],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid(ML, version)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=9)
-
-
-def check(proto: onnx.ModelProto, *x: np.ndarray, rtol: float = 1e-5) -> None:
-    feed = {f"x{place}": array for place, array in enumerate(x)}
-    session = onnxruntime.InferenceSession(proto.SerializeToString())
-    found = tvm_ext.compile(proto).run(feed)
-    for name, wanted in zip(found, session.run(None, feed), strict=True):
-        assert found[name].dtype == wanted.dtype, name
-        assert found[name].shape == wanted.shape, name
-        np.testing.assert_allclose(found[name], wanted, rtol=rtol, atol=rtol, err_msg=name)
-
-
-def refused(proto: onnx.ModelProto, line: str) -> None:
-    with pytest.raises(ModelError, match=line):
-        tvm_ext.compile(proto)
 
 
 def forest(
@@ -197,13 +155,6 @@ def test_tree_classifier_of_two_classes_with_a_base_value() -> None:
     refused(proto, "2 base_values")
 
 
-def test_the_first_of_equal_keys_counts() -> None:
-    x = np.array([4, 5])
-    proto = ml_model("LabelEncoder", [x], [TensorProto.INT64], 2, keys_int64s=[4, 4, 5],
-                     values_int64s=[1, 2, 3])  # fmt: skip
-    check(proto, x)
-
-
 def test_tree_classifier_of_two_classes_with_probabilities() -> None:
     random = np.random.default_rng(9)
     x = rows(random)
@@ -266,111 +217,3 @@ def test_trees_that_are_refused() -> None:
     refused(broken(target_nodeids=[99] * len(attributes["target_ids"])), "do not exist")
     refused(broken(post_transform="LOGISTIC"), "post_transform LOGISTIC is of one target")
     refused(broken(nodes_values=[1.0]), "tables split do not fit")
-
-
-def test_string_labels_are_refused() -> None:
-    x = np.zeros((2, 2), np.float32)
-    proto = ml_model(
-        "LinearClassifier", [x], [TensorProto.STRING, TensorProto.FLOAT],
-        coefficients=[1.0, 2.0], classlabels_strings=["a", "b"],
-    )  # fmt: skip
-    del proto.graph.output[0]
-    refused(proto, "class labels are strings")
-
-
-@pytest.mark.parametrize("post", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"])
-def test_linear_regressor_and_classifier(post: str) -> None:
-    random = np.random.default_rng(2)
-    x = random.uniform(0.1, 0.3, size=(6, 3)).astype(np.float32)
-    weights = random.uniform(0, 1, size=6).tolist()
-    shared = {"coefficients": weights, "intercepts": [0.1, 0.2], "post_transform": post}
-    check(ml_model("LinearRegressor", [x], [TensorProto.FLOAT], targets=2, **shared), x, rtol=1e-4)
-    outputs = [TensorProto.INT64, TensorProto.FLOAT]
-    check(
-        ml_model("LinearClassifier", [x], outputs, classlabels_ints=[7, 3], **shared), x, rtol=1e-4
-    )
-
-
-@pytest.mark.parametrize("post", ["NONE", "LOGISTIC"])
-def test_linear_classifier_of_one_score(post: str) -> None:
-    x = np.random.default_rng(2).normal(size=(6, 3)).astype(np.float32)
-    outputs = [TensorProto.INT64, TensorProto.FLOAT]
-    proto = ml_model(
-        "LinearClassifier", [x], outputs, classlabels_ints=[7, 3], post_transform=post,
-        coefficients=[1.0, -2.0, 0.5], intercepts=[0.25],
-    )  # fmt: skip
-    check(proto, x)
-
-
-@pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
-def test_normalizer(norm: str) -> None:
-    x = np.array([[1, 2, 2], [0, 0, 0], [-3, 4, 0]], np.float32)
-    proto = ml_model("Normalizer", [x], [TensorProto.FLOAT], norm=norm)
-    if norm == "MAX":  # ONNX Runtime divides by the largest value, signs included.
-        found = tvm_ext.compile(proto).run({"x0": x})["y0"]
-        np.testing.assert_allclose(found, x / np.array([[2], [1], [4]]), rtol=1e-6)
-    else:
-        check(proto, x)
-
-
-@pytest.mark.parametrize(
-    ("operator", "attributes", "x"),
-    [
-        ("Scaler", {"offset": [1.0, 2.0], "scale": [0.5, 3.0]}, np.float32([[1, 2], [3, 4]])),
-        ("Scaler", {"offset": [1.0], "scale": [0.5]}, np.int64([[1, 2], [3, 4]])),
-        ("Imputer", {"imputed_value_floats": [1.0, 2.0], "replaced_value_float": NAN},
-         np.float32([[NAN, 5], [6, NAN]])),
-        ("Imputer", {"imputed_value_int64s": [9], "replaced_value_int64": 3},
-         np.int64([[3, 5], [6, 3]])),
-        ("Binarizer", {"threshold": 1.5}, np.float32([[1, 2], [1.5, -4]])),
-        ("OneHotEncoder", {"cats_int64s": [4, 1, 7]}, np.int64([7, 2, 4])),
-        ("LabelEncoder", {"keys_int64s": [1, 5], "values_floats": [0.5, 2.0]}, np.int64([5, 2])),
-        ("LabelEncoder", {"keys_floats": [1.0, NAN], "values_int64s": [3, 4],
-                          "default_int64": -7}, np.float32([NAN, 1, 2])),
-    ],
-)  # fmt: skip
-def test_scalers_and_encoders(operator: str, attributes: dict, x: np.ndarray) -> None:
-    output = TensorProto.FLOAT
-    if "int64s" in "".join(attributes) and operator in ("Imputer", "LabelEncoder"):
-        output = TensorProto.INT64
-    if operator == "LabelEncoder" and "values_floats" in attributes:
-        output = TensorProto.FLOAT
-    check(
-        ml_model(operator, [x], [output], 4 if "keys_floats" in attributes else 2, **attributes), x
-    )
-
-
-def test_feature_vectorizer_and_extractor() -> None:
-    a, b = np.float32([[1, 2], [3, 4]]), np.float32([[5, 6, 7], [8, 9, 0]])
-    proto = ml_model("FeatureVectorizer", [a, b], [TensorProto.FLOAT], inputdimensions=[2, 3])
-    check(proto, a, b)
-    places = np.array([[2, 0]])
-    check(ml_model("ArrayFeatureExtractor", [b, places], [TensorProto.FLOAT]), b, places)
-
-
-@pytest.mark.parametrize(
-    ("operator", "attributes", "line"),
-    [
-        ("OneHotEncoder", {"cats_strings": ["a"]}, "categories are strings"),
-        ("OneHotEncoder", {"cats_int64s": [1], "zeros": 0}, "zeros=0"),
-        ("LabelEncoder", {"keys_int64s": [1], "values_strings": ["a"]}, "holds STRING elements"),
-        ("LabelEncoder", {"keys_int64s": [1, 2], "values_int64s": [4]}, "2 keys and 1 values"),
-        ("Scaler", {"offset": [1.0, 2.0, 3.0]}, "offset has 3 values, its input 2 columns"),
-        ("Normalizer", {"norm": "L3"}, "norm 'L3' is unknown"),
-    ],
-)
-def test_scalers_and_encoders_that_are_refused(operator: str, attributes: dict, line: str) -> None:
-    x = np.zeros((2, 2), np.int64)
-    output = TensorProto.INT64 if "values_int64s" in attributes else TensorProto.FLOAT
-    output = TensorProto.STRING if "values_strings" in attributes else output
-    proto = ml_model(operator, [x], [output], 2, **attributes)
-    refused(proto, line)
-
-
-def test_an_empty_list_is_as_good_as_none() -> None:
-    x = np.float32([[1, 2], [3, 4]])
-    proto = ml_model("Scaler", [x], [TensorProto.FLOAT], offset=[1.0, 2.0])
-    empty = proto.graph.node[0].attribute.add()
-    empty.name, empty.type = "scale", onnx.AttributeProto.FLOATS
-    found = tvm_ext.compile(proto).run({"x0": x})["y0"]
-    np.testing.assert_array_equal(found, [[0, 0], [2, 2]])

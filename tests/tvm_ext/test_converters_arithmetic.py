@@ -1,0 +1,48 @@
+"""Running sums, remainders, determinants and statistics of a batch."""
+
+import numpy as np
+import onnx
+import pytest
+from operator_models import by_reference, check_operator
+from small_models import model, node, rand, value
+
+import tvm_ext
+
+X = rand(2, 3, 4)
+
+
+@pytest.mark.parametrize("stored", [("axis",), ()])
+@pytest.mark.parametrize("flags", [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_running_sums(axis: int, flags: tuple, stored: tuple) -> None:
+    attributes = {"exclusive": flags[0], "reverse": flags[1]}
+    check_operator("CumSum", {"x": X, "axis": np.array(axis)}, stored=stored, **attributes)
+
+
+@pytest.mark.parametrize("fmod", [0, 1])
+def test_modulo_zero_does_not_end_the_process(fmod: int) -> None:
+    low = np.iinfo(np.int32).min
+    a, b = np.array([7, -7, low, 5], np.int32), np.array([0, 3, -1, -3], np.int32)
+    proto = model(
+        [node("Mod", ["a", "b"], ["y"], fmod=fmod)],
+        [value("a", [4], onnx.TensorProto.INT32), value("b", [4], onnx.TensorProto.INT32)],
+        [value("y", [4], onnx.TensorProto.INT32)],
+    )
+    found = tvm_ext.compile(proto).run({"a": a, "b": b})["y"]
+    np.testing.assert_array_equal(found, [0, -1 if fmod else 2, 0, 2 if fmod else -1])
+
+
+def test_determinants() -> None:
+    check_operator("Det", {"x": rand(2, 3, 4, 4)}, tolerance=1e-4)
+
+
+def test_batch_statistics() -> None:
+    channels = {name: rand(3, seed=k) + 2 for k, name in enumerate(["s", "b", "m", "v"])}
+    check_operator(
+        "BatchNormalization",
+        {"x": X, **channels},
+        3,
+        reference=by_reference,
+        training_mode=1,
+        tolerance=1e-4,
+    )

@@ -1,0 +1,43 @@
+"""Refuses programs that would take more memory than is meant for one.
+
+A few integers of a damaged model can ask for any amount: systems that promise more memory than they
+have end the process then, and not the model.
+"""
+
+import os
+
+from tvm_ext.errors import BuildError
+from tvm_ext.report.records import MemoryRecord
+
+VARIABLE = "TVM_EXT_MEMORY_LIMIT"
+DEFAULT_GIBIBYTES = 3.0
+
+
+def require_memory(record: MemoryRecord, label: str) -> None:
+    """Checks the planned peak of a program's buffers, weights not counted.
+
+    Raises
+    ------
+    BuildError
+        It is above ``VARIABLE`` GiB, or ``DEFAULT_GIBIBYTES`` where that is not set; or the
+        variable holds no number.
+    """
+    limit = _limit()
+    needed = record.planned_peak_bytes / 2**30
+    if needed > limit:
+        raise BuildError(
+            f"{label} needs {needed:.1f} GiB for the values that it computes; expected at most "
+            f"{limit:g} GiB: give smaller input shapes, or set {VARIABLE} to the GiB it may use"
+        )
+
+
+def _limit() -> float:
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return DEFAULT_GIBIBYTES
+    try:
+        return float(text)
+    except ValueError as error:
+        raise BuildError(
+            f"{VARIABLE} is '{text}'; expected a number of GiB: set it to one, or leave it out"
+        ) from error
