@@ -171,7 +171,10 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
     if vector is not None:
         sch.vectorize(vector)
     operations = math.inf if None in extents else math.prod(e for e in extents if e is not None)
-    parallelize(sch, spatial, machine, operations, lanes)
+    # The innermost loop stays by itself: to find its place in a joined one takes a division for each
+    # of the others, in every iteration, which LLVM spends seconds on to bring into vectors.
+    rows = spatial[:-1] if len(spatial) > 1 else spatial
+    parallelize(sch, rows, machine, operations, lanes)
     if not others:
         return
     # Outside of the reduction, so that one over nothing starts as well.

@@ -10,6 +10,7 @@ from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppressi
 from tvm_ext.onnx_frontend.converters.normalization import BatchNormalization
 from tvm_ext.onnx_frontend.converters.pad_and_slice import CenterCropPad, Pad
 from tvm_ext.onnx_frontend.converters.pooling import Col2Im, MaxPool, MaxUnpool
+from tvm_ext.onnx_frontend.converters.range import Range
 from tvm_ext.onnx_frontend.converters.range_and_expand import (
     ConstantOfShape,
     Expand,
@@ -31,6 +32,7 @@ SHAPE_AND_DETECTION_CONVERTERS: dict[str, Any] = {
     "Expand": Expand,
     "EyeLike": EyeLike,
     "Pad": Pad,
+    "Range": Range,
     "Reshape": Reshape,
     "Resize": Resize,
     "Slice": Slice,

@@ -1,0 +1,69 @@
+"""Range with a length that follows from sizes.
+
+TVM's converter computes the number of elements in the run where a bound is a float, and gives it a
+size that is related to no other: a grid of anchors of a detector then fits its feature map in no
+proof, and everything behind it is compared in the run.
+"""
+
+from typing import Any
+
+import tvm
+from tvm import relax, te, tirx
+from tvm.sym import Analyzer
+
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
+from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array
+from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
+
+_TvmRange = onnx_converter_map()["Range"]
+
+
+class Range(OnnxOpConverter):
+    """Numbers from a start to a limit; TVM's converter where one is computed from values."""
+
+    @classmethod
+    def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        bounds = [_whole_number(value, params) for value in inputs]
+        delta = bounds[2]
+        if None in bounds or not isinstance(delta, int) or not delta:
+            return _TvmRange.get_converter(11)(bb, inputs, attr, params)
+        start, limit = (wide(bound) for bound in bounds[:2])
+        length = _number_of_steps(start, limit, delta)
+        dtype = _dtype_of(inputs)
+
+        def kernel(length: Any, start: Any) -> te.Tensor:
+            return te.compute((length,), lambda i: (start + i * delta).astype(dtype), name="range")
+
+        return bb.emit_te(kernel, length, start, primfunc_name_hint="range")
+
+
+def _number_of_steps(start: tirx.Expr, limit: tirx.Expr, delta: int) -> Size:
+    """How many steps of ``delta`` there are from ``start`` until before ``limit``."""
+    distance = limit - start if delta > 0 else start - limit
+    analyzer = Analyzer()
+    for size in tirx.analysis.undefined_vars(distance):
+        analyzer.bind(size, tvm.ir.Range(0, 1 << 31))
+    length = analyzer.simplify(tirx.floordiv(distance + (abs(delta) - 1), abs(delta)))
+    if isinstance(length, tirx.IntImm):
+        return max(0, int(length))
+    return length if analyzer.can_prove(length >= 0) else tirx.max(length, wide(0))
+
+
+def _whole_number(value: Any, params: Any) -> Size | None:
+    """A bound as an integer or as an expression of sizes; None where it is neither."""
+    if tvm.ir.is_prim_expr(value):
+        while isinstance(value, tirx.Cast):
+            value = value.value
+        return value if str(value.ty).startswith("int") else None
+    stored = constant_array(value, params)
+    if stored is None or stored.size != 1 or float(stored.item()) != int(stored.item()):
+        return None
+    return int(stored.item())
+
+
+def _dtype_of(inputs: Any) -> str:
+    """The type of the elements, which is that of the bounds."""
+    for value in inputs:
+        if isinstance(value, tvm.ir.GenericConst):
+            return str(value.ty.dtype)
+    return str(inputs[1].ty)
