@@ -24,7 +24,7 @@ from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.converters.agreement import with_agreeing_sizes
 from tvm_ext.onnx_frontend.node_failure import NodeFailed, is_impossible
 from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
-from tvm_ext.onnx_frontend.shape_reads import with_direct_reads
+from tvm_ext.onnx_frontend.plain_casts import with_plain_casts
 from tvm_ext.relay_passes import InheritOrigins
 from tvm_ext.relay_passes.origin_writer import write_origins
 
@@ -74,7 +74,7 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
     mod = write_origins(
         without_unused_functions(mod), {var: (node,) for var, node in importer.node_of.items()}
     )
-    return with_direct_reads(tvm.transform.Sequential([InheritOrigins()])(mod))
+    return with_plain_casts(tvm.transform.Sequential([InheritOrigins()])(mod))
 
 
 def _without_nodes(graph: onnx.GraphProto) -> SimpleNamespace:

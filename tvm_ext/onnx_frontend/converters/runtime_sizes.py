@@ -40,9 +40,6 @@ def dimensions_of(
     bb: relax.BlockBuilder, sizes: relax.Expr, names: Sequence[str]
 ) -> list[tirx.Var]:
     """New symbolic dimensions with the values of ``sizes``, int64[len(names)], none negative."""
-    if not isinstance(sizes, relax.Var):
-        # TVM's ConvertLayout cannot look into the value of a cast.
-        sizes = bb.emit(sizes)
     sizes = bb.match_cast(sizes, relax.TensorType([len(names)], "int64"))
     shape = bb.emit(relax.op.tensor_to_shape(sizes))
     dimensions = [tirx.Var(name, "int64") for name in names]

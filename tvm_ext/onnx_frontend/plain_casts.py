@@ -1,4 +1,6 @@
-"""Sizes that the run computes, read from their tensor by one call.
+"""Casts to sizes that the run computes, in the form that TVM's passes expect.
+
+ConvertLayout cannot look into a cast whose value is a call: it is bound to a variable first.
 
 TVM's DecomposeOpsForInference turns ``tensor_to_shape`` into a call and a ``match_cast`` to sizes
 of its own. With the ``match_cast`` of the model behind it, each size has two names, and its
@@ -9,20 +11,41 @@ gets operands whose sizes differ, and a result of unknown shape.
 import tvm
 import tvm_ffi
 from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.relay_passes.origin_writer import all_bindings_of
 
 _READ = "relax.tensor_to_shape"
 
 
-def with_direct_reads(mod: tvm.IRModule) -> tvm.IRModule:
-    """``mod`` with a call of the virtual machine for each shape that a ``match_cast`` names."""
+def with_plain_casts(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod`` with variables as the values of casts, and shapes that they name read directly."""
     changed = {
-        global_var: _with_direct_reads(func)
+        global_var: _with_direct_reads(_with_bound_values(func))
         for global_var, func in mod.functions.items()
         if isinstance(func, relax.Function)
     }
     return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+
+
+def _with_bound_values(func: relax.Function) -> relax.Function:
+    if all(
+        isinstance(cast.value, relax.Var)
+        for cast in all_bindings_of(func)
+        if isinstance(cast, relax.MatchCast)
+    ):
+        return func
+    return _ValueBinder().visit_expr(func)
+
+
+@mutator
+class _ValueBinder(PyExprMutator):
+    def visit_match_cast_(self, binding: relax.MatchCast) -> None:
+        if isinstance(binding.value, relax.Var):
+            super().visit_match_cast_(binding)
+            return
+        value = self.builder_.emit(self.visit_expr(binding.value))
+        self.builder_.emit_normalized(relax.MatchCast(binding.var, value, binding.ty))
 
 
 def _with_direct_reads(func: relax.Function) -> relax.Function:
