@@ -11,9 +11,10 @@ import tvm
 from tvm_ext.onnx_frontend.dimension_names import name_dimensions
 from tvm_ext.onnx_frontend.importer import import_graph
 from tvm_ext.onnx_frontend.input_shapes import model_inputs, set_input_shapes
-from tvm_ext.onnx_frontend.load import load_model
+from tvm_ext.onnx_frontend.load import load_with_weights
 from tvm_ext.onnx_frontend.prepare import name_nodes, operator_counts, prepare
 from tvm_ext.onnx_frontend.signature import input_specs, output_specs
+from tvm_ext.onnx_frontend.stored_weights import StoredWeights, put_back
 from tvm_ext.onnx_frontend.support import require_supported
 from tvm_ext.open_size import SizeRange
 from tvm_ext.tensor_spec import TensorSpec
@@ -60,12 +61,15 @@ class PreparedModel(NamedTuple):
         With shapes and constants propagated, in the forms that converters take.
     ranges : dict[str, SizeRange]
         The sizes that symbolic dimensions may have, by name, where they are limited.
+    stored : StoredWeights
+        The weights of a model above 2 GB: inputs of ``model``, initializers of ``prepared``.
     """
 
     name: str
     model: onnx.ModelProto
     prepared: onnx.ModelProto
     ranges: dict[str, SizeRange]
+    stored: StoredWeights
 
 
 def prepare_model(
@@ -79,7 +83,7 @@ def prepare_model(
     ModelError, InputError
         The model or the shapes given for it are not valid.
     """
-    model = load_model(source)
+    model, stored = load_with_weights(source)
     name = model_name(source, model)
     given = set_input_shapes(model, input_shapes or {}, name)
     name_dimensions(model.graph)
@@ -90,7 +94,9 @@ def prepare_model(
         for axis, dim in enumerate(value.type.tensor_type.shape.dim)
         if (value.name, axis) in given
     }
-    return PreparedModel(name, model, prepare(model, name), ranges)
+    prepared = prepare(model, name)
+    put_back(prepared.graph, stored)
+    return PreparedModel(name, model, prepared, ranges, stored)
 
 
 def import_model(
@@ -112,10 +118,11 @@ def import_prepared(
     model: onnx.ModelProto,
     prepared: onnx.ModelProto,
     ranges: Mapping[str, SizeRange] | None = None,
+    stored: StoredWeights | None = None,
 ) -> ImportedModel:
     """As ``import_model``, from what ``prepare_model`` returned."""
     require_supported(prepared.graph)
-    mod = import_graph(prepared, name)
+    mod = import_graph(prepared, name, stored or StoredWeights())
     return ImportedModel(
         name=name,
         mod=mod,

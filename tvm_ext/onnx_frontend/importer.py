@@ -25,6 +25,7 @@ from tvm_ext.onnx_frontend.converters.agreement import with_agreeing_sizes
 from tvm_ext.onnx_frontend.node_failure import NodeFailed, is_impossible
 from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
 from tvm_ext.onnx_frontend.plain_casts import with_plain_casts
+from tvm_ext.onnx_frontend.stored_weights import StoredWeights
 from tvm_ext.relay_passes import InheritOrigins
 from tvm_ext.relay_passes.origin_writer import write_origins
 
@@ -51,15 +52,19 @@ GIVE_SEQUENCES = frozenset(
 _one_at_a_time = threading.Lock()
 
 
-def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
+def import_graph(
+    model: onnx.ModelProto, label: str, stored: StoredWeights | None = None
+) -> tvm.IRModule:
     """The Relax module of a prepared model; every binding carries the node it came from.
+
+    ``stored`` reads the weights that the model holds without values.
 
     Raises
     ------
     ModelError
         A converter fails; the message names the node.
     """
-    importer = _OriginImporter(model)
+    importer = _OriginImporter(model, stored or StoredWeights())
     # The importer warns; what matters is in the error we raise.
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -68,6 +73,9 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
         except NodeFailed as failed:
             importer.end_blocks()
             raise conversion_error(label, failed.place, failed.reason) from failed.reason
+        except ModelError:
+            importer.end_blocks()
+            raise
         except Exception as error:
             importer.end_blocks()
             raise conversion_error(label, "the graph", error) from error
@@ -101,9 +109,10 @@ class _OriginImporter(ONNXGraphImporter):
 
     _nodes: dict[str, Any]
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, stored: StoredWeights) -> None:
         super().__init__(shape_dict={}, dtype_dict="float32", sanitize=True)
         self.model = model
+        self.stored = stored
         self.node_of: dict[relax.Var, str] = {}
 
     def end_blocks(self) -> None:
@@ -111,6 +120,11 @@ class _OriginImporter(ONNXGraphImporter):
         with contextlib.suppress(tvm.error.InternalError):
             while True:
                 self.bb._end_block()
+
+    def _parse_array(self, tensor_proto: onnx.TensorProto) -> tvm.runtime.Tensor:
+        if tensor_proto.data_location != onnx.TensorProto.EXTERNAL:
+            return super()._parse_array(tensor_proto)
+        return tvm.runtime.tensor(self.stored.read(tensor_proto))
 
     def _parse_attr(self, attr_proto: Any) -> dict[str, Any]:
         """A list of no elements, which TVM's importer refuses, is as good as none."""
