@@ -25,11 +25,11 @@ $(STAMP): pyproject.toml setup.py
 demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, save, load, run
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## the tests, about five minutes on two cores
+test: $(STAMP) ## the tests, less than ten minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) -m "not slow"
 
 test-all: $(STAMP) ## all tests, the long ones too
-	$(BIN)/pytest -n $(TEST_WORKERS)
+	TEST_DRAWS=8 $(BIN)/pytest -n $(TEST_WORKERS)
 
 check: $(STAMP) typings ## linter, formatter, type checker
 	$(BIN)/ruff check .

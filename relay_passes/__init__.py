@@ -20,6 +20,7 @@ from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
 from tvm_ext.relay_passes.inherit_origins import InheritOrigins
 from tvm_ext.relay_passes.layer_norm_fusion import LayerNormFusion
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
+from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 from tvm_ext.relay_passes.pad_output_columns import PadOutputColumns
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
@@ -41,6 +42,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     PadOutputColumns,
     InheritOrigins,
     FuseOperators,
+    NameSymbolicSizes,
 )
 
 __all__ = [
@@ -57,6 +59,7 @@ __all__ = [
     "InheritOrigins",
     "LayerNormFusion",
     "LayoutPlanning",
+    "NameSymbolicSizes",
     "PadOutputChannels",
     "PadOutputColumns",
     "WinogradConvolution",

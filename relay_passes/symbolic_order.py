@@ -82,7 +82,14 @@ def _sizes_read(binding: relax.Binding) -> Iterable[tirx.Var]:
         yield from relax.analysis.tir_vars_in_type(binding.var.ty)
     if isinstance(binding.value, relax.Call):
         for argument in binding.value.args:
-            if tvm.ir.is_prim_expr(argument):
-                yield from tirx.analysis.undefined_vars(argument)
-            elif isinstance(argument, relax.ShapeExpr):
-                yield from relax.analysis.tir_vars_in_type(argument.ty)
+            yield from _sizes_in(argument)
+
+
+def _sizes_in(argument: relax.Expr) -> Iterable[tirx.Var]:
+    if isinstance(argument, relax.Tuple):
+        for field in argument.fields:
+            yield from _sizes_in(field)
+    elif isinstance(argument, relax.ShapeExpr):
+        yield from relax.analysis.tir_vars_in_type(argument.ty)
+    elif tvm.ir.is_prim_expr(argument):
+        yield from tirx.analysis.undefined_vars(argument)

@@ -38,7 +38,7 @@ def compile(
     model: ModelSource,
     target: TargetSource = "cpu",
     *,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     opt_level: int | str = "O3",
     disabled_passes: Iterable[str] = (),
     pass_config: Mapping[str, Mapping[str, Any]] | None = None,
@@ -56,7 +56,8 @@ def compile(
         ``"cpu"`` for this machine, the name of a preset (``tvm-ext targets list``), the path of a
         TOML file, or a target of TVM.
     input_shapes : mapping of input name to sizes, optional
-        Freezes dynamic dimensions.
+        A number freezes a dimension, ``"N"`` names one that each run decides, ``"224:640"`` and
+        ``"N:1:8"`` limit it, so that storage can be planned.
     opt_level : int or str
         0 to 3, or "O0" to "O3": which passes run (``tvm-ext passes list``).
     disabled_passes : iterable of str
@@ -96,7 +97,7 @@ def compile(
             scheduled = pack_weights(scheduled, choices)
             scheduled = with_nan_passed_on(runner.run(pipeline.tile, scheduled))
         with phases.timed("memory"):
-            planned, memory = plan_memory(scheduled)
+            planned, memory = plan_memory(scheduled, ranges=lowered.imported.ranges)
             require_memory(memory, lowered.imported.name)
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):

@@ -64,6 +64,13 @@ def _check_one(spec: TensorSpec, value: npt.ArrayLike, sizes: dict[str, int]) ->
             f"input '{spec.name}' is {_describe(array)} (rank {array.ndim}), expected rank "
             f"{len(spec.shape)}, {spec.describe()}: reshape it"
         )
+    for axis, allowed in enumerate(spec.ranges):
+        if allowed is not None and array.shape[axis] not in allowed:
+            raise InputError(
+                f"input '{spec.name}' is {_describe(array)}, expected a size from {allowed.low} to "
+                f"{allowed.high} on axis {axis} ({spec.describe()}): resize it or compile for a "
+                "wider range"
+            )
     for axis, (size, wanted) in enumerate(zip(array.shape, spec.shape, strict=True)):
         expected = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
         if size != expected:

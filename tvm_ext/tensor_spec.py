@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from tvm_ext.open_size import SizeRange
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -15,12 +17,21 @@ class TensorSpec:
         Element type as TVM and NumPy spell it, for example ``float32``.
     shape : tuple[int | str, ...]
         One entry per dimension: a size, or the name of a symbolic dimension. Empty for a scalar.
+    ranges : tuple[SizeRange | None, ...]
+        One entry per dimension: the sizes that a symbolic dimension may have, None for any. Empty
+        where no dimension has a range.
     """
 
     name: str
     dtype: str
     shape: tuple[int | str, ...]
+    ranges: tuple[SizeRange | None, ...] = ()
 
     def describe(self) -> str:
-        """One line for people: ``x: float32[1, 3, 'N', 224]``."""
-        return f"{self.name}: {self.dtype}[{', '.join(repr(size) for size in self.shape)}]"
+        """One line for people: ``x: float32[1, 3, 'N', 224]``, ``x: float32['N' (1:8)]``."""
+        ranges = self.ranges or (None,) * len(self.shape)
+        sizes = [
+            repr(size) if allowed is None else f"{size!r} ({allowed})"
+            for size, allowed in zip(self.shape, ranges, strict=True)
+        ]
+        return f"{self.name}: {self.dtype}[{', '.join(sizes)}]"

@@ -69,7 +69,7 @@ def tune(
     cost_model_name: str | None = None,
     rpc: Sequence[RunDeviceAddress] = (),
     limits: Limits | None = None,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     opt_level: int | str = "O3",
     disabled_passes: Iterable[str] = (),
     pass_config: Mapping[str, Mapping[str, Any]] | None = None,
@@ -150,7 +150,7 @@ def tune(
 
 def model_kernels(
     model: ModelSource,
-    input_shapes: Mapping[str, Sequence[int]] | None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
     pipeline: Pipeline,
 ) -> ModelKernels:
     """The kernels of a model as ``compile`` schedules them, for the target that TVM has set."""

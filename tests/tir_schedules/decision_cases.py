@@ -1,5 +1,6 @@
 """Decisions of a template drawn at random, and what the schedules that follow from them compute."""
 
+import os
 import random
 from collections.abc import Iterable, Mapping
 
@@ -15,6 +16,9 @@ from tvm_ext.tir_schedules.apply_template import finished_schedule
 from tvm_ext.tir_schedules.decisions import Chosen, Knob
 from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
+
+# Random sets of decisions that are tried for each kernel; `make test-all` asks for more.
+DRAWS = int(os.environ.get("TEST_DRAWS", "2"))
 
 Values = dict[str, int]
 
@@ -135,7 +139,7 @@ def check_numbers(
 def check_random_numbers(
     template: Template,
     plain: Mapping[str, tirx.PrimFunc],
-    count: int = 6,
+    count: int = DRAWS,
     seed: int = 0,
     machine: CpuDescription | None = None,
 ) -> None:

@@ -158,7 +158,7 @@ def test_decisions_at_random() -> None:
         "rnn": recurrent_kernel(recurrence("RNN", 33, 2), 3, 7),
     }
     machine = host_description().with_cores(2)
-    check_random_numbers(RecurrentLayer(), plain, count=3, machine=machine)
+    check_random_numbers(RecurrentLayer(), plain, machine=machine)
 
 
 def test_every_decision_has_a_choice() -> None:

@@ -70,7 +70,7 @@ def test_every_decision_computes_the_same(cores: int) -> None:
     if cores > 1:
         alone = {name: single_decisions(Reduction(), func, machine) for name, func in plain.items()}
         check_numbers(Reduction(), plain, alone, machine)
-    check_random_numbers(Reduction(), plain, count=4, machine=machine)
+    check_random_numbers(Reduction(), plain, machine=machine)
 
 
 def test_decisions() -> None:

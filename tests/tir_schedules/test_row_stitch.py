@@ -81,7 +81,7 @@ def test_every_decision_computes_the_same(cores: int) -> None:
     if cores > 1:
         alone = {name: single_decisions(RowStitch(), func, machine) for name, func in plain.items()}
         check_numbers(RowStitch(), plain, alone, machine)
-    check_random_numbers(RowStitch(), plain, count=4, machine=machine)
+    check_random_numbers(RowStitch(), plain, machine=machine)
 
 
 def test_decisions() -> None:

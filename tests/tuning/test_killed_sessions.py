@@ -43,8 +43,8 @@ def check_folder(folder: Path, trials: int) -> None:
 
 
 def test_a_few_kills(tmp_path):
-    killed_sessions(tmp_path, 3, 20)
-    check_folder(tmp_path, 20)
+    killed_sessions(tmp_path, 2, 12)
+    check_folder(tmp_path, 12)
 
 
 @pytest.mark.slow

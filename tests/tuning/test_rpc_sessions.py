@@ -21,6 +21,7 @@ class Killer:
             self.server.kill()
 
 
+@pytest.mark.slow
 def test_two_servers_one_of_them_killed(tmp_path):
     with rpc_house(2) as (address, servers):
         tracker = f"{address.host}:{address.port}"

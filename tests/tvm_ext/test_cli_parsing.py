@@ -27,11 +27,27 @@ def test_input_shapes():
         "s": (),
         "/m/y:0": (4, 5),
     }
+    assert parse_input_shapes(["x=N,3,224:640,B:1:8,?"]) == {"x": ("N", 3, "224:640", "B:1:8", "?")}
     assert parse_input_shapes([]) == {}
 
 
 @pytest.mark.parametrize(
-    "text", ["", "x", "=1", "x=1,", "x=,", "x=0", "x=1.5", "x=1x3", "x=1 3", "x=٣", "x=None"]
+    "text",
+    [
+        "",
+        "x",
+        "=1",
+        "x=1,",
+        "x=,",
+        "x=0",
+        "x=1.5",
+        "x=1x3",
+        "x=1 3",
+        "x=٣",
+        "x=3:1",
+        "x=1:2:3",
+        "x=N:2",
+    ],
 )
 def test_other_forms_of_a_shape_are_refused(text):
     with pytest.raises(InputError, match="expected"):

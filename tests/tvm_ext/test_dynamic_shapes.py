@@ -5,9 +5,12 @@ import onnx
 import pytest
 from operator_models import by_runtime
 from small_models import model, node, rand, value
+from tvm import relax
 
 import tvm_ext
 from tvm_ext.errors import RunError
+from tvm_ext.onnx_frontend import import_model
+from tvm_ext.relay_passes.origin_writer import all_bindings_of
 
 INT64, BOOL = onnx.TensorProto.INT64, onnx.TensorProto.BOOL
 F = onnx.TensorProto.FLOAT
@@ -183,3 +186,33 @@ def test_names_of_which_one_may_be_one() -> None:
     inputs = [value("a", ["m", "k"]), value("b", ["n", "l"])]
     proto = model([node("Mul", ["a", "b"], ["y"])], inputs, [value("y", [None] * 2)])
     check(proto, [{"a": rand(1, 4), "b": rand(3, 1)}, {"a": rand(2, 1), "b": rand(1, 3)}])
+
+
+def test_a_cast_has_a_variable_as_its_value() -> None:
+    """TVM's ConvertLayout gave up all layouts of a model with a cast of a call."""
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("ReduceSum", ["n"], ["limit"], keepdims=0),
+        node("Range", ["zero", "limit", "one"], ["r"]),
+        node("Reshape", ["r", "apart"], ["column"]),
+        node("Mul", ["c", "column"], ["y"]),
+    ]
+    weights = {"w": rand(16, 16, 3, 3), "zero": np.float32(0), "one": np.float32(1)}
+    weights["apart"] = ints(-1, 1)
+    proto = model(
+        nodes,
+        [value("x", ["b", 16, "h", "w"]), value("n", [1])],
+        [value("y", [None] * 4)],
+        **{name: np.asarray(array) for name, array in weights.items()},
+    )
+    mod = import_model(proto).mod
+    casts = [b for b in all_bindings_of(mod["main"]) if isinstance(b, relax.MatchCast)]
+    assert casts
+    assert all(isinstance(cast.value, relax.Var) for cast in casts)
+    feeds = {"x": rand(1, 16, 6, 5), "n": np.array([6], np.float32)}
+    compiled = tvm_ext.compile(proto)
+    layouts = next(p for p in compiled.report.passes if p.name == "LayoutPlanning")
+    assert not any("ConvertLayout" in decision.reason for decision in layouts.decisions)
+    np.testing.assert_allclose(
+        compiled.run(feeds)["y"], by_runtime(proto, feeds)[0], rtol=1e-4, atol=1e-4
+    )

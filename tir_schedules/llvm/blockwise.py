@@ -171,10 +171,23 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
     if vector is not None:
         sch.vectorize(vector)
     operations = math.inf if None in extents else math.prod(e for e in extents if e is not None)
-    parallelize(sch, spatial, machine, operations, lanes)
+    parallelize(sch, _rows(sch, spatial, machine), machine, operations, lanes)
     if not others:
         return
     # Outside of the reduction, so that one over nothing starts as well.
     init = sch.decompose_reduction(block, others[0])
     if vector is not None:
         sch.vectorize(sch.get_loops(init)[-1])
+
+
+def _rows(sch: s_tir.Schedule, spatial: list[LoopRV], machine: CpuDescription) -> list[LoopRV]:
+    """The outer loops that give every thread something to do.
+
+    The innermost one stays by itself: to find its place in a joined loop takes a division for each
+    of the others, in every iteration, which LLVM spends seconds on to bring into vectors.
+    """
+    for count, loop in enumerate(spatial[:-1]):
+        extent = static_extent(sch.get(loop).extent)
+        if extent is not None and extent >= machine.cores:
+            return spatial[: count + 1]
+    return spatial[:-1] or spatial

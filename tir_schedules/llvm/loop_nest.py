@@ -2,7 +2,7 @@
 
 import math
 
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.hardware.description import CpuDescription
@@ -115,12 +115,26 @@ def parallelize(
     extents = [static_extent(sch.get(loop).extent) for loop in outer]
     if machine.cores > 1 and any(extent != 1 for extent in extents):
         worth = bool(decisions.pick(name, (0, 1), int(worth)))
+    outer = outer[: _joinable(sch, outer)]
     if not outer or not worth:
         return
     fused = sch.fuse(*outer) if len(outer) > 1 else outer[0]
     extent = static_extent(sch.get(fused).extent)
     if extent is None or extent > 1:
         sch.parallel(fused)
+
+
+def _joinable(sch: s_tir.Schedule, loops: list[LoopRV]) -> int:
+    """How many of the first ``loops`` TVM can take apart again once they are one.
+
+    It cannot prove that a sum like ``n + 2``, times the loops behind it, divides what it should.
+    """
+    for count, loop in enumerate(loops):
+        extent = sch.get(loop).extent
+        if not isinstance(extent, tirx.IntImm | tirx.Var):
+            alone = all(static_extent(sch.get(before).extent) == 1 for before in loops[:count])
+            return count + 1 if alone else count
+    return len(loops)
 
 
 def _read_dtypes(sch: s_tir.Schedule, access: BlockAccess) -> list[str]:

@@ -48,7 +48,7 @@ def find_causes(
     TvmExtError
         The model cannot be compiled, or ONNX Runtime cannot run it.
     """
-    name, model, prepared = prepare_model(request.source, request.input_shapes)
+    name, model, prepared, ranges, stored = prepare_model(request.source, request.input_shapes)
     judge = _Judge(inputs, reference, request.rtol, value_precision(with_types(prepared).graph))
     plain = run_reference(request.source, inputs, optimise=False)
     # What counts is the distance, not whether it is allowed.
@@ -64,7 +64,7 @@ def find_causes(
     if not of_prepared.ok:
         result.preparation = of_prepared
         return result
-    imported = import_prepared(name, model, prepared)
+    imported = import_prepared(name, model, prepared, ranges, stored)
     compilation = SteppedCompilation(imported, request.machine, request.pipeline())
     result.step, notes = _find_step(compilation, judge)
     result.notes += notes

@@ -25,7 +25,7 @@ def check_model(
     source: str | Path | onnx.ModelProto,
     target: TargetSource = "cpu",
     *,
-    input_shapes: Mapping[str, Sequence[int]] | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     opt_level: int | str = "O3",
     inputs: Mapping[str, np.ndarray] | None = None,
     seed: int = 0,

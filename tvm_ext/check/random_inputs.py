@@ -34,7 +34,8 @@ def random_inputs(
     seed : int
         Seed of NumPy's default generator.
     sizes : mapping of symbolic dimension to size, optional
-        Others are ``DEFAULT_BATCH`` when first met on axis 0, else ``DEFAULT_SIZE``.
+        Others are ``DEFAULT_BATCH`` when first met on axis 0, else ``DEFAULT_SIZE``, or the nearest
+        size that the model allows.
 
     Raises
     ------
@@ -46,9 +47,13 @@ def random_inputs(
     arrays = {}
     for spec in specs:
         shape = []
-        for axis, size in enumerate(spec.shape):
+        ranges = spec.ranges or (None,) * len(spec.shape)
+        for axis, (size, allowed) in enumerate(zip(spec.shape, ranges, strict=True)):
             if isinstance(size, str):
-                size = known.setdefault(size, DEFAULT_SIZE if axis else DEFAULT_BATCH)
+                usual = DEFAULT_SIZE if axis else DEFAULT_BATCH
+                if allowed is not None:
+                    usual = min(max(usual, allowed.low), allowed.high)
+                size = known.setdefault(size, usual)
             shape.append(size)
         arrays[spec.name] = _draw(spec, tuple(shape), generator)
     return arrays

@@ -17,7 +17,7 @@ class CheckRequest:
 
     source: str | Path | onnx.ModelProto
     machine: Processor
-    input_shapes: Mapping[str, Sequence[int]] | None = None
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None
     opt_level: int | str = "O3"
     disabled_passes: tuple[str, ...] = ()
     pass_config: Mapping[str, Mapping[str, Any]] | None = None

@@ -36,7 +36,7 @@ class CompileOptions:
     """
 
     target: str | None = None
-    input_shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
     opt_level: str | None = None
     disabled_passes: tuple[str, ...] = ()
     pass_config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tvm_ext.errors import InputError
+from tvm_ext.open_size import parse_size
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -12,17 +13,17 @@ else:
     import tomli as tomllib
 
 
-def parse_input_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """``["x=1,3,224,224"]`` to ``{"x": (1, 3, 224, 224)}``; ``x=`` is a scalar.
+def parse_input_shapes(texts: Iterable[str]) -> dict[str, tuple[int | str, ...]]:
+    """``["x=N,3,224:640"]`` to ``{"x": ("N", 3, "224:640")}``; ``x=`` is a scalar.
 
     The last ``=`` parts name and sizes, since ONNX names may hold one.
 
     Raises
     ------
     InputError
-        A text has another form, a size is not a positive integer, or a name comes twice.
+        A text has another form, something in it is no size, or a name comes twice.
     """
-    shapes: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int | str, ...]] = {}
     for text in texts:
         name, equals, sizes = text.rpartition("=")
         if not equals or not name:
@@ -38,16 +39,16 @@ def parse_input_shapes(texts: Iterable[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _parse_sizes(text: str, sizes: str) -> tuple[int, ...]:
+def _parse_sizes(text: str, sizes: str) -> tuple[int | str, ...]:
     parts = [part.strip() for part in sizes.split(",")] if sizes.strip() else []
+    found: list[int | str] = []
     for part in parts:
-        # isdecimal alone would take digits of other scripts.
-        if not (part.isascii() and part.isdecimal() and int(part) > 0):
-            raise InputError(
-                f"--input-shape {text!r} holds the size {part!r}; expected positive integers "
-                "between commas, such as x=1,3,224,224: correct it"
-            )
-    return tuple(int(part) for part in parts)
+        try:
+            size = parse_size(part)
+        except InputError as error:
+            raise InputError(f"--input-shape {text!r}: {error}") from error
+        found.append(size if isinstance(size, int) else part)
+    return tuple(found)
 
 
 def parse_dimension_sizes(texts: Iterable[str]) -> dict[str, int]:

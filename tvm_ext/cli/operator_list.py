@@ -15,7 +15,7 @@ _NAMES_SHOWN = 4
 
 
 def print_operators(
-    model: Path, input_shapes: Mapping[str, Sequence[int]], json_output: bool
+    model: Path, input_shapes: Mapping[str, Sequence[int | str]], json_output: bool
 ) -> None:
     """Prints the table; exit code 1 where an operator is unsupported.
 

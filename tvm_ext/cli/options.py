@@ -30,7 +30,8 @@ InputShapes = Annotated[
         "--input-shape",
         metavar="NAME=SIZES",
         rich_help_panel=_COMPILE,
-        help="Freeze an input's shape, such as x=1,3,224,224; repeatable.",
+        help="An input's sizes: x=1,3,224,224 freezes them, x=N,3,224:640,224:640 leaves some to "
+        "each run, within ranges where given; repeatable.",
     ),
 ]
 OptLevel = Annotated[

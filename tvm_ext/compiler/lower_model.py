@@ -46,7 +46,7 @@ class LoweredModel:
 
 def lower_model(
     model: ModelSource,
-    input_shapes: Mapping[str, Sequence[int]] | None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
     pipeline: Pipeline,
     runner: PassRunner,
     phases: Phases,

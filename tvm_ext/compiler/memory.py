@@ -1,25 +1,34 @@
 """Plans storage: liveness, reuse of buffers, and the figures for the report."""
 
+from collections.abc import Mapping
+
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+from tvm.sym import Analyzer
 
 from tvm_ext.compiler.graph_facts import operator_name, relax_bindings, weight_bytes
+from tvm_ext.open_size import SizeRange
 from tvm_ext.relay_passes.origin_writer import bindings_of
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tir_schedules.block_access import static_extent
 
 
-def plan_memory(mod: tvm.IRModule, reuse: bool = True) -> tuple[tvm.IRModule, MemoryRecord]:
+def plan_memory(
+    mod: tvm.IRModule, reuse: bool = True, ranges: Mapping[str, SizeRange] | None = None
+) -> tuple[tvm.IRModule, MemoryRecord]:
     """The module with explicit storage, ready for code generation, and its memory figures.
 
     Without ``reuse`` every value gets storage of its own, which shows whether sharing is at fault.
+    ``ranges`` are those of symbolic dimensions of the inputs, by name: what depends on them alone
+    gets storage for the largest size, which all sizes share.
     """
-    mod = _allocate_explicitly(mod)
-    unplanned, _ = _allocated(mod, "relax.builtin.alloc_tensor")
+    ranges = ranges or {}
+    mod = _allocate_explicitly(_with_ranges(mod, ranges))
+    unplanned, _ = _allocated(mod, "relax.builtin.alloc_tensor", ranges)
     if reuse:
         mod = _share_storage(mod)
-    planned, symbolic = _allocated(mod, "relax.memory.alloc_storage")
-    left, left_symbolic = _allocated(mod, "relax.builtin.alloc_tensor")
+    planned, symbolic = _allocated(mod, "relax.memory.alloc_storage", ranges)
+    left, left_symbolic = _allocated(mod, "relax.builtin.alloc_tensor", ranges)
     record = MemoryRecord(
         planned_peak_bytes=planned + left,
         unplanned_bytes=unplanned,
@@ -37,6 +46,20 @@ def plan_memory(mod: tvm.IRModule, reuse: bool = True) -> tuple[tvm.IRModule, Me
         ]
     )
     return finish(mod), record
+
+
+def _with_ranges(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> tvm.IRModule:
+    """The module with the annotations that TVM's planner reads."""
+    if not ranges:
+        return mod
+    bounds = {
+        "tir_var_upper_bound": {name: allowed.high for name, allowed in ranges.items()},
+        "tir_var_lower_bound": {name: allowed.low for name, allowed in ranges.items()},
+    }
+    main = mod["main"].with_attrs(bounds)
+    return tvm.IRModule(
+        {**dict(mod.functions.items()), mod.get_global_var("main"): main}, attrs=mod.attrs
+    )
 
 
 def _allocate_explicitly(mod: tvm.IRModule) -> tvm.IRModule:
@@ -70,20 +93,36 @@ def _has_branches(func: relax.Function) -> bool:
     return any(isinstance(binding.value, relax.If) for binding in bindings_of(func))
 
 
-def _allocated(mod: tvm.IRModule, operator: str) -> tuple[int, bool]:
-    """Bytes that calls of ``operator`` allocate, and whether some size is symbolic."""
+def _allocated(
+    mod: tvm.IRModule, operator: str, ranges: Mapping[str, SizeRange]
+) -> tuple[int, bool]:
+    """Bytes that calls of ``operator`` allocate at most, and whether some size has no limit."""
     total, symbolic = 0, False
     for binding in relax_bindings(mod):
         if operator_name(binding.value) != operator:
             continue
         elements = 1
         for size in binding.value.args[0].values:
-            extent = static_extent(size)
+            extent = _largest(size, ranges)
             symbolic = symbolic or extent is None
             # At least one: the figure is a lower bound.
             elements *= extent if extent is not None else 1
         total += elements * _element_bytes(binding)
     return total, symbolic
+
+
+def _largest(size: tirx.Expr, ranges: Mapping[str, SizeRange]) -> int | None:
+    """The largest value of a size; None where a run decides it without a limit."""
+    extent = static_extent(size)
+    if extent is not None or not ranges:
+        return extent
+    analyzer = Analyzer()
+    for var in tirx.analysis.undefined_vars(size):
+        allowed = ranges.get(var.name)
+        if allowed is None:
+            return None
+        analyzer.bind(var, tvm.ir.Range(allowed.low, allowed.high + 1))
+    return int(analyzer.const_int_bound(size).max_value)
 
 
 def _element_bytes(binding: relax.VarBinding) -> int:

@@ -3,18 +3,21 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import tvm
 
 from tvm_ext.onnx_frontend.dimension_names import name_dimensions
 from tvm_ext.onnx_frontend.importer import import_graph
-from tvm_ext.onnx_frontend.input_shapes import freeze_input_shapes
-from tvm_ext.onnx_frontend.load import load_model
+from tvm_ext.onnx_frontend.input_shapes import model_inputs, set_input_shapes
+from tvm_ext.onnx_frontend.load import load_with_weights
 from tvm_ext.onnx_frontend.negative_sizes import refuse_negative_sizes
 from tvm_ext.onnx_frontend.prepare import name_nodes, operator_counts, prepare
 from tvm_ext.onnx_frontend.signature import input_specs, output_specs
+from tvm_ext.onnx_frontend.stored_weights import StoredWeights, put_back
 from tvm_ext.onnx_frontend.support import require_supported
+from tvm_ext.open_size import SizeRange
 from tvm_ext.tensor_spec import TensorSpec
 
 
@@ -32,6 +35,8 @@ class ImportedModel:
         Operator counts as given and after preparation.
     prepared : onnx.ModelProto
         The model that was imported: the given one with shapes and constants propagated.
+    ranges : dict[str, SizeRange]
+        The sizes that symbolic dimensions may have, by name, where they are limited.
     """
 
     name: str
@@ -41,30 +46,65 @@ class ImportedModel:
     onnx_operators: dict[str, int]
     prepared_operators: dict[str, int]
     prepared: onnx.ModelProto
+    ranges: dict[str, SizeRange]
+
+
+class PreparedModel(NamedTuple):
+    """A model ahead of its import.
+
+    Attributes
+    ----------
+    name : str
+        The file's name without its ending, or the name of the graph.
+    model : onnx.ModelProto
+        As given, checked, with the sizes that were given.
+    prepared : onnx.ModelProto
+        With shapes and constants propagated, in the forms that converters take.
+    ranges : dict[str, SizeRange]
+        The sizes that symbolic dimensions may have, by name, where they are limited.
+    stored : StoredWeights
+        The weights of a model above 2 GB: inputs of ``model``, initializers of ``prepared``.
+    """
+
+    name: str
+    model: onnx.ModelProto
+    prepared: onnx.ModelProto
+    ranges: dict[str, SizeRange]
+    stored: StoredWeights
 
 
 def prepare_model(
-    source: str | Path | onnx.ModelProto, input_shapes: Mapping[str, Sequence[int]] | None = None
-) -> tuple[str, onnx.ModelProto, onnx.ModelProto]:
-    """The model's name, the checked model with frozen shapes, and the prepared one.
+    source: str | Path | onnx.ModelProto,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
+) -> PreparedModel:
+    """The model with sizes for its inputs, as given and as it is imported.
 
     Raises
     ------
     ModelError, InputError
         The model or the shapes given for it are not valid.
     """
-    model = load_model(source)
+    model, stored = load_with_weights(source)
     name = model_name(source, model)
-    freeze_input_shapes(model, input_shapes or {}, name)
+    given = set_input_shapes(model, input_shapes or {}, name)
     if input_shapes:
         refuse_negative_sizes(model, name)
     name_dimensions(model.graph)
     name_nodes(model.graph)
-    return name, model, prepare(model, name)
+    ranges = {
+        dim.dim_param: given[value.name, axis]
+        for value in model_inputs(model.graph)
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+        if (value.name, axis) in given
+    }
+    prepared = prepare(model, name)
+    put_back(prepared.graph, stored)
+    return PreparedModel(name, model, prepared, ranges, stored)
 
 
 def import_model(
-    source: str | Path | onnx.ModelProto, input_shapes: Mapping[str, Sequence[int]] | None = None
+    source: str | Path | onnx.ModelProto,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
 ) -> ImportedModel:
     """ONNX to Relax.
 
@@ -73,22 +113,28 @@ def import_model(
     ModelError, UnsupportedOperatorError, InputError
         The model or the shapes given for it are not valid, or something in it has no converter.
     """
-    name, model, prepared = prepare_model(source, input_shapes)
-    return import_prepared(name, model, prepared)
+    return import_prepared(*prepare_model(source, input_shapes))
 
 
-def import_prepared(name: str, model: onnx.ModelProto, prepared: onnx.ModelProto) -> ImportedModel:
+def import_prepared(
+    name: str,
+    model: onnx.ModelProto,
+    prepared: onnx.ModelProto,
+    ranges: Mapping[str, SizeRange] | None = None,
+    stored: StoredWeights | None = None,
+) -> ImportedModel:
     """As ``import_model``, from what ``prepare_model`` returned."""
     require_supported(prepared.graph)
-    mod = import_graph(prepared, name)
+    mod = import_graph(prepared, name, stored or StoredWeights())
     return ImportedModel(
         name=name,
         mod=mod,
-        inputs=input_specs(prepared.graph, mod["main"]),
+        inputs=input_specs(prepared.graph, mod["main"], ranges or {}),
         outputs=output_specs(prepared.graph, mod["main"]),
         onnx_operators=operator_counts(model.graph),
         prepared_operators=operator_counts(prepared.graph),
         prepared=prepared,
+        ranges=dict(ranges or {}),
     )
 
 

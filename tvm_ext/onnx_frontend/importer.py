@@ -22,6 +22,8 @@ from tvm_ext.onnx_frontend.converters.traits import Shapes, gives_sequence, shap
 from tvm_ext.onnx_frontend.iterations import written_iterations
 from tvm_ext.onnx_frontend.node_failure import NodeFailed, is_impossible
 from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
+from tvm_ext.onnx_frontend.plain_casts import with_plain_casts
+from tvm_ext.onnx_frontend.stored_weights import StoredWeights
 from tvm_ext.relay_passes import InheritOrigins
 from tvm_ext.relay_passes.origin_writer import write_origins
 
@@ -30,15 +32,19 @@ from tvm_ext.relay_passes.origin_writer import write_origins
 _one_at_a_time = threading.Lock()
 
 
-def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
+def import_graph(
+    model: onnx.ModelProto, label: str, stored: StoredWeights | None = None
+) -> tvm.IRModule:
     """The Relax module of a prepared model; every binding carries the node it came from.
+
+    ``stored`` reads the weights that the model holds without values.
 
     Raises
     ------
     ModelError
         A converter fails; the message names the node.
     """
-    importer = _OriginImporter(model)
+    importer = _OriginImporter(model, stored or StoredWeights())
     # The importer warns; what matters is in the error we raise.
     with _one_at_a_time, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -47,13 +53,16 @@ def import_graph(model: onnx.ModelProto, label: str) -> tvm.IRModule:
         except NodeFailed as failed:
             importer.end_blocks()
             raise conversion_error(label, failed.place, failed.reason) from failed.reason
+        except ModelError:
+            importer.end_blocks()
+            raise
         except Exception as error:
             importer.end_blocks()
             raise conversion_error(label, "the graph", error) from error
     mod = write_origins(
         without_unused_functions(mod), {var: (node,) for var, node in importer.node_of.items()}
     )
-    return tvm.transform.Sequential([InheritOrigins()])(mod)
+    return with_plain_casts(tvm.transform.Sequential([InheritOrigins()])(mod))
 
 
 def _without_nodes(graph: onnx.GraphProto) -> SimpleNamespace:
@@ -89,9 +98,10 @@ class _OriginImporter(ONNXGraphImporter):
 
     _nodes: dict[str, Any]
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, stored: StoredWeights) -> None:
         super().__init__(shape_dict={}, dtype_dict="float32", sanitize=True)
         self.model = model
+        self.stored = stored
         self.node_of: dict[relax.Var, str] = {}
 
     def end_blocks(self) -> None:
@@ -99,6 +109,11 @@ class _OriginImporter(ONNXGraphImporter):
         with contextlib.suppress(tvm.error.InternalError):
             while True:
                 self.bb._end_block()
+
+    def _parse_array(self, tensor_proto: onnx.TensorProto) -> tvm.runtime.Tensor:
+        if tensor_proto.data_location != onnx.TensorProto.EXTERNAL:
+            return super()._parse_array(tensor_proto)
+        return tvm.runtime.tensor(self.stored.read(tensor_proto))
 
     def _parse_attr(self, attr_proto: Any) -> dict[str, Any]:
         """A list of no elements, which TVM's importer refuses, is as good as none."""

@@ -1,4 +1,4 @@
-"""Freezes dynamic dimensions of an ONNX model's inputs to the sizes a user gives."""
+"""Gives an ONNX model's inputs the sizes that a user wants: frozen, named or within a range."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,6 +8,7 @@ import onnx
 
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import InputError
+from tvm_ext.open_size import OpenSize, SizeRange, parse_size
 
 # Kernels count elements in 32 bits.
 MAX_ELEMENTS = (1 << 31) - 1
@@ -19,36 +20,56 @@ def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [value for value in graph.input if value.name not in stored]
 
 
-def freeze_input_shapes(
-    model: onnx.ModelProto, input_shapes: Mapping[str, Sequence[int]], label: str
-) -> None:
+def set_input_shapes(
+    model: onnx.ModelProto, input_shapes: Mapping[str, Sequence[int | str]], label: str
+) -> dict[tuple[str, int], SizeRange]:
     """Sets the given sizes in place, and drops shapes that were inferred for other sizes.
 
-    A symbolic dimension that is frozen in one input is frozen in all inputs that share its name.
+    A symbolic dimension that is frozen or named in one input is so in all inputs that share its
+    name.
+
+    Returns
+    -------
+    dict[tuple[str, int], SizeRange]
+        The ranges that were given, by input and axis.
 
     Raises
     ------
     InputError
-        An input name is unknown, a rank differs, a size is not positive or contradicts the model,
-        or an input is too large or has neither a shape in the model nor one given for it.
+        An input name is unknown, a rank differs, a size is none or contradicts the model, or an
+        input is too large or has neither a shape in the model nor one given for it.
     """
     inputs = {value.name: value for value in model_inputs(model.graph)}
-    sizes_by_symbol: dict[str, int] = {}
+    by_symbol: dict[str, int | OpenSize] = {}
+    ranges: dict[tuple[str, int], SizeRange] = {}
+    named: dict[str, SizeRange] = {}
     for name, shape in _plain_shapes(input_shapes, label).items():
         if name not in inputs:
             raise InputError(f"{label} has no input '{name}'; {nearest_hint(name, inputs)}")
-        _freeze_one(inputs[name], shape, sizes_by_symbol, label)
+        for axis, size in enumerate(_set_one(inputs[name], shape, by_symbol, label)):
+            if isinstance(size, OpenSize) and size.range is not None:
+                ranges[name, axis] = size.range
+                _require_one_range(size.name, size.range, named, label)
     for value in inputs.values():
         for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param in sizes_by_symbol:
-                dim.dim_value = sizes_by_symbol[dim.dim_param]
-        _require_shape(value, label)
+            _set_size(dim, by_symbol.get(dim.dim_param))
+        _require_shape(value, ranges, label)
     if input_shapes:
         del model.graph.value_info[:]
         _forget_output_shapes(model.graph)
+    return ranges
 
 
-def _plain_shapes(input_shapes: Mapping[str, Sequence[int]], label: str) -> dict[str, list[object]]:
+def _set_size(dim: onnx.TensorShapeProto.Dimension, size: int | OpenSize | None) -> None:
+    if isinstance(size, int):
+        dim.dim_value = size
+    elif size is not None and size.name:
+        dim.dim_param = size.name
+
+
+def _plain_shapes(
+    input_shapes: Mapping[str, Sequence[int | str]], label: str
+) -> dict[str, list[object]]:
     """The shapes with NumPy's integers as Python's own."""
     try:
         return {
@@ -62,13 +83,29 @@ def _plain_shapes(input_shapes: Mapping[str, Sequence[int]], label: str) -> dict
         ) from error
 
 
-def _require_shape(value: onnx.ValueInfoProto, label: str) -> None:
+def _require_one_range(
+    name: str, given: SizeRange, named: dict[str, SizeRange], label: str
+) -> None:
+    known = named.setdefault(name, given) if name else given
+    if known != given:
+        raise InputError(
+            f"{label}: dimension '{name}' was given the ranges {known} and {given}; expected one: "
+            "give the same, or two names"
+        )
+
+
+def _require_shape(
+    value: onnx.ValueInfoProto, ranges: Mapping[tuple[str, int], SizeRange], label: str
+) -> None:
     if not value.type.tensor_type.HasField("shape"):
         raise InputError(
             f"{label}: input '{value.name}' has no shape in the model; expected at least its "
             "number of dimensions: give its sizes in input_shapes"
         )
-    elements = math.prod(max(dim.dim_value, 1) for dim in value.type.tensor_type.shape.dim)
+    elements = math.prod(
+        ranges[value.name, axis].high if (value.name, axis) in ranges else max(dim.dim_value, 1)
+        for axis, dim in enumerate(value.type.tensor_type.shape.dim)
+    )
     if elements > MAX_ELEMENTS:
         raise InputError(
             f"{label}: input '{value.name}' has {elements} elements; expected at most "
@@ -76,9 +113,12 @@ def _require_shape(value: onnx.ValueInfoProto, label: str) -> None:
         )
 
 
-def _freeze_one(
-    value: onnx.ValueInfoProto, shape: list[object], sizes_by_symbol: dict[str, int], label: str
-) -> None:
+def _set_one(
+    value: onnx.ValueInfoProto,
+    shape: list[object],
+    by_symbol: dict[str, int | OpenSize],
+    label: str,
+) -> list[int | OpenSize]:
     tensor_type = value.type.tensor_type
     if not tensor_type.HasField("shape"):
         for _ in shape:
@@ -89,23 +129,50 @@ def _freeze_one(
             f"{label}: shape {shape} was given for input '{value.name}', "
             f"which has rank {len(dims)}: give {len(dims)} sizes"
         )
-    for axis, (dim, size) in enumerate(zip(dims, shape, strict=True)):
-        if not isinstance(size, int) or size < 1:
-            raise InputError(
-                f"{label}: size {size!r} was given for axis {axis} of input '{value.name}'; "
-                "expected a positive integer"
-            )
-        fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value > 0 else size
-        fixed = sizes_by_symbol.get(dim.dim_param, fixed) if dim.dim_param else fixed
-        if fixed != size:
-            raise InputError(
-                f"{label}: size {size} was given for axis {axis} of input '{value.name}', "
-                f"which is {fixed} in the model: give {fixed} or leave the shape out"
-            )
+    sizes = []
+    for axis, (dim, given) in enumerate(zip(dims, shape, strict=True)):
+        where = f"axis {axis} of input '{value.name}'"
+        size = _size(given, where, label)
+        symbol = dim.dim_param
+        _require_same(dim, size, by_symbol, f"{label}: size {given} was given for {where}")
         # "?" is what some exporters write for every unknown dimension: it names nothing.
-        if dim.dim_param and dim.dim_param != "?":
-            sizes_by_symbol[dim.dim_param] = size
-        dim.dim_value = size
+        if symbol and symbol != "?":
+            by_symbol[symbol] = size
+        if isinstance(size, OpenSize) and dim.HasField("dim_value"):
+            dim.ClearField("dim_value")
+        _set_size(dim, size)
+        sizes.append(size)
+    return sizes
+
+
+def _size(given: object, where: str, label: str) -> int | OpenSize:
+    if isinstance(given, str):
+        try:
+            return parse_size(given)
+        except InputError as error:
+            raise InputError(f"{label}: {where}: {error}") from error
+    if not isinstance(given, int) or given < 1:
+        raise InputError(
+            f"{label}: size {given!r} was given for {where}; expected a positive integer, or the "
+            "text of a name or a range"
+        )
+    return given
+
+
+def _require_same(
+    dim: onnx.TensorShapeProto.Dimension,
+    size: int | OpenSize,
+    by_symbol: dict[str, int | OpenSize],
+    what: str,
+) -> None:
+    """A size that the model fixes cannot be another one; it can be left open."""
+    known: int | OpenSize | None = by_symbol.get(dim.dim_param) if dim.dim_param else None
+    if known is None and isinstance(size, int) and dim.dim_value > 0:
+        known = int(dim.dim_value)
+    if known is None or known == size:
+        return
+    there = f"'{known.name or dim.dim_param}'" if isinstance(known, OpenSize) else f"{known}"
+    raise InputError(f"{what}, which is {there} in the model: give {there} or leave the shape out")
 
 
 def _forget_output_shapes(graph: onnx.GraphProto) -> None:

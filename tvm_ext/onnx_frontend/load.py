@@ -3,15 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import onnx
 from google.protobuf import json_format, text_format
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, EncodeError
 from onnx import numpy_helper
 
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.attribute_values import require_flags
-from tvm_ext.onnx_frontend.constant_values import densify_constants
+from tvm_ext.onnx_frontend.constant_values import densify_constants, refuse_nan
 from tvm_ext.onnx_frontend.negative_sizes import (
     forget_negative_sizes,
     refuse_negative_sizes,
@@ -19,6 +18,7 @@ from tvm_ext.onnx_frontend.negative_sizes import (
 from tvm_ext.onnx_frontend.node_order import sort_nodes, subgraphs_of
 from tvm_ext.onnx_frontend.old_opsets import modernize
 from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
+from tvm_ext.onnx_frontend.stored_weights import StoredWeights, take_out_large_weights
 from tvm_ext.onnx_frontend.value_types import require_tensors_of_numbers
 
 # The ending of a file's name decides how onnx reads it: binary, .json, .textproto, .onnxtxt.
@@ -32,7 +32,16 @@ _UNREADABLE = (
 
 
 def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
+    """As ``load_with_weights``, the model alone."""
+    return load_with_weights(source)[0]
+
+
+def load_with_weights(
+    source: str | Path | onnx.ModelProto,
+) -> tuple[onnx.ModelProto, StoredWeights]:
     """A checked copy of the model, with nodes in topological order and external data loaded.
+
+    Large weights of a model above 2 GB are inputs instead; the second result reads them.
 
     Raises
     ------
@@ -42,9 +51,8 @@ def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
         is neither 0 nor 1, an input or output is no tensor of numbers, or an initializer holds NaN.
     """
     if isinstance(source, onnx.ModelProto):
-        model = onnx.ModelProto()
-        model.CopyFrom(source)
-        label = model.graph.name or "the given ModelProto"
+        label = source.graph.name or "the given ModelProto"
+        model, stored = _copied(source, label), StoredWeights()
     else:
         if not isinstance(source, str | Path):
             raise ModelError(
@@ -52,7 +60,7 @@ def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
                 "read bytes with onnx.load_model_from_string"
             )
         path = Path(source)
-        model = _read(path)
+        model, stored = _read(path)
         label = str(path)
     _require_graph(model, label)
     _require_known_opset(model, label)
@@ -64,10 +72,22 @@ def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     require_tensors_of_numbers(model.graph, label)
     densify_constants(model, label)
     _refuse_nan(model.graph, label)
-    return modernize(model)
+    return modernize(model), stored
 
 
-def _read(path: Path) -> onnx.ModelProto:
+def _copied(source: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    model = onnx.ModelProto()
+    try:
+        model.CopyFrom(source)
+    except EncodeError as error:
+        raise ModelError(
+            f"{label} is larger than the 2 GB that one message may hold; expected the path of a "
+            "model with external data: write it with onnx.save(..., save_as_external_data=True)"
+        ) from error
+    return model
+
+
+def _read(path: Path) -> tuple[onnx.ModelProto, StoredWeights]:
     if not path.exists():
         raise ModelError(f"{path}: no such file; expected an ONNX model: check the path")
     if path.is_dir():
@@ -81,8 +101,9 @@ def _read(path: Path) -> onnx.ModelProto:
             f"{path} ({path.stat().st_size} bytes) is not an ONNX model or is truncated; "
             "expected a serialised ModelProto: export or copy it again"
         ) from error
+    stored = take_out_large_weights(model, path.parent)
     _load_external_data(model, path)
-    return model
+    return model, stored
 
 
 def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
@@ -135,9 +156,7 @@ def _complete(graph: onnx.GraphProto) -> None:
 
 
 def _check(model: onnx.ModelProto, label: str) -> None:
-    """Structure and types; models above protobuf's 2 GB limit are checked by parts later on."""
-    if model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF:
-        return
+    """Structure and types."""
     try:
         _check_structure(model)
         refuse_negative_sizes(model, label)
@@ -222,13 +241,7 @@ def _refuse_nan(graph: onnx.GraphProto, label: str) -> None:
     for name, tensor in _stored_tensors(graph):
         if tensor.data_type not in _FLOATS:
             continue
-        values = numpy_helper.to_array(tensor)
-        bad = int(np.count_nonzero(np.isnan(values.astype(np.float32, copy=False))))
-        if bad:
-            raise ModelError(
-                f"{label}: stored tensor '{name}' holds {bad} NaN of {values.size} values; "
-                "expected numbers: every output would be NaN, so export the trained weights again"
-            )
+        refuse_nan(numpy_helper.to_array(tensor), name, label)
 
 
 def _stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:

@@ -39,7 +39,8 @@ class OperatorUse:
 
 
 def operator_uses(
-    source: str | Path | onnx.ModelProto, input_shapes: Mapping[str, Sequence[int]] | None = None
+    source: str | Path | onnx.ModelProto,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
 ) -> list[OperatorUse]:
     """Every operator of a model, unsupported ones first, then by name.
 
@@ -53,7 +54,8 @@ def operator_uses(
         The model or the shapes given for it are not valid, or a node has a form that cannot be
         converted; the message names it.
     """
-    name, model, prepared = prepare_model(source, input_shapes)
+    ready = prepare_model(source, input_shapes)
+    model, prepared = ready.model, ready.prepared
     refused = [node for names in unsupported_operators(prepared.graph).values() for node in names]
     found: dict[tuple[str, str], list[str]] = {}
     for node in _all_nodes(model.graph):
@@ -62,7 +64,7 @@ def operator_uses(
     order = (UNSUPPORTED, EXPANDED, SUPPORTED)
     uses = [OperatorUse(key, support, tuple(nodes)) for (key, support), nodes in found.items()]
     if not refused:
-        import_prepared(name, model, prepared)
+        import_prepared(*ready)
     return sorted(uses, key=lambda use: (order.index(use.support), use.operator))
 
 

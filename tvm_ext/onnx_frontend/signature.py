@@ -1,19 +1,27 @@
 """Names, dtypes and shapes of a model's inputs and outputs."""
 
+from collections.abc import Mapping
+
 import onnx
 from tvm import relax, tirx
 
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.input_shapes import model_inputs
 from tvm_ext.onnx_frontend.narrow_types import narrow_type
+from tvm_ext.open_size import SizeRange
 from tvm_ext.tensor_spec import TensorSpec
 
 
-def input_specs(graph: onnx.GraphProto, main: relax.Function) -> tuple[TensorSpec, ...]:
-    """One spec for each parameter of ``main``, under the ONNX names."""
+def input_specs(
+    graph: onnx.GraphProto, main: relax.Function, ranges: Mapping[str, SizeRange]
+) -> tuple[TensorSpec, ...]:
+    """One spec for each parameter of ``main``, under the ONNX names.
+
+    ``ranges`` are those of symbolic dimensions, by name.
+    """
     values = list(model_inputs(graph))
     return tuple(
-        _spec(value, param.ty)
+        _spec(value, param.ty, ranges)
         for value, param in zip(values, main.params[: len(values)], strict=True)
     )
 
@@ -25,7 +33,9 @@ def output_specs(graph: onnx.GraphProto, main: relax.Function) -> tuple[TensorSp
     return tuple(_spec(value, ty) for value, ty in zip(graph.output, types, strict=True))
 
 
-def _spec(value: onnx.ValueInfoProto, ty: relax.Type) -> TensorSpec:
+def _spec(
+    value: onnx.ValueInfoProto, ty: relax.Type, ranges: Mapping[str, SizeRange] | None = None
+) -> TensorSpec:
     name = value.name
     if not isinstance(ty, relax.TensorType):
         raise ModelError(
@@ -36,7 +46,10 @@ def _spec(value: onnx.ValueInfoProto, ty: relax.Type) -> TensorSpec:
         shape: tuple[int | str, ...] = tuple(f"{name}_{axis}" for axis in range(max(ty.ndim, 0)))
     else:
         shape = tuple(_size(size) for size in ty.shape.values)
-    return TensorSpec(name, narrow_type(value) or str(ty.dtype), shape)
+    allowed = tuple((ranges or {}).get(str(size)) for size in shape)
+    return TensorSpec(
+        name, narrow_type(value) or str(ty.dtype), shape, allowed if any(allowed) else ()
+    )
 
 
 def _size(size: object) -> int | str:

@@ -1,15 +1,21 @@
-"""Range with constant bounds.
+"""Range with a length that follows from sizes, and long lists that are no constants.
 
-TVM's converter makes a list of it whatever its length, and takes a length beyond NumPy's integers
-for none at all: from 0 to 2**63 - 1 came out empty.
+TVM's converter computes the number of elements in the run where a bound is a float, and gives it a
+size that is related to no other: a grid of anchors of a detector then fits its feature map in no
+proof, and everything behind it is compared in the run. It makes a constant of known bounds whatever
+its length, and takes a length beyond NumPy's integers for none at all: from 0 to 2**63 - 1 came out
+empty.
 """
 
 from typing import Any
 
+import tvm
 from tvm import relax, te, tirx
+from tvm.sym import Analyzer
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
-from tvm_ext.onnx_frontend.converters.arguments import constant_array
+from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array
+from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 from tvm_ext.onnx_frontend.value_sizes import range_steps
 
 # Longer ones are computed in the run and are no constant of the program.
@@ -19,20 +25,62 @@ _TvmRange = onnx_converter_map()["Range"]
 
 
 class Range(OnnxOpConverter):
-    """TVM's converter where bounds are computed in the run, or the list is short."""
+    """Numbers from a start to a limit; TVM's converter where one is computed from values."""
 
     @classmethod
     def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        arrays = [constant_array(value, params) for value in inputs]
-        if any(array is None or array.size != 1 for array in arrays):
-            return _TvmRange._impl_v12(bb, inputs, attr, params)
-        start, limit, delta = (array.item() for array in arrays if array is not None)
-        count = range_steps(start, limit, delta)
-        if count <= LISTED_STEPS:
-            return _TvmRange._impl_v12(bb, inputs, attr, params)
-        dtype = str(arrays[0].dtype) if arrays[0] is not None else "int64"
-        first, step = tirx.const(start, dtype), tirx.const(delta, dtype)
-        return bb.emit_te(
-            lambda: te.compute((count,), lambda i: first + i.astype(dtype) * step, name="range"),
-            primfunc_name_hint="range",
-        )
+        stored = [constant_array(value, params) for value in inputs]
+        numbers = [a.item() for a in stored if a is not None and a.size == 1]
+        if len(numbers) == len(stored):
+            count = range_steps(*numbers)
+            if count <= LISTED_STEPS:
+                return _TvmRange.get_converter(11)(bb, inputs, attr, params)
+            dtype = str(inputs[0].ty.dtype)
+            first, step = (tirx.const(number, dtype) for number in (numbers[0], numbers[2]))
+            return _sequence(bb, count, lambda i: first + i.astype(dtype) * step)
+        bounds = [_whole_number(value, params) for value in inputs]
+        delta = bounds[2]
+        if None in bounds or not isinstance(delta, int) or not delta:
+            return _TvmRange.get_converter(11)(bb, inputs, attr, params)
+        start, limit = (wide(bound) for bound in bounds[:2])
+        length, dtype = _number_of_steps(start, limit, delta), _dtype_of(inputs)
+        return _sequence(bb, length, lambda i, start: (start + i * delta).astype(dtype), start)
+
+
+def _sequence(bb: relax.BlockBuilder, length: Size, element: Any, *values: Any) -> relax.Expr:
+    def kernel(length: Any, *values: Any) -> te.Tensor:
+        return te.compute((length,), lambda i: element(i, *values), name="range")
+
+    return bb.emit_te(kernel, length, *values, primfunc_name_hint="range")
+
+
+def _number_of_steps(start: tirx.Expr, limit: tirx.Expr, delta: int) -> Size:
+    """How many steps of ``delta`` there are from ``start`` until before ``limit``."""
+    distance = limit - start if delta > 0 else start - limit
+    analyzer = Analyzer()
+    for size in tirx.analysis.undefined_vars(distance):
+        analyzer.bind(size, tvm.ir.Range(0, 1 << 31))
+    length = analyzer.simplify(tirx.floordiv(distance + (abs(delta) - 1), abs(delta)))
+    if isinstance(length, tirx.IntImm):
+        return max(0, int(length))
+    return length if analyzer.can_prove(length >= 0) else tirx.max(length, wide(0))
+
+
+def _whole_number(value: Any, params: Any) -> Size | None:
+    """A bound as an integer or as an expression of sizes; None where it is neither."""
+    if tvm.ir.is_prim_expr(value):
+        while isinstance(value, tirx.Cast):
+            value = value.value
+        return value if str(value.ty).startswith("int") else None
+    stored = constant_array(value, params)
+    if stored is None or stored.size != 1 or float(stored.item()) != int(stored.item()):
+        return None
+    return int(stored.item())
+
+
+def _dtype_of(inputs: Any) -> str:
+    """The type of the elements, which is that of the bounds."""
+    for value in inputs:
+        if isinstance(value, tvm.ir.GenericConst):
+            return str(value.ty.dtype)
+    return str(inputs[1].ty)

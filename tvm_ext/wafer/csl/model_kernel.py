@@ -44,7 +44,7 @@ def model_kernel(
     model: ModelSource,
     wanted: str,
     mesh: MeshDescription,
-    input_shapes: Mapping[str, Sequence[int]] | None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
     pipeline: Pipeline,
 ) -> ModelKernel:
     """The kernel of a model that ``wanted`` names.

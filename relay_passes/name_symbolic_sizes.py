@@ -1,0 +1,87 @@
+"""The pass that gives every computed size of a kernel's parameters a name of its own."""
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_ext.relay_passes.graph_pass import graph_pass
+
+_COMPUTED = (
+    *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod),
+    *(tirx.Min, tirx.Max, tirx.Select, tirx.Cast, tvm.ir.Call),
+)
+
+
+@graph_pass
+class NameSymbolicSizes:
+    """Gives every computed size of a kernel's parameters a name of its own.
+
+    Before: ``a: (1, 8, (h - 1) // 2 + 1), b: (1, 8, (h - 1) // 4 + 1), loop over (h - 1) // 4 + 1``
+    After:  ``a: (1, 8, m), b: (1, 8, n), loop over n``
+
+    The sizes of a layer are computed from those of the layer before, so that expressions grow with
+    depth; TVM carries them through every index, takes minutes to build a detector of fifty layers,
+    and its schedule primitives cannot see that such loops join or split evenly.
+
+    Leaves alone: sizes that are a number or a variable, with a number added or multiplied.
+
+    Run after: FuseTIR, which compares the sizes of the operators that it joins.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself when no kernel has such a size."""
+        changed = {
+            global_var: _with_names(func)
+            for global_var, func in mod.functions.items()
+            if isinstance(func, tirx.PrimFunc) and _computed_sizes(func)
+        }
+        if not changed:
+            return mod
+        return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+
+
+def _computed_sizes(func: tirx.PrimFunc) -> dict[Any, tuple[Any, int]]:
+    """The computed sizes of parameters, each once, by what is left without an added number."""
+    sizes: dict[Any, tuple[Any, int]] = {}
+    for buffer in func.params:
+        for size in getattr(buffer.ty, "shape", ()):
+            base, added = _without_number(size)
+            if isinstance(base, _COMPUTED) and not _is_simple(base):
+                sizes.setdefault(tvm_ffi.StructuralKey(base), (size, added))
+    return sizes
+
+
+def _without_number(size: Any) -> tuple[Any, int]:
+    """``size`` as a sum of something and a number."""
+    if isinstance(size, tirx.Add | tirx.Sub) and isinstance(size.b, tirx.IntImm):
+        base, added = _without_number(size.a)
+        number = int(size.b)
+        return base, added + (number if isinstance(size, tirx.Add) else -number)
+    return size, 0
+
+
+def _is_simple(size: Any) -> bool:
+    """A variable with numbers added to it or multiplied by, which TVM's analysis sees through."""
+    if isinstance(size, tirx.Add | tirx.Sub | tirx.Mul) and isinstance(size.b, tirx.IntImm):
+        return _is_simple(size.a)
+    return isinstance(size, tirx.Var)
+
+
+def _with_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    names = {
+        base: (tirx.Var(f"size_{number}", size.ty), added)
+        for number, (base, (size, added)) in enumerate(_computed_sizes(func).items())
+    }
+
+    def named(expr: Any) -> Any:
+        base, added = _without_number(expr)
+        found = names.get(tvm_ffi.StructuralKey(base))
+        if found is None:
+            return expr
+        name, of_name = found
+        difference = added - of_name
+        return name + tirx.IntImm(str(name.ty), difference) if difference else name
+
+    return tvm_ffi.structural_map(func, (_COMPUTED, named), order="pre")

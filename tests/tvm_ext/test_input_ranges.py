@@ -1,0 +1,113 @@
+"""Sizes of inputs that a run decides: named, within a range, or both."""
+
+import numpy as np
+import onnx
+import pytest
+from operator_models import by_runtime
+from small_models import model, node, rand, value
+
+import tvm_ext
+from tvm_ext.check.random_inputs import random_inputs
+from tvm_ext.errors import InputError
+from tvm_ext.onnx_frontend import import_model
+from tvm_ext.open_size import OpenSize, SizeRange, parse_size
+
+
+def blurred(*sizes: object) -> onnx.ModelProto:
+    nodes = [
+        node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        node("Relu", ["c"], ["r"]),
+        node("AveragePool", ["r"], ["y"], kernel_shape=[2, 2], strides=[2, 2]),
+    ]
+    weights = {"w": rand(4, 3, 3, 3)}
+    return model(nodes, [value("x", list(sizes))], [value("y", [None] * 4)], **weights)
+
+
+def added(first: str, second: str) -> onnx.ModelProto:
+    inputs = [value("a", [first, 4]), value("b", [second, 4])]
+    return model([node("Add", ["a", "b"], ["y"])], inputs, [value("y", [None, 4])])
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("7", 7),
+        ("N", OpenSize("N")),
+        ("?", OpenSize()),
+        ("8:32", OpenSize("", SizeRange(8, 32))),
+        ("N : 1 : 8", OpenSize("N", SizeRange(1, 8))),
+        ("5:5", OpenSize("", SizeRange(5, 5))),
+    ],
+)
+def test_forms_of_a_size(text: str, size: object) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_one_compilation_serves_a_range(fixed: bool) -> None:
+    """A size that the model fixes can be opened as well."""
+    proto = blurred(1, 3, 16, 16) if fixed else blurred("n", 3, "h", "w")
+    compiled = tvm_ext.compile(proto, input_shapes={"x": ["N", 3, "8:32", "8:24"]})
+    assert compiled.inputs[0].ranges == (None, None, SizeRange(8, 32), SizeRange(8, 24))
+    assert compiled.inputs[0].shape[0] == "N"
+    for shape in [(1, 3, 16, 16), (2, 3, 32, 8), (3, 3, 9, 24)]:
+        feeds = {"x": rand(*shape)}
+        wanted = by_runtime(blurred(*shape), feeds)[0]
+        np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-5, atol=1e-5)
+    with pytest.raises(InputError, match="expected a size from 8 to 24 on axis 3"):
+        compiled.run({"x": rand(1, 3, 16, 25)})
+
+
+def test_ranges_are_saved(tmp_path) -> None:
+    compiled = tvm_ext.compile(blurred("n", 3, "h", "w"), input_shapes={"x": [1, 3, "h:8:9", "?"]})
+    compiled.save(tmp_path / "m.tvmx")
+    loaded = tvm_ext.load(tmp_path / "m.tvmx")
+    assert loaded.inputs == compiled.inputs
+    with pytest.raises(InputError, match="from 8 to 9"):
+        loaded.run({"x": rand(1, 3, 10, 8)})
+
+
+def test_storage_is_planned_for_the_largest_size() -> None:
+    bounded, largest, free = (
+        tvm_ext.compile(blurred("n", 3, "h", "w"), input_shapes=shapes, opt_level="O1").report
+        for shapes in (
+            {"x": ["1:2", 3, "8:32", "8:32"]},
+            {"x": [2, 3, 32, 32]},
+            None,
+        )
+    )
+    assert bounded.memory.planned_peak_bytes == largest.memory.planned_peak_bytes
+    assert not bounded.memory.dynamic
+    assert free.memory.dynamic
+
+
+def test_a_name_ties_inputs() -> None:
+    compiled = tvm_ext.compile(added("n", "m"), input_shapes={"a": ["k", 4], "b": ["k", 4]})
+    assert [spec.shape for spec in compiled.inputs] == [("k", 4), ("k", 4)]
+    renamed = import_model(added("n", "n"), {"a": ["k:2:5", 4]})
+    assert [spec.shape for spec in renamed.inputs] == [("k", 4), ("k", 4)]
+    assert [spec.ranges for spec in renamed.inputs] == [(SizeRange(2, 5), None)] * 2
+
+
+@pytest.mark.parametrize(
+    ("shapes", "reason"),
+    [
+        ({"a": ["1:2:3", 4]}, "is not a size"),
+        ({"a": ["9:2", 4]}, "is not a size"),
+        ({"a": ["k:1:2", 4], "b": ["k:1:3", 4]}, "was given the ranges 1:2 and 1:3"),
+        ({"a": ["1:99999999999", 4]}, "expected at most"),
+    ],
+)
+def test_refusals(shapes: dict, reason: str) -> None:
+    with pytest.raises(InputError, match=reason):
+        import_model(added("n", "m"), shapes)
+
+
+def test_one_symbol_is_not_frozen_and_open() -> None:
+    with pytest.raises(InputError, match="which is 3 in the model"):
+        import_model(added("n", "n"), {"a": [3, 4], "b": ["k", 4]})
+
+
+def test_random_inputs_keep_to_the_range() -> None:
+    specs = import_model(blurred("n", 3, "h", "w"), {"x": ["2:3", 3, "4:9", "40:50"]}).inputs
+    assert random_inputs(specs)["x"].shape == (2, 3, 9, 40)
