@@ -4,7 +4,7 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import relax, tirx
 
 from tvm_ext.relay_passes.graph_pass import graph_pass
 
@@ -25,6 +25,9 @@ class NameSymbolicSizes:
     depth; TVM carries them through every index, takes minutes to build a detector of fifty layers,
     and its schedule primitives cannot see that such loops join or split evenly.
 
+    Functions of branches and loops get the same where a size of a parameter is computed from one
+    that no parameter has: FuseTIR takes away the parameter that had it when only types use it.
+
     Leaves alone: sizes that are a number or a variable, with a number added or multiplied.
 
     Run after: FuseTIR, which compares the sizes of the operators that it joins.
@@ -32,11 +35,12 @@ class NameSymbolicSizes:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when no kernel has such a size."""
-        changed = {
-            global_var: _with_names(func)
-            for global_var, func in mod.functions.items()
-            if isinstance(func, tirx.PrimFunc) and _computed_sizes(func)
-        }
+        changed = {}
+        for global_var, func in mod.functions.items():
+            is_kernel = isinstance(func, tirx.PrimFunc)
+            sizes = _computed_sizes(func) if is_kernel else _undefined_sizes(func)
+            if sizes:
+                changed[global_var] = _with_names(func, sizes)
         if not changed:
             return mod
         return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
@@ -49,6 +53,21 @@ def _computed_sizes(func: tirx.PrimFunc) -> dict[Any, tuple[Any, int]]:
         for size in getattr(buffer.ty, "shape", ()):
             base, added = _without_number(size)
             if isinstance(base, _COMPUTED) and not _is_simple(base):
+                sizes.setdefault(tvm_ffi.StructuralKey(base), (size, added))
+    return sizes
+
+
+def _undefined_sizes(func: tvm.ir.BaseFunc) -> dict[Any, tuple[Any, int]]:
+    """The sizes of a Relax function's parameters that no parameter defines the variables of."""
+    if not isinstance(func, relax.Function):
+        return {}
+    types = relax.TupleType([param.ty for param in func.params])
+    defined = set(relax.analysis.definable_tir_vars_in_type(types))
+    sizes: dict[Any, tuple[Any, int]] = {}
+    for shape in (getattr(param.ty, "shape", None) for param in func.params):
+        for size in shape.values if isinstance(shape, relax.ShapeExpr) else ():
+            if not set(tirx.analysis.undefined_vars(size)) <= defined:
+                base, added = _without_number(size)
                 sizes.setdefault(tvm_ffi.StructuralKey(base), (size, added))
     return sizes
 
@@ -69,10 +88,10 @@ def _is_simple(size: Any) -> bool:
     return isinstance(size, tirx.Var)
 
 
-def _with_names(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def _with_names(func: tvm.ir.BaseFunc, sizes: dict[Any, tuple[Any, int]]) -> tvm.ir.BaseFunc:
     names = {
         base: (tirx.Var(f"size_{number}", size.ty), added)
-        for number, (base, (size, added)) in enumerate(_computed_sizes(func).items())
+        for number, (base, (size, added)) in enumerate(sizes.items())
     }
 
     def named(expr: Any) -> Any:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import te, tirx, topi
+from tvm import relax, te, tirx, topi
 
 from tvm_ext.relay_passes import NameSymbolicSizes
 
@@ -65,3 +65,17 @@ def test_the_numbers_stay() -> None:
         run["main"](*arrays, result, 11, 17)
         results.append(result.numpy())
     np.testing.assert_array_equal(*results)
+
+
+def test_a_function_whose_parameter_defines_nothing() -> None:
+    """FuseTIR leaves such a function where a branch does not use the sizes that it gets."""
+    inner = relax.Var("p", relax.TensorType([H * H + 1, 4], "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("branch", [inner]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.relu(inner))
+        builder.emit_func_output(result)
+    func = NameSymbolicSizes()(builder.get())["branch"]
+    size = func.params[0].ty.shape[0]
+    assert isinstance(size, tirx.Var)
+    assert func.ret_ty.shape[0].same_as(size)
