@@ -78,4 +78,5 @@ def test_a_function_whose_parameter_defines_nothing() -> None:
     func = NameSymbolicSizes()(builder.get())["branch"]
     size = func.params[0].ty.shape[0]
     assert isinstance(size, tirx.Var)
-    assert func.ret_ty.shape[0].same_as(size)
+    (binding,) = func.body.blocks[0].bindings
+    assert binding.var.ty.shape[0].same_as(size)
