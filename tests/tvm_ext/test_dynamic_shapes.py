@@ -10,6 +10,7 @@ from tvm import relax
 import tvm_ext
 from tvm_ext.errors import RunError
 from tvm_ext.onnx_frontend import import_model
+from tvm_ext.relay_passes.layout_roles import operator_name
 from tvm_ext.relay_passes.origin_writer import all_bindings_of
 
 INT64, BOOL = onnx.TensorProto.INT64, onnx.TensorProto.BOOL
@@ -216,3 +217,12 @@ def test_a_cast_has_a_variable_as_its_value() -> None:
     np.testing.assert_allclose(
         compiled.run(feeds)["y"], by_runtime(proto, feeds)[0], rtol=1e-4, atol=1e-4
     )
+
+
+def test_axes_of_squeeze_are_counted_from_the_front() -> None:
+    """ConvertLayout wrote outside of its memory for others, in functions without convolutions."""
+    nodes = [node("Squeeze", ["x", "axes"], ["y"])]
+    proto = model(nodes, [value("x", ["n", 4, 1])], [value("y", [None, 4])], axes=ints(-1))
+    values = [binding.value for binding in all_bindings_of(import_model(proto).mod["main"])]
+    (squeeze,) = [value for value in values if operator_name(value) == "relax.squeeze"]
+    assert [int(axis) for axis in squeeze.attrs.axis] == [2]

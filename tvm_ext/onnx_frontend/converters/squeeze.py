@@ -6,6 +6,7 @@ that is only taken where it is; the run checks that it is.
 
 from typing import Any
 
+import tvm
 from tvm import relax
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
@@ -24,7 +25,7 @@ class Squeeze(OnnxOpConverter):
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         data = _checked(bb, inputs[0], attr.get("axes"))
-        return _TvmSqueeze._impl_v1(bb, type(inputs)([data]), attr, params)
+        return _from_front(_TvmSqueeze._impl_v1(bb, type(inputs)([data]), attr, params))
 
     @classmethod
     def _impl_v13(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
@@ -33,7 +34,20 @@ class Squeeze(OnnxOpConverter):
         if known:
             axes = None if inputs[1] is None else constant_integers(inputs[1], params)
             data = _checked(bb, data, axes)
-        return _TvmSqueeze._impl_v13(bb, type(inputs)([data, inputs[1]]), attr, params)
+        result = _TvmSqueeze._impl_v13(bb, type(inputs)([data, inputs[1]]), attr, params)
+        return _from_front(result)
+
+
+def _from_front(result: Any) -> Any:
+    """A squeeze with its axes counted from the front.
+
+    TVM 0.27's ConvertLayout writes outside of a string for the others.
+    """
+    called = result.op if isinstance(result, relax.Call) else None
+    if called != tvm.ir.Op.get("relax.squeeze") or result.attrs.axis is None:
+        return result
+    data = result.args[0]
+    return relax.op.squeeze(data, [int(axis) % data.ty.ndim for axis in result.attrs.axis])
 
 
 def _checked(bb: relax.BlockBuilder, data: Any, axes: Any) -> Any:
