@@ -6,8 +6,6 @@ up and added to a larger one. TVM gives up the shape of a result then, or reads 
 one operand as the other has, beyond its end. Here the run checks that they agree.
 """
 
-import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from tvm import relax, te, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
+from tvm_ext.onnx_frontend.converters.checked_sizes import equal_sizes, of_sizes
 from tvm_ext.onnx_frontend.converters.runtime_sizes import vector, wide
 
 BROADCASTING = frozenset(
@@ -56,98 +55,6 @@ def with_agreeing_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: di
         return inputs
     changed = iter(combine(tensors))
     return type(inputs)([next(changed) if _is_tensor(value) else value for value in inputs])
-
-
-def of_sizes(bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]) -> relax.Expr:
-    """``data`` with these sizes, which the run checks where they are not known to be its own."""
-    if all(_equal(old, new) for old, new in zip(sizes_of(data), sizes, strict=True)):
-        return data
-    if not isinstance(data, relax.Var):
-        data = bb.emit(data)
-    pairs = list(zip(sizes_of(data), sizes, strict=True))
-    if any(isinstance(new, tirx.Var) and not _equal(old, new) for old, new in pairs):
-        data = _copied(bb, data, pairs)
-        sizes = [
-            old if isinstance(new, tirx.Var) else new
-            for old, new in zip(sizes_of(data), sizes, strict=True)
-        ]
-    return bb.match_cast(data, relax.TensorType(list(sizes), str(data.ty.dtype)))
-
-
-def _copied(
-    bb: relax.BlockBuilder, data: relax.Expr, pairs: Sequence[tuple[Size, Size]]
-) -> relax.Expr:
-    """``data`` with the second of each pair as size where that is a variable, after a check.
-
-    TVM takes a cast of one variable to another for a renaming, and checks nothing in the run.
-    """
-    renamed = [
-        axis
-        for axis, (old, new) in enumerate(pairs)
-        if isinstance(new, tirx.Var) and not _equal(old, new)
-    ]
-
-    def agreed(old: list[Any], new: list[Any]) -> te.Tensor:
-        fits = tirx.all(*(wide(a) == wide(b) for a, b in zip(old, new, strict=True)))
-        return vector([tirx.Select(fits, wide(1), wide(0))], name="agreed")
-
-    flag = bb.emit_te(
-        agreed,
-        [pairs[axis][0] for axis in renamed],
-        [pairs[axis][1] for axis in renamed],
-        primfunc_name_hint="agreed",
-    )
-    shape = [new if axis in renamed else old for axis, (old, new) in enumerate(pairs)]
-    return _checked_copy(bb, data, shape, flag)
-
-
-def _checked_copy(
-    bb: relax.BlockBuilder, data: relax.Expr, shape: Sequence[Size], flag: relax.Expr
-) -> relax.Expr:
-    """``data``, of at least one axis, with these sizes; the run fails if ``flag``, int64[1], is 0.
-
-    The check defines a size that the copy reads, so that no pass takes it for unused.
-    """
-
-    def first_and_flag(flag: te.Tensor, first: Any) -> te.Tensor:
-        return vector([wide(first), flag[0]], name="checked")
-
-    first = shape[0] if isinstance(shape[0], int) else wide(shape[0])
-    pair = bb.emit_te(first_and_flag, flag, first, primfunc_name_hint="checked")
-    pair = bb.match_cast(pair, relax.TensorType([2], "int64"))
-    size = tirx.Var("checked", "int64")
-    found = bb.emit(relax.op.tensor_to_shape(pair))
-    bb.match_cast(found, relax.ShapeType([size, tirx.const(1, "int64")]))
-
-    def kernel(data: te.Tensor, size: tirx.Var, shape: list[Any]) -> te.Tensor:
-        def read(first: tirx.Var, *rest: tirx.Var) -> tirx.Expr:
-            return data(tirx.min(wide(first), size - 1), *rest)
-
-        return te.compute(shape, read, name="copy")
-
-    return bb.emit_te(kernel, data, size, list(shape), primfunc_name_hint="copy")
-
-
-def with_as_many_elements(
-    bb: relax.BlockBuilder, data: relax.Expr, wanted: Sequence[Size]
-) -> relax.Expr:
-    """``data`` after the run's check that it has as many elements as ``wanted``.
-
-    Kernels would read beyond its end where the sizes of the inputs make it smaller.
-    """
-    sizes = sizes_of(data)
-    have, need = (functools.reduce(operator.mul, listed, 1) for listed in (sizes, wanted))
-    if (isinstance(have, int) and isinstance(need, int)) or Analyzer().can_prove_equal(have, need):
-        return data
-    if not sizes:
-        return data
-
-    def agreed(old: list[Any], new: list[Any]) -> te.Tensor:
-        counts = [functools.reduce(operator.mul, map(wide, side), wide(1)) for side in (old, new)]
-        return vector([tirx.Select(counts[0] == counts[1], wide(1), wide(0))], name="agreed")
-
-    flag = bb.emit_te(agreed, sizes, wanted, primfunc_name_hint="agreed")
-    return _checked_copy(bb, data, sizes, flag)
 
 
 def broadcast_alike(
@@ -216,11 +123,11 @@ def _broadcast(
 ) -> relax.Expr:
     """``data`` with each size of ``head`` 1 or the ``common`` one, as far as can be known."""
     wanted = list(common[len(common) - len(head) :])
-    sizes = [1 if _equal(old, 1) else new for old, new in zip(head, wanted, strict=True)]
+    sizes = [1 if equal_sizes(old, 1) else new for old, new in zip(head, wanted, strict=True)]
     unclear = [
         axis
         for axis, (old, new) in enumerate(zip(head, sizes, strict=True))
-        if not _equal(old, new) and not _is_never_one(old)
+        if not equal_sizes(old, new) and not _is_never_one(old)
     ]
     if not unclear:
         return of_sizes(bb, data, [*sizes, *tail])
@@ -245,7 +152,7 @@ def _distinct(sizes: Sequence[Size]) -> list[Size]:
     """Sizes other than 1, those that are known to be equal once, the simplest first."""
     found: list[Size] = []
     for size in sorted(sizes, key=_complexity):
-        if not any(_equal(size, other) for other in (1, *found)):
+        if not any(equal_sizes(size, other) for other in (1, *found)):
             found.append(size)
     return found
 
@@ -306,12 +213,6 @@ def _is_tensor(value: Any) -> bool:
 
 def _is_open(value: relax.Expr) -> bool:
     return any(not isinstance(size, int) for size in sizes_of(value))
-
-
-def _equal(first: Size, second: Size) -> bool:
-    if isinstance(first, int) and isinstance(second, int):
-        return first == second
-    return bool(Analyzer().can_prove_equal(first, second))
 
 
 def _is_never_one(size: Size) -> bool:

@@ -13,11 +13,9 @@ from tvm import relax, te, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name
-from tvm_ext.onnx_frontend.converters.agreement import (
-    broadcast_sizes,
-    with_as_many_elements,
-)
+from tvm_ext.onnx_frontend.converters.agreement import broadcast_sizes
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
+from tvm_ext.onnx_frontend.converters.checked_sizes import with_as_many_elements
 from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     computed_dimensions,
     constant_integers,

@@ -10,8 +10,8 @@ import tvm
 from tvm import relax
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
-from tvm_ext.onnx_frontend.converters.agreement import of_sizes
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
+from tvm_ext.onnx_frontend.converters.checked_sizes import of_sizes
 from tvm_ext.onnx_frontend.converters.runtime_sizes import constant_integers
 from tvm_ext.onnx_frontend.converters.traits import Shapes, takes_shapes
 
