@@ -1,0 +1,5 @@
+"""Templates for NVIDIA GPUs, in the order in which they are asked, ahead of TVM's dlight rules."""
+
+from tvm_ext.tir_schedules.template import Template
+
+CUDA_TEMPLATES: tuple[Template, ...] = ()
