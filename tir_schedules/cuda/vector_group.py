@@ -81,7 +81,7 @@ class Lanes:
         for load in nodes(self.store.value, tvm.ir.TensorLoad):
             fixed = len(load.indices) == 1 and not self._uses_lane(load.indices[0])
             single = str(load.source.dtype) not in _VECTOR_TYPES
-            if not fixed and not single and not any(_same(load, other) for other in found):
+            if not fixed and not single and not any(same_load(load, other) for other in found):
                 return False
         return not self._branches_by_lane()
 
@@ -167,7 +167,7 @@ class Lanes:
                 continue
             if condition is not None and self._uses_lane(condition):
                 continue
-            known = next((r for r in found if _same(r.load, load)), None)
+            known = next((r for r in found if same_load(r.load, load)), None)
             if known is not None:
                 found.remove(known)
                 either = known.condition is None or condition is None
@@ -239,7 +239,8 @@ def _both(left: Any, right: Any) -> Any:
     return right if left is None else tirx.And(left, right)
 
 
-def _same(load: Any, other: Any) -> bool:
+def same_load(load: Any, other: Any) -> bool:
+    """Whether two loads read the same element."""
     return load.source.same_as(other.source) and tvm_ffi.structural_equal(
         list(load.indices), list(other.indices), map_free_vars=False
     )
@@ -247,7 +248,7 @@ def _same(load: Any, other: Any) -> bool:
 
 def _with_loads(value: Any, staged: Sequence[tuple[Any, Any]], lane: tirx.Var) -> Any:
     def replaced(load: Any, mutator: Any) -> Any:
-        held = next((array for other, array in staged if _same(load, other)), None)
+        held = next((array for other, array in staged if same_load(load, other)), None)
         return mutator.default_mutate(load) if held is None else held.at(lane)
 
     return tvm_ffi.structural_mutate(value, [(tvm.ir.TensorLoad, replaced)])

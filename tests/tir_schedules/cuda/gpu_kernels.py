@@ -19,6 +19,7 @@ from tvm_ffi import structural_map, structural_walk
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import apply_template
+from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.template import NotMine, Template
 
@@ -56,12 +57,27 @@ def in_series(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return next((new for old, new in replaced if old.same_as(var)), var)
 
     structural_walk(func.body, (tvm.ir.Var, find), order="pre")
-    text = func.with_body(structural_map(func.body, (tvm.ir.Var, buffer)))
-    return text.with_body(structural_map(text.body, (tirx.For, _serial)))
+    body = structural_map(func.body, (tvm.ir.Var, buffer))
+    body = structural_map(body, (tirx.For, _serial))
+    return func.with_body(structural_map(body, (tirx.BufferStore, _checked)))
+
+
+def _checked(store: tirx.BufferStore) -> tirx.Stmt:
+    """The store after a check that neither it nor its loads leave their buffers."""
+    checks = []
+    reads = [(load.source, load.indices, cond) for load, cond in guarded_loads(store.value)]
+    for buffer, indices, condition in [*reads, (store.buffer, store.indices, None)]:
+        for size, index in zip(buffer.shape, indices, strict=True):
+            inside = tirx.And(index >= 0, index < size)
+            if condition is not None:
+                inside = tirx.Or(tirx.Not(condition), inside)
+            message = [tvm.ir.StringImm(f"out of bounds of {buffer.name}")]
+            checks.append(tirx.AssertStmt(inside, tvm.ir.StringImm("IndexError"), message))
+    return tirx.SeqStmt([*checks, store])
 
 
 def _serial(loop: tirx.For) -> tirx.For:
-    if tirx.ForKind(loop.kind) != tirx.ForKind.THREAD_BINDING:
+    if tirx.ForKind(loop.kind) not in (tirx.ForKind.THREAD_BINDING, tirx.ForKind.VECTORIZED):
         return loop
     return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
