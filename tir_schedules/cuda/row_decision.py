@@ -1,6 +1,6 @@
 """How a row kernel is dealt to threads: along the rows or across them, and how many."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import tirx
@@ -13,6 +13,8 @@ from tvm_ext.tir_schedules.llvm.row_kernel import (
     Axis,
     RowBlock,
     RowKernel,
+    Store,
+    accesses,
     buffer_key,
     loads_of,
     product,
@@ -119,7 +121,17 @@ def runs_across(kernel: RowKernel) -> bool:
 
 
 def _unit_steps(kernel: RowKernel, blocks: list[RowBlock], axes: Any) -> int:
-    return sum(strides(kernel, axes(block), [block]).count(1) for block in blocks)
+    """How many accesses to memory move by one element with some axes of each block."""
+    zero = tirx.const(0, "int32")
+    total = 0
+    for block in blocks:
+        outside = tuple(
+            Store(buffer, indices, zero)
+            for buffer, indices in accesses(block.stores)
+            if buffer_key(buffer) not in kernel.inner
+        )
+        total += strides(kernel, axes(block), [replace(block, stores=outside)]).count(1)
+    return total
 
 
 def row_registers(kernel: RowKernel, parts: int, vector: int) -> int:

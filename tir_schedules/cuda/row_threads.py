@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, sym, tirx
 
-from tvm_ext.tir_schedules.cuda.launch import Arrays, Body, bound, guarded, repeated
+from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated, warp_barrier
 from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, inner_buffers, step_axis
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes
 from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, flattened
@@ -20,6 +20,7 @@ from tvm_ext.tir_schedules.llvm.row_kernel import (
     RowBlock,
     RowKernel,
     Store,
+    accesses,
     buffer_key,
 
     substituted,
@@ -228,7 +229,9 @@ class ThreadRows:
                 tirx.BufferStore(p, start, at)
                 for p, start in zip(partial, block.starts, strict=True)
             ]
-            return sequence([*starts, self._columns(block, partial)])
+            # The shuffles that follow take the threads that are active for the whole warp.
+            together = [] if self.launch.across else [warp_barrier()]
+            return sequence([*starts, self._columns(block, partial), *together])
 
         statements = [self._threads(own)]
         if self.launch.parts == 1:
@@ -407,8 +410,6 @@ def _iteration(var: Any, extent: int, kind: int, dtype: str) -> tirx.IterVar:
 
 
 def _accesses(block: RowBlock) -> list[tuple[Any, Any]]:
-    from tvm_ext.tir_schedules.llvm.row_kernel import accesses
-
     return list(accesses(block.stores))
 
 

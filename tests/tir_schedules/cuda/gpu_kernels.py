@@ -58,6 +58,8 @@ def in_series(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     structural_walk(func.body, (tvm.ir.Var, find), order="pre")
     body = structural_map(func.body, (tvm.ir.Var, buffer))
+    # The only bare calls are barriers.
+    body = structural_map(body, (tirx.Evaluate, lambda _: tirx.Evaluate(tirx.const(0, "int32"))))
     body = structural_map(body, (tirx.For, _serial))
     return func.with_body(structural_map(body, (tirx.BufferStore, _checked)))
 
@@ -117,12 +119,14 @@ def check(template: Template, expression: Any, *inputs: Any, **decided: int) -> 
 
 def cuda_source(func: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
     """The CUDA code of a scheduled kernel, without the head that all have."""
-    return whole_source(func, machine).split('extern "C"', 1)[1]
+    return whole_source(func, machine=machine).split('extern "C"', 1)[1]
 
 
-def whole_source(func: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
-    """All of the CUDA code of a scheduled kernel."""
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+def whole_source(*functions: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
+    """All of the CUDA code of some scheduled kernels."""
+    names = [f"k{number}" for number in range(len(functions))]
+    pairs = zip(names, functions, strict=True)
+    mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in pairs})
     target = tvm.target.Target(machine.tvm_target(), host="llvm")
     return str(tvm.compile(mod, target=target).mod.imports[0].inspect_source())
 
@@ -156,3 +160,4 @@ def resources(source: str, arch: str, folder: Path) -> list[Resources]:
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", text)]
     stack = [int(n) for n in re.findall(r"(\d+) bytes stack frame", text)]
     return [Resources(*found) for found in zip(registers, spilled, stack, strict=True)]
+
