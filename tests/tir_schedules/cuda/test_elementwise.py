@@ -4,7 +4,7 @@ import pytest
 from gpu_kernels import assert_numbers, check, cuda_source, scheduled
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_cases import MOVES, POINTWISE
+from kernel_cases import MOVES, POINTWISE, REDUCTIONS
 from lowering import f32, kernel_of, kernels_of
 from machines import GPU, MACHINE
 from tvm import relax
@@ -111,12 +111,21 @@ def test_large_grid_has_threads_for_all_multiprocessors() -> None:
     assert small.values == {"vector": 4, "threads": 64, "vectors": 1}
 
 
-@pytest.mark.parametrize("name", ["empty", "empty inside"])
-def test_empty_kernels_are_left(name: str) -> None:
+@pytest.mark.parametrize("name", ["empty", "empty inside", "empty joined"])
+def test_nothing_is_launched_for_nothing(name: str) -> None:
     case = KERNELS[name]
-    found = apply_template(TEMPLATE, kernel_of(case.expression, *case.inputs), GPU)
-    assert isinstance(found, NotMine)
-    assert found.reason == "a loop has no iterations"
+    func = kernel_of(case.expression, *case.inputs)
+    empty = scheduled(TEMPLATE, func)
+    assert_numbers({name: func}, {name: empty})
+    assert ("threadIdx.x" in empty.script()) == (name == "empty joined")
+
+
+def test_more_than_an_assignment() -> None:
+    case = REDUCTIONS["adaptive pool"]
+    func = kernel_of(case.expression, *case.inputs)
+    found = scheduled(TEMPLATE, func)
+    assert "threadIdx.x" in cuda_source(found)
+    assert_numbers({"pool": func}, {"pool": found})
 
 
 def test_others_are_refused() -> None:
