@@ -7,8 +7,6 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-
-
 Body = Callable[[Any], tirx.Stmt]
 
 
@@ -81,8 +79,6 @@ class Arrays:
         buffer = tirx.decl_buffer(sizes, dtype, name, scope=scope)
         self.buffers.append(buffer)
         return buffer
-
-
 
 
 def warp_barrier() -> tirx.Stmt:

@@ -89,7 +89,9 @@ def decide_launch(
     default = min(options, key=lambda parts: (abs(parts.bit_length() - wanted.bit_length()), parts))
     parts = decisions.pick("parts", options, default)
     fewest = warp if across else 1
-    counts = [n for n in PARTS if fewest <= n and n * parts <= most and n < 2 * max(kernel.count, fewest)]
+    counts = [
+        n for n in PARTS if fewest <= n and n * parts <= most and n < 2 * max(kernel.count, fewest)
+    ]
     occupying = [
         n for n in counts if n * parts <= _BLOCK_THREADS and -(-kernel.count // n) >= machine.sms
     ]
@@ -172,8 +174,6 @@ def _widest(kernel: RowKernel, machine: GpuDescription) -> int:
 def step_axis(name: str, extent: int, dtype: str) -> Axis:
     """A variable with its range."""
     return Axis(tirx.Var(name, dtype), extent)
-
-
 
 
 def _power_of_two(value: int) -> int:

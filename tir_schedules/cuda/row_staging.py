@@ -100,7 +100,9 @@ def _on_own_axes(block: RowBlock) -> RowBlock:
     columns = tuple(Axis(tirx.Var(a.var.name, str(a.var.ty)), a.extent) for a in block.columns)
     names = _renaming(block, columns)
     stores = tuple(
-        Store(s.buffer, tuple(substituted(i, names) for i in s.indices), substituted(s.value, names))
+        Store(
+            s.buffer, tuple(substituted(i, names) for i in s.indices), substituted(s.value, names)
+        )
         for s in block.stores
     )
     return RowBlock(columns, stores, block.starts)
@@ -121,7 +123,6 @@ def _with_rows(
         return node if buffer is None else tirx.BufferLoad(buffer, [index])
 
     stores = tuple(
-        replace(s, value=substituted(substituted(s.value, names, load), back))
-        for s in block.stores
+        replace(s, value=substituted(substituted(s.value, names, load), back)) for s in block.stores
     )
     return replace(block, stores=stores)

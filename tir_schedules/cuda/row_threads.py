@@ -22,7 +22,6 @@ from tvm_ext.tir_schedules.llvm.row_kernel import (
     Store,
     accesses,
     buffer_key,
-
     substituted,
 )
 from tvm_ext.tir_schedules.llvm.row_strides import index_in_row, unfused
@@ -322,9 +321,7 @@ class ThreadRows:
 
             def more(i: Any) -> tirx.Stmt:
                 left = [tirx.BufferLoad(r, at) for r in results]
-                right = [
-                    tirx.BufferLoad(s, [place(i + self.number(1))]) for s in shared
-                ]
+                right = [tirx.BufferLoad(s, [place(i + self.number(1))]) for s in shared]
                 return self._stored(results, combine(left, right), at)
 
             kind = tirx.ForKind.UNROLLED if parts <= _MOST_UNROLLED else tirx.ForKind.SERIAL
@@ -336,9 +333,7 @@ class ThreadRows:
         """Stores all values, none of which is to see what another one stores."""
         if len(buffers) == 1:
             return tirx.BufferStore(buffers[0], values[0], at)
-        news = [
-            self.arrays.registers("new", 1, str(b.dtype), self._mine()) for b in buffers
-        ]
+        news = [self.arrays.registers("new", 1, str(b.dtype), self._mine()) for b in buffers]
         zero = self.number(0)
         return sequence(
             [
@@ -371,10 +366,13 @@ class ThreadRows:
 
     def _flattened(self, store: tirx.BufferStore) -> Any:
         """The store with flat views of all buffers but those in registers."""
+
         def flat(load: Any) -> Any:
             if str(load.source.scope()) != "global":
                 return load
-            probe = tirx.BufferStore(load.source, tirx.const(0, str(load.source.dtype)), load.indices)
+            probe = tirx.BufferStore(
+                load.source, tirx.const(0, str(load.source.dtype)), load.indices
+            )
             found = flattened(probe, self.views)
             return tirx.BufferLoad(found.buffer, found.indices)
 
@@ -384,7 +382,9 @@ class ThreadRows:
         zero = tirx.const(0, str(store.buffer.dtype))
         probe = flattened(tirx.BufferStore(store.buffer, zero, store.indices), self.views)
         assert probe is not None
-        return tirx.BufferStore(probe.buffer, value, [substituted(i, {}, flat) for i in probe.indices])
+        return tirx.BufferStore(
+            probe.buffer, value, [substituted(i, {}, flat) for i in probe.indices]
+        )
 
     def _placed(self, load: Any, held: Any) -> Any:
         if buffer_key(load.source) not in self.kernel.inner:
@@ -411,5 +411,3 @@ def _iteration(var: Any, extent: int, kind: int, dtype: str) -> tirx.IterVar:
 
 def _accesses(block: RowBlock) -> list[tuple[Any, Any]]:
     return list(accesses(block.stores))
-
-

@@ -81,7 +81,9 @@ def _vector_width(sch: s_tir.Schedule, block: SBlockRV, machine: GpuDescription)
     while width > 1 and not all(_is_dense(b, i, last.var, extent, width) for b, i in accesses):
         width //= 2
     uses = sum(v.same_as(last.var) for v in nodes(body, tvm.ir.Var))
-    dense = sum(any(v.same_as(last.var) for v in nodes(i[-1], tvm.ir.Var)) for _, i in accesses if i)
+    dense = sum(
+        any(v.same_as(last.var) for v in nodes(i[-1], tvm.ir.Var)) for _, i in accesses if i
+    )
     return width if uses == dense else 1
 
 

@@ -149,7 +149,10 @@ def _turned(
     deep = decisions.pick("rows", rows, max(n for n in rows if n * tile <= _MOST_THREADS))
     shared = [
         arrays.allocated(
-            f"{load.source.name}_tile", (tile * (tile + _padding(b)),), str(load.source.dtype), "shared"
+            f"{load.source.name}_tile",
+            (tile * (tile + _padding(b)),),
+            str(load.source.dtype),
+            "shared",
         )
         for load, b in zip(turn.loads, sizes, strict=True)
     ]
@@ -165,7 +168,9 @@ def _turned(
             values[axis.var] = left % tirx.const(axis.extent, dtype)
             left = left // tirx.const(axis.extent, dtype)
 
-        def over_tile(first: Axis, first_tile: Any, body: Any, second: Axis, other: Any) -> tirx.Stmt:
+        def over_tile(
+            first: Axis, first_tile: Any, body: Any, second: Axis, other: Any
+        ) -> tirx.Stmt:
             """``body`` with ``first`` along threadIdx.x and ``second`` along threadIdx.y."""
 
             def one(y: Any, x: Any) -> tirx.Stmt:

@@ -75,9 +75,7 @@ class Lanes:
         """Whether the store and every load move whole vectors, or one element for all lanes."""
         if self.width == 1:
             return True
-        if not self._in_registers and not self._is_vector(
-            self.store.buffer, self.store.indices[0]
-        ):
+        if not self._in_registers and not self._is_vector(self.store.buffer, self.store.indices[0]):
             return False
         found = [read.load for read in self.reads]
         for load in nodes(self.store.value, tvm.ir.TensorLoad):
@@ -105,7 +103,9 @@ class Lanes:
         if self._in_registers:
             value = _with_loads(self.store.value, staged, self.lane)
             store = tirx.BufferStore(self.store.buffer, value, self.store.indices)
-            return sequence([*statements, repeated(self.width, dtype, lambda i: self._at(store, i))])
+            return sequence(
+                [*statements, repeated(self.width, dtype, lambda i: self._at(store, i))]
+            )
         result = arrays.registers("result", self.width, str(self.store.buffer.dtype), threads)
 
         def computed(i: Any) -> tirx.Stmt:
@@ -158,7 +158,9 @@ class Lanes:
 
         def visit(node: Any, mutator: Any) -> Any:
             strict = isinstance(node, tirx.LT | tirx.GT)
-            left, right = (node.a, node.b) if isinstance(node, tirx.LT | tirx.GE) else (node.b, node.a)
+            left, right = (
+                (node.a, node.b) if isinstance(node, tirx.LT | tirx.GE) else (node.b, node.a)
+            )
             found = less(left, right)
             if found is None:
                 return mutator.default_mutate(node)

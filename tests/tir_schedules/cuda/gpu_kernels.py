@@ -166,4 +166,3 @@ def resources(source: str, arch: str, folder: Path) -> list[Resources]:
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", text)]
     stack = [int(n) for n in re.findall(r"(\d+) bytes stack frame", text)]
     return [Resources(*found) for found in zip(registers, spilled, stack, strict=True)]
-

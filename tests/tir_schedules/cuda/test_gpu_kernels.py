@@ -79,5 +79,3 @@ def test_resources(tmp_path: Path) -> None:
     assert len(found) == 2
     assert min(kernel.registers for kernel in found) < 20
     assert any(kernel.spilled or kernel.stack for kernel in found)
-
-

@@ -21,7 +21,12 @@ NAMES = [name for name in REDUCTIONS if name not in WINDOWS]
 def layer_norm(*shape: int, dtype: str = "float32") -> tuple:
     """A layer normalisation over the last axis."""
     last = shape[-1:]
-    return lambda x, g, b: nn.layer_norm(x, g, b, [-1]), (shape, dtype), (last, dtype), (last, dtype)
+    return (
+        lambda x, g, b: nn.layer_norm(x, g, b, [-1]),
+        (shape, dtype),
+        (last, dtype),
+        (last, dtype),
+    )
 
 
 def row_kernels(expression: object, *inputs: object) -> dict[str, tirx.PrimFunc]:

@@ -26,9 +26,7 @@ def test_numbers(last: int | None, size: int) -> None:
     n, m = tirx.Var("n", "int64"), tirx.Var("m", "int64")
     columns = last or 11
     shape = [n, last or m]
-    func = kernel_of(
-        lambda x, b: nn.relu(op.add(x, b)), (shape, "float32"), (shape[1:], "float32")
-    )
+    func = kernel_of(lambda x, b: nn.relu(op.add(x, b)), (shape, "float32"), (shape[1:], "float32"))
     x = np.random.default_rng(0).uniform(-1, 1, (size, columns)).astype("float32")
     bias = np.linspace(-1, 1, columns, dtype="float32")
     out = np.full_like(x, np.nan)

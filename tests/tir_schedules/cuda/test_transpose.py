@@ -6,8 +6,8 @@ import pytest
 from gpu_kernels import assert_numbers, check, cuda_source, scheduled, shared_bytes
 from lowering import f32, kernel_of
 from machines import GPU, MACHINE
-from tvm.relax.op import nn
 from tvm import relax
+from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.template import NotMine
@@ -34,7 +34,10 @@ CASES = {
         (f32(40, 33), f32(40, 33)),
     ),
     "one of two": (lambda x, y: op.add(op.permute_dims(x), y), (f32(40, 33), f32(33, 40))),
-    "reshaped": (lambda x: op.permute_dims(op.reshape(x, [3, 12, 4, 9]), [0, 2, 3, 1]), (f32(36, 36),)),
+    "reshaped": (
+        lambda x: op.permute_dims(op.reshape(x, [3, 12, 4, 9]), [0, 2, 3, 1]),
+        (f32(36, 36),),
+    ),
 }
 
 
