@@ -8,7 +8,7 @@ from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, decide_launch
 from tvm_ext.tir_schedules.cuda.row_staging import staged
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.flat_views import FlatViews
+from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, is_compact
 from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.row_hoist import hoisted
 from tvm_ext.tir_schedules.llvm.row_kernel import RowKernel
@@ -54,6 +54,8 @@ def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotMine:
     kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
     if isinstance(kernel, NotMine):
         return kernel
+    if any(not is_compact(load.source) for load in kernel.loads()):
+        return NotMine("a buffer is not laid out row by row")
     refusal = refuse_rows(kernel)
     return hoisted(kernel) if refusal is None else refusal
 

@@ -5,6 +5,7 @@ along the axis in which they are neighbours in the result. Rows of the tile are 
 threads that walk down a column use different banks.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,6 @@ from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads, same_load
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.nest import (
-    Axis,
     Nest,
     in_order_of_writing,
     joined,
@@ -134,7 +134,6 @@ def _turned(
     nest: Nest, turn: Turn, machine: GpuDescription, decisions: Decisions, arrays: Arrays
 ) -> tirx.Stmt:
     """The grid of one block, a tile for each block of threads."""
-    dtype = arrays.index_dtype
     sizes = [element_bytes(load.source) for load in turn.loads]
     fitting = [
         tile
@@ -147,75 +146,82 @@ def _turned(
     tile = decisions.pick("tile", fitting, default)
     rows = [n for n in (4, 8, 16) if n <= tile and n * tile <= machine.max_threads_per_block]
     deep = decisions.pick("rows", rows, max(n for n in rows if n * tile <= _MOST_THREADS))
-    shared = [
-        arrays.allocated(
-            f"{load.source.name}_tile",
-            (tile * (tile + _padding(b)),),
-            str(load.source.dtype),
-            "shared",
-        )
-        for load, b in zip(turn.loads, sizes, strict=True)
-    ]
-    read, write = nest.axes[turn.read_axis], nest.axes[turn.write_axis]
-    others = [a for i, a in enumerate(nest.axes) if i not in (turn.read_axis, turn.write_axis)]
-    across, along = -(-read.extent // tile), -(-write.extent // tile)
+    return _Tiles(nest, turn, tile, deep, arrays).grid()
 
-    def block(index: Any) -> tirx.Stmt:
-        values, left = {}, index
-        tile_of_write, left = left % along, left // along
-        tile_of_read, left = left % across, left // across
-        for axis in reversed(others):
-            values[axis.var] = left % tirx.const(axis.extent, dtype)
-            left = left // tirx.const(axis.extent, dtype)
 
-        def over_tile(
-            first: Axis, first_tile: Any, body: Any, second: Axis, other: Any
-        ) -> tirx.Stmt:
-            """``body`` with ``first`` along threadIdx.x and ``second`` along threadIdx.y."""
+class _Tiles:
+    """The loops of a nest over square tiles, ``deep`` rows of which are handled at once."""
 
-            def one(y: Any, x: Any) -> tirx.Stmt:
-                at = {first.var: first_tile * tile + x, second.var: other * tile + y}
-                inside = None
-                for axis in (first, second):
-                    if axis.extent % tile:
-                        test = at[axis.var] < tirx.const(axis.extent, dtype)
-                        inside = test if inside is None else tirx.And(inside, test)
-                return guarded(inside, body({**values, **at}, y, x))
+    def __init__(self, nest: Nest, turn: Turn, tile: int, deep: int, arrays: Arrays) -> None:
+        self.nest, self.turn, self.tile, self.deep = nest, turn, tile, deep
+        self.dtype = arrays.index_dtype
+        self.read, self.write = nest.axes[turn.read_axis], nest.axes[turn.write_axis]
+        self.across = -(-self.read.extent // tile)
+        self.along = -(-self.write.extent // tile)
+        turned = (turn.read_axis, turn.write_axis)
+        self.others = [axis for i, axis in enumerate(nest.axes) if i not in turned]
+        self.shared = []
+        for load in turn.loads:
+            size = tile * (tile + _padding(element_bytes(load.source)))
+            dtype = str(load.source.dtype)
+            name = f"{load.source.name}_tile"
+            self.shared.append(arrays.allocated(name, (size,), dtype, "shared"))
 
-            def thread(ty: Any, tx: Any) -> tirx.Stmt:
-                return repeated(tile // deep, dtype, lambda i: one(i * deep + ty, tx))
+    def grid(self) -> tirx.Stmt:
+        """A block of threads for each tile."""
+        count = self.across * self.along * math.prod(axis.extent for axis in self.others)
+        return bound("blockIdx.x", count, self.dtype, self._block)
 
-            return bound(
-                "threadIdx.y",
-                deep,
-                dtype,
-                lambda ty: bound("threadIdx.x", tile, dtype, lambda tx: thread(ty, tx)),
-            )
-
-        def load_tile(at: dict[Any, Any], y: Any, x: Any) -> tirx.Stmt:
-            return sequence(
-                [
-                    tirx.BufferStore(held, substitute(load, at), [_place(held, tile, y, x)])
-                    for held, load in zip(shared, turn.loads, strict=True)
-                ]
-            )
-
-        def store_tile(at: dict[Any, Any], y: Any, x: Any) -> tirx.Stmt:
-            value = _from_tiles(nest.store.value, turn.loads, shared, tile, x, y)
-            indices = [substitute(index, at) for index in nest.store.indices]
-            return tirx.BufferStore(nest.store.buffer, substitute(value, at), indices)
-
+    def _block(self, index: Any) -> tirx.Stmt:
+        values: dict[Any, Any] = {}
+        along, left = index % self.along, index // self.along
+        across, left = left % self.across, left // self.across
+        for axis in reversed(self.others):
+            size = tirx.const(axis.extent, self.dtype)
+            values[axis.var], left = left % size, left // size
+        read, write = (self.read, across), (self.write, along)
         return sequence(
             [
-                over_tile(read, tile_of_read, load_tile, write, tile_of_write),
-                over_tile(write, tile_of_write, store_tile, read, tile_of_read),
+                self._over_tile(read, write, lambda at, y, x: self._load({**values, **at}, y, x)),
+                self._over_tile(write, read, lambda at, y, x: self._store({**values, **at}, y, x)),
             ]
         )
 
-    count = across * along
-    for axis in others:
-        count *= axis.extent
-    return bound("blockIdx.x", count, dtype, block)
+    def _over_tile(self, first: Any, second: Any, body: Any) -> tirx.Stmt:
+        """``body`` with the axis of ``first`` along threadIdx.x and ``second``'s down the tile."""
+
+        def one(y: Any, x: Any) -> tirx.Stmt:
+            at = {}
+            inside = None
+            for (axis, number), place in ((first, x), (second, y)):
+                at[axis.var] = number * self.tile + place
+                if axis.extent % self.tile:
+                    test = at[axis.var] < tirx.const(axis.extent, self.dtype)
+                    inside = test if inside is None else tirx.And(inside, test)
+            return guarded(inside, body(at, y, x))
+
+        def row(ty: Any) -> tirx.Stmt:
+            def thread(tx: Any) -> tirx.Stmt:
+                steps = self.tile // self.deep
+                return repeated(steps, self.dtype, lambda i: one(i * self.deep + ty, tx))
+
+            return bound("threadIdx.x", self.tile, self.dtype, thread)
+
+        return bound("threadIdx.y", self.deep, self.dtype, row)
+
+    def _load(self, at: dict[Any, Any], y: Any, x: Any) -> tirx.Stmt:
+        return sequence(
+            [
+                tirx.BufferStore(held, substitute(load, at), [_place(held, self.tile, y, x)])
+                for held, load in zip(self.shared, self.turn.loads, strict=True)
+            ]
+        )
+
+    def _store(self, at: dict[Any, Any], y: Any, x: Any) -> tirx.Stmt:
+        store = self.nest.store
+        value = _from_tiles(store.value, self.turn.loads, self.shared, self.tile, x, y)
+        indices = [substitute(index, at) for index in store.indices]
+        return tirx.BufferStore(store.buffer, substitute(value, at), indices)
 
 
 def _padding(size: int) -> int:
