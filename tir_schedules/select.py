@@ -14,6 +14,7 @@ from tvm_ext.tir_schedules.apply_template import (
     apply_template,
     marked_as_scheduled,
 )
+from tvm_ext.tir_schedules.cuda import CUDA_TEMPLATES
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
@@ -123,8 +124,6 @@ def _schedule_by_rule(
     if not _has_blocks(func):
         reason = "its loops are written by hand, without blocks to reorder"
         return func, ScheduleChoice("as written", "as written", reason)
-    if isinstance(machine, GpuDescription):
-        return _schedule_for_gpu(func, machine)
     refusals: list[str] = []
     for template in _templates(machine):
         scheduled = apply_template(template, func, machine)
@@ -132,6 +131,8 @@ def _schedule_by_rule(
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
         return scheduled.func, _choice(template, refusals, scheduled.packed)
+    if isinstance(machine, GpuDescription):
+        return _schedule_for_gpu(func, machine, refusals)
     return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
 
 
@@ -139,6 +140,8 @@ def _templates(machine: Machine) -> tuple[Template, ...]:
     """Our templates for a kind of machine, in the order in which they are asked."""
     if isinstance(machine, CpuDescription):
         return CPU_TEMPLATES
+    if isinstance(machine, GpuDescription):
+        return CUDA_TEMPLATES
     return MESH_TEMPLATES if isinstance(machine, MeshDescription) else ()
 
 
@@ -156,11 +159,10 @@ def _has_blocks(func: tirx.PrimFunc) -> bool:
 
 
 def _schedule_for_gpu(
-    func: tirx.PrimFunc, machine: Machine
+    func: tirx.PrimFunc, machine: GpuDescription, refusals: list[str]
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
-    """TVM's rules for GPUs, the first that takes the kernel."""
+    """TVM's rules for GPUs, the first that takes the kernel; ``refusals`` are our templates'."""
     target = machine.tvm_target()
-    refusals: list[str] = []
     for rule_class in _GPU_RULES:
         with target:
             scheduled = rule_class().apply(func, target, False)

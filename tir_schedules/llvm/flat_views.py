@@ -68,7 +68,7 @@ def _among(buffer: Any, buffers: Sequence[Any]) -> bool:
 def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | None:
     """The same assignment to and from flat views; None when a buffer's layout is not plain."""
     buffers = [store.buffer, *(load.source for load in nodes(store, tvm.ir.TensorLoad))]
-    if not all(_is_compact(buffer) for buffer in buffers):
+    if not all(is_compact(buffer) for buffer in buffers):
         return None
 
     def flat_load(load: tvm.ir.TensorLoad) -> Any:
@@ -82,7 +82,8 @@ def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | N
     return tirx.BufferStore(views.of(store.buffer), value, [address])
 
 
-def _is_compact(buffer: Any) -> bool:
+def is_compact(buffer: Any) -> bool:
+    """Whether a buffer has known sizes and lies in memory row by row, without gaps."""
     known = all(static_extent(size) is not None for size in buffer.shape)
     return known and not buffer.strides and static_extent(buffer.elem_offset) in (None, 0)
 

@@ -21,8 +21,15 @@ _CHILDREN = (
 _CHILD_LISTS = ("args", "indices", "seq")
 
 
-def inline_blocks(sch: s_tir.Schedule, keep: Callable[[SBlockRV], bool] = lambda _: False) -> None:
+def inline_blocks(
+    sch: s_tir.Schedule,
+    keep: Callable[[SBlockRV], bool] = lambda _: False,
+    repeat: bool = False,
+) -> None:
     """Inlines every data-parallel block whose work is not repeated by doing so, but for ``keep``.
+
+    With ``repeat``, those whose work is repeated as well: on a GPU it costs less than a round trip
+    through memory.
 
     A block that is read many times, by a reduction (padding, an exponential) or where its result
     is broadcast, stays a block of its own when it branches or calls a function: inlined, it would
@@ -30,7 +37,9 @@ def inline_blocks(sch: s_tir.Schedule, keep: Callable[[SBlockRV], bool] = lambda
     """
     # To the end of each round before the next: from the start again after every block, long
     # chains take time that grows with their square.
-    while any([not keep(block) and _inline_one(sch, block) for block in kernel_blocks(sch)]):
+    while any(
+        [not keep(block) and _inline_one(sch, block, repeat) for block in kernel_blocks(sch)]
+    ):
         pass
 
 
@@ -66,16 +75,16 @@ def walk(node: Any) -> Iterator[Any]:
             yield from walk(child)
 
 
-def _inline_one(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+def _inline_one(sch: s_tir.Schedule, block: SBlockRV, repeat: bool) -> bool:
     consumers = sch.get_consumers(block)
     if not consumers or not is_data_parallel(sch, block):
         return False
-    serial = any(not is_data_parallel(sch, consumer) for consumer in consumers)
+    serial = not repeat and any(not is_data_parallel(sch, consumer) for consumer in consumers)
     if serial and len(consumers) > 1 and count_calls(sch.get(block).body):
         # Softmax: an exponential that is summed and divided later would be computed twice.
         return False
     if any(
-        _would_repeat(sch, block, consumer) or _would_bloat(sch, block, consumer)
+        (not repeat and _would_repeat(sch, block, consumer)) or _would_bloat(sch, block, consumer)
         for consumer in consumers
     ):
         return False

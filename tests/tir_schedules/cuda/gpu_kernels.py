@@ -1,0 +1,168 @@
+"""Kernels for a GPU, tested without one: run on the CPU, read as CUDA code, assembled by nvcc."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from lowering import _filled, assert_same, kernels_of
+from machines import GPU
+from tvm import tirx
+from tvm_ffi import structural_map, structural_walk
+
+from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.apply_template import apply_template
+from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.template import NotMine, Template
+
+NVCC = shutil.which("nvcc")
+
+# Built once and run once: LLVM's optimisations would take longer than they save.
+SERIAL_TARGET = tvm.target.Target(
+    {"kind": "llvm", "mtriple": host_description().mtriple, "opt-level": 0}
+)
+
+needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: no resource report")
+
+
+def scheduled(
+    template: Template,
+    func: tirx.PrimFunc,
+    machine: GpuDescription = GPU,
+    decisions: Decisions = CLOSED_FORM,
+) -> tirx.PrimFunc:
+    """The kernel as ``template`` schedules it; fails with the template's reason otherwise."""
+    found = apply_template(template, func, machine, decisions)
+    assert not isinstance(found, NotMine), found.reason
+    return found.func
+
+
+def in_series(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel with one thread after the other, in memory of one kind.
+
+    Before TVM lowers it, a kernel has a loop over the threads for everything between two barriers
+    and a place for each thread in every array, so this computes the same.
+    """
+    replaced: list[tuple[Any, Any]] = []
+
+    def find(var: Any) -> None:
+        if not isinstance(var.ty, tirx.BufferType) or any(var.same_as(old) for old, _ in replaced):
+            return
+        if var.scope() != "global":
+            replaced.append((var, tirx.decl_buffer(list(var.shape), str(var.dtype), var.name)))
+
+    def buffer(var: Any) -> Any:
+        return next((new for old, new in replaced if old.same_as(var)), var)
+
+    structural_walk(func.body, (tvm.ir.Var, find), order="pre")
+    body = structural_map(func.body, (tvm.ir.Var, buffer))
+    # The only bare calls are barriers.
+    body = structural_map(body, (tirx.Evaluate, lambda _: tirx.Evaluate(tirx.const(0, "int32"))))
+    body = structural_map(body, (tirx.For, _serial))
+    return func.with_body(structural_map(body, (tirx.BufferStore, _checked)))
+
+
+def _checked(store: tirx.BufferStore) -> tirx.Stmt:
+    """The store after a check that neither it nor its loads leave their buffers."""
+    checks: Any = tirx.const(True, "bool")
+    reads = [(load.source, load.indices, cond) for load, cond in guarded_loads(store.value)]
+    for buffer, indices, condition in [*reads, (store.buffer, store.indices, None)]:
+        for size, index in zip(buffer.shape, indices, strict=True):
+            inside = tirx.And(index >= 0, index < size)
+            if condition is not None:
+                inside = tirx.Or(tirx.Not(condition), inside)
+            checks = tirx.And(checks, inside)
+    message = tvm.ir.StringImm(f"out of bounds at a store to {store.buffer.name}")
+    return tirx.SeqStmt([tirx.AssertStmt(checks, tvm.ir.StringImm("IndexError"), [message]), store])
+
+
+def _serial(loop: tirx.For) -> tirx.For:
+    if tirx.ForKind(loop.kind) not in (tirx.ForKind.THREAD_BINDING, tirx.ForKind.VECTORIZED):
+        return loop
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+
+def assert_numbers(
+    plain: Mapping[str, tirx.PrimFunc], functions: Mapping[str, tirx.PrimFunc]
+) -> None:
+    """Both versions of every kernel compute the same; what they write is poisoned before."""
+    symbols = {name: f"f{i}" for i, name in enumerate(plain)}
+    modules = {}
+    for name, symbol in symbols.items():
+        modules[symbol] = plain[name].with_attr("global_symbol", symbol)
+        modules[f"{symbol}_s"] = in_series(functions[name]).with_attr(
+            "global_symbol", f"{symbol}_s"
+        )
+    library = tirx.build(tvm.IRModule(modules), target=SERIAL_TARGET)
+    for name, symbol in symbols.items():
+        arrays = []
+        for version in (symbol, f"{symbol}_s"):
+            generator = np.random.default_rng(0)
+            params = [p for p in plain[name].params if isinstance(p.ty, tirx.BufferType)]
+            filled = [tvm.runtime.tensor(_filled(param, generator)) for param in params]
+            library[version](*filled)
+            arrays.append([array.numpy() for array in filled])
+        assert_same(arrays[0], arrays[1], name)
+
+
+def check(template: Template, expression: Any, *inputs: Any, **decided: int) -> tirx.PrimFunc:
+    """Schedules the only kernel of an expression, compares numbers, and gives it back."""
+    (func,) = kernels_of(expression, *inputs).values()
+    from tvm_ext.tir_schedules.decisions import Chosen
+
+    result = scheduled(template, func, decisions=Chosen(decided))
+    assert_numbers({"kernel": func}, {"kernel": result})
+    return result
+
+
+def cuda_source(func: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
+    """The CUDA code of a scheduled kernel, without the head that all have."""
+    return whole_source(func, machine=machine).split('extern "C"', 1)[1]
+
+
+def whole_source(*functions: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
+    """All of the CUDA code of some scheduled kernels."""
+    names = [f"k{number}" for number in range(len(functions))]
+    pairs = zip(names, functions, strict=True)
+    mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in pairs})
+    target = tvm.target.Target(machine.tvm_target(), host="llvm")
+    return str(tvm.compile(mod, target=target).mod.imports[0].inspect_source())
+
+
+def shared_bytes(source: str) -> int:
+    """Bytes of shared memory that CUDA code declares."""
+    sizes = {"char": 1, "signed char": 1, "half": 2, "nv_bfloat16": 2, "double": 8, "int64_t": 8}
+    found = re.findall(r"__shared__ (?:alignas\(\d+\) )?([\w ]+?) \w+\[(\d+)\]", source)
+    return sum(sizes.get(dtype, 4) * int(count) for dtype, count in found)
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas says of one kernel: registers of a thread, bytes spilled, bytes of stack."""
+
+    registers: int
+    spilled: int
+    stack: int
+
+
+def resources(source: str, arch: str, folder: Path) -> list[Resources]:
+    """Assembles CUDA code for ``arch`` and reads the report of each kernel."""
+    path = folder / "kernel.cu"
+    path.write_text(source)
+    command = [str(NVCC), "-cubin", f"-arch={arch}", "-O3", "-Xptxas", "-v", "-o"]
+    command += [str(folder / f"{arch}.cubin"), str(path)]
+    report = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert report.returncode == 0, report.stderr[-2000:]
+    text = report.stderr
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", text)]
+    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", text)]
+    stack = [int(n) for n in re.findall(r"(\d+) bytes stack frame", text)]
+    return [Resources(*found) for found in zip(registers, spilled, stack, strict=True)]
