@@ -1,0 +1,231 @@
+"""Sums of products with open extents (matrix product, convolution): tiles of sums in registers.
+
+The sizes of the tiles are numbers, only how many there are is known when the kernel runs. What the
+tile code says about loops that are shorter than a tile, or no multiple of it, holds here as well.
+"""
+
+from collections.abc import Sequence
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.sym import detect_linear_equation
+from tvm.tirx.buffer import buffer_data
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.block_access import buffer_bytes, operands_of, static_extent
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.llvm.blockwise import schedule_block
+from tvm_ext.tir_schedules.llvm.contraction import (
+    Contraction,
+    OpenAxis,
+    contraction_of,
+    depends,
+    epilogue_of,
+    joined,
+)
+from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.llvm.nest_code import sequence, vector_chunk
+from tvm_ext.tir_schedules.llvm.register_tile_decision import row_limit
+from tvm_ext.tir_schedules.llvm.symbolic_tile_code import SymbolicTile, symbolic_tile_code
+from tvm_ext.tir_schedules.packing import pack_operand
+from tvm_ext.tir_schedules.template import Machine, NotMine
+
+# Rows of a tile, at most: with two vectors enough sums to keep the multiply-add units busy, and
+# few that are computed twice at the end of a loop.
+_MOST_ROWS = 8
+
+# Sums next to each other where a loop over them is shorter than a vector.
+_FEW_COLUMNS = 4
+
+
+class SymbolicTiles:
+    """Kernels with one sum of products, of which a loop has an extent that is not known."""
+
+    name = "symbolic tile"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
+    ) -> s_tir.Schedule | NotMine:
+        """See ``Template.apply``. It asks for no decision: there are no sizes to measure with."""
+        if not isinstance(machine, CpuDescription):
+            return NotMine("the target is not a CPU")
+        sch = s_tir.Schedule(func)
+        inline_blocks(sch)
+        anchor = _anchor(sch)
+        if isinstance(anchor, NotMine):
+            return anchor
+        epilogue = _epilogue(sch, anchor)
+        found = contraction_of(sch, anchor, epilogue)
+        if isinstance(found, NotMine):
+            return found
+        columns = _vector_axis(found)
+        if columns is None:
+            return NotMine("no loop walks the output and the operands without a stride")
+        sizes = _column_sizes(columns, machine.vector_lanes(str(found.start.ty)))
+        sch = _packed(sch, anchor, columns, sizes)
+        position = found.spatial.index(columns)
+        found = contraction_of(sch, anchor, epilogue)
+        if isinstance(found, NotMine):
+            return found
+        found, tile = _decide(found, found.spatial[position], sizes, machine, sch.mod["main"])
+        code = symbolic_tile_code(found, tile, machine.cores > 1)
+        done = [block for block in (anchor, epilogue) if block is not None]
+        for block in kernel_blocks(sch):
+            if not any(sch.get(block).same_as(sch.get(known)) for known in done):
+                schedule_block(sch, block, machine)
+        return _with_code(sch, found, code, done)
+
+
+def _anchor(sch: s_tir.Schedule) -> SBlockRV | NotMine:
+    """The kernel's only reduction, where a loop of it is open."""
+    reductions = reduction_blocks(sch)
+    if len(reductions) != 1:
+        return NotMine(f"the kernel has {len(reductions)} reductions, not one")
+    (anchor,) = reductions
+    stmt = sch.get(anchor)
+    if len(stmt.writes) != 1:
+        return NotMine("its reduction has several results")
+    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    if any(v.iter_type not in known for v in stmt.iter_vars):
+        return NotMine("a loop scans")
+    extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
+    if None not in extents or 0 in extents:
+        return NotMine("all extents are known, or a loop has no iterations")
+    return anchor
+
+
+def _epilogue(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
+    """The block that is computed for each tile: it writes a result of the kernel.
+
+    TVM may put an array inside of the kernel into the place of another one that it is computed
+    from, and what overlapping tiles repeat would be computed from the result.
+    """
+    block = epilogue_of(sch, anchor)
+    if block is None or isinstance(contraction_of(sch, anchor, block), NotMine):
+        return None
+    written = sch.get(block).writes[0].source
+    return block if any(written.same_as(param) for param in sch.mod["main"].params) else None
+
+
+def _vector_axis(found: Contraction) -> OpenAxis | None:
+    """The loop that steps through the result, and through operands or not along them."""
+    for axis in found.spatial:
+        steps = [found.step(load.indices, axis) for load in found.operands()]
+        if found.step(found.store.indices, axis) == 1 and None not in steps and 1 in steps:
+            return axis
+    return None
+
+
+def _column_sizes(columns: OpenAxis, lanes: int) -> tuple[int, ...]:
+    if columns.length is not None:
+        return (vector_chunk(columns.length, lanes, 2),)
+    return tuple(size for size in (lanes, _FEW_COLUMNS, 1) if size == 1 or size <= lanes)
+
+
+def _packed(
+    sch: s_tir.Schedule,
+    anchor: SBlockRV,
+    columns: OpenAxis,
+    sizes: tuple[int, ...],
+) -> s_tir.Schedule:
+    """``sch``, or a copy of it with a constant packed by the columns of a tile."""
+    if columns.length is None or columns.length % sizes[0]:
+        return sch
+    packed = sch.copy()
+    for index in range(len(operands_of(packed.get(anchor)))):
+        try:
+            if pack_operand(packed, anchor, index, columns.position, sizes[0]):
+                return packed
+        except ScheduleError:
+            return sch
+    return sch
+
+
+def _decide(
+    found: Contraction,
+    columns: OpenAxis,
+    sizes: tuple[int, ...],
+    machine: CpuDescription,
+    func: tirx.PrimFunc,
+) -> tuple[Contraction, SymbolicTile]:
+    """The tile, and the contraction with the loops joined that its rows take together."""
+    lanes = machine.vector_lanes(str(found.start.ty))
+    most = min(_MOST_ROWS, row_limit(machine, sizes[0], lanes, 1))
+    rows = _row_axis(found, columns, most)
+    if rows is None:
+        return found, SymbolicTile(columns, sizes, None, (1,))
+    large = _vector_bytes(found, columns, rows) > machine.l2_bytes // 2
+    while (position := found.spatial.index(rows)) > 0:
+        outer = found.spatial[position - 1]
+        one = joined(found, outer, rows, func.params) if outer is not columns else None
+        if one is None:
+            break
+        found, rows = one
+    return found, SymbolicTile(columns, sizes, rows, _row_sizes(rows, most), large)
+
+
+def _row_axis(found: Contraction, columns: OpenAxis, most: int) -> OpenAxis | None:
+    """The innermost loop that a vector of an operand serves all of, or the longest such loop."""
+    fitting = [
+        axis
+        for axis in reversed(found.spatial)
+        if axis is not columns and _reuses(found, columns, axis) and _is_linear(found, axis)
+    ]
+    long = (axis for axis in fitting if axis.length is None or axis.length >= most)
+    return next(long, max(fitting, key=lambda axis: axis.length or 0, default=None))
+
+
+def _reuses(found: Contraction, columns: OpenAxis, axis: OpenAxis) -> bool:
+    return any(
+        found.step(load.indices, columns) == 1 and found.step(load.indices, axis) == 0
+        for load in found.operands()
+    )
+
+
+def _is_linear(found: Contraction, axis: OpenAxis) -> bool:
+    """Whether rows follow each other at one distance: no address takes a division."""
+    indices = [index for load in found.operands() for index in load.indices]
+    moved = [index for index in indices if depends(index, axis.var)]
+    return all(len(detect_linear_equation(index, [axis.var])) == 2 for index in moved)
+
+
+def _row_sizes(rows: OpenAxis, most: int) -> tuple[int, ...]:
+    if rows.length is None:
+        return (most, 1) if most > 1 else (1,)
+    tiles = -(-rows.length // most)
+    return (-(-rows.length // tiles),)
+
+
+def _vector_bytes(found: Contraction, columns: OpenAxis, rows: OpenAxis) -> int:
+    """Bytes of what all rows read in vectors: the weights."""
+    return sum(
+        buffer_bytes(load.source)
+        for load in found.operands()
+        if found.step(load.indices, columns) == 1 and found.step(load.indices, rows) == 0
+    )
+
+
+def _with_code(
+    sch: s_tir.Schedule, found: Contraction, code: tirx.Stmt, done: Sequence[SBlockRV]
+) -> s_tir.Schedule:
+    """The kernel with ``code`` in place of the loops around the blocks that it does."""
+    func = sch.mod["main"]
+    root = func.body.block
+    replaced = [sch.get(block) for block in done]
+    views = [tirx.DeclBuffer(view, data=buffer_data(own)) for view, own in found.views]
+    # A block, for what the schedule notes on it; the arrays that it fills are those of the kernel.
+    block = s_tir.SBlock([], [], [], "tiles", sequence([*views, code]), None, [], [], replaced[0].annotations)
+    statements = []
+    for statement in root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]:
+        inside = [realize.block for realize in nodes(statement, s_tir.SBlockRealize)]
+        if not any(b.same_as(old) for b in inside for old in replaced):
+            statements.append(statement)
+        elif any(b.same_as(replaced[0]) for b in inside):
+            statements.append(s_tir.SBlockRealize([], tirx.const(True, "bool"), block))
+    body = sequence(statements)
+    used = [s.buffer for s in nodes(body, tirx.BufferStore)]
+    arrays = [a for a in root.alloc_buffers if any(a.same_as(buffer) for buffer in used)]
+    whole = s_tir.SBlock([], [], [], "root", body, None, arrays, [], root.annotations)
+    realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), whole)
+    return s_tir.Schedule(func.with_body(realize))
