@@ -151,9 +151,7 @@ def _finished(
 ) -> tuple[tirx.BufferStore, dict[Any, Any]] | None:
     """The assignment of an epilogue in the loops of the sum, and what it needs of them."""
     sums = anchor.body.buffer
-    loads = [
-        load for load in nodes(stmt.body, tvm.ir.TensorLoad) if load.source.same_as(sums)
-    ]
+    loads = [load for load in nodes(stmt.body, tvm.ir.TensorLoad) if load.source.same_as(sums)]
     if not isinstance(stmt.body, tirx.BufferStore) or not loads:
         return None
     domains = {v.var: v.dom.extent for v in stmt.iter_vars}

@@ -5,6 +5,7 @@ tile code says about loops that are shorter than a tile, or no multiple of it, h
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
@@ -62,13 +63,12 @@ class SymbolicTiles:
         columns = _vector_axis(found)
         if columns is None:
             return NotMine("no loop walks the output and the operands without a stride")
-        sizes = _column_sizes(columns, machine.vector_lanes(str(found.start.ty)))
-        sch = _packed(sch, anchor, columns, sizes)
-        position = found.spatial.index(columns)
-        found = contraction_of(sch, anchor, epilogue)
-        if isinstance(found, NotMine):
-            return found
-        found, tile = _decide(found, found.spatial[position], sizes, machine, sch.mod["main"])
+        tile = _decide(found, columns, machine)
+        sch = _packed(sch, anchor, tile)
+        packed = contraction_of(sch, anchor, epilogue)
+        if isinstance(packed, NotMine):
+            return packed
+        found, tile = _with_joined_rows(packed, _moved(tile, found, packed), sch.mod["main"])
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         done = [block for block in (anchor, epilogue) if block is not None]
         for block in kernel_blocks(sch):
@@ -123,13 +123,9 @@ def _column_sizes(columns: OpenAxis, lanes: int) -> tuple[int, ...]:
     return tuple(size for size in (lanes, _FEW_COLUMNS, 1) if size == 1 or size <= lanes)
 
 
-def _packed(
-    sch: s_tir.Schedule,
-    anchor: SBlockRV,
-    columns: OpenAxis,
-    sizes: tuple[int, ...],
-) -> s_tir.Schedule:
+def _packed(sch: s_tir.Schedule, anchor: SBlockRV, tile: SymbolicTile) -> s_tir.Schedule:
     """``sch``, or a copy of it with a constant packed by the columns of a tile."""
+    columns, sizes = tile.columns, tile.column_sizes
     if columns.length is None or columns.length % sizes[0]:
         return sch
     packed = sch.copy()
@@ -142,27 +138,40 @@ def _packed(
     return sch
 
 
-def _decide(
-    found: Contraction,
-    columns: OpenAxis,
-    sizes: tuple[int, ...],
-    machine: CpuDescription,
-    func: tirx.PrimFunc,
-) -> tuple[Contraction, SymbolicTile]:
-    """The tile, and the contraction with the loops joined that its rows take together."""
+def _decide(found: Contraction, columns: OpenAxis, machine: CpuDescription) -> SymbolicTile:
     lanes = machine.vector_lanes(str(found.start.ty))
+    sizes = _column_sizes(columns, lanes)
     most = min(_MOST_ROWS, row_limit(machine, sizes[0], lanes, 1))
     rows = _row_axis(found, columns, most)
     if rows is None:
-        return found, SymbolicTile(columns, sizes, None, (1,))
+        return SymbolicTile(columns, sizes, None, (1,))
     large = _vector_bytes(found, columns, rows) > machine.l2_bytes // 2
+    return SymbolicTile(columns, sizes, rows, _row_sizes(rows, most), large)
+
+
+def _moved(tile: SymbolicTile, old: Contraction, new: Contraction) -> SymbolicTile:
+    """The same tile of a contraction with the same loops."""
+    columns = new.spatial[old.spatial.index(tile.columns)]
+    rows = new.spatial[old.spatial.index(tile.rows)] if tile.rows is not None else None
+    return replace(tile, columns=columns, rows=rows)
+
+
+def _with_joined_rows(
+    found: Contraction, tile: SymbolicTile, func: tirx.PrimFunc
+) -> tuple[Contraction, SymbolicTile]:
+    """The rows of a tile across all the loops that can be one: rows of several short sequences."""
+    if tile.rows is None:
+        return found, tile
+    rows = tile.rows
     while (position := found.spatial.index(rows)) > 0:
         outer = found.spatial[position - 1]
-        one = joined(found, outer, rows, func.params) if outer is not columns else None
+        one = joined(found, outer, rows, func.params) if outer is not tile.columns else None
         if one is None:
             break
         found, rows = one
-    return found, SymbolicTile(columns, sizes, rows, _row_sizes(rows, most), large)
+    if rows is tile.rows:
+        return found, tile
+    return found, replace(tile, rows=rows, row_sizes=_row_sizes(rows, max(tile.row_sizes)))
 
 
 def _row_axis(found: Contraction, columns: OpenAxis, most: int) -> OpenAxis | None:
@@ -215,7 +224,9 @@ def _with_code(
     replaced = [sch.get(block) for block in done]
     views = [tirx.DeclBuffer(view, data=buffer_data(own)) for view, own in found.views]
     # A block, for what the schedule notes on it; the arrays that it fills are those of the kernel.
-    block = s_tir.SBlock([], [], [], "tiles", sequence([*views, code]), None, [], [], replaced[0].annotations)
+    block = s_tir.SBlock(
+        [], [], [], "tiles", sequence([*views, code]), None, [], [], replaced[0].annotations
+    )
     statements = []
     for statement in root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]:
         inside = [realize.block for realize in nodes(statement, s_tir.SBlockRealize)]
