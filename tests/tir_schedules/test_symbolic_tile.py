@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import cache
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ op = relax.op
 SIZES = (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 26, 50)
 
 
+@cache
 def size(name: str) -> tirx.Var:
     return tirx.Var(name, "int64")
 
