@@ -13,6 +13,7 @@ import tvm
 from tvm import tirx
 from tvm.sym import Analyzer
 
+from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.contraction import Contraction, OpenAxis
 from tvm_ext.tir_schedules.llvm.nest import substitute
 from tvm_ext.tir_schedules.llvm.nest_code import chunk_start, sequence
@@ -65,6 +66,17 @@ def _first_that_fits(axis: OpenAxis, versions: Sequence[tuple[int, tirx.Stmt]]) 
     return code
 
 
+def _quotient(place: Any, divisor: Any) -> Any:
+    return place if static_extent(divisor) == 1 else tirx.truncdiv(place, _not_zero(divisor))
+
+
+def _not_zero(divisor: Any) -> Any:
+    """A number of tiles in a loop over them: not zero, which TVM finds it to be in a branch for
+    sizes that cannot be, and stops at."""
+    known = static_extent(divisor)
+    return divisor if known else tirx.max(divisor, tirx.const(1, str(divisor.ty)))
+
+
 class _Version:
     """The code for one size of tiles, with variables of its own."""
 
@@ -89,14 +101,13 @@ class _Version:
             return body
         every = tirx.Var("tile", self.index)
         places: list[tirx.Stmt] = []
-        inner: Any = 1
+        inner: Any = tirx.const(1, self.index)
         # Divided once for a tile: within the addresses, LLVM would divide for each of them.
         for step in reversed(steps[1:]):
-            place = every if not places else tirx.truncdiv(every, inner)
-            places.append(tirx.Bind(step.var, tirx.truncmod(place, step.extent)))
+            place = _quotient(every, inner)
+            places.append(tirx.Bind(step.var, tirx.truncmod(place, _not_zero(step.extent))))
             inner = step.extent * inner
-        first = tirx.truncdiv(every, inner) if places else every
-        places.append(tirx.Bind(steps[0].var, first))
+        places.append(tirx.Bind(steps[0].var, _quotient(every, inner)))
         body = sequence([*places, body])
         return self._loop(every, inner * steps[0].extent, body, tirx.ForKind.PARALLEL)
 
