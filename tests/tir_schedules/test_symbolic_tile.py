@@ -10,16 +10,18 @@ import tvm
 import tvm_ffi
 from guarded import guarded
 from kernel_cases import nhwc
-from lowering import Kernels, Spec, f32, kernel_of, kernels_of, loops_of
+from lowering import f32, kernel_of, loops_of, statements
 from machines import GPU, MACHINE, NARROW
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE, static_extent
 from tvm_ext.tir_schedules.llvm.symbolic_tile import SymbolicTiles
+from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
 
 op = relax.op
@@ -62,7 +64,7 @@ def call(
 
 
 def as_tensor(value: np.ndarray | int) -> object:
-    """An array where it is; an empty one, whose strides NumPy and TVM do not agree on, is copied."""
+    """An array where it is; an empty one is copied: TVM expects other strides of it than NumPy."""
     if isinstance(value, int):
         return value
     return tvm_ffi.from_dlpack(value) if value.size else tvm.runtime.tensor(value)
@@ -166,3 +168,155 @@ def test_convolution(stride: int, kernel: int, pad: int, named: bool) -> None:
             x = random(batch, height, width, 3)
             wanted = np.maximum(convolution(x, weights, stride, pad) + bias, 0)
             close(call(function, [x, own, bias], wanted.shape), wanted)
+        empty = random(batch, height, 0, 3)
+        shape = (batch, -(-height // stride), 0, 24)
+        assert call(function, [empty, own, bias], shape).size == 0
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_convolution_with_channels_first(kernel: int) -> None:
+    """Columns are pixels, of a width that is a multiple of four: some branches are never taken."""
+    width = size("width") * 4
+    func = kernel_of(
+        lambda x, w: nn.relu(nn.conv2d(x, w, padding=(kernel // 2, kernel // 2))),
+        ((size("batch"), 5, size("height"), width), "float32"),
+        f32(19, 5, kernel, kernel),
+    )
+    function = built(scheduled(func).func)
+    weights = random(19, 5, kernel, kernel)
+    turned = weights.transpose(2, 3, 1, 0)
+    for height, width in ((1, 4), (3, 8), (2, 16), (9, 20), (5, 0)):
+        x = random(2, 5, height, width)
+        shape = (2, 19, height, width)
+        numbers = [number for name, number in (("width", width // 4),) if _takes(func, name)]
+        found = call(function, [x, weights], shape, *numbers)
+        if width:
+            wanted = convolution(x.transpose(0, 2, 3, 1), turned, 1, kernel // 2)
+            close(found, np.maximum(wanted, 0).transpose(0, 3, 1, 2))
+
+
+def _takes(func: tirx.PrimFunc, name: str) -> bool:
+    return any(param.name == name for param in func.params)
+
+
+def test_crop_of_padded_channels() -> None:
+    """Channels that are only there to fill vectors are not computed."""
+    func = kernel_of(
+        lambda x, w: op.strided_slice(op.matmul(x, w), axes=[1], begin=[0], end=[28]),
+        ((size("rows"), 6), "float32"),
+        f32(6, 32),
+    )
+    function = built(scheduled(func).func)
+    weights = random(6, 32)
+    for rows in SIZES:
+        x = random(rows, 6)
+        close(call(function, [x, weights], (rows, 28)), (x @ weights)[:, :28])
+
+
+def test_sums_that_are_broadcast() -> None:
+    """The sums stay an array where what follows does not read each of them once."""
+    func = kernel_of(
+        lambda x, w, y: op.add(op.matmul(x, w), y),
+        ((1, size("steps")), "float32"),
+        ((size("steps"), 40), "float32"),
+        ((size("rows"), 40), "float32"),
+    )
+    function = built(scheduled(func).func)
+    for steps in (0, 1, 5):
+        for rows in SIZES:
+            x, w, y = random(1, steps), random(steps, 40), random(rows, 40)
+            close(call(function, [x, w, y], (rows, 40)), x @ w + y)
+
+
+def sums_of(func: tirx.PrimFunc) -> list[int]:
+    """Elements of each tile of sums."""
+    found = [s.buffer for s in statements(func.body) if isinstance(s, tirx.AllocBuffer)]
+    return [static_extent(array.shape[0]) for array in found if array.name == "sums"]
+
+
+@pytest.mark.parametrize(
+    ("machine", "columns", "tiles"),
+    [
+        (MACHINE, 64, [8 * 32, 32]),
+        (MACHINE, 48, [8 * 16, 16]),
+        (MACHINE, 6, [8 * 4, 4]),
+        (NARROW, 64, [6 * 16, 16]),
+    ],
+)
+def test_tiles_fit_into_registers(machine, columns: int, tiles: list[int]) -> None:
+    before = matmul_bias_relu(columns)
+    text = before.script()
+    found = scheduled(before, machine).func
+    assert before.script() == text
+    assert sums_of(found) == tiles
+    loops = loops_of(found)
+    # Tiles on threads, then the reduction, the rows and their vectors.
+    inner = [loop for loop in loops if loop.path == ("parallel", "serial", "unrolled")]
+    assert [(loop.kind, loop.extent) for loop in inner] == [("vectorized", tiles[-1])]
+    assert {loop.kind for loop in loops if not loop.path} == {"parallel"}
+    # One way for rows in tiles, one for fewer rows than a tile has.
+    assert len([loop for loop in loops if not loop.path]) == 2
+
+
+def test_one_core_needs_no_threads() -> None:
+    found = scheduled(matmul_bias_relu(64), MACHINE.with_cores(1)).func
+    assert "parallel" not in {loop.kind for loop in loops_of(found)}
+
+
+def test_sequences_of_a_batch_share_tiles() -> None:
+    """The rows of all sequences are one loop where addresses allow it."""
+    text = scheduled(matmul_bias_relu(64)).func.script()
+    assert "batch * rows >= T.int64(8)" in text
+
+
+def test_rows_of_a_convolution_with_a_border_are_those_of_one_line() -> None:
+    func = kernel_of(
+        lambda *v: nhwc(*v, padding=(1, 1)),
+        ((size("batch"), size("height"), size("width"), 3), "float32"),
+        f32(3, 3, 3, 32),
+        f32(32),
+    )
+    text = scheduled(func).func.script()
+    assert "if width >= T.int64(8)" in text
+    # TVM's own estimate of what tiles read of the padded input is not used.
+    assert "explicit_read_region" in text
+
+
+@pytest.mark.parametrize("target", ["avx2", "avx512", "aarch64-neon", "x86-64"])
+def test_builds_for_other_machines(target: str) -> None:
+    machine = resolve_target(target)
+    func = scheduled(matmul_bias_relu(48), machine).func.with_attr("global_symbol", "main")
+    assert tirx.build(tvm.IRModule({"main": func}), target=machine.tvm_target()) is not None
+
+
+ROWS = ((size("rows"), 32), "float32")
+REFUSALS = {
+    "the target is not a CPU": (GPU, lambda: matmul_bias_relu(64)),
+    "the kernel has 0 reductions, not one": (MACHINE, lambda: kernel_of(op.exp, ROWS)),
+    "the kernel has 2 reductions, not one": (MACHINE, lambda: kernel_of(nn.softmax, ROWS)),
+    "all extents are known, or a loop has no iterations": (
+        MACHINE,
+        lambda: kernel_of(op.matmul, f32(3, 4), f32(4, 5)),
+    ),
+    "its reduction is no sum": (MACHINE, lambda: kernel_of(lambda x: op.max(x, axis=[0]), ROWS)),
+    "it sums up something other than products": (
+        MACHINE,
+        lambda: kernel_of(lambda x: op.sum(x, axis=[0]), ROWS),
+    ),
+    "no loop walks the output and the operands without a stride": (
+        MACHINE,
+        lambda: kernel_of(op.matmul, ROWS, f32(32, 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSALS)
+def test_refusals(reason: str) -> None:
+    machine, func = REFUSALS[reason]
+    assert apply_template(SymbolicTiles(), func(), machine) == NotMine(reason)
+
+
+def test_is_asked_before_the_last_resort() -> None:
+    _, choice = schedule_kernel(matmul_bias_relu(64), MACHINE)
+    assert (choice.schedule, choice.source) == ("symbolic tile", "template")
+    assert choice.packed is not None

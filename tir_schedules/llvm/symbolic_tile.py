@@ -7,6 +7,7 @@ tile code says about loops that are shorter than a tile, or no multiple of it, h
 from collections.abc import Sequence
 from dataclasses import replace
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.sym import detect_linear_equation
@@ -35,6 +36,9 @@ from tvm_ext.tir_schedules.template import Machine, NotMine
 # Rows of a tile, at most: with two vectors enough sums to keep the multiply-add units busy, and
 # few that are computed twice at the end of a loop.
 _MOST_ROWS = 8
+
+# TVM's name for "the regions that the block says it reads are not to be worked out".
+_EXPLICIT_READS = "explicit_read_region"
 
 # Sums next to each other where a loop over them is shorter than a vector.
 _FEW_COLUMNS = 4
@@ -223,10 +227,12 @@ def _with_code(
     root = func.body.block
     replaced = [sch.get(block) for block in done]
     views = [tirx.DeclBuffer(view, data=buffer_data(own)) for view, own in found.views]
-    # A block, for what the schedule notes on it; the arrays that it fills are those of the kernel.
-    block = s_tir.SBlock(
-        [], [], [], "tiles", sequence([*views, code]), None, [], [], replaced[0].annotations
-    )
+    # A block that says that it reads all of the kernel's own arrays: from tiles that overlap TVM
+    # works out sizes for them that are right, and long.
+    own = [a for a in root.alloc_buffers if any(a.same_as(o.source) for o in found.operands())]
+    reads = [tirx.BufferRegion(array, _whole(array)) for array in own]
+    notes = {**replaced[0].annotations, _EXPLICIT_READS: list(range(len(reads)))}
+    block = s_tir.SBlock([], reads, [], "tiles", sequence([*views, code]), None, [], [], notes)
     statements = []
     for statement in root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]:
         inside = [realize.block for realize in nodes(statement, s_tir.SBlockRealize)]
@@ -240,3 +246,7 @@ def _with_code(
     whole = s_tir.SBlock([], [], [], "root", body, None, arrays, [], root.annotations)
     realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), whole)
     return s_tir.Schedule(func.with_body(realize))
+
+
+def _whole(array: tirx.Buffer) -> list[tvm.ir.Range]:
+    return [tvm.ir.Range(0, size) for size in array.shape]
