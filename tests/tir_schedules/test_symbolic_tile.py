@@ -12,7 +12,7 @@ from guarded import guarded
 from kernel_cases import nhwc
 from lowering import f32, kernel_of, loops_of, statements
 from machines import GPU, MACHINE, NARROW
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.host import host_description
@@ -131,6 +131,28 @@ def test_batched_matmul_with_an_open_sum() -> None:
         for steps in (0, 1, 2, 17):
             x, y = random(2, rows, steps), random(2, steps, 32)
             close(call(function, [x, y], (2, rows, 32)), x @ y)
+
+
+@pytest.mark.parametrize("columns", ["open", "known"])
+def test_matmul_with_the_transpose(columns: str) -> None:
+    """The right side lies along the sum: it is read from a copy along the columns."""
+    width = size("columns") if columns == "open" else tirx.const(24, "int64")
+    batch, two, five = size("batch"), tirx.const(2, "int64"), tirx.const(5, "int64")
+    left = te.placeholder((batch, two, size("rows"), five), "float32")
+    right = te.placeholder((batch, two, width, five), "float32")
+    depth = te.reduce_axis((0, five))
+    product = te.compute(
+        (batch, two, size("rows"), width),
+        lambda i, j, y, x: te.sum(left[i, j, y, depth] * right[i, j, x, depth], depth),
+    )
+    halved = te.compute(product.shape, lambda *index: product[index] * 0.5)
+    func = te.create_prim_func([left, right, halved])
+    function = built(scheduled(func).func)
+    for rows in (0, 1, 7, 8, 9, 26):
+        for count in SIZES if columns == "open" else (24,):
+            q, k = random(2, 2, rows, 5), random(2, 2, count, 5)
+            result = call(function, [q, k], (2, 2, rows, count))
+            close(result, q @ k.transpose(0, 1, 3, 2) / 2)
 
 
 def test_vector_times_matrix() -> None:

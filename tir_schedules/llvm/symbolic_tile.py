@@ -14,7 +14,12 @@ from tvm.sym import detect_linear_equation
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.block_access import buffer_bytes, operands_of, static_extent
+from tvm_ext.tir_schedules.block_access import (
+    buffer_bytes,
+    constant_parameter,
+    operands_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.blockwise import schedule_block
 from tvm_ext.tir_schedules.llvm.contraction import (
@@ -30,6 +35,7 @@ from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks, re
 from tvm_ext.tir_schedules.llvm.nest_code import sequence, vector_chunk
 from tvm_ext.tir_schedules.llvm.register_tile_decision import row_limit
 from tvm_ext.tir_schedules.llvm.symbolic_tile_code import SymbolicTile, symbolic_tile_code
+from tvm_ext.tir_schedules.llvm.transposed_operand import LEAST_USES, swapped_copy
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
@@ -65,6 +71,11 @@ class SymbolicTiles:
         if isinstance(found, NotMine):
             return found
         columns = _vector_axis(found)
+        if columns is None and _turn_operand(sch, anchor, found):
+            found = contraction_of(sch, anchor, epilogue)
+            if isinstance(found, NotMine):
+                return found
+            columns = _vector_axis(found)
         if columns is None:
             return NotMine("no loop walks the output and the operands without a stride")
         tile = _decide(found, columns, machine)
@@ -121,6 +132,29 @@ def _vector_axis(found: Contraction) -> OpenAxis | None:
     return None
 
 
+def _turn_operand(sch: s_tir.Schedule, anchor: SBlockRV, found: Contraction) -> bool:
+    """Whether an operand that lies along the sum is now read from a copy along the columns."""
+    stmt = sch.get(anchor)
+    operands = [read.source for read in operands_of(stmt)]
+    for axis in found.spatial:
+        if found.step(found.store.indices, axis) != 1:
+            continue
+        for load in found.operands():
+            deep = [r for r in found.reduction if found.step(load.indices, r) == 1]
+            reused = any(
+                found.step(load.indices, other) == 0 and _is_long(other) for other in found.spatial
+            )
+            if found.step(load.indices, axis) is not None or len(deep) != 1 or not reused:
+                continue
+            operand = next(i for i, own in enumerate(operands) if own.same_as(load.source))
+            return swapped_copy(sch, anchor, operand, axis.position, deep[0].position)
+    return False
+
+
+def _is_long(axis: OpenAxis) -> bool:
+    return axis.length is None or axis.length >= LEAST_USES
+
+
 def _column_sizes(columns: OpenAxis, lanes: int) -> tuple[int, ...]:
     if columns.length is not None:
         return (vector_chunk(columns.length, lanes, 2),)
@@ -133,7 +167,10 @@ def _packed(sch: s_tir.Schedule, anchor: SBlockRV, tile: SymbolicTile) -> s_tir.
     if columns.length is None or columns.length % sizes[0]:
         return sch
     packed = sch.copy()
-    for index in range(len(operands_of(packed.get(anchor)))):
+    func = packed.mod["main"]
+    for index, read in enumerate(operands_of(packed.get(anchor))):
+        if constant_parameter(func, read.source) is None:
+            continue
         try:
             if pack_operand(packed, anchor, index, columns.position, sizes[0]):
                 return packed
