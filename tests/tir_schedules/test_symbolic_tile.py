@@ -14,12 +14,15 @@ from lowering import f32, kernel_of, loops_of, statements
 from machines import GPU, MACHINE, NARROW
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
+from tvm.sym import Analyzer
 
 from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE, static_extent
+from tvm_ext.tir_schedules.llvm.blockwise import Blockwise
+from tvm_ext.tir_schedules.llvm.nest import substitute
 from tvm_ext.tir_schedules.llvm.symbolic_tile import SymbolicTiles
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
@@ -233,6 +236,73 @@ def test_crop_of_padded_channels() -> None:
     for rows in SIZES:
         x = random(rows, 6)
         close(call(function, [x, weights], (rows, 28)), (x @ weights)[:, :28])
+
+
+def _line(*shape: object) -> tuple[tuple[object, ...], str]:
+    return (size("batch"), *shape), "float32"
+
+
+OTHERS = {
+    "depthwise": (
+        lambda x, w: nn.conv2d(
+            x, w, padding=(2, 2), groups=19, data_layout="NHWC", kernel_layout="HWOI"
+        ),
+        (_line(size("rows"), size("columns"), 19), f32(5, 5, 19, 1)),
+    ),
+    "dilated": (
+        lambda x, w: nn.conv2d(
+            x, w, padding=(2, 2), dilation=(2, 2), data_layout="NHWC", kernel_layout="HWIO"
+        ),
+        (_line(size("rows"), size("columns"), 3), f32(3, 3, 3, 20)),
+    ),
+    "one axis": (
+        lambda x, w: nn.conv1d(
+            x, w, padding=(1, 1), strides=2, data_layout="NWC", kernel_layout="WIO"
+        ),
+        (_line(size("columns"), 6), f32(3, 6, 40)),
+    ),
+    "one axis, channels first": (
+        lambda x, w: nn.conv1d(x, w, padding=(3, 3)),
+        (_line(6, size("columns")), f32(10, 6, 7)),
+    ),
+    "few rows": (
+        lambda x, w: nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO"),
+        (_line(5, 11, 3), f32(3, 3, 3, 16)),
+    ),
+    "only images": (
+        lambda x, w: nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO"),
+        (_line(3, 3, 5), f32(3, 3, 5, 48)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_convolutions(name: str) -> None:
+    """Against the last resort, one image and three."""
+    expression, inputs = OTHERS[name]
+    func = kernel_of(expression, *inputs)
+    plain = apply_template(Blockwise(), func, host_description())
+    assert isinstance(plain, ScheduledKernel)
+    own, last = built(scheduled(func).func), built(plain.func)
+    for batch in (1, 3):
+        for columns in SIZES[1:]:
+            numbers = {"batch": batch, "rows": 5, "columns": columns}
+            arrays = [random(*_known(shape, numbers)) for shape, _ in inputs]
+            shape = _known(func.params[-1].shape, numbers)
+            close(call(own, arrays, shape), call(last, arrays, shape))
+
+
+def _known(shape: Sequence[object], numbers: dict[str, int]) -> list[int]:
+    """A shape with numbers in place of the sizes of those names."""
+
+    def known(extent: object) -> int:
+        if isinstance(extent, int):
+            return extent
+        names = tirx.analysis.undefined_vars(extent)
+        values = {v: tirx.const(numbers[v.name], "int64") for v in names}
+        return int(Analyzer().simplify(substitute(extent, values)))
+
+    return [known(extent) for extent in shape]
 
 
 def test_sums_that_are_broadcast() -> None:

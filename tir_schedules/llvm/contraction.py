@@ -72,14 +72,17 @@ class Contraction:
         """What the product reads."""
         return nodes(self.product, tvm.ir.TensorLoad)
 
-    def step(self, indices: Sequence[Any], axis: OpenAxis) -> int | None:
-        """0 where an element does not move with ``axis``, 1 for its neighbour, None otherwise."""
-        if not any(depends(index, axis.var) for index in indices):
+    def step(self, place: Any, axis: OpenAxis) -> int | None:
+        """0 where a load or store does not move with ``axis``, 1 for neighbours, None otherwise."""
+        buffer = place.buffer if isinstance(place, tirx.BufferStore) else place.source
+        moving = [p for p, index in enumerate(place.indices) if depends(index, axis.var)]
+        if not moving:
             return 0
-        *outer, last = indices
-        linear = detect_linear_equation(last, [axis.var])
-        unit = len(linear) == 2 and static_extent(linear[0]) == 1
-        return 1 if unit and not any(depends(index, axis.var) for index in outer) else None
+        last = max((p for p, n in enumerate(buffer.shape) if static_extent(n) != 1), default=None)
+        if moving != [last]:
+            return None
+        linear = detect_linear_equation(place.indices[last], [axis.var])
+        return 1 if len(linear) == 2 and static_extent(linear[0]) == 1 else None
 
 
 def depends(expr: Any, var: tirx.Var) -> bool:

@@ -126,8 +126,8 @@ def _epilogue(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
 def _vector_axis(found: Contraction) -> OpenAxis | None:
     """The loop that steps through the result, and through operands or not along them."""
     for axis in found.spatial:
-        steps = [found.step(load.indices, axis) for load in found.operands()]
-        if found.step(found.store.indices, axis) == 1 and None not in steps and 1 in steps:
+        steps = [found.step(load, axis) for load in found.operands()]
+        if found.step(found.store, axis) == 1 and None not in steps and 1 in steps:
             return axis
     return None
 
@@ -137,14 +137,14 @@ def _turn_operand(sch: s_tir.Schedule, anchor: SBlockRV, found: Contraction) -> 
     stmt = sch.get(anchor)
     operands = [read.source for read in operands_of(stmt)]
     for axis in found.spatial:
-        if found.step(found.store.indices, axis) != 1:
+        if found.step(found.store, axis) != 1:
             continue
         for load in found.operands():
-            deep = [r for r in found.reduction if found.step(load.indices, r) == 1]
+            deep = [r for r in found.reduction if found.step(load, r) == 1]
             reused = any(
-                found.step(load.indices, other) == 0 and _is_long(other) for other in found.spatial
+                found.step(load, other) == 0 and _is_long(other) for other in found.spatial
             )
-            if found.step(load.indices, axis) is not None or len(deep) != 1 or not reused:
+            if found.step(load, axis) is not None or len(deep) != 1 or not reused:
                 continue
             operand = next(i for i, own in enumerate(operands) if own.same_as(load.source))
             return swapped_copy(sch, anchor, operand, axis.position, deep[0].position)
@@ -228,8 +228,7 @@ def _row_axis(found: Contraction, columns: OpenAxis, most: int) -> OpenAxis | No
 
 def _reuses(found: Contraction, columns: OpenAxis, axis: OpenAxis) -> bool:
     return any(
-        found.step(load.indices, columns) == 1 and found.step(load.indices, axis) == 0
-        for load in found.operands()
+        found.step(load, columns) == 1 and found.step(load, axis) == 0 for load in found.operands()
     )
 
 
@@ -252,7 +251,7 @@ def _vector_bytes(found: Contraction, columns: OpenAxis, rows: OpenAxis) -> int:
     return sum(
         buffer_bytes(load.source)
         for load in found.operands()
-        if found.step(load.indices, columns) == 1 and found.step(load.indices, rows) == 0
+        if found.step(load, columns) == 1 and found.step(load, rows) == 0
     )
 
 
