@@ -320,6 +320,44 @@ def test_sums_that_are_broadcast() -> None:
             close(call(function, [x, w, y], (rows, 40)), x @ w + y)
 
 
+def product_of_rows() -> tuple[list[te.Tensor], te.Tensor]:
+    """``(rows, 5)`` times ``(5, 32)``: what goes in, and the sums."""
+    rows, five, columns = size("rows"), tirx.const(5, "int64"), tirx.const(32, "int64")
+    x, w = te.placeholder((rows, five), "float32"), te.placeholder((five, columns), "float32")
+    k = te.reduce_axis((0, five))
+    return [x, w], te.compute((rows, columns), lambda i, j: te.sum(x[i, k] * w[k, j], k))
+
+
+def run_on_rows(func: tirx.PrimFunc, inputs: list[np.ndarray]) -> list[np.ndarray]:
+    """Two results of as many rows as the inputs have."""
+    results = [np.zeros((len(inputs[0]), 32), "float32") for _ in range(2)]
+    tensors = [tvm.runtime.tensor(value) for value in (*inputs, *results)]
+    built(func)(*tensors)
+    return [tensor.numpy() for tensor in tensors[-2:]]
+
+
+def test_sums_that_are_a_result_themselves() -> None:
+    inputs, sums = product_of_rows()
+    doubled = te.compute(sums.shape, lambda *index: sums[index] * 2.0)
+    func = scheduled(te.create_prim_func([*inputs, sums, doubled])).func
+    x, w = random(9, 5), random(5, 32)
+    found = run_on_rows(func, [x, w])
+    close(found[0], x @ w)
+    close(found[1], 2 * (x @ w))
+
+
+def test_an_epilogue_that_reads_what_is_computed_between() -> None:
+    inputs, sums = product_of_rows()
+    y = te.placeholder(sums.shape, "float32")
+    between = te.compute(sums.shape, lambda *index: y[index] * 3.0)
+    added = te.compute(sums.shape, lambda *index: sums[index] + between[index])
+    func = te.create_prim_func([*inputs, y, added, between])
+    x, w, more = random(9, 5), random(5, 32), random(9, 32)
+    found = run_on_rows(scheduled(func).func, [x, w, more])
+    close(found[0], x @ w + 3 * more)
+    close(found[1], 3 * more)
+
+
 def sums_of(func: tirx.PrimFunc) -> list[int]:
     """Elements of each tile of sums."""
     found = [s.buffer for s in statements(func.body) if isinstance(s, tirx.AllocBuffer)]

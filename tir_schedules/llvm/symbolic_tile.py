@@ -111,7 +111,8 @@ def _anchor(sch: s_tir.Schedule) -> SBlockRV | NotMine:
 
 
 def _epilogue(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
-    """The block that is computed for each tile: it writes a result of the kernel.
+    """The block that is computed for each tile: it writes a result of the kernel, and the sums are
+    none.
 
     TVM may put an array inside of the kernel into the place of another one that it is computed
     from, and what overlapping tiles repeat would be computed from the result.
@@ -119,8 +120,12 @@ def _epilogue(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
     block = epilogue_of(sch, anchor)
     if block is None or isinstance(contraction_of(sch, anchor, block), NotMine):
         return None
-    written = sch.get(block).writes[0].source
-    return block if any(written.same_as(param) for param in sch.mod["main"].params) else None
+    results = [_is_result(sch, sch.get(one).writes[0].source) for one in (anchor, block)]
+    return block if results == [False, True] else None
+
+
+def _is_result(sch: s_tir.Schedule, array: tirx.Buffer) -> bool:
+    return any(array.same_as(param) for param in sch.mod["main"].params)
 
 
 def _vector_axis(found: Contraction) -> OpenAxis | None:
@@ -265,7 +270,8 @@ def _with_code(
     views = [tirx.DeclBuffer(view, data=buffer_data(own)) for view, own in found.views]
     # A block that says that it reads all of the kernel's own arrays: from tiles that overlap TVM
     # works out sizes for them that are right, and long.
-    own = [a for a in root.alloc_buffers if any(a.same_as(o.source) for o in found.operands())]
+    loads = nodes(code, tvm.ir.TensorLoad)
+    own = [array for array in root.alloc_buffers if any(array.same_as(o.source) for o in loads)]
     reads = [tirx.BufferRegion(array, _whole(array)) for array in own]
     notes = {**replaced[0].annotations, _EXPLICIT_READS: list(range(len(reads)))}
     block = s_tir.SBlock([], reads, [], "tiles", sequence([*views, code]), None, [], [], notes)
@@ -274,7 +280,8 @@ def _with_code(
         inside = [realize.block for realize in nodes(statement, s_tir.SBlockRealize)]
         if not any(b.same_as(old) for b in inside for old in replaced):
             statements.append(statement)
-        elif any(b.same_as(replaced[0]) for b in inside):
+        elif any(b.same_as(replaced[-1]) for b in inside):
+            # Here all that the last of them reads is there.
             statements.append(s_tir.SBlockRealize([], tirx.const(True, "bool"), block))
     body = sequence(statements)
     used = [s.buffer for s in nodes(body, tirx.BufferStore)]
