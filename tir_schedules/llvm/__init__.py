@@ -9,6 +9,7 @@ from tvm_ext.tir_schedules.llvm.reduction import Reduction
 from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
 from tvm_ext.tir_schedules.llvm.row_stitch import RowStitch
 from tvm_ext.tir_schedules.llvm.scan import Scan
+from tvm_ext.tir_schedules.llvm.symbolic_tile import SymbolicTiles
 from tvm_ext.tir_schedules.llvm.transpose import Transpose
 from tvm_ext.tir_schedules.llvm.winograd import Winograd
 from tvm_ext.tir_schedules.template import Template
@@ -25,5 +26,6 @@ CPU_TEMPLATES: tuple[Template, ...] = (
     DepthwiseConvolution(),
     RegisterTile(),
     Reduction(products=True, name="matrix times vector"),
+    SymbolicTiles(),
     Blockwise(),
 )

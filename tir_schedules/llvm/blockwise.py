@@ -44,11 +44,12 @@ class Blockwise:
         if not blocks:
             return NotMine("the kernel has no blocks: its loops are written by hand")
         for block in blocks:
-            _schedule_block(sch, block, machine)
+            schedule_block(sch, block, machine)
         return sch
 
 
-def _schedule_block(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:
+def schedule_block(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:
+    """Loops, vectors and threads for one block, in a loop nest of its own."""
     access = access_of(sch, block)
     if access is None:
         _schedule_symbolic(sch, block, machine)

@@ -8,6 +8,7 @@ import tvm
 from tvm import tirx
 from tvm.sym import Analyzer
 
+from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.borders import branch_comparisons
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.inlining import count_calls
@@ -94,10 +95,15 @@ def chunks(extent: int, length: int, like: tirx.Var) -> tuple[Axis, tvm.ir.Expr]
     the one before has done, and needs no branch.
     """
     axis = new_axis("chunk", -(-extent // length), like)
-    start = axis.var * length
-    if extent % length:
-        start = tirx.min(start, tirx.const(extent - length, str(like.ty)))
-    return axis, start
+    return axis, chunk_start(axis.var, length, tirx.const(extent, str(like.ty)))
+
+
+def chunk_start(chunk: Any, length: int, extent: Any) -> Any:
+    """The first of the iterations of a chunk, of an extent that is at least one chunk long."""
+    known = static_extent(extent)
+    if length == 1 or (known is not None and known % length == 0):
+        return chunk * length
+    return tirx.min(chunk * length, extent - length)
 
 
 def vector_chunk(extent: int, lanes: int, registers: int = REGISTERS_PER_VECTOR_LOOP) -> int:

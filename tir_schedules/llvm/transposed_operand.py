@@ -1,6 +1,7 @@
 """Turns an operand that lies the wrong way for vectors, once, before a product reads it."""
 
 from tvm import s_tir
+from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, operands_of, read_position
 
@@ -24,7 +25,9 @@ def turn_operand(sch: s_tir.Schedule, access: BlockAccess) -> BlockAccess | None
         if len(found) != 1:
             continue
         operand, depth = found[0]
-        if _uses(access, operand) < LEAST_USES or not _swap(sch, access, operand, axis, depth):
+        if _uses(access, operand) < LEAST_USES:
+            continue
+        if not swapped_copy(sch, access.block, operand, axis, depth):
             continue
         return access_of(sch, access.block)
     return None
@@ -38,8 +41,13 @@ def _uses(access: BlockAccess, operand: int) -> int:
     return uses
 
 
-def _swap(sch: s_tir.Schedule, access: BlockAccess, operand: int, axis: int, depth: int) -> bool:
-    stmt = sch.get(access.block)
+def swapped_copy(sch: s_tir.Schedule, block: SBlockRV, operand: int, axis: int, depth: int) -> bool:
+    """Lets ``block`` read a copy of an operand in which two dimensions have changed places.
+
+    They are those that two iteration variables, by position, walk. False, and nothing is changed,
+    where one of them is not the plain index of a dimension.
+    """
+    stmt = sch.get(block)
     region = operands_of(stmt)[operand]
     variables = stmt.iter_vars
     places = [
@@ -52,8 +60,8 @@ def _swap(sch: s_tir.Schedule, access: BlockAccess, operand: int, axis: int, dep
     first, second = (place for place in places if place is not None)
     order[first], order[second] = order[second], order[first]
     position = read_position(stmt, region.source)
-    sch.cache_read(access.block, position, "global")
+    sch.cache_read(block, position, "global")
     sch.transform_layout(
-        access.block, ("read", position), lambda *index: tuple(index[place] for place in order)
+        block, ("read", position), lambda *index: tuple(index[place] for place in order)
     )
     return True
