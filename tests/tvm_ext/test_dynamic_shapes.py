@@ -226,3 +226,30 @@ def test_axes_of_squeeze_are_counted_from_the_front() -> None:
     values = [binding.value for binding in all_bindings_of(import_model(proto).mod["main"])]
     (squeeze,) = [value for value in values if operator_name(value) == "relax.squeeze"]
     assert [int(axis) for axis in squeeze.attrs.axis] == [2]
+
+
+@pytest.mark.parametrize(
+    ("operator", "weights", "good", "bad", "attributes"),
+    [
+        ("Conv", [(4, 3, 1, 1)], (2, 3, 5, 5), (2, 16, 5, 5), {}),
+        ("Conv", [(4, 2, 1, 1)], (2, 4, 5, 5), (2, 2, 5, 5), {"group": 2}),
+        ("ConvTranspose", [(3, 4, 2, 2)], (2, 3, 5, 5), (2, 5, 5, 5), {}),
+        ("Gemm", [(3, 4)], (2, 3), (2, 5), {}),
+        ("Gemm", [(4, 3)], (3, 2), (5, 2), {"transA": 1, "transB": 1}),
+        ("BatchNormalization", [(3,)] * 4, (2, 3, 5), (2, 4, 5), {}),
+        ("InstanceNormalization", [(3,)] * 2, (2, 3, 5), (2, 4, 5), {}),
+        ("RNN", [(1, 4, 3), (1, 4, 4)], (5, 2, 3), (5, 2, 4), {"hidden_size": 4}),
+        ("LayerNormalization", [(3, 5)] * 2, (2, 3, 5), (2, 3, 6), {"axis": 1}),
+    ],
+)
+def test_open_channels_must_fit_the_weights(
+    operator: str, weights: list, good: tuple, bad: tuple, attributes: dict
+) -> None:
+    """They read beyond the end of the weights, or of the input."""
+    stored = {f"w{number}": abs(rand(*shape)) for number, shape in enumerate(weights)}
+    names = [f"d{axis}" for axis in range(len(good))]
+    nodes = [node(operator, ["x", *stored], ["y"], **attributes)]
+    proto = model(nodes, [value("x", names)], [value("y", None)], **stored)
+    check(proto, [{"x": rand(*good)}], tolerance=1e-4)
+    with pytest.raises(RunError):
+        tvm_ext.compile(proto).run({"x": rand(*bad)})

@@ -16,6 +16,7 @@ from tvm.sym import Analyzer
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.checked_sizes import equal_sizes, of_sizes
 from tvm_ext.onnx_frontend.converters.runtime_sizes import vector, wide
+from tvm_ext.onnx_frontend.converters.weighted_sizes import has_weights, with_weighted_sizes
 
 BROADCASTING = frozenset(
     {
@@ -41,6 +42,8 @@ def with_agreeing_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: di
     ValueError
         Two known sizes differ.
     """
+    if has_weights(key):
+        return with_weighted_sizes(bb, key, inputs, attrs)
     combine: Callable[[list[relax.Expr]], list[relax.Expr]]
     if key in BROADCASTING:
         combine = lambda tensors: broadcast_alike(bb, tensors)  # noqa: E731
