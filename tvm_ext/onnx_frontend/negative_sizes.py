@@ -46,11 +46,12 @@ def refuse_negative_sizes(model: onnx.ModelProto, label: str) -> None:
     if not waiting:
         # Converters say more of what is wrong.
         return
+    sliced = {name for node in waiting for name in node.input[:1]}
     for node in waiting:
         node.domain = _LEFT_OUT
     skeleton.opset_import.add(domain=_LEFT_OUT, version=1)
     for _ in range(_MOST_PASSES):
-        known = _inferred(skeleton, label)
+        known = _inferred(skeleton, sliced, label)
         ready = [node for node in waiting if not node.input or node.input[0] in known]
         if not ready:
             return
@@ -59,20 +60,25 @@ def refuse_negative_sizes(model: onnx.ModelProto, label: str) -> None:
         waiting = [node for node in waiting if node.domain]
 
 
-def _inferred(skeleton: onnx.ModelProto, label: str) -> set[str]:
-    """Names of the values whose type is known."""
+def _inferred(skeleton: onnx.ModelProto, sliced: set[str], label: str) -> set[str]:
+    """Names of the values whose type is known; refuses negative sizes.
+
+    In a body only of what is sliced: a branch that is never chosen may have them.
+    """
     try:
         inferred = onnx.shape_inference.infer_shapes(skeleton)
     except (ValueError, RuntimeError, onnx.shape_inference.InferenceError):
         # The checker says what it is.
         return set()
     known: set[str] = set()
-    for graph in _graphs(inferred.graph):
+    whole, *bodies = _graphs(inferred.graph)
+    for graph in (whole, *bodies):
         for value in (*graph.input, *graph.value_info, *graph.output):
             if value.HasField("type"):
                 known.add(value.name)
             sizes = [dim.dim_value for dim in _dims(value.type)]
-            if any(size < 0 for size in sizes):
+            counts = graph is whole or value.name in sliced
+            if counts and any(size < 0 for size in sizes):
                 raise ModelError(
                     f"{label}: value '{value.name}' has the sizes {sizes}; expected none below 0: "
                     "give larger input shapes, or export the model again"
