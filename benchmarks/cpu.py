@@ -155,6 +155,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _fixed_shapes(texts: Sequence[str]) -> dict[str, list[int]]:
+    """The shapes of ``--input-shape``, all of numbers: what is timed has one size."""
+    shapes: dict[str, list[int]] = {}
+    for name, given in parse_input_shapes(texts).items():
+        shapes[name] = [size for size in given if isinstance(size, int)]
+        if len(shapes[name]) < len(given):
+            raise InputError(
+                f"--input-shape of '{name}' leaves a size open; expected numbers, since what is "
+                "timed has one size: write such as x=1,3,224,224"
+            )
+    return shapes
+
+
 def _plan(options: argparse.Namespace) -> _Plan:
     machine = _machine(options.threads)
     if not options.seconds > 0:
@@ -162,7 +175,7 @@ def _plan(options: argparse.Namespace) -> _Plan:
     kernels: list[KernelModel] = []
     if options.kernels is not None:
         kernels = select_kernels(kernel_models(Scale(large_bytes(machine))), options.kernels)
-    models = entries_of(options.models, parse_input_shapes(options.input_shape), options.files)
+    models = entries_of(options.models, _fixed_shapes(options.input_shape), options.files)
     if not models and not kernels:
         raise InputError(
             "there is nothing to measure; expected models or --kernels: name an .onnx file"
