@@ -34,7 +34,7 @@ class NameSymbolicSizes:
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Returns ``mod`` itself when no kernel has such a size."""
+        """Returns ``mod`` itself when no kernel or function has such a size."""
         changed = {}
         for global_var, func in mod.functions.items():
             is_kernel = isinstance(func, tirx.PrimFunc)
