@@ -221,7 +221,8 @@ def _schedule(
         sch.tensorize(sch.get_loops(main)[-3], instruction.multiply())
         sch.tensorize(sch.get_loops(filled)[-2], instruction.fill())
         sch.tensorize(stored, instruction.store())
-    _pipeline(sch, steps, part, tiles, instruction)
+    if tiles.stages > 1:
+        _pipeline(sch, steps, part, tiles, instruction, asynchronous=not described)
 
 
 def _by_instruction(
@@ -266,6 +267,7 @@ def _pipeline(
     part: LoopRV,
     tiles: TileSizes,
     instruction: MatrixInstruction,
+    asynchronous: bool,
 ) -> None:
     """Copies run ``stages - 1`` tiles ahead of the products, fragments one instruction ahead."""
     last = tiles.stages - 1
@@ -279,4 +281,5 @@ def _pipeline(
         stages, order = [0, 0, last], [0, 1, 2]
     sch.annotate(steps, "software_pipeline_stage", stages)
     sch.annotate(steps, "software_pipeline_order", order)
-    sch.annotate(steps, "software_pipeline_async_stages", [0])
+    if asynchronous:
+        sch.annotate(steps, "software_pipeline_async_stages", [0])

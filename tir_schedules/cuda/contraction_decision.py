@@ -6,6 +6,7 @@ The longer of the two, times the number of rounds in which all multiprocessors w
 tiles, is what a tile is chosen by: large tiles load less, small ones leave no processor idle.
 """
 
+import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -115,17 +116,29 @@ def decide_tiles(
 
 def _fitting(product: Product, machine: GpuDescription) -> Iterator[TileSizes]:
     """Tiles that are not larger than the product needs and that a block has room for."""
-    depths = [product.depth * factor for factor in (1, 2, 4)]
-    most = _rounded(product.steps, product.depth)
-    for rows in _sizes(product.rows):
-        for columns in _sizes(product.columns):
-            for warp_rows in (size for size in WARP_SIZES if size <= rows):
-                for warp_columns in (size for size in WARP_SIZES if size <= columns):
-                    for depth in (depth for depth in depths if depth <= max(most, product.depth)):
-                        for stages in range(2, MAX_STAGES + 1):
-                            tile = TileSizes(rows, columns, depth, warp_rows, warp_columns, stages)
-                            if _fits(tile, product, machine):
-                                yield tile
+    blocks = itertools.product(_sizes(product.rows), _sizes(product.columns))
+    warps = tuple(itertools.product(WARP_SIZES, WARP_SIZES))
+    pipelines = tuple(_pipelines(product))
+    for (rows, columns), (warp_rows, warp_columns) in itertools.product(blocks, warps):
+        if warp_rows > rows or warp_columns > columns:
+            continue
+        for depth, stages in pipelines:
+            tile = TileSizes(rows, columns, depth, warp_rows, warp_columns, stages)
+            if _fits(tile, product, machine):
+                yield tile
+
+
+def _pipelines(product: Product) -> Iterator[tuple[int, int]]:
+    """Depths of a tile, and how many tiles may be in flight: no more than there are.
+
+    TVM 0.27 finds no constant for what a shorter pipeline has to wait for.
+    """
+    for depth in (product.depth * factor for factor in (1, 2, 4)):
+        count = math.ceil(product.steps / depth)
+        if count == 1:
+            yield depth, 1
+            return
+        yield from ((depth, stages) for stages in range(2, min(MAX_STAGES, count) + 1))
 
 
 def _sizes(extent: int) -> list[int]:
