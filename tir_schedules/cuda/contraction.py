@@ -25,7 +25,7 @@ from tvm_ext.tir_schedules.cuda.product_axes import (
     moved_by_dimension,
     product_axes,
 )
-from tvm_ext.tir_schedules.cuda.shared_tile import copy_to_shared, write_results
+from tvm_ext.tir_schedules.cuda.shared_tile import copy_to_shared, pad_rows, write_results
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.inlining import kernel_blocks, reduction_blocks
@@ -214,13 +214,15 @@ def _schedule(
     for loop in sch.get_loops(start)[-2:]:
         sch.unroll(loop)
     filled = sch.get_child_blocks(start)[0]
-    write_results(sch, results, kept, tiles)
+    vector = write_results(sch, results, tiles)
+    kept = sch.blockize(stored)
+    pad_rows(sch, kept, vector)
     if not described:
         for operand, loop in enumerate(inner):
             sch.tensorize(loop, instruction.load("ab"[operand], axes.depth_last[operand]))
         sch.tensorize(sch.get_loops(main)[-3], instruction.multiply())
         sch.tensorize(sch.get_loops(filled)[-2], instruction.fill())
-        sch.tensorize(stored, instruction.store())
+        sch.tensorize(kept, instruction.store())
     if tiles.stages > 1:
         _pipeline(sch, steps, part, tiles, instruction, asynchronous=not described)
 

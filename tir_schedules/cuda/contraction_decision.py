@@ -81,7 +81,7 @@ class TileSizes:
         wide = ROW_PADDING_BYTES + self.depth * element_bytes
         tall = self.depth * (self.columns * element_bytes + ROW_PADDING_BYTES)
         operands = self.rows * wide + max(self.columns * wide, tall)
-        results = self.rows * (self.columns * 4 + ROW_PADDING_BYTES)
+        results = self.rows * (self.columns * 4 + 2 * ROW_PADDING_BYTES)
         return max(self.stages * operands, results)
 
     def registers(self, element_bytes: int, depth: int) -> int:

@@ -18,6 +18,12 @@ VECTOR_BYTES = 16
 
 LANES = 32
 
+# Values of 32 bits that TVM 0.27 generates code for as one vector.
+_WIDEST = {"float32": 8, "int32": 4}
+
+# Rows whose length is a multiple of this, in bytes, are padded to an odd multiple of 16.
+BANK_ALIGNMENT = 64
+
 
 def copy_to_shared(
     sch: s_tir.Schedule, reader: SBlockRV, operand: int, steps: LoopRV, warps: int
@@ -29,41 +35,57 @@ def copy_to_shared(
         for producer in producers:
             sch.compute_inline(producer)
     rows, columns = sch.get_loops(copy)[-2:]
-    size = static_extent(sch.get(rows).extent) * static_extent(sch.get(columns).extent)
     block = sch.get(copy)
     nbytes = element_bytes(block.writes[0].source)
     vector = _vector(block, sch, VECTOR_BYTES // nbytes)
-    vector = math.gcd(vector, static_extent(sch.get(columns).extent))
-    _spread(sch, [rows, columns], warps, vector, size)
-    sch.storage_align(copy, 0, axis=-2, factor=BANK_ALIGNMENT // nbytes,
-                      offset=ROW_PADDING_BYTES // nbytes)
+    vector = math.gcd(vector, static_extent(sch.get(columns).extent) or 1)
+    _spread(sch, [rows, columns], warps, vector)
+    pad_rows(sch, copy)
 
 
-def write_results(
-    sch: s_tir.Schedule, results: SBlockRV, kept: SBlockRV, tiles: TileSizes
-) -> None:
-    """Writes a finished tile, with all that follows the product applied to it."""
+def pad_rows(sch: s_tir.Schedule, writer: SBlockRV, vector: int = 1) -> None:
+    """Lets the rows of the tile that ``writer`` fills begin in different banks.
+
+    They stay multiples of ``vector`` elements: TVM 0.27 takes other wide accesses apart, which for
+    eight values of 32 bits gives code that does not compile.
+    """
+    nbytes = element_bytes(sch.get(writer).writes[0].source)
+    factor, offset = BANK_ALIGNMENT // nbytes, max(ROW_PADDING_BYTES // nbytes, vector)
+    sch.storage_align(writer, 0, axis=-2, factor=factor, offset=offset)
+
+
+def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> int:
+    """Writes a finished tile, with all that follows the product applied to it.
+
+    Returns how many neighbours a thread writes at a time.
+    """
+    dtype = str(sch.get(results).writes[0].source.dtype)
     while consumers := sch.get_consumers(results):
-        for consumer in consumers:
-            for producer in sch.get_producers(consumer):
-                if not sch.get(producer).same_as(sch.get(results)):
-                    sch.compute_inline(producer)
+        _inline_other_inputs(sch, consumers[0], results)
         sch.reverse_compute_inline(consumers[0])
-    block = sch.get(results)
     rows, columns = sch.get_loops(results)[-2:]
-    written = block.writes[0].source
-    vector = VECTOR_BYTES // element_bytes(written)
-    vector = math.gcd(vector, static_extent(written.shape[-1]) or 1)
-    _spread(sch, [rows, columns], tiles.warps, vector, tiles.rows * tiles.columns)
-    sch.storage_align(kept, 0, axis=-2, factor=32, offset=ROW_PADDING_BYTES // 4)
+    written = sch.get(results).writes[0].source
+    widest = min(VECTOR_BYTES // element_bytes(written), _WIDEST[dtype])
+    vector = math.gcd(widest, static_extent(written.shape[-1]) or 1)
+    _spread(sch, [rows, columns], tiles.warps, vector)
+    return vector
 
 
-BANK_ALIGNMENT = 64
+def _inline_other_inputs(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> None:
+    """Inlines what the consumer reads besides the product: a residual that is computed too."""
+    while True:
+        others = [
+            block
+            for block in sch.get_producers(consumer)
+            if not sch.get(block).same_as(sch.get(results))
+        ]
+        if not others:
+            return
+        for block in others:
+            sch.compute_inline(block)
 
 
-def _spread(
-    sch: s_tir.Schedule, loops: list[LoopRV], warps: int, vector: int, size: int
-) -> None:
+def _spread(sch: s_tir.Schedule, loops: list[LoopRV], warps: int, vector: int) -> None:
     """Hands the elements of a tile to all threads, ``vector`` neighbours at a time."""
     fused = sch.fuse(*loops)
     _, warp, lane, lanes = sch.split(fused, [None, warps, LANES, vector])
