@@ -1,6 +1,7 @@
 """Templates for NVIDIA GPUs, in the order in which they are asked, ahead of TVM's dlight rules."""
 
+from tvm_ext.tir_schedules.cuda.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
 from tvm_ext.tir_schedules.template import Template
 
-CUDA_TEMPLATES: tuple[Template, ...] = (Elementwise(),)
+CUDA_TEMPLATES: tuple[Template, ...] = (Contraction(), Elementwise())

@@ -159,7 +159,7 @@ def _fits(tile: TileSizes, product: Product, machine: GpuDescription) -> bool:
 
 
 def _seconds(tile: TileSizes, product: Product, machine: GpuDescription) -> tuple[float, ...]:
-    """Estimated time, and what breaks a tie: fewer bytes from shared memory, more stages."""
+    """Estimated time, and what breaks a tie: four warps, deep enough a pipeline."""
     tiles = (
         product.batch
         * math.ceil(product.rows / tile.rows)
@@ -179,7 +179,8 @@ def _seconds(tile: TileSizes, product: Product, machine: GpuDescription) -> tupl
     seconds = rounds * steps * max(arithmetic, shared, transfer)
     in_flight = (tile.stages - 1) * tile.depth * product.element_bytes
     # Three loads of 128 bytes for each row in flight hide the memory's latency; no more are needed.
-    return (seconds, abs(in_flight - 192), fragments, tile.depth != 2 * product.depth)
+    few_or_many_warps = abs(math.log2(tile.warps) - 2)
+    return (seconds, few_or_many_warps, abs(in_flight - 192), fragments, tile.depth)
 
 
 def _rounded(extent: int, step: int) -> int:

@@ -108,7 +108,8 @@ def whole_source(func: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
     """All of the CUDA code of a scheduled kernel."""
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     target = tvm.target.Target(machine.tvm_target(), host="llvm")
-    return str(tvm.compile(mod, target=target).mod.imports[0].inspect_source())
+    with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
+        return str(tvm.compile(mod, target=target).mod.imports[0].inspect_source())
 
 
 def shared_bytes(source: str) -> int:
