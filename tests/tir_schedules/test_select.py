@@ -114,12 +114,15 @@ def test_first_template(name: str) -> None:
     ("func", "schedule"),
     [
         (lambda: kernel_of(op.matmul, f32(64, 64), f32(64, 64)), "dlight Matmul"),
-        (lambda: kernel_of(op.exp, f32(64, 64)), "dlight Fallback"),
-        (lambda: kernel_of(lambda x: nn.softmax(x, 1), f32(64, 64)), "dlight GeneralReduction"),
+        (lambda: kernel_of(lambda x: nn.max_pool2d(x, (3, 3)), f32(1, 4, 9, 9)), "dlight Fallback"),
+        (lambda: kernel_of(op.exp, f32(64, 64)), "elementwise"),
+        (lambda: kernel_of(op.permute_dims, f32(64, 64)), "transpose"),
+        (lambda: kernel_of(lambda x: nn.softmax(x, 1), f32(64, 64)), "row reduction"),
     ],
 )
 def test_gpu_rules(func: object, schedule: str) -> None:
     found, choice = schedule_kernel(func(), GPU)  # type: ignore[operator]
-    assert (choice.schedule, choice.source) == (schedule, "tvm rule")
+    source = "tvm rule" if schedule.startswith("dlight") else "template"
+    assert (choice.schedule, choice.source) == (schedule, source)
     assert "thread" in [loop.kind for loop in loops_of(found)]
     assert "threadIdx.x" in found.script()

@@ -2,6 +2,7 @@
 
 from tvm_ext.tir_schedules.cuda.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
+from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.template import Template
 
-CUDA_TEMPLATES: tuple[Template, ...] = (Contraction(), Elementwise())
+CUDA_TEMPLATES: tuple[Template, ...] = (Contraction(), Transpose(), Elementwise())

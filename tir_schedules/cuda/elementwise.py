@@ -8,6 +8,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.symbolic_elementwise import symbolic_elementwise
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, vector_widths
@@ -117,6 +118,9 @@ def read_nests(func: tirx.PrimFunc) -> KernelNests | NotMine:
     views = FlatViews()
     nests: list[Nest] = []
     for block in kernel_blocks(sch):
+        if any(static_extent(v.dom.extent) == 0 for v in sch.get(block).iter_vars):
+            # Nothing to compute, and a grid without threads cannot be launched.
+            continue
         nest = nest_of(sch.get(block), views)
         if nest is None:
             return KernelNests(sch, None, views)
@@ -239,7 +243,8 @@ def with_arrays(
     func: tirx.PrimFunc, views: FlatViews, code: Sequence[tirx.Stmt], arrays: Arrays
 ) -> tirx.PrimFunc:
     """``func`` with other statements, which use flat views of its buffers, and ``arrays``."""
-    body = sequence([*views.declarations(func), *code])
+    nothing = [tirx.Evaluate(tirx.const(0, "int32"))]
+    body = sequence([*views.declarations(func), *(code or nothing)])
     used = [store.buffer for store in nodes(body, tirx.BufferStore)]
     inside = [a for a in views.allocated(func) if any(a.same_as(buffer) for buffer in used)]
     root = s_tir.SBlock([], [], [], "root", body, None, [*inside, *arrays.buffers])

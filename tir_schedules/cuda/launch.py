@@ -83,3 +83,11 @@ class Arrays:
         return buffer
 
 
+
+
+def warp_barrier() -> tirx.Stmt:
+    """Waits for the other threads of the warp.
+
+    TVM's own barrier of this scope is an empty statement in CUDA code.
+    """
+    return tirx.Evaluate(tirx.call_extern("void", "__syncwarp"))

@@ -1,4 +1,4 @@
-"""Elementwise kernels with symbolic sizes, by schedule primitives."""
+"""Elementwise kernels with symbolic sizes, or with more than an assignment for an element."""
 
 from typing import Any
 
@@ -27,8 +27,8 @@ def symbolic_elementwise(
     for number, block in enumerate(blocks):
         if any(static_extent(v.dom.extent) == 0 for v in sch.get(block).iter_vars):
             return NotMine("a loop has no iterations")
-        if not isinstance(sch.get(block).body, tirx.BufferStore):
-            return NotMine("a block is more than one assignment")
+        if not sch.get(block).iter_vars or _deals_with_threads(sch.get(block)):
+            return NotMine("a block brings loops of its own that are not over elements")
         asked = decisions if number == 0 and len(blocks) == 1 else CLOSED_FORM
         _schedule(sch, block, machine, asked)
     return sch
@@ -52,6 +52,15 @@ def _schedule(
     sch.bind(thread, "threadIdx.x")
 
 
+def _deals_with_threads(block: Any) -> bool:
+    """Whether a block binds loops itself, or has memory that not every thread can allocate."""
+    loops = nodes(block.body, tirx.For)
+    bound = any(tirx.ForKind(loop.kind) == tirx.ForKind.THREAD_BINDING for loop in loops)
+    inner = nodes(block.body, s_tir.SBlock)
+    memory = any(nested.alloc_buffers for nested in [block, *inner])
+    return bound or memory or bool(nodes(block.body, tirx.AttrStmt))
+
+
 def _vector_width(sch: s_tir.Schedule, block: SBlockRV, machine: GpuDescription) -> int:
     """Elements of a vector where every buffer is a plain copy along the last, known size."""
     stmt: Any = sch.get(block)
@@ -61,6 +70,8 @@ def _vector_width(sch: s_tir.Schedule, block: SBlockRV, machine: GpuDescription)
     last = stmt.iter_vars[-1]
     extent = static_extent(last.dom.extent)
     body = stmt.body
+    if not isinstance(body, tirx.BufferStore):
+        return 1
     loads = nodes(body.value, tvm.ir.TensorLoad)
     accesses = [(body.buffer, body.indices), *((load.source, load.indices) for load in loads)]
     dtypes = {str(buffer.dtype) for buffer, _ in accesses}

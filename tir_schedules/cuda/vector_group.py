@@ -75,13 +75,15 @@ class Lanes:
         """Whether the store and every load move whole vectors, or one element for all lanes."""
         if self.width == 1:
             return True
-        if not self._is_vector(self.store.buffer, self.store.indices[0]):
+        if not self._in_registers and not self._is_vector(
+            self.store.buffer, self.store.indices[0]
+        ):
             return False
         found = [read.load for read in self.reads]
         for load in nodes(self.store.value, tvm.ir.TensorLoad):
             fixed = len(load.indices) == 1 and not self._uses_lane(load.indices[0])
-            single = str(load.source.dtype) not in _VECTOR_TYPES
-            if not fixed and not single and not any(_same(load, other) for other in found):
+            single = str(load.source.dtype) not in _VECTOR_TYPES or is_local(load.source)
+            if not fixed and not single and not any(same_load(load, other) for other in found):
                 return False
         return not self._branches_by_lane()
 
@@ -100,6 +102,10 @@ class Lanes:
             staged.append((read.load, held))
             copy = self._vector(lambda i, h=held, r=read: h.put(i, self._at(r.load, i)))
             statements.append(guarded(read.condition, copy))
+        if self._in_registers:
+            value = _with_loads(self.store.value, staged, self.lane)
+            store = tirx.BufferStore(self.store.buffer, value, self.store.indices)
+            return sequence([*statements, repeated(self.width, dtype, lambda i: self._at(store, i))])
         result = arrays.registers("result", self.width, str(self.store.buffer.dtype), threads)
 
         def computed(i: Any) -> tirx.Stmt:
@@ -112,6 +118,10 @@ class Lanes:
             self._vector(lambda i: tirx.BufferStore(buffer, result.at(i), [self._at(index, i)]))
         )
         return sequence(statements)
+
+    @property
+    def _in_registers(self) -> bool:
+        return is_local(self.store.buffer)
 
     def _vector(self, body: Any) -> tirx.Stmt:
         return repeated(self.width, str(self.lane.ty), body, tirx.ForKind.VECTORIZED)
@@ -167,7 +177,7 @@ class Lanes:
                 continue
             if condition is not None and self._uses_lane(condition):
                 continue
-            known = next((r for r in found if _same(r.load, load)), None)
+            known = next((r for r in found if same_load(r.load, load)), None)
             if known is not None:
                 found.remove(known)
                 either = known.condition is None or condition is None
@@ -219,12 +229,21 @@ def guarded_loads(value: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+def is_local(buffer: Any) -> bool:
+    """Whether every thread has its own copy of a buffer."""
+    return str(buffer.scope()) == "local"
+
+
 def vector_widths(store: tirx.BufferStore, machine: GpuDescription) -> list[int]:
     """Elements of the widest type at hand that fit in 16 bytes, and halves of that down to 1."""
     loads = nodes(store.value, tvm.ir.TensorLoad)
     dtypes = [str(store.buffer.dtype), *(str(load.source.dtype) for load in loads)]
     lanes = [machine.vector_lanes(dtype) for dtype in dtypes if dtype in _VECTOR_TYPES]
-    widest = min(lanes) if dtypes[0] in _VECTOR_TYPES else 1
+    return powers_down(min(lanes) if dtypes[0] in _VECTOR_TYPES else 1)
+
+
+def powers_down(widest: int) -> list[int]:
+    """``widest``, a power of two, its half, and so on down to 1."""
     return [1 << n for n in range(widest.bit_length() - 1, -1, -1)]
 
 
@@ -239,7 +258,8 @@ def _both(left: Any, right: Any) -> Any:
     return right if left is None else tirx.And(left, right)
 
 
-def _same(load: Any, other: Any) -> bool:
+def same_load(load: Any, other: Any) -> bool:
+    """Whether two loads read the same element."""
     return load.source.same_as(other.source) and tvm_ffi.structural_equal(
         list(load.indices), list(other.indices), map_free_vars=False
     )
@@ -247,7 +267,7 @@ def _same(load: Any, other: Any) -> bool:
 
 def _with_loads(value: Any, staged: Sequence[tuple[Any, Any]], lane: tirx.Var) -> Any:
     def replaced(load: Any, mutator: Any) -> Any:
-        held = next((array for other, array in staged if _same(load, other)), None)
+        held = next((array for other, array in staged if same_load(load, other)), None)
         return mutator.default_mutate(load) if held is None else held.at(lane)
 
     return tvm_ffi.structural_mutate(value, [(tvm.ir.TensorLoad, replaced)])

@@ -19,10 +19,17 @@ from tvm_ffi import structural_map, structural_walk
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import apply_template
+from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.template import NotMine, Template
 
 NVCC = shutil.which("nvcc")
+
+# Built once and run once: LLVM's optimisations would take longer than they save.
+SERIAL_TARGET = tvm.target.Target(
+    {"kind": "llvm", "mtriple": host_description().mtriple, "opt-level": 0}
+)
+
 needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: no resource report")
 
 
@@ -56,12 +63,29 @@ def in_series(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return next((new for old, new in replaced if old.same_as(var)), var)
 
     structural_walk(func.body, (tvm.ir.Var, find), order="pre")
-    text = func.with_body(structural_map(func.body, (tvm.ir.Var, buffer)))
-    return text.with_body(structural_map(text.body, (tirx.For, _serial)))
+    body = structural_map(func.body, (tvm.ir.Var, buffer))
+    # The only bare calls are barriers.
+    body = structural_map(body, (tirx.Evaluate, lambda _: tirx.Evaluate(tirx.const(0, "int32"))))
+    body = structural_map(body, (tirx.For, _serial))
+    return func.with_body(structural_map(body, (tirx.BufferStore, _checked)))
+
+
+def _checked(store: tirx.BufferStore) -> tirx.Stmt:
+    """The store after a check that neither it nor its loads leave their buffers."""
+    checks: Any = tirx.const(True, "bool")
+    reads = [(load.source, load.indices, cond) for load, cond in guarded_loads(store.value)]
+    for buffer, indices, condition in [*reads, (store.buffer, store.indices, None)]:
+        for size, index in zip(buffer.shape, indices, strict=True):
+            inside = tirx.And(index >= 0, index < size)
+            if condition is not None:
+                inside = tirx.Or(tirx.Not(condition), inside)
+            checks = tirx.And(checks, inside)
+    message = tvm.ir.StringImm(f"out of bounds at a store to {store.buffer.name}")
+    return tirx.SeqStmt([tirx.AssertStmt(checks, tvm.ir.StringImm("IndexError"), [message]), store])
 
 
 def _serial(loop: tirx.For) -> tirx.For:
-    if tirx.ForKind(loop.kind) != tirx.ForKind.THREAD_BINDING:
+    if tirx.ForKind(loop.kind) not in (tirx.ForKind.THREAD_BINDING, tirx.ForKind.VECTORIZED):
         return loop
     return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
 
@@ -77,7 +101,7 @@ def assert_numbers(
         modules[f"{symbol}_s"] = in_series(functions[name]).with_attr(
             "global_symbol", f"{symbol}_s"
         )
-    library = tirx.build(tvm.IRModule(modules), target=host_description().tvm_target())
+    library = tirx.build(tvm.IRModule(modules), target=SERIAL_TARGET)
     for name, symbol in symbols.items():
         arrays = []
         for version in (symbol, f"{symbol}_s"):
@@ -101,12 +125,14 @@ def check(template: Template, expression: Any, *inputs: Any, **decided: int) -> 
 
 def cuda_source(func: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
     """The CUDA code of a scheduled kernel, without the head that all have."""
-    return whole_source(func, machine).split('extern "C"', 1)[1]
+    return whole_source(func, machine=machine).split('extern "C"', 1)[1]
 
 
-def whole_source(func: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
-    """All of the CUDA code of a scheduled kernel."""
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+def whole_source(*functions: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
+    """All of the CUDA code of some scheduled kernels."""
+    names = [f"k{number}" for number in range(len(functions))]
+    pairs = zip(names, functions, strict=True)
+    mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in pairs})
     target = tvm.target.Target(machine.tvm_target(), host="llvm")
     with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
         return str(tvm.compile(mod, target=target).mod.imports[0].inspect_source())
@@ -141,3 +167,4 @@ def resources(source: str, arch: str, folder: Path) -> list[Resources]:
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", text)]
     stack = [int(n) for n in re.findall(r"(\d+) bytes stack frame", text)]
     return [Resources(*found) for found in zip(registers, spilled, stack, strict=True)]
+

@@ -1,0 +1,235 @@
+"""Kernels that read along one axis and write along another: turned in shared memory.
+
+A square tile is read along the axis in which its elements are neighbours in the input, and written
+along the axis in which they are neighbours in the result. Rows of the tile are padded, so that
+threads that walk down a column use different banks.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+
+from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.tir_schedules.block_access import element_bytes
+from tvm_ext.tir_schedules.cuda.elementwise import (
+    asked_by_block,
+    decide_flat,
+    flat_code,
+    read_nests,
+    with_arrays,
+)
+from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
+from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads, same_load
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.llvm.nest import (
+    Axis,
+    Nest,
+    in_order_of_writing,
+    joined,
+    slope,
+    substitute,
+    with_own_variables,
+    without_divisions,
+)
+from tvm_ext.tir_schedules.llvm.row_code import sequence
+from tvm_ext.tir_schedules.template import Machine, NotMine
+
+TILES = (16, 32, 64)
+_MOST_THREADS = 256
+
+# Shorter axes leave most of a tile empty; the caches serve them as well.
+_SHORTEST_AXIS = 8
+
+# Bytes of a bank of shared memory (CUDA C++ Programming Guide, shared memory).
+_BANK_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What of a nest goes through shared memory.
+
+    Attributes
+    ----------
+    read_axis, write_axis : int
+        Positions of the axes along which the loads, and the result, are contiguous.
+    loads : list of tvm.ir.TensorLoad
+        What is turned.
+    """
+
+    read_axis: int
+    write_axis: int
+    loads: list[Any]
+
+
+class Transpose:
+    """Kernels without a reduction, some input of which is read across."""
+
+    name = "transpose"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
+    ) -> s_tir.Schedule | NotMine:
+        """See ``Template.apply``."""
+        if not isinstance(machine, GpuDescription):
+            return NotMine("the target is not an NVIDIA GPU")
+        read = read_nests(func)
+        if isinstance(read, NotMine):
+            return read
+        if read.nests is None:
+            return NotMine("a block is not one assignment with known extents")
+        split = [_in_digits(nest) for nest in read.nests]
+        turns = [turn_of(nest) for nest in split]
+        if not any(turns):
+            return NotMine("every buffer is read along the axis along which the result is written")
+        arrays = Arrays(read.index_dtype)
+        code = []
+        for plain, nest, turn, asked in zip(
+            read.nests, split, turns, asked_by_block(read.nests, decisions), strict=True
+        ):
+            if turn is None:
+                code.append(flat_code(plain, decide_flat(plain, machine, asked), arrays))
+            else:
+                code.append(_turned(nest, turn, machine, asked, arrays))
+        return s_tir.Schedule(with_arrays(func, read.views, code, arrays))
+
+
+def _in_digits(nest: Nest) -> Nest:
+    return with_own_variables(joined(in_order_of_writing(without_divisions(nest))))
+
+
+def turn_of(nest: Nest) -> Turn | None:
+    """What of ``nest`` is read across; None when nothing is, or an axis is short."""
+    if len(nest.axes) < 2:
+        return None
+    write = len(nest.axes) - 1
+    if slope(nest.store.indices[0], nest.axes[write].var) != 1:
+        return None
+    found: dict[int, list[Any]] = {}
+    for load, condition in guarded_loads(nest.store.value):
+        across = _read_axis(nest, load, write)
+        if condition is None and across is not None:
+            loads = found.setdefault(across, [])
+            if not any(same_load(load, other) for other in loads):
+                loads.append(load)
+    if len(found) != 1:
+        return None
+    ((read, loads),) = found.items()
+    short = min(nest.axes[read].extent, nest.axes[write].extent) < _SHORTEST_AXIS
+    return None if short else Turn(read, write, loads)
+
+
+def _read_axis(nest: Nest, load: Any, write: int) -> int | None:
+    """The axis along which a load is contiguous, when it is not along the result's."""
+    steps = [slope(load.indices[0], axis.var) for axis in nest.axes]
+    if steps[write] in (None, 0, 1):
+        return None
+    return next((i for i, step in enumerate(steps) if step == 1 and i != write), None)
+
+
+def _turned(
+    nest: Nest, turn: Turn, machine: GpuDescription, decisions: Decisions, arrays: Arrays
+) -> tirx.Stmt:
+    """The grid of one block, a tile for each block of threads."""
+    dtype = arrays.index_dtype
+    sizes = [element_bytes(load.source) for load in turn.loads]
+    fitting = [
+        tile
+        for tile in TILES
+        if sum(tile * (tile + _padding(b)) * b for b in sizes) <= machine.shared_memory_bytes
+    ]
+    if not fitting:
+        return flat_code(nest, decide_flat(nest, machine), arrays)
+    default = 64 if max(sizes) <= 2 and 64 in fitting else min(32, max(fitting))
+    tile = decisions.pick("tile", fitting, default)
+    rows = [n for n in (4, 8, 16) if n <= tile and n * tile <= machine.max_threads_per_block]
+    deep = decisions.pick("rows", rows, max(n for n in rows if n * tile <= _MOST_THREADS))
+    shared = [
+        arrays.allocated(
+            f"{load.source.name}_tile", (tile * (tile + _padding(b)),), str(load.source.dtype), "shared"
+        )
+        for load, b in zip(turn.loads, sizes, strict=True)
+    ]
+    read, write = nest.axes[turn.read_axis], nest.axes[turn.write_axis]
+    others = [a for i, a in enumerate(nest.axes) if i not in (turn.read_axis, turn.write_axis)]
+    across, along = -(-read.extent // tile), -(-write.extent // tile)
+
+    def block(index: Any) -> tirx.Stmt:
+        values, left = {}, index
+        tile_of_write, left = left % along, left // along
+        tile_of_read, left = left % across, left // across
+        for axis in reversed(others):
+            values[axis.var] = left % tirx.const(axis.extent, dtype)
+            left = left // tirx.const(axis.extent, dtype)
+
+        def over_tile(first: Axis, first_tile: Any, body: Any, second: Axis, other: Any) -> tirx.Stmt:
+            """``body`` with ``first`` along threadIdx.x and ``second`` along threadIdx.y."""
+
+            def one(y: Any, x: Any) -> tirx.Stmt:
+                at = {first.var: first_tile * tile + x, second.var: other * tile + y}
+                inside = None
+                for axis in (first, second):
+                    if axis.extent % tile:
+                        test = at[axis.var] < tirx.const(axis.extent, dtype)
+                        inside = test if inside is None else tirx.And(inside, test)
+                return guarded(inside, body({**values, **at}, y, x))
+
+            def thread(ty: Any, tx: Any) -> tirx.Stmt:
+                return repeated(tile // deep, dtype, lambda i: one(i * deep + ty, tx))
+
+            return bound(
+                "threadIdx.y",
+                deep,
+                dtype,
+                lambda ty: bound("threadIdx.x", tile, dtype, lambda tx: thread(ty, tx)),
+            )
+
+        def load_tile(at: dict[Any, Any], y: Any, x: Any) -> tirx.Stmt:
+            return sequence(
+                [
+                    tirx.BufferStore(held, substitute(load, at), [_place(held, tile, y, x)])
+                    for held, load in zip(shared, turn.loads, strict=True)
+                ]
+            )
+
+        def store_tile(at: dict[Any, Any], y: Any, x: Any) -> tirx.Stmt:
+            value = _from_tiles(nest.store.value, turn.loads, shared, tile, x, y)
+            indices = [substitute(index, at) for index in nest.store.indices]
+            return tirx.BufferStore(nest.store.buffer, substitute(value, at), indices)
+
+        return sequence(
+            [
+                over_tile(read, tile_of_read, load_tile, write, tile_of_write),
+                over_tile(write, tile_of_write, store_tile, read, tile_of_read),
+            ]
+        )
+
+    count = across * along
+    for axis in others:
+        count *= axis.extent
+    return bound("blockIdx.x", count, dtype, block)
+
+
+def _padding(size: int) -> int:
+    """Elements after each row of a tile: one bank."""
+    return max(1, _BANK_BYTES // size)
+
+
+def _place(shared: Any, tile: int, y: Any, x: Any) -> Any:
+    """Where an element of a tile is: in one dimension, from which TVM takes no padding away."""
+    return y * (tile + _padding(element_bytes(shared))) + x
+
+
+def _from_tiles(
+    value: Any, loads: Sequence[Any], shared: Sequence[Any], tile: int, y: Any, x: Any
+) -> Any:
+    def replaced(load: Any, mutator: Any) -> Any:
+        for other, held in zip(loads, shared, strict=True):
+            if same_load(load, other):
+                return tirx.BufferLoad(held, [_place(held, tile, y, x)])
+        return mutator.default_mutate(load)
+
+    return tvm_ffi.structural_mutate(value, [(tvm.ir.TensorLoad, replaced)])
