@@ -1,9 +1,10 @@
 """Matrix product and convolution: tiles in shared memory, multiplied by the tensor cores.
 
 A block of threads computes one tile of results. The operands' tiles come into shared memory by
-asynchronous copies, several steps ahead; each warp loads fragments of them one step ahead and
-multiplies. The finished tile goes through shared memory once more, so that bias, activation and
-residual are applied where it is written in whole rows.
+asynchronous copies, several steps ahead; each warp multiplies what it loads from there. The
+finished tile goes through shared memory once more, so that bias, activation and residual are
+applied where it is written in whole rows. Products of float32 are added up in registers, without
+tensor cores.
 """
 
 from dataclasses import dataclass
@@ -11,13 +12,13 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 from tvm_ffi import structural_map
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import access_of
-from tvm_ext.tir_schedules.cuda.contraction_decision import Product, TileSizes, decide_tiles
-from tvm_ext.tir_schedules.cuda.matrix_intrinsics import TILE, MatrixInstruction, result_fragment
+from tvm_ext.tir_schedules.cuda.contraction_decision import WARP_TILES, Product, decide_tiles
+from tvm_ext.tir_schedules.cuda.matrix_intrinsics import MatrixInstruction
 from tvm_ext.tir_schedules.cuda.product_axes import (
     ProductAxes,
     fused_map,
@@ -25,7 +26,8 @@ from tvm_ext.tir_schedules.cuda.product_axes import (
     moved_by_dimension,
     product_axes,
 )
-from tvm_ext.tir_schedules.cuda.shared_tile import copy_to_shared, pad_rows, write_results
+from tvm_ext.tir_schedules.cuda.register_product import REGISTER_TILE, schedule_registers
+from tvm_ext.tir_schedules.cuda.warp_product import schedule_warps
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.inlining import kernel_blocks, reduction_blocks
@@ -34,6 +36,7 @@ from tvm_ext.tir_schedules.template import Machine, NotMine
 # The result in which products of a type are added up.
 ACCUMULATORS = {
     "float16": "float32",
+    "float32": "float32",
     "bfloat16": "float32",
     "int8": "int32",
     "uint8": "int32",
@@ -49,13 +52,17 @@ class Contraction:
 
     Attributes
     ----------
+    tf32 : bool
+        Whether products of float32 are rounded to tf32, 10 bits of mantissa, and go to the tensor
+        cores.
     described : bool
         The loops that each matrix instruction stands for, in its place: what a machine without
         tensor cores can run.
     """
 
+    tf32: bool = False
     described: bool = False
-    name: str = "contraction"
+    name = "contraction"
 
     def apply(
         self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
@@ -73,7 +80,7 @@ class Contraction:
         axes = product_axes(access, sch.get(main))
         if isinstance(axes, NotMine):
             return axes
-        instruction = _instruction(sch.get(main))
+        instruction = self._instruction(sch.get(main))
         if isinstance(instruction, NotMine):
             return instruction
         product = Product(
@@ -84,16 +91,38 @@ class Contraction:
             dtype=instruction.dtype,
             element_bytes=access.element_bytes,
             depth=instruction.depth,
+            warp_tiles=WARP_TILES if instruction.on_tensor_cores else (REGISTER_TILE,),
         )
-        if min(product.rows, product.columns) < 2 or product.batch > MAX_BATCH:
-            return NotMine("it has a single row or column, or too many products")
+        if min(product.rows, product.columns, product.steps) < 2 or product.batch > MAX_BATCH:
+            return NotMine("it has a single row, column or step, or too many products")
         tiles = decide_tiles(product, machine, decisions)
         if isinstance(tiles, NotMine):
             return tiles
         sch, main = _as_product(sch, main, axes, instruction)
         sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth])
-        _schedule(sch, main, tiles, instruction, axes, self.described)
+        if instruction.on_tensor_cores:
+            schedule_warps(sch, main, tiles, instruction, axes.depth_last, self.described)
+        else:
+            schedule_registers(sch, main, tiles, self.described)
+        if not isinstance(sch.get(sch.get_sblock("root")).body, tirx.For):
+            return NotMine("what follows the product cannot be applied to one tile of it")
         return sch
+
+    def _instruction(self, block: s_tir.SBlock) -> MatrixInstruction | NotMine:
+        """How the products that a block adds up are computed."""
+        loads = loads_of(block)
+        if not loads:
+            return NotMine("it adds up something other than products of two operands")
+        dtypes = {str(load.source.dtype) for load in loads}
+        dtype = dtypes.pop()
+        if dtypes or dtype not in ACCUMULATORS:
+            return NotMine(f"there is no instruction for {', '.join(sorted({dtype, *dtypes}))}")
+        accumulator, written = ACCUMULATORS[dtype], str(block.writes[0].source.dtype)
+        if written not in (accumulator, dtype):
+            return NotMine(f"it adds up products of {dtype} in {written}")
+        if accumulator == "int32" and written != accumulator:
+            return NotMine(f"it adds up products of {dtype} in {written}, which wraps around")
+        return MatrixInstruction(dtype, accumulator, dtype != "float32" or self.tf32)
 
 
 def _anchor(sch: s_tir.Schedule) -> SBlockRV | NotMine:
@@ -102,22 +131,6 @@ def _anchor(sch: s_tir.Schedule) -> SBlockRV | NotMine:
     if len(reductions) != 1:
         return NotMine(f"the kernel has {len(reductions)} reductions, not one")
     return reductions[0]
-
-
-def _instruction(block: s_tir.SBlock) -> MatrixInstruction | NotMine:
-    loads = loads_of(block)
-    if not loads:
-        return NotMine("it adds up something other than products of two operands")
-    dtypes = {str(load.source.dtype) for load in loads}
-    dtype = dtypes.pop()
-    if dtypes or dtype not in ACCUMULATORS:
-        return NotMine(f"tensor cores do not multiply {', '.join(sorted({dtype, *dtypes}))}")
-    accumulator, written = ACCUMULATORS[dtype], str(block.writes[0].source.dtype)
-    if written not in (accumulator, dtype):
-        return NotMine(f"it adds up products of {dtype} in {written}")
-    if accumulator == "int32" and written != accumulator:
-        return NotMine(f"it adds up products of {dtype} in {written}, which wraps around")
-    return MatrixInstruction(dtype, accumulator)
 
 
 def _as_product(
@@ -164,124 +177,11 @@ def _with_plain_products(
         if store.buffer.same_as(total) and not loads:
             return tirx.BufferStore(total, tirx.const(0, accumulator), store.indices)
         found = [next((x for x in loads if x.source.same_as(o)), None) for o in operands]
-        if not store.buffer.same_as(total) or None in found:
+        first, second = found
+        if not store.buffer.same_as(total) or first is None or second is None:
             return store
-        first, second = (load.astype(accumulator) for load in found)
+        product = first.astype(accumulator) * second.astype(accumulator)
         own = tirx.BufferLoad(total, store.indices)
-        return tirx.BufferStore(total, own + first * second, store.indices)
+        return tirx.BufferStore(total, own + product, store.indices)
 
     return func.with_body(structural_map(func.body, (tirx.BufferStore, plain)))
-
-
-def _schedule(
-    sch: s_tir.Schedule,
-    main: SBlockRV,
-    tiles: TileSizes,
-    instruction: MatrixInstruction,
-    axes: ProductAxes,
-    described: bool,
-) -> None:
-    """Binds, stages and pipelines a padded product."""
-    batch, i, j, k = sch.get_loops(main)
-    factors = [None, tiles.rows // tiles.warp_rows, tiles.warp_rows // TILE, TILE]
-    row_block, row_warp, row_tile, row = sch.split(i, factors)
-    factors = [None, tiles.columns // tiles.warp_columns, tiles.warp_columns // TILE, TILE]
-    column_block, column_warp, column_tile, column = sch.split(j, factors)
-    depth = instruction.depth
-    steps, part, step = sch.split(k, [None, tiles.depth // depth, depth])
-    blocks, warps = (batch, row_block, column_block), (row_warp, column_warp)
-    sch.reorder(*blocks, *warps, steps, part, row_tile, column_tile, row, column, step)
-    outer = sch.blockize(row)
-    for loop, tag in zip(blocks, ("z", "y", "x"), strict=True):
-        sch.bind(loop, f"blockIdx.{tag}")
-    warp = sch.fuse(*warps)
-    sch.bind(warp, "threadIdx.y")
-    for operand in (0, 1):
-        copy_to_shared(sch, outer, operand, steps, tiles.warps)
-    fragments = [sch.cache_read(outer, operand, "local") for operand in (0, 1)]
-    results = sch.cache_write(outer, 0, "shared.dyn")
-    kept = sch.cache_write(outer, 0, "local")
-    sch.reverse_compute_at(kept, warp)
-    sch.reverse_compute_at(results, column_block)
-    for fragment in fragments:
-        sch.compute_at(fragment, part)
-    for loop in (row_tile, column_tile):
-        sch.unroll(loop)
-    inner = [_by_instruction(sch, block, instruction, axes, operand)
-             for operand, block in enumerate(fragments)]
-    stored = _by_instruction(sch, kept, instruction, axes, None)
-    start = sch.decompose_reduction(outer, steps)
-    for loop in sch.get_loops(start)[-2:]:
-        sch.unroll(loop)
-    filled = sch.get_child_blocks(start)[0]
-    vector = write_results(sch, results, tiles)
-    kept = sch.blockize(stored)
-    pad_rows(sch, kept, vector)
-    if not described:
-        for operand, loop in enumerate(inner):
-            sch.tensorize(loop, instruction.load("ab"[operand], axes.depth_last[operand]))
-        sch.tensorize(sch.get_loops(main)[-3], instruction.multiply())
-        sch.tensorize(sch.get_loops(filled)[-2], instruction.fill())
-        sch.tensorize(kept, instruction.store())
-    if tiles.stages > 1:
-        _pipeline(sch, steps, part, tiles, instruction, asynchronous=not described)
-
-
-def _by_instruction(
-    sch: s_tir.Schedule,
-    block: SBlockRV,
-    instruction: MatrixInstruction,
-    axes: ProductAxes,
-    operand: int | None,
-) -> LoopRV:
-    """Cuts a copy from or to registers into tiles, kept as the instruction wants them.
-
-    Returns the loop that one instruction replaces.
-    """
-    if operand is None:
-        shape: tuple[int, int] = (TILE, TILE)
-    else:
-        shape = (TILE, instruction.depth)
-        shape = shape if axes.depth_last[operand] else (shape[1], shape[0])
-    i, j = sch.get_loops(block)[-2:]
-    outer_i, inner_i = sch.split(i, [None, shape[0]])
-    outer_j, inner_j = sch.split(j, [None, shape[1]])
-    sch.reorder(outer_i, outer_j, inner_i, inner_j)
-    sch.unroll(outer_i)
-    sch.unroll(outer_j)
-
-    def kept(b: Any, x: Any, y: Any) -> list[Any]:
-        inside = (x % shape[0], y % shape[1])
-        if operand is None:
-            place = result_fragment(*inside)
-        else:
-            ordered = inside if axes.depth_last[operand] else inside[::-1]
-            place = instruction.fragment("ab"[operand], *ordered)  # type: ignore[arg-type]
-        return [b, x // shape[0], y // shape[1], *place]
-
-    sch.transform_layout(block, ("read" if operand is None else "write", 0), kept)
-    return inner_i
-
-
-def _pipeline(
-    sch: s_tir.Schedule,
-    steps: LoopRV,
-    part: LoopRV,
-    tiles: TileSizes,
-    instruction: MatrixInstruction,
-    asynchronous: bool,
-) -> None:
-    """Copies run ``stages - 1`` tiles ahead of the products, fragments one instruction ahead."""
-    last = tiles.stages - 1
-    if tiles.depth > instruction.depth:
-        # The loop over the parts becomes three: the first load, loads and products, last products.
-        # The first load of the next tile goes between the last two of this one.
-        stages, order = [0, 0, last - 1, last, last], [0, 1, 3, 2, 4]
-        sch.annotate(part, "software_pipeline_stage", [0, 0, 1])
-        sch.annotate(part, "software_pipeline_order", [0, 1, 2])
-    else:
-        stages, order = [0, 0, last], [0, 1, 2]
-    sch.annotate(steps, "software_pipeline_stage", stages)
-    sch.annotate(steps, "software_pipeline_order", order)
-    if asynchronous:
-        sch.annotate(steps, "software_pipeline_async_stages", [0])

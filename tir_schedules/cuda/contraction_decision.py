@@ -20,7 +20,9 @@ ROW_PADDING_BYTES = 16
 """Bytes after each row in shared memory: rows of eight lanes then begin in different banks."""
 
 TILE_SIZES = (16, 32, 64, 128, 256)
-WARP_SIZES = (16, 32, 64)
+WARP_TILES = tuple(itertools.product((16, 32, 64), (16, 32, 64)))
+"""Rows and columns that a warp may compute with matrix instructions."""
+
 MAX_WARPS = 16
 MAX_STAGES = 5
 
@@ -36,7 +38,7 @@ START_STEPS = 128
 class Product:
     """What is computed: ``batch`` products of ``rows x steps`` and ``steps x columns`` matrices.
 
-    ``depth`` is how many steps one instruction takes, ``unit`` how many rows and columns.
+    ``depth`` is how many steps one instruction takes, ``warp_tiles`` what a warp may compute.
     """
 
     batch: int
@@ -46,6 +48,7 @@ class Product:
     dtype: str
     element_bytes: int
     depth: int
+    warp_tiles: tuple[tuple[int, int], ...] = WARP_TILES
 
 
 @dataclass(frozen=True)
@@ -104,8 +107,10 @@ def decide_tiles(
         return NotMine(f"no tile fits into {machine.dynamic_shared_memory_bytes} bytes")
     closed = min(fitting, key=lambda tile: _seconds(tile, product, machine))
     for name in ("rows", "columns", "depth", "warp_rows", "warp_columns", "stages"):
-        best = closed if closed in fitting else min(
-            fitting, key=lambda tile: _seconds(tile, product, machine)
+        best = (
+            closed
+            if closed in fitting
+            else min(fitting, key=lambda tile: _seconds(tile, product, machine))
         )
         options = {getattr(tile, name) for tile in fitting}
         knob = name if name.startswith("warp") or name == "stages" else f"tile_{name}"
@@ -116,10 +121,10 @@ def decide_tiles(
 
 def _fitting(product: Product, machine: GpuDescription) -> Iterator[TileSizes]:
     """Tiles that are not larger than the product needs and that a block has room for."""
-    blocks = itertools.product(_sizes(product.rows), _sizes(product.columns))
-    warps = tuple(itertools.product(WARP_SIZES, WARP_SIZES))
+    least = [min(sizes) for sizes in zip(*product.warp_tiles, strict=True)]
+    blocks = itertools.product(_sizes(product.rows, least[0]), _sizes(product.columns, least[1]))
     pipelines = tuple(_pipelines(product))
-    for (rows, columns), (warp_rows, warp_columns) in itertools.product(blocks, warps):
+    for (rows, columns), (warp_rows, warp_columns) in itertools.product(blocks, product.warp_tiles):
         if warp_rows > rows or warp_columns > columns:
             continue
         for depth, stages in pipelines:
@@ -141,9 +146,9 @@ def _pipelines(product: Product) -> Iterator[tuple[int, int]]:
         yield from ((depth, stages) for stages in range(2, min(MAX_STAGES, count) + 1))
 
 
-def _sizes(extent: int) -> list[int]:
-    """Tile sizes up to the first that holds all of a dimension."""
-    return [size for size in TILE_SIZES if size < 2 * extent or size == TILE_SIZES[0]]
+def _sizes(extent: int, least: int) -> list[int]:
+    """Tile sizes up to the first that holds all of a dimension, and a warp's part of it."""
+    return [size for size in TILE_SIZES if size >= least and size < max(2 * extent, least + 1)]
 
 
 def _fits(tile: TileSizes, product: Product, machine: GpuDescription) -> bool:

@@ -25,6 +25,7 @@ RESULTS_PER_THREAD = TILE * TILE // WARP
 """Elements of a 16x16 tile of results that one thread holds."""
 
 Operand = Literal["a", "b"]
+OPERANDS: tuple[Operand, Operand] = ("a", "b")
 
 _PTX_NAMES = {
     "float16": "fp16",
@@ -47,10 +48,13 @@ class MatrixInstruction:
         tf32.
     accumulator : str
         Of the results: "float32" or "int32".
+    on_tensor_cores : bool
+        False for products of float32 that are not to be rounded to tf32.
     """
 
     dtype: str
     accumulator: str
+    on_tensor_cores: bool = True
 
     @property
     def packed(self) -> int:
@@ -98,7 +102,9 @@ class MatrixInstruction:
 
     def store(self) -> str:
         """The intrinsic that writes the results to shared memory."""
-        return _registered(f"tvm_ext.mma_store_{self.accumulator}", lambda: _store(self.accumulator))
+        return _registered(
+            f"tvm_ext.mma_store_{self.accumulator}", lambda: _store(self.accumulator)
+        )
 
 
 def result_fragment(row: Any, column: Any) -> tuple[Any, Any]:
@@ -112,9 +118,7 @@ def result_element(lane: Any, position: Any) -> tuple[Any, Any]:
     return row, position // 4 * 8 + lane % 4 * 2 + position % 2
 
 
-def _registered(
-    name: str, build: Callable[[], tuple[tirx.PrimFunc, tirx.PrimFunc]]
-) -> str:
+def _registered(name: str, build: Callable[[], tuple[tirx.PrimFunc, tirx.PrimFunc]]) -> str:
     """``name``, registered on first use: what TVM has once it keeps for the process."""
     if TensorIntrin.get(name, allow_missing=True) is None:
         TensorIntrin.register(name, *build())
@@ -260,12 +264,14 @@ def _store(accumulator: str) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
         shared = _shared((TILE, TILE), accumulator, [T.int32(), T.int32()])
         with T.sblock("root"):
             _accesses([_whole(c)], [_whole(shared)])
-            with T.thread_binding(0, WARP, "threadIdx.x") as lane:
-                # The two neighbours that a lane has of each row go in one store of 8 bytes.
-                with T.unroll(0, RESULTS_PER_THREAD // 2) as pair, T.vectorized(0, 2) as column:
-                    position = pair * 2 + column
-                    at = result_element(lane, position)
-                    T.buffer_store(shared, c[0, position], list(at))
+            # The two neighbours that a lane has of each row go in one store of 8 bytes.
+            with (
+                T.thread_binding(0, WARP, "threadIdx.x") as lane,
+                T.unroll(0, RESULTS_PER_THREAD // 2) as pair,
+                T.vectorized(0, 2) as column,
+            ):
+                position = pair * 2 + column
+                T.buffer_store(shared, c[0, position], list(result_element(lane, position)))
 
     return _function(description), _function(code)
 

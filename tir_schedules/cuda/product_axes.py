@@ -12,7 +12,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx.analysis import undefined_vars
 
-from tvm_ext.tir_schedules.block_access import BlockAccess, static_extent
+from tvm_ext.tir_schedules.block_access import BlockAccess
 from tvm_ext.tir_schedules.template import NotMine
 
 
@@ -115,9 +115,7 @@ def _kind(axis: int, reduces: bool, moved: list[set[int]], written: set[int]) ->
 
 
 def _moved(region: Any, block: s_tir.SBlock) -> set[int]:
-    variables = [
-        variable for dim in region.region for variable in undefined_vars(dim.min)
-    ]
+    variables = [variable for dim in region.region for variable in undefined_vars(dim.min)]
     return {
         position
         for position, iter_var in enumerate(block.iter_vars)

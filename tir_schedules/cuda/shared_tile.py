@@ -16,6 +16,9 @@ from tvm_ext.tir_schedules.llvm.flat_views import nodes
 VECTOR_BYTES = 16
 """The widest access of a thread."""
 
+CONDITIONAL_BYTES = 4
+"""The widest conditional access to bytes that TVM 0.27 generates code for."""
+
 LANES = 32
 
 # Values of 32 bits that TVM 0.27 generates code for as one vector.
@@ -37,7 +40,10 @@ def copy_to_shared(
     rows, columns = sch.get_loops(copy)[-2:]
     block = sch.get(copy)
     nbytes = element_bytes(block.writes[0].source)
-    vector = _vector(block, sch, VECTOR_BYTES // nbytes)
+    widest = VECTOR_BYTES // nbytes
+    if nbytes == 1 and nodes(block.body, tvm.ir.Call):
+        widest = CONDITIONAL_BYTES
+    vector = _vector(block, widest)
     vector = math.gcd(vector, static_extent(sch.get(columns).extent) or 1)
     _spread(sch, [rows, columns], warps, vector)
     pad_rows(sch, copy)
@@ -95,7 +101,7 @@ def _spread(sch: s_tir.Schedule, loops: list[LoopRV], warps: int, vector: int) -
         sch.vectorize(lanes)
 
 
-def _vector(block: s_tir.SBlock, sch: s_tir.Schedule, widest: int) -> int:
+def _vector(block: s_tir.SBlock, widest: int) -> int:
     """Neighbours that are as aligned in memory as they are in the tile."""
     loads = nodes(block.body, tvm.ir.TensorLoad)
     variable = block.iter_vars[-1].var

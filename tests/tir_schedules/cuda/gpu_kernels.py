@@ -19,6 +19,7 @@ from tvm_ffi import structural_map, structural_walk
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import apply_template
+from tvm_ext.tir_schedules.cuda.pass_options import pass_options
 from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.template import NotMine, Template
@@ -167,4 +168,3 @@ def resources(source: str, arch: str, folder: Path) -> list[Resources]:
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", text)]
     stack = [int(n) for n in re.findall(r"(\d+) bytes stack frame", text)]
     return [Resources(*found) for found in zip(registers, spilled, stack, strict=True)]
-

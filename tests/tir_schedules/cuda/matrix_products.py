@@ -1,4 +1,4 @@
-"""Products to schedule, and how they are checked: described loops for numbers, code for the rest."""
+"""Products to schedule, and how they are checked: described loops for numbers, or code."""
 
 from typing import Any
 

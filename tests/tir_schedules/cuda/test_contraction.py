@@ -1,10 +1,10 @@
 import pytest
-import tvm
-from gpu_kernels import whole_source
+from gpu_kernels import assert_numbers, scheduled, whole_source
 from lowering import f32, kernel_of
 from machines import GPU, MACHINE
 from matrix_products import check_numbers, f16, in_instructions, linear, product
 from tvm import relax, te, tirx
+from tvm_ffi import structural_walk
 
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.contraction import Contraction
@@ -19,6 +19,17 @@ def convolution(x: relax.Expr, w: relax.Expr, b: relax.Expr, **options: object) 
         x, w, data_layout="NHWC", kernel_layout="OHWI", out_layout="NHWC", **options
     )
     return relax.op.nn.relu(summed + b)
+
+
+# What a line of CUDA code begins with, and what it does.
+EVENTS = {
+    "ptx_cp_async_legacy": "copy",
+    "tvm_builtin_ptx_cp_async_commit": "commit",
+    "tvm_builtin_ptx_cp_async_wait": "wait",
+    "__syncthreads": "barrier",
+    '"ldmatrix': "load",
+    '"mma': "multiply",
+}
 
 
 def calls(source: str, name: str) -> int:
@@ -43,9 +54,34 @@ def test_product_of_every_type_and_order_has_the_numbers_of_the_loops(options):
     check_numbers(product(32, 48, 96, **options), **SMALL)
 
 
-@pytest.mark.parametrize("shape", [(45, 51, 77), (17, 72, 80), (2, 3, 1), (33, 40, 36)], ids=str)
+@pytest.mark.parametrize("shape", [(45, 51, 77), (17, 72, 80), (2, 3, 4), (33, 40, 36)], ids=str)
 def test_sizes_that_no_tile_divides(shape):
     check_numbers(product(*shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((64, 128, 32), {}),
+        ((45, 51, 77), {}),
+        ((40, 100, 36), {"a_turned": True, "b_turned": True}),
+        ((33, 70, 20), {"batch": (2,)}),
+    ],
+    ids=str,
+)
+def test_float32_is_added_up_in_registers(shape, options):
+    check_numbers(product(*shape, dtype="float32", **options), stages=2)
+
+
+def test_float32_is_rounded_to_tf32_only_where_that_is_allowed():
+    kernel = product(256, 256, 256, dtype="float32")
+    assert "mma.sync" not in whole_source(in_instructions(kernel))
+    rounded = whole_source(scheduled(Contraction(tf32=True), kernel))
+    assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in rounded
+    described = scheduled(
+        Contraction(tf32=True, described=True), product(32, 48, 40, dtype="float32")
+    )
+    assert_numbers({"kernel": product(32, 48, 40, dtype="float32")}, {"kernel": described})
 
 
 def test_bias_and_activation_are_applied_where_the_tile_is_written():
@@ -101,6 +137,33 @@ def test_instructions_of_each_type(dtype, total, instruction):
     assert "cp.async.wait_group" in source
 
 
+@pytest.mark.parametrize(
+    ("stages", "depth"), [(2, 32), (3, 32), (3, 64), (4, 32), (2, 16), (5, 16)]
+)
+def test_every_copy_is_committed_before_it_is_waited_for(stages, depth):
+    tiles = {"tile_rows": 64, "tile_columns": 64, "warp_rows": 32, "warp_columns": 32}
+    func = in_instructions(product(512, 512, 512), **tiles, tile_depth=depth, stages=stages)
+    seen = []
+    for line in whole_source(func).split("__launch_bounds__")[-1].splitlines():
+        for start, event in EVENTS.items():
+            if line.strip().startswith(start):
+                seen.append(event)
+    after_copies = [
+        next(event for event in seen[place:] if event != "copy")
+        for place, event in enumerate(seen)
+        if event == "copy"
+    ]
+    assert set(after_copies) == {"commit"}
+    # A barrier is between the end of a copy and the first load of what any thread copied.
+    waits = [place for place, event in enumerate(seen) if event == "wait"]
+    assert waits
+    assert all(seen[place + 1] == "barrier" for place in waits)
+    # And one between the last load of a tile and the copy of another into its place.
+    loads = [place for place, event in enumerate(seen[:-1]) if event == "load"]
+    assert all(seen[place + 1] != "copy" for place in loads)
+    assert seen.count("wait") >= stages - 1
+
+
 def test_a_padded_size_is_copied_asynchronously_under_a_condition():
     source = whole_source(in_instructions(product(1000, 1000, 1000)))
     assert calls(source, "ptx_cp_async_legacy_pred_cg_16") > 0
@@ -117,8 +180,8 @@ def test_an_image_is_read_eight_channels_at_a_time():
 
 
 def test_rows_that_are_not_aligned_are_copied_without_wide_loads():
-    source = whole_source(in_instructions(product(64, 64, 77)))
-    assert calls(source, "ptx_cp_async_legacy") == calls(source, "ptx_cp_async_legacy_cg_16")
+    source = whole_source(in_instructions(product(64, 51, 77)))
+    assert calls(source, "ptx_cp_async_legacy") == 0
     assert "mma.sync" in source
 
 
@@ -129,8 +192,6 @@ def test_threads_and_blocks_are_bound():
     def note(loop: tirx.For) -> None:
         if loop.thread_binding is not None:
             tags[str(loop.thread_binding.thread_tag)] = int(loop.extent)
-
-    from tvm_ffi import structural_walk
 
     structural_walk(func.body, (tirx.For, note), order="pre")
     assert (tags["blockIdx.x"], tags["blockIdx.y"], tags["blockIdx.z"]) == (4, 8, 4)
@@ -153,9 +214,13 @@ def _mixed() -> tirx.PrimFunc:
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
-        (lambda: product(32, 32, 32, dtype="float64", total="float64"), "do not multiply float64"),
-        (_mixed, "do not multiply float16, float32"),
-        (lambda: product(1, 64, 64), "a single row or column"),
+        (
+            lambda: product(32, 32, 32, dtype="float64", total="float64"),
+            "no instruction for float64",
+        ),
+        (_mixed, "no instruction for float16, float32"),
+        (lambda: product(1, 64, 64), "a single row, column or step"),
+        (lambda: product(8, 8, 1), "a single row, column or step"),
         (lambda: product(32, 32, 32, dtype="int8", total="int8"), "wraps around"),
         (lambda: kernel_of(lambda x: relax.op.sum(x, 1), f32(8, 8)), "besides the sum"),
         (lambda: kernel_of(lambda x: x + x, f32(8, 8)), "0 reductions"),
@@ -173,7 +238,8 @@ def test_symbolic_sizes_are_refused():
     k = te.reduce_axis((0, 32), "k")
     c = te.compute((n, 32), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k))
     refused = apply_template(Contraction(), te.create_prim_func([a, b, c]), GPU)
-    assert isinstance(refused, NotMine) and "symbolic" in refused.reason
+    assert isinstance(refused, NotMine)
+    assert "symbolic" in refused.reason
 
 
 def test_a_cpu_is_refused():
@@ -190,4 +256,4 @@ def test_a_second_use_of_the_product_is_refused_not_lost():
     func = te.create_prim_func([a, b, first, second])
     refused = apply_template(Contraction(), func, GPU)
     assert isinstance(refused, NotMine)
-    assert isinstance(func, tvm.tirx.PrimFunc)
+    assert "one tile" in refused.reason
