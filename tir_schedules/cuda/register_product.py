@@ -12,8 +12,8 @@ from tvm_ext.tir_schedules.cuda.shared_tile import copy_to_shared, pad_rows, wri
 
 LANE_ROWS, LANE_COLUMNS = 4, 8
 ROWS, COLUMNS = 8, 8
-VECTOR = 2
-"""Neighbours that are loaded at a time, fewer than are copied from global memory.
+VECTOR, OTHER_VECTOR = 2, 4
+"""Neighbours that are loaded at a time, the second where two are copied from global memory.
 
 TVM 0.27 makes an array of vectors of one whose accesses are all of one width, and then fails on
 asynchronous copies to it.
@@ -46,17 +46,16 @@ def schedule_registers(
     warp, lane = sch.fuse(*warps), sch.fuse(*lanes)
     sch.bind(warp, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
-    for operand in (0, 1):
-        copy_to_shared(sch, main, operand, steps, tiles.warps)
+    copied = [copy_to_shared(sch, main, operand, steps, tiles.warps) for operand in (0, 1)]
     for operand in (0, 1):
         fragment = sch.cache_read(main, operand, "local")
         sch.compute_at(fragment, part)
-        _in_vectors(sch, fragment)
+        _in_vectors(sch, fragment, OTHER_VECTOR if copied[operand] == VECTOR else VECTOR)
     results = sch.cache_write(main, 0, "shared.dyn")
     kept = sch.cache_write(main, 0, "local")
     sch.reverse_compute_at(kept, lane)
     sch.reverse_compute_at(results, column_block)
-    _in_vectors(sch, kept)
+    _in_vectors(sch, kept, VECTOR)
     for loop in (step, row, column):
         sch.unroll(loop)
     start = sch.decompose_reduction(main, steps)
@@ -70,10 +69,10 @@ def schedule_registers(
             sch.annotate(steps, "software_pipeline_async_stages", [0])
 
 
-def _in_vectors(sch: s_tir.Schedule, copy: SBlockRV) -> None:
-    """Unrolls a copy between shared memory and registers, ``VECTOR`` neighbours at a time."""
+def _in_vectors(sch: s_tir.Schedule, copy: SBlockRV, lanes: int) -> None:
+    """Unrolls a copy between shared memory and registers, ``lanes`` neighbours at a time."""
     *_, outer, inner = sch.get_loops(copy)
     sch.unroll(outer)
-    rest, vector = sch.split(inner, [None, VECTOR])
+    rest, vector = sch.split(inner, [None, lanes])
     sch.unroll(rest)
     sch.vectorize(vector)

@@ -30,8 +30,11 @@ BANK_ALIGNMENT = 64
 
 def copy_to_shared(
     sch: s_tir.Schedule, reader: SBlockRV, operand: int, steps: LoopRV, warps: int
-) -> None:
-    """Copies an operand's tile in every iteration of ``steps``; what computes it is inlined."""
+) -> int:
+    """Copies an operand's tile in every iteration of ``steps``; what computes it is inlined.
+
+    Returns how many neighbours a thread copies at a time.
+    """
     copy = sch.cache_read(reader, operand, "shared.dyn")
     sch.compute_at(copy, steps)
     while producers := sch.get_producers(copy):
@@ -47,6 +50,7 @@ def copy_to_shared(
     vector = math.gcd(vector, static_extent(sch.get(columns).extent) or 1)
     _spread(sch, [rows, columns], warps, vector)
     pad_rows(sch, copy)
+    return vector
 
 
 def pad_rows(sch: s_tir.Schedule, writer: SBlockRV, vector: int = 1) -> None:

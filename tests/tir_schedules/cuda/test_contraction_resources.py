@@ -37,6 +37,13 @@ def test_every_type_is_assembled(dtype, tmp_path):
     assert used.spilled == used.stack == 0
 
 
+@pytest.mark.parametrize("steps", [150, 148, 147])
+@pytest.mark.parametrize("columns", [16, 70, 51])
+def test_float32_copied_by_four_two_and_one(steps, columns):
+    source = whole_source(in_instructions(product(96, columns, steps, dtype="float32")))
+    assert "__global__ void" in source
+
+
 def shared_allocated(func: tirx.PrimFunc) -> int:
     """Bytes of shared memory of the kernel after TVM has laid its arrays over each other."""
     found: list[int] = []
