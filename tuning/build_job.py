@@ -5,6 +5,8 @@ from typing import Any
 
 import tvm
 
+from tvm_ext.tir_schedules.cuda.pass_options import pass_options
+
 
 @dataclass(frozen=True)
 class BuildJob:
@@ -33,6 +35,7 @@ def build_job(mod: tvm.IRModule, target: dict[str, Any], library: str) -> BuildJ
 def build(job: BuildJob) -> None:
     """Builds and writes the library."""
     mod = tvm.ir.load_json(job.mod_json)
-    with tvm.transform.PassContext(opt_level=3):
-        built = tvm.compile(mod, target=tvm.target.Target(job.target))
+    target = tvm.target.Target(job.target)
+    with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
+        built = tvm.compile(mod, target=target)
     built.export_library(job.library)

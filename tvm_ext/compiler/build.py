@@ -4,6 +4,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.errors import BuildError, reason_of
+from tvm_ext.tir_schedules.cuda.pass_options import pass_options
 
 
 def build(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
@@ -15,7 +16,7 @@ def build(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
         Code generation fails: the tool chain lacks something, or a kernel breaks a limit.
     """
     try:
-        with tvm.transform.PassContext(opt_level=3):
+        with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
             return relax.build(mod, target=target, relax_pipeline=None)
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError) as error:
         raise BuildError(

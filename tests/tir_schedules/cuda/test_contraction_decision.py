@@ -1,0 +1,74 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machines import GPU
+
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules.cuda.contraction_decision import Product, TileSizes, decide_tiles
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, DecisionError, Drawn
+from tvm_ext.tir_schedules.template import NotMine
+
+HALF = Product(1, 4096, 4096, 4096, "float16", 2, 16)
+
+
+def decided(product: Product, machine=GPU, **given: int) -> TileSizes:
+    tiles = decide_tiles(product, machine, Chosen(given))
+    assert isinstance(tiles, TileSizes)
+    return tiles
+
+
+def test_large_products_have_large_tiles_and_a_deep_pipeline():
+    tiles = decided(HALF)
+    assert tiles.rows * tiles.columns >= 128 * 128
+    assert tiles.stages >= 3
+    assert 4 <= tiles.warps <= 8
+
+
+def test_a_product_of_few_tiles_has_smaller_ones():
+    small, large = decided(replace(HALF, rows=512, columns=512)), decided(HALF)
+    assert small.rows * small.columns < large.rows * large.columns
+
+
+def test_thin_products_have_thin_tiles():
+    assert decided(replace(HALF, rows=16)).rows == 16
+    assert decided(replace(HALF, columns=24)).columns <= 32
+
+
+def test_a_short_reduction_has_no_more_stages_than_tiles():
+    for steps in (8, 16, 40, 64):
+        tiles = decided(replace(HALF, steps=steps))
+        assert tiles.stages <= -(-steps // tiles.depth)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    rows=st.integers(2, 5000),
+    columns=st.integers(2, 5000),
+    steps=st.integers(2, 5000),
+    machine=st.sampled_from(["nvidia-a100", "nvidia-h100", "nvidia-rtx4090"]),
+    generator=st.randoms(use_true_random=False),
+)
+def test_whatever_is_drawn_fits(rows, columns, steps, machine, generator):
+    gpu = resolve_target(machine)
+    product = replace(HALF, rows=rows, columns=columns, steps=steps)
+    tiles = decide_tiles(product, gpu, Drawn(generator))
+    assert isinstance(tiles, TileSizes)
+    threads = tiles.warps * 32
+    assert threads <= gpu.max_threads_per_block
+    assert tiles.shared_bytes(2) <= gpu.dynamic_shared_memory_bytes
+    assert tiles.registers(2, 16) * threads <= gpu.registers_per_block
+    assert tiles.rows % tiles.warp_rows == tiles.columns % tiles.warp_columns == 0
+
+
+def test_what_does_not_fit_is_not_offered():
+    with pytest.raises(DecisionError, match="tile_columns=256"):
+        decided(HALF, tile_rows=256, tile_columns=256)
+
+
+def test_a_machine_without_room_is_refused():
+    tiny = GPU.model_copy(update={"dynamic_shared_memory_bytes": 512})
+    refused = decide_tiles(HALF, tiny, CLOSED_FORM)
+    assert isinstance(refused, NotMine)
+    assert "512 bytes" in refused.reason

@@ -1,0 +1,102 @@
+"""The intrinsics against the instructions as the PTX ISA defines them, emulated on integers."""
+
+import numpy as np
+import pytest
+from tvm.s_tir import TensorIntrin
+
+from tvm_ext.tir_schedules.cuda.matrix_intrinsics import (
+    TILE,
+    WARP,
+    MatrixInstruction,
+    _row_of_lane,
+    result_element,
+    result_fragment,
+)
+
+TYPES = [("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32"), ("float32", "float32")]
+
+
+def loaded_by_ldmatrix(memory, instruction, operand, depth_last):
+    """What the lanes hold after ldmatrix.x4 of a tile: PTX ISA, "ldmatrix", figures of fragments.
+
+    Lane 8 m + r names row r of matrix m, of 16 bytes. Without .trans lane t gets from each matrix
+    the 4 bytes at row t / 4, column t % 4; with it, elements (2 (t % 4) + e, t / 4) of 2 bytes.
+    """
+    packed, stride = instruction.packed, memory.shape[1]
+    flat = memory.reshape(-1)
+    held = np.zeros((WARP, instruction.per_thread), memory.dtype)
+    for lane in range(WARP):
+        for matrix in range(4):
+            for part in range(packed):
+                row, column = lane // 4, lane % 4 * packed + part
+                if not depth_last:
+                    row, column = lane % 4 * 2 + part, lane // 4
+                begins = _row_of_lane(instruction, operand, depth_last, 8 * matrix + row, stride)
+                held[lane, matrix * packed + part] = flat[begins + column]
+    return held
+
+
+@pytest.mark.parametrize("operand", ["a", "b"])
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_fragments_are_one_to_one(types, operand):
+    instruction = MatrixInstruction(*types)
+    places = {
+        instruction.fragment(operand, row, step): (row, step)
+        for row in range(TILE)
+        for step in range(instruction.depth)
+    }
+    assert len(places) == TILE * instruction.depth
+    assert all(instruction.element(operand, *place) == at for place, at in places.items())
+
+
+@pytest.mark.parametrize("operand", ["a", "b"])
+@pytest.mark.parametrize(
+    ("types", "depth_last"),
+    [(types, True) for types in TYPES] + [(types, False) for types in TYPES[:2]],
+    ids=str,
+)
+def test_ldmatrix_puts_elements_where_the_description_has_them(types, depth_last, operand):
+    instruction = MatrixInstruction(*types)
+    shape = (TILE, instruction.depth) if depth_last else (instruction.depth, TILE)
+    memory = np.arange(TILE * instruction.depth, dtype="int64").reshape(shape)
+    held = loaded_by_ldmatrix(memory, instruction, operand, depth_last)
+    for row in range(TILE):
+        for step in range(instruction.depth):
+            place = instruction.fragment(operand, row, step)
+            assert held[place] == (memory[row, step] if depth_last else memory[step, row])
+
+
+@pytest.mark.parametrize("types", TYPES, ids=str)
+def test_fragments_are_those_of_mma(types):
+    """PTX ISA, "Matrix fragments for mma.m16n8k16" and its like: groupID and threadID_in_group."""
+    instruction = MatrixInstruction(*types)
+    packed, half = instruction.packed, instruction.depth // 2
+    for lane in range(WARP):
+        group, thread = divmod(lane, 4)
+        for register in range(4):
+            for part in range(packed):
+                step = thread * packed + part
+                position = register * packed + part
+                row = group + 8 * (register % 2)
+                assert instruction.element("a", lane, position) == (
+                    row,
+                    step + half * (register // 2),
+                )
+                # Two instructions of 8 columns, with two registers of B each.
+                column = group + 8 * (register // 2)
+                assert instruction.element("b", lane, position) == (
+                    column,
+                    step + half * (register % 2),
+                )
+        for position in range(8):
+            row, column = result_element(lane, position)
+            assert row == group + 8 * (position % 4 // 2)
+            assert column == 8 * (position // 4) + 2 * thread + position % 2
+            assert result_fragment(row, column) == (lane, position)
+
+
+def test_intrinsics_are_registered_once():
+    instruction = MatrixInstruction("float16", "float32")
+    name = instruction.multiply()
+    assert name == instruction.multiply()
+    assert TensorIntrin.get(name).desc.params[0].ty.shape[0] == WARP

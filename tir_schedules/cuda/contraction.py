@@ -1,0 +1,187 @@
+"""Matrix product and convolution: tiles in shared memory, multiplied by the tensor cores.
+
+A block of threads computes one tile of results. The operands' tiles come into shared memory by
+asynchronous copies, several steps ahead; each warp multiplies what it loads from there. The
+finished tile goes through shared memory once more, so that bias, activation and residual are
+applied where it is written in whole rows. Products of float32 are added up in registers, without
+tensor cores.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV
+from tvm_ffi import structural_map
+
+from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.cuda.contraction_decision import WARP_TILES, Product, decide_tiles
+from tvm_ext.tir_schedules.cuda.matrix_intrinsics import MatrixInstruction
+from tvm_ext.tir_schedules.cuda.product_axes import (
+    ProductAxes,
+    fused_map,
+    loads_of,
+    moved_by_dimension,
+    product_axes,
+)
+from tvm_ext.tir_schedules.cuda.register_product import REGISTER_TILE, schedule_registers
+from tvm_ext.tir_schedules.cuda.warp_product import schedule_warps
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.llvm.inlining import kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.template import Machine, NotMine
+
+# The result in which products of a type are added up.
+ACCUMULATORS = {
+    "float16": "float32",
+    "float32": "float32",
+    "bfloat16": "float32",
+    "int8": "int32",
+    "uint8": "int32",
+}
+
+MAX_BATCH = 65_535
+"""Blocks of threads along y and z of a grid: CUDA C++ Programming Guide, compute capabilities."""
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """Kernels with one sum of products of two operands.
+
+    Attributes
+    ----------
+    tf32 : bool
+        Whether products of float32 are rounded to tf32, 10 bits of mantissa, and go to the tensor
+        cores.
+    described : bool
+        The loops that each matrix instruction stands for, in its place: what a machine without
+        tensor cores can run.
+    """
+
+    tf32: bool = False
+    described: bool = False
+    name = "contraction"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
+    ) -> s_tir.Schedule | NotMine:
+        """See ``Template.apply``. Decisions: those of ``decide_tiles``."""
+        if not isinstance(machine, GpuDescription):
+            return NotMine("the target is not a GPU")
+        sch = s_tir.Schedule(func)
+        main = _anchor(sch)
+        if isinstance(main, NotMine):
+            return main
+        access = access_of(sch, main)
+        if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
+            return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
+        axes = product_axes(access, sch.get(main))
+        if isinstance(axes, NotMine):
+            return axes
+        instruction = self._instruction(sch.get(main))
+        if isinstance(instruction, NotMine):
+            return instruction
+        product = Product(
+            batch=axes.size(axes.batch),
+            rows=axes.size(axes.rows),
+            columns=axes.size(axes.columns),
+            steps=axes.size(axes.steps),
+            dtype=instruction.dtype,
+            element_bytes=access.element_bytes,
+            depth=instruction.depth,
+            warp_tiles=WARP_TILES if instruction.on_tensor_cores else (REGISTER_TILE,),
+        )
+        if min(product.rows, product.columns, product.steps) < 2 or product.batch > MAX_BATCH:
+            return NotMine("it has a single row, column or step, or too many products")
+        tiles = decide_tiles(product, machine, decisions)
+        if isinstance(tiles, NotMine):
+            return tiles
+        sch, main = _as_product(sch, main, axes, instruction)
+        sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth])
+        if instruction.on_tensor_cores:
+            schedule_warps(sch, main, tiles, instruction, axes.depth_last, self.described)
+        else:
+            schedule_registers(sch, main, tiles, self.described)
+        if not isinstance(sch.get(sch.get_sblock("root")).body, tirx.For):
+            return NotMine("what follows the product cannot be applied to one tile of it")
+        return sch
+
+    def _instruction(self, block: s_tir.SBlock) -> MatrixInstruction | NotMine:
+        """How the products that a block adds up are computed."""
+        loads = loads_of(block)
+        if not loads:
+            return NotMine("it adds up something other than products of two operands")
+        dtypes = {str(load.source.dtype) for load in loads}
+        dtype = dtypes.pop()
+        if dtypes or dtype not in ACCUMULATORS:
+            return NotMine(f"there is no instruction for {', '.join(sorted({dtype, *dtypes}))}")
+        accumulator, written = ACCUMULATORS[dtype], str(block.writes[0].source.dtype)
+        if written not in (accumulator, dtype):
+            return NotMine(f"it adds up products of {dtype} in {written}")
+        if accumulator == "int32" and written != accumulator:
+            return NotMine(f"it adds up products of {dtype} in {written}, which wraps around")
+        return MatrixInstruction(dtype, accumulator, dtype != "float32" or self.tf32)
+
+
+def _anchor(sch: s_tir.Schedule) -> SBlockRV | NotMine:
+    """The kernel's only reduction."""
+    reductions = reduction_blocks(sch)
+    if len(reductions) != 1:
+        return NotMine(f"the kernel has {len(reductions)} reductions, not one")
+    return reductions[0]
+
+
+def _as_product(
+    sch: s_tir.Schedule, main: SBlockRV, axes: ProductAxes, instruction: MatrixInstruction
+) -> tuple[s_tir.Schedule, SBlockRV]:
+    """The reduction as ``C[b, i, j] += A[b, i, k] * B[b, j, k]``, added up in one wide type.
+
+    A product of float16 that is written in float16 is added up in float32 and rounded once.
+    """
+    positions = [
+        position
+        for position, region in enumerate(sch.get(main).reads)
+        if not region.source.same_as(sch.get(main).writes[0].source)
+    ]
+    operands = [sch.reindex(main, ("read", positions[index])) for index in axes.operands]
+    result = sch.reindex(main, ("write", 0))
+    block = sch.get(main)
+    for operand, reindexed in enumerate(operands):
+        used = moved_by_dimension(block.reads[positions[axes.operands[operand]]], block)
+        order = fused_map(used, axes.order(operand), block)
+        sch.transform_layout(reindexed, ("write", 0), order)
+    dimensions = (axes.batch, axes.rows, axes.columns)
+    used = moved_by_dimension(block.writes[0], block)
+    sch.transform_layout(result, ("read", 0), fused_map(used, dimensions, block))
+    everything = list(range(len(axes.extents)))
+    whole = fused_map(everything, (*dimensions, axes.steps), block)
+    sch.transform_block_layout(main, whole)
+    if str(sch.get(main).writes[0].source.dtype) != instruction.accumulator:
+        sch.unsafe_set_dtype(main, 0, instruction.accumulator)
+    name = sch.get(main).name_hint
+    buffers = [sch.get(reindexed).writes[0].source for reindexed in operands]
+    sch = s_tir.Schedule(_with_plain_products(sch, main, buffers, instruction.accumulator))
+    return sch, sch.get_sblock(name)
+
+
+def _with_plain_products(
+    sch: s_tir.Schedule, main: SBlockRV, operands: list[Any], accumulator: str
+) -> tirx.PrimFunc:
+    """The kernel with the product written as the matrix instructions describe theirs."""
+    func, total = sch.mod["main"], sch.get(main).writes[0].source
+
+    def plain(store: tirx.BufferStore) -> tirx.BufferStore:
+        loads = nodes(store.value, tvm.ir.TensorLoad)
+        if store.buffer.same_as(total) and not loads:
+            return tirx.BufferStore(total, tirx.const(0, accumulator), store.indices)
+        found = [next((x for x in loads if x.source.same_as(o)), None) for o in operands]
+        first, second = found
+        if not store.buffer.same_as(total) or first is None or second is None:
+            return store
+        product = first.astype(accumulator) * second.astype(accumulator)
+        own = tirx.BufferLoad(total, store.indices)
+        return tirx.BufferStore(total, own + product, store.indices)
+
+    return func.with_body(structural_map(func.body, (tirx.BufferStore, plain)))

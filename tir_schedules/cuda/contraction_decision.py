@@ -1,0 +1,192 @@
+"""The tile sizes of a matrix product on a GPU, in closed form from its rates and memories.
+
+A block of threads computes a tile of ``rows x columns`` results. For every step of the reduction
+that takes ``rows * columns`` multiply-adds, and ``rows + columns`` elements are brought from L2.
+The longer of the two, times the number of rounds in which all multiprocessors work through the
+tiles, is what a tile is chosen by: large tiles load less, small ones leave no processor idle.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.tir_schedules.decisions import Decisions
+from tvm_ext.tir_schedules.template import NotMine
+
+BANKS_BYTES = 128
+ROW_PADDING_BYTES = 16
+"""Bytes after each row in shared memory: rows of eight lanes then begin in different banks."""
+
+TILE_SIZES = (16, 32, 64, 128, 256)
+WARP_TILES = tuple(itertools.product((16, 32, 64), (16, 32, 64)))
+"""Rows and columns that a warp may compute with matrix instructions."""
+
+MAX_WARPS = 16
+MAX_STAGES = 5
+
+# Registers of a thread besides accumulators and fragments: addresses, loop counters, predicates.
+OTHER_REGISTERS = 48
+MAX_REGISTERS = 255
+
+# Steps' worth of time that a tile takes before its first product and after its last.
+START_STEPS = 128
+
+
+@dataclass(frozen=True)
+class Product:
+    """What is computed: ``batch`` products of ``rows x steps`` and ``steps x columns`` matrices.
+
+    ``depth`` is how many steps one instruction takes, ``warp_tiles`` what a warp may compute.
+    """
+
+    batch: int
+    rows: int
+    columns: int
+    steps: int
+    dtype: str
+    element_bytes: int
+    depth: int
+    warp_tiles: tuple[tuple[int, int], ...] = WARP_TILES
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    """Tiles of a matrix product.
+
+    Attributes
+    ----------
+    rows, columns : int
+        Results that a block of threads computes.
+    depth : int
+        Steps of the reduction whose operands are in shared memory at a time.
+    warp_rows, warp_columns : int
+        Results that a warp computes.
+    stages : int
+        Copies of the operands' tiles that are in flight or in use.
+    """
+
+    rows: int
+    columns: int
+    depth: int
+    warp_rows: int
+    warp_columns: int
+    stages: int
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block of threads."""
+        return (self.rows // self.warp_rows) * (self.columns // self.warp_columns)
+
+    def shared_bytes(self, element_bytes: int) -> int:
+        """Bytes of shared memory: the operands' tiles, or in their place the tile of results."""
+        wide = ROW_PADDING_BYTES + self.depth * element_bytes
+        tall = self.depth * (self.columns * element_bytes + ROW_PADDING_BYTES)
+        operands = self.rows * wide + max(self.columns * wide, tall)
+        results = self.rows * (self.columns * 4 + 2 * ROW_PADDING_BYTES)
+        return max(self.stages * operands, results)
+
+    def registers(self, element_bytes: int, depth: int) -> int:
+        """Registers of a thread, estimated: results, two sets of fragments, and the rest."""
+        results = self.warp_rows * self.warp_columns // 32
+        fragments = 2 * (self.warp_rows + self.warp_columns) * depth * element_bytes // 4 // 32
+        return results + fragments + OTHER_REGISTERS
+
+
+def decide_tiles(
+    product: Product, machine: GpuDescription, decisions: Decisions
+) -> TileSizes | NotMine:
+    """The tiles for tensor cores.
+
+    Decisions: ``tile_rows``, ``tile_columns``, ``tile_depth``, ``warp_rows``, ``warp_columns``,
+    ``stages``. Only what fits into the shared memory and the registers of a block is offered.
+    """
+    fitting = list(_fitting(product, machine))
+    if not fitting:
+        return NotMine(f"no tile fits into {machine.dynamic_shared_memory_bytes} bytes")
+    closed = min(fitting, key=lambda tile: _seconds(tile, product, machine))
+    for name in ("rows", "columns", "depth", "warp_rows", "warp_columns", "stages"):
+        best = (
+            closed
+            if closed in fitting
+            else min(fitting, key=lambda tile: _seconds(tile, product, machine))
+        )
+        options = {getattr(tile, name) for tile in fitting}
+        knob = name if name.startswith("warp") or name == "stages" else f"tile_{name}"
+        picked = decisions.pick(knob, options, getattr(best, name))
+        fitting = [tile for tile in fitting if getattr(tile, name) == picked]
+    return fitting[0]
+
+
+def _fitting(product: Product, machine: GpuDescription) -> Iterator[TileSizes]:
+    """Tiles that are not larger than the product needs and that a block has room for."""
+    least = [min(sizes) for sizes in zip(*product.warp_tiles, strict=True)]
+    blocks = itertools.product(_sizes(product.rows, least[0]), _sizes(product.columns, least[1]))
+    pipelines = tuple(_pipelines(product))
+    for (rows, columns), (warp_rows, warp_columns) in itertools.product(blocks, product.warp_tiles):
+        if warp_rows > rows or warp_columns > columns:
+            continue
+        for depth, stages in pipelines:
+            tile = TileSizes(rows, columns, depth, warp_rows, warp_columns, stages)
+            if _fits(tile, product, machine):
+                yield tile
+
+
+def _pipelines(product: Product) -> Iterator[tuple[int, int]]:
+    """Depths of a tile, and how many tiles may be in flight: no more than there are.
+
+    TVM 0.27 finds no constant for what a shorter pipeline has to wait for.
+    """
+    for depth in (product.depth * factor for factor in (1, 2, 4)):
+        count = math.ceil(product.steps / depth)
+        if count == 1:
+            yield depth, 1
+            return
+        yield from ((depth, stages) for stages in range(2, min(MAX_STAGES, count) + 1))
+
+
+def _sizes(extent: int, least: int) -> list[int]:
+    """Tile sizes up to the first that holds all of a dimension, and a warp's part of it."""
+    return [size for size in TILE_SIZES if size >= least and size < max(2 * extent, least + 1)]
+
+
+def _fits(tile: TileSizes, product: Product, machine: GpuDescription) -> bool:
+    if tile.warps > MAX_WARPS or tile.warps * machine.warp_size > machine.max_threads_per_block:
+        return False
+    registers = tile.registers(product.element_bytes, product.depth)
+    threads = tile.warps * machine.warp_size
+    return (
+        tile.shared_bytes(product.element_bytes) <= machine.dynamic_shared_memory_bytes
+        and registers <= MAX_REGISTERS
+        and registers * threads <= machine.registers_per_block
+    )
+
+
+def _seconds(tile: TileSizes, product: Product, machine: GpuDescription) -> tuple[float, ...]:
+    """Estimated time, and what breaks a tie: four warps, deep enough a pipeline."""
+    tiles = (
+        product.batch
+        * math.ceil(product.rows / tile.rows)
+        * math.ceil(product.columns / tile.columns)
+    )
+    rounds = math.ceil(tiles / machine.sms)
+    rate = machine.peak_flops(product.dtype) / 2 / machine.sms
+    # Four schedulers of a multiprocessor issue matrix instructions, each for a warp of its own.
+    rate *= min(1.0, tile.warps / 4)
+    arithmetic = tile.rows * tile.columns / rate
+    # What a warp reads from shared memory for each step: 128 bytes a cycle.
+    fragments = (tile.warp_rows + tile.warp_columns) * product.element_bytes * tile.warps
+    shared = fragments / (BANKS_BYTES * machine.clock_ghz * 1e9)
+    loads = (tile.rows + tile.columns) * product.element_bytes
+    transfer = loads / (machine.l2_gbs * 1e9 / machine.sms)
+    steps = _rounded(product.steps, tile.depth) + START_STEPS
+    seconds = rounds * steps * max(arithmetic, shared, transfer)
+    in_flight = (tile.stages - 1) * tile.depth * product.element_bytes
+    # Three loads of 128 bytes for each row in flight hide the memory's latency; no more are needed.
+    few_or_many_warps = abs(math.log2(tile.warps) - 2)
+    return (seconds, few_or_many_warps, abs(in_flight - 192), fragments, tile.depth)
+
+
+def _rounded(extent: int, step: int) -> int:
+    return -(-extent // step) * step
