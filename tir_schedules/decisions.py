@@ -125,5 +125,17 @@ class Drawn(Chosen):
         return self._generator.choice(knob.options)
 
 
+@dataclass(frozen=True)
+class Numbered:
+    """The decisions of one of a kernel's blocks, named after its number: "vectors_2"."""
+
+    decisions: Decisions
+    number: int
+
+    def pick(self, name: str, options: Iterable[int], default: int) -> int:
+        """See ``Decisions.pick``."""
+        return self.decisions.pick(f"{name}_{self.number}", options, default)
+
+
 def _listed(options: tuple[int, ...]) -> str:
     return ", ".join(str(option) for option in options)

@@ -12,8 +12,8 @@ from tvm.relax.op import nn
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.relay_passes.gemm_compute import GemmCompute
 from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE, access_of, static_extent
+from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.llvm.column_panel import LEAST_TILES, column_panel
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
 from tvm_ext.tir_schedules.llvm.register_tile_decision import TileDecision, decide_tile
 from tvm_ext.tir_schedules.select import schedule_kernel

@@ -5,7 +5,7 @@ from lowering import f32, kernel_of
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.llvm.inlining import (
+from tvm_ext.tir_schedules.inlining import (
     MAX_NODES,
     count_calls,
     inline_blocks,

@@ -3,8 +3,8 @@
 import pytest
 from machines import MACHINE
 
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, DecisionError
-from tvm_ext.tir_schedules.llvm.knobs import Numbered, distinct, pick_threads
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, DecisionError, Numbered
+from tvm_ext.tir_schedules.llvm.knobs import distinct, pick_threads
 
 
 def test_options_with_the_same_outcome_are_one() -> None:

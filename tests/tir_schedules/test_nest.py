@@ -5,10 +5,12 @@ from lowering import f32, kernel_of
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
+from tvm_ext.tir_schedules.flat_views import FlatViews, nodes
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.borders import MAX_PIECES, branch_comparisons
-from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, nodes
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.llvm.nest import (
+from tvm_ext.tir_schedules.llvm.nest_code import vector_chunk, vector_pieces
+from tvm_ext.tir_schedules.llvm.pieces import Cut, cut, leaves, sharing_loops
+from tvm_ext.tir_schedules.nest import (
     Nest,
     in_order_of_writing,
     joined,
@@ -17,8 +19,6 @@ from tvm_ext.tir_schedules.llvm.nest import (
     store_strides,
     without_divisions,
 )
-from tvm_ext.tir_schedules.llvm.nest_code import vector_chunk, vector_pieces
-from tvm_ext.tir_schedules.llvm.pieces import Cut, cut, leaves, sharing_loops
 
 op = relax.op
 

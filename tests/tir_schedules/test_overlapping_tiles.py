@@ -17,10 +17,10 @@ from tvm_ffi import structural_map
 
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.nest import substitute
+from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.overlapping_tiles import with_overlapping_tiles
 from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
+from tvm_ext.tir_schedules.nest import substitute
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import Machine
 

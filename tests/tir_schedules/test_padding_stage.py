@@ -9,7 +9,7 @@ from tvm import s_tir, te, tirx, topi
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.block_access import access_of
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
 from tvm_ext.tir_schedules.llvm.padding_stage import padding_stage
 from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile

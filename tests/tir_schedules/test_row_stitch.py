@@ -22,10 +22,10 @@ from tvm.relax.op import nn
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.row_decision import RowDecision, decide_rows
-from tvm_ext.tir_schedules.llvm.row_reader import read_rows
 from tvm_ext.tir_schedules.llvm.row_stitch import RowStitch
+from tvm_ext.tir_schedules.rows.row_reader import read_rows
 from tvm_ext.tir_schedules.template import NotMine
 
 op = relax.op

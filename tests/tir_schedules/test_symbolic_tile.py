@@ -22,8 +22,8 @@ from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE, static_extent
 from tvm_ext.tir_schedules.llvm.blockwise import Blockwise
-from tvm_ext.tir_schedules.llvm.nest import substitute
 from tvm_ext.tir_schedules.llvm.symbolic_tile import SymbolicTiles
+from tvm_ext.tir_schedules.nest import substitute
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
 

@@ -14,7 +14,7 @@ from tvm import s_tir, te, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.llvm.inlining import walk
+from tvm_ext.tir_schedules.inlining import walk
 from tvm_ext.tir_schedules.llvm.vector_math.power import CONSTANT_POWERS
 from tvm_ext.tir_schedules.llvm.vector_math.rewrite import FUNCTIONS, with_vector_math
 

@@ -29,8 +29,8 @@ from tvm_ext.tir_schedules.cuda.product_axes import (
 from tvm_ext.tir_schedules.cuda.register_product import REGISTER_TILE, schedule_registers
 from tvm_ext.tir_schedules.cuda.warp_product import schedule_warps
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 # The result in which products of a type are added up.

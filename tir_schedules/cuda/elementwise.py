@@ -12,11 +12,10 @@ from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.symbolic_elementwise import symbolic_elementwise
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, vector_widths
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, nodes
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
-from tvm_ext.tir_schedules.llvm.knobs import Numbered
-from tvm_ext.tir_schedules.llvm.nest import (
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions, Numbered
+from tvm_ext.tir_schedules.flat_views import FlatViews, nodes
+from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.nest import (
     Axis,
     Nest,
     in_order_of_writing,
@@ -25,7 +24,7 @@ from tvm_ext.tir_schedules.llvm.nest import (
     substitute,
     with_own_variables,
 )
-from tvm_ext.tir_schedules.llvm.row_code import sequence
+from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 THREADS = (64, 128, 256, 512, 1024)

@@ -8,9 +8,9 @@ from tvm import s_tir, tirx
 
 from tvm_ext.tir_schedules.cuda.launch import repeated
 from tvm_ext.tir_schedules.cuda.row_places import RowPlaces
-from tvm_ext.tir_schedules.llvm.row_code import sequence
-from tvm_ext.tir_schedules.llvm.row_combine import Combine
-from tvm_ext.tir_schedules.llvm.row_kernel import RowBlock
+from tvm_ext.tir_schedules.rows.row_combine import Combine
+from tvm_ext.tir_schedules.rows.row_kernel import RowBlock
+from tvm_ext.tir_schedules.statements import sequence
 
 # Partial results whose folding is written out; more are a loop.
 _MOST_UNROLLED = 16

@@ -9,7 +9,7 @@ from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import element_bytes
 from tvm_ext.tir_schedules.cuda.vector_group import powers_down
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.rows.row_kernel import (
     Axis,
     RowBlock,
     RowKernel,
@@ -19,7 +19,7 @@ from tvm_ext.tir_schedules.llvm.row_kernel import (
     loads_of,
     product,
 )
-from tvm_ext.tir_schedules.llvm.row_strides import strides
+from tvm_ext.tir_schedules.rows.row_strides import strides
 from tvm_ext.tir_schedules.template import NotMine
 
 PARTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)

@@ -8,15 +8,15 @@ from tvm import tirx
 
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound
 from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, inner_buffers
-from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, flattened
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.flat_views import FlatViews, flattened
+from tvm_ext.tir_schedules.rows.row_kernel import (
     RowBlock,
     RowKernel,
     Store,
     buffer_key,
     substituted,
 )
-from tvm_ext.tir_schedules.llvm.row_strides import unfused
+from tvm_ext.tir_schedules.rows.row_strides import unfused
 
 
 class RowPlaces:

@@ -8,12 +8,12 @@ from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, decide_launch
 from tvm_ext.tir_schedules.cuda.row_staging import staged
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, is_compact
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.llvm.row_hoist import hoisted
-from tvm_ext.tir_schedules.llvm.row_kernel import RowKernel
-from tvm_ext.tir_schedules.llvm.row_reader import read_rows
-from tvm_ext.tir_schedules.llvm.row_refusals import refuse_early, refuse_rows
+from tvm_ext.tir_schedules.flat_views import FlatViews, is_compact
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.rows.row_hoist import hoisted
+from tvm_ext.tir_schedules.rows.row_kernel import RowKernel
+from tvm_ext.tir_schedules.rows.row_reader import read_rows
+from tvm_ext.tir_schedules.rows.row_refusals import refuse_early, refuse_rows
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 

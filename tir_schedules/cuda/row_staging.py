@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.rows.row_kernel import (
     Axis,
     RowBlock,
     RowKernel,

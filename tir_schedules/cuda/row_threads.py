@@ -14,16 +14,16 @@ from tvm_ext.tir_schedules.cuda.launch import bound, guarded, repeated, warp_bar
 from tvm_ext.tir_schedules.cuda.row_combining import RowCombining
 from tvm_ext.tir_schedules.cuda.row_decision import step_axis
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes
-from tvm_ext.tir_schedules.llvm.row_code import sequence
-from tvm_ext.tir_schedules.llvm.row_combine import accumulated, combine_of
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.rows.row_combine import accumulated, combine_of
+from tvm_ext.tir_schedules.rows.row_kernel import (
     RowBlock,
     Store,
     accesses,
     buffer_key,
     substituted,
 )
-from tvm_ext.tir_schedules.llvm.row_strides import index_in_row, unfused
+from tvm_ext.tir_schedules.rows.row_strides import index_in_row, unfused
+from tvm_ext.tir_schedules.statements import sequence
 
 # Steps of a thread along a row that are written out; more are a loop.
 _MOST_UNROLLED = 16

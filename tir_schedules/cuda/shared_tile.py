@@ -11,7 +11,7 @@ from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.cuda.contraction_decision import ROW_PADDING_BYTES, TileSizes
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import nodes
 
 VECTOR_BYTES = 16
 """The widest access of a thread."""

@@ -9,8 +9,8 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import kernel_blocks
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.template import NotMine
 
 _THREADS = (64, 128, 256, 512, 1024)

@@ -26,7 +26,7 @@ from tvm_ext.tir_schedules.cuda.elementwise import (
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads, same_load
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.nest import (
+from tvm_ext.tir_schedules.nest import (
     Nest,
     in_order_of_writing,
     joined,
@@ -35,7 +35,7 @@ from tvm_ext.tir_schedules.llvm.nest import (
     with_own_variables,
     without_divisions,
 )
-from tvm_ext.tir_schedules.llvm.row_code import sequence
+from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 TILES = (16, 32, 64)

@@ -17,8 +17,8 @@ from tvm.sym import Analyzer, detect_linear_equation
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded, repeated
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.row_code import sequence
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.statements import sequence
 
 # Types of which CUDA code can move several in one instruction.
 _VECTOR_TYPES = frozenset(

@@ -7,10 +7,10 @@ from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.knobs import VECTORS, distinct, pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP, worth_threads
-from tvm_ext.tir_schedules.llvm.nest import Nest
 from tvm_ext.tir_schedules.llvm.nest_code import vector_cut, walks_in_steps_of_one
 from tvm_ext.tir_schedules.llvm.pieces import Cut, Piece, leaves
 from tvm_ext.tir_schedules.llvm.tile_code import TileDecision, tile_count
+from tvm_ext.tir_schedules.nest import Nest
 
 
 @dataclass(frozen=True)

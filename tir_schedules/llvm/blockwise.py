@@ -12,7 +12,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.inlining import (
+from tvm_ext.tir_schedules.inlining import (
     count_calls,
     inline_blocks,
     is_data_parallel,

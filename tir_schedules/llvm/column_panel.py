@@ -19,7 +19,7 @@ from tvm_ext.tir_schedules.block_access import (
     static_extent,
 )
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.inlining import count_calls, is_data_parallel
+from tvm_ext.tir_schedules.inlining import count_calls, is_data_parallel
 from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
 from tvm_ext.tir_schedules.llvm.register_tile_decision import TileDecision
 

@@ -11,9 +11,9 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import Analyzer, detect_linear_equation
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import is_data_parallel
-from tvm_ext.tir_schedules.llvm.nest import substitute
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import is_data_parallel
+from tvm_ext.tir_schedules.nest import substitute
 from tvm_ext.tir_schedules.template import NotMine
 
 

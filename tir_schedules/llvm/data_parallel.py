@@ -6,24 +6,14 @@ from dataclasses import dataclass
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions, Numbered
+from tvm_ext.tir_schedules.flat_views import FlatViews, nodes
+from tvm_ext.tir_schedules.inlining import count_calls, inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.block_decision import BlockDecision, decide_block, lanes_of
-from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, nodes
-from tvm_ext.tir_schedules.llvm.inlining import count_calls, inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.llvm.knobs import Numbered
 from tvm_ext.tir_schedules.llvm.loop_nest import CYCLES_PER_CALL, REGISTERS_PER_VECTOR_LOOP
-from tvm_ext.tir_schedules.llvm.nest import (
-    Nest,
-    in_order_of_writing,
-    joined,
-    nest_of,
-    with_own_variables,
-    without_divisions,
-)
 from tvm_ext.tir_schedules.llvm.nest_code import (
     loop,
     loops_around,
-    sequence,
     vector_loops,
     walks_in_steps_of_one,
 )
@@ -38,6 +28,15 @@ from tvm_ext.tir_schedules.llvm.pieces import (
 )
 from tvm_ext.tir_schedules.llvm.tile_code import TileDecision, tile_code
 from tvm_ext.tir_schedules.llvm.tile_decision import decide_tiles, keeps_whole
+from tvm_ext.tir_schedules.nest import (
+    Nest,
+    in_order_of_writing,
+    joined,
+    nest_of,
+    with_own_variables,
+    without_divisions,
+)
+from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import NotMine
 
 # Blocks of a kernel about which decisions are asked.

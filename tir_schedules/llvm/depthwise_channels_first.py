@@ -13,10 +13,11 @@ from tvm_ext.tir_schedules.llvm.data_parallel import leaf_code
 from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow
 from tvm_ext.tir_schedules.llvm.knobs import pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
-from tvm_ext.tir_schedules.llvm.nest import Nest, substitute
-from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis, sequence
+from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis
 from tvm_ext.tir_schedules.llvm.sliding_window import Slide
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
+from tvm_ext.tir_schedules.nest import Nest, substitute
+from tvm_ext.tir_schedules.statements import sequence
 
 # Windows of so many taps are written out; of larger ones, each row is.
 _UNROLLED_TAPS = 9

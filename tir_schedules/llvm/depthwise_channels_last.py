@@ -9,10 +9,11 @@ from tvm import tirx
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm.channels_last_decision import ChannelsLastDecision, row_tiles
 from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow
-from tvm_ext.tir_schedules.llvm.nest import Axis, substitute
-from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis, sequence
+from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis
 from tvm_ext.tir_schedules.llvm.sliding_window import Slide
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
+from tvm_ext.tir_schedules.nest import Axis, substitute
+from tvm_ext.tir_schedules.statements import sequence
 
 
 class ChannelsLast:

@@ -11,6 +11,7 @@ from tvm import s_tir, tirx
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.inlining import reduction_blocks
 from tvm_ext.tir_schedules.llvm.channels_last_decision import (
     MAX_PRODUCTS,
     decide_channels_last,
@@ -22,7 +23,6 @@ from tvm_ext.tir_schedules.llvm.depthwise_channels_first import (
 )
 from tvm_ext.tir_schedules.llvm.depthwise_channels_last import ChannelsLast
 from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow, depthwise_window
-from tvm_ext.tir_schedules.llvm.inlining import reduction_blocks
 from tvm_ext.tir_schedules.llvm.window_kernel import WindowKernel, window_kernel
 from tvm_ext.tir_schedules.template import Machine, NotMine
 

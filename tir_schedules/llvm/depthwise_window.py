@@ -7,9 +7,9 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.nest import Axis, slope, substitute
+from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.sliding_window import Slide, Window, at_position
+from tvm_ext.tir_schedules.nest import Axis, slope, substitute
 from tvm_ext.tir_schedules.template import NotMine
 
 

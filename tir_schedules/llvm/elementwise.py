@@ -5,13 +5,13 @@ from tvm import s_tir, tirx
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.borders import split_at_borders
-from tvm_ext.tir_schedules.llvm.data_parallel import plan_blocks, scheduled
-from tvm_ext.tir_schedules.llvm.inlining import (
+from tvm_ext.tir_schedules.inlining import (
     count_calls,
     is_data_parallel,
     kernel_blocks,
 )
+from tvm_ext.tir_schedules.llvm.borders import split_at_borders
+from tvm_ext.tir_schedules.llvm.data_parallel import plan_blocks, scheduled
 from tvm_ext.tir_schedules.llvm.loop_nest import schedule_data_parallel
 from tvm_ext.tir_schedules.template import Machine, NotMine
 

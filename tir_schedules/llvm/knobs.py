@@ -1,25 +1,12 @@
 """What templates share when they offer decisions: options that differ, threads, numbered blocks."""
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from dataclasses import dataclass
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import Decisions
 
 # Registers' worth of elements that one loop over vectors may have in its body.
 VECTORS = (1, 2, 4, 8)
-
-
-@dataclass(frozen=True)
-class Numbered:
-    """The decisions of one of a kernel's blocks, named after its number: "vectors_2"."""
-
-    decisions: Decisions
-    number: int
-
-    def pick(self, name: str, options: Iterable[int], default: int) -> int:
-        """See ``Decisions.pick``."""
-        return self.decisions.pick(f"{name}_{self.number}", options, default)
 
 
 def distinct(

@@ -9,11 +9,11 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import count_calls
 from tvm_ext.tir_schedules.llvm.borders import branch_comparisons
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import count_calls
 from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP
-from tvm_ext.tir_schedules.llvm.nest import (
+from tvm_ext.tir_schedules.nest import (
     Axis,
     Nest,
     load_strides,
@@ -22,6 +22,7 @@ from tvm_ext.tir_schedules.llvm.nest import (
     substitute,
     with_own_variables,
 )
+from tvm_ext.tir_schedules.statements import sequence
 
 # Iterations a thread should have, so that threads end at about the same time.
 _ITERATIONS_PER_THREAD = 8
@@ -38,14 +39,6 @@ def loop(axis: Axis, body: tirx.Stmt, kind: tirx.ForKind = tirx.ForKind.SERIAL) 
     dtype = str(axis.var.ty)
     first, count = tirx.const(0, dtype), tirx.const(axis.extent, dtype)
     return tirx.For(axis.var, first, count, kind, body)
-
-
-def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """One statement after the other, as flat as TVM wants it."""
-    flat: list[tirx.Stmt] = []
-    for statement in statements:
-        flat += statement.seq if isinstance(statement, tirx.SeqStmt) else [statement]
-    return flat[0] if len(flat) == 1 else tirx.SeqStmt(flat)
 
 
 def new_axis(name: str, extent: int, like: tirx.Var) -> Axis:

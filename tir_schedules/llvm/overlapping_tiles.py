@@ -15,9 +15,9 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_equal, structural_map
 
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.borders import conjuncts
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.nest import slope, substitute
+from tvm_ext.tir_schedules.nest import slope, substitute
 
 
 def with_overlapping_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:

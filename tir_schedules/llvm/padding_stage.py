@@ -18,8 +18,8 @@ from tvm_ext.tir_schedules.block_access import (
     static_extent,
 )
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.inlining import count_calls, is_data_parallel
 from tvm_ext.tir_schedules.llvm.borders import borders_of
-from tvm_ext.tir_schedules.llvm.inlining import count_calls, is_data_parallel
 from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
 
 # Rows written for each row read, at most, and at most in what a tuner may try.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Union
 
 from tvm_ext.tir_schedules.llvm.borders import MAX_PIECES, branch_comparisons, changes
-from tvm_ext.tir_schedules.llvm.nest import Axis, Nest, renamed, restricted, substitute
+from tvm_ext.tir_schedules.nest import Axis, Nest, renamed, restricted, substitute
 
 
 @dataclass(frozen=True)

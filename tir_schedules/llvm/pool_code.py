@@ -12,17 +12,17 @@ from tvm import tirx
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm.data_parallel import leaf_code
 from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP
-from tvm_ext.tir_schedules.llvm.nest import Nest, joined, simplified, substitute
 from tvm_ext.tir_schedules.llvm.nest_code import (
     loop,
     loops_around,
     new_axis,
-    sequence,
     vector_cut,
     walks_in_steps_of_one,
 )
 from tvm_ext.tir_schedules.llvm.sliding_window import Slide, at_position
 from tvm_ext.tir_schedules.llvm.window_kernel import WindowKernel
+from tvm_ext.tir_schedules.nest import Nest, joined, simplified, substitute
+from tvm_ext.tir_schedules.statements import sequence
 
 # Windows of more rows are combined in a loop, not in one expression.
 _MAX_UNROLLED = 16

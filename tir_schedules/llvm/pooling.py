@@ -13,14 +13,14 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import reduction_blocks
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import reduction_blocks
 from tvm_ext.tir_schedules.llvm.knobs import VECTORS, distinct, pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP, worth_threads
-from tvm_ext.tir_schedules.llvm.nest import slope
 from tvm_ext.tir_schedules.llvm.pool_code import PoolCode, PoolDecision
 from tvm_ext.tir_schedules.llvm.sliding_window import Window, takes_plain_elements
 from tvm_ext.tir_schedules.llvm.window_kernel import WindowKernel, window_kernel
+from tvm_ext.tir_schedules.nest import slope
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 

@@ -8,16 +8,17 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.llvm.knobs import distinct
 from tvm_ext.tir_schedules.llvm.loop_nest import largest_divisor, worth_threads
-from tvm_ext.tir_schedules.llvm.row_code import sequence, with_body
+from tvm_ext.tir_schedules.llvm.row_code import with_body
 from tvm_ext.tir_schedules.llvm.row_decision import decide_rows, operations
-from tvm_ext.tir_schedules.llvm.row_hoist import hoisted
-from tvm_ext.tir_schedules.llvm.row_kernel import RowKernel, is_reduction_only, product
 from tvm_ext.tir_schedules.llvm.row_nest import rows_nest
-from tvm_ext.tir_schedules.llvm.row_reader import read_rows
-from tvm_ext.tir_schedules.llvm.row_refusals import PRODUCT, refuse_early, refuse_rows
+from tvm_ext.tir_schedules.rows.row_hoist import hoisted
+from tvm_ext.tir_schedules.rows.row_kernel import RowKernel, is_reduction_only, product
+from tvm_ext.tir_schedules.rows.row_reader import read_rows
+from tvm_ext.tir_schedules.rows.row_refusals import PRODUCT, refuse_early, refuse_rows
+from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 

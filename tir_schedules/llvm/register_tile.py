@@ -18,14 +18,14 @@ from tvm_ext.tir_schedules.block_access import (
     operands_of,
 )
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.borders import split_at_borders
-from tvm_ext.tir_schedules.llvm.column_panel import column_panel
-from tvm_ext.tir_schedules.llvm.inlining import (
+from tvm_ext.tir_schedules.inlining import (
     count_calls,
     inline_blocks,
     is_data_parallel,
     kernel_blocks,
 )
+from tvm_ext.tir_schedules.llvm.borders import split_at_borders
+from tvm_ext.tir_schedules.llvm.column_panel import column_panel
 from tvm_ext.tir_schedules.llvm.loop_nest import flatten, parallelize, schedule_data_parallel
 from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage, write_stage
 from tvm_ext.tir_schedules.llvm.padding_stage import padding_stage

@@ -6,12 +6,13 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.row_code import Body, Writer, assign, sequence
-from tvm_ext.tir_schedules.llvm.row_combine import accumulated
+from tvm_ext.tir_schedules.llvm.row_code import Body, Writer, assign
 from tvm_ext.tir_schedules.llvm.row_decision import RowDecision
-from tvm_ext.tir_schedules.llvm.row_kernel import Axis, RowBlock, RowKernel, buffer_key, product
 from tvm_ext.tir_schedules.llvm.row_stretches import stretches, stretches_across
-from tvm_ext.tir_schedules.llvm.row_strides import dense_suffix, unfused
+from tvm_ext.tir_schedules.rows.row_combine import accumulated
+from tvm_ext.tir_schedules.rows.row_kernel import Axis, RowBlock, RowKernel, buffer_key, product
+from tvm_ext.tir_schedules.rows.row_strides import dense_suffix, unfused
+from tvm_ext.tir_schedules.statements import sequence
 
 # Vectors of one statement: accumulators of a reduction stay in registers, and hide its latency.
 IN_REGISTERS = 8

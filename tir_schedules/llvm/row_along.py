@@ -7,19 +7,20 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.row_code import Writer, assign, sequence
-from tvm_ext.tir_schedules.llvm.row_combine import Combine, accumulated, combine_of
+from tvm_ext.tir_schedules.llvm.row_code import Writer, assign
 from tvm_ext.tir_schedules.llvm.row_decision import RowDecision
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.llvm.row_passes import partial_size, passes_of, row_in_output
+from tvm_ext.tir_schedules.llvm.row_stretches import stretches
+from tvm_ext.tir_schedules.rows.row_combine import Combine, accumulated, combine_of
+from tvm_ext.tir_schedules.rows.row_kernel import (
     Axis,
     RowBlock,
     RowKernel,
     buffer_key,
     product,
 )
-from tvm_ext.tir_schedules.llvm.row_passes import partial_size, passes_of, row_in_output
-from tvm_ext.tir_schedules.llvm.row_stretches import stretches
-from tvm_ext.tir_schedules.llvm.row_strides import dense_suffix, unfused
+from tvm_ext.tir_schedules.rows.row_strides import dense_suffix, unfused
+from tvm_ext.tir_schedules.statements import sequence
 
 SERIAL = tirx.ForKind.SERIAL
 ColumnBody = Callable[[dict[int, Any], Any], tirx.Stmt]

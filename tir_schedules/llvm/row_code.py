@@ -9,7 +9,7 @@ from tvm import s_tir, tirx
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.loop_nest import largest_divisor
 from tvm_ext.tir_schedules.llvm.row_decision import RowDecision
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.rows.row_kernel import (
     Axis,
     RowBlock,
     RowKernel,
@@ -19,7 +19,8 @@ from tvm_ext.tir_schedules.llvm.row_kernel import (
     product,
     substituted,
 )
-from tvm_ext.tir_schedules.llvm.row_strides import index_in_row
+from tvm_ext.tir_schedules.rows.row_strides import index_in_row
+from tvm_ext.tir_schedules.statements import sequence
 
 Body = Callable[[Any], tirx.Stmt]
 
@@ -151,11 +152,6 @@ class Writer:
             return sequence([*around(), loop])
 
         return self.loop(-(-count // size), part, tirx.ForKind.PARALLEL)
-
-
-def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """One statement for several."""
-    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
 
 
 def with_body(

@@ -8,17 +8,17 @@ import tvm
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.inlining import count_calls
+from tvm_ext.tir_schedules.inlining import count_calls
 from tvm_ext.tir_schedules.llvm.knobs import distinct, pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import CYCLES_PER_CALL, worth_threads
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.llvm.row_options import AcrossOptions, AlongOptions, ways
+from tvm_ext.tir_schedules.rows.row_kernel import (
     RowKernel,
     buffer_key,
     is_reduction_only,
     product,
 )
-from tvm_ext.tir_schedules.llvm.row_options import AcrossOptions, AlongOptions, ways
-from tvm_ext.tir_schedules.llvm.row_strides import is_dense
+from tvm_ext.tir_schedules.rows.row_strides import is_dense
 
 # Accumulators of a reduction: latency of an add times the adds that start in a cycle.
 ACCUMULATORS = 4

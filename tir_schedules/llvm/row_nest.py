@@ -5,7 +5,7 @@ from tvm import tirx
 from tvm_ext.tir_schedules.llvm.row_across import AcrossRows
 from tvm_ext.tir_schedules.llvm.row_along import AlongRows
 from tvm_ext.tir_schedules.llvm.row_decision import RowDecision
-from tvm_ext.tir_schedules.llvm.row_kernel import RowKernel
+from tvm_ext.tir_schedules.rows.row_kernel import RowKernel
 
 
 def rows_nest(kernel: RowKernel, decision: RowDecision) -> tirx.Stmt:

@@ -4,16 +4,16 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from tvm_ext.tir_schedules.llvm.knobs import distinct
-from tvm_ext.tir_schedules.llvm.row_hoist import hoisted
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.llvm.row_passes import partial_size, passes_of, row_in_output
+from tvm_ext.tir_schedules.llvm.row_stretches import stretches, stretches_across
+from tvm_ext.tir_schedules.rows.row_hoist import hoisted
+from tvm_ext.tir_schedules.rows.row_kernel import (
     RowBlock,
     RowKernel,
     is_reduction_only,
     product,
 )
-from tvm_ext.tir_schedules.llvm.row_passes import partial_size, passes_of, row_in_output
-from tvm_ext.tir_schedules.llvm.row_stretches import stretches, stretches_across
-from tvm_ext.tir_schedules.llvm.row_strides import dense_suffix, is_dense
+from tvm_ext.tir_schedules.rows.row_strides import dense_suffix, is_dense
 
 # Accumulators of a row, and rows at once; more than so many together do not stay in registers.
 _REGISTERS = (1, 2, 4, 8)

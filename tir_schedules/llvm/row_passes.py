@@ -4,7 +4,7 @@ import tvm
 from tvm_ffi import structural_equal
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.rows.row_kernel import (
     RowBlock,
     RowKernel,
     Store,

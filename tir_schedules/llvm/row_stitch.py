@@ -8,14 +8,14 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.row_code import with_body
 from tvm_ext.tir_schedules.llvm.row_decision import decide_rows
-from tvm_ext.tir_schedules.llvm.row_hoist import hoisted
-from tvm_ext.tir_schedules.llvm.row_kernel import is_reduction_only
 from tvm_ext.tir_schedules.llvm.row_nest import rows_nest
-from tvm_ext.tir_schedules.llvm.row_reader import read_rows
-from tvm_ext.tir_schedules.llvm.row_refusals import refuse_early, refuse_rows
+from tvm_ext.tir_schedules.rows.row_hoist import hoisted
+from tvm_ext.tir_schedules.rows.row_kernel import is_reduction_only
+from tvm_ext.tir_schedules.rows.row_reader import read_rows
+from tvm_ext.tir_schedules.rows.row_refusals import refuse_early, refuse_rows
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 

@@ -12,11 +12,12 @@ from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.knobs import distinct, pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
-from tvm_ext.tir_schedules.llvm.row_code import sequence, with_body
-from tvm_ext.tir_schedules.llvm.row_combine import accumulated
-from tvm_ext.tir_schedules.llvm.row_kernel import Axis, buffer_key, substituted
-from tvm_ext.tir_schedules.llvm.row_reader import simplifier
+from tvm_ext.tir_schedules.llvm.row_code import with_body
 from tvm_ext.tir_schedules.llvm.row_stretches import stretches
+from tvm_ext.tir_schedules.rows.row_combine import accumulated
+from tvm_ext.tir_schedules.rows.row_kernel import Axis, buffer_key, substituted
+from tvm_ext.tir_schedules.rows.row_reader import simplifier
+from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 # Scans that run at a time hide the latency of the add that each of them waits for.

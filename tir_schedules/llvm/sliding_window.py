@@ -9,10 +9,10 @@ from tvm import s_tir, tirx
 from tvm.sym import detect_linear_equation
 
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import count_calls
 from tvm_ext.tir_schedules.llvm.borders import conjuncts
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import count_calls
-from tvm_ext.tir_schedules.llvm.nest import Axis, slope, substitute
+from tvm_ext.tir_schedules.nest import Axis, slope, substitute
 from tvm_ext.tir_schedules.template import NotMine
 
 # No tensor is as long as this.

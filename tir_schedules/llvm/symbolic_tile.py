@@ -21,6 +21,8 @@ from tvm_ext.tir_schedules.block_access import (
     static_extent,
 )
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.llvm.blockwise import schedule_block
 from tvm_ext.tir_schedules.llvm.contraction import (
     Contraction,
@@ -30,13 +32,12 @@ from tvm_ext.tir_schedules.llvm.contraction import (
     epilogue_of,
     joined,
 )
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks, reduction_blocks
-from tvm_ext.tir_schedules.llvm.nest_code import sequence, vector_chunk
+from tvm_ext.tir_schedules.llvm.nest_code import vector_chunk
 from tvm_ext.tir_schedules.llvm.register_tile_decision import row_limit
 from tvm_ext.tir_schedules.llvm.symbolic_tile_code import SymbolicTile, symbolic_tile_code
 from tvm_ext.tir_schedules.llvm.transposed_operand import LEAST_USES, swapped_copy
 from tvm_ext.tir_schedules.packing import pack_operand
+from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 # Rows of a tile, at most: with two vectors enough sums to keep the multiply-add units busy, and

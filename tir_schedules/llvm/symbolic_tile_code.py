@@ -15,9 +15,10 @@ from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.contraction import Contraction, OpenAxis
-from tvm_ext.tir_schedules.llvm.nest import substitute
-from tvm_ext.tir_schedules.llvm.nest_code import chunk_start, sequence
+from tvm_ext.tir_schedules.llvm.nest_code import chunk_start
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
+from tvm_ext.tir_schedules.nest import substitute
+from tvm_ext.tir_schedules.statements import sequence
 
 
 @dataclass(frozen=True)

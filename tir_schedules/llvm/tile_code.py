@@ -13,9 +13,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import count_calls
 from tvm_ext.tir_schedules.llvm.borders import branch_comparisons
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import count_calls
 from tvm_ext.tir_schedules.llvm.lane_moves import (
     deinterleaved,
     interleaved,
@@ -23,9 +23,10 @@ from tvm_ext.tir_schedules.llvm.lane_moves import (
     strided_starts,
     transposed,
 )
-from tvm_ext.tir_schedules.llvm.nest import Axis, Nest, slope, substitute
-from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, new_axis, sequence
+from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, new_axis
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
+from tvm_ext.tir_schedules.nest import Axis, Nest, slope, substitute
+from tvm_ext.tir_schedules.statements import sequence
 
 # Above this many nodes, or with a function in it, a value is computed in a loop over the rows of a
 # tile, not row by row.

@@ -9,8 +9,8 @@ from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.borders import branch_comparisons
 from tvm_ext.tir_schedules.llvm.knobs import distinct
-from tvm_ext.tir_schedules.llvm.nest import Nest, load_strides, store_strides
 from tvm_ext.tir_schedules.llvm.tile_code import MAX_STRIDE, TileDecision
+from tvm_ext.tir_schedules.nest import Nest, load_strides, store_strides
 from tvm_ext.tir_schedules.template import NotMine
 
 # Shorter axes give vectors too short to be worth turning.

@@ -4,8 +4,8 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.inlining import is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.llvm.data_parallel import plan_blocks, scheduled
-from tvm_ext.tir_schedules.llvm.inlining import is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 

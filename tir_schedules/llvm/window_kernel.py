@@ -10,16 +10,16 @@ from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.data_parallel import block_code, plan_nests, with_body
-from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, flattened, nodes
-from tvm_ext.tir_schedules.llvm.inlining import (
+from tvm_ext.tir_schedules.flat_views import FlatViews, flattened, nodes
+from tvm_ext.tir_schedules.inlining import (
     inline_blocks,
     is_data_parallel,
     kernel_blocks,
     reduction_blocks,
 )
-from tvm_ext.tir_schedules.llvm.nest import nest_of, substitute
+from tvm_ext.tir_schedules.llvm.data_parallel import block_code, plan_nests, with_body
 from tvm_ext.tir_schedules.llvm.sliding_window import Window, window_of
+from tvm_ext.tir_schedules.nest import nest_of, substitute
 from tvm_ext.tir_schedules.template import NotMine
 
 

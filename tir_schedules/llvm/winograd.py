@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import access_of, operands_of, static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.llvm.loop_nest import flatten, parallelize, vector_length
 from tvm_ext.tir_schedules.llvm.register_tile import schedule_beside
 from tvm_ext.tir_schedules.llvm.winograd_decision import (

@@ -7,9 +7,9 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.nest import substitute
-from tvm_ext.tir_schedules.llvm.row_kernel import buffer_key
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.nest import substitute
+from tvm_ext.tir_schedules.rows.row_kernel import buffer_key
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.tir_schedules.block_access import read_position, static_extent
-from tvm_ext.tir_schedules.llvm.inlining import kernel_blocks
+from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, HOME
 from tvm_ext.tir_schedules.wafer.block_statements import with_changes
 from tvm_ext.tir_schedules.wafer.dimensions import plain_block_refusal

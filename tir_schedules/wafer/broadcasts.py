@@ -5,7 +5,7 @@ from typing import Any
 from tvm import s_tir
 
 from tvm_ext.tir_schedules.block_access import constant_parameter, operands_of, read_position
-from tvm_ext.tir_schedules.llvm.row_kernel import buffer_key
+from tvm_ext.tir_schedules.rows.row_kernel import buffer_key
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, HOME, Pattern
 from tvm_ext.tir_schedules.wafer.dimensions import Dimensions
 from tvm_ext.tir_schedules.wafer.mesh_cut import MeshCut, Placed

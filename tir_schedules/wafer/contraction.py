@@ -8,8 +8,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.tir_schedules.block_access import operands_of, static_extent
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.template import NotMine
 
 

@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.block_access import operands_of, static_extent
-from tvm_ext.tir_schedules.llvm.row_kernel import buffer_key
+from tvm_ext.tir_schedules.rows.row_kernel import buffer_key
 from tvm_ext.tir_schedules.template import NotMine
 
 _Node = tuple[str, int, int]

@@ -8,7 +8,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import nodes
 
 CONDITIONAL = tvm.ir.Op.get("prim.if_then_else")
 

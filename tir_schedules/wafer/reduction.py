@@ -11,9 +11,9 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.block_access import operands_of
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.llvm.row_kernel import buffer_key
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.rows.row_kernel import buffer_key
 from tvm_ext.tir_schedules.template import Machine, NotMine
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, GROUP
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops

@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.block_access import constant_parameter, operands_of, read_position
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
     COMMUNICATION,

@@ -7,9 +7,9 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.row_hoist import hoisted
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.rows.row_hoist import hoisted
+from tvm_ext.tir_schedules.rows.row_kernel import (
     Axis,
     RowBlock,
     RowKernel,

@@ -9,8 +9,8 @@ from typing import Any
 from tvm import tirx
 from tvm_ffi import structural_map
 
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.nest import substitute
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.nest import substitute
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, MESH_AXIS, ROW
 
 # On a loop: the order of its steps, by number.

@@ -10,8 +10,8 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.inlining import (
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import (
     inline_blocks,
     is_data_parallel,
     kernel_blocks,

@@ -15,8 +15,8 @@ from tvm import s_tir, tirx
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.block_access import constant_parameter, static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.row_kernel import buffer_key
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.rows.row_kernel import buffer_key
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.block_statements import Change, Stage
 from tvm_ext.tir_schedules.wafer.broadcasts import broadcast_pattern

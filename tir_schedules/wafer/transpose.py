@@ -9,7 +9,7 @@ from tvm import s_tir, tirx
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.llvm.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.template import Machine, NotMine
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
 from tvm_ext.tir_schedules.wafer.block_tiles import schedule_tiles

@@ -10,8 +10,8 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.block_access import constant_parameter, operands_of, static_extent
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.nest import slope, substitute
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.nest import slope, substitute
 from tvm_ext.tir_schedules.template import NotMine
 
 

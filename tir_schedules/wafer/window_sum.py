@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.inlining import (
+from tvm_ext.tir_schedules.inlining import (
     count_calls,
     inline_blocks,
     is_data_parallel,

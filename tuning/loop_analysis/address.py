@@ -9,7 +9,7 @@ import tvm
 import tvm_ffi
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tuning.loop_analysis.sampling import values_of
 
 # Loops up to this long are walked through to see where an address goes.

@@ -10,7 +10,7 @@ from tvm import tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.loop_nest import CYCLES_PER_CALL
 
 # Cycles of a division or a square root of a whole vector. A. Fog, "Instruction tables".

@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import nodes
 
 
 @dataclass(frozen=True)

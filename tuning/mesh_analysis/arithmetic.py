@@ -7,7 +7,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import nodes
 
 _ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Max, tirx.Min)
 

@@ -9,7 +9,7 @@ import tvm
 
 from tvm_ext.hardware.wafer.program import Work
 from tvm_ext.tir_schedules.block_access import element_bytes
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
 from tvm_ext.tuning.mesh_analysis.affine import Affine
 from tvm_ext.tuning.mesh_analysis.arithmetic import arithmetic_of

@@ -11,7 +11,7 @@ from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.hardware.cost import CostModel, Work
 from tvm_ext.report.records import KernelRecord
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.select import ScheduleChoice
 
 

@@ -17,10 +17,10 @@ from tvm_ext.tir_schedules.llvm.recurrence.loops import (
     SequenceTime,
     loop,
     number,
-    sequence,
     vectors,
 )
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
+from tvm_ext.tir_schedules.statements import sequence
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from tvm_ext.tir_schedules.llvm.recurrence.loops import (
     SequenceTime,
     loop,
     number,
-    sequence,
     vectors,
 )
+from tvm_ext.tir_schedules.statements import sequence
 
 # Elements that are copied at a time, where they are: a vector of the widest registers.
 _COPIED = 16

@@ -1,6 +1,6 @@
 """How the loops of a recurrence are written, and the statements that they are made of."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +39,6 @@ class RecurrenceLoops:
 def number(value: int) -> Any:
     """An index."""
     return tirx.const(value, INDEX)
-
-
-def sequence(stmts: Sequence[tirx.Stmt]) -> tirx.Stmt:
-    """One statement for several."""
-    return stmts[0] if len(stmts) == 1 else tirx.SeqStmt(list(stmts))
 
 
 def loop(extent: Any, body: Body, kind: tirx.ForKind = tirx.ForKind.SERIAL) -> tirx.Stmt:

@@ -18,7 +18,7 @@ from tvm_ext.onnx_frontend.converters.random import ITERATIONS
 from tvm_ext.onnx_frontend.converters.runtime_sizes import is_size
 from tvm_ext.onnx_frontend.iterations import draws_inside
 from tvm_ext.onnx_frontend.node_order import subgraphs_of
-from tvm_ext.tir_schedules.llvm.nest import substitute
+from tvm_ext.tir_schedules.nest import substitute
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from tvm import relax, tirx
 
-from tvm_ext.tir_schedules.llvm.nest import substitute
+from tvm_ext.tir_schedules.nest import substitute
 
 Symbols = Mapping[tirx.Var, Any]
 

@@ -9,7 +9,7 @@ from tvm import tirx
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.inlining import walk
+from tvm_ext.tir_schedules.inlining import walk
 
 
 @dataclass(frozen=True)

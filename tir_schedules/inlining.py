@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
 from tvm_ext.tir_schedules.block_access import access_of
-from tvm_ext.tir_schedules.llvm.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import nodes
 
 # Nodes of an expression beyond which nothing more is inlined into it. Kernels of real networks
 # stay far below; the time for code generation grows with the square.

@@ -8,7 +8,7 @@ from tvm import sym, tirx
 from tvm.sym import detect_linear_equation
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.rows.row_kernel import (
     Axis,
     RowBlock,
     RowKernel,

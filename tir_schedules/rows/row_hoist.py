@@ -7,8 +7,8 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_mutate
 
-from tvm_ext.tir_schedules.llvm.inlining import walk
-from tvm_ext.tir_schedules.llvm.row_kernel import RowBlock, RowKernel, Store, buffer_key
+from tvm_ext.tir_schedules.inlining import walk
+from tvm_ext.tir_schedules.rows.row_kernel import RowBlock, RowKernel, Store, buffer_key
 
 _IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
 _RECIPROCAL_TYPES = ("float32", "float64")

@@ -7,7 +7,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_equal, structural_mutate
 
-from tvm_ext.tir_schedules.llvm.row_kernel import Axis, RowBlock, buffer_key
+from tvm_ext.tir_schedules.rows.row_kernel import Axis, RowBlock, buffer_key
 
 Values = Sequence[tvm.ir.Expr]
 Combine = Callable[[Values, Values], list[tvm.ir.Expr]]

@@ -14,7 +14,7 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.flat_views import FlatViews, flattened, nodes
+from tvm_ext.tir_schedules.flat_views import FlatViews, flattened, nodes
 
 # Rounds of splitting loops by the divisors found in indices; each takes a division away.
 _MAX_DIGIT_SPLITS = 12

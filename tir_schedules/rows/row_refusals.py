@@ -5,9 +5,9 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from tvm_ext.tir_schedules.block_access import operands_of, static_extent
-from tvm_ext.tir_schedules.llvm.inlining import kernel_blocks, walk
-from tvm_ext.tir_schedules.llvm.row_combine import combine_of
-from tvm_ext.tir_schedules.llvm.row_kernel import (
+from tvm_ext.tir_schedules.inlining import kernel_blocks, walk
+from tvm_ext.tir_schedules.rows.row_combine import combine_of
+from tvm_ext.tir_schedules.rows.row_kernel import (
     RowBlock,
     RowKernel,
     buffer_key,

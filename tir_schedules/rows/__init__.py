@@ -1,0 +1,1 @@
+"""Reads kernels that combine along rows (softmax, normalisations, sums), for any machine."""
