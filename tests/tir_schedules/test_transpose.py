@@ -14,8 +14,8 @@ from tvm.relax.op import nn
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules import inlining
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
-from tvm_ext.tir_schedules.llvm import inlining
 from tvm_ext.tir_schedules.llvm.data_parallel import KernelPlan, plan_blocks
 from tvm_ext.tir_schedules.llvm.tile_code import TileDecision
 from tvm_ext.tir_schedules.llvm.transpose import Transpose
