@@ -60,10 +60,11 @@ def finished_schedule(sch: s_tir.Schedule, func: tirx.PrimFunc, machine: Machine
     finished = marked_as_scheduled(sch.mod["main"], func)
     if isinstance(machine, MeshDescription):
         return with_skewed_steps(finished)
+    if not isinstance(machine, CpuDescription):
+        # Rows that two blocks of threads both compute would be two writers at a time.
+        return finished
     finished = with_overlapping_tiles(finished)
-    if isinstance(machine, CpuDescription) and has_masked_memory(machine):
-        finished = with_masked_tails(finished)
-    return finished
+    return with_masked_tails(finished) if has_masked_memory(machine) else finished
 
 
 def marked_as_scheduled(scheduled: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -4,31 +4,20 @@ from dataclasses import dataclass, replace
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.s_tir import dlight
 
-from tvm_ext.hardware.description import CpuDescription, GpuDescription
-from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,
     apply_template,
-    marked_as_scheduled,
 )
-from tvm_ext.tir_schedules.cuda import CUDA_TEMPLATES
+from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
+from tvm_ext.tir_schedules.machine_templates import templates_for
 from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.scope_marks import without_scope_marks
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
 from tvm_ext.tir_schedules.wafer import MESH_TEMPLATES
-
-_GPU_RULES = (
-    dlight.gpu.Matmul,
-    dlight.gpu.GEMV,
-    dlight.gpu.Reduction,
-    dlight.gpu.GeneralReduction,
-    dlight.gpu.Fallback,
-)
 
 
 @dataclass(frozen=True)
@@ -98,7 +87,7 @@ def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]
         return []
     return [
         template
-        for template in _templates(machine)
+        for template in templates_for(machine)
         if isinstance(apply_template(template, func, machine), ScheduledKernel)
     ]
 
@@ -125,29 +114,21 @@ def _schedule_by_rule(
         reason = "its loops are written by hand, without blocks to reorder"
         return func, ScheduleChoice("as written", "as written", reason)
     refusals: list[str] = []
-    for template in _templates(machine):
+    for template in templates_for(machine):
         scheduled = apply_template(template, func, machine)
         if isinstance(scheduled, NotMine):
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
         return scheduled.func, _choice(template, refusals, scheduled.packed)
-    if isinstance(machine, GpuDescription):
-        return _schedule_for_gpu(func, machine, refusals)
     return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
-
-
-def _templates(machine: Machine) -> tuple[Template, ...]:
-    """Our templates for a kind of machine, in the order in which they are asked."""
-    if isinstance(machine, CpuDescription):
-        return CPU_TEMPLATES
-    if isinstance(machine, GpuDescription):
-        return CUDA_TEMPLATES
-    return MESH_TEMPLATES if isinstance(machine, MeshDescription) else ()
 
 
 def _choice(
     template: Template, refusals: list[str], packed: PackedOperand | None
 ) -> ScheduleChoice:
+    if template in TVM_RULES:
+        reason = "first rule of TVM that takes it"
+        return ScheduleChoice(template.name, "tvm rule", reason, tuple(refusals), packed)
     last_resort = template in (CPU_TEMPLATES[-1], MESH_TEMPLATES[-1])
     source = "generic" if last_resort else "template"
     reason = "no template takes it" if last_resort else "first template that takes it"
@@ -156,23 +137,3 @@ def _choice(
 
 def _has_blocks(func: tirx.PrimFunc) -> bool:
     return isinstance(func.body, s_tir.SBlockRealize)
-
-
-def _schedule_for_gpu(
-    func: tirx.PrimFunc, machine: GpuDescription, refusals: list[str]
-) -> tuple[tirx.PrimFunc, ScheduleChoice]:
-    """TVM's rules for GPUs, the first that takes the kernel; ``refusals`` are our templates'."""
-    target = machine.tvm_target()
-    for rule_class in _GPU_RULES:
-        with target:
-            scheduled = rule_class().apply(func, target, False)
-        if scheduled is None:
-            refusals.append(f"dlight {rule_class.__name__}: not of its pattern")
-            continue
-        sch = scheduled[0] if isinstance(scheduled, list) else scheduled
-        name = f"dlight {rule_class.__name__}"
-        reason = "first rule of TVM that takes it"
-        return marked_as_scheduled(sch.mod["main"], func), ScheduleChoice(
-            name, "tvm rule", reason, tuple(refusals)
-        )
-    return func, ScheduleChoice("as written", "as written", "no rule takes it", tuple(refusals))

@@ -14,7 +14,8 @@ from tvm_ext.tuning.candidate import Finish, candidate_of
 from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.logs.best import BestSchedule, best_schedules
 from tvm_ext.tuning.logs.folder import Records
-from tvm_ext.tuning.measurer import Measurement, Measurer
+from tvm_ext.tuning.measurement import Measurement
+from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.run_job import TimingPlan
 from tvm_ext.tuning.search.template_space import TemplateSpace
 from tvm_ext.tuning.target_key import target_key
