@@ -4,12 +4,17 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import tvm
+
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tuning.errors import TuningError
 from tvm_ext.tuning.lines import last_line
 from tvm_ext.tuning.run_device import RunDeviceAddress, open_device
 from tvm_ext.tuning.runner_pool import QUEUE_SECONDS
 from tvm_ext.tuning.worker import Worker, WorkerFailure
+
+# TVM registers it when it has loaded its CUDA runtime, which needs a driver.
+_RUNTIME = "device_api.cuda"
 
 # How long a driver may take to answer.
 _ANSWER_SECONDS = 60.0
@@ -60,17 +65,13 @@ def checked_gpu(machine: GpuDescription, servers: Sequence[RunDeviceAddress]) ->
     """
     address = servers[0] if servers else RunDeviceAddress()
     where = f"on the RPC server with key '{address.key}'" if servers else "here"
-    worker = Worker()
     try:
-        timeout = _ANSWER_SECONDS + (QUEUE_SECONDS if servers else 0.0)
-        found: GpuFacts = worker.call(gpu_facts, replace(address, kind="cuda"), timeout=timeout)
+        found = _asked(address)
     except WorkerFailure as error:
         raise TuningError(
             f"the CUDA device {where} cannot be asked what it is ({last_line(error)}); expected "
             "one that works: see whether nvidia-smi shows it"
         ) from error
-    finally:
-        worker.stop()
     if not found.exists:
         raise TuningError(_no_device(machine, where, bool(servers)))
     if not runs_code_for(found.capability, machine.arch):
@@ -80,6 +81,27 @@ def checked_gpu(machine: GpuDescription, servers: Sequence[RunDeviceAddress]) ->
             "generation: choose another --target"
         )
     return found
+
+
+def has_gpu() -> bool:
+    """Whether this machine has a GPU that answers."""
+    try:
+        return _asked(RunDeviceAddress()).exists
+    except WorkerFailure:
+        return False
+
+
+def _asked(address: RunDeviceAddress) -> GpuFacts:
+    """What ``gpu_facts`` says, in a process of its own: where it has looked, no other may fork."""
+    if not address.host and tvm.get_global_func(_RUNTIME, allow_missing=True) is None:
+        return GpuFacts(False)
+    worker = Worker()
+    try:
+        timeout = _ANSWER_SECONDS + (QUEUE_SECONDS if address.host else 0.0)
+        found: GpuFacts = worker.call(gpu_facts, replace(address, kind="cuda"), timeout=timeout)
+        return found
+    finally:
+        worker.stop()
 
 
 def runs_code_for(capability: str, arch: str) -> bool:

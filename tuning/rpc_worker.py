@@ -10,6 +10,7 @@ from functools import partial
 from tvm.rpc.server import Server
 
 from tvm_ext.tuning.errors import TuningError
+from tvm_ext.tuning.gpu_presence import has_gpu
 from tvm_ext.tuning.process_limits import end_with_parent, limit_memory
 from tvm_ext.tuning.rpc_servers import parse_address
 
@@ -39,6 +40,7 @@ def serve(
         Where to listen; the first free port from ``port`` on.
     memory_bytes : int
         Memory that a session may take beyond what the server has after its start; 0 for no limit.
+        Where there is a GPU there is none: CUDA reserves more address space than would be of use.
     ready : callable
         Called with the port when the server listens.
 
@@ -48,6 +50,8 @@ def serve(
         The tracker's address is none, or nothing can listen there.
     """
     address = parse_address(tracker)
+    if memory_bytes and has_gpu():
+        memory_bytes = 0
     try:
         server = Server(
             host,

@@ -1,10 +1,7 @@
 """Kernels for a GPU, tested without one: run on the CPU, read as CUDA code, assembled by nvcc."""
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,7 @@ from machines import GPU
 from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
+from tvm_ext.hardware.cuda_resources import KernelResources, nvcc_path, resource_report
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import apply_template
@@ -24,14 +22,14 @@ from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.template import NotMine, Template
 
-NVCC = shutil.which("nvcc")
-
 # Built once and run once: LLVM's optimisations would take longer than they save.
 SERIAL_TARGET = tvm.target.Target(
     {"kind": "llvm", "mtriple": host_description().mtriple, "opt-level": 0}
 )
 
-needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: no resource report")
+needs_nvcc = pytest.mark.skipif(
+    nvcc_path() is None, reason="nvcc is not installed: no resource report"
+)
 
 
 def scheduled(
@@ -146,25 +144,8 @@ def shared_bytes(source: str) -> int:
     return sum(sizes.get(dtype, 4) * int(count) for dtype, count in found)
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What ptxas says of one kernel: registers of a thread, bytes spilled, bytes of stack."""
-
-    registers: int
-    spilled: int
-    stack: int
-
-
-def resources(source: str, arch: str, folder: Path) -> list[Resources]:
-    """Assembles CUDA code for ``arch`` and reads the report of each kernel."""
-    path = folder / "kernel.cu"
-    path.write_text(source)
-    command = [str(NVCC), "-cubin", f"-arch={arch}", "-O3", "-Xptxas", "-v", "-o"]
-    command += [str(folder / f"{arch}.cubin"), str(path)]
-    report = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert report.returncode == 0, report.stderr[-2000:]
-    text = report.stderr
-    registers = [int(n) for n in re.findall(r"Used (\d+) registers", text)]
-    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", text)]
-    stack = [int(n) for n in re.findall(r"(\d+) bytes stack frame", text)]
-    return [Resources(*found) for found in zip(registers, spilled, stack, strict=True)]
+def resources(source: str, arch: str, folder: Path) -> list[KernelResources]:
+    """What each kernel of some CUDA code takes when it is assembled for ``arch``."""
+    found = resource_report(source, arch, folder=folder)
+    assert found is not None, f"nvcc does not know {arch}"
+    return found
