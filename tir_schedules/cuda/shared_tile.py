@@ -12,6 +12,7 @@ from tvm_ffi import structural_map
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.cuda.contraction_decision import ROW_PADDING_BYTES, TileSizes
 from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import would_bloat
 
 VECTOR_BYTES = 16
 """The widest access of a thread."""
@@ -70,15 +71,29 @@ def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> i
     Returns how many neighbours a thread writes at a time.
     """
     dtype = str(sch.get(results).writes[0].source.dtype)
-    while consumers := sch.get_consumers(results):
-        _inline_other_inputs(sch, consumers[0], results)
-        sch.reverse_compute_inline(consumers[0])
+    while consumer := _only_consumer(sch, results):
+        _inline_other_inputs(sch, consumer, results)
+        sch.reverse_compute_inline(consumer)
     rows, columns = sch.get_loops(results)[-2:]
     written = sch.get(results).writes[0].source
     widest = min(VECTOR_BYTES // element_bytes(written), _WIDEST[dtype])
     vector = math.gcd(widest, static_extent(written.shape[-1]) or 1)
     _spread(sch, [rows, columns], tiles.warps, vector)
     return vector
+
+
+def _only_consumer(sch: s_tir.Schedule, results: SBlockRV) -> SBlockRV | None:
+    """The block that reads the results; None when there is none, or when it cannot be one.
+
+    Of several, as in ``x * sigmoid(x)``, those that others read are inlined into these until one is
+    left. The compiler computes once what is then written more than once.
+    """
+    while len(consumers := sch.get_consumers(results)) > 1:
+        inner = next((block for block in consumers if sch.get_consumers(block)), None)
+        if inner is None or any(would_bloat(sch, inner, user) for user in sch.get_consumers(inner)):
+            return None
+        sch.compute_inline(inner)
+    return consumers[0] if consumers else None
 
 
 def _inline_other_inputs(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> None:
