@@ -17,7 +17,13 @@ from tvm_ffi import structural_map
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import access_of
-from tvm_ext.tir_schedules.cuda.contraction_decision import WARP_TILES, Product, decide_tiles
+from tvm_ext.tir_schedules.cuda.contraction_decision import (
+    MAX_BATCH,
+    WARP_TILES,
+    Product,
+    TileSizes,
+    decide_tiles,
+)
 from tvm_ext.tir_schedules.cuda.matrix_intrinsics import MatrixInstruction
 from tvm_ext.tir_schedules.cuda.product_axes import (
     ProductAxes,
@@ -27,6 +33,7 @@ from tvm_ext.tir_schedules.cuda.product_axes import (
     product_axes,
 )
 from tvm_ext.tir_schedules.cuda.register_product import REGISTER_TILE, schedule_registers
+from tvm_ext.tir_schedules.cuda.split_reduction import schedule_total, split_reduction
 from tvm_ext.tir_schedules.cuda.warp_product import schedule_warps
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import nodes
@@ -41,9 +48,6 @@ ACCUMULATORS = {
     "int8": "int32",
     "uint8": "int32",
 }
-
-MAX_BATCH = 65_535
-"""Blocks of threads along y and z of a grid: CUDA C++ Programming Guide, compute capabilities."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,19 @@ class Contraction:
         if not isinstance(machine, GpuDescription):
             return NotMine("the target is not a GPU")
         sch = s_tir.Schedule(func)
+        found = self._found(sch)
+        if isinstance(found, NotMine):
+            return found
+        tiles = decide_tiles(found.product, machine, decisions)
+        if isinstance(tiles, NotMine):
+            return tiles
+        sch = self._scheduled(sch, found, tiles)
+        if _kernels(sch) != min(tiles.splits, 2):
+            return NotMine("what follows the product cannot be applied to one tile of it")
+        return sch
+
+    def _found(self, sch: s_tir.Schedule) -> "_Found | NotMine":
+        """The kernel's product, if it is one that the template takes."""
         main = _anchor(sch)
         if isinstance(main, NotMine):
             return main
@@ -95,17 +112,22 @@ class Contraction:
         )
         if min(product.rows, product.columns, product.steps) < 2 or product.batch > MAX_BATCH:
             return NotMine("it has a single row, column or step, or too many products")
-        tiles = decide_tiles(product, machine, decisions)
-        if isinstance(tiles, NotMine):
-            return tiles
-        sch, main = _as_product(sch, main, axes, instruction)
-        sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth])
+        return _Found(main, axes, instruction, product)
+
+    def _scheduled(self, sch: s_tir.Schedule, found: "_Found", tiles: TileSizes) -> s_tir.Schedule:
+        """The kernel in tiles, and in two kernels where the reduction is split."""
+        instruction = found.instruction
+        sch, main = _as_product(sch, found.main, found.axes, instruction)
+        sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth * tiles.splits])
+        total = None
+        if tiles.splits > 1:
+            main, total = split_reduction(sch, main, tiles.splits)
         if instruction.on_tensor_cores:
-            schedule_warps(sch, main, tiles, instruction, axes.depth_last, self.described)
+            schedule_warps(sch, main, tiles, instruction, found.axes.depth_last, self.described)
         else:
             schedule_registers(sch, main, tiles, self.described)
-        if not isinstance(sch.get(sch.get_sblock("root")).body, tirx.For):
-            return NotMine("what follows the product cannot be applied to one tile of it")
+        if total is not None:
+            schedule_total(sch, total)
         return sch
 
     def _instruction(self, block: s_tir.SBlock) -> MatrixInstruction | NotMine:
@@ -123,6 +145,22 @@ class Contraction:
         if accumulator == "int32" and written != accumulator:
             return NotMine(f"it adds up products of {dtype} in {written}, which wraps around")
         return MatrixInstruction(dtype, accumulator, dtype != "float32" or self.tf32)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The block of a product, what its loops are, and how it is computed."""
+
+    main: SBlockRV
+    axes: ProductAxes
+    instruction: MatrixInstruction
+    product: Product
+
+
+def _kernels(sch: s_tir.Schedule) -> int:
+    """Outermost statements of the schedule."""
+    body = sch.get(sch.get_sblock("root")).body
+    return len(body.seq) if isinstance(body, tirx.SeqStmt) else 1
 
 
 def _anchor(sch: s_tir.Schedule) -> SBlockRV | NotMine:

@@ -12,7 +12,7 @@ from tvm_ffi import structural_map
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.cuda.contraction_decision import ROW_PADDING_BYTES, TileSizes
 from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.inlining import would_bloat
+from tvm_ext.tir_schedules.inlining import is_data_parallel, would_bloat
 
 VECTOR_BYTES = 16
 """The widest access of a thread."""
@@ -71,8 +71,8 @@ def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> i
     Returns how many neighbours a thread writes at a time.
     """
     dtype = str(sch.get(results).writes[0].source.dtype)
-    while consumer := _only_consumer(sch, results):
-        _inline_other_inputs(sch, consumer, results)
+    while (consumer := only_consumer(sch, results)) and is_data_parallel(sch, consumer):
+        inline_other_inputs(sch, consumer, results)
         sch.reverse_compute_inline(consumer)
     rows, columns = sch.get_loops(results)[-2:]
     written = sch.get(results).writes[0].source
@@ -82,7 +82,7 @@ def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> i
     return vector
 
 
-def _only_consumer(sch: s_tir.Schedule, results: SBlockRV) -> SBlockRV | None:
+def only_consumer(sch: s_tir.Schedule, results: SBlockRV) -> SBlockRV | None:
     """The block that reads the results; None when there is none, or when it cannot be one.
 
     Of several, as in ``x * sigmoid(x)``, those that others read are inlined into these until one is
@@ -96,7 +96,7 @@ def _only_consumer(sch: s_tir.Schedule, results: SBlockRV) -> SBlockRV | None:
     return consumers[0] if consumers else None
 
 
-def _inline_other_inputs(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> None:
+def inline_other_inputs(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> None:
     """Inlines what the consumer reads besides the product: a residual that is computed too."""
     while True:
         others = [
