@@ -38,20 +38,29 @@ def copy_to_shared(
     """
     copy = sch.cache_read(reader, operand, "shared.dyn")
     sch.compute_at(copy, steps)
-    while producers := sch.get_producers(copy):
-        for producer in producers:
-            sch.compute_inline(producer)
+    inline_producers(sch, copy)
     rows, columns = sch.get_loops(copy)[-2:]
-    block = sch.get(copy)
-    nbytes = element_bytes(block.writes[0].source)
-    widest = VECTOR_BYTES // nbytes
-    if nbytes == 1 and nodes(block.body, tvm.ir.Call):
-        widest = CONDITIONAL_BYTES
-    vector = _vector(block, widest)
+    vector = widest_copy(sch.get(copy))
     vector = math.gcd(vector, static_extent(sch.get(columns).extent) or 1)
     _spread(sch, [rows, columns], warps, vector)
     pad_rows(sch, copy)
     return vector
+
+
+def inline_producers(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """Inlines all that computes what a block reads."""
+    while producers := sch.get_producers(block):
+        for producer in producers:
+            sch.compute_inline(producer)
+
+
+def widest_copy(block: s_tir.SBlock) -> int:
+    """How many neighbours along its last loop a block that copies can copy at a time."""
+    nbytes = element_bytes(block.writes[0].source)
+    widest = VECTOR_BYTES // nbytes
+    if nbytes == 1 and nodes(block.body, tvm.ir.Call):
+        widest = CONDITIONAL_BYTES
+    return _vector(block, widest)
 
 
 def pad_rows(sch: s_tir.Schedule, writer: SBlockRV, vector: int = 1) -> None:
