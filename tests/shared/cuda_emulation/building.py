@@ -63,10 +63,11 @@ def _hosts_on_cpu(mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm
     changed = {}
     for variable, function in mod.functions.items():
         target = function.attrs.get("target")
-        kernel = "tirx.kernel_launch_params" in function.attrs
-        if target is not None and target.kind.name == "cuda" and not kernel:
-            if target.host is not None:
-                changed[variable] = _announcing(function).with_attr("target", target.host.with_host(target.host))
+        if "tirx.kernel_launch_params" in function.attrs or target is None or target.host is None:
+            continue
+        if target.kind.name == "cuda":
+            host = target.host.with_host(target.host)
+            changed[variable] = _announcing(function).with_attr("target", host)
     for variable, function in changed.items():
         mod.update_func(variable, function)
     return mod

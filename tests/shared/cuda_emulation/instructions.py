@@ -47,13 +47,17 @@ def _register(match: re.Match[str], operands: Operands, line: int) -> str:
 def _ldmatrix(match: re.Match[str], operands: Operands, line: int) -> str:
     to = _listed(operands[0])
     transposed = str(match["trans"] is not None).lower()
-    load = f"emu::load_matrices({line}, {match['count']}, {transposed}, {_address(operands[1])}, l);"
+    load = (
+        f"emu::load_matrices({line}, {match['count']}, {transposed}, {_address(operands[1])}, l);"
+    )
     return f"{{ uint32_t l[{len(to)}]; {load} {_put('l', to)} }}"
 
 
 def _stmatrix(match: re.Match[str], operands: Operands, line: int) -> str:
     transposed = str(match["trans"] is not None).lower()
-    store = f"emu::store_matrices({line}, {match['count']}, {transposed}, {_address(operands[0])}, l);"
+    store = (
+        f"emu::store_matrices({line}, {match['count']}, {transposed}, {_address(operands[0])}, l);"
+    )
     return f"{{ {_array('l', _listed(operands[1]))} {store} }}"
 
 

@@ -53,7 +53,9 @@ def runtime_library() -> Path:
     library.emu_array.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.emu_seed.argtypes = [ctypes.c_uint32]
     tvm_ffi.register_global_func(
-        "cuda_emulation.array", lambda at, size: library.emu_array(_pointer(at), size), override=True
+        "cuda_emulation.array",
+        lambda at, size: library.emu_array(_pointer(at), size),
+        override=True,
     )
     return path
 
@@ -122,5 +124,7 @@ def _compiled(
 def _run(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        errors = [line for line in done.stderr.splitlines() if "error" in line or "undefined" in line]
+        errors = [
+            line for line in done.stderr.splitlines() if "error" in line or "undefined" in line
+        ]
         raise CompilationError("\n".join(errors[:8]) or done.stderr[-2000:])

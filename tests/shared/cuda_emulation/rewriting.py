@@ -128,7 +128,8 @@ int __tvm_ffi_{kernel.name}(void*, const EmuAny* args, int32_t, EmuAny*) {{
   void* pointers[] = {{{listed}}};
   EmuArguments arguments{{pointers, args}};
   emu::Launch what{{"{kernel.name}", (const void*)&{kernel.name}, {{1, 1, 1}}, {{1, 1, 1}},
-                   {kernel.static_shared}, 0, {kernel.dynamic_alignment}, pointers, {len(pointers)}}};
+                   {kernel.static_shared}, 0, {kernel.dynamic_alignment},
+                   pointers, {len(pointers)}}};
   {" ".join(settings)}
   auto body = [](void* data) __attribute__((no_sanitize("thread"))) {{
     EmuArguments& a = *(EmuArguments*)data;
