@@ -15,7 +15,7 @@ import tvm_ffi
 from tvm import tirx
 from tvm_ffi import structural_map
 
-from cuda_emulation.libraries import kernel_library, runtime_library, set_seed_function
+from cuda_emulation.libraries import kernel_library, runtime_library
 
 
 class CudaEmulationError(AssertionError):
@@ -89,8 +89,3 @@ def _announcement(buffer: Any) -> tirx.Stmt:
     for extent in buffer.shape:
         size = size * tirx.Cast("int64", extent)
     return tirx.Evaluate(tirx.call_packed("cuda_emulation.array", buffer.data, size))
-
-
-def set_seed(seed: int) -> None:
-    """The order of threads and blocks in later runs; 0 is the order of their numbers."""
-    set_seed_function()(seed)

@@ -44,29 +44,38 @@ def cache_folder() -> Path:
 
 @functools.cache
 def runtime_library() -> Path:
-    """The emulator itself, loaded into this process."""
+    """The emulator itself; once for a process."""
     sources = sorted((FOLDER / "runtime").iterdir()) + sorted((FOLDER / "include").iterdir())
     text = "".join(path.read_text() for path in sources)
     units = [str(path) for path in sources if path.suffix == ".cpp"]
-    path = _compiled(text, [*_RUNTIME, *units], "emulator", [])
-    library = ctypes.CDLL(str(path))
+    return _compiled(text, [*_RUNTIME, *units], "emulator", [])
+
+
+@functools.cache
+def _runtime() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(runtime_library()))
     library.emu_array.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.emu_seed.argtypes = [ctypes.c_uint32]
-    tvm_ffi.register_global_func(
-        "cuda_emulation.array",
-        lambda at, size: library.emu_array(_pointer(at), size),
-        override=True,
-    )
-    return path
+    return library
+
+
+def announce(address: int, size: int) -> None:
+    """Tells the emulator of an array of ``size`` bytes that kernels may use from now on."""
+    _runtime().emu_array(address, size)
+
+
+@tvm_ffi.register_global_func("cuda_emulation.array", override=True)
+def _announce(address: object, size: int) -> None:
+    announce(_pointer(address), size)
+
+
+def set_seed(seed: int) -> None:
+    """The order of threads and blocks in later runs; 0 is the order of their numbers."""
+    _runtime().emu_seed(seed)
 
 
 def _pointer(at: object) -> int:
     return int(getattr(at, "value", at) or 0)
-
-
-@functools.cache
-def set_seed_function() -> ctypes._CFuncPtr:
-    return ctypes.CDLL(str(runtime_library())).emu_seed
 
 
 def kernel_library(source: str, launch_tags: Mapping[str, Sequence[str]]) -> Path:

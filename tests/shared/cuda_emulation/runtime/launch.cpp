@@ -33,24 +33,6 @@ struct GuardedCopy {
   char* begin() const { return memory + kGap; }
 };
 
-std::string source_place(uintptr_t pc) {
-  if (pc < block.code || pc >= block.code_end) return "";
-  char command[4096];
-  std::snprintf(command, sizeof command, "addr2line -i -e '%s' 0x%zx 2>/dev/null", block.library,
-                size_t(pc - block.code - 1));
-  std::string place;
-  if (FILE* pipe = popen(command, "r")) {
-    char line[4096];
-    while (std::fgets(line, sizeof line, pipe) != nullptr) {
-      // The last is the outermost function: the kernel, not what was inlined into it.
-      const char* colon = std::strrchr(line, ':');
-      if (colon != nullptr) place = std::to_string(std::atoi(colon + 1));
-    }
-    pclose(pipe);
-  }
-  return place;
-}
-
 void find_code(const void* entry) {
   Dl_info info{};
   if (dladdr(entry, &info) == 0) return;
@@ -165,6 +147,24 @@ void run_blocks(void (*body)(void*), void* data) {
 }
 
 }  // namespace
+
+std::string source_place(uintptr_t pc) {
+  if (pc < block.code || pc >= block.code_end) return "";
+  char command[4096];
+  std::snprintf(command, sizeof command, "addr2line -i -e '%s' 0x%zx 2>/dev/null", block.library,
+                size_t(pc - block.code - 1));
+  std::string place;
+  if (FILE* pipe = popen(command, "r")) {
+    char line[4096];
+    while (std::fgets(line, sizeof line, pipe) != nullptr) {
+      // The last is the outermost function: the kernel, not what was inlined into it.
+      const char* colon = std::strrchr(line, ':');
+      if (colon != nullptr) place = std::to_string(std::atoi(colon + 1));
+    }
+    pclose(pipe);
+  }
+  return place;
+}
 
 std::string name_of(const Thread& thread) {
   return "thread (" + std::to_string(thread.x) + ", " + std::to_string(thread.y) + ", " +

@@ -40,12 +40,12 @@ std::string bytes_of(size_t offset, size_t size) {
 
 [[noreturn]] void fail_race(size_t offset, bool write, uint64_t record, bool was_write,
                             uintptr_t pc) {
-  int other = record >> 28 & 1023;
-  std::string verb = write ? "written" : "read", past = was_write ? "written" : "read";
-  fail("race: byte " + std::to_string(offset) + " of shared memory is " + verb + ", and was " + past +
-           " by " + name_of(threads[other]) + " with nothing between that orders them; that was",
-       record & 0xFFFFFFF ? block.code + (record & 0xFFFFFFF) : 0);
-  (void)pc;
+  const Thread& other = threads[record >> 28 & 1023];
+  std::string now = write ? "written" : "read", before = was_write ? "written" : "read";
+  fail("race: byte " + std::to_string(offset) + " of shared memory is " + now + ", and was " +
+           before + " by " + name_of(other) + " in line " +
+           source_place(block.code + (record & 0xFFFFFFF)) + ", with nothing to order the two",
+       pc);
 }
 
 void note_read(Cell& cell, uint64_t now) {
@@ -145,7 +145,7 @@ void global_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
 void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
   Thread* self = block.current;
   if (self == nullptr) return;
-  if (--block.steps_left < 0) fail("two thousand million accesses with nobody else's turn", pc);
+  if (--block.steps_left < 0) fail("200 million accesses with nobody else's turn: an endless loop", pc);
   uintptr_t offset = address - reinterpret_cast<uintptr_t>(shared_memory);
   if (offset < kMaxShared) return shared_access(offset, bytes, write, pc);
   if (address - reinterpret_cast<uintptr_t>(self->stack) < kStackBytes) return;

@@ -75,6 +75,7 @@ extern char* shared_memory;
 [[noreturn]] void fail(const std::string& message, uintptr_t pc = 0);
 [[noreturn]] void fail_at_line(const std::string& message, int line);
 std::string name_of(const Thread& thread);
+std::string source_place(uintptr_t pc);  // line of the CUDA code
 
 // fibres.cpp
 void run_block(void (*body)(void*), void* data);
