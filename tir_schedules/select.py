@@ -112,6 +112,13 @@ def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]
     ]
 
 
+def schedule_by_last_resort(
+    func: tirx.PrimFunc, machine: GpuDescription
+) -> tuple[tirx.PrimFunc, ScheduleChoice]:
+    """``func`` by the schedule for GPUs that takes any kernel; raises ScheduleRefusedError."""
+    return _by_last_resort(without_scope_marks(func), machine, [])
+
+
 def _schedule_by_record(
     name: str, func: tirx.PrimFunc, machine: Machine, records: RecordSource
 ) -> tuple[tirx.PrimFunc, ScheduleChoice] | NotMine:
