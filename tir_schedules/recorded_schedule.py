@@ -14,7 +14,7 @@ from tvm_ext.tir_schedules.apply_template import (
 )
 from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.kernel_identity import workload
-from tvm_ext.tir_schedules.machine_templates import templates_for
+from tvm_ext.tir_schedules.machine_templates import recordable_templates
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 _TEMPLATE_KEY = "tvm_ext.template"
@@ -106,7 +106,7 @@ def schedule_as_recorded(
     """``func`` scheduled as a record says, or why it cannot be any more."""
     if not recorded.template:
         return _replayed(func, recorded)
-    known = templates_for(machine)
+    known = recordable_templates(machine)
     template = next((one for one in known if one.name == recorded.template), None)
     if template is None:
         return NotMine(f"there is no template '{recorded.template}' for {machine.name}")

@@ -1,16 +1,21 @@
 """Chooses a schedule for every kernel of a module: the first template that takes it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import tvm
 from tvm import s_tir, tirx
 
+from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,
     apply_template,
 )
+from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT
+from tvm_ext.tir_schedules.cuda.bound_loops import is_bound, with_guarded_grids
 from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
+from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.machine_templates import templates_for
 from tvm_ext.tir_schedules.packing import PackedOperand
@@ -82,14 +87,29 @@ def schedule_kernel(
 
 
 def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]:
-    """The templates that take a kernel, the one that is used without a record first."""
-    if not _has_blocks(func):
+    """The templates that take a kernel, the one that is used without a record first.
+
+    A GPU's last resort is among them where it is the only one.
+    """
+    is_gpu = isinstance(machine, GpuDescription)
+    if not _has_blocks(func) or (is_gpu and is_bound(func)):
         return []
-    return [
-        template
-        for template in templates_for(machine)
-        if isinstance(apply_template(template, func, machine), ScheduledKernel)
-    ]
+
+    def taking(templates: Iterable[Template]) -> list[Template]:
+        return [
+            template
+            for template in templates
+            if isinstance(apply_template(template, func, machine), ScheduledKernel)
+        ]
+
+    return taking(templates_for(machine)) or taking([CUDA_LAST_RESORT] if is_gpu else [])
+
+
+def schedule_by_last_resort(
+    func: tirx.PrimFunc, machine: GpuDescription
+) -> tuple[tirx.PrimFunc, ScheduleChoice]:
+    """``func`` by the schedule for GPUs that takes any kernel; raises ScheduleRefusedError."""
+    return _by_last_resort(without_scope_marks(func), machine, [])
 
 
 def _schedule_by_record(
@@ -110,8 +130,10 @@ def _schedule_by_rule(
     func: tirx.PrimFunc, machine: Machine
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """The first template of ours, or rule of TVM's, that takes the kernel."""
+    reason = "its loops are written by hand, without blocks to reorder"
+    if isinstance(machine, GpuDescription) and (not _has_blocks(func) or is_bound(func)):
+        return _by_last_resort(func, machine, [reason])
     if not _has_blocks(func):
-        reason = "its loops are written by hand, without blocks to reorder"
         return func, ScheduleChoice("as written", "as written", reason)
     refusals: list[str] = []
     for template in templates_for(machine):
@@ -120,6 +142,8 @@ def _schedule_by_rule(
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
         return scheduled.func, _choice(template, refusals, scheduled.packed)
+    if isinstance(machine, GpuDescription):
+        return _by_last_resort(func, machine, refusals)
     return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
 
 
@@ -137,3 +161,30 @@ def _choice(
 
 def _has_blocks(func: tirx.PrimFunc) -> bool:
     return isinstance(func.body, s_tir.SBlockRealize)
+
+
+def _by_last_resort(
+    func: tirx.PrimFunc, machine: GpuDescription, refusals: list[str]
+) -> tuple[tirx.PrimFunc, ScheduleChoice]:
+    """The kernel as it is if it binds its loops itself, else by the template that takes all.
+
+    Raises
+    ------
+    ScheduleRefusedError
+        No thread of a GPU could run the kernel.
+    """
+    if is_bound(func):
+        reason = "it is written for threads"
+        return with_guarded_grids(func), ScheduleChoice(
+            "as written", "as written", reason, tuple(refusals)
+        )
+    found = apply_template(CUDA_LAST_RESORT, func, machine)
+    if isinstance(found, NotMine):
+        name = func.attrs.get("global_symbol", "without a name") if func.attrs else "without a name"
+        raise ScheduleRefusedError(
+            f"a kernel of the model ({name}) cannot run on a GPU: {found.reason}; expected loops "
+            "over tensors: compile for a CPU (--target host)"
+        )
+    return found.func, ScheduleChoice(
+        CUDA_LAST_RESORT.name, "generic", "no template or rule takes it", tuple(refusals)
+    )

@@ -11,6 +11,7 @@ from tvm_ext.hardware.description import Description, GpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT
 from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
 from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.task import KernelTask
@@ -43,17 +44,18 @@ def plain_kernel(task: KernelTask, machine: Description) -> PlainKernel:
     """The kernel without a schedule; a GPU, where that does not run, gets one of two others.
 
     What a CPU computes within a second, this one computes, loop by loop. More than that the GPU
-    computes with the simplest of TVM's schedules: one thread for each result, nothing shared. Both
-    add up narrow types in float32.
+    computes with the simplest of schedules: one thread for each result, nothing shared. Both add up
+    narrow types in float32.
     """
     if not isinstance(machine, GpuDescription):
         return PlainKernel(task.workload, _attributes(machine))
     wide = with_wide_sums(task.workload)
     if _operations(wide) > _MOST_OPERATIONS:
-        simple = apply_template(TVM_RULES[-1], wide["main"], machine)
-        if isinstance(simple, ScheduledKernel):
-            func = simple.func.with_attr("global_symbol", "main")
-            return PlainKernel(tvm.IRModule({"main": func}), _attributes(machine))
+        for template in (TVM_RULES[-1], CUDA_LAST_RESORT):
+            simple = apply_template(template, wide["main"], machine)
+            if isinstance(simple, ScheduledKernel):
+                func = simple.func.with_attr("global_symbol", "main")
+                return PlainKernel(tvm.IRModule({"main": func}), _attributes(machine))
     return PlainKernel(wide, _attributes(host_description()), is_here=True)
 
 

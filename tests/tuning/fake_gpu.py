@@ -20,6 +20,7 @@ from tvm_ext.tuning.build_job import BuildJob, build_job
 from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.effort import Effort
 from tvm_ext.tuning.gpu_build import GpuCheck
+from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.progress import SessionProgress
 from tvm_ext.tuning.session import TuningSession
 from tvm_ext.tuning.session_options import SessionOptions
@@ -83,7 +84,7 @@ def run_gpu_session(
     **options: Any,
 ) -> SessionProgress:
     """Runs a session for a GPU to its end; ``options`` are those of ``SessionOptions``."""
-    options = {"l2": "warm", **options}
+    options = {"l2": "warm", "limits": Limits(20, 20, 20, 2 << 30), **options}
     with compiling_for(machine):
         session = TuningSession(
             "small",

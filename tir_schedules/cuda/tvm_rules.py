@@ -3,12 +3,21 @@
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight
 
+from tvm_ext.configs.errors import reason_of
 from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.tir_schedules.cuda.bound_loops import is_bound
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
+
+# What TVM's rules raise on kernels that they were not written for, failed assertions among it.
+_RULE_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError),
+    *(TypeError, ValueError, tvm.error.InternalError, s_tir.ScheduleError),
+)
 
 
 @dataclass(eq=False)
@@ -36,13 +45,14 @@ class TvmRule:
         try:
             with target:
                 found = self.rule().apply(func, target, False)
-        except Exception as error:  # noqa: BLE001
-            # A rule takes it for granted that a kernel which looks like its own is one.
-            lines = str(error).splitlines() or [type(error).__name__]
-            return NotMine(f"the rule fails: {lines[-1][:160]}")
+        except _RULE_ERRORS as error:
+            return NotMine(f"it fails with {type(error).__name__} ({reason_of(error)})")
         if found is None:
             return NotMine("not of its pattern")
-        return found[0] if isinstance(found, list) else found
+        sch = found[0] if isinstance(found, list) else found
+        if not is_bound(sch.mod["main"]):
+            return NotMine("it leaves loops that no thread runs")
+        return sch
 
 
 TVM_RULES: tuple[Template, ...] = tuple(
