@@ -82,13 +82,13 @@ def checked_build(check: GpuCheck) -> Iterator[list[Any]]:
     earlier = tvm.get_global_func(_HOOK, allow_missing=True)
 
     def before_compiling(code: str, target: tvm.target.Target) -> str:
-        code = str(earlier(code, target)) if earlier is not None else code
+        # First: what else is hooked in may compile the code.
         try:
-            _check(code, found, check)
+            _check(str(code), found, check)
         except (ResourceLimitError, AssemblyError) as error:
             refusals.append(error)
             raise
-        return code
+        return str(earlier(code, target)) if earlier is not None else code
 
     tvm_ffi.register_global_func(_HOOK, before_compiling, override=True)
     try:
