@@ -94,13 +94,20 @@ def find_nvrtc() -> Nvrtc | None:
     for major in _MAJORS:
         for path in _libraries(major):
             try:
-                library = ctypes.CDLL(path)
+                library = _opened(path)
             except OSError:
                 continue
             includes = _includes(major)
             if includes:
                 return Nvrtc(library, _version(library), includes)
     return None
+
+
+def _opened(path: str) -> ctypes.CDLL:
+    """The library, after the one beside it that it looks for by its bare name."""
+    for part in sorted(Path(path).parent.glob("libnvrtc-builtins.so.*")):
+        ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(path)
 
 
 def _libraries(major: int) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Runs scripts with the fake CUDA of ``fake_cuda``: TVM's own CUDA runtime, on the host's memory.
 
 The libraries are found before the real ones, for a process and its children, so that each script
-runs in a process of its own. What is shown so: which arrays are copied when, what is queued, graphs,
-and what errors of the device become. What is not: anything that takes more than one thread.
+runs in a process of its own. What is shown so: which arrays are copied when, what is queued,
+graphs, and what errors of the device become. What is not: anything that takes more than one thread.
 """
 
 import ctypes

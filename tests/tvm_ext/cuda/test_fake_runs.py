@@ -15,8 +15,8 @@ def test_runs(tmp_path) -> None:
 def test_failures() -> None:
     lines = run_script("check_failures").splitlines()
     assert re.match(
-        r"TargetError: .*nvidia-h200 \(sm_90a\), and the GPU is Old GPU \(sm_80\); expected a GPU of "
-        r"compute capability 9\.0: compile",
+        r"TargetError: .*nvidia-h200 \(sm_90a\), and the GPU is Old GPU \(sm_80\); expected a GPU "
+        r"of compute capability 9\.0: compile",
         lines[0],
     )
     assert re.match(r"RunError: the GPU has no memory left .*weights.*buffers.*smaller", lines[1])

@@ -113,7 +113,7 @@ def test_source_without_a_compiler_is_refused(monkeypatch) -> None:
     use_device(monkeypatch, (9, 0))
     monkeypatch.setenv("TVM_EXT_CUDA_COMPILER", "none")
     model = tvm_ext.compile(mlp(4), target="nvidia-h200")
-    with pytest.raises(TargetError, match="holds CUDA source for nvidia-h200 .*leave it out"):
+    with pytest.raises(TargetError, match=r"holds CUDA source for nvidia-h200 .*leave it out"):
         model.run({"x": rand(4, 6)})
 
 
@@ -124,9 +124,7 @@ def test_without_a_gpu_a_model_says_why_and_can_be_looked_at(tmp_path) -> None:
     for one in (model, tvm_ext.load(tmp_path / "m.tvmx")):
         assert one.report.device.arch == "sm_90a"
         for run in (one.run, one.profile):
-            with pytest.raises(
-                TargetError, match="was compiled for nvidia-h200, and .*expected one"
-            ):
+            with pytest.raises(TargetError, match=r"for nvidia-h200, and .*expected one"):
                 run({"x": rand(4, 6)})
 
 

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: the compiler of the fake device, models and their numbers."""
+"""What the scripts of this folder share: the fake device's compiler, models, their numbers."""
 
 import numpy as np
 import onnx
@@ -48,6 +48,5 @@ def error_of(function, *arguments) -> str:
     try:
         function(*arguments)
     except tvm_ext.TvmExtError as error:
-        assert "\n" not in str(error)
-        return f"{type(error).__name__}: {error}"
+        return repr(f"{type(error).__name__}: {error}")[1:-1]
     raise AssertionError("nothing was raised")
