@@ -19,7 +19,8 @@ import tvm
 
 from tvm_ext.cuda.architecture import FORMS
 from tvm_ext.cuda.compilers import CudaCompiler, find_compiler, missing_compilers
-from tvm_ext.hardware.tvm_compat import compile_cuda_by_tvm, cuda_runtime_present
+from tvm_ext.cuda.runtime_library import cuda_runtime_present
+from tvm_ext.hardware.tvm_compat import compile_cuda_by_tvm
 from tvm_ext.report.device_record import DeviceRecord
 
 # What makes TVM keep the source although its CUDA runtime is there.

@@ -15,8 +15,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tvm_ext.cuda.driver import driver_state
-from tvm_ext.hardware.tvm_compat import cuda_library_path, cuda_runtime_present, load_cuda_runtime
+import tvm
+from tvm_ffi.libinfo import load_lib_ctypes
+
+from tvm_ext.hardware.cuda_driver import driver_state
+from tvm_ext.hardware.tvm_compat import loaded_libraries
 
 _NEEDED = re.compile(rb"libcudart\.so\.(\d+)")
 
@@ -97,3 +100,22 @@ def package_folders(kind: str) -> list[str]:
         return []
     roots = list(spec.submodule_search_locations)
     return [path for root in roots for path in sorted(glob.glob(os.path.join(root, "*", kind)))]
+
+
+def cuda_runtime_present() -> bool:
+    """Whether TVM has loaded its CUDA runtime, with which it runs programs on a GPU."""
+    return tvm.get_global_func("device_api.cuda", allow_missing=True) is not None
+
+
+def cuda_library_path() -> Path | None:
+    """The file of TVM's CUDA runtime, beside that of its own; None where this TVM has none."""
+    folder = Path(loaded_libraries["tvm_runtime"]._name).resolve().parent
+    return next(iter(sorted(folder.glob("*tvm_runtime_cuda.*"))), None)
+
+
+def load_cuda_runtime() -> None:
+    """Loads it now, as TVM itself tries to do at import. Raises OSError or RuntimeError."""
+    folder = Path(loaded_libraries["tvm_runtime"]._name).resolve().parent
+    loaded_libraries["tvm_runtime_cuda"] = load_lib_ctypes(
+        "tvm", "tvm_runtime_cuda", "RTLD_LOCAL", extra_lib_paths=[folder]
+    )

@@ -13,7 +13,7 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.hardware.tvm_compat import current_stream, make_stream_wait, with_stream
+from tvm_ext.cuda.device_memory import current_stream, make_stream_wait, with_stream
 
 # cudaStreamLegacy, by which some libraries name the default stream.
 _DEFAULT = (0, 1)

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvm_ext.errors import InputError
-from tvm_ext.hardware.tvm_compat import (
+from tvm_ext.cuda.device_memory import (
     copy_from_memory,
     copy_tensor,
     dlpack_tensor,
     pinned_device,
     tensor_view,
 )
+from tvm_ext.errors import InputError
 from tvm_ext.model_inputs import check_host_array, describe, require_fits
 from tvm_ext.narrow_dtypes import HOLDERS
 from tvm_ext.tensor_spec import TensorSpec

@@ -30,3 +30,20 @@ class DeviceRecord:
     graphs: int = 0
     graph_kernels: int = 0
     no_graphs: str = ""
+
+    @property
+    def code_figure(self) -> str:
+        """The code in words."""
+        words = {
+            "cubin": f"machine code for {self.arch}",
+            "fatbin": f"machine code for {self.arch}, PTX for later GPUs",
+        }
+        figure = words.get(self.code, f"CUDA source for {self.arch}, compiled where it runs")
+        return f"{figure}, by {self.compiler}" if self.compiler else figure
+
+    @property
+    def graph_figure(self) -> str:
+        """The graphs in words."""
+        if self.graphs:
+            return f"{self.graphs:,}, with {self.graph_kernels:,} kernel calls"
+        return f"none: {self.no_graphs}" if self.no_graphs else "none"

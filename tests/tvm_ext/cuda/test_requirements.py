@@ -8,8 +8,10 @@ from small_models import mlp, rand
 import tvm_ext
 from tvm_ext.cuda import requirements, runtime_library
 from tvm_ext.cuda.architecture import expected_device, runs_on
-from tvm_ext.cuda.driver import CudaDevice, DriverState, driver_state, read_state
 from tvm_ext.errors import InputError, TargetError
+from tvm_ext.hardware.cuda_driver import CudaDevice, DriverState, driver_state, read_state
+
+A100 = ("NVIDIA A100", (8, 0), 80 << 30, 40 << 20, 108, 166_912)
 
 
 class Driver:
@@ -43,7 +45,7 @@ class Driver:
         return 0
 
     def cuDeviceGetAttribute(self, value, attribute: int, device) -> int:
-        value._obj.value = {75: 8, 76: 0}[attribute]
+        value._obj.value = {75: 8, 76: 0, 38: 40 << 20, 16: 108, 97: 166_912}[attribute]
         return 0
 
     def cuDeviceTotalMem_v2(self, size, device) -> int:
@@ -53,7 +55,7 @@ class Driver:
 
 def test_devices_are_read() -> None:
     state = read_state(Driver())
-    assert state == DriverState("", (12, 8), (CudaDevice("NVIDIA A100", (8, 0), 80 << 30),) * 2)
+    assert state == DriverState("", (12, 8), (CudaDevice(*A100),) * 2)
     assert state.devices[0].arch == "sm_80"
 
 

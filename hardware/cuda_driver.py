@@ -13,8 +13,9 @@ from typing import Any
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
-# CUdevice_attribute: the parts of the compute capability.
+# CUdevice_attribute.
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_MULTIPROCESSORS, _L2_BYTES, _SHARED_BYTES = 16, 38, 97
 _NO_DEVICE = 100
 _NAME_BYTES = 256
 
@@ -29,13 +30,20 @@ class CudaDevice:
         As the driver calls it: "NVIDIA H200".
     capability : tuple[int, int]
         Compute capability: (9, 0).
-    memory_bytes : int
-        Device memory.
+    memory_bytes, l2_bytes : int
+        Device memory, and the cache before it.
+    multiprocessors : int
+        Number of them.
+    shared_bytes : int
+        The most shared memory that a block can ask for.
     """
 
     name: str
     capability: tuple[int, int]
     memory_bytes: int
+    l2_bytes: int = 0
+    multiprocessors: int = 0
+    shared_bytes: int = 0
 
     @property
     def arch(self) -> str:
@@ -122,11 +130,19 @@ def _device(library: Any, index: int) -> CudaDevice:
     library.cuDeviceGet(ctypes.byref(handle), index)
     name = ctypes.create_string_buffer(_NAME_BYTES)
     library.cuDeviceGetName(name, _NAME_BYTES, handle)
-    parts = []
-    for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
+
+    def attribute(number: int) -> int:
         value = ctypes.c_int(0)
-        library.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle)
-        parts.append(value.value)
+        library.cuDeviceGetAttribute(ctypes.byref(value), number, handle)
+        return value.value
+
     total = ctypes.c_size_t(0)
     library.cuDeviceTotalMem_v2(ctypes.byref(total), handle)
-    return CudaDevice(name.value.decode(), (parts[0], parts[1]), total.value)
+    return CudaDevice(
+        name.value.decode(),
+        (attribute(_CAPABILITY_MAJOR), attribute(_CAPABILITY_MINOR)),
+        total.value,
+        attribute(_L2_BYTES),
+        attribute(_MULTIPROCESSORS),
+        attribute(_SHARED_BYTES),
+    )
