@@ -8,7 +8,6 @@ import hashlib
 import json
 import math
 import re
-import shutil
 import subprocess
 import tempfile
 from dataclasses import asdict, dataclass
@@ -19,27 +18,11 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_walk
 
+from tvm_ext.cuda.nvcc import FLAGS, find_nvcc
 from tvm_ext.hardware.description import GpuDescription
 
-# As TVM 0.27 calls nvcc (tvm.support.nvcc): other options give other registers.
-_OPTIONS = (
-    "-O3",
-    "--use_fast_math",
-    "--expt-relaxed-constexpr",
-    "--expt-extended-lambda",
-    "--ptxas-options=-v,--register-usage-level=10",
-    *(
-        f"-U__CUDA_NO_{name}__"
-        for name in (
-            "HALF_OPERATORS",
-            "HALF_CONVERSIONS",
-            "BFLOAT16_OPERATORS",
-            "BFLOAT16_CONVERSIONS",
-            "BFLOAT162_OPERATORS",
-            "BFLOAT162_CONVERSIONS",
-        )
-    ),
-)
+# As a model's code is compiled: other options give other registers.
+_OPTIONS = (*FLAGS, "--ptxas-options=-v")
 
 # A warp gets its registers in blocks of 256, eight for each of its threads. CUDA C++ Programming
 # Guide, table "Technical Specifications per Compute Capability".
@@ -186,8 +169,8 @@ def resource_report(
 @cache
 def nvcc_path() -> str | None:
     """The CUDA compiler, if it is installed."""
-    beside = Path("/usr/local/cuda/bin/nvcc")
-    return shutil.which("nvcc") or (str(beside) if beside.is_file() else None)
+    found = find_nvcc()
+    return found.program if found is not None else None
 
 
 def parse_report(report: str) -> list[KernelResources]:

@@ -1,10 +1,12 @@
 """Code for one scheduled kernel, generated in a worker's process."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
 
+from tvm_ext.cuda.device_code import making_device_code
 from tvm_ext.tir_schedules.cuda.pass_options import pass_options
 from tvm_ext.tuning.gpu_build import GpuCheck, checked_build
 
@@ -45,16 +47,20 @@ def build(job: BuildJob) -> None:
     """
     mod = tvm.ir.load_json(job.mod_json)
     target = tvm.target.Target(job.target)
-    if job.check is None:
-        built = _built(mod, target, [])
-    else:
-        # nvcc and NVRTC are told the architecture of the current target.
-        with checked_build(job.check) as instruments, target:
-            built = _built(mod, target, instruments)
+    # In this order: the check looks at the code before what makes device code of it.
+    with _device_code(target), _checked(job.check) as instruments:
+        options = pass_options(target)
+        with tvm.transform.PassContext(opt_level=3, config=options, instruments=instruments):
+            built = tvm.compile(mod, target=target)
     built.export_library(job.library)
 
 
-def _built(mod: tvm.IRModule, target: tvm.target.Target, instruments: list[Any]) -> Any:
-    options = pass_options(target)
-    with tvm.transform.PassContext(opt_level=3, config=options, instruments=instruments):
-        return tvm.compile(mod, target=target)
+def _device_code(target: tvm.target.Target) -> AbstractContextManager[Any]:
+    """Has code for a GPU made as ``compile`` makes that of a model."""
+    if target.kind.name != "cuda":
+        return nullcontext()
+    return making_device_code(str(target.attrs["arch"]))
+
+
+def _checked(check: GpuCheck | None) -> AbstractContextManager[list[Any]]:
+    return checked_build(check) if check is not None else nullcontext([])

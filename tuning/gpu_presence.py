@@ -1,20 +1,18 @@
 """Whether there is a GPU to measure on, here or on a server, that runs a target's code."""
 
-import re
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import tvm
-
+from tvm_ext.cuda.architecture import expected_device, runs_on
+from tvm_ext.hardware.cuda_driver import LIBRARY
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tuning.errors import TuningError
+from tvm_ext.tuning.gpu_start import GpuProblem
 from tvm_ext.tuning.lines import last_line
 from tvm_ext.tuning.run_device import RunDeviceAddress, open_device
 from tvm_ext.tuning.runner_pool import QUEUE_SECONDS
 from tvm_ext.tuning.worker import Worker, WorkerFailure
-
-# TVM registers it when it has loaded its CUDA runtime, which needs a driver.
-_RUNTIME = "device_api.cuda"
 
 # How long a driver may take to answer.
 _ANSWER_SECONDS = 60.0
@@ -30,22 +28,33 @@ class GpuFacts:
         Whether there is one.
     name : str
         As its maker calls it.
-    capability : str
-        Compute capability, such as "9.0".
+    capability : tuple[int, int]
+        Compute capability, such as (9, 0).
+    problem : str
+        Why there is none, if that is known.
     """
 
     exists: bool
     name: str = ""
-    capability: str = ""
+    capability: tuple[int, int] = (0, 0)
+    problem: str = ""
+
+    def describe(self) -> str:
+        """In a few words."""
+        return f"{self.name}, compute capability {self.capability[0]}.{self.capability[1]}"
 
 
 def gpu_facts(address: RunDeviceAddress) -> GpuFacts:
     """Asks the driver at an address; in a worker's process, which CUDA may take over."""
-    with open_device(address) as opened:
-        device = opened.device
-        if not device.exist:
-            return GpuFacts(False)
-        return GpuFacts(True, str(device.device_name), str(device.compute_version))
+    try:
+        with open_device(address) as opened:
+            device = opened.device
+            if not device.exist:
+                return GpuFacts(False)
+            major, minor = str(device.compute_version).split(".")
+            return GpuFacts(True, str(device.device_name), (int(major), int(minor)))
+    except GpuProblem as error:
+        return GpuFacts(False, problem=str(error))
 
 
 def checked_gpu(machine: GpuDescription, servers: Sequence[RunDeviceAddress]) -> GpuFacts:
@@ -73,12 +82,13 @@ def checked_gpu(machine: GpuDescription, servers: Sequence[RunDeviceAddress]) ->
             "one that works: see whether nvidia-smi shows it"
         ) from error
     if not found.exists:
-        raise TuningError(_no_device(machine, where, bool(servers)))
-    if not runs_code_for(found.capability, machine.arch):
+        raise TuningError(_no_device(machine, where, bool(servers), found.problem))
+    # Without a letter the code goes along as PTX too.
+    if not runs_on(machine.arch, "fatbin", found.capability):
         raise TuningError(
-            f"the GPU {where} ({found.name}, compute capability {found.capability}) does not run "
-            f"code for target '{machine.name}' ({machine.arch}); expected a target of its "
-            "generation: choose another --target"
+            f"the GPU {where} ({found.describe()}) does not run code for target '{machine.name}' "
+            f"({machine.arch}); expected {expected_device(machine.arch, 'fatbin')}: choose another "
+            "--target"
         )
     return found
 
@@ -93,8 +103,8 @@ def has_gpu() -> bool:
 
 def _asked(address: RunDeviceAddress) -> GpuFacts:
     """What ``gpu_facts`` says, in a process of its own: where it has looked, no other may fork."""
-    if not address.host and tvm.get_global_func(_RUNTIME, allow_missing=True) is None:
-        return GpuFacts(False)
+    if not address.host and not _has_driver():
+        return GpuFacts(False, problem="no NVIDIA driver was found")
     worker = Worker()
     try:
         timeout = _ANSWER_SECONDS + (QUEUE_SECONDS if address.host else 0.0)
@@ -104,30 +114,24 @@ def _asked(address: RunDeviceAddress) -> GpuFacts:
         worker.stop()
 
 
-def runs_code_for(capability: str, arch: str) -> bool:
-    """Whether a GPU of compute capability ``capability`` ("9.0") runs code for ``arch`` ("sm_90a").
-
-    Code of an architecture runs on later ones, but with the suffix "a" on this one only, and with
-    "f" on those of the same major number. CUDA C++ Programming Guide, "Application Compatibility".
-    """
-    wanted = re.fullmatch(r"sm_(\d+)(\d)([af]?)", arch)
-    have = re.fullmatch(r"(\d+)\.(\d+)", capability)
-    if wanted is None or have is None:
-        return True
-    asked = (int(wanted[1]), int(wanted[2]))
-    there = (int(have[1]), int(have[2]))
-    if wanted[3] == "a":
-        return there == asked
-    return there >= asked and (wanted[3] != "f" or there[0] == asked[0])
+def _has_driver() -> bool:
+    """Whether the driver's library is installed; does not initialise it."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
-def _no_device(machine: GpuDescription, where: str, is_remote: bool) -> str:
+def _no_device(machine: GpuDescription, where: str, is_remote: bool, problem: str) -> str:
+    # What it says to do about it is not all that can be done.
+    why = f" ({problem.split(';')[0]})" if problem else ""
     advice = (
         "register a server on a machine with one under this key"
         if is_remote
         else "run 'tvm-ext worker' on a machine with one and tune with --rpc-tracker and --rpc-key"
     )
     return (
-        f"there is no CUDA device {where} to measure candidates for target '{machine.name}' on; "
-        f"expected an NVIDIA GPU with its driver: {advice}"
+        f"there is no CUDA device {where} to measure candidates for target '{machine.name}' on"
+        f"{why}; expected an NVIDIA GPU with its driver: {advice}"
     )

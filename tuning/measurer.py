@@ -89,7 +89,8 @@ class Measurer:
         self._futures: list[Future[Measurement]] = []
         self._closing = False
         kind = device_kind(machine)
-        addresses = [replace(one, kind=kind) for one in devices or [RunDeviceAddress()]]
+        arch = getattr(machine, "arch", "")
+        addresses = [replace(one, kind=kind, arch=arch) for one in devices or [RunDeviceAddress()]]
         memory = self.limits.memory_bytes
         if kind != "cpu" and not devices:
             # CUDA reserves more address space than any limit that would be of use.

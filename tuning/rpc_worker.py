@@ -11,6 +11,7 @@ from tvm.rpc.server import Server
 
 from tvm_ext.tuning.errors import TuningError
 from tvm_ext.tuning.gpu_presence import has_gpu
+from tvm_ext.tuning.gpu_start import offer_begin_gpu
 from tvm_ext.tuning.process_limits import end_with_parent, limit_memory
 from tvm_ext.tuning.rpc_servers import parse_address
 
@@ -80,4 +81,5 @@ def serve(
 def _begin_server(parent: int, memory_bytes: int) -> None:
     """Runs in the server's process; sessions are its children and inherit the limit."""
     end_with_parent(parent)
+    offer_begin_gpu()
     limit_memory(memory_bytes)

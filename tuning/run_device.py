@@ -11,6 +11,7 @@ import tvm
 
 from tvm_ext.hardware.description import Description, GpuDescription
 from tvm_ext.hardware.threads import use_threads
+from tvm_ext.tuning.gpu_start import BEGIN_GPU, GpuProblem, begin_gpu
 
 # Calls of a turn with an emptied cache: emptying it takes some 50 microseconds each time.
 _MOST_FLUSHED = 50
@@ -35,6 +36,8 @@ class RunDeviceAddress:
         How long a server may be used for one kernel.
     kind : str
         TVM's name of the device: "cpu" or "cuda".
+    arch : str
+        What code for it is made for, such as "sm_90a"; empty for a CPU.
     """
 
     host: str = ""
@@ -42,6 +45,7 @@ class RunDeviceAddress:
     key: str = ""
     session_seconds: float = 60.0
     kind: str = "cpu"
+    arch: str = ""
 
 
 class RunDevice:
@@ -126,12 +130,33 @@ class RunDevice:
 
 @contextmanager
 def open_device(address: RunDeviceAddress) -> Iterator[RunDevice]:
-    """The device at an address, for one kernel; a server goes back to the tracker afterwards."""
+    """The device at an address, for one kernel; a server goes back to the tracker afterwards.
+
+    Raises GpuProblem if there is to be a GPU and it cannot be used.
+    """
     if not address.host:
+        if address.kind == "cuda":
+            _require("", begin_gpu(address.arch))
         yield RunDevice(None, address.kind)
         return
     from tvm import rpc
 
     tracker = rpc.connect_tracker(address.host, address.port)
     session = tracker.request(address.key, priority=1, session_timeout=address.session_seconds)
+    if address.kind == "cuda":
+        _require("the server says: ", _begun_on_server(session, address.arch))
     yield RunDevice(session, address.kind)
+
+
+def _require(who: str, problem: str) -> None:
+    if problem:
+        raise GpuProblem(f"{who}{problem}")
+
+
+def _begun_on_server(session: Any, arch: str) -> str:
+    try:
+        begin = session.get_function(BEGIN_GPU)
+    except (AttributeError, RuntimeError, ValueError):
+        # A server of TVM's own: it uses what TVM has loaded.
+        return ""
+    return str(begin(arch))

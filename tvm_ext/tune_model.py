@@ -214,7 +214,7 @@ def _tunable(machine: Description, rpc: Sequence[RunDeviceAddress]) -> dict[str,
     """What the log says of the device; raises TuningError if candidates cannot be timed."""
     if isinstance(machine, GpuDescription):
         gpu = checked_gpu(machine, rpc)
-        return {"gpu": f"{gpu.name} (compute capability {gpu.capability})"}
+        return {"gpu": gpu.describe()}
     if isinstance(machine, MeshDescription):
         if rpc:
             raise TuningError(

@@ -94,7 +94,7 @@ def test_half_precision_and_a_cold_cache(tmp_path):
 
 
 def test_compiling_a_model_with_what_was_found(abs_model_path, tmp_path, monkeypatch):
-    found = GpuFacts(True, "NVIDIA A100", "8.0")
+    found = GpuFacts(True, "NVIDIA A100", (8, 0))
     monkeypatch.setattr("tvm_ext.tune_model.checked_gpu", lambda machine, servers: found)
     with fake_gpu():
         progress = tvm_ext.tune(
@@ -103,7 +103,7 @@ def test_compiling_a_model_with_what_was_found(abs_model_path, tmp_path, monkeyp
     assert progress.notes == []
     assert {kernel.state for kernel in progress.kernels} == {"done"}
     versions = read_trials(tmp_path).trials[0].versions
-    assert versions["gpu"] == "NVIDIA A100 (compute capability 8.0)"
+    assert versions["gpu"] == "NVIDIA A100, compute capability 8.0"
     compiled = tvm_ext.compile(
         abs_model_path, "nvidia-a100", records=tmp_path, require_records=True
     )

@@ -3,34 +3,33 @@
 from dataclasses import dataclass, replace
 
 import tvm
-from tvm import relax, tirx
+from tvm import tirx
 
-from tvm_ext.compiler.build import BUILD_ERRORS, build
+from tvm_ext.compiler.build import BUILD_ERRORS, Programs, build_programs
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
+from tvm_ext.cuda.device_code import making_device_code
 from tvm_ext.errors import BuildError, reason_of
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.description import GpuDescription, Processor
 from tvm_ext.tir_schedules.cuda.pass_options import pass_options
 from tvm_ext.tir_schedules.select import ScheduleChoice, schedule_by_last_resort
-from tvm_ext.tir_schedules.template import Machine
 
 
 @dataclass(frozen=True)
 class Built:
-    """An executable with the module and the schedules that it was built from."""
+    """Programs with the schedules that they were built from."""
 
-    executable: relax.VMExecutable
-    mod: tvm.IRModule
+    programs: Programs
     choices: dict[str, ScheduleChoice]
 
 
 def build_with_last_resort(
     planned: tvm.IRModule,
     target: tvm.target.Target,
-    machine: Machine,
+    machine: Processor,
     unscheduled: tvm.IRModule,
     choices: dict[str, ScheduleChoice],
 ) -> Built:
-    """The executable of ``planned``.
+    """The programs of ``planned``.
 
     A schedule for a GPU can break a rule that only code generation checks. Where the build fails,
     each kernel is built alone, and those that fail get the schedule that any kernel can have, from
@@ -42,7 +41,7 @@ def build_with_last_resort(
         Code generation fails, and for another reason than the schedule of a kernel for a GPU.
     """
     try:
-        return Built(build(planned, target), planned, choices)
+        return Built(build_programs(planned, target, machine), choices)
     except BuildError:
         if not isinstance(machine, GpuDescription):
             raise
@@ -51,7 +50,7 @@ def build_with_last_resort(
             name = str(global_var.name_hint)
             if not isinstance(func, tirx.PrimFunc) or name not in choices or choices[name].packed:
                 continue
-            reason = _refusal(func, target)
+            reason = _refusal(func, target, machine)
             if reason:
                 again, choice = schedule_by_last_resort(unscheduled[name], machine)
                 functions[global_var] = _like(func, again)
@@ -59,13 +58,14 @@ def build_with_last_resort(
         if changed == choices:
             raise
     mod = with_nan_passed_on(tvm.IRModule(functions, attrs=planned.attrs))
-    return Built(build(mod, target), mod, changed)
+    return Built(build_programs(mod, target, machine), changed)
 
 
-def _refusal(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
+def _refusal(func: tirx.PrimFunc, target: tvm.target.Target, machine: GpuDescription) -> str:
     """Why no code can be generated for a kernel; empty where it can."""
+    options = tvm.transform.PassContext(opt_level=3, config=pass_options(target))
     try:
-        with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
+        with making_device_code(machine.arch), options:
             tvm.compile(func.with_attr("global_symbol", "main"), target=target)
     except BUILD_ERRORS as error:
         return reason_of(error)
