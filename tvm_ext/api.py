@@ -9,7 +9,6 @@ import tvm
 
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.build import build_programs
 from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
@@ -18,6 +17,7 @@ from tvm_ext.compiler.memory_limit import require_memory
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
 from tvm_ext.compiler.packed_weights import pack_weights
 from tvm_ext.compiler.phases import Phases
+from tvm_ext.compiler.programs import build_programs
 from tvm_ext.compiler.tuned_kernels import (
     RecordsSource,
     find_records,
@@ -107,12 +107,12 @@ def compile(
             require_memory(memory, lowered.imported.name)
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
-            programs = build_programs(planned, tvm_target, machine)
+            programs = build_programs(planned, tvm_target, machine, lowered.kernels, choices)
         report = _report(lowered, pipeline.opt_level, machine)
         report.kernels = kernel_records(
             lowered.kernels,
             lowered.calls,
-            choices,
+            programs.choices,
             cost_model(machine),
             bool(record_folders(records)),
         )
@@ -158,7 +158,7 @@ def _report(lowered: LoweredModel, opt_level: str, machine: Processor) -> Compil
 
 def _with_graph_refusal(device: DeviceRecord | None, report: CompileReport) -> DeviceRecord | None:
     """What a program for a GPU holds, with the reason why it holds no CUDA graph."""
-    if device is None or device.graphs:
+    if device is None or device.graphs or device.no_graphs:
         return device
     record = next((one for one in report.passes if one.name == "CudaGraphs"), None)
     if record is None:
