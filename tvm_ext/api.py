@@ -17,7 +17,7 @@ from tvm_ext.compiler.memory_limit import require_memory
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
 from tvm_ext.compiler.packed_weights import pack_weights
 from tvm_ext.compiler.phases import Phases
-from tvm_ext.compiler.rescheduled_kernels import build_with_last_resort
+from tvm_ext.compiler.programs import build_programs
 from tvm_ext.compiler.tuned_kernels import (
     RecordsSource,
     find_records,
@@ -107,13 +107,12 @@ def compile(
             require_memory(memory, lowered.imported.name)
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
-            built = build_with_last_resort(planned, tvm_target, machine, lowered.kernels, choices)
-            programs, choices = built.programs, built.choices
+            programs = build_programs(planned, tvm_target, machine, lowered.kernels, choices)
         report = _report(lowered, pipeline.opt_level, machine)
         report.kernels = kernel_records(
             lowered.kernels,
             lowered.calls,
-            choices,
+            programs.choices,
             cost_model(machine),
             bool(record_folders(records)),
         )
@@ -159,7 +158,7 @@ def _report(lowered: LoweredModel, opt_level: str, machine: Processor) -> Compil
 
 def _with_graph_refusal(device: DeviceRecord | None, report: CompileReport) -> DeviceRecord | None:
     """What a program for a GPU holds, with the reason why it holds no CUDA graph."""
-    if device is None or device.graphs:
+    if device is None or device.graphs or device.no_graphs:
         return device
     record = next((one for one in report.passes if one.name == "CudaGraphs"), None)
     if record is None:

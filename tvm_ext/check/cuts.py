@@ -13,10 +13,10 @@ from tvm import tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.build import build_programs
 from tvm_ext.compiler.graph_facts import require_lowered
 from tvm_ext.compiler.kernel_calls import KernelCall, kernel_calls
 from tvm_ext.compiler.memory import plan_memory
+from tvm_ext.compiler.programs import build_programs
 from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.targets import compiling_for
@@ -135,7 +135,7 @@ class SteppedCompilation:
                 mod, _ = schedule_kernels(mod, machine)
             if _comes_before(stage, "memory"):
                 mod, _ = plan_memory(mod, reuse=False)
-            programs = build_programs(mod, target, machine)
+            programs = build_programs(mod, target, machine, mod, {})
         return CompiledModel(
             program=programs.to_run,
             to_save=programs.to_save,

@@ -1,43 +1,13 @@
 """Generates code for a planned module."""
 
-from dataclasses import dataclass, replace
-
 import tvm
 from tvm import relax
 
-from tvm_ext.cuda.device_code import making_device_code
-from tvm_ext.cuda.runtime_library import runtime_problem
 from tvm_ext.errors import BuildError, reason_of
-from tvm_ext.hardware.description import CpuDescription, Processor
-from tvm_ext.passes.cuda_graphs import captured_kernels
-from tvm_ext.report.device_record import DeviceRecord
 from tvm_ext.tir_schedules.cuda.pass_options import pass_options
 
 # What code generation raises.
 BUILD_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError)
-
-
-@dataclass(frozen=True)
-class Programs:
-    """One program twice, to run and to save (see ``twin``), and what it holds for a GPU."""
-
-    to_run: relax.VMExecutable
-    to_save: relax.VMExecutable
-    device: DeviceRecord | None = None
-
-
-def build_programs(mod: tvm.IRModule, target: tvm.target.Target, machine: Processor) -> Programs:
-    """The programs of a planned module; raises BuildError."""
-    if isinstance(machine, CpuDescription):
-        executable = build(mod, target)
-        return Programs(twin(executable, mod, target), executable)
-    # Where there is a GPU, the code is made for it to be loaded at once.
-    runtime_problem()
-    with making_device_code(machine.arch) as job:
-        executable = build(mod, target)
-        second = twin(executable, mod, target)
-    graphs, kernels = captured_kernels(mod)
-    return Programs(second, executable, replace(job.record(), graphs=graphs, graph_kernels=kernels))
 
 
 def build(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:

@@ -3,33 +3,34 @@
 from dataclasses import dataclass, replace
 
 import tvm
-from tvm import tirx
+from tvm import relax, tirx
 
-from tvm_ext.compiler.build import BUILD_ERRORS, Programs, build_programs
+from tvm_ext.compiler.build import BUILD_ERRORS, build
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
-from tvm_ext.cuda.device_code import making_device_code
 from tvm_ext.errors import BuildError, reason_of
-from tvm_ext.hardware.description import GpuDescription, Processor
+from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.cuda.pass_options import pass_options
 from tvm_ext.tir_schedules.select import ScheduleChoice, schedule_by_last_resort
+from tvm_ext.tir_schedules.template import Machine
 
 
 @dataclass(frozen=True)
 class Built:
-    """Programs with the schedules that they were built from."""
+    """An executable with the module and the schedules that it was built from."""
 
-    programs: Programs
+    executable: relax.VMExecutable
+    mod: tvm.IRModule
     choices: dict[str, ScheduleChoice]
 
 
 def build_with_last_resort(
     planned: tvm.IRModule,
     target: tvm.target.Target,
-    machine: Processor,
+    machine: Machine,
     unscheduled: tvm.IRModule,
     choices: dict[str, ScheduleChoice],
 ) -> Built:
-    """The programs of ``planned``.
+    """The executable of ``planned``.
 
     A schedule for a GPU can break a rule that only code generation checks. Where the build fails,
     each kernel is built alone, and those that fail get the schedule that any kernel can have, from
@@ -41,7 +42,7 @@ def build_with_last_resort(
         Code generation fails, and for another reason than the schedule of a kernel for a GPU.
     """
     try:
-        return Built(build_programs(planned, target, machine), choices)
+        return Built(build(planned, target), planned, choices)
     except BuildError:
         if not isinstance(machine, GpuDescription):
             raise
@@ -50,7 +51,7 @@ def build_with_last_resort(
             name = str(global_var.name_hint)
             if not isinstance(func, tirx.PrimFunc) or name not in choices or choices[name].packed:
                 continue
-            reason = _refusal(func, target, machine)
+            reason = _refusal(func, target)
             if reason:
                 again, choice = schedule_by_last_resort(unscheduled[name], machine)
                 functions[global_var] = _like(func, again)
@@ -58,14 +59,13 @@ def build_with_last_resort(
         if changed == choices:
             raise
     mod = with_nan_passed_on(tvm.IRModule(functions, attrs=planned.attrs))
-    return Built(build_programs(mod, target, machine), changed)
+    return Built(build(mod, target), mod, changed)
 
 
-def _refusal(func: tirx.PrimFunc, target: tvm.target.Target, machine: GpuDescription) -> str:
+def _refusal(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
     """Why no code can be generated for a kernel; empty where it can."""
-    options = tvm.transform.PassContext(opt_level=3, config=pass_options(target))
     try:
-        with making_device_code(machine.arch), options:
+        with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
             tvm.compile(func.with_attr("global_symbol", "main"), target=target)
     except BUILD_ERRORS as error:
         return reason_of(error)

@@ -10,19 +10,24 @@ from typing import Any
 
 import tvm
 
-_RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
+from tvm_ext.passes.cuda_graphs import PLAIN_RUN, RUN_OR_CAPTURE
 
 
 @contextmanager
 def without_graphs() -> Iterator[None]:
     """Virtual machines made inside of this block never record or launch a graph."""
-    own = tvm.get_global_func(_RUN_OR_CAPTURE, allow_missing=True)
-    tvm.register_global_func(_RUN_OR_CAPTURE, _run, override=True)
+    own = tvm.get_global_func(RUN_OR_CAPTURE, allow_missing=True)
+    tvm.register_global_func(RUN_OR_CAPTURE, _run, override=True)
     try:
         yield
     finally:
         if own is not None:
-            tvm.register_global_func(_RUN_OR_CAPTURE, own, override=True)
+            tvm.register_global_func(RUN_OR_CAPTURE, own, override=True)
+
+
+def register_plain_run() -> None:
+    """Makes the function known to virtual machines under ``PLAIN_RUN``."""
+    tvm.register_global_func(PLAIN_RUN, _run, override=True)
 
 
 def _run(machine: Any, function: Any, arguments: Any, *rest: Any) -> Any:

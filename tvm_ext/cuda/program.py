@@ -14,7 +14,7 @@ from tvm import relax
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.cuda.device_code import making_device_code
 from tvm_ext.cuda.failures import context_is_lost, device_error, keep_for_ever, require_context
-from tvm_ext.cuda.plain_runs import without_graphs
+from tvm_ext.cuda.plain_runs import register_plain_run, without_graphs
 from tvm_ext.cuda.requirements import gpu, gpu_architecture, require_architecture, require_gpu
 from tvm_ext.cuda.streams import ordered_with_others
 from tvm_ext.cuda.tensors import DeviceInputs, check_input, on_device
@@ -144,6 +144,7 @@ class CudaProgram:
         require_context()
         if self._machine is None or self._inputs is None:
             register_failed_branch()
+            register_plain_run()
             device = gpu()
             self._machine = relax.VirtualMachine(self._code.opened(), device)
             self._inputs = DeviceInputs(device)

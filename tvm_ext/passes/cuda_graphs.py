@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import tvm
 from tvm import relax, s_tir, tirx
-from tvm_ffi import structural_walk
+from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.compiler.graph_facts import operator_name, relax_bindings
 from tvm_ext.relay_passes.graph_pass import graph_pass
@@ -13,6 +13,9 @@ from tvm_ext.relay_passes.pass_log import record_applied, record_refusal
 
 # What TVM's rewriting names the functions whose kernels it captures.
 _CAPTURED = "_cuda_graph_capture"
+# The virtual machine's function that launches a graph, and ours that runs what is in it instead.
+RUN_OR_CAPTURE = "vm.builtin.cuda_graph.run_or_capture"
+PLAIN_RUN = "tvm_ext.run_without_graph"
 
 
 @graph_pass
@@ -59,6 +62,29 @@ def captured_kernels(mod: tvm.IRModule) -> tuple[int, int]:
         for binding in bindings_of(func)
     )
     return len(graphs), kernels
+
+
+def launches_only(mod: tvm.IRModule) -> bool:
+    """Whether no kernel of a module allocates memory or calls the host while it runs."""
+    return all(
+        _only_launches(func) for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)
+    )
+
+
+def without_capture(mod: tvm.IRModule) -> tvm.IRModule:
+    """A planned module whose captured kernels are launched one by one after all."""
+
+    def plain(callee: relax.ExternFunc) -> relax.ExternFunc:
+        same = str(callee.global_symbol) != RUN_OR_CAPTURE
+        return callee if same else relax.ExternFunc(PLAIN_RUN)
+
+    functions = {
+        var: structural_map(func, (relax.ExternFunc, plain))
+        if isinstance(func, relax.Function)
+        else func
+        for var, func in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
 
 
 def _relax_functions(mod: tvm.IRModule) -> Iterator[tuple[str, relax.Function]]:

@@ -3,6 +3,7 @@
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import tvm
@@ -10,6 +11,8 @@ from small_models import model, node, value
 from use_fake import ALONE, CHAIN, chain, chain_reference, compiled, error_of, rand, state
 
 import tvm_ext
+from tvm_ext.compiler import programs
+from tvm_ext.compiler.rescheduled_kernels import Built
 
 
 def near(found, x: np.ndarray) -> bool:
@@ -93,6 +96,24 @@ program.save(path)
 loaded = tvm_ext.load(path)
 assert near(loaded.run({"x": arrays[1]})["y"], arrays[1])
 assert loaded.report.device == record
+
+
+# Graphs that are taken out again, as for kernels that turn out to allocate memory.
+def as_it_is(mod, target, machine, unscheduled, choices) -> Built:
+    return Built(None, mod, {**choices, "changed": None})
+
+
+with (
+    mock.patch.object(programs, "launches_only", return_value=False),
+    mock.patch.object(programs, "build_with_last_resort", as_it_is),
+):
+    taken_out = compiled(chain(), disabled_passes=ALONE)
+assert taken_out.report.device.graphs == 0
+assert "allocates" in taken_out.report.device.no_graphs
+launched = device.graph_launches
+assert near(taken_out.run({"x": arrays[1]})["y"], arrays[1])
+assert near(taken_out.run({"x": arrays[2]})["y"], arrays[2])
+assert device.graph_launches == launched
 
 # Without graphs.
 plain = compiled(chain(), disabled_passes=(*ALONE, "CudaGraphs"))
