@@ -1,28 +1,19 @@
 """What a kernel takes of a GPU's multiprocessor, and which of its limits that breaks.
 
 Threads and shared memory are in the kernel's lowered form. Registers, and what is spilled to memory
-for want of them, only the assembler knows: ``ptxas -v``, run by nvcc, which needs no GPU.
+for want of them, only the assembler knows: ``ptxas -v``, which nvcc runs, and which needs no GPU.
 """
 
-import hashlib
-import json
 import math
 import re
-import subprocess
-import tempfile
-from dataclasses import asdict, dataclass
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass
 
 import tvm
 from tvm import tirx
 from tvm_ffi import structural_walk
 
-from tvm_ext.cuda.nvcc import FLAGS, find_nvcc
+from tvm_ext.cuda.nvcc import find_nvcc
 from tvm_ext.hardware.description import GpuDescription
-
-# As a model's code is compiled: other options give other registers.
-_OPTIONS = (*FLAGS, "--ptxas-options=-v")
 
 # A warp gets its registers in blocks of 256, eight for each of its threads. CUDA C++ Programming
 # Guide, table "Technical Specifications per Compute Capability".
@@ -34,10 +25,6 @@ _DEVICE_KERNEL_LAUNCH = 2
 
 class ResourceLimitError(ValueError):
     """A kernel takes more than a block of threads can have; the text says of what."""
-
-
-class AssemblyError(ValueError):
-    """nvcc refuses CUDA code, or takes too long; the text is its first error."""
 
 
 @dataclass(frozen=True)
@@ -122,55 +109,28 @@ def check_resources(
         )
 
 
-def resource_report(
-    source: str, arch: str, seconds: float = 60.0, folder: Path | None = None
-) -> list[KernelResources] | None:
-    """What the kernels of some CUDA code take, in the order of ptxas.
+def resource_report(source: str, arch: str) -> list[KernelResources] | None:
+    """What the kernels of some CUDA code take when nvcc compiles it as it does for models.
 
     Parameters
     ----------
     source : str
         The code.
     arch : str
-        What it is assembled for, such as "sm_90a".
-    seconds : float
-        How long nvcc may take.
-    folder : Path, optional
-        Keeps reports; one that is there already is read instead of made again.
+        What it is compiled for, such as "sm_90a".
 
     Returns
     -------
     list[KernelResources] or None
-        None where there is no nvcc, or it does not know ``arch``.
+        In the order of ptxas; None where there is no nvcc.
 
     Raises
     ------
-    AssemblyError
-        nvcc refuses the code, or needs more time.
+    BuildError
+        nvcc refuses the code.
     """
-    nvcc = nvcc_path()
-    if nvcc is None:
-        return None
-    kept = folder / f"{_digest(source, arch)}.resources" if folder is not None else None
-    if kept is not None and kept.is_file():
-        return [KernelResources(**one) for one in json.loads(kept.read_text())]
-    report = _ptxas_report(nvcc, source, arch, seconds)
-    if report is None:
-        return None
-    found = parse_report(report)
-    if kept is not None:
-        # Another process may write the same report: a rename is all or nothing.
-        part = kept.with_suffix(f".{id(found)}.part")
-        part.write_text(json.dumps([asdict(one) for one in found]))
-        part.replace(kept)
-    return found
-
-
-@cache
-def nvcc_path() -> str | None:
-    """The CUDA compiler, if it is installed."""
-    found = find_nvcc()
-    return found.program if found is not None else None
+    nvcc = find_nvcc()
+    return parse_report(nvcc.compile_with_report(source, arch)[1]) if nvcc is not None else None
 
 
 def parse_report(report: str) -> list[KernelResources]:
@@ -185,30 +145,6 @@ def parse_report(report: str) -> list[KernelResources]:
         stack = [int(n) for n in re.findall(r"(\d+) bytes stack frame", part)]
         found.append(KernelResources(max(registers, default=0), sum(spilled), sum(stack)))
     return found
-
-
-def _ptxas_report(nvcc: str, source: str, arch: str, seconds: float) -> str | None:
-    with tempfile.TemporaryDirectory(prefix="resources-") as folder:
-        path = Path(folder) / "kernels.cu"
-        path.write_text(source)
-        command = [nvcc, "-cubin", f"-arch={arch}", *_OPTIONS]
-        command += ["-o", str(path.with_suffix(".cubin")), str(path)]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=seconds
-            )
-        except subprocess.TimeoutExpired as error:
-            raise AssemblyError(f"nvcc took longer than {seconds:g} s") from error
-        except OSError:
-            return None
-    if done.returncode == 0:
-        return done.stderr + done.stdout
-    lines = (done.stderr + done.stdout).splitlines()
-    refused = next((line for line in lines if "error" in line), "")
-    # "fatal" is about nvcc itself: an architecture it does not know, no C++ compiler beside it.
-    if "nvcc fatal" in done.stderr or not refused:
-        return None
-    raise AssemblyError(refused.replace(str(path), "the code")[:300])
 
 
 def _is_device_function(func: tirx.PrimFunc) -> bool:
@@ -246,8 +182,3 @@ def _number(value: object) -> int:
 
 def _rounded(number: int, step: int) -> int:
     return -(-number // step) * step
-
-
-def _digest(source: str, arch: str) -> str:
-    text = "\0".join((arch, *_OPTIONS, source))
-    return hashlib.sha256(text.encode()).hexdigest()[:24]

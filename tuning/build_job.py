@@ -1,6 +1,7 @@
 """Code for one scheduled kernel, generated in a worker's process."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,24 +44,25 @@ def build_job(
 def build(job: BuildJob) -> None:
     """Builds and writes the library.
 
-    Raises ResourceLimitError, before there is code for the device, if a GPU cannot run the kernel.
+    Raises ResourceLimitError, before there is a library, if a GPU cannot run the kernel.
     """
     mod = tvm.ir.load_json(job.mod_json)
     target = tvm.target.Target(job.target)
-    # In this order: the check looks at the code before what makes device code of it.
-    with _device_code(target), _checked(job.check) as instruments:
+    with _making_code(target, job.check) as instruments:
         options = pass_options(target)
         with tvm.transform.PassContext(opt_level=3, config=options, instruments=instruments):
             built = tvm.compile(mod, target=target)
     built.export_library(job.library)
 
 
-def _device_code(target: tvm.target.Target) -> AbstractContextManager[Any]:
-    """Has code for a GPU made as ``compile`` makes that of a model."""
-    if target.kind.name != "cuda":
-        return nullcontext()
-    return making_device_code(str(target.attrs["arch"]))
-
-
-def _checked(check: GpuCheck | None) -> AbstractContextManager[list[Any]]:
-    return checked_build(check) if check is not None else nullcontext([])
+@contextmanager
+def _making_code(target: tvm.target.Target, check: GpuCheck | None) -> Iterator[list[Any]]:
+    """Has code for a GPU made as ``compile`` makes that of a model; yields instruments."""
+    if check is not None:
+        with checked_build(check) as instruments:
+            yield instruments
+    elif target.kind.name == "cuda":
+        with making_device_code(str(target.attrs["arch"])):
+            yield []
+    else:
+        yield []

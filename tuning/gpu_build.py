@@ -1,28 +1,25 @@
-"""A build for a GPU that ends before the device's code is made where a block could not run it."""
+"""A build for a GPU that ends where a block of threads could not run the kernel."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm.ir.instrument import pass_instrument
 
+from tvm_ext.cuda.architecture import CodeForm
+from tvm_ext.cuda.device_code import making_device_code
+from tvm_ext.cuda.nvcc import Nvcc
 from tvm_ext.hardware.cuda_resources import (
-    AssemblyError,
     Launch,
     ResourceLimitError,
     check_launch,
     check_resources,
     launches,
-    resource_report,
+    parse_report,
 )
 from tvm_ext.hardware.description import Description, GpuDescription
-
-# TVM calls it with the CUDA code of a module before it has that compiled for the device.
-_HOOK = "tvm_callback_cuda_postproc"
 
 
 @dataclass(frozen=True)
@@ -35,40 +32,30 @@ class GpuCheck:
         Whose limits count.
     may_spill : bool
         Whether a kernel without registers enough is built all the same.
-    reports : str
-        Folder that keeps resource reports; empty for none.
-    seconds : float
-        How long nvcc may take for one.
     """
 
     machine: GpuDescription
     may_spill: bool = False
-    reports: str = ""
-    seconds: float = 60.0
 
 
-def gpu_check(
-    machine: Description, may_spill: bool, seconds: float, reports: Path | None = None
-) -> GpuCheck | None:
+def gpu_check(machine: Description, may_spill: bool) -> GpuCheck | None:
     """What a kernel for ``machine`` is held against; None where that is no GPU."""
-    if not isinstance(machine, GpuDescription):
-        return None
-    return GpuCheck(machine, may_spill, str(reports or ""), seconds)
+    return GpuCheck(machine, may_spill) if isinstance(machine, GpuDescription) else None
 
 
 @contextmanager
 def checked_build(check: GpuCheck) -> Iterator[list[Any]]:
     """Builds in the block end when a kernel breaks a limit; yields instruments for their context.
 
+    Threads and shared memory are looked at before there is any code. Registers are in the report of
+    nvcc, where that is the compiler: what it says ends the build before there is a library.
+
     Raises
     ------
     ResourceLimitError
-        It needs more threads, shared memory or registers than a block has.
-    AssemblyError
-        nvcc refuses its code.
+        The kernel needs more threads, shared memory or registers than a block has.
     """
-    found: list[Launch] = []
-    refusals: list[ResourceLimitError | AssemblyError] = []
+    building = _Building(check)
 
     @pass_instrument
     class SplitFunctions:
@@ -77,39 +64,68 @@ def checked_build(check: GpuCheck) -> Iterator[list[Any]]:
         def run_after_pass(self, mod: tvm.IRModule, info: Any) -> None:
             """See TVM."""
             if str(info.name) == "tirx.SplitHostDevice":
-                found.extend(launches(mod))
+                building.look_at(launches(mod))
 
-    earlier = tvm.get_global_func(_HOOK, allow_missing=True)
-
-    def before_compiling(code: str, target: tvm.target.Target) -> str:
-        # First: what else is hooked in may compile the code.
+    with making_device_code(check.machine.arch) as job:
+        if isinstance(job.compiler, Nvcc):
+            job.compiler = _CheckedNvcc(job.compiler, building)
         try:
-            _check(str(code), found, check)
-        except (ResourceLimitError, AssemblyError) as error:
-            refusals.append(error)
+            yield [SplitFunctions()]
+        except Exception as error:
+            # Through TVM only the text of an error comes back.
+            if building.refusals:
+                raise building.refusals[0] from error
             raise
-        return str(earlier(code, target)) if earlier is not None else code
-
-    tvm_ffi.register_global_func(_HOOK, before_compiling, override=True)
-    try:
-        yield [SplitFunctions()]
-    except Exception as error:
-        # Through TVM only the text of an error comes back.
-        if refusals:
-            raise refusals[0] from error
-        raise
-    finally:
-        if earlier is None:
-            tvm_ffi.registry.remove_global_func(_HOOK)
-        else:
-            tvm_ffi.register_global_func(_HOOK, earlier, override=True)
 
 
-def _check(code: str, found: list[Launch], check: GpuCheck) -> None:
-    for launch in found:
-        check_launch(launch, check.machine)
-    folder = Path(check.reports) if check.reports else None
-    report = resource_report(code, check.machine.arch, check.seconds, folder)
-    threads = max((launch.threads for launch in found), default=1)
-    for kernel in report or ():
-        check_resources(kernel, threads, check.machine, check.may_spill)
+class _Building:
+    """What is known of the kernel that is being built."""
+
+    def __init__(self, check: GpuCheck) -> None:
+        self._check = check
+        self._threads = 1
+        self.refusals: list[ResourceLimitError] = []
+
+    def look_at(self, found: list[Launch]) -> None:
+        """Raises ResourceLimitError, and keeps it, for what a block cannot declare."""
+        with self._kept():
+            for launch in found:
+                self._threads = max(self._threads, launch.threads)
+                check_launch(launch, self._check.machine)
+
+    def read(self, report: str) -> None:
+        """Raises ResourceLimitError, and keeps it, for too many registers."""
+        with self._kept():
+            for kernel in parse_report(report):
+                check_resources(kernel, self._threads, self._check.machine, self._check.may_spill)
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        try:
+            yield
+        except ResourceLimitError as error:
+            self.refusals.append(error)
+            raise
+
+
+@dataclass(frozen=True)
+class _CheckedNvcc:
+    """nvcc, whose report is read."""
+
+    nvcc: Nvcc
+    building: _Building
+
+    @property
+    def name(self) -> str:
+        """See ``CudaCompiler``."""
+        return self.nvcc.name
+
+    def form(self, arch: str) -> CodeForm:
+        """See ``CudaCompiler``."""
+        return self.nvcc.form(arch)
+
+    def compile(self, code: str, arch: str) -> bytes:
+        """See ``CudaCompiler``; raises ResourceLimitError too."""
+        binary, report = self.nvcc.compile_with_report(code, arch)
+        self.building.read(report)
+        return binary

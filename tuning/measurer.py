@@ -216,8 +216,7 @@ class Measurer:
             if self._closing:
                 raise WorkerDied("the session was interrupted")
             is_reference = self._references[candidate.task].candidate.hash == candidate.hash
-            limit = self.limits.build_seconds
-            check = gpu_check(self.machine, is_reference, limit, self._folder)
+            check = gpu_check(self.machine, may_spill=is_reference)
             job = build_job(candidate.mod, self._target, library, check)
             with deadline.limited(self.limits.build_seconds) as seconds:
                 self._builders.call(build, job, timeout=seconds)

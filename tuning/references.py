@@ -118,7 +118,7 @@ class References:
                 self._compute(expected, seconds, source.is_here)
             what = "with its default schedule"
             # The default may spill: others are compared with it.
-            check = gpu_check(self._machine, may_spill=True, seconds=limits.build_seconds)
+            check = gpu_check(self._machine, may_spill=True)
             job = build_job(candidate.mod, self._target, library, check)
             with deadline.limited(limits.build_seconds) as seconds:
                 self._builders.call(build, job, timeout=seconds)

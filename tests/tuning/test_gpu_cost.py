@@ -2,10 +2,10 @@
 
 import pytest
 import tvm
-from fake_gpu import gpu
 from gpu_kernels import scheduled
 from lowering import f32, kernel_of
 from matrix_products import f16, linear
+from serial_gpu import gpu
 from tvm import relax
 
 from tvm_ext.tir_schedules.cuda.contraction import Contraction

@@ -1,7 +1,7 @@
 """Whether there is a GPU to tune on, and what is said where there is none that fits."""
 
 import pytest
-from fake_gpu import gpu
+from serial_gpu import gpu
 
 from tvm_ext.tuning import gpu_presence
 from tvm_ext.tuning.errors import TuningError

@@ -1,9 +1,9 @@
 """Sessions for a GPU, whose kernels this CPU runs with one thread after the other."""
 
 import pytest
-from fake_gpu import fake_gpu, gpu, run_gpu_session, softmax_task, threads_of
 from kept_workers import kept_workers
 from rpc_house import KEY, rpc_house
+from serial_gpu import gpu, run_gpu_session, serial_gpu, softmax_task, threads_of
 from sessions import QUICK
 from small_kernels import add_task
 
@@ -29,7 +29,7 @@ def workers():
 def session(tmp_path_factory):
     """A session that refuses what has 128 threads or more; its folder and what it says."""
     folder = tmp_path_factory.mktemp("gpu")
-    with fake_gpu(lambda mod: threads_of(mod["main"]) >= 128):
+    with serial_gpu(lambda mod: threads_of(mod["main"]) >= 128):
         progress = run_gpu_session(folder, [SOFTMAX, ADD], SIX, GPU)
     return folder, progress
 
@@ -73,7 +73,7 @@ def test_records_are_for_this_gpu(session):
 def test_a_session_goes_on(session):
     folder, _ = session
     more = QUICK.model_copy(update={"trials_per_kernel": 11})
-    with fake_gpu():
+    with serial_gpu():
         again = run_gpu_session(folder, [SOFTMAX], more, GPU, "xgboost")
     assert again.trials_done >= 1
     assert again.notes == []
@@ -85,7 +85,7 @@ def test_half_precision_and_a_cold_cache(tmp_path):
     """The template adds up in float32; TVM's rules round 4,096 times, and do not get through."""
     task = softmax_task(4, 4096, "float16")
     small_cache = gpu(l2_bytes=1 << 16)
-    with fake_gpu():
+    with serial_gpu():
         run_gpu_session(tmp_path, [task], QUICK, small_cache, trials=3, l2="cold")
     found = {trial.template: trial for trial in read_trials(tmp_path).trials}
     assert found["row reduction"].status == "ok"
@@ -96,7 +96,7 @@ def test_half_precision_and_a_cold_cache(tmp_path):
 def test_compiling_a_model_with_what_was_found(abs_model_path, tmp_path, monkeypatch):
     found = GpuFacts(True, "NVIDIA A100", (8, 0))
     monkeypatch.setattr("tvm_ext.tune_model.checked_gpu", lambda machine, servers: found)
-    with fake_gpu():
+    with serial_gpu():
         progress = tvm_ext.tune(
             abs_model_path, "nvidia-a100", work_dir=tmp_path, trials=2, l2="warm"
         )
@@ -112,7 +112,7 @@ def test_compiling_a_model_with_what_was_found(abs_model_path, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_a_server_measures(tmp_path):
-    with rpc_house(1) as (address, _), fake_gpu():
+    with rpc_house(1) as (address, _), serial_gpu():
         servers = rpc_devices(f"{address.host}:{address.port}", KEY, 20.0)
         run_gpu_session(tmp_path, [SOFTMAX], QUICK, GPU, trials=4, devices=servers)
     trials = read_trials(tmp_path).trials

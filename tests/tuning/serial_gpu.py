@@ -52,7 +52,7 @@ def softmax_task(rows: int = 16, columns: int = 96, dtype: str = "float32") -> K
 
 
 @contextmanager
-def fake_gpu(is_too_large: Chooses = lambda mod: False) -> Iterator[None]:
+def serial_gpu(is_too_large: Chooses = lambda mod: False) -> Iterator[None]:
     """Measurers in the block build kernels for a GPU as loops for this CPU, and run them here.
 
     ``is_too_large`` says which are built for a GPU all the same, for one with smaller blocks.
