@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tvm_ext.cuda.architecture import expected_device, runs_on
-from tvm_ext.hardware.cuda_driver import LIBRARY
+from tvm_ext.hardware.cuda_driver import LIBRARY, driver_state
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tuning.errors import TuningError
 from tvm_ext.tuning.gpu_start import GpuProblem
@@ -48,6 +48,10 @@ def gpu_facts(address: RunDeviceAddress) -> GpuFacts:
     """Asks the driver at an address; in a worker's process, which CUDA may take over."""
     try:
         with open_device(address) as opened:
+            if not address.host:
+                found = driver_state().devices[0]
+                return GpuFacts(True, found.name, found.capability)
+            # A server's driver is asked by way of TVM.
             device = opened.device
             if not device.exist:
                 return GpuFacts(False)

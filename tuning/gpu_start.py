@@ -6,6 +6,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.cuda.device_code import making_device_code
+from tvm_ext.cuda.failures import keep_for_ever
 from tvm_ext.cuda.runtime_library import runtime_problem
 
 BEGIN_GPU = "tvm_ext.begin_gpu"
@@ -29,6 +30,8 @@ def begin_gpu(arch: str) -> str:
     if not problem and arch and arch not in _begun:
         _begun[arch] = making_device_code(arch)
         _begun[arch].__enter__()
+        # It cannot be left at the end of the process, when its thread is gone.
+        keep_for_ever(_begun[arch])
     return problem
 
 
