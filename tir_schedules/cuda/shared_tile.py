@@ -70,15 +70,20 @@ def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> i
     Returns how many neighbours a thread writes at a time.
     """
     dtype = str(sch.get(results).writes[0].source.dtype)
-    while consumers := sch.get_consumers(results):
-        _inline_other_inputs(sch, consumers[0], results)
-        sch.reverse_compute_inline(consumers[0])
+    inline_consumers(sch, results)
     rows, columns = sch.get_loops(results)[-2:]
     written = sch.get(results).writes[0].source
     widest = min(VECTOR_BYTES // element_bytes(written), _WIDEST[dtype])
     vector = math.gcd(widest, static_extent(written.shape[-1]) or 1)
     _spread(sch, [rows, columns], tiles.warps, vector)
     return vector
+
+
+def inline_consumers(sch: s_tir.Schedule, results: SBlockRV) -> None:
+    """Applies all that follows ``results`` where these are written."""
+    while consumers := sch.get_consumers(results):
+        _inline_other_inputs(sch, consumers[0], results)
+        sch.reverse_compute_inline(consumers[0])
 
 
 def _inline_other_inputs(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> None:
