@@ -23,6 +23,7 @@ from tvm_ext.tir_schedules.cuda.product_axes import (
     moved_by_dimension,
     product_axes,
 )
+from tvm_ext.tir_schedules.cuda.product_form import only_reduction
 from tvm_ext.tir_schedules.cuda.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.cuda.tensor_map import OperandTensor, operand_tensor
 from tvm_ext.tir_schedules.cuda.warp_group_decision import TILE_ROWS, decide_group_tiles
@@ -30,7 +31,7 @@ from tvm_ext.tir_schedules.cuda.warp_group_epilogue import GroupEpilogue, Writte
 from tvm_ext.tir_schedules.cuda.warp_group_kernel import GroupKernel, GroupProduct
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import FlatViews, flattened, nodes
-from tvm_ext.tir_schedules.inlining import kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
@@ -62,10 +63,9 @@ class WarpGroupContraction:
         if machine.arch != ARCHITECTURE:
             return NotMine(f"{machine.arch} has no instructions of warp groups")
         sch = s_tir.Schedule(func)
-        reductions = reduction_blocks(sch)
-        if len(reductions) != 1:
-            return NotMine(f"the kernel has {len(reductions)} reductions, not one")
-        main = reductions[0]
+        main = only_reduction(sch)
+        if isinstance(main, NotMine):
+            return main
         access = access_of(sch, main)
         if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
             return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
