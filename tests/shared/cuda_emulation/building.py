@@ -77,7 +77,16 @@ def _announcing(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The host function, which tells the emulator of its arrays before it calls kernels."""
     buffers = [p for p in function.params if isinstance(p.ty, tirx.BufferType)]
     body = structural_map(function.body, (tirx.AllocBuffer, _announced_allocation))
+    body = structural_map(body, (tvm.ir.Call, _emulated_tensor_map))
     return function.with_body(tirx.SeqStmt([*map(_announcement, buffers), body]))
+
+
+def _emulated_tensor_map(call: Any) -> Any:
+    if getattr(call.op, "name", "") != "tirx.tensormap_encode_tiled":
+        return call
+    attrs = call.attrs
+    numbers = [attrs.rank, tvm.DataType(str(attrs.descriptor_dtype)).bits // 8, attrs.swizzle]
+    return tirx.call_packed("cuda_emulation.tensor_map", *numbers, *call.args)
 
 
 def _announced_allocation(allocation: tirx.AllocBuffer) -> tirx.Stmt:

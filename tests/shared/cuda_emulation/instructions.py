@@ -110,6 +110,26 @@ def _assign(form: str) -> Translate:
     return translate
 
 
+def _copy_box(match: re.Match[str], operands: Operands, line: int) -> str:
+    tensor, _, rest = operands[1].strip().strip("[]").partition(",")
+    places = ", ".join(f"(int)({place})" for place in _listed(rest))
+    tensor_map = f"(const emu::TensorMap*)({tensor.strip()})"
+    call = f"emu::copy_box({line}, {_address(operands[0])}, {tensor_map}, at, {match['rank']}, "
+    return f"{{ const int at[] = {{{places}}}; {call}{_address(operands[2])}); }}"
+
+
+def _wgmma(match: re.Match[str], operands: Operands, line: int) -> str:
+    results = _listed(operands[0])
+    a, b, add, scale_a, scale_b, across_a, across_b = operands[1:]
+    in_order = " || ".join(f"&{name} != &{results[0]} + {i}" for i, name in enumerate(results))
+    check = f'if ({in_order}) emu::trap("results of wgmma are not one array in order", {line});'
+    sizes = f"static_assert({scale_a} == 1 && {scale_b} == 1 && {len(results)} * 2 == "
+    sizes += f"{match['columns']});"
+    kind = f"emu::Element::{_ELEMENTS[match['type']]}"
+    call = f"emu::group_multiply({line}, &{results[0]}, {a}, {b}, {add}, {match['columns']}, "
+    return f"{sizes} {check} {call}{kind}, {across_a}, {across_b});"
+
+
 def _fixed(form: str) -> Translate:
     return lambda match, operands, line: form.format(*operands, line=line)
 
@@ -146,6 +166,33 @@ _TABLE: list[tuple[str, Translate]] = [
     (r"cvt\.u32\.u64", _fixed("{0} = (uint32_t)({1});")),
     (r"(?:bar|barrier)\.sync(?:\.aligned)?", lambda m, o, line: _bar(o, line, "true")),
     (r"(?:bar|barrier)\.arrive(?:\.aligned)?", lambda m, o, line: _bar(o, line, "false")),
+    (
+        rf"mbarrier\.init{_SHARED}\.b64",
+        lambda m, o, line: f"emu::mbarrier_init({line}, {_address(o[0])}, {o[1]});",
+    ),
+    (
+        rf"mbarrier\.arrive(?:\.expect_tx)?{_SHARED}\.b64",
+        lambda m, o, line: (
+            f"emu::mbarrier_arrive({line}, {_address(o[1])}, {o[2] if len(o) > 2 else 0});"
+        ),
+    ),
+    (
+        rf"mbarrier\.try_wait\.parity{_SHARED}\.b64",
+        lambda m, o, line: f"{o[0]} = emu::mbarrier_wait({line}, {_address(o[1])}, {o[2]});",
+    ),
+    (
+        r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.shared::cluster\.global"
+        r"\.mbarrier::complete_tx::bytes",
+        _copy_box,
+    ),
+    (
+        r"wgmma\.mma_async\.sync\.aligned\.m64n(?P<columns>\d+)k16"
+        r"\.f32\.(?P<type>f16|bf16)\.(?P=type)",
+        _wgmma,
+    ),
+    (r"wgmma\.fence\.sync\.aligned", _fixed("emu::group_fence();")),
+    (r"wgmma\.commit_group\.sync\.aligned", _fixed("emu::group_commit();")),
+    (r"wgmma\.wait_group\.sync\.aligned", _fixed("emu::group_wait({0});")),
     (r"fence\..*|membar\..*|prefetch.*|griddepcontrol\..*|setmaxnreg\..*", _fixed("")),
     (
         r"dp4a\.(?P<first>[us])32\.(?P<second>[us])32",

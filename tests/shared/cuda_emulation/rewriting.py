@@ -99,6 +99,14 @@ _GLUE_HEAD = r"""
 struct EmuAny { int32_t type; uint32_t padding; union { int64_t i; double f; void* p; }; };
 extern "C" void TVMFFIErrorSetRaisedFromCStr(const char*, const char*);
 struct EmuArguments { void** pointers; const EmuAny* all; };
+__attribute__((no_sanitize("thread"))) static void* emu_base(void* map) {
+  return (void*)((const emu::TensorMap*)map)->base;
+}
+__attribute__((no_sanitize("thread"))) static emu::TensorMap emu_with_base(void* map, void* base) {
+  emu::TensorMap found = *(const emu::TensorMap*)map;
+  found.base = (uint64_t)base;
+  return found;
+}
 """
 
 
@@ -108,10 +116,14 @@ def glue(kernels: Sequence[Kernel], launch_tags: Mapping[str, Sequence[str]]) ->
 
 
 def _glue(kernel: Kernel, tags: Sequence[str]) -> str:
+    maps = [i for i, kind in enumerate(kernel.parameters) if kind.endswith("CUtensorMap")]
     pointers = [i for i, kind in enumerate(kernel.parameters) if kind.endswith("*")]
+    pointers += maps
     values = []
     for i, kind in enumerate(kernel.parameters):
-        if i in pointers:
+        if i in maps:
+            values.append(f"emu_with_base(a.all[{i}].p, a.pointers[{pointers.index(i)}])")
+        elif i in pointers:
             values.append(f"({kind})a.pointers[{pointers.index(i)}]")
         else:
             values.append(f"({kind})a.all[{i}].{'f' if kind in ('float', 'double') else 'i'}")
@@ -121,7 +133,8 @@ def _glue(kernel: Kernel, tags: Sequence[str]) -> str:
         if place is not None:
             settings.append(f"what.{place} = args[{at}].i;")
             at += 1
-    listed = ", ".join(f"args[{i}].p" for i in pointers) or "nullptr"
+    bases = [f"emu_base(args[{i}].p)" if i in maps else f"args[{i}].p" for i in pointers]
+    listed = ", ".join(bases) or "nullptr"
     return f"""
 extern "C" __attribute__((visibility("default"), no_sanitize("thread")))
 int __tvm_ffi_{kernel.name}(void*, const EmuAny* args, int32_t, EmuAny*) {{

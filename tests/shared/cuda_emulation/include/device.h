@@ -21,6 +21,7 @@
 #define __grid_constant__
 
 #include "operations.h"
+using CUtensorMap = emu::TensorMap;
 #include "vector_types.h"
 #include "half_types.h"
 #include "math_functions.h"

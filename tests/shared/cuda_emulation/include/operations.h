@@ -45,6 +45,27 @@ struct Product {
 void multiply_matrices(int line, const Product& product, const uint32_t* a, const uint32_t* b,
                        const uint32_t* c, uint32_t* d);
 
+// A tensor of which boxes are copied: what stands in the 128 bytes of a CUtensorMap here.
+constexpr uint64_t kTensorMapMagic = 0x70616d20726f736e;
+struct alignas(64) TensorMap {
+  uint64_t magic, base;
+  uint64_t extents[5], strides[4];  // strides in bytes, from the second dimension on
+  uint16_t box[5];
+  uint8_t rank, width;
+};
+static_assert(sizeof(TensorMap) == 128, "as large as a CUtensorMap");
+
+void mbarrier_init(int line, uint32_t address, unsigned count);
+void mbarrier_arrive(int line, uint32_t address, unsigned bytes);
+bool mbarrier_wait(int line, uint32_t address, unsigned parity);
+void copy_box(int line, uint32_t to, const TensorMap* map, const int* at, int rank,
+              uint32_t barrier);
+void group_fence();
+void group_multiply(int line, float* results, uint64_t a, uint64_t b, bool add, int columns,
+                    Element type, bool across_a, bool across_b);
+void group_commit();
+void group_wait(unsigned left);
+
 // Tells the emulator of an access that the compiler does not: atomic operations.
 void atomic_access(const void* pointer, size_t bytes, int line);
 [[noreturn]] void trap(const char* what, int line);

@@ -111,6 +111,11 @@ void reset_shadow() {
 void begin_shared_memory() {
   std::memset(shared_memory, kPoison, block.shared_bytes);
   std::memset(pending, 0, block.shared_bytes);
+  begin_warp_groups();
+}
+
+void pending_bytes(size_t offset, size_t bytes, bool copied) {
+  std::memset(pending + offset, copied, bytes);
 }
 
 void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc) {

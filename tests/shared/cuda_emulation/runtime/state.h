@@ -86,10 +86,14 @@ void join_clocks(Thread& thread, const uint32_t* other);
 // memory.cpp
 void begin_shared_memory();
 void reset_shadow();
+void pending_bytes(size_t offset, size_t bytes, bool copied);  // by a copy that is under way
 void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc);
 void global_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc);
 void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc);
 void check_shared_window(uint32_t offset, size_t bytes, size_t alignment, const char* what,
                          uintptr_t pc);
+
+// warp_group.cpp
+void begin_warp_groups();
 
 }  // namespace emu
