@@ -192,7 +192,7 @@ _TABLE: list[tuple[str, Translate]] = [
     ),
     (r"wgmma\.fence\.sync\.aligned", _fixed("emu::group_fence();")),
     (r"wgmma\.commit_group\.sync\.aligned", _fixed("emu::group_commit();")),
-    (r"wgmma\.wait_group\.sync\.aligned", _fixed("emu::group_wait({0});")),
+    (r"wgmma\.wait_group\.sync\.aligned", _fixed("emu::group_wait({line}, {0});")),
     (r"fence\..*|membar\..*|prefetch.*|griddepcontrol\..*|setmaxnreg\..*", _fixed("")),
     (
         r"dp4a\.(?P<first>[us])32\.(?P<second>[us])32",

@@ -64,7 +64,7 @@ void group_fence();
 void group_multiply(int line, float* results, uint64_t a, uint64_t b, bool add, int columns,
                     Element type, bool across_a, bool across_b);
 void group_commit();
-void group_wait(unsigned left);
+void group_wait(int line, unsigned left);
 
 // Tells the emulator of an access that the compiler does not: atomic operations.
 void atomic_access(const void* pointer, size_t bytes, int line);

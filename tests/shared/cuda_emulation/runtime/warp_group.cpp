@@ -243,6 +243,7 @@ void group_fence() { products[block.current->index].fenced = true; }
 
 void group_multiply(int line, float* results, uint64_t a, uint64_t b, bool add, int columns,
                     Element type, bool across_a, bool across_b) {
+  warp_operation("wgmma.mma_async", line, ~0u, nullptr, nullptr, false);
   Products& own = products[block.current->index];
   if (!own.fenced) fail_at_line("wgmma.mma_async without a wgmma.fence before it", line);
   for (uint64_t descriptor : {a, b})
@@ -258,12 +259,14 @@ void group_commit() {
   own.fenced = false;
 }
 
-void group_wait(unsigned left) {
+void group_wait(int line, unsigned left) {
   Products& own = products[block.current->index];
   while (own.groups.size() > left) {
     for (const GroupProduct& what : own.groups.front()) multiply(what, *block.current);
     own.groups.erase(own.groups.begin());
   }
+  // A warp waits as one: after it, none of its lanes is still reading.
+  warp_operation("wgmma.wait_group", line, ~0u, nullptr, nullptr, true);
 }
 
 }  // namespace emu
