@@ -98,6 +98,4 @@ def _summed_in_float32(call: relax.Call, first: relax.Expr, second: relax.Expr) 
     layouts = {
         name: str(getattr(attrs, name)) for name in ("data_layout", "kernel_layout", "out_layout")
     }
-    return make(
-        first, second, **numbers, **layouts, groups=int(attrs.groups), out_dtype="float32"
-    )
+    return make(first, second, **numbers, **layouts, groups=int(attrs.groups), out_dtype="float32")

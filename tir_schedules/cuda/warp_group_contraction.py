@@ -5,7 +5,6 @@ Operands come to shared memory by bulk copies; what follows the product is appli
 in registers, 8 neighbouring columns of a thread at a time.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import tvm
@@ -40,18 +39,9 @@ DTYPES = ("float16", "bfloat16")
 MAX_BATCH = 1 << 20
 
 
-@dataclass(frozen=True)
 class WarpGroupContraction:
-    """Kernels with one sum of products of two operands of 16-bit types.
+    """Kernels with one sum of products of two operands of 16-bit types."""
 
-    Attributes
-    ----------
-    described : bool
-        Every thread adds up its results in plain loops, in place of copies and matrix
-        instructions: what a machine without tensor cores can run.
-    """
-
-    described: bool = False
     name = "warp group contraction"
 
     def apply(
@@ -72,6 +62,9 @@ class WarpGroupContraction:
         axes = product_axes(access, sch.get(main))
         if isinstance(axes, NotMine):
             return axes
+        sizes = [axes.size(group) for group in (axes.rows, axes.columns, axes.steps)]
+        if min(sizes) < 2 or axes.size(axes.batch) > MAX_BATCH:
+            return NotMine("it has a single row, column or step, or too many products")
         operands = _operands(func, sch.get(main), axes)
         if isinstance(operands, NotMine):
             return operands
@@ -89,8 +82,6 @@ class WarpGroupContraction:
         func, dtype = sch.mod["main"], str(operands[0].buffer.dtype)
         sizes = [axes.size(group) for group in (axes.batch, axes.rows, axes.columns, axes.steps)]
         batch, rows, columns, steps = sizes
-        if min(rows, columns, steps) < 2 or batch > MAX_BATCH:
-            return NotMine("it has a single row, column or step, or too many products")
         product = Product(batch, rows, columns, steps, dtype, element_bytes=2, depth=16)
         tiles = decide_group_tiles(product, machine, decisions)
         if isinstance(tiles, NotMine):
@@ -126,6 +117,8 @@ def _operands(
     total = str(block.writes[0].source.dtype)
     if total not in ("float32", *dtypes):
         return NotMine(f"it adds up products of {dtypes.pop()} in {total}")
+    if loads[0].source.same_as(loads[1].source):
+        return NotMine("both operands are the same array")
     reads = [region for region in block.reads if not _same(region, block.writes[0])]
     if not all(any(r.source.same_as(p) for p in func.params) for r in reads):
         return NotMine("an operand is computed in the kernel")

@@ -41,6 +41,9 @@ WARP_RATE = 0.63
 """Share of Hopper's arithmetic rate that instructions of single warps reach: Luo et al.,
 "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024."""
 
+# Steps of a part below which a second kernel that adds up parts costs more than it saves. Estimate.
+_LEAST_SPLIT_STEPS = 1024
+
 # Cycles until the first operands are there, once for a block: a launch and a round trip to memory.
 _START_CYCLES = 2000
 
@@ -133,12 +136,15 @@ def _arithmetic(columns: int, product: Product, machine: GpuDescription) -> floa
 
 
 def _arithmetic_of_warps(product: Product, machine: GpuDescription) -> float:
-    """The same for the best tiles of instructions of single warps, of 32 steps each."""
+    """The same for the best tiles of instructions of single warps, which may split the steps."""
     found = []
-    for rows, columns in itertools.product((16, 32, 64, 128), (32, 64, 128, 256)):
+    sizes = itertools.product((16, 32, 64, 128), (32, 64, 128, 256), (1, 2, 4, 8, 16))
+    for rows, columns, splits in sizes:
         tiles = math.ceil(product.rows / rows) * math.ceil(product.columns / columns)
-        rounds = math.ceil(product.batch * tiles / machine.sms)
-        found.append(rounds * math.ceil(product.steps / 32) * 32 * rows * columns)
+        rounds = math.ceil(product.batch * tiles * splits / machine.sms)
+        steps = math.ceil(math.ceil(product.steps / splits) / 32) * 32
+        if splits == 1 or steps >= _LEAST_SPLIT_STEPS:
+            found.append(rounds * steps * rows * columns)
     return min(found) / (_rate(product, machine) * WARP_RATE)
 
 

@@ -97,7 +97,6 @@ class GroupEpilogue:
         if len(nodes(plain.value, tvm.ir.Expr)) > MAX_NODES:
             return NotMine("what follows the product is too long to be written out")
         product = views.of(written.product)
-        others = [load for load in nodes(plain.value, tvm.ir.TensorLoad)]
         without = tirx.BufferStore(
             plain.buffer, _replaced(plain.value, product, None), plain.indices
         )
@@ -105,7 +104,8 @@ class GroupEpilogue:
             if width > COLUMNS or sizes[2] % width:
                 continue
             found = GroupEpilogue(plain, written.variables, product, sizes, tile, width)
-            if found._lanes(lambda group, half, column: tirx.const(0, "float32"), 0, 0, 0)[0].fits():
+            lanes, _ = found._lanes(lambda *_: tirx.const(0, "float32"), 0, 0, 0)
+            if lanes.fits():
                 return found
         return NotMine("what follows the product branches in a way that no vector can")
 
@@ -172,7 +172,7 @@ class GroupEpilogue:
         store = tirx.BufferStore(self.store.buffer, value, [put(i) for i in self.store.indices])
         extents = (self.sizes[0], self.sizes[1], self.sizes[2] // self.width)
         ranges = list(zip(names, extents, strict=True))
-        return Lanes(store, lane, self.width, ranges), names  # type: ignore[return-value]
+        return Lanes(store, lane, self.width, ranges), names
 
 
 def _replaced(value: Any, product: Any, result: Any) -> Any:

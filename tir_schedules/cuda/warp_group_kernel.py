@@ -42,6 +42,7 @@ _SWIZZLED = 64
 _ROW_BYTES = 128
 _EIGHT_ROWS = 8 * _ROW_BYTES
 
+
 @dataclass(frozen=True)
 class GroupProduct:
     """A product to write a kernel for.
@@ -148,9 +149,7 @@ class GroupKernel:
             batch, row, column = self._tile(block, number)
             places = [tirx.Var(name, "int32") for name in ("batch", "row", "column")]
             values = (batch, row * TILE_ROWS, column * self.tiles.columns)
-            binds = [
-                tirx.Bind(v, e.astype("int32")) for v, e in zip(places, values, strict=True)
-            ]
+            binds = [tirx.Bind(v, e.astype("int32")) for v, e in zip(places, values, strict=True)]
 
             def step(k: Any) -> tirx.Stmt:
                 stage, parity, ring = self._ring(number, k)
@@ -223,23 +222,16 @@ class GroupKernel:
             leading = TILE_DEPTH * _ROW_BYTES if self.product.operands[index].across else 16
             found.append(tirx.Bind(var, hopper.descriptor(start, leading, _EIGHT_ROWS)))
         found.append(hopper.start())
-        across = tuple(operand.across for operand in self.product.operands)
+        first, second = (operand.across for operand in self.product.operands)
         for part in range(TILE_DEPTH // hopper.DEPTH):
-            at = [
+            a, b = (
                 var + tirx.const(part * _advance(turned), "uint64")
-                for var, turned in zip(descriptors, across, strict=True)
-            ]
-            add = tirx.const(1, "uint32") if part else tirx.NE(k, 0).astype("uint32")
-            found.append(
-                hopper.multiply(
-                    buffer_data(self.results),
-                    *at,
-                    add,
-                    self.tiles.columns,
-                    self.product.dtype,
-                    across,  # type: ignore[arg-type]
-                )
+                for var, turned in zip(descriptors, (first, second), strict=True)
             )
+            add = tirx.const(1, "uint32") if part else tirx.NE(k, 0).astype("uint32")
+            results, columns = buffer_data(self.results), self.tiles.columns
+            across = (first, second)
+            found.append(hopper.multiply(results, a, b, add, columns, self.product.dtype, across))
         found += [hopper.commit(), hopper.finish(1)]
         before = (stage + self.tiles.stages - 1) % self.tiles.stages
         found.append(self._released(before, lane, tirx.NE(k, 0)))
