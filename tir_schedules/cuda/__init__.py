@@ -2,12 +2,14 @@
 
 from tvm_ext.tir_schedules.cuda.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
+from tvm_ext.tir_schedules.cuda.matrix_vector import MatrixVector
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.template import Template
 
 CUDA_TEMPLATES: tuple[Template, ...] = (
     Contraction(),
+    MatrixVector(),
     Transpose(),
     Elementwise(),
     RowReduction(),

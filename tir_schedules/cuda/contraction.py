@@ -27,7 +27,12 @@ from tvm_ext.tir_schedules.cuda.product_axes import (
     loads_of,
     product_axes,
 )
-from tvm_ext.tir_schedules.cuda.product_form import ACCUMULATORS, as_product, only_reduction
+from tvm_ext.tir_schedules.cuda.product_form import (
+    ACCUMULATORS,
+    as_product,
+    count_kernels,
+    only_reduction,
+)
 from tvm_ext.tir_schedules.cuda.register_product import REGISTER_TILE, schedule_registers
 from tvm_ext.tir_schedules.cuda.split_reduction import schedule_total, split_reduction
 from tvm_ext.tir_schedules.cuda.warp_product import schedule_warps
@@ -68,7 +73,7 @@ class Contraction:
         if isinstance(tiles, NotMine):
             return tiles
         sch = self._scheduled(sch, found, tiles)
-        if _kernels(sch) != min(tiles.splits, 2):
+        if count_kernels(sch) != min(tiles.splits, 2):
             return NotMine("what follows the product cannot be applied to one tile of it")
         return sch
 
@@ -141,9 +146,3 @@ class _Found:
     axes: ProductAxes
     instruction: MatrixInstruction
     product: Product
-
-
-def _kernels(sch: s_tir.Schedule) -> int:
-    """Outermost statements of the schedule."""
-    body = sch.get(sch.get_sblock("root")).body
-    return len(body.seq) if isinstance(body, tirx.SeqStmt) else 1

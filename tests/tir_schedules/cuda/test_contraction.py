@@ -143,6 +143,14 @@ def test_convolution_is_a_product_over_the_window(image, weights, options):
     check_numbers(kernel_of(expression, f16(*image), f16(*weights), f16(weights[0])))
 
 
+def test_the_second_operand_may_have_the_rows_of_the_result():
+    kernel = kernel_of(
+        lambda x, w: relax.op.nn.conv2d(x, w, padding=1), f16(1, 16, 9, 9), f16(24, 16, 3, 3)
+    )
+    check_numbers(kernel)
+    assert "mma.sync" in whole_source(in_instructions(kernel))
+
+
 def test_products_of_float16_are_added_up_in_float32():
     source = whole_source(in_instructions(product(64, 64, 64, total="float16")))
     assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in source
