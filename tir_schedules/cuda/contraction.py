@@ -21,6 +21,7 @@ from tvm_ext.tir_schedules.cuda.contraction_decision import (
     TileSizes,
     decide_tiles,
 )
+from tvm_ext.tir_schedules.cuda.following_kernels import schedule_following
 from tvm_ext.tir_schedules.cuda.matrix_intrinsics import MatrixInstruction
 from tvm_ext.tir_schedules.cuda.product_axes import (
     ProductAxes,
@@ -30,7 +31,6 @@ from tvm_ext.tir_schedules.cuda.product_axes import (
 from tvm_ext.tir_schedules.cuda.product_form import (
     ACCUMULATORS,
     as_product,
-    count_kernels,
     only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.register_product import REGISTER_TILE, schedule_registers
@@ -72,10 +72,7 @@ class Contraction:
         tiles = decide_tiles(found.product, machine, decisions)
         if isinstance(tiles, NotMine):
             return tiles
-        sch = self._scheduled(sch, found, tiles)
-        if count_kernels(sch) != min(tiles.splits, 2):
-            return NotMine("what follows the product cannot be applied to one tile of it")
-        return sch
+        return self._scheduled(sch, found, tiles)
 
     def _found(self, sch: s_tir.Schedule) -> "_Found | NotMine":
         """The kernel's product, if it is one that the template takes."""
@@ -119,6 +116,7 @@ class Contraction:
             schedule_registers(sch, main, tiles, self.described)
         if total is not None:
             schedule_total(sch, total)
+        schedule_following(sch)
         return sch
 
     def _instruction(self, block: s_tir.SBlock) -> MatrixInstruction | NotMine:

@@ -43,8 +43,8 @@ MAX_BATCH = 65_535
 PARTIAL_BYTES = 4
 """Bytes of a partial result, float32 or int32."""
 
-# Steps' worth of time that a tile takes before its first product and after its last.
-START_STEPS = 128
+# What a tile takes before its first product and after its last: two trips to memory. Estimate.
+START_SECONDS = 0.8e-6
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _split_seconds(
     # The longest hides the others, but never all of them.
     limits = (arithmetic, shared, transfer)
     step = max(limits) + UNHIDDEN * (sum(limits) - max(limits))
-    seconds = rounds * (parts * tile.depth + START_STEPS) * step
+    seconds = rounds * (parts * tile.depth * step + START_SECONDS)
     if splits == 1:
         return seconds
     # Each partial result is written and read once more.

@@ -14,6 +14,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, element_bytes
 from tvm_ext.tir_schedules.cuda.contraction_decision import MAX_BATCH
+from tvm_ext.tir_schedules.cuda.following_kernels import schedule_following
 from tvm_ext.tir_schedules.cuda.matrix_vector_decision import (
     MatrixVectorProduct,
     ThreadShares,
@@ -23,7 +24,6 @@ from tvm_ext.tir_schedules.cuda.product_axes import ProductAxes, loads_of, produ
 from tvm_ext.tir_schedules.cuda.product_form import (
     ACCUMULATORS,
     as_product,
-    count_kernels,
     only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.shared_tile import (
@@ -128,9 +128,7 @@ def _vector(sch: s_tir.Schedule, main: SBlockRV) -> int:
     return widest_copy(trial.get(copy))
 
 
-def _scheduled(
-    sch: s_tir.Schedule, main: SBlockRV, shares: ThreadShares
-) -> s_tir.Schedule | NotMine:
+def _scheduled(sch: s_tir.Schedule, main: SBlockRV, shares: ThreadShares) -> s_tir.Schedule:
     sch.pad_einsum(main, [1, shares.rows, 1, shares.round_steps])
     *_, steps = sch.get_loops(main)
     factors = [None, shares.unrolled, shares.step_threads, shares.step_vector]
@@ -160,7 +158,8 @@ def _scheduled(
     for loop in (unrolled, row_vector, vector):
         sch.unroll(loop)
     sch.decompose_reduction(partial, rounds)
-    return _added_up(sch, main, row_block, shares)
+    _added_up(sch, main, row_block, shares)
+    return sch
 
 
 def _load(sch: s_tir.Schedule, partial: SBlockRV, at: LoopRV, shares: ThreadShares) -> None:
@@ -180,7 +179,7 @@ def _load(sch: s_tir.Schedule, partial: SBlockRV, at: LoopRV, shares: ThreadShar
 
 def _added_up(
     sch: s_tir.Schedule, total: SBlockRV, row_block: LoopRV, shares: ThreadShares
-) -> s_tir.Schedule | NotMine:
+) -> None:
     """Adds up the threads' shares of each row, and applies to the sum what follows."""
     results = sch.cache_write(total, 0, "local")
     sch.reverse_compute_at(total, row_block)
@@ -188,13 +187,13 @@ def _added_up(
     while consumer := only_consumer(sch, results):
         inline_other_inputs(sch, consumer, results)
         sch.reverse_compute_inline(consumer)
-    groups, *_ = sch.get_loops(total)[2:]
+    inner = sch.get_loops(total)[2:]
     _by_threads(sch, results, shares)
-    sch.reorder(_by_threads(sch, total, shares), groups)
-    sch.decompose_reduction(total, groups)
-    if count_kernels(sch) > 1:
-        return NotMine("what follows the product cannot be applied to one row of it")
-    return sch
+    thread = _by_threads(sch, total, shares)
+    if shares.step_threads > 1:
+        sch.reorder(thread, inner[0])
+        sch.decompose_reduction(total, inner[0])
+    schedule_following(sch)
 
 
 def _by_threads(sch: s_tir.Schedule, block: SBlockRV, shares: ThreadShares) -> LoopRV:

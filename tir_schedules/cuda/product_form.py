@@ -30,12 +30,6 @@ def only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotMine:
     return reductions[0]
 
 
-def count_kernels(sch: s_tir.Schedule) -> int:
-    """Outermost statements of a schedule; each becomes a kernel of its own."""
-    body = sch.get(sch.get_sblock("root")).body
-    return len(body.seq) if isinstance(body, tirx.SeqStmt) else 1
-
-
 def as_product(
     sch: s_tir.Schedule, main: SBlockRV, axes: ProductAxes, accumulator: str
 ) -> tuple[s_tir.Schedule, SBlockRV]:

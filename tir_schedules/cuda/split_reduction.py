@@ -9,10 +9,9 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.cuda.shared_tile import inline_other_inputs, only_consumer
+from tvm_ext.tir_schedules.cuda.following_kernels import bind_elements
+from tvm_ext.tir_schedules.cuda.shared_tile import inline_other_inputs, inlines, only_consumer
 
-THREADS = 128
-MAX_LANES = 32
 VECTOR = 4
 """Partial results that a thread loads at a time, 16 bytes."""
 
@@ -37,24 +36,16 @@ def split_reduction(sch: s_tir.Schedule, main: SBlockRV, splits: int) -> tuple[S
 def schedule_total(sch: s_tir.Schedule, total: SBlockRV) -> None:
     """Adds up partial products where all that follows the product is applied to them.
 
-    Leaves a block of its own behind where that cannot be done at once.
+    What cannot be applied there stays a block of its own.
     """
-    while (last := only_consumer(sch, total)) and sch.get_consumers(last):
-        sch.compute_inline(last)
+    last = only_consumer(sch, total)
     if last is None:
         return
+    while (following := only_consumer(sch, last)) and inlines(sch, last):
+        last = following
     inline_other_inputs(sch, last, total)
     vector = _vector(sch, last, total)
-    *outer, columns = sch.get_loops(last)
-    count = (static_extent(sch.get(columns).extent) or 1) // vector
-    lanes = min(MAX_LANES, 1 << max(0, count - 1).bit_length())
-    rows = sch.fuse(*outer) if outer else sch.add_unit_loop(columns)
-    row_block, row = sch.split(rows, [None, THREADS // lanes])
-    column_block, lane, column = sch.split(columns, [None, lanes, vector])
-    sch.reorder(row_block, column_block, row, lane, column)
-    sch.bind(sch.fuse(row_block, column_block), "blockIdx.x")
-    sch.bind(row, "threadIdx.y")
-    sch.bind(lane, "threadIdx.x")
+    lane, column = bind_elements(sch, last, vector)
     sch.compute_at(total, lane)
     sch.set_scope(total, 0, "local")
     parts, *elements = sch.get_loops(total)[-2 if vector > 1 else -1 :]

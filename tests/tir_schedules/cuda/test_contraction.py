@@ -280,15 +280,3 @@ def test_symbolic_sizes_are_refused():
 def test_a_cpu_is_refused():
     refused = apply_template(Contraction(), product(32, 32, 32), MACHINE)
     assert refused == NotMine("the target is not a GPU")
-
-
-def test_a_second_use_of_the_product_is_refused_not_lost():
-    a, b = te.placeholder((32, 32), "float16", "a"), te.placeholder((32, 32), "float16", "b")
-    k = te.reduce_axis((0, 32), "k")
-    c = te.compute((32, 32), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), "c")
-    first = te.compute((32, 32), lambda i, j: c[i, j] + tirx.const(1, "float16"), "first")
-    second = te.compute((32, 32), lambda i, j: c[i, j] * tirx.const(2, "float16"), "second")
-    func = te.create_prim_func([a, b, first, second])
-    refused = apply_template(Contraction(), func, GPU)
-    assert isinstance(refused, NotMine)
-    assert "one tile" in refused.reason

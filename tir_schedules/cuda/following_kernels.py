@@ -1,0 +1,80 @@
+"""Kernels after the main one, for what cannot be applied where its results are written.
+
+A result that is broadcast, as the gate of a squeeze-and-excitation block, or that is needed twice
+in memory goes to memory first.
+"""
+
+import math
+from typing import Any
+
+import tvm
+from tvm import s_tir
+from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.tirx.analysis import undefined_vars
+
+from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
+from tvm_ext.tir_schedules.cuda.shared_tile import VECTOR_BYTES, aligned, inlines
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import kernel_blocks
+
+THREADS = 128
+MAX_LANES = 32
+MAX_VECTOR = 4
+"""Neighbours that one thread computes: TVM 0.27 generates code for as many of every type."""
+
+
+def schedule_following(sch: s_tir.Schedule) -> None:
+    """Gives blocks that are not bound to threads kernels of their own, as few as there can be."""
+    while any(inlines(sch, block) for block in _loose(sch) if sch.get_consumers(block)):
+        pass
+    for block in _loose(sch):
+        vector = _vector(sch.get(block))
+        _, column = bind_elements(sch, block, vector)
+        if vector > 1:
+            sch.vectorize(column)
+
+
+def bind_elements(sch: s_tir.Schedule, block: SBlockRV, vector: int) -> tuple[LoopRV, LoopRV]:
+    """Spreads the elements of a block over threads, ``vector`` neighbours for each.
+
+    Returns the innermost loop over threads, and the loop over a thread's neighbours.
+    """
+    loops = sch.get_loops(block)
+    *outer, columns = loops if loops else [sch.add_unit_loop(block)]
+    count = (static_extent(sch.get(columns).extent) or 1) // vector
+    lanes = min(MAX_LANES, 1 << max(0, count - 1).bit_length())
+    rows = sch.fuse(*outer) if outer else sch.add_unit_loop(columns)
+    row_block, row = sch.split(rows, [None, THREADS // lanes])
+    column_block, lane, column = sch.split(columns, [None, lanes, vector])
+    sch.reorder(row_block, column_block, row, lane, column)
+    sch.bind(sch.fuse(row_block, column_block), "blockIdx.x")
+    sch.bind(row, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    return lane, column
+
+
+def _loose(sch: s_tir.Schedule) -> list[SBlockRV]:
+    """Blocks that no kernel has yet."""
+    return [block for block in kernel_blocks(sch) if not _is_bound(sch, block)]
+
+
+def _is_bound(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    loops = sch.get_loops(block)
+    return bool(loops) and sch.get(loops[0]).thread_binding is not None
+
+
+def _vector(block: s_tir.SBlock) -> int:
+    """Neighbours along the last loop that are as aligned in memory, or one element for all."""
+    if not block.iter_vars:
+        return 1
+    variable = block.iter_vars[-1].var
+    accesses: list[Any] = nodes(block.body, tvm.ir.TensorLoad)
+    accesses = [a for a in accesses if any(variable.same_as(v) for v in undefined_vars(a))]
+    buffers = [access.source for access in accesses] + [block.writes[0].source]
+    if any(str(buffer.dtype) == "bool" for buffer in buffers):
+        return 1
+    widest = VECTOR_BYTES // max(element_bytes(buffer) for buffer in buffers)
+    vector = math.gcd(min(widest, MAX_VECTOR), static_extent(block.iter_vars[-1].dom.extent) or 1)
+    while vector > 1 and not all(aligned(access, variable, vector) for access in accesses):
+        vector //= 2
+    return vector
