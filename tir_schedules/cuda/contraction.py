@@ -48,8 +48,8 @@ class Contraction:
     Attributes
     ----------
     tf32 : bool
-        Whether products of float32 are rounded to tf32, 10 bits of mantissa, and go to the tensor
-        cores.
+        Whether products of float32 go to the tensor cores, which take 10 bits of mantissa, even
+        where the machine's description does not say so.
     described : bool
         The loops that each matrix instruction stands for, in its place: what a machine without
         tensor cores can run.
@@ -66,7 +66,7 @@ class Contraction:
         if not isinstance(machine, GpuDescription):
             return NotMine("the target is not a GPU")
         sch = s_tir.Schedule(func)
-        found = self._found(sch)
+        found = self._found(sch, machine.tf32 or self.tf32)
         if isinstance(found, NotMine):
             return found
         tiles = decide_tiles(found.product, machine, decisions)
@@ -74,7 +74,7 @@ class Contraction:
             return tiles
         return self._scheduled(sch, found, tiles)
 
-    def _found(self, sch: s_tir.Schedule) -> "_Found | NotMine":
+    def _found(self, sch: s_tir.Schedule, tf32: bool) -> "_Found | NotMine":
         """The kernel's product, if it is one that the template takes."""
         main = only_reduction(sch)
         if isinstance(main, NotMine):
@@ -85,7 +85,7 @@ class Contraction:
         axes = product_axes(access, sch.get(main))
         if isinstance(axes, NotMine):
             return axes
-        instruction = self._instruction(sch.get(main))
+        instruction = _instruction(sch.get(main), tf32)
         if isinstance(instruction, NotMine):
             return instruction
         product = Product(
@@ -93,7 +93,7 @@ class Contraction:
             rows=axes.size(axes.rows),
             columns=axes.size(axes.columns),
             steps=axes.size(axes.steps),
-            dtype=instruction.dtype,
+            dtype=instruction.rate,
             element_bytes=access.element_bytes,
             depth=instruction.depth,
             warp_tiles=WARP_TILES if instruction.on_tensor_cores else (REGISTER_TILE,),
@@ -119,22 +119,6 @@ class Contraction:
         schedule_following(sch)
         return sch
 
-    def _instruction(self, block: s_tir.SBlock) -> MatrixInstruction | NotMine:
-        """How the products that a block adds up are computed."""
-        loads = loads_of(block)
-        if not loads:
-            return NotMine("it adds up something other than products of two operands")
-        dtypes = {str(load.source.dtype) for load in loads}
-        dtype = dtypes.pop()
-        if dtypes or dtype not in ACCUMULATORS:
-            return NotMine(f"there is no instruction for {', '.join(sorted({dtype, *dtypes}))}")
-        accumulator, written = ACCUMULATORS[dtype], str(block.writes[0].source.dtype)
-        if written not in (accumulator, dtype):
-            return NotMine(f"it adds up products of {dtype} in {written}")
-        if accumulator == "int32" and written != accumulator:
-            return NotMine(f"it adds up products of {dtype} in {written}, which wraps around")
-        return MatrixInstruction(dtype, accumulator, dtype != "float32" or self.tf32)
-
 
 @dataclass(frozen=True)
 class _Found:
@@ -144,3 +128,20 @@ class _Found:
     axes: ProductAxes
     instruction: MatrixInstruction
     product: Product
+
+
+def _instruction(block: s_tir.SBlock, tf32: bool) -> MatrixInstruction | NotMine:
+    """How the products that a block adds up are computed."""
+    loads = loads_of(block)
+    if not loads:
+        return NotMine("it adds up something other than products of two operands")
+    dtypes = {str(load.source.dtype) for load in loads}
+    dtype = dtypes.pop()
+    if dtypes or dtype not in ACCUMULATORS:
+        return NotMine(f"there is no instruction for {', '.join(sorted({dtype, *dtypes}))}")
+    accumulator, written = ACCUMULATORS[dtype], str(block.writes[0].source.dtype)
+    if written not in (accumulator, dtype):
+        return NotMine(f"it adds up products of {dtype} in {written}")
+    if accumulator == "int32" and written != accumulator:
+        return NotMine(f"it adds up products of {dtype} in {written}, which wraps around")
+    return MatrixInstruction(dtype, accumulator, dtype != "float32" or tf32)
