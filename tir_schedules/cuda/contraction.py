@@ -23,6 +23,11 @@ from tvm_ext.tir_schedules.cuda.contraction_decision import (
 )
 from tvm_ext.tir_schedules.cuda.following_kernels import schedule_following
 from tvm_ext.tir_schedules.cuda.matrix_intrinsics import MatrixInstruction
+from tvm_ext.tir_schedules.cuda.operand_staging import (
+    decide_staging,
+    operands_of,
+    stage_operand,
+)
 from tvm_ext.tir_schedules.cuda.product_axes import (
     ProductAxes,
     loads_of,
@@ -72,7 +77,13 @@ class Contraction:
         tiles = decide_tiles(found.product, machine, decisions)
         if isinstance(tiles, NotMine):
             return tiles
-        return self._scheduled(sch, found, tiles)
+        sch, main = as_product(sch, found.main, found.axes, found.instruction.accumulator)
+        sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth * tiles.splits])
+        staged = decide_staging(operands_of(sch, main), found.product, tiles, machine, decisions)
+        for operand in (0, 1):
+            if staged[operand]:
+                stage_operand(sch, main, operand)
+        return self._scheduled(sch, main, found, tiles)
 
     def _found(self, sch: s_tir.Schedule, tf32: bool) -> "_Found | NotMine":
         """The kernel's product, if it is one that the template takes."""
@@ -102,12 +113,11 @@ class Contraction:
             return NotMine("it has a single row, column or step, or too many products")
         return _Found(main, axes, instruction, product)
 
-    def _scheduled(self, sch: s_tir.Schedule, found: "_Found", tiles: TileSizes) -> s_tir.Schedule:
+    def _scheduled(
+        self, sch: s_tir.Schedule, main: SBlockRV, found: "_Found", tiles: TileSizes
+    ) -> s_tir.Schedule:
         """The kernel in tiles, and in two kernels where the reduction is split."""
-        instruction = found.instruction
-        sch, main = as_product(sch, found.main, found.axes, instruction.accumulator)
-        sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth * tiles.splits])
-        total = None
+        instruction, total = found.instruction, None
         if tiles.splits > 1:
             main, total = split_reduction(sch, main, tiles.splits)
         if instruction.on_tensor_cores:

@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx.analysis import undefined_vars
 
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
-from tvm_ext.tir_schedules.cuda.shared_tile import VECTOR_BYTES, aligned, inlines
+from tvm_ext.tir_schedules.cuda.shared_tile import VECTOR_BYTES, aligned, inlines, is_bound
 from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.inlining import kernel_blocks
 
@@ -55,12 +55,7 @@ def bind_elements(sch: s_tir.Schedule, block: SBlockRV, vector: int) -> tuple[Lo
 
 def _loose(sch: s_tir.Schedule) -> list[SBlockRV]:
     """Blocks that no kernel has yet."""
-    return [block for block in kernel_blocks(sch) if not _is_bound(sch, block)]
-
-
-def _is_bound(sch: s_tir.Schedule, block: SBlockRV) -> bool:
-    loops = sch.get_loops(block)
-    return bool(loops) and sch.get(loops[0]).thread_binding is not None
+    return [block for block in kernel_blocks(sch) if not is_bound(sch, block)]
 
 
 def _vector(block: s_tir.SBlock) -> int:

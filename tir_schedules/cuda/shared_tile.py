@@ -38,13 +38,25 @@ def copy_to_shared(
     """
     copy = sch.cache_read(reader, operand, "shared.dyn")
     sch.compute_at(copy, steps)
-    inline_producers(sch, copy)
+    if not _is_staged(sch, copy):
+        inline_producers(sch, copy)
     rows, columns = sch.get_loops(copy)[-2:]
     vector = widest_copy(sch.get(copy))
     vector = math.gcd(vector, static_extent(sch.get(columns).extent) or 1)
     _spread(sch, [rows, columns], warps, vector)
     pad_rows(sch, copy)
     return vector
+
+
+def _is_staged(sch: s_tir.Schedule, copy: SBlockRV) -> bool:
+    """Whether what a block reads is written by a kernel of its own."""
+    return any(is_bound(sch, producer) for producer in sch.get_producers(copy))
+
+
+def is_bound(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether a kernel computes the block: its loops are bound."""
+    loops = sch.get_loops(block)
+    return bool(loops) and sch.get(loops[0]).thread_binding is not None
 
 
 def inline_producers(sch: s_tir.Schedule, block: SBlockRV) -> None:
