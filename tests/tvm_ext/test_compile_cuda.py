@@ -7,11 +7,8 @@ from small_models import mlp, model, node, rand, value
 from tvm import s_tir, tirx
 
 import tvm_ext
-<<<<<<< HEAD
 import tvm_ext.errors
-=======
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
->>>>>>> a067b4d1f095e4245ac2dc5be1f1d523f3a49499
 
 
 def attention_block() -> onnx.ModelProto:

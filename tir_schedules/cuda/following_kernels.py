@@ -9,7 +9,7 @@ from typing import Any
 
 import tvm
 from tvm import s_tir
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx.analysis import undefined_vars
 
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
@@ -18,7 +18,6 @@ from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.inlining import kernel_blocks
 
 THREADS = 128
-MAX_LANES = 32
 MAX_VECTOR = 4
 """Neighbours that one thread computes: TVM 0.27 generates code for as many of every type."""
 
@@ -29,28 +28,13 @@ def schedule_following(sch: s_tir.Schedule) -> None:
         pass
     for block in _loose(sch):
         vector = _vector(sch.get(block))
-        _, column = bind_elements(sch, block, vector)
+        loops = sch.get_loops(block)
+        fused = sch.fuse(*loops) if loops else sch.add_unit_loop(block)
+        blocks, thread, neighbours = sch.split(fused, [None, THREADS, vector])
+        sch.bind(blocks, "blockIdx.x")
+        sch.bind(thread, "threadIdx.x")
         if vector > 1:
-            sch.vectorize(column)
-
-
-def bind_elements(sch: s_tir.Schedule, block: SBlockRV, vector: int) -> tuple[LoopRV, LoopRV]:
-    """Spreads the elements of a block over threads, ``vector`` neighbours for each.
-
-    Returns the innermost loop over threads, and the loop over a thread's neighbours.
-    """
-    loops = sch.get_loops(block)
-    *outer, columns = loops if loops else [sch.add_unit_loop(block)]
-    count = (static_extent(sch.get(columns).extent) or 1) // vector
-    lanes = min(MAX_LANES, 1 << max(0, count - 1).bit_length())
-    rows = sch.fuse(*outer) if outer else sch.add_unit_loop(columns)
-    row_block, row = sch.split(rows, [None, THREADS // lanes])
-    column_block, lane, column = sch.split(columns, [None, lanes, vector])
-    sch.reorder(row_block, column_block, row, lane, column)
-    sch.bind(sch.fuse(row_block, column_block), "blockIdx.x")
-    sch.bind(row, "threadIdx.y")
-    sch.bind(lane, "threadIdx.x")
-    return lane, column
+            sch.vectorize(neighbours)
 
 
 def _loose(sch: s_tir.Schedule) -> list[SBlockRV]:

@@ -27,9 +27,8 @@ from tvm_ext.tir_schedules.cuda.product_form import (
     only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.shared_tile import (
-    inline_other_inputs,
+    inline_consumers,
     inline_producers,
-    only_consumer,
     widest_copy,
 )
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
@@ -184,9 +183,7 @@ def _added_up(
     results = sch.cache_write(total, 0, "local")
     sch.reverse_compute_at(total, row_block)
     sch.reverse_compute_at(results, row_block)
-    while consumer := only_consumer(sch, results):
-        inline_other_inputs(sch, consumer, results)
-        sch.reverse_compute_inline(consumer)
+    inline_consumers(sch, results)
     inner = sch.get_loops(total)[2:]
     _by_threads(sch, results, shares)
     thread = _by_threads(sch, total, shares)

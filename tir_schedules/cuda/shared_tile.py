@@ -92,15 +92,20 @@ def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> i
     Returns how many neighbours a thread writes at a time.
     """
     dtype = str(sch.get(results).writes[0].source.dtype)
-    while (consumer := only_consumer(sch, results)) and is_data_parallel(sch, consumer):
-        inline_other_inputs(sch, consumer, results)
-        sch.reverse_compute_inline(consumer)
+    inline_consumers(sch, results)
     rows, columns = sch.get_loops(results)[-2:]
     written = sch.get(results).writes[0].source
     widest = min(VECTOR_BYTES // element_bytes(written), _WIDEST[dtype])
     vector = math.gcd(widest, static_extent(written.shape[-1]) or 1)
     _spread(sch, [rows, columns], tiles.warps, vector)
     return vector
+
+
+def inline_consumers(sch: s_tir.Schedule, results: SBlockRV) -> None:
+    """Applies what follows a product where its results are written, as far as that is possible."""
+    while (consumer := only_consumer(sch, results)) and is_data_parallel(sch, consumer):
+        inline_other_inputs(sch, consumer, results)
+        sch.reverse_compute_inline(consumer)
 
 
 def only_consumer(sch: s_tir.Schedule, results: SBlockRV) -> SBlockRV | None:

@@ -9,11 +9,13 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.cuda.following_kernels import bind_elements
-from tvm_ext.tir_schedules.cuda.shared_tile import inline_other_inputs, inlines, only_consumer
+from tvm_ext.tir_schedules.cuda.shared_tile import inline_consumers
 
 VECTOR = 4
 """Partial results that a thread loads at a time, 16 bytes."""
+
+THREADS, LANES = 64, 16
+"""Threads of a block, and of those the most along a row: with their vectors they divide tiles."""
 
 MAX_UNROLLED = 16
 
@@ -38,32 +40,23 @@ def schedule_total(sch: s_tir.Schedule, total: SBlockRV) -> None:
 
     What cannot be applied there stays a block of its own.
     """
-    last = only_consumer(sch, total)
-    if last is None:
-        return
-    while (following := only_consumer(sch, last)) and inlines(sch, last):
-        last = following
-    inline_other_inputs(sch, last, total)
-    vector = _vector(sch, last, total)
-    lane, column = bind_elements(sch, last, vector)
-    sch.compute_at(total, lane)
-    sch.set_scope(total, 0, "local")
-    parts, *elements = sch.get_loops(total)[-2 if vector > 1 else -1 :]
-    for loop in elements:
-        sch.vectorize(loop)
+    results = sch.cache_write(total, 0, "local")
+    batch, rows, columns, parts = sch.get_loops(total)
+    lanes = math.gcd(LANES, (static_extent(sch.get(columns).extent) or 1) // VECTOR)
+    row_block, row = sch.split(rows, [None, THREADS // lanes])
+    column_block, lane, neighbours = sch.split(columns, [None, lanes, VECTOR])
+    sch.reorder(batch, row_block, column_block, row, lane, parts, neighbours)
+    sch.bind(sch.fuse(batch, row_block, column_block), "blockIdx.x")
+    sch.bind(row, "threadIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    sch.reverse_compute_at(results, lane)
+    inline_consumers(sch, results)
+    sch.vectorize(neighbours)
     if (static_extent(sch.get(parts).extent) or 0) <= MAX_UNROLLED:
         sch.unroll(parts)
     start = sch.decompose_reduction(total, parts)
-    if vector > 1:
-        sch.vectorize(sch.get_loops(start)[-1])
-        sch.vectorize(column)
-
-
-def _vector(sch: s_tir.Schedule, last: SBlockRV, total: SBlockRV) -> int:
-    """Neighbours that a thread adds up: those that are neighbours in the result as well."""
-    block, added = sch.get(last), sch.get(total).writes[0].source
-    columns = block.iter_vars[-1]
-    region = next(read for read in block.reads if read.source.same_as(added))
-    if not region.region[-1].min.same_as(columns.var):
-        return 1
-    return math.gcd(VECTOR, static_extent(columns.dom.extent) or 1)
+    sch.vectorize(sch.get_loops(start)[-1])
+    width = static_extent(sch.get(results).writes[0].source.shape[-1]) or 1
+    rest, vector = sch.split(sch.get_loops(results)[-1], [None, math.gcd(VECTOR, width)])
+    sch.unroll(rest)
+    sch.vectorize(vector)
