@@ -43,8 +43,8 @@ MAX_BATCH = 65_535
 PARTIAL_BYTES = 4
 """Bytes of a partial result, float32 or int32."""
 
-# Steps' worth of time that a tile takes before its first product and after its last.
-START_STEPS = 128
+# What a tile takes before its first product and after its last: two trips to memory. Estimate.
+START_SECONDS = 0.8e-6
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,8 @@ def _split_seconds(
     tile: TileSizes, splits: int, product: Product, machine: GpuDescription
 ) -> float:
     """Estimated time with the reduction in ``splits`` parts."""
-    rounds = math.ceil(_tiles(tile, product) * splits / machine.sms)
+    tile = replace(tile, splits=splits)
+    rounds = rounds_of(tile, product, machine)
     rate = machine.peak_flops(product.dtype) / 2 / machine.sms
     # Four schedulers of a multiprocessor issue matrix instructions, each for a warp of its own.
     rate *= min(1.0, tile.warps / 4)
@@ -224,17 +225,27 @@ def _split_seconds(
     shared = _fragment_bytes(tile, product) / (BANKS_BYTES * machine.clock_ghz * 1e9)
     loads = (tile.rows + tile.columns) * product.element_bytes
     transfer = loads / (machine.l2_gbs * 1e9 / machine.sms)
-    parts = math.ceil(math.ceil(product.steps / tile.depth) / splits)
+    parts = steps_of_block(tile, product)
     # The longest hides the others, but never all of them.
     limits = (arithmetic, shared, transfer)
     step = max(limits) + UNHIDDEN * (sum(limits) - max(limits))
-    seconds = rounds * (parts * tile.depth + START_STEPS) * step
+    seconds = rounds * (parts * tile.depth * step + START_SECONDS)
     if splits == 1:
         return seconds
     # Each partial result is written and read once more.
     partial = splits * _tiles(tile, product) * tile.rows * tile.columns * PARTIAL_BYTES
     again = 2 * partial / machine.bandwidth(partial)
     return seconds + again + machine.kernel_overhead_us * 1e-6
+
+
+def rounds_of(tile: TileSizes, product: Product, machine: GpuDescription) -> int:
+    """How often all multiprocessors compute a tile."""
+    return math.ceil(_tiles(tile, product) * tile.splits / machine.sms)
+
+
+def steps_of_block(tile: TileSizes, product: Product) -> int:
+    """Tiles of the operands that a block goes through."""
+    return math.ceil(math.ceil(product.steps / tile.depth) / tile.splits)
 
 
 def _fragment_bytes(tile: TileSizes, product: Product) -> int:

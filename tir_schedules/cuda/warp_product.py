@@ -19,6 +19,9 @@ from tvm_ext.tir_schedules.cuda.matrix_intrinsics import (
 )
 from tvm_ext.tir_schedules.cuda.shared_tile import copy_to_shared, pad_rows, write_results
 
+RESULT_PADDING = 8
+"""Elements after each row of results: the rows of four lanes then fill the banks."""
+
 MIN_NESTED_STAGES = 3
 """Stages from which on fragments are loaded one instruction ahead.
 
@@ -76,7 +79,7 @@ def schedule_warps(
     filled = sch.get_child_blocks(start)[0]
     vector = write_results(sch, results, tiles)
     kept = sch.blockize(stored)
-    pad_rows(sch, kept, vector)
+    pad_rows(sch, kept, max(vector, RESULT_PADDING))
     if not described:
         for loop, name, order in zip(inner, OPERANDS, depth_last, strict=True):
             sch.tensorize(loop, instruction.load(name, order))
