@@ -58,7 +58,13 @@ class OperandTensor:
         return self.steps.stride != 1
 
     @property
-    def _dimensions(self) -> list[Dimension]:
+    def is_aligned(self) -> bool:
+        """Whether bulk copies can bring it: its rows begin at multiples of ``ALIGNMENT``."""
+        width = element_bytes(self.buffer)
+        return all(dim.stride * width % ALIGNMENT == 0 for dim in self.dimensions[1:])
+
+    @property
+    def dimensions(self) -> list[Dimension]:
         """Fastest first."""
         order = [self.selecting, self.steps] if self.across else [self.steps, self.selecting]
         return [*order, *reversed(self.batch)]
@@ -66,7 +72,7 @@ class OperandTensor:
     def encoded(self, tensor_map: tirx.Var, box: tuple[int, int]) -> tirx.Stmt:
         """What the host does before the launch; ``box``: its extents, fastest dimension first."""
         width = element_bytes(self.buffer)
-        dims = self._dimensions
+        dims = self.dimensions
         extents = [tirx.const(dim.extent, "int64") for dim in dims]
         strides = [tirx.const(dim.stride * width, "int64") for dim in dims[1:]]
         boxes = [tirx.const(size, "int32") for size in (*box, *[1] * len(self.batch))]
@@ -101,7 +107,7 @@ def operand_tensor(
     extents: Sequence[int],
     axes: tuple[Sequence[int], Sequence[int], Sequence[int]],
 ) -> OperandTensor | NotMine:
-    """The tensor that ``load`` reads, if bulk copies can bring it.
+    """The tensor that ``load`` reads, if bulk copies can bring it, or would from aligned rows.
 
     Parameters
     ----------
@@ -140,14 +146,13 @@ def _joined(
 
 
 def _accepted(tensor: OperandTensor) -> OperandTensor | NotMine:
-    name, dims = tensor.buffer.name, tensor._dimensions
+    name, dims = tensor.buffer.name, tensor.dimensions
     if dims[0].stride != 1:
         return NotMine(f"no neighbours in {name} are neighbouring rows, columns or steps")
     if len(dims) > MAX_RANK or max(dim.extent for dim in dims) > MAX_EXTENT:
         return NotMine(f"{name} has more dimensions, or longer ones, than a bulk copy takes")
-    width = element_bytes(tensor.buffer)
-    if any(dim.stride < 1 or dim.stride * width % ALIGNMENT for dim in dims[1:]):
-        return NotMine(f"rows of {name} do not begin at multiples of {ALIGNMENT} bytes")
+    if any(dim.stride < 1 for dim in dims):
+        return NotMine(f"{name} is read backwards")
     return tensor
 
 

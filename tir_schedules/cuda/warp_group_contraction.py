@@ -25,6 +25,7 @@ from tvm_ext.tir_schedules.cuda.product_axes import (
 from tvm_ext.tir_schedules.cuda.product_form import only_reduction
 from tvm_ext.tir_schedules.cuda.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.cuda.tensor_map import OperandTensor, operand_tensor
+from tvm_ext.tir_schedules.cuda.tensor_staging import staged, staged_bytes
 from tvm_ext.tir_schedules.cuda.warp_group_decision import TILE_ROWS, decide_group_tiles
 from tvm_ext.tir_schedules.cuda.warp_group_epilogue import GroupEpilogue, Written
 from tvm_ext.tir_schedules.cuda.warp_group_kernel import GroupKernel, GroupProduct
@@ -83,21 +84,25 @@ class WarpGroupContraction:
         sizes = [axes.size(group) for group in (axes.batch, axes.rows, axes.columns, axes.steps)]
         batch, rows, columns, steps = sizes
         product = Product(batch, rows, columns, steps, dtype, element_bytes=2, depth=16)
-        tiles = decide_group_tiles(product, machine, decisions)
+        copied = sum(map(staged_bytes, operands))
+        tiles = decide_group_tiles(product, machine, decisions, copied)
         if isinstance(tiles, NotMine):
             return tiles
         written = _written(sch, main, axes)
         if isinstance(written, NotMine):
             return written
-        cut = GroupProduct(operands, batch, rows, columns, steps, dtype, tiles, machine.sms)
         views = FlatViews()
         tile = (TILE_ROWS, tiles.columns)
         epilogue = GroupEpilogue.of(written, (batch, rows, columns), tile, machine, views)
         if isinstance(epilogue, NotMine):
             return epilogue
         arrays = Arrays(str(written.variables[0].ty))
+        first, copy_a = staged(operands[0], "aligned_a", arrays, views)
+        second, copy_b = staged(operands[1], "aligned_b", arrays, views)
+        aligned = (first, second)
+        cut = GroupProduct(aligned, batch, rows, columns, steps, dtype, tiles, machine.sms)
         kernel = GroupKernel(cut, epilogue, arrays)
-        code = kernel.statements()
+        code = [*copy_a, *copy_b, *kernel.statements()]
         body = sequence([*views.declarations(func), *code])
         root = s_tir.SBlock([], [], [], "root", body, None, arrays.buffers)
         realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)

@@ -83,17 +83,18 @@ class GroupTiles:
 
 
 def decide_group_tiles(
-    product: Product, machine: GpuDescription, decisions: Decisions
+    product: Product, machine: GpuDescription, decisions: Decisions, copied_bytes: int = 0
 ) -> GroupTiles | NotMine:
     """The tiles, or why instructions of single warps are not slower.
 
-    Decisions: ``tile_columns``, ``stages``, ``tile_group``.
+    ``copied_bytes``: what is read and written to align operands first. Decisions: ``tile_columns``, ``stages``, ``tile_group``.
     """
     offered = [columns for columns in TILE_COLUMNS if _stages(columns, machine) >= 2]
     if not offered:
         return NotMine("shared memory has no room for two stages")
     best = min(offered, key=lambda columns: (_cycles(columns, product, machine), columns))
-    if _arithmetic(best, product, machine) >= _arithmetic_of_warps(product, machine):
+    needed = _arithmetic(best, product, machine) + _copying(copied_bytes, machine)
+    if needed >= _arithmetic_of_warps(product, machine):
         return NotMine("its tiles would be so empty that instructions of single warps are as fast")
     columns = decisions.pick("tile_columns", offered, best)
     most = _stages(columns, machine)
@@ -146,6 +147,14 @@ def _arithmetic_of_warps(product: Product, machine: GpuDescription) -> float:
         if splits == 1 or steps >= _LEAST_SPLIT_STEPS:
             found.append(rounds * steps * rows * columns)
     return min(found) / (_rate(product, machine) * WARP_RATE)
+
+
+def _copying(count: int, machine: GpuDescription) -> float:
+    """Cycles for kernels that read and write so many bytes."""
+    if not count:
+        return 0.0
+    seconds = count / machine.bandwidth(count) + machine.kernel_overhead_us * 1e-6
+    return seconds * machine.clock_ghz * 1e9
 
 
 def _rate(product: Product, machine: GpuDescription) -> float:
