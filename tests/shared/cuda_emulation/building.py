@@ -74,15 +74,22 @@ def _announcing(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The host function, which tells the emulator of its arrays before it calls kernels."""
     buffers = [p for p in function.params if isinstance(p.ty, tirx.BufferType)]
     body = structural_map(function.body, (tirx.AllocBuffer, _announced_allocation))
-    body = structural_map(body, (tvm.ir.StringImm, _own_tensor_map))
+    body = structural_map(body, (tvm.ir.Call, _own_tensor_map))
     return function.with_body(tirx.SeqStmt([*map(_announcement, buffers), body]))
 
 
-def _own_tensor_map(name: Any) -> Any:
-    """The function that fills a tensor map: the driver's is not there without a GPU."""
-    if name.value != "runtime.cuTensorMapEncodeTiled":
-        return name
-    return tvm.ir.StringImm("cuda_emulation.tensor_map")
+def _own_tensor_map(call: Any) -> Any:
+    """The call that fills a tensor map: the driver's function is not there without a GPU."""
+    if str(getattr(call.op, "name", "")) != "tirx.tensormap_encode_tiled":
+        return call
+    attrs, (place, base, *sizes) = call.attrs, call.args
+    options = (attrs.interleave, attrs.swizzle, attrs.l2_promotion, attrs.oob_fill)
+    return tirx.call_packed(
+        "cuda_emulation.tensor_map",
+        *(place, str(attrs.descriptor_dtype), int(attrs.rank), base),
+        *sizes,
+        *map(int, options),
+    )
 
 
 def _announced_allocation(allocation: tirx.AllocBuffer) -> tirx.Stmt:
