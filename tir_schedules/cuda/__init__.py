@@ -2,6 +2,7 @@
 
 from tvm_ext.tir_schedules.cuda.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
+from tvm_ext.tir_schedules.cuda.generic import Generic
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.template import Template
@@ -12,3 +13,6 @@ CUDA_TEMPLATES: tuple[Template, ...] = (
     Elementwise(),
     RowReduction(),
 )
+
+# Asked when neither these nor TVM's rules take a kernel.
+CUDA_LAST_RESORT: Template = Generic()
