@@ -97,7 +97,8 @@ def _announced_allocation(allocation: tirx.AllocBuffer) -> tirx.Stmt:
 
 
 def _announcement(buffer: Any) -> tirx.Stmt:
-    size: Any = tirx.const((tvm.DataType(str(buffer.dtype)).bits + 7) // 8, "int64")
+    dtype = tvm.DataType(str(buffer.dtype))
+    size: Any = tirx.const((dtype.bits * dtype.lanes + 7) // 8, "int64")
     for extent in buffer.shape:
         size = size * tirx.Cast("int64", extent)
     return tirx.Evaluate(tirx.call_packed("cuda_emulation.array", buffer.data, size))
