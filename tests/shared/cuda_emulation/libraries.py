@@ -5,7 +5,6 @@ import functools
 import hashlib
 import os
 import shutil
-import struct
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from cuda_emulation.rewriting import glue, rewritten
 FOLDER = Path(__file__).parent
 COMPILER = shutil.which("g++")
 _COMMON = ["-std=c++17", "-fPIC", "-shared", "-w", "-g1", f"-I{FOLDER / 'include'}"]
-_RUNTIME = [*_COMMON, "-O2", f"-I{FOLDER / 'runtime'}"]
+_RUNTIME = [*_COMMON, "-O3", f"-I{FOLDER / 'runtime'}"]
 _KERNEL = [
     *_COMMON,
     "-O1",
@@ -68,32 +67,6 @@ def announce(address: int, size: int) -> None:
 @tvm_ffi.register_global_func("cuda_emulation.array", override=True)
 def _announce(address: object, size: int) -> None:
     announce(_pointer(address), size)
-
-
-_TENSOR_MAP_MAGIC = 0x70616D20726F736E
-_SWIZZLE_128_BYTES = 3
-
-
-@tvm_ffi.register_global_func("cuda_emulation.tensor_map", override=True)
-def _encode(rank: int, width: int, swizzle: int, at: object, base: object, *numbers: int) -> None:
-    """What cuTensorMapEncodeTiled checks, and ``TensorMap`` of operations.h written to ``at``."""
-    extents, strides = numbers[:rank], numbers[rank : 2 * rank - 1]
-    box, steps = numbers[2 * rank - 1 : 3 * rank - 1], numbers[3 * rank - 1 :]
-    if not all(1 <= extent <= 1 << 32 for extent in extents):
-        raise ValueError(f"extents {extents} of a tensor map; expected 1 to 2**32")
-    if _pointer(base) % 16 or any(stride % 16 or stride >= 1 << 40 for stride in strides):
-        raise ValueError(f"a tensor map's address or strides {strides} are not multiples of 16")
-    if not all(1 <= size <= 256 for size in box) or any(step != 1 for step in steps):
-        raise ValueError(f"box {box} with steps {steps} of a tensor map; expected 1 to 256, and 1")
-    if swizzle != _SWIZZLE_128_BYTES or box[0] * width != 128:
-        raise ValueError("the emulator knows tensor maps with swizzled rows of 128 bytes only")
-
-    def five(values: Sequence[int], count: int) -> list[int]:
-        return [*values, *[0] * (count - len(values))]
-
-    words = (_TENSOR_MAP_MAGIC, _pointer(base), *five(extents, 5), *five(strides, 4))
-    packed = struct.pack("<11Q5HBB", *words, *five(box, 5), rank, width)
-    ctypes.memmove(_pointer(at), packed, len(packed))
 
 
 def set_seed(seed: int) -> None:

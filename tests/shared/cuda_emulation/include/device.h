@@ -21,9 +21,9 @@
 #define __grid_constant__
 
 #include "operations.h"
-using CUtensorMap = emu::TensorMap;
 #include "vector_types.h"
 #include "half_types.h"
 #include "math_functions.h"
 #include "thread_functions.h"
 #include "ptx.h"
+#include "tensor_map.h"

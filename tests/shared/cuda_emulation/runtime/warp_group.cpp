@@ -1,12 +1,9 @@
-// Hopper: mbarriers, bulk copies of boxes of tensors, products of warp groups. As in the PTX ISA,
-// sections "mbarrier", "cp.async.bulk.tensor" and "wgmma.mma_async" with its "Matrix Descriptor".
-//
-// What is asynchronous happens as late as it may: a copy when a thread waits for its barrier, a
-// product when its group has to be finished. So what comes too early elsewhere is seen.
+// Products of warp groups (PTX ISA: "wgmma.mma_async"). Each warp computes its 16 rows of results
+// when it waits for them; until then its registers hold NaN.
 #include <algorithm>
-#include <cstring>
-#include <map>
+#include <string>
 
+#include "elements.h"
 #include "operations.h"
 #include "state.h"
 
@@ -14,259 +11,261 @@ namespace emu {
 
 namespace {
 
-struct BoxCopy {
-  uint32_t to;
-  TensorMap map;
-  int at[5];
-  int issuer;
-  uint32_t clock;
+constexpr uint32_t kAll = 0xFFFFFFFFu;
+
+// What a lane brings.
+struct GroupLane {
+  const GroupProduct* product;
+  uint32_t* const* d;
+  const uint32_t* a;
+  uint64_t descriptor_a, descriptor_b;
+  bool accumulate;
+};
+
+struct Accumulator {
+  std::vector<uint32_t*> places;  // of all registers of all lanes
+  std::vector<uint32_t> values;
+  int under_way = 0;
+};
+
+struct Issued {
+  GroupProduct product;
+  uint32_t a[kWarp][4];
+  uint64_t descriptor_a, descriptor_b;
+  bool accumulate;
+  uint32_t* first;  // of the accumulator's places
   uintptr_t pc;
 };
 
-struct Barrier {
-  unsigned count = 0, pending = 0, phase = 0;
-  long bytes = 0;  // expected, less those that have come
-  std::vector<BoxCopy> copies;
-  uint32_t gathering[kMaxThreads] = {}, completed[kMaxThreads] = {};
-};
-
-struct GroupProduct {
-  float* results;
-  uint64_t a, b;
-  bool add;
-  int columns;
-  Element type;
-  bool across_a, across_b;
-  int line;
-};
-
-struct Products {
-  std::vector<GroupProduct> open;
-  std::vector<std::vector<GroupProduct>> groups;
+struct WarpState {
   bool fenced = false;
+  std::vector<Issued> open;
+  std::deque<std::vector<Issued>> groups;
+  std::vector<Accumulator> accumulators;
+  long count = 0;
 };
+WarpState warps[kMaxThreads / kWarp];
+uintptr_t group_pc;
 
-std::map<uint32_t, Barrier> barriers;
-Products products[kMaxThreads];
+WarpState& own_warp() { return warps[block.current->index / kWarp]; }
 
-uint32_t swizzled(uint32_t address) { return address ^ (address >> 3 & 0x70); }
-
-Barrier& barrier_at(uint32_t address, int line) {
-  auto found = barriers.find(address);
-  if (found == barriers.end()) fail_at_line("an mbarrier is used before it is initialized", line);
-  return found->second;
-}
-
-void settle(Barrier& barrier) {
-  if (barrier.pending != 0 || barrier.bytes != 0) return;
-  std::copy_n(barrier.gathering, kMaxThreads, barrier.completed);
-  std::fill_n(barrier.gathering, kMaxThreads, 0u);
-  barrier.pending = barrier.count;
-  barrier.phase ^= 1;
-}
-
-void release(Barrier& barrier) {
-  Thread& self = *block.current;
-  for (int i = 0; i < block.threads; ++i)
-    barrier.gathering[i] = std::max(barrier.gathering[i], self.seen[i]);
-  barrier.gathering[self.index] = std::max(barrier.gathering[self.index], self.clock++);
-}
-
-void arrive(Barrier& barrier, int line) {
-  if (barrier.pending == 0) fail_at_line("more arrivals at an mbarrier than it counts", line);
-  release(barrier);
-  barrier.pending--;
-}
-
-size_t box_bytes(const TensorMap& map) {
-  size_t bytes = map.width;
-  for (int i = 0; i < map.rank; ++i) bytes *= map.box[i];
-  return bytes;
-}
-
-// The rows of a box along its first dimension: inside of the tensor as it is, zero elsewhere.
-void perform(const BoxCopy& copy) {
-  const TensorMap& map = copy.map;
-  size_t row = size_t(map.box[0]) * map.width, rows = box_bytes(map) / row;
-  Thread* caller = block.current;
-  Thread& issuer = threads[copy.issuer];
-  uint32_t clock = issuer.clock;
-  block.current = &issuer;
-  issuer.clock = copy.clock;
-  for (size_t number = 0; number < rows; ++number) {
-    uintptr_t from = map.base;
-    bool inside = true;
-    size_t rest = number;
-    for (int i = 1; i < map.rank; ++i) {
-      long place = copy.at[i] + long(rest % map.box[i]);
-      rest /= map.box[i];
-      inside = inside && place >= 0 && uint64_t(place) < map.extents[i];
-      from += place * map.strides[i - 1];
-    }
-    for (int i = 0; i < map.box[0]; ++i) {
-      uint32_t to = swizzled(copy.to + uint32_t(number * row + i * map.width));
-      pending_bytes(to, map.width, false);
-      shared_access(to, map.width, true, copy.pc);
-      long place = copy.at[0] + i;
-      bool here = inside && place >= 0 && uint64_t(place) < map.extents[0];
-      uintptr_t element = from + place * map.width;
-      if (here) global_access(element, map.width, false, copy.pc);
-      if (here) std::memcpy(shared_memory + to, reinterpret_cast<const void*>(element), map.width);
-      if (!here) std::memset(shared_memory + to, 0, map.width);
-    }
+// Byte address of 16 bytes of an operand: elements from (`line`, `step`) on, along the steps, or
+// along the lines where `across`. Canonical layouts: PTX ISA, "Shared Memory Matrix Layout"; which
+// offset is which: "Matrix Descriptor Format".
+uint32_t chunk_address(uint64_t descriptor, bool across, int width, int line, int step) {
+  uint32_t start = (descriptor & 0x3FFF) << 4, leading = (descriptor >> 16 & 0x3FFF) << 4;
+  uint32_t stride = (descriptor >> 32 & 0x3FFF) << 4, mode = descriptor >> 62;
+  static const uint32_t spans[] = {16, 128, 64, 32}, masks[] = {0, 7, 3, 1};
+  uint32_t span = spans[mode], address;
+  if (across) {
+    uint32_t bytes = uint32_t(line) * width;
+    // Without swizzle the offsets have each other's meaning.
+    uint32_t along = mode == 0 ? stride : leading, down = mode == 0 ? leading : stride;
+    address = start + bytes / span * along + bytes % span + step % 8 * span + step / 8 * down;
+  } else {
+    uint32_t bytes = uint32_t(step) * width;
+    address = start + line / 8 * stride + line % 8 * span;
+    address += mode == 0 ? bytes / 16 * leading : bytes;
   }
-  issuer.clock = clock;
-  block.current = caller;
+  return address ^ ((address >> 7 & masks[mode]) << 4);
 }
 
-void come(Barrier& barrier) {
-  for (const BoxCopy& copy : barrier.copies) {
-    perform(copy);
-    barrier.bytes -= long(box_bytes(copy.map));
-    uint32_t& seen = barrier.gathering[copy.issuer];
-    seen = std::max(seen, copy.clock);
-  }
-  bool any = !barrier.copies.empty();
-  barrier.copies.clear();
-  if (any) settle(barrier);
-}
-
-struct Waiting {
-  Barrier* barrier;
-  unsigned parity;
-};
-
-bool phase_over(void* data) {
-  auto* waiting = static_cast<Waiting*>(data);
-  if (waiting->barrier->phase == waiting->parity) come(*waiting->barrier);
-  return waiting->barrier->phase != waiting->parity;
-}
-
-// Where an element of a matrix in shared memory is: `along` a row or column, at step `k` of 16.
-uint32_t place_of(uint64_t descriptor, bool across, int along, int k) {
-  uint32_t start = uint32_t(descriptor & 0x3FFF) << 4;
-  uint32_t leading = uint32_t(descriptor >> 16 & 0x3FFF) << 4;
-  uint32_t stride = uint32_t(descriptor >> 32 & 0x3FFF) << 4;
-  uint32_t at = across ? start + along / 64 * leading + k / 8 * stride + k % 8 * 128 + along % 64 * 2
-                       : start + along / 8 * stride + along % 8 * 128 + k * 2;
-  return swizzled(at);
-}
-
-float element_at(uint32_t address, Element type, int line) {
-  if (address + 2 > block.shared_bytes) fail_at_line("wgmma reads outside of shared memory", line);
-  shared_access(address, 2, false, 0);
-  uint16_t bits;
-  std::memcpy(&bits, shared_memory + address, 2);
-  if (type == Element::kBF16) {
-    uint32_t wide = uint32_t(bits) << 16;
-    float value;
-    std::memcpy(&value, &wide, 4);
-    return value;
-  }
-  _Float16 value;
-  std::memcpy(&value, &bits, 2);
-  return float(value);
-}
-
-// The part of one thread: rows lane / 4 and 8 more of its warp's 16, two of every 8 columns.
-void multiply(const GroupProduct& what, const Thread& self) {
-  int lane = self.index % kWarp, first = self.index / kWarp % 4 * 16 + lane / 4;
-  float a[2][16];
-  for (int half = 0; half < 2; ++half)
-    for (int k = 0; k < 16; ++k)
-      a[half][k] = element_at(place_of(what.a, what.across_a, first + 8 * half, k), what.type,
-                              what.line);
-  for (int pair = 0; pair < what.columns / 8; ++pair)
-    for (int e = 0; e < 2; ++e) {
-      int column = pair * 8 + lane % 4 * 2 + e;
-      double total[2] = {};
-      for (int k = 0; k < 16; ++k) {
-        double b = element_at(place_of(what.b, what.across_b, column, k), what.type, what.line);
-        for (int half = 0; half < 2; ++half) total[half] += a[half][k] * b;
-      }
-      for (int half = 0; half < 2; ++half) {
-        float& result = what.results[pair * 4 + half * 2 + e];
-        result = float(total[half] + (what.add ? result : 0.0f));
+// All chunks of an operand with `lines` lines from `first` on; `take` gets them if it is there.
+template <typename Take>
+void for_chunks(const Issued& what, bool of_a, int first, int lines, const Take& take) {
+  const GroupProduct& product = what.product;
+  Element type = of_a ? product.a : product.b;
+  int width = bits_per_element(type) / 8, each = 16 / width;
+  bool across = of_a ? product.across_a : product.across_b;
+  uint64_t descriptor = of_a ? what.descriptor_a : what.descriptor_b;
+  int down = across ? each : 1, along = across ? 1 : each;
+  for (int line = 0; line < lines; line += down)
+    for (int step = 0; step < product.depth; step += along) {
+      uint32_t address = chunk_address(descriptor, across, width, first + line, step);
+      check_shared_window(address, 16, 16, "an operand of wgmma", what.pc);
+      asynchronous_read(address, 16, what.pc);
+      const uint32_t* words = reinterpret_cast<const uint32_t*>(shared_memory + address);
+      for (int i = 0; i < each; ++i) {
+        int bit = i * width * 8;
+        double value = element_of(words[bit / 32], bit % 32 / (width * 8), type);
+        take(across ? line + i : line, across ? step : step + i, value);
       }
     }
 }
+
+int warp_of_group() { return block.current->index / kWarp % 4; }
+
+template <typename Function>
+void as_first_lane(const Function& function) {
+  Thread* self = block.current;
+  block.current = &threads[self->index / kWarp * kWarp];
+  function();
+  block.current = self;
+}
+
+void check_operands(const Issued& what) {
+  auto ignore = [](int, int, double) {};
+  as_first_lane([&] {
+    if (!what.product.a_in_registers) for_chunks(what, true, warp_of_group() * 16, 16, ignore);
+    for_chunks(what, false, 0, what.product.columns, ignore);
+  });
+}
+
+std::vector<float> operand_a(const Issued& what) {
+  const GroupProduct& product = what.product;
+  int depth = product.depth;
+  std::vector<float> a(16 * depth);
+  if (!product.a_in_registers) {
+    for_chunks(what, true, warp_of_group() * 16, 16, [&](int line, int step, double value) {
+      a[line * depth + step] = float(product.negate_a ? -value : value);
+    });
+    return a;
+  }
+  int each = 32 / bits_per_element(product.a);
+  for (int lane = 0; lane < kWarp; ++lane)
+    for (int word = 0; word < 4; ++word)
+      for (int i = 0; i < each; ++i) {
+        int row = lane / 4 + word % 2 * 8, step = word / 2 * 4 * each + lane % 4 * each + i;
+        double value = element_of(what.a[lane][word], i, product.a);
+        a[row * depth + step] = float(product.negate_a ? -value : value);
+      }
+  return a;
+}
+
+// Position of a register's element in the 16 rows of the warp: PTX ISA, "Register Fragments".
+void place_of(int lane, int at, int* row, int* column) {
+  *row = lane / 4 + at / 2 % 2 * 8;
+  *column = at / 4 * 8 + lane % 4 * 2 + at % 2;
+}
+
+void compute(const Issued& what, Accumulator& sums) {
+  const GroupProduct& product = what.product;
+  int depth = product.depth, columns = product.columns;
+  bool half = product.result == Element::kF16;
+  int each = half ? 2 : 1, registers = int(sums.places.size()) / kWarp;
+  std::vector<float> a, b(size_t(columns) * depth);
+  as_first_lane([&] {
+    a = operand_a(what);
+    for_chunks(what, false, 0, columns, [&](int line, int step, double value) {
+      b[line * depth + step] = float(product.negate_b ? -value : value);
+    });
+  });
+  for (int lane = 0; lane < kWarp; ++lane)
+    for (int at = 0; at < registers * each; ++at) {
+      int row, column;
+      place_of(lane, at, &row, &column);
+      uint32_t& word = sums.values[lane * registers + at / each];
+      double sum = what.accumulate ? element_of(word, at % each, product.result) : 0;
+      for (int k = 0; k < depth; ++k)
+        sum += double(a[row * depth + k]) * double(b[column * depth + k]);
+      uint32_t bits = half ? float_to_half(float(sum))
+                           : product.result == Element::kS32 ? uint32_t(int64_t(sum))
+                                                             : bits_of(float(sum));
+      word = !half ? bits : at % 2 ? (word & 0xFFFF) | bits << 16 : (word & 0xFFFF0000) | bits;
+    }
+}
+
+Accumulator& accumulator_of(WarpState& warp, uint32_t* first) {
+  return *std::find_if(warp.accumulators.begin(), warp.accumulators.end(),
+                       [&](const Accumulator& sums) { return sums.places[0] == first; });
+}
+
+void begin(WarpState& warp, void** payloads, int registers) {
+  uint32_t* first = static_cast<GroupLane*>(payloads[0])->d[0];
+  for (Accumulator& sums : warp.accumulators)
+    if (sums.places[0] == first) {
+      sums.under_way++;
+      return;
+    }
+  Accumulator sums;
+  for (int lane = 0; lane < kWarp; ++lane)
+    for (int i = 0; i < registers; ++i) {
+      uint32_t* place = static_cast<GroupLane*>(payloads[lane])->d[i];
+      sums.places.push_back(place);
+      sums.values.push_back(*place);
+      *place = kAll;
+    }
+  sums.under_way = 1;
+  warp.accumulators.push_back(std::move(sums));
+}
+
+void finish_issue(void** payloads, unsigned /*mask*/) {
+  WarpState& warp = own_warp();
+  const GroupLane& first = *static_cast<GroupLane*>(payloads[0]);
+  if (!warp.fenced)
+    fail("wgmma.mma_async with no wgmma.fence since its registers were free", group_pc);
+  Issued what{*first.product, {}, first.descriptor_a, first.descriptor_b, first.accumulate,
+              first.d[0], group_pc};
+  for (int lane = 0; lane < kWarp; ++lane) {
+    const GroupLane& other = *static_cast<GroupLane*>(payloads[lane]);
+    if (other.descriptor_a != first.descriptor_a || other.descriptor_b != first.descriptor_b ||
+        other.accumulate != first.accumulate)
+      fail("wgmma.mma_async with descriptors that differ within a warp", group_pc);
+    if (what.product.a_in_registers) std::copy(other.a, other.a + 4, what.a[lane]);
+  }
+  check_operands(what);
+  int registers = what.product.columns / (what.product.result == Element::kF16 ? 4 : 2);
+  begin(warp, payloads, registers);
+  warp.open.push_back(what);
+  warp.count++;
+}
+
+void finish_commit(void**, unsigned) {
+  WarpState& warp = own_warp();
+  warp.groups.push_back(std::move(warp.open));
+  warp.open.clear();
+}
+
+void finish_wait(void** payloads, unsigned) {
+  WarpState& warp = own_warp();
+  size_t left = *static_cast<unsigned*>(payloads[0]);
+  while (warp.groups.size() > left) {
+    for (const Issued& what : warp.groups.front()) {
+      Accumulator& sums = accumulator_of(warp, what.first);
+      compute(what, sums);
+      if (--sums.under_way > 0) continue;
+      for (size_t i = 0; i < sums.places.size(); ++i) *sums.places[i] = sums.values[i];
+      warp.accumulators.erase(warp.accumulators.begin() + (&sums - warp.accumulators.data()));
+    }
+    warp.groups.pop_front();
+  }
+  if (left == 0) warp.fenced = false;
+}
+
+void finish_fence(void**, unsigned) { own_warp().fenced = true; }
 
 }  // namespace
 
-void begin_warp_groups() {
-  barriers.clear();
-  for (Products& of : products) of = Products();
-}
+void reset_warp_groups() { std::fill(warps, warps + kMaxThreads / kWarp, WarpState()); }
 
-void mbarrier_init(int line, uint32_t address, unsigned count) {
-  check_shared_window(address, 8, 8, "mbarrier.init", 0);
-  if (barriers.count(address)) fail_at_line("an mbarrier is initialized twice", line);
-  Barrier& barrier = barriers[address];
-  barrier.count = barrier.pending = count;
-}
-
-void mbarrier_arrive(int line, uint32_t address, unsigned bytes) {
-  Barrier& barrier = barrier_at(address, line);
-  barrier.bytes += bytes;
-  arrive(barrier, line);
-  settle(barrier);
-}
-
-bool mbarrier_wait(int line, uint32_t address, unsigned parity) {
-  Thread& self = *block.current;
-  Waiting waiting{&barrier_at(address, line), parity};
-  if (!phase_over(&waiting)) {
-    self.arrival = {"mbarrier.try_wait", line, 0, nullptr};
-    self.condition = phase_over;
-    self.condition_data = &waiting;
-    wait(State::kCondition);
+// The warps of a group must have run the same products.
+void require_whole_groups() {
+  for (int warp = 0; warp < (block.threads + kWarp - 1) / kWarp; ++warp) {
+    if (warps[warp].count != warps[warp / 4 * 4].count)
+      fail("the warps of a warp group ran different numbers of wgmma.mma_async");
+    if (!warps[warp].open.empty() || !warps[warp].groups.empty())
+      fail("a warp ends before its wgmma.mma_async was waited for");
   }
-  join_clocks(self, waiting.barrier->completed);
-  return true;
 }
 
-void copy_box(int line, uint32_t to, const TensorMap* map, const int* at, int rank,
-              uint32_t barrier) {
-  if (map->magic != kTensorMapMagic) fail_at_line("the operand is no tensor map", line);
-  if (map->rank != rank) fail_at_line("the tensor map is of another rank", line);
-  if (to % 128 != 0) fail_at_line("the destination of a bulk copy is not at 128 bytes", line);
-  check_shared_window(to, box_bytes(*map), 128, "cp.async.bulk.tensor", 0);
-  BoxCopy copy{to, *map, {}, block.current->index, block.current->clock, 0};
-  std::copy_n(at, rank, copy.at);
-  for (size_t i = 0; i < box_bytes(*map); ++i) shared_access(to + i, 1, true, 0);
-  std::memset(shared_memory + to, kPoison, box_bytes(*map));
-  pending_bytes(to, box_bytes(*map), true);
-  barrier_at(barrier, line).copies.push_back(copy);
+void multiply_group(int line, const GroupProduct& product, uint32_t* const* d, const uint32_t* a,
+                    uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate) {
+  group_pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  GroupLane self{&product, d, a, descriptor_a, descriptor_b, accumulate};
+  warp_operation("wgmma.mma_async", line, kAll, &self, finish_issue, false);
 }
 
-void group_fence() { products[block.current->index].fenced = true; }
-
-void group_multiply(int line, float* results, uint64_t a, uint64_t b, bool add, int columns,
-                    Element type, bool across_a, bool across_b) {
-  warp_operation("wgmma.mma_async", line, ~0u, nullptr, nullptr, false);
-  Products& own = products[block.current->index];
-  if (!own.fenced) fail_at_line("wgmma.mma_async without a wgmma.fence before it", line);
-  for (uint64_t descriptor : {a, b})
-    if (descriptor >> 62 != 1 || (descriptor >> 49 & 7) != 0)
-      fail_at_line("a matrix descriptor of another swizzle than 128 bytes, or with an offset", line);
-  own.open.push_back({results, a, b, add, columns, type, across_a, across_b, line});
+void fence_group(int line) {
+  warp_operation("wgmma.fence", line, kAll, nullptr, finish_fence, false);
 }
 
-void group_commit() {
-  Products& own = products[block.current->index];
-  own.groups.push_back(std::move(own.open));
-  own.open.clear();
-  own.fenced = false;
+void commit_group(int line) {
+  warp_operation("wgmma.commit_group", line, kAll, nullptr, finish_commit, false);
 }
 
-void group_wait(int line, unsigned left) {
-  Products& own = products[block.current->index];
-  while (own.groups.size() > left) {
-    for (const GroupProduct& what : own.groups.front()) multiply(what, *block.current);
-    own.groups.erase(own.groups.begin());
-  }
-  // A warp waits as one: after it, none of its lanes is still reading.
-  warp_operation("wgmma.wait_group", line, ~0u, nullptr, nullptr, true);
+// Whoever is told of the end by one lane knows it of the warp.
+void wait_group(int line, unsigned left) {
+  warp_operation("wgmma.wait_group", line, kAll, &left, finish_wait, true);
 }
 
 }  // namespace emu
