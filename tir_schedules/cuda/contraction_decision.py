@@ -37,6 +37,7 @@ MAX_REGISTERS = 255
 UNHIDDEN = 0.2
 
 MAX_SPLITS = 64
+MAX_GROUP = 16
 MAX_BATCH = 65_535
 """Blocks of threads along y and z of a grid: CUDA C++ Programming Guide, compute capabilities."""
 
@@ -80,6 +81,8 @@ class TileSizes:
         Copies of the operands' tiles that are in flight or in use.
     splits : int
         Parts of the reduction, each added up by a block of its own.
+    group : int
+        Tiles below each other that are computed one after the other, before the next column.
     """
 
     rows: int
@@ -89,6 +92,7 @@ class TileSizes:
     warp_columns: int
     stages: int
     splits: int = 1
+    group: int = 1
 
     @property
     def warps(self) -> int:
@@ -116,8 +120,8 @@ def decide_tiles(
     """The tiles of a product.
 
     Decisions: ``tile_rows``, ``tile_columns``, ``tile_depth``, ``warp_rows``, ``warp_columns``,
-    ``stages``, ``splits``. Only what fits into the shared memory and the registers of a block is
-    offered.
+    ``stages``, ``splits``, ``group``. Only what fits into the shared memory and the registers of a
+    block is offered.
     """
     fitting = list(_fitting(product, machine))
     if not fitting:
@@ -136,7 +140,9 @@ def decide_tiles(
     tiles = fitting[0]
     counts = _splits(tiles, product, machine)
     count = min(counts, key=lambda splits: _split_seconds(tiles, splits, product, machine))
-    return replace(tiles, splits=decisions.pick("splits", counts, count))
+    groups = _groups(tiles, product)
+    group = decisions.pick("group", groups, _group(groups, tiles, product, machine))
+    return replace(tiles, splits=decisions.pick("splits", counts, count), group=group)
 
 
 def _fitting(product: Product, machine: GpuDescription) -> Iterator[TileSizes]:
@@ -191,6 +197,20 @@ def _splits(tile: TileSizes, product: Product, machine: GpuDescription) -> list[
     return sorted(
         {math.ceil(parts / math.ceil(parts / count)) for count in range(1, most + 1)} | {1}
     )
+
+
+def _groups(tile: TileSizes, product: Product) -> list[int]:
+    rows = math.ceil(product.rows / tile.rows)
+    return [count for count in range(1, MAX_GROUP + 1) if rows % count == 0]
+
+
+def _group(groups: list[int], tile: TileSizes, product: Product, machine: GpuDescription) -> int:
+    """Tiles that run at a time read least when they are a square, which matters beyond L2."""
+    operands = product.batch * (product.rows + product.columns) * product.steps
+    if operands * product.element_bytes <= machine.l2_bytes / 2:
+        return 1
+    square = math.sqrt(machine.sms * tile.columns / tile.rows)
+    return min(groups, key=lambda count: abs(count - square))
 
 
 def _tiles(tile: TileSizes, product: Product) -> int:

@@ -10,7 +10,11 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
-from tvm_ext.tir_schedules.cuda.contraction_decision import ROW_PADDING_BYTES, TileSizes
+from tvm_ext.tir_schedules.cuda.contraction_decision import (
+    MAX_BATCH,
+    ROW_PADDING_BYTES,
+    TileSizes,
+)
 from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.inlining import is_data_parallel, would_bloat
 
@@ -27,6 +31,27 @@ _WIDEST = {"float32": 8, "int32": 4}
 
 # Rows whose length is a multiple of this, in bytes, are padded to an odd multiple of 16.
 BANK_ALIGNMENT = 64
+
+
+def bind_blocks(
+    sch: s_tir.Schedule, blocks: tuple[LoopRV, LoopRV, LoopRV], tiles: TileSizes
+) -> LoopRV:
+    """Binds the loops over the tiles of a batch, of rows and of columns; returns the innermost.
+
+    Tiles of ``tiles.group`` rows go column by column, so that those that run at a time share what
+    they read in L2.
+    """
+    batch, rows, columns = blocks
+    sch.bind(batch, "blockIdx.z")
+    if tiles.group == 1 and (static_extent(sch.get(rows).extent) or 0) <= MAX_BATCH:
+        sch.bind(rows, "blockIdx.y")
+        sch.bind(columns, "blockIdx.x")
+        return columns
+    groups, row = sch.split(rows, [None, tiles.group])
+    sch.reorder(groups, columns, row)
+    ordered = sch.fuse(groups, columns, row)
+    sch.bind(ordered, "blockIdx.x")
+    return ordered
 
 
 def copy_to_shared(

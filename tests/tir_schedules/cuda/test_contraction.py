@@ -220,6 +220,17 @@ def test_rows_that_are_not_aligned_are_copied_without_wide_loads():
     assert "mma.sync" in source
 
 
+def test_tiles_of_several_rows_go_column_by_column():
+    check_numbers(product(64, 96, 40), **SMALL, group=2)
+    func = in_instructions(product(8192, 8192, 8192))
+    assert "blockIdx.y" not in whole_source(func).split("__launch_bounds__")[-1]
+
+
+def test_more_rows_than_a_grid_has_blocks_along_y():
+    source = whole_source(in_instructions(product(1 << 24, 16, 32)))
+    assert "blockIdx.y" not in source.split("__launch_bounds__")[-1]
+
+
 def test_threads_and_blocks_are_bound():
     func = in_instructions(product(1024, 512, 256, batch=(4,)), tile_rows=128, tile_columns=128)
     tags: dict[str, int] = {}
