@@ -16,7 +16,8 @@ from tvm_ext.tir_schedules.apply_template import (
     marked_as_scheduled,
 )
 from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT, CUDA_TEMPLATES
-from tvm_ext.tir_schedules.cuda.bound_loops import is_bound, with_guarded_grids
+from tvm_ext.tir_schedules.cuda.bound_loops import is_bound
+from tvm_ext.tir_schedules.cuda.finish import finished_for_gpu
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.packing import PackedOperand
@@ -206,7 +207,7 @@ def _by_rule_of_tvm(
     scheduled = (found[0] if isinstance(found, list) else found).mod["main"]
     if not is_bound(scheduled):
         return NotMine("it leaves loops that no thread runs")
-    return with_guarded_grids(marked_as_scheduled(scheduled, func))
+    return finished_for_gpu(marked_as_scheduled(scheduled, func))
 
 
 def _by_last_resort(
@@ -221,7 +222,7 @@ def _by_last_resort(
     """
     if is_bound(func):
         reason = "it is written for threads"
-        return with_guarded_grids(func), ScheduleChoice(
+        return finished_for_gpu(func), ScheduleChoice(
             "as written", "as written", reason, tuple(refusals)
         )
     found = apply_template(CUDA_LAST_RESORT, func, machine)

@@ -8,6 +8,7 @@ from tvm_ext.tir_schedules.cuda.recurrence import RecurrentLayer
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.cuda.warp_group_contraction import WarpGroupContraction
+from tvm_ext.tir_schedules.cuda.window_reduction import WindowReduction
 from tvm_ext.tir_schedules.template import Template
 
 CUDA_TEMPLATES: tuple[Template, ...] = (
@@ -18,6 +19,7 @@ CUDA_TEMPLATES: tuple[Template, ...] = (
     Transpose(),
     Elementwise(),
     RowReduction(),
+    WindowReduction(),
 )
 
 # Asked when neither these nor TVM's rules take a kernel.
