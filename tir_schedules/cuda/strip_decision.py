@@ -23,9 +23,9 @@ TAPS_AT_A_TIME = 8
 MAX_PRODUCTS = 1600
 
 # Registers for addresses, loop counters and loads on their way, and those that leave a
-# multiprocessor two blocks of 256 threads.
+# multiprocessor three blocks of 128 threads.
 _OTHER_REGISTERS = 32
-_MAX_REGISTERS = 128
+_MAX_REGISTERS = 136
 
 # Weights of all rows of the window stay in registers up to so many of these.
 _MAX_KEPT_WEIGHTS = 48

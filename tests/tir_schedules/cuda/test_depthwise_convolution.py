@@ -63,7 +63,7 @@ def test_numbers() -> None:
 @pytest.mark.parametrize("name", ["uneven padding", "half", "three times", "strides", "no padding"])
 def test_numbers_of_any_strip(name: str) -> None:
     func = function_of(DEPTHWISE[name])
-    decisions = [Chosen({"strip_columns": 2, "strip_rows": 2})]
+    decisions = [Chosen({"strip_columns": 2, "strip_rows": 2}, lenient=True)]
     decisions += [Drawn(random.Random(seed)) for seed in range(2)]
     found = {
         str(number): scheduled(DepthwiseConvolution(), func, decisions=asked)
