@@ -8,7 +8,7 @@ import tvm
 
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.build import build, twin
+from tvm_ext.compiler.build import twin
 from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
@@ -17,6 +17,7 @@ from tvm_ext.compiler.memory_limit import require_memory
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
 from tvm_ext.compiler.packed_weights import pack_weights
 from tvm_ext.compiler.phases import Phases
+from tvm_ext.compiler.rescheduled_kernels import build_with_last_resort
 from tvm_ext.compiler.tuned_kernels import (
     RecordsSource,
     find_records,
@@ -101,8 +102,9 @@ def compile(
             require_memory(memory, lowered.imported.name)
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
-            executable = build(planned, tvm_target)
-            program = twin(executable, planned, tvm_target)
+            built = build_with_last_resort(planned, tvm_target, machine, lowered.kernels, choices)
+            executable, choices = built.executable, built.choices
+            program = twin(executable, built.mod, tvm_target)
         report = _report(lowered, pipeline.opt_level, machine)
         report.kernels = kernel_records(
             lowered.kernels,

@@ -4,8 +4,10 @@ import numpy as np
 import onnx
 import pytest
 from small_models import mlp, model, node, rand, value
+from tvm import s_tir, tirx
 
 import tvm_ext
+from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
 
 
 def attention_block() -> onnx.ModelProto:
@@ -65,3 +67,19 @@ def test_products_of_open_sizes_are_bound_and_say_why_no_template_took_them() ->
     for product in rest:
         assert any(refusal.startswith("contraction: ") for refusal in product.refusals)
     assert "threadIdx.x" in cuda_code(compiled)
+
+
+def test_schedule_without_code_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_wide(_: object, func: tirx.PrimFunc, machine: object, decisions: object) -> object:
+        sch = s_tir.Schedule(func)
+        (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+        outer, inner = sch.split(sch.fuse(*sch.get_loops(block)), factors=[None, 64])
+        sch.bind(outer, "threadIdx.x")
+        sch.vectorize(inner)
+        return sch
+
+    monkeypatch.setattr(Elementwise, "apply", too_wide)
+    found = model([node("Add", ["x", "x"], ["y"])], [value("x", [8, 64])], [value("y", [8, 64])])
+    (kernel,) = tvm_ext.compile(found, target="nvidia-h100").report.kernels
+    assert (kernel.schedule, kernel.source) == ("generic", "generic")
+    assert any("elementwise: no code could be generated" in text for text in kernel.refusals)

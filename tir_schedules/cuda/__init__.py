@@ -6,6 +6,7 @@ from tvm_ext.tir_schedules.cuda.depthwise_convolution import (
     DirectConvolution,
 )
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
+from tvm_ext.tir_schedules.cuda.generic import Generic
 from tvm_ext.tir_schedules.cuda.pooling import Pooling
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
@@ -20,3 +21,6 @@ CUDA_TEMPLATES: tuple[Template, ...] = (
     Pooling(),
     RowReduction(),
 )
+
+# Asked when neither these nor TVM's rules take a kernel.
+CUDA_LAST_RESORT: Template = Generic()

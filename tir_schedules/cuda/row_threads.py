@@ -189,15 +189,17 @@ class ThreadRows(RowCombining):
             return sequence([*starts, self._columns(block, partial), *together])
 
         statements = [self.threads(own)]
-        if self.launch.parts == 1:
-            results, index = partial, lambda: [self.y, self.x, self.number(0)]
-        elif self.launch.across or len(block.stores) > 1:
+        results: Sequence[Any] = partial
+        if self.launch.across and self.launch.parts > 1:
             results, more = self.through_shared_memory(partial, combine)
-            statements, index = [*statements, *more], lambda: [self.y, self.x, self.number(0)]
-        else:
-            results, more = self.by_shuffles(block, partial, combine)
-            statements, index = [*statements, *more], lambda: [self.y]
-        return [*statements, self.threads(lambda: self._results(block, results, index()))]
+            statements += more
+        elif self.launch.parts > 1:
+            statements += self.by_shuffles(partial, combine)
+
+        def finish() -> tirx.Stmt:
+            return self._results(block, results, [self.y, self.x, self.number(0)])
+
+        return [*statements, self.threads(finish)]
 
     def _results(self, block: RowBlock, results: Sequence[Any], index: list[Any]) -> tirx.Stmt:
         """What was reduced goes where later blocks, or the caller, look for it."""
