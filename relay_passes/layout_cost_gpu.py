@@ -21,8 +21,12 @@ from tvm_ext.relay_passes.layout_cost import (
     shape_of_convolution,
 )
 
-# Results along a side of a tile: each element of the input is copied for so many channels at once.
-TILE_COLUMNS = 128
+# Results along a side of the tile of a block of threads: each element of the input is copied once for
+# so many channels.
+TILE = 64
+
+# Results of a block of threads of a depthwise convolution.
+DEPTHWISE_RESULTS = 2048
 
 # Address, test whether it is inside of the input, copy, and half of a loop's step.
 INSTRUCTIONS_PER_COPY = 3.5
@@ -43,8 +47,18 @@ def gpu_convolution_seconds(
     work = Work(shape.flops, shape.nbytes, shape.dtype)
     neighbours = _neighbours(shape, layout, machine.vector_lanes(shape.dtype))
     instructions = _elements_copied(shape) / neighbours * INSTRUCTIONS_PER_COPY
-    rate = gpu.sms * gpu.fp32_lanes_per_sm * gpu.clock_ghz * 1e9
+    busy = min(gpu.sms, _blocks(shape))
+    rate = busy * gpu.fp32_lanes_per_sm * gpu.clock_ghz * 1e9
     return machine.seconds(work) + instructions / rate
+
+
+def _blocks(shape: ShapeOfConvolution) -> int:
+    """Blocks of threads: a small convolution does not keep all multiprocessors busy."""
+    positions = shape.batch * math.prod(shape.out_sides)
+    if shape.is_depthwise:
+        return math.ceil(positions * shape.out_channels / DEPTHWISE_RESULTS)
+    columns = shape.groups * math.ceil(shape.out_channels / shape.groups / TILE)
+    return math.ceil(positions / TILE) * columns
 
 
 def _elements_copied(shape: ShapeOfConvolution) -> float:
@@ -53,7 +67,7 @@ def _elements_copied(shape: ShapeOfConvolution) -> float:
     taps = math.prod(shape.kernel)
     if shape.is_depthwise:
         return positions * shape.out_channels * taps
-    columns = math.ceil(shape.out_channels / shape.groups / TILE_COLUMNS)
+    columns = math.ceil(shape.out_channels / shape.groups / TILE)
     return positions * taps * shape.group_inputs * shape.groups * columns
 
 
