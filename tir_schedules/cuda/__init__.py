@@ -7,14 +7,18 @@ from tvm_ext.tir_schedules.cuda.depthwise_convolution import (
 )
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
 from tvm_ext.tir_schedules.cuda.generic import Generic
+from tvm_ext.tir_schedules.cuda.matrix_vector import MatrixVector
 from tvm_ext.tir_schedules.cuda.pooling import Pooling
+from tvm_ext.tir_schedules.cuda.recurrence import RecurrentLayer
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.template import Template
 
 CUDA_TEMPLATES: tuple[Template, ...] = (
+    RecurrentLayer(),
     DepthwiseConvolution(),
     Contraction(),
+    MatrixVector(),
     DirectConvolution(),
     Transpose(),
     Elementwise(),
