@@ -21,8 +21,7 @@ from tvm_ext.relay_passes.layout_cost import (
     shape_of_convolution,
 )
 
-# Results along a side of the tile of a block of threads: each element of the input is copied once for
-# so many channels.
+# Results along a side of a block's tile: an element of the input is copied once for so many.
 TILE = 64
 
 # Results of a block of threads of a depthwise convolution.

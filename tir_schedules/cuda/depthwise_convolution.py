@@ -36,11 +36,11 @@ class DepthwiseConvolution:
         window = read_convolution(func)
         if isinstance(window, NotMine):
             return window
-        if window.shares_inputs():
-            if any(slide.position.extent > 1 for slide in window.planes):
-                return NotMine("it adds up several channels that results share")
-            if window.taps > MAX_SHARED_TAPS:
-                return NotMine("results share a channel under a large window")
+        several = any(slide.position.extent > 1 for slide in window.planes)
+        if several and (window.shares_inputs() or not window.has_weights_by_channel()):
+            return NotMine("it adds up several channels that results share")
+        if window.shares_inputs() and window.taps > MAX_SHARED_TAPS:
+            return NotMine("results share a channel under a large window")
         return schedule_strips(window, func, machine, decisions)
 
 
@@ -62,6 +62,10 @@ class DirectConvolution:
         window = read_convolution(func)
         if isinstance(window, NotMine):
             return window
+        if window.taps == 1:
+            return NotMine("a window of one tap slides over nothing: it is a matrix product")
+        if window.lanes is None and not window.reads_columns():
+            return NotMine("threads would read channels, which come last, one after the other")
         return schedule_strips(window, func, machine, decisions)
 
 

@@ -77,8 +77,20 @@ class StripWindow:
     def shares_inputs(self) -> bool:
         """Whether results at the same place of the image read the same elements."""
         address = nodes(self.data, tvm.ir.TensorLoad)[0].indices[0]
-        others = [*self.outer, *([] if self.lanes is None else [self.lanes])]
-        return any(not slope(address, axis.var) for axis in others)
+        return any(not slope(address, axis.var) for axis in self._channels())
+
+    def has_weights_by_channel(self) -> bool:
+        """Whether results at the same place of the image have weights of their own."""
+        address = self.weight_load.indices[0]
+        return any(slope(address, axis.var) != 0 for axis in self._channels())
+
+    def _channels(self) -> list[Axis]:
+        return [*self.outer, *([] if self.lanes is None else [self.lanes])]
+
+    def reads_columns(self) -> bool:
+        """Whether neighbouring columns of the input are next to each other in memory."""
+        address = nodes(self.data, tvm.ir.TensorLoad)[0].indices[0]
+        return slope(address, self.columns.position.var) == self.columns.spread
 
     def axes(self) -> list[Axis]:
         """All loops over results, those next to each other in memory first."""

@@ -80,7 +80,9 @@ DEPTHWISE = {
 
 SINGLE_OUTPUT = {
     "one output channel": first((1, 4, 9, 13), (1, 4, 5, 5), (1, 1, 1, 1), padding=(2, 2)),
-    "one output channel, last": last((1, 9, 9, 6), (3, 3, 6, 1), (1,), padding=(1, 1)),
+    "double": last(
+        (1, 9, 9, 6), (3, 3, 6, 8), (8,), padding=(1, 1), dtype="float64", out_dtype="float64"
+    ),
 }
 
 POOLS = {

@@ -133,6 +133,18 @@ def test_no_spills(tmp_path: Path) -> None:
 
 
 REFUSED = {
+    "conv nchw 1x1 map": (
+        DirectConvolution(),
+        "the window covers all of its input and does not slide",
+    ),
+    "conv nhwc one channel": (
+        DirectConvolution(),
+        "threads would read channels, which come last, one after the other",
+    ),
+    "conv nhwc 1x1": (
+        DirectConvolution(),
+        "a window of one tap slides over nothing: it is a matrix product",
+    ),
     "conv nhwc": (DepthwiseConvolution(), "it adds up several channels that results share"),
     "matmul": (DepthwiseConvolution(), "the window covers all of its input and does not slide"),
     "softmax last": (DepthwiseConvolution(), "the kernel has 2 reductions, not one"),
@@ -147,6 +159,13 @@ def test_others_are_refused(name: str) -> None:
     found = apply_template(template, function_of(CASES[name]), GPU)
     assert isinstance(found, NotMine)
     assert found.reason == reason
+
+
+def test_single_output_channels() -> None:
+    first_case = SINGLE_OUTPUT["one output channel"]
+    assert schedule_kernel(function_of(first_case), GPU)[1].schedule == "direct convolution"
+    last_case = CASES["conv nhwc one channel"]
+    assert schedule_kernel(function_of(last_case), GPU)[1].schedule == "matrix vector"
 
 
 def test_a_cpu_is_refused() -> None:
