@@ -143,10 +143,7 @@ def test_first_template(name: str) -> None:
     ("func", "schedule"),
     [
         (lambda: kernel_of(op.matmul, f32(64, 64), f32(64, 64)), "contraction"),
-        (
-            lambda: kernel_of(lambda x: nn.max_pool2d(x, (3, 3)), f32(1, 4, 9, 9)),
-            "window reduction",
-        ),
+        (lambda: kernel_of(lambda x: nn.max_pool2d(x, (3, 3)), f32(1, 4, 9, 9)), "pooling"),
         (lambda: kernel_of(op.exp, f32(64, 64)), "elementwise"),
         (lambda: kernel_of(op.permute_dims, f32(64, 64)), "transpose"),
         (lambda: kernel_of(lambda x: nn.softmax(x, 1), f32(64, 64)), "row reduction"),
