@@ -93,7 +93,7 @@ def test_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for rule in ("Matmul", "GEMV", "Reduction", "GeneralReduction", "Fallback"):
         monkeypatch.setattr(getattr(dlight.gpu, rule), "apply", fail)
-    monkeypatch.setattr("tvm_ext.tir_schedules.select.CUDA_TEMPLATES", ())
+    monkeypatch.setattr("tvm_ext.tir_schedules.machine_templates.CUDA_TEMPLATES", ())
     found, choice = schedule_kernel(kernel_of(op.exp, f32(64, 64)), GPU)
     assert choice.schedule == "generic"
     assert any("GEMV: it fails with AttributeError" in r for r in choice.refusals)
