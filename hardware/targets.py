@@ -121,6 +121,12 @@ def current_cpu() -> CpuDescription | None:
     return description if isinstance(description, CpuDescription) else None
 
 
+def current_gpu() -> GpuDescription | None:
+    """The same for GPUs."""
+    description = current_description()
+    return description if isinstance(description, GpuDescription) else None
+
+
 @contextmanager
 def compiling_for(machine: Description) -> Iterator[tvm.target.Target]:
     """Makes ``machine`` the current TVM target, from which ``resolve_target`` gets it back."""
