@@ -84,7 +84,7 @@ def _inline_one(sch: s_tir.Schedule, block: SBlockRV, repeat: bool) -> bool:
         # Softmax: an exponential that is summed and divided later would be computed twice.
         return False
     if any(
-        (not repeat and _would_repeat(sch, block, consumer)) or _would_bloat(sch, block, consumer)
+        (not repeat and _would_repeat(sch, block, consumer)) or would_bloat(sch, block, consumer)
         for consumer in consumers
     ):
         return False
@@ -105,7 +105,7 @@ def _would_repeat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> b
     return consumed.trip_count() > produced.trip_count()
 
 
-def _would_bloat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
+def would_bloat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:
     """Whether the consumer's expression would grow beyond ``MAX_NODES``.
 
     A chain of blocks that use their input twice (x * sigmoid(x)) doubles with each one inlined.

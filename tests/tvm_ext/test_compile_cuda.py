@@ -53,10 +53,15 @@ def test_templates_are_in_the_report(target: str) -> None:
     assert "float4" in code
 
 
-@pytest.mark.parametrize("batch", [4, "N"])
-def test_products_stay_with_the_rules_of_tvm(batch: int | str) -> None:
-    compiled = tvm_ext.compile(mlp(batch), target="cuda")
-    kernels = {kernel.schedule: kernel for kernel in compiled.report.kernels}
-    product = next(kernel for name, kernel in kernels.items() if name.startswith("dlight"))
-    assert any(refusal.startswith("row reduction: ") for refusal in product.refusals)
+def test_products_go_to_the_contraction() -> None:
+    compiled = tvm_ext.compile(mlp(4), target="cuda")
+    assert "contraction" in {kernel.schedule for kernel in compiled.report.kernels}
+    assert "__shared__" in cuda_code(compiled)
+
+
+def test_products_of_open_sizes_are_bound_and_say_why_no_template_took_them() -> None:
+    compiled = tvm_ext.compile(mlp("N"), target="cuda")
+    rest = [kernel for kernel in compiled.report.kernels if kernel.source == "tvm rule"]
+    for product in rest:
+        assert any(refusal.startswith("contraction: ") for refusal in product.refusals)
     assert "threadIdx.x" in cuda_code(compiled)

@@ -8,42 +8,32 @@ tensor cores.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
-import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
-from tvm_ffi import structural_map
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import access_of
-from tvm_ext.tir_schedules.cuda.contraction_decision import WARP_TILES, Product, decide_tiles
+from tvm_ext.tir_schedules.cuda.contraction_decision import (
+    MAX_BATCH,
+    WARP_TILES,
+    Product,
+    TileSizes,
+    decide_tiles,
+)
 from tvm_ext.tir_schedules.cuda.matrix_intrinsics import MatrixInstruction
 from tvm_ext.tir_schedules.cuda.product_axes import (
     ProductAxes,
-    fused_map,
     loads_of,
-    moved_by_dimension,
     product_axes,
 )
+from tvm_ext.tir_schedules.cuda.product_form import ACCUMULATORS, as_product, only_reduction
 from tvm_ext.tir_schedules.cuda.register_product import REGISTER_TILE, schedule_registers
+from tvm_ext.tir_schedules.cuda.split_reduction import schedule_total, split_reduction
 from tvm_ext.tir_schedules.cuda.warp_product import schedule_warps
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.inlining import kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.template import Machine, NotMine
-
-# The result in which products of a type are added up.
-ACCUMULATORS = {
-    "float16": "float32",
-    "float32": "float32",
-    "bfloat16": "float32",
-    "int8": "int32",
-    "uint8": "int32",
-}
-
-MAX_BATCH = 65_535
-"""Blocks of threads along y and z of a grid: CUDA C++ Programming Guide, compute capabilities."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +61,20 @@ class Contraction:
         if not isinstance(machine, GpuDescription):
             return NotMine("the target is not a GPU")
         sch = s_tir.Schedule(func)
-        main = _anchor(sch)
+        found = self._found(sch)
+        if isinstance(found, NotMine):
+            return found
+        tiles = decide_tiles(found.product, machine, decisions)
+        if isinstance(tiles, NotMine):
+            return tiles
+        sch = self._scheduled(sch, found, tiles)
+        if _kernels(sch) != min(tiles.splits, 2):
+            return NotMine("what follows the product cannot be applied to one tile of it")
+        return sch
+
+    def _found(self, sch: s_tir.Schedule) -> "_Found | NotMine":
+        """The kernel's product, if it is one that the template takes."""
+        main = only_reduction(sch)
         if isinstance(main, NotMine):
             return main
         access = access_of(sch, main)
@@ -95,17 +98,22 @@ class Contraction:
         )
         if min(product.rows, product.columns, product.steps) < 2 or product.batch > MAX_BATCH:
             return NotMine("it has a single row, column or step, or too many products")
-        tiles = decide_tiles(product, machine, decisions)
-        if isinstance(tiles, NotMine):
-            return tiles
-        sch, main = _as_product(sch, main, axes, instruction)
-        sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth])
+        return _Found(main, axes, instruction, product)
+
+    def _scheduled(self, sch: s_tir.Schedule, found: "_Found", tiles: TileSizes) -> s_tir.Schedule:
+        """The kernel in tiles, and in two kernels where the reduction is split."""
+        instruction = found.instruction
+        sch, main = as_product(sch, found.main, found.axes, instruction.accumulator)
+        sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth * tiles.splits])
+        total = None
+        if tiles.splits > 1:
+            main, total = split_reduction(sch, main, tiles.splits)
         if instruction.on_tensor_cores:
-            schedule_warps(sch, main, tiles, instruction, axes.depth_last, self.described)
+            schedule_warps(sch, main, tiles, instruction, found.axes.depth_last, self.described)
         else:
             schedule_registers(sch, main, tiles, self.described)
-        if not isinstance(sch.get(sch.get_sblock("root")).body, tirx.For):
-            return NotMine("what follows the product cannot be applied to one tile of it")
+        if total is not None:
+            schedule_total(sch, total)
         return sch
 
     def _instruction(self, block: s_tir.SBlock) -> MatrixInstruction | NotMine:
@@ -125,63 +133,17 @@ class Contraction:
         return MatrixInstruction(dtype, accumulator, dtype != "float32" or self.tf32)
 
 
-def _anchor(sch: s_tir.Schedule) -> SBlockRV | NotMine:
-    """The kernel's only reduction."""
-    reductions = reduction_blocks(sch)
-    if len(reductions) != 1:
-        return NotMine(f"the kernel has {len(reductions)} reductions, not one")
-    return reductions[0]
+@dataclass(frozen=True)
+class _Found:
+    """The block of a product, what its loops are, and how it is computed."""
+
+    main: SBlockRV
+    axes: ProductAxes
+    instruction: MatrixInstruction
+    product: Product
 
 
-def _as_product(
-    sch: s_tir.Schedule, main: SBlockRV, axes: ProductAxes, instruction: MatrixInstruction
-) -> tuple[s_tir.Schedule, SBlockRV]:
-    """The reduction as ``C[b, i, j] += A[b, i, k] * B[b, j, k]``, added up in one wide type.
-
-    A product of float16 that is written in float16 is added up in float32 and rounded once.
-    """
-    positions = [
-        position
-        for position, region in enumerate(sch.get(main).reads)
-        if not region.source.same_as(sch.get(main).writes[0].source)
-    ]
-    operands = [sch.reindex(main, ("read", positions[index])) for index in axes.operands]
-    result = sch.reindex(main, ("write", 0))
-    block = sch.get(main)
-    for operand, reindexed in enumerate(operands):
-        used = moved_by_dimension(block.reads[positions[axes.operands[operand]]], block)
-        order = fused_map(used, axes.order(operand), block)
-        sch.transform_layout(reindexed, ("write", 0), order)
-    dimensions = (axes.batch, axes.rows, axes.columns)
-    used = moved_by_dimension(block.writes[0], block)
-    sch.transform_layout(result, ("read", 0), fused_map(used, dimensions, block))
-    everything = list(range(len(axes.extents)))
-    whole = fused_map(everything, (*dimensions, axes.steps), block)
-    sch.transform_block_layout(main, whole)
-    if str(sch.get(main).writes[0].source.dtype) != instruction.accumulator:
-        sch.unsafe_set_dtype(main, 0, instruction.accumulator)
-    name = sch.get(main).name_hint
-    buffers = [sch.get(reindexed).writes[0].source for reindexed in operands]
-    sch = s_tir.Schedule(_with_plain_products(sch, main, buffers, instruction.accumulator))
-    return sch, sch.get_sblock(name)
-
-
-def _with_plain_products(
-    sch: s_tir.Schedule, main: SBlockRV, operands: list[Any], accumulator: str
-) -> tirx.PrimFunc:
-    """The kernel with the product written as the matrix instructions describe theirs."""
-    func, total = sch.mod["main"], sch.get(main).writes[0].source
-
-    def plain(store: tirx.BufferStore) -> tirx.BufferStore:
-        loads = nodes(store.value, tvm.ir.TensorLoad)
-        if store.buffer.same_as(total) and not loads:
-            return tirx.BufferStore(total, tirx.const(0, accumulator), store.indices)
-        found = [next((x for x in loads if x.source.same_as(o)), None) for o in operands]
-        first, second = found
-        if not store.buffer.same_as(total) or first is None or second is None:
-            return store
-        product = first.astype(accumulator) * second.astype(accumulator)
-        own = tirx.BufferLoad(total, store.indices)
-        return tirx.BufferStore(total, own + product, store.indices)
-
-    return func.with_body(structural_map(func.body, (tirx.BufferStore, plain)))
+def _kernels(sch: s_tir.Schedule) -> int:
+    """Outermost statements of the schedule."""
+    body = sch.get(sch.get_sblock("root")).body
+    return len(body.seq) if isinstance(body, tirx.SeqStmt) else 1

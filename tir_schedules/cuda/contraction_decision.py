@@ -4,12 +4,15 @@ A block of threads computes a tile of ``rows x columns`` results. For every step
 that takes ``rows * columns`` multiply-adds, and ``rows + columns`` elements are brought from L2.
 The longer of the two, times the number of rounds in which all multiprocessors work through the
 tiles, is what a tile is chosen by: large tiles load less, small ones leave no processor idle.
+
+Few tiles with a long reduction are split along it: several blocks add up parts, and a second
+kernel adds these, always in the same order.
 """
 
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.decisions import Decisions
@@ -29,6 +32,16 @@ MAX_STAGES = 5
 # Registers of a thread besides accumulators and fragments: addresses, loop counters, predicates.
 OTHER_REGISTERS = 48
 MAX_REGISTERS = 255
+
+# Share of what is not the longest in a step that it does not hide. Estimate.
+UNHIDDEN = 0.2
+
+MAX_SPLITS = 64
+MAX_BATCH = 65_535
+"""Blocks of threads along y and z of a grid: CUDA C++ Programming Guide, compute capabilities."""
+
+PARTIAL_BYTES = 4
+"""Bytes of a partial result, float32 or int32."""
 
 # Steps' worth of time that a tile takes before its first product and after its last.
 START_STEPS = 128
@@ -65,6 +78,8 @@ class TileSizes:
         Results that a warp computes.
     stages : int
         Copies of the operands' tiles that are in flight or in use.
+    splits : int
+        Parts of the reduction, each added up by a block of its own.
     """
 
     rows: int
@@ -73,6 +88,7 @@ class TileSizes:
     warp_rows: int
     warp_columns: int
     stages: int
+    splits: int = 1
 
     @property
     def warps(self) -> int:
@@ -97,10 +113,11 @@ class TileSizes:
 def decide_tiles(
     product: Product, machine: GpuDescription, decisions: Decisions
 ) -> TileSizes | NotMine:
-    """The tiles for tensor cores.
+    """The tiles of a product.
 
     Decisions: ``tile_rows``, ``tile_columns``, ``tile_depth``, ``warp_rows``, ``warp_columns``,
-    ``stages``. Only what fits into the shared memory and the registers of a block is offered.
+    ``stages``, ``splits``. Only what fits into the shared memory and the registers of a block is
+    offered.
     """
     fitting = list(_fitting(product, machine))
     if not fitting:
@@ -116,7 +133,10 @@ def decide_tiles(
         knob = name if name.startswith("warp") or name == "stages" else f"tile_{name}"
         picked = decisions.pick(knob, options, getattr(best, name))
         fitting = [tile for tile in fitting if getattr(tile, name) == picked]
-    return fitting[0]
+    tiles = fitting[0]
+    counts = _splits(tiles, product, machine)
+    count = min(counts, key=lambda splits: _split_seconds(tiles, splits, product, machine))
+    return replace(tiles, splits=decisions.pick("splits", counts, count))
 
 
 def _fitting(product: Product, machine: GpuDescription) -> Iterator[TileSizes]:
@@ -163,30 +183,59 @@ def _fits(tile: TileSizes, product: Product, machine: GpuDescription) -> bool:
     )
 
 
+def _splits(tile: TileSizes, product: Product, machine: GpuDescription) -> list[int]:
+    """Into how many parts a reduction may go: each has a full pipeline, and none is empty."""
+    parts = math.ceil(product.steps / tile.depth)
+    blocks = 2 * machine.sms // _tiles(tile, product)
+    most = min(parts // tile.stages, MAX_SPLITS, blocks, MAX_BATCH // product.batch)
+    return sorted(
+        {math.ceil(parts / math.ceil(parts / count)) for count in range(1, most + 1)} | {1}
+    )
+
+
+def _tiles(tile: TileSizes, product: Product) -> int:
+    rows, columns = math.ceil(product.rows / tile.rows), math.ceil(product.columns / tile.columns)
+    return product.batch * rows * columns
+
+
 def _seconds(tile: TileSizes, product: Product, machine: GpuDescription) -> tuple[float, ...]:
     """Estimated time, and what breaks a tie: four warps, deep enough a pipeline."""
-    tiles = (
-        product.batch
-        * math.ceil(product.rows / tile.rows)
-        * math.ceil(product.columns / tile.columns)
-    )
-    rounds = math.ceil(tiles / machine.sms)
+    parts = math.ceil(product.steps / tile.depth)
+    # As many parts as there are idle multiprocessors for each tile.
+    splits = max(1, min(machine.sms // _tiles(tile, product), parts // tile.stages, MAX_SPLITS))
+    seconds = min(_split_seconds(tile, count, product, machine) for count in {1, splits})
+    in_flight = (tile.stages - 1) * tile.depth * product.element_bytes
+    # Three loads of 128 bytes for each row in flight hide the memory's latency; no more are needed.
+    few_or_many_warps = abs(math.log2(tile.warps) - 2)
+    fragments = _fragment_bytes(tile, product)
+    return (seconds, few_or_many_warps, abs(in_flight - 192), fragments, tile.depth)
+
+
+def _split_seconds(
+    tile: TileSizes, splits: int, product: Product, machine: GpuDescription
+) -> float:
+    """Estimated time with the reduction in ``splits`` parts."""
+    rounds = math.ceil(_tiles(tile, product) * splits / machine.sms)
     rate = machine.peak_flops(product.dtype) / 2 / machine.sms
     # Four schedulers of a multiprocessor issue matrix instructions, each for a warp of its own.
     rate *= min(1.0, tile.warps / 4)
     arithmetic = tile.rows * tile.columns / rate
-    # What a warp reads from shared memory for each step: 128 bytes a cycle.
-    fragments = (tile.warp_rows + tile.warp_columns) * product.element_bytes * tile.warps
-    shared = fragments / (BANKS_BYTES * machine.clock_ghz * 1e9)
+    # What the warps read from shared memory for each step: 128 bytes a cycle.
+    shared = _fragment_bytes(tile, product) / (BANKS_BYTES * machine.clock_ghz * 1e9)
     loads = (tile.rows + tile.columns) * product.element_bytes
     transfer = loads / (machine.l2_gbs * 1e9 / machine.sms)
-    steps = _rounded(product.steps, tile.depth) + START_STEPS
-    seconds = rounds * steps * max(arithmetic, shared, transfer)
-    in_flight = (tile.stages - 1) * tile.depth * product.element_bytes
-    # Three loads of 128 bytes for each row in flight hide the memory's latency; no more are needed.
-    few_or_many_warps = abs(math.log2(tile.warps) - 2)
-    return (seconds, few_or_many_warps, abs(in_flight - 192), fragments, tile.depth)
+    parts = math.ceil(math.ceil(product.steps / tile.depth) / splits)
+    # The longest hides the others, but never all of them.
+    limits = (arithmetic, shared, transfer)
+    step = max(limits) + UNHIDDEN * (sum(limits) - max(limits))
+    seconds = rounds * (parts * tile.depth + START_STEPS) * step
+    if splits == 1:
+        return seconds
+    # Each partial result is written and read once more.
+    partial = splits * _tiles(tile, product) * tile.rows * tile.columns * PARTIAL_BYTES
+    again = 2 * partial / machine.bandwidth(partial)
+    return seconds + again + machine.kernel_overhead_us * 1e-6
 
 
-def _rounded(extent: int, step: int) -> int:
-    return -(-extent // step) * step
+def _fragment_bytes(tile: TileSizes, product: Product) -> int:
+    return (tile.warp_rows + tile.warp_columns) * product.element_bytes * tile.warps

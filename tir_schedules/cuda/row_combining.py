@@ -14,6 +14,7 @@ from tvm_ext.tir_schedules.statements import sequence
 
 # Partial results whose folding is written out; more are a loop.
 _MOST_UNROLLED = 16
+_WARP = 32
 
 
 class RowCombining(RowPlaces):
@@ -49,7 +50,38 @@ class RowCombining(RowPlaces):
             )
             return s_tir.SBlockRealize([self.y, self.x], tirx.const(True, "bool"), realized)
 
-        return results, [self.threads(all_threads)]
+        statements = [self.threads(all_threads)]
+        if parts <= _WARP:
+            return results, statements
+        own, copy = self._in_registers(results)
+        return own, [*statements, copy]
+
+    def _in_registers(self, results: Sequence[Any]) -> tuple[list[Any], tirx.Stmt]:
+        """A copy for every thread of what a reduction over a block leaves.
+
+        TVM moves that result to shared memory only after it has decided which arrays share their
+        place, and by then a value that is computed from it, like a reciprocal, may have its place:
+        all threads would write there. Arrays of different types never share, so the copy goes
+        through one of another type, which costs nothing.
+        """
+        shape = [*self.extents, 1]
+        triples = []
+        for result in results:
+            name, dtype = str(result.name), str(result.dtype)
+            bits = self.arrays.allocated(f"{name}_bits", shape, _other_type(dtype), "local")
+            triples.append((result, bits, self.arrays.allocated(name, shape, dtype, "local")))
+
+        def copy() -> tirx.Stmt:
+            at = [self.y, self.x, self.number(0)]
+            statements = []
+            for result, bits, own in triples:
+                there = _in_bits_of(str(bits.dtype), tirx.BufferLoad(result, [self.y]))
+                back = _in_bits_of(str(own.dtype), tirx.BufferLoad(bits, at))
+                stores = [tirx.BufferStore(bits, there, at), tirx.BufferStore(own, back, at)]
+                statements += stores
+            return sequence(statements)
+
+        return [own for _, _, own in triples], self.threads(copy)
 
     def through_shared_memory(
         self, partial: Sequence[Any], combine: Combine
@@ -116,3 +148,18 @@ class RowCombining(RowPlaces):
 def _iteration(var: Any, extent: int, kind: int, dtype: str) -> tirx.IterVar:
     domain = tvm.ir.Range(tirx.const(0, dtype), tirx.const(extent, dtype))
     return tirx.IterVar(domain, var, kind)
+
+
+def _other_type(dtype: str) -> str:
+    """A type as wide as ``dtype``."""
+    if dtype == "bool":
+        return "int8"
+    width = tvm.DataType(dtype).bits
+    return f"uint{width}" if dtype.startswith("int") else f"int{width}"
+
+
+def _in_bits_of(dtype: str, value: Any) -> Any:
+    """The same bits as a value of another type; bool is one byte that is 0 or 1."""
+    if "bool" in (dtype, str(value.ty)):
+        return tirx.Cast(dtype, value)
+    return tirx.reinterpret(dtype, value)

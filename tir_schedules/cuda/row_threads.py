@@ -190,18 +190,19 @@ class ThreadRows(RowCombining):
 
         statements = [self.threads(own)]
         if self.launch.parts == 1:
-            results, index = partial, lambda: [self.y, self.x, self.number(0)]
+            results = partial
         elif self.launch.across or len(block.stores) > 1:
             results, more = self.through_shared_memory(partial, combine)
-            statements, index = [*statements, *more], lambda: [self.y, self.x, self.number(0)]
+            statements += more
         else:
             results, more = self.by_shuffles(block, partial, combine)
-            statements, index = [*statements, *more], lambda: [self.y]
-        return [*statements, self.threads(lambda: self._results(block, results, index()))]
+            statements += more
+        return [*statements, self.threads(lambda: self._results(block, results))]
 
-    def _results(self, block: RowBlock, results: Sequence[Any], index: list[Any]) -> tirx.Stmt:
+    def _results(self, block: RowBlock, results: Sequence[Any]) -> tirx.Stmt:
         """What was reduced goes where later blocks, or the caller, look for it."""
-        names = [tirx.BufferLoad(result, index) for result in results]
+        at = [self.y, self.x, self.number(0)]  # or the row alone
+        names = [tirx.BufferLoad(result, at[: len(result.shape)]) for result in results]
         stores = tuple(
             Store(store.buffer, store.indices, name)
             for store, name in zip(block.stores, names, strict=True)

@@ -12,6 +12,7 @@ from tvm_ffi import structural_map
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.cuda.contraction_decision import ROW_PADDING_BYTES, TileSizes
 from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.inlining import is_data_parallel, would_bloat
 
 VECTOR_BYTES = 16
 """The widest access of a thread."""
@@ -37,20 +38,29 @@ def copy_to_shared(
     """
     copy = sch.cache_read(reader, operand, "shared.dyn")
     sch.compute_at(copy, steps)
-    while producers := sch.get_producers(copy):
-        for producer in producers:
-            sch.compute_inline(producer)
+    inline_producers(sch, copy)
     rows, columns = sch.get_loops(copy)[-2:]
-    block = sch.get(copy)
-    nbytes = element_bytes(block.writes[0].source)
-    widest = VECTOR_BYTES // nbytes
-    if nbytes == 1 and nodes(block.body, tvm.ir.Call):
-        widest = CONDITIONAL_BYTES
-    vector = _vector(block, widest)
+    vector = widest_copy(sch.get(copy))
     vector = math.gcd(vector, static_extent(sch.get(columns).extent) or 1)
     _spread(sch, [rows, columns], warps, vector)
     pad_rows(sch, copy)
     return vector
+
+
+def inline_producers(sch: s_tir.Schedule, block: SBlockRV) -> None:
+    """Inlines all that computes what a block reads."""
+    while producers := sch.get_producers(block):
+        for producer in producers:
+            sch.compute_inline(producer)
+
+
+def widest_copy(block: s_tir.SBlock) -> int:
+    """How many neighbours along its last loop a block that copies can copy at a time."""
+    nbytes = element_bytes(block.writes[0].source)
+    widest = VECTOR_BYTES // nbytes
+    if nbytes == 1 and nodes(block.body, tvm.ir.Call):
+        widest = CONDITIONAL_BYTES
+    return _vector(block, widest)
 
 
 def pad_rows(sch: s_tir.Schedule, writer: SBlockRV, vector: int = 1) -> None:
@@ -70,9 +80,9 @@ def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> i
     Returns how many neighbours a thread writes at a time.
     """
     dtype = str(sch.get(results).writes[0].source.dtype)
-    while consumers := sch.get_consumers(results):
-        _inline_other_inputs(sch, consumers[0], results)
-        sch.reverse_compute_inline(consumers[0])
+    while (consumer := only_consumer(sch, results)) and is_data_parallel(sch, consumer):
+        inline_other_inputs(sch, consumer, results)
+        sch.reverse_compute_inline(consumer)
     rows, columns = sch.get_loops(results)[-2:]
     written = sch.get(results).writes[0].source
     widest = min(VECTOR_BYTES // element_bytes(written), _WIDEST[dtype])
@@ -81,7 +91,21 @@ def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> i
     return vector
 
 
-def _inline_other_inputs(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> None:
+def only_consumer(sch: s_tir.Schedule, results: SBlockRV) -> SBlockRV | None:
+    """The block that reads the results; None when there is none, or when it cannot be one.
+
+    Of several, as in ``x * sigmoid(x)``, those that others read are inlined into these until one is
+    left. The compiler computes once what is then written more than once.
+    """
+    while len(consumers := sch.get_consumers(results)) > 1:
+        inner = next((block for block in consumers if sch.get_consumers(block)), None)
+        if inner is None or any(would_bloat(sch, inner, user) for user in sch.get_consumers(inner)):
+            return None
+        sch.compute_inline(inner)
+    return consumers[0] if consumers else None
+
+
+def inline_other_inputs(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> None:
     """Inlines what the consumer reads besides the product: a residual that is computed too."""
     while True:
         others = [

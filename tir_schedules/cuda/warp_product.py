@@ -118,8 +118,9 @@ def _in_tiles(
     sch.unroll(outer_i)
     sch.unroll(outer_j)
 
-    def kept(b: Any, x: Any, y: Any) -> list[Any]:
-        return [b, x // shape[0], y // shape[1], *place(x % shape[0], y % shape[1])]
+    def kept(*index: Any) -> list[Any]:
+        *batch, x, y = index
+        return [*batch, x // shape[0], y // shape[1], *place(x % shape[0], y % shape[1])]
 
     sch.transform_layout(block, (registers, 0), kept)
     return inner_i

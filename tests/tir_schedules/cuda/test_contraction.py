@@ -91,6 +91,33 @@ def test_bias_and_activation_are_applied_where_the_tile_is_written():
     assert source.count("__global__ void") == 2  # a declaration and one kernel
 
 
+def hard_swish(x: relax.Expr) -> relax.Expr:
+    three, six = relax.const(3.0, "float16"), relax.const(6.0, "float16")
+    return x * relax.op.clip(x + three, 0, 6) / six
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [hard_swish, relax.op.nn.gelu, relax.op.nn.gelu_tanh, relax.op.nn.silu],
+    ids=["hard swish", "gelu", "gelu tanh", "silu"],
+)
+def test_activations_that_use_the_product_twice(activation):
+    def block(x, w, b, r):
+        return activation(relax.op.matmul(x, w) + b) + r
+
+    kernel = kernel_of(block, f16(40, 64), f16(64, 48), f16(48), f16(40, 48))
+    check_numbers(kernel, **SMALL)
+    assert "mma.sync" in whole_source(in_instructions(kernel))
+
+
+def test_a_residual_after_the_activation_is_the_product_itself():
+    def block(x, w, b):
+        summed = relax.op.matmul(x, w) + b
+        return relax.op.nn.relu(summed) + summed
+
+    check_numbers(kernel_of(block, f16(40, 64), f16(64, 48), f16(48)), **SMALL)
+
+
 def test_residual_of_the_same_shape():
     def residual(x, w, r):
         return relax.op.matmul(x, w) + relax.op.nn.gelu(r)

@@ -32,9 +32,10 @@ def test_the_largest_tiles_do_not_spill(machine, arch, tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float32"])
 def test_every_type_is_assembled(dtype, tmp_path):
     total = "int32" if dtype == "int8" else "float32"
-    kernel = product(1000, 136, 264, dtype=dtype, total=total, b_turned=True)
-    (used,) = resources(whole_source(in_instructions(kernel)), "sm_80", tmp_path)
-    assert used.spilled == used.stack == 0
+    kernel = product(200, 136, 1032, dtype=dtype, total=total, b_turned=True)
+    used = resources(whole_source(in_instructions(kernel, splits=2)), "sm_80", tmp_path)
+    assert len(used) == 2
+    assert all(kernel.spilled == kernel.stack == 0 for kernel in used)
 
 
 @pytest.mark.parametrize("steps", [150, 148, 147])

@@ -1,0 +1,66 @@
+// What kernels call of the emulator. Addresses in shared memory are offsets, as in PTX.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace emu {
+
+// Where the thread is. Constant for a thread, so the compiler may keep what it got.
+unsigned thread_index(int axis) __attribute__((const));
+unsigned block_index(int axis) __attribute__((const));
+unsigned block_size(int axis) __attribute__((const));
+unsigned grid_size(int axis) __attribute__((const));
+int lane_index() __attribute__((const));
+
+// `line` is one of the CUDA source, for messages.
+void barrier(int line);
+void named_barrier(int line, unsigned barrier, unsigned threads, bool waits);
+unsigned active_mask(int line);
+void warp_operation(const char* operation, int line, unsigned mask, void* payload,
+                    void (*finish)(void** payloads, unsigned mask), bool orders_memory);
+void sync_warp(int line, unsigned mask);
+// 0: of the lane `operand`; 1: of that many lanes below; 2: above; 3: of the lane xor `operand`.
+uint64_t shuffle(int line, unsigned mask, uint64_t value, int kind, int operand, int width);
+unsigned ballot(int line, unsigned mask, bool predicate);
+
+char* static_shared(size_t offset, size_t bytes);
+char* dynamic_shared();
+uint32_t shared_address(const void* pointer);
+
+void copy_async(int line, uint32_t to, uint64_t from, unsigned bytes, unsigned copied);
+void commit_copies();
+void wait_copies(unsigned groups_left);
+
+void load_shared(int line, void* to, uint32_t from, unsigned bytes);
+void store_shared(int line, uint32_t to, const void* from, unsigned bytes);
+
+void load_matrices(int line, int count, bool transposed, uint32_t row, uint32_t* registers);
+void store_matrices(int line, int count, bool transposed, uint32_t row, const uint32_t* registers);
+
+enum class Element { kF16, kBF16, kTF32, kS8, kU8, kF32, kS32 };
+struct Product {
+  int rows, columns, depth;
+  Element result, a, b, c;
+};
+void multiply_matrices(int line, const Product& product, const uint32_t* a, const uint32_t* b,
+                       const uint32_t* c, uint32_t* d);
+
+// Tells the emulator of an access that the compiler does not: atomic operations.
+void atomic_access(const void* pointer, size_t bytes, int line);
+[[noreturn]] void trap(const char* what, int line);
+
+// The launch of one kernel.
+struct Launch {
+  const char* kernel;
+  const void* entry;
+  unsigned grid[3];
+  unsigned block[3];
+  size_t static_shared, dynamic_shared, dynamic_alignment;
+  void** pointers;  // arguments that are pointers; replaced by guarded copies during the run
+  int pointer_count;
+};
+// 0, or -1 with `error()` telling why.
+int launch(const Launch& what, void (*body)(void*), void* data);
+const char* error();
+
+}  // namespace emu

@@ -1,0 +1,307 @@
+// Threads of a block as fibres: each runs until it waits for others. Nothing runs in parallel, so
+// a run is reproducible; the seed of the launch changes the order in which threads have their turns.
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "operations.h"
+#include "state.h"
+
+namespace emu {
+
+void throw_if_failed();  // of launch.cpp
+
+Block block;
+Thread threads[kMaxThreads];
+
+namespace {
+
+void* scheduler_stack_pointer;
+void (*thread_body)(void*);
+void* thread_data;
+uint32_t block_clocks[kMaxThreads];  // what all have seen after a barrier of the block
+std::vector<int> order;
+
+#if defined(__x86_64__)
+// Saves the registers that a call preserves, and goes on where the other stack stopped.
+__attribute__((naked, noinline)) void switch_stack(void** /*save*/, void* /*to*/) {
+  asm volatile(
+      "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
+      "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
+      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n retq\n");
+}
+
+void* first_frame(char* top, void (*entry)()) {
+  void** at = reinterpret_cast<void**>(top - 64);
+  *--at = nullptr;  // as if entry had been called: the stack is 8 off 16 bytes
+  *--at = reinterpret_cast<void*>(entry);
+  for (int i = 0; i < 6; ++i) *--at = nullptr;
+  return at;
+}
+#elif defined(__aarch64__)
+__attribute__((naked, noinline)) void switch_stack(void** /*save*/, void* /*to*/) {
+  asm volatile(
+      "sub sp, sp, #160\n"
+      "stp x19, x20, [sp]\n stp x21, x22, [sp, #16]\n stp x23, x24, [sp, #32]\n"
+      "stp x25, x26, [sp, #48]\n stp x27, x28, [sp, #64]\n stp x29, x30, [sp, #80]\n"
+      "stp d8, d9, [sp, #96]\n stp d10, d11, [sp, #112]\n stp d12, d13, [sp, #128]\n"
+      "stp d14, d15, [sp, #144]\n"
+      "mov x9, sp\n str x9, [x0]\n mov sp, x1\n"
+      "ldp x19, x20, [sp]\n ldp x21, x22, [sp, #16]\n ldp x23, x24, [sp, #32]\n"
+      "ldp x25, x26, [sp, #48]\n ldp x27, x28, [sp, #64]\n ldp x29, x30, [sp, #80]\n"
+      "ldp d8, d9, [sp, #96]\n ldp d10, d11, [sp, #112]\n ldp d12, d13, [sp, #128]\n"
+      "ldp d14, d15, [sp, #144]\n"
+      "add sp, sp, #160\n ret\n");
+}
+
+void* first_frame(char* top, void (*entry)()) {
+  char* at = top - 64 - 160;
+  std::fill(at, at + 160, 0);
+  *reinterpret_cast<void**>(at + 88) = reinterpret_cast<void*>(entry);
+  return at;
+}
+#else
+#error "fibres are written for x86-64 and AArch64"
+#endif
+
+uint32_t next_random() {
+  block.random = block.random * 1664525u + 1013904223u;
+  return block.random >> 8;
+}
+
+void leave() {
+  void* unused;
+  Thread* self = block.current;
+  switch_stack(self != nullptr ? &self->stack_pointer : &unused, scheduler_stack_pointer);
+}
+
+void thread_entry() {
+  thread_body(thread_data);
+  block.current->state = State::kDone;
+  block.running--;
+  leave();
+  __builtin_unreachable();
+}
+
+void start_threads() {
+  uint32_t before = block.next_clock++;
+  for (int i = 0; i < block.threads; ++i) {
+    Thread& thread = threads[i];
+    if (thread.stack == nullptr) {
+      void* memory = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+      if (memory == MAP_FAILED) fail("no memory for the stacks of the threads");
+      mprotect(memory, 4096, PROT_NONE);
+      thread.stack = static_cast<char*>(memory);
+    }
+    thread.index = i;
+    thread.x = i % block.size[0];
+    thread.y = i / block.size[0] % block.size[1];
+    thread.z = i / (block.size[0] * block.size[1]);
+    thread.state = State::kReady;
+    thread.stack_pointer = first_frame(thread.stack + kStackBytes, thread_entry);
+    thread.clock = block.next_clock;
+    thread.seen = block_clocks;
+    thread.open_copies.clear();
+    thread.copy_groups.clear();
+    block_clocks[i] = before;
+  }
+}
+
+void shuffle_order() {
+  order.resize(block.threads);
+  std::iota(order.begin(), order.end(), 0);
+  if (block.random == 0) return;
+  for (int i = block.threads - 1; i > 0; --i) std::swap(order[i], order[next_random() % (i + 1)]);
+}
+
+// Lanes that ask for the active lanes get those of their warp that ask at the same place, once no
+// other lane of the warp can come any more: as if the warp ran together wherever it can.
+bool answer_active_masks() {
+  bool found = false;
+  for (int first = 0; first < block.threads; first += kWarp) {
+    int last = std::min(first + kWarp, block.threads), line = -1;
+    for (int i = first; i < last; ++i)
+      if (threads[i].state == State::kActiveMask &&
+          (line < 0 || threads[i].arrival.line < line))
+        line = threads[i].arrival.line;
+    uint32_t mask = 0;
+    for (int i = first; i < last; ++i)
+      if (threads[i].state == State::kActiveMask && threads[i].arrival.line == line)
+        mask |= 1u << (i - first);
+    for (int i = first; i < last; ++i)
+      if (mask >> (i - first) & 1) {
+        threads[i].arrival.mask = mask;
+        threads[i].state = State::kReady;
+      }
+    found = found || mask != 0;
+  }
+  return found;
+}
+
+std::string place_of(const Thread& thread) {
+  if (thread.state == State::kDone) return name_of(thread) + " has ended";
+  return name_of(thread) + " waits at " + thread.arrival.operation + " in line " +
+         std::to_string(thread.arrival.line);
+}
+
+// Nobody can go on: says where the first thread waits, and one that is elsewhere.
+[[noreturn]] void fail_stuck() {
+  const Thread* waiting = nullptr;
+  for (int i = 0; i < block.threads && waiting == nullptr; ++i)
+    if (threads[i].state != State::kDone) waiting = &threads[i];
+  const Thread* other = nullptr;
+  int here = 0;
+  for (int i = 0; i < block.threads; ++i) {
+    const Thread& thread = threads[i];
+    bool same = thread.state == waiting->state && thread.arrival.line == waiting->arrival.line;
+    here += same;
+    // Of two that wait elsewhere the more telling is one of the same warp.
+    bool nearer = other != nullptr && other->index / kWarp != waiting->index / kWarp &&
+                  i / kWarp == waiting->index / kWarp;
+    if (!same && (other == nullptr || nearer)) other = &thread;
+  }
+  std::string message = "the block hangs: " + place_of(*waiting) + " with " +
+                        std::to_string(here - 1) + " others of " + std::to_string(block.threads);
+  if (other != nullptr) message += "; " + place_of(*other);
+  block.current = nullptr;
+  fail_at_line(message, waiting->arrival.line);
+}
+
+void check_same_barrier() {
+  for (int i = 1; i < block.threads; ++i)
+    if (threads[i].arrival.line != threads[0].arrival.line)
+      fail_at_line("threads of a block wait at different barriers: " + place_of(threads[0]) +
+                       ", " + place_of(threads[i]),
+                   threads[0].arrival.line);
+}
+
+bool release_block_barrier() {
+  for (int i = 0; i < block.threads; ++i)
+    if (threads[i].state != State::kBarrier) return false;
+  check_same_barrier();
+  for (int i = 0; i < block.threads; ++i) {
+    block_clocks[i] = threads[i].clock++;
+    threads[i].seen = block_clocks;
+    threads[i].state = State::kReady;
+  }
+  block.next_clock = std::max(block.next_clock, threads[0].clock);
+  return true;
+}
+
+bool run_ready_threads() {
+  bool ran = false;
+  for (int i : order) {
+    Thread& thread = threads[i];
+    if (thread.state == State::kCondition && thread.condition(thread.condition_data))
+      thread.state = State::kReady;
+    if (thread.state != State::kReady) continue;
+    ran = true;
+    block.current = &thread;
+    block.steps_left = 200000000;
+    switch_stack(&scheduler_stack_pointer, thread.stack_pointer);
+    throw_if_failed();
+    block.current = nullptr;
+  }
+  return ran;
+}
+
+}  // namespace
+
+// Runs one block; `fail` leaves it by an exception of the scheduler's stack.
+void run_block(void (*body)(void*), void* data) {
+  thread_body = body;
+  thread_data = data;
+  start_threads();
+  shuffle_order();
+  block.running = block.threads;
+  while (block.running > 0) {
+    if (run_ready_threads()) continue;
+    if (!release_block_barrier() && !answer_active_masks()) fail_stuck();
+  }
+  for (int i = 0; i < block.threads; ++i)
+    block.next_clock = std::max(block.next_clock, threads[i].clock);
+}
+
+void wait(State state) {
+  block.current->state = state;
+  leave();
+}
+
+// For `fail`: back to the scheduler for good, which looks whether there is an error.
+void leave_for_good() { leave(); }
+
+// The lanes that the warp of a thread has: the last warp of a block may be narrower.
+uint32_t warp_mask(const Thread& thread) {
+  int first = thread.index / kWarp * kWarp, lanes = std::min(block.threads - first, kWarp);
+  return lanes == kWarp ? 0xFFFFFFFFu : (1u << lanes) - 1;
+}
+
+void join_clocks(Thread& thread, const uint32_t* other) {
+  if (thread.own_seen.size() < kMaxThreads) thread.own_seen.resize(kMaxThreads);
+  uint32_t* own = thread.own_seen.data();
+  for (int i = 0; i < block.threads; ++i) own[i] = std::max(thread.seen[i], other[i]);
+  thread.seen = own;
+}
+
+void barrier(int line) {
+  block.current->arrival = {"__syncthreads", line, 0, nullptr};
+  wait(State::kBarrier);
+}
+
+unsigned active_mask(int line) {
+  Thread& self = *block.current;
+  self.arrival = {"__activemask", line, 0, nullptr};
+  wait(State::kActiveMask);
+  return self.arrival.mask;
+}
+
+// All lanes of `mask` come, then `finish` sees what they brought; it runs once, in the last of them.
+void warp_operation(const char* operation, int line, unsigned mask, void* payload,
+                    void (*finish)(void** payloads, unsigned mask), bool orders_memory) {
+  Thread& self = *block.current;
+  int first = self.index / kWarp * kWarp;
+  if (!(mask >> (self.index - first) & 1))
+    fail_at_line(std::string(operation) + " with a mask that leaves out the calling thread", line);
+  mask &= warp_mask(self);
+  self.arrival = {operation, line, mask, payload};
+  self.state = State::kWarp;
+  for (int i = 0; i < kWarp; ++i) {
+    if (!(mask >> i & 1)) continue;
+    const Thread& lane = threads[first + i];
+    if (lane.state != State::kWarp || lane.arrival.mask != mask ||
+        lane.arrival.operation != operation || lane.arrival.line != line) {
+      wait(State::kWarp);
+      return;
+    }
+  }
+  void* payloads[kWarp] = {};
+  for (int i = 0; i < kWarp; ++i)
+    if (mask >> i & 1) payloads[i] = threads[first + i].arrival.payload;
+  if (finish != nullptr) finish(payloads, mask);
+  if (orders_memory) {
+    uint32_t all[kMaxThreads] = {};
+    for (int i = 0; i < kWarp; ++i) {
+      if (!(mask >> i & 1)) continue;
+      Thread& lane = threads[first + i];
+      for (int k = 0; k < block.threads; ++k) all[k] = std::max(all[k], lane.seen[k]);
+      all[first + i] = lane.clock++;
+    }
+    for (int i = 0; i < kWarp; ++i)
+      if (mask >> i & 1) join_clocks(threads[first + i], all);
+  }
+  for (int i = 0; i < kWarp; ++i)
+    if (mask >> i & 1) threads[first + i].state = State::kReady;
+}
+
+unsigned thread_index(int axis) {
+  const Thread& self = *block.current;
+  return axis == 0 ? self.x : axis == 1 ? self.y : self.z;
+}
+unsigned block_index(int axis) { return block.index[axis]; }
+unsigned block_size(int axis) { return block.size[axis]; }
+unsigned grid_size(int axis) { return block.grid[axis]; }
+int lane_index() { return block.current->index % kWarp; }
+
+}  // namespace emu

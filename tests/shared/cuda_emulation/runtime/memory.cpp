@@ -1,0 +1,308 @@
+// Checks of every access. The compiler calls __tsan_read and __tsan_write before each access that
+// may leave the thread's registers (-fsanitize=thread, linked without its library), and the
+// handlers of -fsanitize=alignment and bounds; here these look at arrays, races and copies.
+#include "operations.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "state.h"
+
+namespace emu {
+
+char* shared_memory;
+
+namespace {
+
+// An access: clock (26 bits), thread (10), place in the code (28). 0 is none.
+struct Cell {
+  uint64_t write, read, other_read;
+};
+Cell shadow[kMaxShared];
+uint8_t pending[kMaxShared];  // 1 while an asynchronous copy to the byte has not been waited for
+size_t shadow_used;
+
+uint64_t packed(const Thread& self, uintptr_t pc) {
+  uint64_t place = pc >= block.code && pc < block.code_end ? pc - block.code : 0;
+  return uint64_t(self.clock) << 38 | uint64_t(self.index) << 28 | (place & 0xFFFFFFF);
+}
+
+bool ordered(uint64_t record, const Thread& self) {
+  int thread = record >> 28 & 1023;
+  return record == 0 || thread == self.index || record >> 38 <= self.seen[thread];
+}
+
+std::string bytes_of(size_t offset, size_t size) {
+  return "bytes " + std::to_string(offset) + " to " + std::to_string(offset + size - 1);
+}
+
+[[noreturn]] void fail_race(size_t offset, bool write, uint64_t record, bool was_write,
+                            uintptr_t pc) {
+  const Thread& other = threads[record >> 28 & 1023];
+  std::string now = write ? "written" : "read", before = was_write ? "written" : "read";
+  fail("race: byte " + std::to_string(offset) + " of shared memory is " + now + ", and was " +
+           before + " by " + name_of(other) + " in line " +
+           source_place(block.code + (record & 0xFFFFFFF)) + ", with nothing to order the two",
+       pc);
+}
+
+void note_read(Cell& cell, uint64_t now) {
+  int self = now >> 28 & 1023, last = cell.read >> 28 & 1023;
+  if (cell.read != 0 && last != self) cell.other_read = cell.read;
+  cell.read = now;
+}
+
+bool same_cells(size_t offset, size_t bytes) {
+  for (size_t i = 1; i < bytes; ++i)
+    if (std::memcmp(&shadow[offset], &shadow[offset + i], sizeof(Cell)) != 0) return false;
+  return true;
+}
+
+void check_cell(size_t offset, bool write, const Thread& self, uintptr_t pc) {
+  const Cell& cell = shadow[offset];
+  if (!ordered(cell.write, self)) fail_race(offset, write, cell.write, true, pc);
+  if (!write) return;
+  if (!ordered(cell.read, self)) fail_race(offset, write, cell.read, false, pc);
+  if (!ordered(cell.other_read, self)) fail_race(offset, write, cell.other_read, false, pc);
+}
+
+Array* last_array;
+
+Array* array_of(uintptr_t address) {
+  if (last_array != nullptr && address >= last_array->begin && address < last_array->end)
+    return last_array;
+  for (Array& array : block.arrays)
+    if (address >= array.begin && address < array.end) return last_array = &array;
+  return nullptr;
+}
+
+[[noreturn]] void fail_outside(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
+  const Array* nearest = nullptr;
+  auto distance = [&](const Array& array) {
+    return address < array.begin ? array.begin - address : address - array.end;
+  };
+  size_t argument = 0, count = 0;
+  for (const Array& array : block.arrays) {
+    ++count;
+    if (nearest != nullptr && distance(array) >= distance(*nearest)) continue;
+    nearest = &array;
+    argument = count;
+  }
+  std::string message = std::string(write ? "writes " : "reads ") + std::to_string(bytes) + " bytes";
+  if (nearest == nullptr) fail(message + " outside of all arrays", pc);
+  long at = long(address) - long(nearest->begin);
+  fail(message + " outside of all arrays: at byte " + std::to_string(at) + " of array " +
+           std::to_string(argument) + ", which has " +
+           std::to_string(nearest->end - nearest->begin),
+       pc);
+}
+
+}  // namespace
+
+void reset_shadow() {
+  std::memset(static_cast<void*>(shadow), 0, shadow_used * sizeof(Cell));
+  shadow_used = block.shared_bytes;
+  last_array = nullptr;
+  block.next_clock = 1;
+}
+
+void begin_shared_memory() {
+  std::memset(shared_memory, kPoison, block.shared_bytes);
+  std::memset(pending, 0, block.shared_bytes);
+}
+
+void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc) {
+  if (offset + bytes > block.shared_bytes)
+    fail(std::string(write ? "writes" : "reads") + " shared memory at " + bytes_of(offset, bytes) +
+             " of " + std::to_string(block.shared_bytes),
+         pc);
+  Thread& self = *block.current;
+  for (size_t i = 0; i < bytes; ++i)
+    if (pending[offset + i])
+      fail(std::string(write ? "writes" : "reads") + " " + bytes_of(offset, bytes) +
+               " of shared memory while an asynchronous copy to them has not been waited for",
+           pc);
+  uint64_t now = packed(self, pc);
+  bool same = same_cells(offset, bytes);
+  for (size_t i = 0; i < bytes; ++i) {
+    if (i == 0 || !same) check_cell(offset + i, write, self, pc);
+    Cell& cell = shadow[offset + i];
+    if (write)
+      cell = {now, 0, 0};
+    else
+      note_read(cell, now);
+  }
+}
+
+void global_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
+  Array* array = array_of(address);
+  if (array == nullptr || address + bytes > array->end) fail_outside(address, bytes, write, pc);
+  if (write) array->written = true;
+}
+
+void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
+  Thread* self = block.current;
+  if (self == nullptr) return;
+  if (--block.steps_left < 0) fail("200 million accesses with nobody else's turn: an endless loop", pc);
+  uintptr_t offset = address - reinterpret_cast<uintptr_t>(shared_memory);
+  if (offset < kMaxShared) return shared_access(offset, bytes, write, pc);
+  if (address - reinterpret_cast<uintptr_t>(self->stack) < kStackBytes) return;
+  if (!write && address >= block.code && address < block.code_end) return;
+  global_access(address, bytes, write, pc);
+}
+
+void check_shared_window(uint32_t offset, size_t bytes, size_t alignment, const char* what,
+                         uintptr_t pc) {
+  if (offset % alignment != 0)
+    fail(std::string(what) + " of " + std::to_string(bytes) + " bytes at byte " +
+             std::to_string(offset) + " of shared memory, which is not a multiple of " +
+             std::to_string(alignment),
+         pc);
+  if (offset + bytes > block.shared_bytes)
+    fail(std::string(what) + " at " + bytes_of(offset, bytes) + " of the block's " +
+             std::to_string(block.shared_bytes) + " bytes of shared memory",
+         pc);
+}
+
+char* static_shared(size_t offset, size_t /*bytes*/) { return shared_memory + offset; }
+char* dynamic_shared() { return shared_memory + block.dynamic_begin; }
+
+uint32_t shared_address(const void* pointer) {
+  uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  uintptr_t offset = static_cast<const char*>(pointer) - shared_memory;
+  if (offset > block.shared_bytes) fail("the address of shared memory is asked of another", pc);
+  return offset;
+}
+
+void load_shared(int /*line*/, void* to, uint32_t from, unsigned bytes) {
+  uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  check_shared_window(from, bytes, bytes, "ld.shared", pc);
+  shared_access(from, bytes, false, pc);
+  std::memcpy(to, shared_memory + from, bytes);
+}
+
+void store_shared(int /*line*/, uint32_t to, const void* from, unsigned bytes) {
+  uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  check_shared_window(to, bytes, bytes, "st.shared", pc);
+  shared_access(to, bytes, true, pc);
+  std::memcpy(shared_memory + to, from, bytes);
+}
+
+void atomic_access(const void* pointer, size_t bytes, int line) {
+  uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
+  if (address % bytes != 0) fail_at_line("misaligned atomic operation", line);
+  uintptr_t offset = address - reinterpret_cast<uintptr_t>(shared_memory);
+  if (offset < kMaxShared) return;
+  global_access(address, bytes, true, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+}
+
+void copy_async(int /*line*/, uint32_t to, uint64_t from, unsigned bytes, unsigned copied) {
+  uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  if (bytes != 4 && bytes != 8 && bytes != 16)
+    fail("cp.async of " + std::to_string(bytes) + " bytes: only 4, 8 and 16 are possible", pc);
+  check_shared_window(to, bytes, bytes, "cp.async", pc);
+  copied = std::min(copied, bytes);
+  if (from % bytes != 0)
+    fail("cp.async of " + std::to_string(bytes) + " bytes from a misaligned address", pc);
+  if (copied > 0) global_access(from, copied, false, pc);
+  shared_access(to, bytes, true, pc);
+  std::memset(shared_memory + to, kPoison, bytes);
+  std::memset(pending + to, 1, bytes);
+  block.current->open_copies.push_back({to, uintptr_t(from), bytes, copied, pc});
+}
+
+void commit_copies() {
+  Thread& self = *block.current;
+  self.copy_groups.push_back(std::move(self.open_copies));
+  self.open_copies.clear();
+}
+
+void wait_copies(unsigned groups_left) {
+  Thread& self = *block.current;
+  while (self.copy_groups.size() > groups_left) {
+    for (const AsyncCopy& copy : self.copy_groups.front()) {
+      std::memset(pending + copy.to, 0, copy.bytes);
+      std::memcpy(shared_memory + copy.to, reinterpret_cast<const void*>(copy.from), copy.copied);
+      std::memset(shared_memory + copy.to + copy.copied, 0, copy.bytes - copy.copied);
+      shared_access(copy.to, copy.bytes, true, copy.pc);
+    }
+    self.copy_groups.erase(self.copy_groups.begin());
+  }
+}
+
+}  // namespace emu
+
+// What the compiler calls.
+#define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
+#define EMU_ACCESS(BYTES)                                                                    \
+  void __tsan_read##BYTES(void* at) { aligned_access<BYTES, false>(at, EMU_PC); }           \
+  void __tsan_write##BYTES(void* at) { aligned_access<BYTES, true>(at, EMU_PC); }           \
+  void __tsan_unaligned_read##BYTES(void* at) {                                             \
+    emu::any_access(reinterpret_cast<uintptr_t>(at), BYTES, false, EMU_PC);                 \
+  }                                                                                         \
+  void __tsan_unaligned_write##BYTES(void* at) {                                            \
+    emu::any_access(reinterpret_cast<uintptr_t>(at), BYTES, true, EMU_PC);                  \
+  }
+
+template <int bytes, bool write>
+static inline void aligned_access(void* at, uintptr_t pc) {
+  uintptr_t address = reinterpret_cast<uintptr_t>(at);
+  if (address % bytes != 0 && emu::block.current != nullptr)
+    emu::fail("misaligned access of " + std::to_string(bytes) + " bytes", pc);
+  emu::any_access(address, bytes, write, pc);
+}
+
+extern "C" {
+EMU_ACCESS(1)
+EMU_ACCESS(2)
+EMU_ACCESS(4)
+EMU_ACCESS(8)
+EMU_ACCESS(16)
+void __tsan_read_range(void* at, unsigned long bytes) {
+  emu::any_access(reinterpret_cast<uintptr_t>(at), bytes, false, EMU_PC);
+}
+void __tsan_write_range(void* at, unsigned long bytes) {
+  emu::any_access(reinterpret_cast<uintptr_t>(at), bytes, true, EMU_PC);
+}
+void __tsan_vptr_update(void**, void*) {}
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void* __tsan_memcpy(void* to, const void* from, unsigned long bytes) {
+  emu::any_access(reinterpret_cast<uintptr_t>(from), bytes, false, EMU_PC);
+  emu::any_access(reinterpret_cast<uintptr_t>(to), bytes, true, EMU_PC);
+  return std::memcpy(to, from, bytes);
+}
+void* __tsan_memset(void* to, int value, unsigned long bytes) {
+  emu::any_access(reinterpret_cast<uintptr_t>(to), bytes, true, EMU_PC);
+  return std::memset(to, value, bytes);
+}
+
+// The layouts that the compiler's manual of these handlers does not give: those of its libubsan.
+struct SourceLocation {
+  const char* file;
+  uint32_t line, column;
+};
+struct TypeMismatch {
+  SourceLocation place;
+  const void* type;
+  unsigned char log_alignment, kind;
+};
+void __ubsan_handle_type_mismatch_v1(TypeMismatch* what, uintptr_t address) {
+  if (emu::block.current == nullptr) return;
+  emu::fail_at_line("misaligned access: address " + std::to_string(address % 256) +
+                        " modulo 256 is not a multiple of " +
+                        std::to_string(1 << what->log_alignment),
+                    int(what->place.line));
+}
+void __ubsan_handle_out_of_bounds(SourceLocation* place, uintptr_t index) {
+  if (emu::block.current == nullptr) return;
+  emu::fail_at_line("index " + std::to_string(long(index)) + " is outside of the array",
+                    int(place->line));
+}
+void __ubsan_handle_divrem_overflow(SourceLocation* place, uintptr_t, uintptr_t) {
+  if (emu::block.current != nullptr) emu::fail_at_line("division by zero", int(place->line));
+}
+}

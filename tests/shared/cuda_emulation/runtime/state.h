@@ -1,0 +1,95 @@
+// The block that runs: its threads, their clocks, its shared memory, and the arrays of the launch.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace emu {
+
+constexpr int kWarp = 32;
+constexpr int kMaxThreads = 1024;
+constexpr size_t kMaxShared = 232448;  // 227 KiB: the most that a block of compute capability 9 has
+constexpr size_t kStackBytes = 512 << 10;
+constexpr unsigned char kPoison = 0xFF;  // a NaN in every float type, -1 in the integers
+
+enum class State { kReady, kBarrier, kWarp, kActiveMask, kCondition, kDone };
+
+struct AsyncCopy {
+  uint32_t to;
+  uintptr_t from;
+  uint32_t bytes;   // written to shared memory
+  uint32_t copied;  // of them read; the rest is zero
+  uintptr_t pc;
+};
+
+// What a thread brings to an operation of its warp, and what waits for the others to come.
+struct Arrival {
+  const char* operation = "";
+  int line = 0;
+  uint32_t mask = 0;
+  void* payload = nullptr;
+};
+
+struct Thread {
+  int index = 0;
+  unsigned x = 0, y = 0, z = 0;
+  State state = State::kDone;
+  void* stack_pointer = nullptr;  // while it does not run
+  char* stack = nullptr;
+  Arrival arrival;
+  bool (*condition)(void*) = nullptr;  // of State::kCondition
+  void* condition_data = nullptr;
+  uint32_t clock = 0;             // of what it does now
+  const uint32_t* seen = nullptr;  // for every thread: what of its past is ordered before
+  std::vector<uint32_t> own_seen;
+  std::vector<AsyncCopy> open_copies;
+  std::vector<std::vector<AsyncCopy>> copy_groups;
+};
+
+struct Array {
+  uintptr_t begin = 0, end = 0;
+  bool written = false;
+};
+
+struct Block {
+  const char* kernel = "";
+  const char* library = "";  // file with the kernel's code, and where it is in memory
+  uintptr_t code = 0, code_end = 0;
+  unsigned grid[3] = {1, 1, 1}, size[3] = {1, 1, 1}, index[3] = {0, 0, 0};
+  int threads = 0;
+  int running = 0;  // threads that have not ended
+  Thread* current = nullptr;
+  size_t shared_bytes = 0, dynamic_begin = 0, dynamic_bytes = 0;
+  std::vector<Array> arrays;  // of the launch
+  uint32_t next_clock = 1;
+  uint32_t random = 1;
+  long steps_left = 0;  // of one thread before another has a turn: against loops without end
+};
+
+extern Block block;
+extern Thread threads[kMaxThreads];
+extern char* shared_memory;
+
+// Ends the run: never returns. Of a thread, or of the block where there is none.
+[[noreturn]] void fail(const std::string& message, uintptr_t pc = 0);
+[[noreturn]] void fail_at_line(const std::string& message, int line);
+std::string name_of(const Thread& thread);
+std::string source_place(uintptr_t pc);  // line of the CUDA code
+
+// fibres.cpp
+void run_block(void (*body)(void*), void* data);
+void wait(State state);
+uint32_t warp_mask(const Thread& thread);
+void join_clocks(Thread& thread, const uint32_t* other);
+
+// memory.cpp
+void begin_shared_memory();
+void reset_shadow();
+void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc);
+void global_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc);
+void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc);
+void check_shared_window(uint32_t offset, size_t bytes, size_t alignment, const char* what,
+                         uintptr_t pc);
+
+}  // namespace emu

@@ -1,0 +1,20 @@
+"""Models compiled for a GPU that run in the emulator of CUDA code, on any machine."""
+
+from typing import Any
+from unittest import mock
+
+import tvm
+from cuda_emulation import emulated_builds
+
+import tvm_ext
+
+
+def emulated_model(model: Any, target: str = "nvidia-h100", **options: Any) -> tvm_ext.CompiledModel:
+    """``tvm_ext.compile`` for a GPU; the model's ``run`` has its kernels emulated."""
+    with emulated_builds():
+        compiled = tvm_ext.compile(model, target=target, **options)
+    # Run as it is: a library file, which a program usually becomes first, cannot hold the emulator.
+    compiled._program = compiled._program.mod
+    mock.patch.object(compiled, "_device", tvm.cpu).start()
+    mock.patch.object(compiled, "_require_this_machine", lambda: None).start()
+    return compiled
