@@ -9,7 +9,9 @@ from cuda_emulation import emulated_builds
 import tvm_ext
 
 
-def emulated_model(model: Any, target: str = "nvidia-h100", **options: Any) -> tvm_ext.CompiledModel:
+def emulated_model(
+    model: Any, target: str = "nvidia-h100", **options: Any
+) -> tvm_ext.CompiledModel:
     """``tvm_ext.compile`` for a GPU; the model's ``run`` has its kernels emulated."""
     with emulated_builds():
         compiled = tvm_ext.compile(model, target=target, **options)
