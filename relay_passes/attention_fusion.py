@@ -73,6 +73,8 @@ class _Fuser(BindingRewriter):
         match = self._match(var, result)
         if match is None:
             return None
+        if match.empty_rows is not None:
+            return self._with_empty_rows(var, match, followers)
         for follower in followers:
             match = _followed(match, follower)
         return self._replacement(var, match)
@@ -97,6 +99,20 @@ class _Fuser(BindingRewriter):
         except NotFused as reason:
             self.refuse(str(reason), var)
             return None
+
+    def _with_empty_rows(
+        self, var: relax.Var, match: AttentionMatch, followers: Sequence[relax.Call]
+    ) -> Replacement | None:
+        """Weights of some rows are zeros: so are their results."""
+        made = self._replacement(var, match)
+        if made is None:
+            return None
+        zero = relax.const(0, match.compute.dtype)
+        result = relax.op.where(match.empty_rows, zero, self.bind(made.value, var))
+        for follower in followers:
+            arguments = [self.bind(result, var)]
+            result = relax.Call(follower.op, arguments, follower.attrs, follower.ty_args)
+        return Replacement(result, made.absorbed, made.what)
 
     def _replacement(self, var: relax.Var, match: AttentionMatch) -> Replacement | None:
         obstacle = shape_obstacle(*match.arguments)

@@ -114,7 +114,7 @@ def scaled_by(view: GraphView, expr: relax.Expr) -> tuple[relax.Expr, float] | N
 def uniform_value(view: GraphView, expr: relax.Expr) -> float | None:
     """The number that all elements of a constant are, infinities included."""
     constant = constant_array(view, expr)
-    if constant is None or not constant.size or constant.dtype.kind not in "fiuV":
+    if constant is None or not constant.size or constant.dtype.kind not in "fiuVb":
         return None
     values = constant.astype("float64").reshape(-1)
     return float(values[0]) if (values == values[0]).all() else None

@@ -46,11 +46,14 @@ class AttentionMatch:
         Query, key, value and the masks.
     passed : list[relax.Var]
         The variables that it replaces, in their order.
+    empty_rows : relax.Expr or None
+        Where the result is zero, the same for all elements of a row; none where it is None.
     """
 
     compute: AttentionCompute
     arguments: list[relax.Expr]
     passed: list[relax.Var]
+    empty_rows: relax.Expr | None = None
 
 
 @dataclass
@@ -73,7 +76,7 @@ def find_attention(view: GraphView, product: relax.Call) -> AttentionMatch | Non
         It is attention in a form that is left alone.
     """
     weights = _Chain(view, [])
-    softmax, zero_rows = weights.softmax(product.args[0])
+    softmax = weights.softmax(product.args[0])
     if softmax is None or product.args[0].ty.ndim not in _AXES:
         return None
     if int(softmax.attrs.axis) % softmax.args[0].ty.ndim != softmax.args[0].ty.ndim - 1:
@@ -97,13 +100,13 @@ def find_attention(view: GraphView, product: relax.Call) -> AttentionMatch | Non
         _group(query, key, value),
         tuple(mask for mask, _ in scores.masks),
         scores.causal,
-        zero_rows,
+        weights.zero_rows,
     )
     arguments = [query.value, key.value, value.value, *(tensor for _, tensor in scores.masks)]
     parts = (query.passed, key.passed, scores.passed, weights.passed, value.passed)
     inner = [var for part in parts for var in reversed(part)]
     passed = [var for var in inner if view.uses(var) == 1]
-    return AttentionMatch(compute, arguments, passed)
+    return AttentionMatch(compute, arguments, passed, weights.empty_rows)
 
 
 def _group(query: AttentionOperand, key: AttentionOperand, value: AttentionOperand) -> int:
@@ -134,6 +137,8 @@ class _Chain:
 
     view: GraphView
     passed: list[relax.Var]
+    zero_rows: bool = False
+    empty_rows: relax.Expr | None = None
 
     def through(self, expr: relax.Expr, uses: int = 1) -> relax.Expr:
         """``expr``, noted as replaced. Raises NotFused when it has other users."""
@@ -152,26 +157,39 @@ class _Chain:
             expr = call.args[0]
         return expr
 
-    def softmax(self, expr: relax.Expr) -> tuple[relax.Call | None, bool]:
-        """The softmax behind the weights, and whether its NaN become zeros."""
+    def softmax(self, expr: relax.Expr) -> relax.Call | None:
+        """The softmax behind the weights; notes which rows of it become zeros."""
         start = expr
         expr = self.uncast(expr)
+        uses = 1
         where = self.view.call(expr, "relax.where")
         if where is not None:
-            check = self.view.call(where.args[0], "relax.isnan")
-            kept = where.args[2]
-            if check is None or not check.args[0].same_as(kept):
-                return None, False
-            if uniform_value(self.view, where.args[1]) != 0:
-                return None, False
-            self.passed += [expr, where.args[0]]
-            expr = kept
+            if uniform_value(self.view, where.args[1]) != 0 or not self._chooses_rows(where):
+                return None
+            self.passed.append(expr)
+            uses = _USES_WITH_NAN_CHECK if self.zero_rows else 1
+            expr = where.args[2]
         softmax = self.view.call(self.uncast(expr), "relax.nn.softmax")
-        if softmax is None:
-            return None, False
-        for var in (start, expr):
-            self.through(var, 1 if where is None or var.same_as(start) else _USES_WITH_NAN_CHECK)
-        return softmax, where is not None
+        if softmax is not None:
+            self.through(start)
+            self.through(expr, uses)
+        return softmax
+
+    def _chooses_rows(self, where: relax.Call) -> bool:
+        """Whether a choice is made for whole rows: of those without keys, or by a condition."""
+        condition, _, kept = where.args
+        check = self.view.call(condition, "relax.isnan")
+        if check is not None and check.args[0].same_as(kept):
+            self.passed.append(condition)
+            self.zero_rows = True
+            return True
+        if uniform_value(self.view, condition) == 0:
+            return True
+        shape = static_shape(condition)
+        if not shape or shape[-1] != 1:
+            return False
+        self.empty_rows = condition
+        return True
 
 
 def _read_scores(view: GraphView, scores: relax.Expr) -> _Scores | None:

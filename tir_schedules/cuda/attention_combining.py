@@ -18,10 +18,17 @@ from tvm_ext.tir_schedules.cuda.attention_scores import (
     inverse,
     number,
 )
-from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded
+from tvm_ext.tir_schedules.cuda.attention_shape import WARP
+from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
+from tvm_ext.tir_schedules.cuda.warp_code import (
+    block_barrier,
+    from_lane,
+    without_added_barriers,
+)
 from tvm_ext.tir_schedules.statements import sequence
 
-_THREADS = 128
+_MOST_WARPS = 8
+_MOST_UNROLLED = 16
 
 
 class PartialResults:
@@ -42,9 +49,13 @@ class PartialResults:
         self.sums = arrays.allocated("sums", [*shape, problem.width], "float32", "global")
         self.highest = arrays.allocated("part_highest", shape, "float32", "global")
         self.totals = arrays.allocated("part_totals", shape, "float32", "global")
+        self.warps = min(_MOST_WARPS, parts)
+        self._columns = -(-problem.width // WARP)
         self._top = arrays.registers("top", 1, "float32", ())
         self._total = arrays.registers("total", 1, "float32", ())
-        self._sum = arrays.registers("sum", 1, "float32", ())
+        self._sums = arrays.registers("own_sums", self._columns, "float32", ())
+        shape = [self.warps, self._columns * WARP]
+        self._shared = arrays.allocated("warp_sums", shape, "float32", "shared")
 
     def row(self, place: RowPlace) -> Any:
         """The number of a row."""
@@ -52,57 +63,108 @@ class PartialResults:
         return (place.batch * heads + place.head) * queries + place.query
 
     def combine(self) -> tirx.Stmt:
-        """The second kernel: each thread adds up the parts of one element."""
-        count = self.rows * self.problem.width
+        """The second kernel: a block for each row, whose warps share out the parts."""
 
-        def block(index: Any) -> tirx.Stmt:
-            def thread(lane: Any) -> tirx.Stmt:
-                at = index * number(_THREADS) + lane
-                inside = at < number(count) if count % _THREADS else None
-                return guarded(inside, self._element(at))
+        def block(row: Any) -> tirx.Stmt:
+            def threads(warp: Any) -> tirx.Stmt:
+                return bound("threadIdx.x", WARP, INDEX, lambda lane: self._thread(row, warp, lane))
 
-            return bound("threadIdx.x", _THREADS, INDEX, thread)
+            return bound("threadIdx.y", self.warps, INDEX, threads)
 
-        return bound("blockIdx.x", -(-count // _THREADS), INDEX, block)
+        return bound("blockIdx.x", self.rows, INDEX, block)
 
-    def _element(self, at: Any) -> tirx.Stmt:
-        width, zero = number(self.problem.width), number(0)
-        row, column = tirx.floordiv(at, width), tirx.floormod(at, width)
-        top, total, held = self._top, self._total, self._sum
+    def _thread(self, row: Any, warp: Any, lane: Any) -> tirx.Stmt:
+        zero, top, total = number(0), self._top, self._total
 
         def higher(part: Any) -> tirx.Stmt:
             found = tirx.BufferLoad(self.highest, [part, row])
             return top.put(zero, tirx.max(top.at(zero), found))
 
         def add(part: Any) -> tirx.Stmt:
-            distance = tirx.BufferLoad(self.highest, [part, row]) - top.at(zero)
-            weight = tirx.exp2(distance * tirx.const(exponent(self.problem), "float32"))
             some = tirx.BufferLoad(self.totals, [part, row])
-            values = tirx.BufferLoad(self.sums, [part, row, column])
-            return sequence(
-                [
-                    total.put(zero, total.at(zero) + some * weight),
-                    held.put(zero, held.at(zero) + values * weight),
-                ]
-            )
+            return total.put(zero, total.at(zero) + some * self._weight(part, row))
 
-        return sequence(
-            [
-                top.put(zero, LOWEST),
-                total.put(zero, ZERO),
-                held.put(zero, ZERO),
-                self._each_part(higher),
-                # Where no part sees a key: the difference of two infinities would be no number.
-                top.put(zero, tirx.Select(top.at(zero) == LOWEST, ZERO, top.at(zero))),
-                self._each_part(add),
-                self._store(row, column, held.at(zero) * inverse(total.at(zero), self.problem)),
+        both = [
+            (top, higher, lambda a, b: tirx.max(a, b)),
+            (total, add, lambda a, b: a + b),
+        ]
+        statements = [top.put(zero, LOWEST), total.put(zero, ZERO)]
+        for kept, step, join in both:
+            statements.append(self._each_part(lane, WARP, step))
+            statements += [
+                kept.put(zero, join(kept.at(zero), from_lane(kept.at(zero), distance)))
+                for distance in (1, 2, 4, 8, 16)
             ]
-        )
+            # Where no part sees a key: the difference of two infinities would be no number.
+            seen = top.at(zero)
+            statements.append(top.put(zero, tirx.Select(seen == LOWEST, ZERO, seen)))
+        body = [*statements, *self._sum_up(row, warp, lane), self._write(row, warp, lane)]
+        return without_added_barriers(sequence(body))
 
-    def _each_part(self, body: Any) -> tirx.Stmt:
-        part = tirx.Var("part", INDEX)
-        first, count = number(0), number(self.parts)
-        return tirx.For(part, first, count, tirx.ForKind.SERIAL, body(part))
+    def _sum_up(self, row: Any, warp: Any, lane: Any) -> list[tirx.Stmt]:
+        """Each warp's sums of some parts, in shared memory."""
+        sums = self._sums
+
+        def column(j: Any) -> tuple[Any, Any]:
+            at = j * number(WARP) + lane
+            return at, at < number(self.problem.width) if self.problem.width % WARP else None
+
+        def add(part: Any) -> tirx.Stmt:
+            def one(j: Any) -> tirx.Stmt:
+                at, inside = column(j)
+                found = tirx.BufferLoad(self.sums, [part, row, at])
+                weighted = sums.at(j) + found * self._weight(part, row)
+                return guarded(inside, sums.put(j, weighted))
+
+            return repeated(self._columns, INDEX, one)
+
+        def publish(j: Any) -> tirx.Stmt:
+            return tirx.BufferStore(self._shared, sums.at(j), [warp, column(j)[0]])
+
+        return [
+            repeated(self._columns, INDEX, lambda j: sums.put(j, ZERO)),
+            self._each_part(warp, self.warps, add),
+            repeated(self._columns, INDEX, publish),
+            block_barrier("shared"),
+        ]
+
+    def _write(self, row: Any, warp: Any, lane: Any) -> tirx.Stmt:
+        """The warps' sums added up, each thread for some of the elements."""
+        width, zero = self.problem.width, number(0)
+        threads, sums = self.warps * WARP, self._sums
+
+        def one(i: Any) -> tirx.Stmt:
+            at = i * number(threads) + warp * number(WARP) + lane
+
+            def add(other: Any) -> tirx.Stmt:
+                found = tirx.BufferLoad(self._shared, [other, at])
+                return sums.put(zero, sums.at(zero) + found)
+
+            value = sums.at(zero) * inverse(self._total.at(zero), self.problem)
+            steps = [
+                sums.put(zero, ZERO),
+                repeated(self.warps, INDEX, add),
+                self._store(row, at, value),
+            ]
+            inside = at < number(width) if width % threads else None
+            return guarded(inside, sequence(steps))
+
+        return repeated(-(-width // threads), INDEX, one)
+
+    def _weight(self, part: Any, row: Any) -> Any:
+        distance = tirx.BufferLoad(self.highest, [part, row]) - self._top.at(number(0))
+        return tirx.exp2(distance * tirx.const(exponent(self.problem), "float32"))
+
+    def _each_part(self, first: Any, step: int, body: Any) -> tirx.Stmt:
+        """``body`` for the parts from ``first`` on, ``step`` apart."""
+        times = -(-self.parts // step)
+
+        def one(i: Any) -> tirx.Stmt:
+            part = i * number(step) + first
+            return guarded(part < number(self.parts) if self.parts % step else None, body(part))
+
+        kind = tirx.ForKind.UNROLLED if times <= _MOST_UNROLLED else tirx.ForKind.SERIAL
+        return repeated(times, INDEX, one, kind)
 
     def _store(self, row: Any, column: Any, value: Any) -> tirx.Stmt:
         output = self.problem.output

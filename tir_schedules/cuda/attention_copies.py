@@ -15,6 +15,7 @@ from tvm_ext.tir_schedules.statements import sequence
 
 _COPY_BYTES = 16
 _LEAST_COPY_BYTES = 4
+_MOST_UNROLLED = 16
 
 
 class AttentionCopies(AttentionRows):
@@ -117,4 +118,7 @@ class AttentionCopies(AttentionRows):
             at = i * number(threads) + self.thread
             return guarded(at < number(count) if count % threads else None, body(at))
 
-        return repeated(-(-count // threads), INDEX, one)
+        times = -(-count // threads)
+        # Written out, their addresses would all be computed ahead, and take registers.
+        kind = tirx.ForKind.UNROLLED if times <= _MOST_UNROLLED else tirx.ForKind.SERIAL
+        return repeated(times, INDEX, one, kind)

@@ -27,8 +27,18 @@ _STAGES = (2, 3)
 # Tiles of keys that a part of them has at least: fewer are not worth a second step.
 _LEAST_TILES = 2
 
-# Cycles of a step that only other blocks hide: copies, barriers, shuffles.
+# Cycles, rounded, that a warp takes for a matrix instruction, a load of fragments, a score and the
+# copy of 16 bytes; and of a step for barriers, shuffles and whatever waits for the one before.
+_PRODUCT_CYCLES = 8
+_LOAD_CYCLES = 16
+_SCORE_CYCLES = 10
+_COPY_CYCLES = 8
 _STEP_LATENCY = 600
+
+# Cycles until what each of eight warps loads of one part has come from memory.
+_COMBINING_LATENCY = 600
+
+_MOST_SPLITS = 128
 
 # Exponentials that a multiprocessor starts in a cycle: CUDA C++ Programming Guide, "Throughput of
 # native arithmetic instructions".
@@ -103,7 +113,7 @@ def _splits(
     steps = math.ceil(problem.keys / tiles.keys)
     count = math.prod(blocks(problem, tiles))
     for rounds in (1, 2, 4):
-        parts = min(steps // _LEAST_TILES, rounds * machine.sms // count)
+        parts = min(steps // _LEAST_TILES, rounds * machine.sms // count, _MOST_SPLITS)
         if count < machine.sms and parts > 1:
             # No part of the keys is empty.
             yield math.ceil(steps / math.ceil(steps / parts))
@@ -112,32 +122,50 @@ def _splits(
 def _seconds(layout: TileLayout, machine: GpuDescription) -> tuple[float, ...]:
     """Estimated time, and what breaks a tie.
 
-    A multiprocessor's time is the longest of its products with the exponentials in between, of what
-    its warps read from shared memory, and of the keys and values that come from L2 or memory.
+    For a tile of keys, the blocks that share a multiprocessor take as long as what is busiest:
+    products, exponentials, reads of shared memory, or copies from L2 or memory, and a quarter of
+    the rest, which overlaps in part only; or as long as one block takes that has it for itself.
     """
     problem, tiles = layout.problem, layout.tiles
     size, cycles = problem.query.element_bytes, machine.clock_ghz * 1e9
     both = layout.depth + layout.width
     count = math.prod(blocks(problem, tiles)) * tiles.splits
     resident = max(1, min(_resident(layout, machine), math.ceil(count / machine.sms)))
-    rounds = math.ceil(count / (machine.sms * resident)) * resident
     steps = math.ceil(math.ceil(problem.keys / tiles.keys) / tiles.splits)
     if problem.compute.causal is not None and problem.queries > tiles.rows:
         steps = math.ceil((steps + 1) / 2)
-    rate = machine.peak_flops(problem.query.dtype) / 2 / machine.sms
-    # Four schedulers of a multiprocessor start instructions, each for warps of its own.
-    rate *= min(1.0, tiles.warps * resident / 4)
-    products = tiles.rows * tiles.keys * both / rate
-    exponentials = tiles.rows * tiles.keys / (_EXPONENTIALS * cycles)
-    fragments = _shared_reads(layout) / (BANKS_BYTES * cycles)
     heads = problem.batch * problem.key.size("h")
     loaded = heads * problem.keys * (problem.depth + problem.width) * size
     rate_of_loads = machine.bandwidth(loaded) / machine.sms
-    step = max(products + exponentials, fragments, tiles.keys * both * size / rate_of_loads)
-    step += _STEP_LATENCY / cycles / resident
-    start = tiles.rows * layout.depth * size / rate_of_loads
-    total = rounds * (steps * step + start) + _combining(layout, machine)
+    busy = (
+        tiles.rows
+        * tiles.keys
+        * both
+        / (machine.peak_flops(problem.query.dtype) / 2 / machine.sms),
+        tiles.rows * tiles.keys / (_EXPONENTIALS * cycles),
+        _shared_reads(layout) / (BANKS_BYTES * cycles),
+        tiles.keys * both * size / rate_of_loads,
+    )
+    shared = resident * (max(busy) + (sum(busy) - max(busy)) / 4)
+    step = max(shared, _alone(layout, machine) / cycles)
+    start = resident * tiles.rows * layout.depth * size / rate_of_loads
+    groups = math.ceil(count / (machine.sms * resident))
+    total = groups * (steps * step + start) + _combining(layout, machine)
     return (total, tiles.stages, -tiles.keys, tiles.warps)
+
+
+def _alone(layout: TileLayout, machine: GpuDescription) -> float:
+    """Cycles of a step of one warp, whose instructions are issued one after the other."""
+    tiles, both = layout.tiles, layout.depth + layout.width
+    scores = tiles.thread_rows * tiles.keys // tiles.kind.lanes
+    size = layout.problem.query.element_bytes
+    copies = tiles.keys * both * size // (16 * WARP * tiles.warps)
+    cycles = _STEP_LATENCY + _SCORE_CYCLES * scores + _COPY_CYCLES * copies
+    if not tiles.kind.on_tensor_cores:
+        lanes = machine.fp32_lanes_per_sm // 4
+        return cycles + tiles.warp_rows * tiles.keys * both / lanes
+    instructions = tiles.row_tiles * tiles.keys * both / 128
+    return cycles + _PRODUCT_CYCLES * instructions + _LOAD_CYCLES * tiles.keys * both / 256
 
 
 def _shared_reads(layout: TileLayout) -> float:
@@ -160,7 +188,8 @@ def _combining(layout: TileLayout, machine: GpuDescription) -> float:
         return 0.0
     rows = problem.batch * problem.heads * problem.queries
     partial = splits * rows * (problem.width + 2) * 4
-    return machine.kernel_overhead_us * 1e-6 + 2 * partial / machine.bandwidth(partial)
+    waits = _COMBINING_LATENCY * math.ceil(splits / 8) / (machine.clock_ghz * 1e9)
+    return machine.kernel_overhead_us * 1e-6 + 2 * partial / machine.bandwidth(partial) + waits
 
 
 def _resident(layout: TileLayout, machine: GpuDescription) -> int:

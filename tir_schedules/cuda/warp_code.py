@@ -87,9 +87,9 @@ def await_copies(groups: int) -> tirx.Stmt:
     )
 
 
-def block_barrier() -> tirx.Stmt:
+def block_barrier(scope: str = "shared.dyn") -> tirx.Stmt:
     """Waits for all threads of the block; what they wrote to shared memory can then be read."""
-    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared.dyn"))
+    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", scope))
 
 
 def from_lane(value: Any, distance: int) -> Any:
