@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import tvm_ffi
 
-import cuda_emulation.building  # noqa: F401, its error class
+import cuda_emulation.errors  # noqa: F401, known to TVM from here on
 from cuda_emulation.libraries import announce, kernel_library
 
 _TAGS = [f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"]

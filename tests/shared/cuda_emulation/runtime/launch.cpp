@@ -128,7 +128,7 @@ void run_blocks(void (*body)(void*), void* data) {
     block.index[0] = at % grid[0];
     block.index[1] = at / grid[0] % grid[1];
     block.index[2] = at / (size_t(grid[0]) * grid[1]);
-    if (block.next_clock > 1u << 25) reset_shadow();
+    if (block.next_clock > 1u << 24) reset_shadow();
     begin_shared_memory();
     run_block(body, data);
   }
