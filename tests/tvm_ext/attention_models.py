@@ -141,7 +141,9 @@ def three_axes() -> onnx.ModelProto:
     """Heads and batch are one axis; a position bias is added before a mask."""
     g = Graph()
     rows = BATCH * HEADS
-    q, k, v = (g.input(n, [rows, s, DEPTH]) for n, s in zip("qkv", (QUERIES, KEYS, KEYS), strict=True))
+    q, k, v = (
+        g.input(n, [rows, s, DEPTH]) for n, s in zip("qkv", (QUERIES, KEYS, KEYS), strict=True)
+    )
     scores = g.op("MatMul", g.op("Div", q, g.const(2.0)), g.op("Transpose", k, perm=[0, 2, 1]))
     scores = g.op("Add", g.input("bias", [rows, QUERIES, KEYS]), scores)
     scores = g.op("Add", scores, g.input("mask", [QUERIES, KEYS]))
