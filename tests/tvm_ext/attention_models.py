@@ -159,13 +159,27 @@ def operator(**attributes: object) -> onnx.ModelProto:
     return g.model(g.op("Attention", q, k, v, mask, **attributes), RESULT)
 
 
-def microsoft(dtype: str = "float32") -> onnx.ModelProto:
-    """ONNX Runtime's MultiHeadAttention with biases and lengths of keys."""
-    g = Graph(dtype)
+def microsoft(**attributes: object) -> onnx.ModelProto:
+    """ONNX Runtime's MultiHeadAttention with biases, a mask of the padding and a position bias."""
+    g = Graph()
     q = g.input("q", [BATCH, QUERIES, HEADS * DEPTH])
-    k, v = (g.input(n, [BATCH, KEYS, HEADS * DEPTH]) for n in "kv")
+    k, v = (g.input(name, [BATCH, KEYS, HEADS * DEPTH]) for name in "kv")
+    bias = g.const(np.random.default_rng(0).uniform(-1, 1, 3 * HEADS * DEPTH))
+    mask = g.input("seen", [BATCH, KEYS], TensorProto.INT32)
+    added = g.input("added", [1, HEADS, QUERIES, KEYS])
+    given = {"num_heads": HEADS, "domain": "com.microsoft", **attributes}
+    made = g.op("MultiHeadAttention", q, k, v, bias, mask, added, **given)
+    return g.model(made, [BATCH, QUERIES, HEADS * DEPTH])
+
+
+def microsoft_self(**attributes: object) -> onnx.ModelProto:
+    """ONNX Runtime's Attention: the products that make query, key and value are part of it."""
+    g = Graph()
+    x = g.input("x", [BATCH, KEYS, 12])
     draw = np.random.default_rng(0)
+    weights = g.const(draw.uniform(-1, 1, (12, 3 * HEADS * DEPTH)))
     bias = g.const(draw.uniform(-1, 1, 3 * HEADS * DEPTH))
     mask = g.input("seen", [BATCH, KEYS], TensorProto.INT32)
-    made = g.op("MultiHeadAttention", q, k, v, bias, mask, num_heads=HEADS, domain="com.microsoft")
-    return g.model(made, [BATCH, QUERIES, HEADS * DEPTH])
+    given = {"num_heads": HEADS, "domain": "com.microsoft", **attributes}
+    made = g.op("Attention", x, weights, bias, mask, **given)
+    return g.model(made, [BATCH, KEYS, HEADS * DEPTH])

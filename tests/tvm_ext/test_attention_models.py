@@ -32,6 +32,8 @@ FORMS: dict[str, Callable[[], onnx.ModelProto]] = {
     "three axes": models.three_axes,
     "operator": models.operator,
     "operator causal": lambda: models.operator(is_causal=1),
+    "microsoft": models.microsoft,
+    "microsoft self": models.microsoft_self,
 }
 
 
@@ -78,6 +80,19 @@ def test_every_form_is_one_kernel_with_the_same_numbers(name: str) -> None:
     wanted, found = run(plain, arrays), run(fused, arrays)
     tolerance = 4e-3 if wanted.dtype == np.float16 else 1e-5
     np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("scale", [{}, {"scale": 0.3}])
+@pytest.mark.parametrize("name", ["microsoft", "microsoft self"])
+def test_microsoft_as_onnx_runtime(name: str, scale: dict[str, float]) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    model = {"microsoft": models.microsoft, "microsoft self": models.microsoft_self}[name](**scale)
+    session = runtime.InferenceSession(model.SerializeToString())
+    arrays = inputs_of(model)
+    given = dict(zip([item.name for item in model.graph.input], arrays, strict=True))
+    (wanted,) = session.run(None, given)
+    found = run(lowered(model, "nvidia-h100")[0], arrays)
+    np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)
 
 
 def test_a_model_runs_as_cuda_code() -> None:
