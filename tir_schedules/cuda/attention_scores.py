@@ -11,9 +11,9 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_ext.tir_schedules.attention_compute import masked_score
-from tvm_ext.tir_schedules.cuda.attention_problem import AttentionProblem
-from tvm_ext.tir_schedules.cuda.launch import Arrays, repeated
+from tvm_ext.tir_schedules.attention_compute import Mask, masked_score
+from tvm_ext.tir_schedules.cuda.attention_problem import AttentionProblem, NamedTensor
+from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, repeated
 from tvm_ext.tir_schedules.cuda.warp_code import from_lane
 from tvm_ext.tir_schedules.statements import sequence
 
@@ -42,6 +42,8 @@ class ScorePlaces:
         The place of a score by the numbers of its row and its column.
     lanes : tuple[int, ...]
         Distances of the lanes that have the other columns of the same rows.
+    neighbours : int
+        How many columns with successive numbers are neighbours, the first a multiple of it.
     """
 
     rows: int
@@ -50,6 +52,7 @@ class ScorePlaces:
     column: Callable[[Any], Any]
     register: Callable[[Any, Any], Any]
     lanes: tuple[int, ...]
+    neighbours: int = 1
 
     @property
     def keys(self) -> int:
@@ -69,14 +72,18 @@ class RowPlace:
 class ThreadScores:
     """Scores of a tile, and of the rows so far the highest score and the sum of the weights."""
 
-    def __init__(self, problem: AttentionProblem, places: ScorePlaces, arrays: Arrays) -> None:
-        self.problem = problem
-        self.places = places
+    def __init__(
+        self, problem: AttentionProblem, places: ScorePlaces, packed: bool, arrays: Arrays
+    ) -> None:
+        self.problem, self.places, self.packed = problem, places, packed
         rows, count = places.rows, places.rows * places.columns
         self.scores = arrays.registers("scores", count, "float32", ())
         self.highest = arrays.registers("highest", rows, "float32", ())
         self.totals = arrays.registers("totals", rows, "float32", ())
         self.factors = arrays.registers("factors", rows, "float32", ())
+        self.given = [
+            arrays.registers("given", places.columns, tensor.dtype, ()) for tensor in problem.masks
+        ]
         self._shift = arrays.registers("shift", 1, "float32", ())
         # Scores stay as the products are, and exponents take the scale, where there are no masks.
         self.exponent = exponent(problem)
@@ -94,25 +101,59 @@ class ThreadScores:
 
     def mask(self, rows: Sequence[RowPlace], first_key: Any) -> list[tirx.Stmt]:
         """Applies the masks that are tensors; ``first_key`` is that of the tile."""
-        problem, places = self.problem, self.places
-        if not problem.masks:
+        if not self.problem.masks:
             return []
-        scale = tirx.const(problem.compute.scale, "float32")
+        scale = tirx.const(self.problem.compute.scale, "float32")
+        statements = [
+            self._each_score(
+                lambda i, j: self.scores.put(
+                    self._register(i, j), self.scores.at(self._register(i, j)) * scale
+                )
+            )
+        ]
+        masks = zip(self.problem.masks, self.problem.compute.masks, self.given, strict=True)
+        for tensor, mask, given in masks:
+            for i, row in enumerate(rows):
+                if i == 0 or self._differs(tensor):
+                    statements.append(self._load_mask(tensor, given, row, first_key))
 
-        def one(i: int, j: Any) -> tirx.Stmt:
-            key = first_key + places.column(j)
-            if problem.keys % places.keys:
-                key = tirx.min(key, number(problem.keys - 1))
-            place = {"b": rows[i].batch, "h": rows[i].head, "q": rows[i].query, "k": key}
-            at = places.register(number(i), j)
-            score = self.scores.at(at) * scale
-            for tensor, mask in zip(problem.masks, problem.compute.masks, strict=True):
-                needed = {letter: place[letter] for letter in mask.axes}
-                given = tirx.BufferLoad(tensor.buffer, [tensor.address(**needed)])
-                score = masked_score(score, given, mask)
-            return self.scores.put(at, score)
+                def one(j: Any, i: int = i, mask: Mask = mask, given: Any = given) -> tirx.Stmt:
+                    at = self._register(i, j)
+                    return self.scores.put(at, masked_score(self.scores.at(at), given.at(j), mask))
 
-        return [self._each_score(one)]
+                statements.append(repeated(self.places.columns, INDEX, one))
+        return statements
+
+    def _register(self, i: int, j: Any) -> Any:
+        return self.places.register(number(i), j)
+
+    def _differs(self, tensor: NamedTensor) -> bool:
+        """Whether a mask is another one for other rows of the thread."""
+        return tensor.stride("q") > 0 or (self.packed and tensor.stride("h") > 0)
+
+    def _load_mask(
+        self, tensor: NamedTensor, given: ThreadArray, row: RowPlace, first_key: Any
+    ) -> tirx.Stmt:
+        """The elements of a mask for a row; neighbours in one access where they are aligned."""
+        keys, places = self.problem.keys, self.places
+        vector = places.neighbours if keys % places.neighbours == 0 else 1
+        if tensor.element_bytes == 1 or tensor.stride("k") != 1:
+            vector = 1
+
+        def group(j: Any) -> tirx.Stmt:
+            key = first_key + places.column(j * number(vector))
+            if keys % places.keys:
+                key = tirx.min(key, number(keys - vector))
+            place = {"b": row.batch, "h": row.head, "q": row.query, "k": key}
+            start = tensor.address(**{letter: place[letter] for letter in tensor.axes})
+
+            def one(i: Any) -> tirx.Stmt:
+                value = tirx.BufferLoad(tensor.buffer, [start + i])
+                return given.put(j * number(vector) + i, value)
+
+            return repeated(vector, INDEX, one, tirx.ForKind.VECTORIZED)
+
+        return repeated(places.columns // vector, INDEX, group)
 
     def hide(self, rows: Sequence[RowPlace], first_key: Any) -> tirx.Stmt:
         """Takes out keys beyond the last one, and those that a causal mask hides.

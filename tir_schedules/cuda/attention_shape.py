@@ -175,6 +175,8 @@ class TileLayout:
     def _registers(self, query_steps: int) -> int:
         tiles, rows = self.tiles, self.tiles.thread_rows
         held = rows * (self.width + tiles.keys) // tiles.kind.lanes + OTHER_REGISTERS
+        for mask in self.problem.masks:
+            held += tiles.keys // tiles.kind.lanes * mask.element_bytes // 4
         if not tiles.kind.on_tensor_cores:
             # Four neighbours of every operand at a time.
             return held + 4 * (rows + max(tiles.keys // tiles.kind.lanes, self.width // WARP))

@@ -79,7 +79,9 @@ class AttentionWalk(AttentionCopies, ABC):
         """The element of a value that result ``j`` is."""
 
     def _thread(self, _lane: Any) -> tirx.Stmt:
-        self.scores = ThreadScores(self.problem, self.score_places(), self.arrays)
+        self.scores = ThreadScores(
+            self.problem, self.score_places(), self.tiles.packed, self.arrays
+        )
         found = [self.row(self.scores.places.row(number(i))) for i in range(self.tiles.thread_rows)]
         self.rows = [place for place, _ in found]
         begin, end = self.key_range()

@@ -54,7 +54,7 @@ class WarpAttention(AttentionWalk):
         def register(i: Any, j: Any) -> Any:
             return _register(i, j, keys)
 
-        return ScorePlaces(rows, keys // 4, row, self._column, register, (1, 2))
+        return ScorePlaces(rows, keys // 4, row, self._column, register, (1, 2), 2)
 
     def result(self, row: int, j: Any) -> Any:
         """See ``AttentionWalk.result``."""

@@ -20,8 +20,15 @@ def of(case: Case, machine: str, arch: str, folder) -> list:
 
 
 @needs_nvcc
-@pytest.mark.parametrize(("machine", "arch"), MACHINES, ids=str)
-@pytest.mark.parametrize("depth", [64, 128])
+@pytest.mark.parametrize(
+    ("machine", "arch", "depth"),
+    [
+        (*MACHINES[0], 64),
+        (*MACHINES[1], 128),
+        pytest.param(*MACHINES[0], 128, marks=pytest.mark.slow),
+        pytest.param(*MACHINES[1], 64, marks=pytest.mark.slow),
+    ],
+)
 def test_no_spills(machine, arch, depth, tmp_path):
     for used in of(Case(4, 16, 2048, 2048, depth, causal=0), machine, arch, tmp_path):
         assert used.spilled == used.stack == 0
