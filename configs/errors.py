@@ -18,6 +18,11 @@ class ConfigError(TvmExtError):
 
 
 def reason_of(error: BaseException, limit: int = 300) -> str:
-    """The last line of an error's text, where TVM says what is wrong; its type without a text."""
+    """The line of an error's text in which TVM says what is wrong; its type without a text.
+
+    That is the last one, unless TVM shows below where in a module it happened.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    places = [i for i, line in enumerate(lines) if line.startswith("Error in pass:")]
+    lines = lines[: places[0]] if places and places[0] else lines
     return lines[-1][:limit] if lines else type(error).__name__

@@ -6,6 +6,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import dlight
 
+from tvm_ext.configs.errors import reason_of
 from tvm_ext.hardware.description import CpuDescription, GpuDescription
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.apply_template import (
@@ -14,13 +15,21 @@ from tvm_ext.tir_schedules.apply_template import (
     apply_template,
     marked_as_scheduled,
 )
-from tvm_ext.tir_schedules.cuda import CUDA_TEMPLATES
+from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT, CUDA_TEMPLATES
+from tvm_ext.tir_schedules.cuda.bound_loops import is_bound, with_guarded_grids
+from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.scope_marks import without_scope_marks
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
 from tvm_ext.tir_schedules.wafer import MESH_TEMPLATES
+
+# What TVM's rules raise on kernels that they were not written for, failed assertions among it.
+_RULE_ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError),
+    *(TypeError, ValueError, tvm.error.InternalError, s_tir.ScheduleError),
+)
 
 _GPU_RULES = (
     dlight.gpu.Matmul,
@@ -103,6 +112,13 @@ def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]
     ]
 
 
+def schedule_by_last_resort(
+    func: tirx.PrimFunc, machine: GpuDescription
+) -> tuple[tirx.PrimFunc, ScheduleChoice]:
+    """``func`` by the schedule for GPUs that takes any kernel; raises ScheduleRefusedError."""
+    return _by_last_resort(without_scope_marks(func), machine, [])
+
+
 def _schedule_by_record(
     name: str, func: tirx.PrimFunc, machine: Machine, records: RecordSource
 ) -> tuple[tirx.PrimFunc, ScheduleChoice] | NotMine:
@@ -121,8 +137,10 @@ def _schedule_by_rule(
     func: tirx.PrimFunc, machine: Machine
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """The first template of ours, or rule of TVM's, that takes the kernel."""
+    reason = "its loops are written by hand, without blocks to reorder"
+    if isinstance(machine, GpuDescription) and (not _has_blocks(func) or is_bound(func)):
+        return _by_last_resort(func, machine, [reason])
     if not _has_blocks(func):
-        reason = "its loops are written by hand, without blocks to reorder"
         return func, ScheduleChoice("as written", "as written", reason)
     refusals: list[str] = []
     for template in _templates(machine):
@@ -162,17 +180,57 @@ def _schedule_for_gpu(
     func: tirx.PrimFunc, machine: GpuDescription, refusals: list[str]
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """TVM's rules for GPUs, the first that takes the kernel; ``refusals`` are our templates'."""
-    target = machine.tvm_target()
     for rule_class in _GPU_RULES:
-        with target:
-            scheduled = rule_class().apply(func, target, False)
-        if scheduled is None:
-            refusals.append(f"dlight {rule_class.__name__}: not of its pattern")
-            continue
-        sch = scheduled[0] if isinstance(scheduled, list) else scheduled
         name = f"dlight {rule_class.__name__}"
+        scheduled = _by_rule_of_tvm(rule_class, func, machine)
+        if isinstance(scheduled, NotMine):
+            refusals.append(f"{name}: {scheduled.reason}")
+            continue
         reason = "first rule of TVM that takes it"
-        return marked_as_scheduled(sch.mod["main"], func), ScheduleChoice(
-            name, "tvm rule", reason, tuple(refusals)
+        return scheduled, ScheduleChoice(name, "tvm rule", reason, tuple(refusals))
+    return _by_last_resort(func, machine, refusals)
+
+
+def _by_rule_of_tvm(
+    rule_class: type, func: tirx.PrimFunc, machine: GpuDescription
+) -> tirx.PrimFunc | NotMine:
+    """A kernel as one of TVM's rules schedules it; a rule that fails leaves it to the next."""
+    target = machine.tvm_target()
+    try:
+        with target:
+            found = rule_class().apply(func, target, False)
+    except _RULE_ERRORS as error:
+        return NotMine(f"it fails with {type(error).__name__} ({reason_of(error)})")
+    if found is None:
+        return NotMine("not of its pattern")
+    scheduled = (found[0] if isinstance(found, list) else found).mod["main"]
+    if not is_bound(scheduled):
+        return NotMine("it leaves loops that no thread runs")
+    return with_guarded_grids(marked_as_scheduled(scheduled, func))
+
+
+def _by_last_resort(
+    func: tirx.PrimFunc, machine: GpuDescription, refusals: list[str]
+) -> tuple[tirx.PrimFunc, ScheduleChoice]:
+    """The kernel as it is if it binds its loops itself, else by the template that takes all.
+
+    Raises
+    ------
+    ScheduleRefusedError
+        No thread of a GPU could run the kernel.
+    """
+    if is_bound(func):
+        reason = "it is written for threads"
+        return with_guarded_grids(func), ScheduleChoice(
+            "as written", "as written", reason, tuple(refusals)
         )
-    return func, ScheduleChoice("as written", "as written", "no rule takes it", tuple(refusals))
+    found = apply_template(CUDA_LAST_RESORT, func, machine)
+    if isinstance(found, NotMine):
+        name = func.attrs.get("global_symbol", "without a name") if func.attrs else "without a name"
+        raise ScheduleRefusedError(
+            f"a kernel of the model ({name}) cannot run on a GPU: {found.reason}; expected loops "
+            "over tensors: compile for a CPU (--target host)"
+        )
+    return found.func, ScheduleChoice(
+        CUDA_LAST_RESORT.name, "generic", "no template or rule takes it", tuple(refusals)
+    )

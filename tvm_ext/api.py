@@ -8,7 +8,7 @@ import tvm
 
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.build import build, twin
+from tvm_ext.compiler.build import twin
 from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
@@ -17,6 +17,7 @@ from tvm_ext.compiler.memory_limit import require_memory
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
 from tvm_ext.compiler.packed_weights import pack_weights
 from tvm_ext.compiler.phases import Phases
+from tvm_ext.compiler.rescheduled_kernels import build_with_last_resort
 from tvm_ext.compiler.tuned_kernels import (
     RecordsSource,
     find_records,
@@ -25,7 +26,7 @@ from tvm_ext.compiler.tuned_kernels import (
 )
 from tvm_ext.hardware.description import CpuDescription, Description, Processor
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import compiling_for, resolve_processor
+from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.records import CompileReport, GraphRecord
@@ -45,6 +46,7 @@ def compile(
     dump_ir: str | Path | None = None,
     records: RecordsSource = (),
     require_records: bool = False,
+    tf32: bool = False,
 ) -> CompiledModel:
     """Compiles an ONNX model.
 
@@ -72,6 +74,9 @@ def compile(
         are used where these know nothing.
     require_records : bool
         Whether a kernel without a record is an error.
+    tf32 : bool
+        On a GPU: whether products of float32 go to the tensor cores with 10 bits of mantissa
+        instead of 23, as PyTorch's ``allow_tf32``. Sums are float32.
 
     Returns
     -------
@@ -83,7 +88,7 @@ def compile(
         A subclass says what is wrong: ModelError, UnsupportedOperatorError, InputError,
         TargetError, ConfigError, PassError, BuildError or RecordsError.
     """
-    machine = resolve_processor(target)
+    machine = with_tf32(resolve_processor(target)) if tf32 else resolve_processor(target)
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
     runner = PassRunner(Path(dump_ir) if dump_ir is not None else None)
     phases = Phases()
@@ -101,8 +106,9 @@ def compile(
             require_memory(memory, lowered.imported.name)
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
-            executable = build(planned, tvm_target)
-            program = twin(executable, planned, tvm_target)
+            built = build_with_last_resort(planned, tvm_target, machine, lowered.kernels, choices)
+            executable, choices = built.executable, built.choices
+            program = twin(executable, built.mod, tvm_target)
         report = _report(lowered, pipeline.opt_level, machine)
         report.kernels = kernel_records(
             lowered.kernels,

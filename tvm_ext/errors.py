@@ -6,6 +6,7 @@ A message is one line: what was found, what was expected, what to do about it.
 from tvm_ext.configs.atomic_file import OutputPathError
 from tvm_ext.configs.errors import ConfigError, TvmExtError, reason_of
 from tvm_ext.hardware.errors import TargetError
+from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tuning.errors import RecordsError, TuningError
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "RecordsError",
     "ReferenceUnavailableError",
     "RunError",
+    "ScheduleRefusedError",
     "TargetError",
     "TuningError",
     "TvmExtError",

@@ -13,8 +13,8 @@ from expected_failures import may_differ, reason_of
 
 RUN = Path(__file__).parent / "run.py"
 
-# Every 32nd case: most operator families, in half a minute.
-FAST_SHARDS = 32
+# Every 64th case: many operator families, in a quarter of a minute.
+FAST_SHARDS = 64
 SLOW_SHARDS = 8
 
 

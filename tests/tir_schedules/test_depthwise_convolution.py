@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from decision_cases import assert_closed_form_is_default, check_random_numbers
+from decision_cases import DRAWS, assert_closed_form_is_default, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run
@@ -83,7 +83,7 @@ sizes = st.integers(1, 5)
     layout=st.sampled_from(["NHWC", "NCHW"]),
     epilogue=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=6 * DRAWS, deadline=None)
 def test_numbers(
     shape: tuple[int, ...],
     window: tuple[int, ...],
@@ -110,7 +110,7 @@ def test_numbers(
 
 
 @given(length=st.integers(3, 50), channels=st.integers(2, 40), taps=st.integers(2, 3))
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=2 * DRAWS, deadline=None)
 def test_numbers_over_one_axis(length: int, channels: int, taps: int) -> None:
     functions = {
         layout: convolution((2, length, channels), (taps,), layout, padding=1)

@@ -7,8 +7,10 @@ from lowering import f32, kernel_of, kernels_of, loops_of
 from machines import GPU, MACHINE
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
+from tvm.s_tir import dlight
 from tvm.script import tirx as T
 
+from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.select import (
     SCHEDULED_ATTRIBUTE,
@@ -16,7 +18,6 @@ from tvm_ext.tir_schedules.select import (
     schedule_kernel,
     schedule_kernels,
 )
-from tvm_ext.tir_schedules.template import Machine
 
 op = relax.op
 
@@ -74,11 +75,39 @@ def scan(a: T.Buffer((16,), "float32"), b: T.Buffer((16,), "float32")):
         b[i + 1] = b[i] + a[i + 1]
 
 
-@pytest.mark.parametrize("machine", [MACHINE, GPU], ids=lambda m: m.name)
-def test_kernel_without_blocks(machine: Machine) -> None:
-    found, choice = schedule_kernel(scan, machine)
+def test_kernel_without_blocks() -> None:
+    found, choice = schedule_kernel(scan, MACHINE)
     assert found.same_as(scan)
     assert (choice.schedule, choice.source) == ("as written", "as written")
+
+
+def test_kernel_without_blocks_is_bound_on_a_gpu() -> None:
+    found, choice = schedule_kernel(scan, GPU)
+    assert (choice.schedule, choice.source) == ("generic", "generic")
+    assert "thread" in [loop.kind for loop in loops_of(found)]
+
+
+def test_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: object, *_: object) -> None:
+        raise AttributeError("'Add' object has no attribute 'value'")
+
+    for rule in ("GEMV", "Fallback"):
+        monkeypatch.setattr(getattr(dlight.gpu, rule), "apply", fail)
+    pool = kernel_of(lambda x: nn.max_pool2d(x, (3, 3)), f32(1, 4, 9, 9))
+    found, choice = schedule_kernel(pool, GPU)
+    assert choice.schedule == "generic"
+    assert any("GEMV: it fails with AttributeError" in r for r in choice.refusals)
+    assert "thread" in [loop.kind for loop in loops_of(found)]
+
+
+@T.prim_func(s_tir=True)
+def packed(a: T.Buffer((16,), "float32"), b: T.Buffer((16,), "float32")):
+    T.evaluate(T.call_packed("tvm.contrib.sort.sort", a.data, b.data))
+
+
+def test_kernel_that_calls_the_host_is_refused_on_a_gpu() -> None:
+    with pytest.raises(ScheduleRefusedError, match=r"calls tvm\.contrib\.sort\.sort"):
+        schedule_kernel(packed, GPU)
 
 
 def test_symbol_is_kept() -> None:

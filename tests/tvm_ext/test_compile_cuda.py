@@ -4,8 +4,11 @@ import numpy as np
 import onnx
 import pytest
 from small_models import mlp, model, node, rand, value
+from tvm import s_tir, tirx
 
 import tvm_ext
+import tvm_ext.errors
+from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
 
 
 def attention_block() -> onnx.ModelProto:
@@ -59,9 +62,35 @@ def test_products_go_to_the_contraction() -> None:
     assert "__shared__" in cuda_code(compiled)
 
 
+def test_float32_keeps_its_bits_unless_tf32_is_asked_for() -> None:
+    plain = tvm_ext.compile(mlp(4), target="nvidia-a100")
+    short = tvm_ext.compile(mlp(4), target="nvidia-a100", tf32=True)
+    assert "mma.sync" not in cuda_code(plain)
+    assert ".f32.tf32.tf32.f32" in cuda_code(short)
+    assert short.report.target["tf32"] is True
+    with pytest.raises(tvm_ext.errors.TargetError, match="leave it out"):
+        tvm_ext.compile(mlp(4), tf32=True)
+
+
 def test_products_of_open_sizes_are_bound_and_say_why_no_template_took_them() -> None:
     compiled = tvm_ext.compile(mlp("N"), target="cuda")
     rest = [kernel for kernel in compiled.report.kernels if kernel.source == "tvm rule"]
     for product in rest:
         assert any(refusal.startswith("contraction: ") for refusal in product.refusals)
     assert "threadIdx.x" in cuda_code(compiled)
+
+
+def test_schedule_without_code_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_wide(_: object, func: tirx.PrimFunc, machine: object, decisions: object) -> object:
+        sch = s_tir.Schedule(func)
+        (block,) = sch.get_child_blocks(sch.get_sblock("root"))
+        outer, inner = sch.split(sch.fuse(*sch.get_loops(block)), factors=[None, 64])
+        sch.bind(outer, "threadIdx.x")
+        sch.vectorize(inner)
+        return sch
+
+    monkeypatch.setattr(Elementwise, "apply", too_wide)
+    found = model([node("Add", ["x", "x"], ["y"])], [value("x", [8, 64])], [value("y", [8, 64])])
+    (kernel,) = tvm_ext.compile(found, target="nvidia-h100").report.kernels
+    assert (kernel.schedule, kernel.source) == ("generic", "generic")
+    assert any("elementwise: no code could be generated" in text for text in kernel.refusals)

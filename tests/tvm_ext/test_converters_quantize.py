@@ -141,8 +141,12 @@ def test_stored_weights_become_the_numbers_that_they_stand_for():
     np.testing.assert_allclose(found, x @ (centred * inputs["s"]), rtol=1e-4)
 
 
+# Of a range of subnormal numbers the scale is zero, and the result divided by it anything.
+RANGE_ENDS = st.floats(-100, 100, width=32).map(lambda end: 0.0 if abs(end) < 1e-30 else end)
+
+
 @settings(max_examples=20, deadline=None)
-@given(low=st.floats(-100, 100, width=32), high=st.floats(-100, 100, width=32))
+@given(low=RANGE_ENDS, high=RANGE_ENDS)
 def test_dynamic_quantize_linear(low, high):
     x = np.linspace(low, high, 33, dtype=np.float32)
     (found, scale, zero), (wanted, *rest) = dynamic(x)

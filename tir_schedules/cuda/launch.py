@@ -10,11 +10,12 @@ from tvm import tirx
 Body = Callable[[Any], tirx.Stmt]
 
 
-def bound(tag: str, extent: int, dtype: str, body: Body) -> tirx.Stmt:
+def bound(tag: str, extent: Any, dtype: str, body: Body) -> tirx.Stmt:
     """``body`` for every index of ``tag``, such as "blockIdx.x"."""
     var = tirx.Var(tag.replace("Idx.", "_"), dtype)
     thread = tirx.IterVar(None, tirx.Var(tag, dtype), tirx.IterVar.ThreadIndex, tag)
-    first, count = tirx.const(0, dtype), tirx.const(extent, dtype)
+    first = tirx.const(0, dtype)
+    count = tirx.const(extent, dtype) if isinstance(extent, int) else extent
     return tirx.For(var, first, count, tirx.ForKind.THREAD_BINDING, body(var), thread)
 
 

@@ -3,85 +3,108 @@
 from collections.abc import Sequence
 from typing import Any
 
-import tvm
-from tvm import s_tir, tirx
+from tvm import tirx
 
 from tvm_ext.tir_schedules.cuda.launch import repeated
 from tvm_ext.tir_schedules.cuda.row_places import RowPlaces
 from tvm_ext.tir_schedules.rows.row_combine import Combine
-from tvm_ext.tir_schedules.rows.row_kernel import RowBlock
 from tvm_ext.tir_schedules.statements import sequence
 
 # Partial results whose folding is written out; more are a loop.
 _MOST_UNROLLED = 16
-_WARP = 32
+
+# Threads that exchange values without memory (CUDA C++ Programming Guide, warp shuffles).
+WARP = 32
+
+# All threads of a warp: none has left, or is in a branch of its own.
+_EVERYONE = tirx.const(0xFFFFFFFF, "uint32")
 
 
 class RowCombining(RowPlaces):
     """The combination of the results of several threads."""
 
-    def by_shuffles(
-        self, block: RowBlock, partial: Sequence[Any], combine: Combine
-    ) -> tuple[list[Any], list[tirx.Stmt]]:
-        """One result of neighbouring threads: TVM makes a reduction bound to threads shuffles."""
-        rows, parts = self.launch.rows, self.launch.parts
-        results = [
-            self.arrays.allocated(f"{p.name}_all", [rows], str(p.dtype), "local") for p in partial
+    def by_shuffles(self, partial: Sequence[Any], combine: Combine) -> list[tirx.Stmt]:
+        """Neighbouring threads exchange partial results until all of a row have all of it.
+
+        In a warp by butterflies (D. E. Knuth, "The Art of Computer Programming" 4A, 7.1.3); with
+        several warps a row, one result of each goes through shared memory to all of them.
+        """
+        warps = self.launch.parts // WARP
+        statements = self._butterflies(partial, combine, WARP)
+        if warps == 1:
+            return statements
+        shared = [
+            self.arrays.allocated(
+                f"{p.name}_warps", [self.launch.rows * warps], str(p.dtype), "shared"
+            )
+            for p in partial
         ]
 
-        def all_threads() -> tirx.Stmt:
-            row, part = tirx.Var("v_row", self.dtype), tirx.Var("v_part", self.dtype)
-            iters = [
-                _iteration(row, rows, tirx.IterVar.DataPar, self.dtype),
-                _iteration(part, parts, tirx.IterVar.CommReduce, self.dtype),
+        def place(warp: Any) -> list[Any]:
+            return [self.y * self.number(warps) + warp]
+
+        def publish() -> tirx.Stmt:
+            at = place(tirx.floordiv(self.x, self.number(WARP)))
+            stores = [
+                tirx.BufferStore(s, tirx.BufferLoad(p, self._own()), at)
+                for s, p in zip(shared, partial, strict=True)
             ]
-            (result,), (own,) = results, partial
-            mine = tirx.BufferLoad(own, [row, part, self.number(0)])
-            (value,) = combine([tirx.BufferLoad(result, [row])], [mine])
-            region = [tvm.ir.Range.from_min_extent(i, 1) for i in (row, part, self.number(0))]
-            written = [tvm.ir.Range.from_min_extent(row, 1)]
-            realized = s_tir.SBlock(
-                iters,
-                [tirx.BufferRegion(own, region)],
-                [tirx.BufferRegion(result, written)],
-                "across_threads",
-                tirx.BufferStore(result, value, [row]),
-                tirx.BufferStore(result, block.starts[0], [row]),
+            leads = tirx.floormod(self.x, self.number(WARP)).equal(self.number(0))
+            return tirx.IfThenElse(leads, sequence(stores), None)
+
+        def fetch() -> tirx.Stmt:
+            at = place(tirx.floormod(self.x, self.number(warps)))
+            return sequence(
+                [
+                    tirx.BufferStore(p, tirx.BufferLoad(s, at), self._own())
+                    for s, p in zip(shared, partial, strict=True)
+                ]
             )
-            return s_tir.SBlockRealize([self.y, self.x], tirx.const(True, "bool"), realized)
 
-        statements = [self.threads(all_threads)]
-        if parts <= _WARP:
-            return results, statements
-        own, copy = self._in_registers(results)
-        return own, [*statements, copy]
+        rest = self._butterflies(partial, combine, warps)
+        return [*statements, self.threads(publish), self.threads(fetch), *rest]
 
-    def _in_registers(self, results: Sequence[Any]) -> tuple[list[Any], tirx.Stmt]:
-        """A copy for every thread of what a reduction over a block leaves.
+    def _own(self) -> list[Any]:
+        """The thread's place in an array with one element for each."""
+        return [self.y, self.x, self.number(0)]
 
-        TVM moves that result to shared memory only after it has decided which arrays share their
-        place, and by then a value that is computed from it, like a reciprocal, may have its place:
-        all threads would write there. Arrays of different types never share, so the copy goes
-        through one of another type, which costs nothing.
-        """
-        shape = [*self.extents, 1]
-        triples = []
-        for result in results:
-            name, dtype = str(result.name), str(result.dtype)
-            bits = self.arrays.allocated(f"{name}_bits", shape, _other_type(dtype), "local")
-            triples.append((result, bits, self.arrays.allocated(name, shape, dtype, "local")))
+    def _butterflies(self, partial: Sequence[Any], combine: Combine, width: int) -> list[tirx.Stmt]:
+        """``partial`` combined over every ``width`` neighbouring threads of a warp, in each."""
+        others = [
+            self.arrays.allocated(f"{p.name}_other", [*self.extents, 1], str(p.dtype), "local")
+            for p in partial
+        ]
+        statements: list[tirx.Stmt] = []
+        step = width // 2
+        while step:
 
-        def copy() -> tirx.Stmt:
-            at = [self.y, self.x, self.number(0)]
-            statements = []
-            for result, bits, own in triples:
-                there = _in_bits_of(str(bits.dtype), tirx.BufferLoad(result, [self.y]))
-                back = _in_bits_of(str(own.dtype), tirx.BufferLoad(bits, at))
-                stores = [tirx.BufferStore(bits, there, at), tirx.BufferStore(own, back, at)]
-                statements += stores
-            return sequence(statements)
+            def exchange(step: int = step) -> tirx.Stmt:
+                stores = []
+                for other, own in zip(others, partial, strict=True):
+                    value = tirx.BufferLoad(own, self._own())
+                    moved = tirx.op.tvm_warp_shuffle_xor(_EVERYONE, value, step, WARP, WARP)
+                    stores.append(tirx.BufferStore(other, moved, self._own()))
+                return sequence(stores)
 
-        return [own for _, _, own in triples], self.threads(copy)
+            def fold(step: int = step) -> tirx.Stmt:
+                mine = [tirx.BufferLoad(own, self._own()) for own in partial]
+                theirs = [tirx.BufferLoad(other, self._own()) for other in others]
+                return self._stored(partial, combine(mine, theirs), self._own())
+
+            statements += [self.threads(exchange), self.threads(fold)]
+            step //= 2
+        if len(partial) > 1:
+            # Of equals, each may have picked its own.
+            statements.append(self.threads(lambda: self._of_first_lane(partial)))
+        return statements
+
+    def _of_first_lane(self, partial: Sequence[Any]) -> tirx.Stmt:
+        stores = []
+        for own in partial:
+            value = tirx.BufferLoad(own, self._own())
+            first = tirx.op.tvm_warp_shuffle(_EVERYONE, value, 0, WARP, WARP)
+            stores.append(tirx.BufferStore(own, first, self._own()))
+        return sequence(stores)
 
     def through_shared_memory(
         self, partial: Sequence[Any], combine: Combine
@@ -143,23 +166,3 @@ class RowCombining(RowPlaces):
                 ),
             ]
         )
-
-
-def _iteration(var: Any, extent: int, kind: int, dtype: str) -> tirx.IterVar:
-    domain = tvm.ir.Range(tirx.const(0, dtype), tirx.const(extent, dtype))
-    return tirx.IterVar(domain, var, kind)
-
-
-def _other_type(dtype: str) -> str:
-    """A type as wide as ``dtype``."""
-    if dtype == "bool":
-        return "int8"
-    width = tvm.DataType(dtype).bits
-    return f"uint{width}" if dtype.startswith("int") else f"int{width}"
-
-
-def _in_bits_of(dtype: str, value: Any) -> Any:
-    """The same bits as a value of another type; bool is one byte that is 0 or 1."""
-    if "bool" in (dtype, str(value.ty)):
-        return tirx.Cast(dtype, value)
-    return tirx.reinterpret(dtype, value)

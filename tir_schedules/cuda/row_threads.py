@@ -189,20 +189,21 @@ class ThreadRows(RowCombining):
             return sequence([*starts, self._columns(block, partial), *together])
 
         statements = [self.threads(own)]
-        if self.launch.parts == 1:
-            results = partial
-        elif self.launch.across or len(block.stores) > 1:
+        results: Sequence[Any] = partial
+        if self.launch.across and self.launch.parts > 1:
             results, more = self.through_shared_memory(partial, combine)
             statements += more
-        else:
-            results, more = self.by_shuffles(block, partial, combine)
-            statements += more
-        return [*statements, self.threads(lambda: self._results(block, results))]
+        elif self.launch.parts > 1:
+            statements += self.by_shuffles(partial, combine)
 
-    def _results(self, block: RowBlock, results: Sequence[Any]) -> tirx.Stmt:
+        def finish() -> tirx.Stmt:
+            return self._results(block, results, [self.y, self.x, self.number(0)])
+
+        return [*statements, self.threads(finish)]
+
+    def _results(self, block: RowBlock, results: Sequence[Any], index: list[Any]) -> tirx.Stmt:
         """What was reduced goes where later blocks, or the caller, look for it."""
-        at = [self.y, self.x, self.number(0)]  # or the row alone
-        names = [tirx.BufferLoad(result, at[: len(result.shape)]) for result in results]
+        names = [tirx.BufferLoad(result, index) for result in results]
         stores = tuple(
             Store(store.buffer, store.indices, name)
             for store, name in zip(block.stores, names, strict=True)

@@ -6,6 +6,9 @@ from tvm import relax
 from tvm_ext.errors import BuildError, reason_of
 from tvm_ext.tir_schedules.cuda.pass_options import pass_options
 
+# What code generation raises.
+BUILD_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError)
+
 
 def build(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
     """The executable of the virtual machine.
@@ -18,7 +21,7 @@ def build(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
     try:
         with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
             return relax.build(mod, target=target, relax_pipeline=None)
-    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError) as error:
+    except BUILD_ERRORS as error:
         raise BuildError(
             f"no code could be generated for target {target.kind.name} ({reason_of(error)}); "
             "expected a module that its tool chain accepts: try --opt-level 0 or another target"

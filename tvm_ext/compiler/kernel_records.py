@@ -65,7 +65,8 @@ def _tuned(choice: ScheduleChoice) -> str:
 def kernel_flops(func: tirx.PrimFunc) -> float:
     """Arithmetic operations of one call; 0 when a symbolic extent or an extern call hides them."""
     try:
-        return float(estimate_tir_flops(tvm.IRModule({"main": func})))
+        # TVM counts loops down, which sorts for GPUs have, as less than nothing.
+        return max(0.0, float(estimate_tir_flops(tvm.IRModule({"main": func}))))
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError):
         return 0.0
 

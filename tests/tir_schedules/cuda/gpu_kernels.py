@@ -65,10 +65,24 @@ def in_series(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
     structural_walk(func.body, (tvm.ir.Var, find), order="pre")
     body = structural_map(func.body, (tvm.ir.Var, buffer))
+    body = structural_map(body, (tvm.ir.Call, _without_shuffles))
     # The only bare calls are barriers.
     body = structural_map(body, (tirx.Evaluate, lambda _: tirx.Evaluate(tirx.const(0, "int32"))))
     body = structural_map(body, (tirx.For, _serial))
     return func.with_body(structural_map(body, (tirx.BufferStore, _checked)))
+
+
+def _without_shuffles(call: tvm.ir.Call) -> Any:
+    """What another lane of the warp holds, from its row of the array."""
+    name = str(getattr(call.op, "name", ""))
+    if name not in ("tirx.tvm_warp_shuffle_xor", "tirx.tvm_warp_shuffle"):
+        return call
+    _, value, lanes, *_ = call.args
+    *rows, lane, index = value.indices
+    lanes = lanes.astype(str(lane.ty))
+    warp = tirx.floordiv(lane, tirx.const(32, str(lane.ty))) * 32
+    other = lane ^ lanes if name.endswith("xor") else warp + lanes
+    return tirx.BufferLoad(value.source, [*rows, other, index])
 
 
 def _checked(store: tirx.BufferStore) -> tirx.Stmt:

@@ -32,13 +32,9 @@ def layer_norm(*shape: int, dtype: str = "float32") -> tuple:
 def row_kernels(expression: object, *inputs: object) -> dict[str, tirx.PrimFunc]:
     """The kernels of an expression that the template takes; at least one."""
     kernels = kernels_of(expression, *inputs)  # type: ignore[arg-type]
-    found = {
-        name: func
-        for name, func in kernels.items()
-        if not isinstance(apply_template(TEMPLATE, func, GPU), NotMine)
-    }
-    reasons = {n: apply_template(TEMPLATE, f, GPU) for n, f in kernels.items()}
-    assert found, reasons
+    results = {name: apply_template(TEMPLATE, func, GPU) for name, func in kernels.items()}
+    found = {n: kernels[n] for n, result in results.items() if not isinstance(result, NotMine)}
+    assert found, results
     return found
 
 
@@ -78,6 +74,7 @@ FORMS = {
     "layer norm half": layer_norm(6, 512, dtype="float16"),
     "one row": (lambda x: op.sum(x), f32(5000)),
     "one element": (lambda x: op.sum(x, axis=[1]), f32(5, 1)),
+    "from minus infinity": (lambda x: op.max(x), f32(172, 33)),
     "argmax block": (lambda x: op.argmax(x, 1), f32(3, 2000)),
     "argmax columns": (lambda x: op.argmax(x, 0), f32(200, 40)),
     "batch norm statistics": (lambda x: op.variance(x, axis=[0, 2, 3]), f32(3, 5, 7, 9)),
@@ -130,6 +127,8 @@ def test_warp_and_block() -> None:
     assert "__shfl" in warp
     assert "float4" in warp
     assert warp.count("= *(float4*)(x0_ptr") == 2, "every element is loaded once"
+    assert "__shfl_xor_sync((uint)4294967295" in warp, "all threads of a warp, without asking"
+    assert block.count("__syncthreads") <= 3, "one a reduction, one between those that share memory"
     assert 0 < shared_bytes(block) <= GPU.shared_memory_bytes
     assert "__shfl" in block
     assert "__syncthreads" in block

@@ -56,9 +56,18 @@ void note_read(Cell& cell, uint64_t now) {
 }
 
 bool same_cells(size_t offset, size_t bytes) {
+  const Cell* cells = shadow + offset;
+  uint64_t different = 0;
   for (size_t i = 1; i < bytes; ++i)
-    if (std::memcmp(&shadow[offset], &shadow[offset + i], sizeof(Cell)) != 0) return false;
-  return true;
+    different |= (cells[i].write ^ cells[0].write) | (cells[i].read ^ cells[0].read) |
+                 (cells[i].other_read ^ cells[0].other_read);
+  return different == 0;
+}
+
+bool any_pending(size_t offset, size_t bytes) {
+  uint8_t found = 0;
+  for (size_t i = 0; i < bytes; ++i) found |= pending[offset + i];
+  return found != 0;
 }
 
 void check_cell(size_t offset, bool write, const Thread& self, uintptr_t pc) {
@@ -120,11 +129,10 @@ void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc) {
              " of " + std::to_string(block.shared_bytes),
          pc);
   Thread& self = *block.current;
-  for (size_t i = 0; i < bytes; ++i)
-    if (pending[offset + i])
-      fail(std::string(write ? "writes" : "reads") + " " + bytes_of(offset, bytes) +
-               " of shared memory while an asynchronous copy to them has not been waited for",
-           pc);
+  if (any_pending(offset, bytes))
+    fail(std::string(write ? "writes" : "reads") + " " + bytes_of(offset, bytes) +
+             " of shared memory while an asynchronous copy to them has not been waited for",
+         pc);
   uint64_t now = packed(self, pc);
   bool same = same_cells(offset, bytes);
   for (size_t i = 0; i < bytes; ++i) {

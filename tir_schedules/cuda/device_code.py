@@ -1,0 +1,119 @@
+"""Loops written for a CPU made fit for one thread of a GPU: memory, kinds of loops, calls."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
+from tvm_ext.tir_schedules.flat_views import nodes
+
+# Bytes of an array that a thread keeps for itself; larger ones are the host's to allocate.
+_MOST_LOCAL_BYTES = 1024
+
+# Iterations of a loop that stay written out.
+_MOST_UNROLLED = 16
+
+# Calls that only the host, or another kind of processor, can do.
+_FOREIGN = ("call_packed", "call_cpacked", "call_llvm", "call_extern", "call_pure_extern")
+
+
+def host_call(body: tirx.Stmt) -> str | None:
+    """The name of a call that a GPU cannot do, None when there is none."""
+    for call in nodes(body, tvm.ir.Call):
+        name = str(getattr(call.op, "name", call.op))
+        if any(kind in name for kind in _FOREIGN):
+            what = call.args[0] if call.args else None
+            return str(what.value) if isinstance(what, tvm.ir.StringImm) else name
+    return None
+
+
+class DeviceCode:
+    """Makes statements fit for a thread.
+
+    Attributes
+    ----------
+    workspace : list of buffers
+        Memory of the device that the host has to allocate for the kernel.
+    """
+
+    def __init__(self) -> None:
+        self.workspace: list[Any] = []
+
+    def shared_by_launches(self, buffer: Any) -> Callable[[tirx.Stmt], tirx.Stmt]:
+        """What puts ``buffer`` into memory that the host allocates, in a statement."""
+        new = tirx.decl_buffer(list(buffer.shape), str(buffer.dtype), buffer.name)
+        self.workspace.append(new)
+        return lambda stmt: _with_buffer(stmt, buffer, new, [])
+
+    def of(self, body: tirx.Stmt, dealt: Sequence[tuple[Any, Any]]) -> tirx.Stmt | str:
+        """``body`` as a thread runs it, or why none can.
+
+        ``dealt`` are the variables that tell threads apart, with their extents.
+        """
+        for alloc in nodes(body, tirx.AllocBuffer):
+            buffer = alloc.buffer
+            sizes = [static_extent(size) for size in buffer.shape]
+            if None not in sizes and _bytes(buffer, sizes) <= _MOST_LOCAL_BYTES:
+                new = tirx.decl_buffer(
+                    list(buffer.shape), str(buffer.dtype), buffer.name, scope="local"
+                )
+                body = _with_buffer(body, buffer, new, [], kept=True)
+                continue
+            inner = {v for loop in nodes(body, tirx.For) for v in [loop.loop_var]}
+            if any(_reads(size, inner) for size in buffer.shape):
+                return f"array {buffer.name} has a size that is known inside of the loops only"
+            shape = [*(extent for _, extent in dealt), *buffer.shape]
+            new = tirx.decl_buffer(shape, str(buffer.dtype), buffer.name)
+            self.workspace.append(new)
+            body = _with_buffer(body, buffer, new, [var for var, _ in dealt])
+        return tvm_ffi.structural_map(body, (tirx.For, _in_series))
+
+
+def _bytes(buffer: Any, sizes: Sequence[int | None]) -> int:
+    return math.prod(size or 0 for size in sizes) * element_bytes(buffer)
+
+
+def _reads(size: Any, inner: set[Any]) -> bool:
+    if nodes(size, tvm.ir.TensorLoad):
+        return True
+    return any(v.same_as(other) for v in nodes(size, tvm.ir.Var) for other in inner)
+
+
+def _in_series(loop: tirx.For) -> tirx.For:
+    """A loop of one thread: vectors of a CPU's width are none that a GPU has."""
+    kind = tirx.ForKind(loop.kind)
+    extent = static_extent(loop.extent)
+    if kind == tirx.ForKind.UNROLLED and extent is not None and extent <= _MOST_UNROLLED:
+        return loop
+    return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+
+def _with_buffer(
+    body: tirx.Stmt, old: Any, new: Any, before: Sequence[Any], kept: bool = False
+) -> tirx.Stmt:
+    """``body`` with another buffer, in which ``before`` are the first indices.
+
+    The statement that allocates it goes away unless it is ``kept`` for the new one.
+    """
+
+    def load(node: tvm.ir.TensorLoad) -> Any:
+        if not node.source.same_as(old):
+            return node
+        return tirx.BufferLoad(new, [*before, *node.indices])
+
+    def store(node: tirx.BufferStore) -> Any:
+        if not node.buffer.same_as(old):
+            return node
+        return tirx.BufferStore(new, node.value, [*before, *node.indices])
+
+    def alloc(node: tirx.AllocBuffer) -> Any:
+        if not node.buffer.same_as(old):
+            return node
+        return tirx.AllocBuffer(new) if kept else tirx.Evaluate(tirx.const(0, "int32"))
+
+    callbacks = [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store), (tirx.AllocBuffer, alloc)]
+    return tvm_ffi.structural_map(body, callbacks)

@@ -1,0 +1,85 @@
+"""Kernels for a GPU whose code TVM refuses to generate, scheduled once more by the last resort."""
+
+from dataclasses import dataclass, replace
+
+import tvm
+from tvm import relax, tirx
+
+from tvm_ext.compiler.build import BUILD_ERRORS, build
+from tvm_ext.compiler.nan_operands import with_nan_passed_on
+from tvm_ext.errors import BuildError, reason_of
+from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.tir_schedules.cuda.pass_options import pass_options
+from tvm_ext.tir_schedules.select import ScheduleChoice, schedule_by_last_resort
+from tvm_ext.tir_schedules.template import Machine
+
+
+@dataclass(frozen=True)
+class Built:
+    """An executable with the module and the schedules that it was built from."""
+
+    executable: relax.VMExecutable
+    mod: tvm.IRModule
+    choices: dict[str, ScheduleChoice]
+
+
+def build_with_last_resort(
+    planned: tvm.IRModule,
+    target: tvm.target.Target,
+    machine: Machine,
+    unscheduled: tvm.IRModule,
+    choices: dict[str, ScheduleChoice],
+) -> Built:
+    """The executable of ``planned``.
+
+    A schedule for a GPU can break a rule that only code generation checks. Where the build fails,
+    each kernel is built alone, and those that fail get the schedule that any kernel can have, from
+    their form in ``unscheduled``.
+
+    Raises
+    ------
+    BuildError
+        Code generation fails, and for another reason than the schedule of a kernel for a GPU.
+    """
+    try:
+        return Built(build(planned, target), planned, choices)
+    except BuildError:
+        if not isinstance(machine, GpuDescription):
+            raise
+        functions, changed = dict(planned.functions.items()), dict(choices)
+        for global_var, func in planned.functions.items():
+            name = str(global_var.name_hint)
+            if not isinstance(func, tirx.PrimFunc) or name not in choices or choices[name].packed:
+                continue
+            reason = _refusal(func, target)
+            if reason:
+                again, choice = schedule_by_last_resort(unscheduled[name], machine)
+                functions[global_var] = _like(func, again)
+                changed[name] = _explained(choice, choices[name], reason)
+        if changed == choices:
+            raise
+    mod = with_nan_passed_on(tvm.IRModule(functions, attrs=planned.attrs))
+    return Built(build(mod, target), mod, changed)
+
+
+def _refusal(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
+    """Why no code can be generated for a kernel; empty where it can."""
+    try:
+        with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
+            tvm.compile(func.with_attr("global_symbol", "main"), target=target)
+    except BUILD_ERRORS as error:
+        return reason_of(error)
+    return ""
+
+
+def _like(func: tirx.PrimFunc, again: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``again`` under the name that ``func`` has in its module."""
+    symbol = func.attrs.get("global_symbol") if func.attrs is not None else None
+    if symbol is not None:
+        return again.with_attr("global_symbol", symbol)
+    return again.without_attr("global_symbol") if "global_symbol" in again.attrs else again
+
+
+def _explained(choice: ScheduleChoice, before: ScheduleChoice, reason: str) -> ScheduleChoice:
+    refusal = f"{before.schedule}: no code could be generated ({reason})"
+    return replace(choice, refusals=(*before.refusals, refusal), miss=before.miss)
