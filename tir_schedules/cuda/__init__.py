@@ -1,5 +1,6 @@
 """Templates for NVIDIA GPUs, in the order in which they are asked, ahead of TVM's dlight rules."""
 
+from tvm_ext.tir_schedules.cuda.attention import Attention
 from tvm_ext.tir_schedules.cuda.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.depthwise_convolution import (
     DepthwiseConvolution,
@@ -17,6 +18,7 @@ from tvm_ext.tir_schedules.cuda.window_reduction import WindowReduction
 from tvm_ext.tir_schedules.template import Template
 
 CUDA_TEMPLATES: tuple[Template, ...] = (
+    Attention(),
     RecurrentLayer(),
     WarpGroupContraction(),
     DepthwiseConvolution(),
