@@ -26,7 +26,7 @@ from tvm_ext.compiler.tuned_kernels import (
 )
 from tvm_ext.hardware.description import CpuDescription, Description, Processor
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import compiling_for, resolve_processor
+from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.records import CompileReport, GraphRecord
@@ -46,6 +46,7 @@ def compile(
     dump_ir: str | Path | None = None,
     records: RecordsSource = (),
     require_records: bool = False,
+    tf32: bool = False,
 ) -> CompiledModel:
     """Compiles an ONNX model.
 
@@ -73,6 +74,9 @@ def compile(
         are used where these know nothing.
     require_records : bool
         Whether a kernel without a record is an error.
+    tf32 : bool
+        On a GPU: whether products of float32 go to the tensor cores with 10 bits of mantissa
+        instead of 23, as PyTorch's ``allow_tf32``. Sums are float32.
 
     Returns
     -------
@@ -84,7 +88,7 @@ def compile(
         A subclass says what is wrong: ModelError, UnsupportedOperatorError, InputError,
         TargetError, ConfigError, PassError, BuildError or RecordsError.
     """
-    machine = resolve_processor(target)
+    machine = with_tf32(resolve_processor(target)) if tf32 else resolve_processor(target)
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
     runner = PassRunner(Path(dump_ir) if dump_ir is not None else None)
     phases = Phases()

@@ -44,12 +44,12 @@ class MatrixInstruction:
     Attributes
     ----------
     dtype : str
-        Of the operands: "float16", "bfloat16", "int8", "uint8", or "float32", which is rounded to
-        tf32.
+        Of the operands: "float16", "bfloat16", "int8", "uint8", or "float32", of which tensor cores
+        take tf32: the upper 19 bits.
     accumulator : str
         Of the results: "float32" or "int32".
     on_tensor_cores : bool
-        False for products of float32 that are not to be rounded to tf32.
+        False for products of float32 that need all of their bits.
     """
 
     dtype: str
@@ -60,6 +60,11 @@ class MatrixInstruction:
     def packed(self) -> int:
         """Elements in a register of 32 bits."""
         return {"float32": 1, "int8": 4, "uint8": 4}.get(self.dtype, 2)
+
+    @property
+    def rate(self) -> str:
+        """The type whose rate in a machine's description is that of the products."""
+        return "tf32" if self.dtype == "float32" and self.on_tensor_cores else self.dtype
 
     @property
     def depth(self) -> int:

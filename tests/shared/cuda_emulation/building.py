@@ -98,6 +98,7 @@ def _announced_allocation(allocation: tirx.AllocBuffer) -> tirx.Stmt:
 
 def _announcement(buffer: Any) -> tirx.Stmt:
     dtype = tvm.DataType(str(buffer.dtype))
+    # TVM makes arrays of vectors of those that are only used in vectors.
     size: Any = tirx.const((dtype.bits * dtype.lanes + 7) // 8, "int64")
     for extent in buffer.shape:
         size = size * tirx.Cast("int64", extent)
