@@ -36,6 +36,6 @@ CUDA_EMULATION_CACHE names the folder where compiled code is kept.
 """
 
 from cuda_emulation.building import CudaEmulationError, emulated_builds
-from cuda_emulation.libraries import set_seed
+from cuda_emulation.libraries import missing, set_seed
 
-__all__ = ["CudaEmulationError", "emulated_builds", "set_seed"]
+__all__ = ["CudaEmulationError", "emulated_builds", "missing", "set_seed"]

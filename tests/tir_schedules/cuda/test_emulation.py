@@ -4,9 +4,11 @@ import re
 
 import numpy as np
 import pytest
-from cuda_emulation import CudaEmulationError, set_seed
+from cuda_emulation import CudaEmulationError, missing, set_seed
 from cuda_emulation.sources import run_source
 from emulated_faults import FAULTS, REVERSED, SOURCE
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def floats(count: int = 64) -> np.ndarray:

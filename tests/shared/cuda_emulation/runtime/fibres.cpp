@@ -29,7 +29,7 @@ std::vector<int> order;
 void leave() {
   void* unused;
   Thread* self = block.current;
-  switch_stack(self != nullptr ? &self->stack_pointer : &unused, scheduler_stack_pointer);
+  emu_switch_stack(self != nullptr ? &self->stack_pointer : &unused, scheduler_stack_pointer);
 }
 
 void thread_entry() {
@@ -166,7 +166,7 @@ bool run_ready_threads() {
     ran = true;
     block.current = &thread;
     block.steps_left = 200000000;
-    switch_stack(&scheduler_stack_pointer, thread.stack_pointer);
+    emu_switch_stack(&scheduler_stack_pointer, thread.stack_pointer);
     throw_if_failed();
     block.current = nullptr;
   }
