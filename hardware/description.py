@@ -221,6 +221,8 @@ class GpuDescription(ConfigModel):
     """1e12 dense operations a second by dtype where float32's rate does not apply."""
     kernel_overhead_us: Positive
     """Time to launch one kernel that does nothing."""
+    tf32: bool = False
+    """Whether tensor cores may multiply float32 with 10 bits of mantissa instead of 23."""
     target_options: dict[str, Any] = Field(default_factory=dict)
     """Other attributes for the TVM target, such as "host"."""
 
@@ -260,6 +262,10 @@ class GpuDescription(ConfigModel):
         smaller = _with_count(self, "sms", cores)
         rates = {dtype: rate * cores / self.sms for dtype, rate in self.tensor_tflops.items()}
         return smaller.model_copy(update={"tensor_tflops": rates})
+
+    def with_tf32(self) -> "GpuDescription":
+        """The same GPU with products of float32 in tf32: see ``tf32``."""
+        return self.model_copy(update={"tf32": True})
 
     def vector_lanes(self, dtype: str) -> int:
         """Elements of ``dtype`` in the widest load of one thread, 128 bits."""

@@ -114,6 +114,16 @@ def resolve_processor(
     return machine
 
 
+def with_tf32(machine: Processor) -> GpuDescription:
+    """The GPU with products of float32 in tf32. Raises TargetError for a CPU."""
+    if not isinstance(machine, GpuDescription):
+        raise TargetError(
+            f"tf32 was asked for and target '{machine.name}' is no GPU; expected one, whose "
+            "tensor cores know tf32: leave it out"
+        )
+    return machine.with_tf32()
+
+
 def current_description() -> Description:
     """The description of the target that TVM's ``with`` statement has set, else of this machine."""
     return resolve_target(tvm.target.Target.current(allow_none=True) or "cpu")
@@ -123,6 +133,18 @@ def current_cpu() -> CpuDescription | None:
     """The same when it is a CPU, else None: what passes for CPUs ask before they change a graph."""
     description = current_description()
     return description if isinstance(description, CpuDescription) else None
+
+
+def current_processor() -> Processor | None:
+    """The same when it runs a program kernel by kernel, a CPU or a GPU, else None."""
+    description = current_description()
+    return description if isinstance(description, CpuDescription | GpuDescription) else None
+
+
+def current_gpu() -> GpuDescription | None:
+    """The same for GPUs."""
+    description = current_description()
+    return description if isinstance(description, GpuDescription) else None
 
 
 @contextmanager

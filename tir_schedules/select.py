@@ -13,7 +13,8 @@ from tvm_ext.tir_schedules.apply_template import (
     apply_template,
 )
 from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT
-from tvm_ext.tir_schedules.cuda.bound_loops import is_bound, with_guarded_grids
+from tvm_ext.tir_schedules.cuda.bound_loops import is_bound
+from tvm_ext.tir_schedules.cuda.finish import finished_for_gpu
 from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
@@ -175,7 +176,7 @@ def _by_last_resort(
     """
     if is_bound(func):
         reason = "it is written for threads"
-        return with_guarded_grids(func), ScheduleChoice(
+        return finished_for_gpu(func), ScheduleChoice(
             "as written", "as written", reason, tuple(refusals)
         )
     found = apply_template(CUDA_LAST_RESORT, func, machine)

@@ -13,7 +13,7 @@ from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.memory import plan_memory
-from tvm_ext.compiler.memory_limit import require_memory
+from tvm_ext.compiler.memory_limit import default_limit, require_memory
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
 from tvm_ext.compiler.packed_weights import pack_weights
 from tvm_ext.compiler.phases import Phases
@@ -26,7 +26,7 @@ from tvm_ext.compiler.tuned_kernels import (
 )
 from tvm_ext.hardware.description import CpuDescription, Description, Processor
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import compiling_for, resolve_processor
+from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.device_record import DeviceRecord
@@ -47,6 +47,7 @@ def compile(
     dump_ir: str | Path | None = None,
     records: RecordsSource = (),
     require_records: bool = False,
+    tf32: bool = False,
 ) -> CompiledModel:
     """Compiles an ONNX model.
 
@@ -74,6 +75,9 @@ def compile(
         are used where these know nothing.
     require_records : bool
         Whether a kernel without a record is an error.
+    tf32 : bool
+        On a GPU: whether products of float32 go to the tensor cores with 10 bits of mantissa
+        instead of 23, as PyTorch's ``allow_tf32``. Sums are float32.
 
     Returns
     -------
@@ -85,7 +89,7 @@ def compile(
         A subclass says what is wrong: ModelError, UnsupportedOperatorError, InputError,
         TargetError, ConfigError, PassError, BuildError or RecordsError.
     """
-    machine = resolve_processor(target)
+    machine = with_tf32(resolve_processor(target)) if tf32 else resolve_processor(target)
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
     runner = PassRunner(Path(dump_ir) if dump_ir is not None else None)
     phases = Phases()
@@ -104,7 +108,7 @@ def compile(
                 ranges=lowered.imported.ranges,
                 passes=lambda mod: runner.run(pipeline.memory, mod),
             )
-            require_memory(memory, lowered.imported.name)
+            require_memory(memory, lowered.imported.name, default_limit(machine))
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
             programs = build_programs(planned, tvm_target, machine, lowered.kernels, choices)

@@ -192,7 +192,7 @@ def test_every_number_of_a_target_has_its_unit_or_needs_none():
     counts |= {"conflict_factor", "switch_positions"}
     for name in ("cpu", "cuda", "wse2"):
         described = describe_target(resolve_target(name))
-        numbers = {key for key, value in described.items() if isinstance(value, int | float)}
+        numbers = {key for key, value in described.items() if type(value) in (int, float)}
         assert numbers - counts == {key for key in numbers if unit_of(key)}
 
 

@@ -7,6 +7,7 @@ from small_models import mlp, model, node, rand, value
 from tvm import s_tir, tirx
 
 import tvm_ext
+import tvm_ext.errors
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
 
 
@@ -59,6 +60,16 @@ def test_products_go_to_the_contraction() -> None:
     compiled = tvm_ext.compile(mlp(4), target="cuda")
     assert "contraction" in {kernel.schedule for kernel in compiled.report.kernels}
     assert "__shared__" in cuda_code(compiled)
+
+
+def test_float32_keeps_its_bits_unless_tf32_is_asked_for() -> None:
+    plain = tvm_ext.compile(mlp(4), target="nvidia-a100")
+    short = tvm_ext.compile(mlp(4), target="nvidia-a100", tf32=True)
+    assert "mma.sync" not in cuda_code(plain)
+    assert ".f32.tf32.tf32.f32" in cuda_code(short)
+    assert short.report.target["tf32"] is True
+    with pytest.raises(tvm_ext.errors.TargetError, match="leave it out"):
+        tvm_ext.compile(mlp(4), tf32=True)
 
 
 def test_products_of_open_sizes_are_bound_and_say_why_no_template_took_them() -> None:

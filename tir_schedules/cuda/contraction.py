@@ -21,13 +21,23 @@ from tvm_ext.tir_schedules.cuda.contraction_decision import (
     TileSizes,
     decide_tiles,
 )
+from tvm_ext.tir_schedules.cuda.following_kernels import schedule_following
 from tvm_ext.tir_schedules.cuda.matrix_intrinsics import MatrixInstruction
+from tvm_ext.tir_schedules.cuda.operand_staging import (
+    decide_staging,
+    operands_of,
+    stage_operand,
+)
 from tvm_ext.tir_schedules.cuda.product_axes import (
     ProductAxes,
     loads_of,
     product_axes,
 )
-from tvm_ext.tir_schedules.cuda.product_form import ACCUMULATORS, as_product, only_reduction
+from tvm_ext.tir_schedules.cuda.product_form import (
+    ACCUMULATORS,
+    as_product,
+    only_reduction,
+)
 from tvm_ext.tir_schedules.cuda.register_product import REGISTER_TILE, schedule_registers
 from tvm_ext.tir_schedules.cuda.split_reduction import schedule_total, split_reduction
 from tvm_ext.tir_schedules.cuda.warp_product import schedule_warps
@@ -43,8 +53,8 @@ class Contraction:
     Attributes
     ----------
     tf32 : bool
-        Whether products of float32 are rounded to tf32, 10 bits of mantissa, and go to the tensor
-        cores.
+        Whether products of float32 go to the tensor cores, which take 10 bits of mantissa, even
+        where the machine's description does not say so.
     described : bool
         The loops that each matrix instruction stands for, in its place: what a machine without
         tensor cores can run.
@@ -61,18 +71,21 @@ class Contraction:
         if not isinstance(machine, GpuDescription):
             return NotMine("the target is not a GPU")
         sch = s_tir.Schedule(func)
-        found = self._found(sch)
+        found = self._found(sch, machine.tf32 or self.tf32)
         if isinstance(found, NotMine):
             return found
         tiles = decide_tiles(found.product, machine, decisions)
         if isinstance(tiles, NotMine):
             return tiles
-        sch = self._scheduled(sch, found, tiles)
-        if _kernels(sch) != min(tiles.splits, 2):
-            return NotMine("what follows the product cannot be applied to one tile of it")
-        return sch
+        sch, main = as_product(sch, found.main, found.axes, found.instruction.accumulator)
+        sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth * tiles.splits])
+        staged = decide_staging(operands_of(sch, main), found.product, tiles, machine, decisions)
+        for operand in (0, 1):
+            if staged[operand]:
+                stage_operand(sch, main, operand)
+        return self._scheduled(sch, main, found, tiles)
 
-    def _found(self, sch: s_tir.Schedule) -> "_Found | NotMine":
+    def _found(self, sch: s_tir.Schedule, tf32: bool) -> "_Found | NotMine":
         """The kernel's product, if it is one that the template takes."""
         main = only_reduction(sch)
         if isinstance(main, NotMine):
@@ -83,7 +96,7 @@ class Contraction:
         axes = product_axes(access, sch.get(main))
         if isinstance(axes, NotMine):
             return axes
-        instruction = self._instruction(sch.get(main))
+        instruction = _instruction(sch.get(main), tf32)
         if isinstance(instruction, NotMine):
             return instruction
         product = Product(
@@ -91,7 +104,7 @@ class Contraction:
             rows=axes.size(axes.rows),
             columns=axes.size(axes.columns),
             steps=axes.size(axes.steps),
-            dtype=instruction.dtype,
+            dtype=instruction.rate,
             element_bytes=access.element_bytes,
             depth=instruction.depth,
             warp_tiles=WARP_TILES if instruction.on_tensor_cores else (REGISTER_TILE,),
@@ -100,12 +113,11 @@ class Contraction:
             return NotMine("it has a single row, column or step, or too many products")
         return _Found(main, axes, instruction, product)
 
-    def _scheduled(self, sch: s_tir.Schedule, found: "_Found", tiles: TileSizes) -> s_tir.Schedule:
+    def _scheduled(
+        self, sch: s_tir.Schedule, main: SBlockRV, found: "_Found", tiles: TileSizes
+    ) -> s_tir.Schedule:
         """The kernel in tiles, and in two kernels where the reduction is split."""
-        instruction = found.instruction
-        sch, main = as_product(sch, found.main, found.axes, instruction.accumulator)
-        sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth * tiles.splits])
-        total = None
+        instruction, total = found.instruction, None
         if tiles.splits > 1:
             main, total = split_reduction(sch, main, tiles.splits)
         if instruction.on_tensor_cores:
@@ -114,23 +126,8 @@ class Contraction:
             schedule_registers(sch, main, tiles, self.described)
         if total is not None:
             schedule_total(sch, total)
+        schedule_following(sch)
         return sch
-
-    def _instruction(self, block: s_tir.SBlock) -> MatrixInstruction | NotMine:
-        """How the products that a block adds up are computed."""
-        loads = loads_of(block)
-        if not loads:
-            return NotMine("it adds up something other than products of two operands")
-        dtypes = {str(load.source.dtype) for load in loads}
-        dtype = dtypes.pop()
-        if dtypes or dtype not in ACCUMULATORS:
-            return NotMine(f"there is no instruction for {', '.join(sorted({dtype, *dtypes}))}")
-        accumulator, written = ACCUMULATORS[dtype], str(block.writes[0].source.dtype)
-        if written not in (accumulator, dtype):
-            return NotMine(f"it adds up products of {dtype} in {written}")
-        if accumulator == "int32" and written != accumulator:
-            return NotMine(f"it adds up products of {dtype} in {written}, which wraps around")
-        return MatrixInstruction(dtype, accumulator, dtype != "float32" or self.tf32)
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,18 @@ class _Found:
     product: Product
 
 
-def _kernels(sch: s_tir.Schedule) -> int:
-    """Outermost statements of the schedule."""
-    body = sch.get(sch.get_sblock("root")).body
-    return len(body.seq) if isinstance(body, tirx.SeqStmt) else 1
+def _instruction(block: s_tir.SBlock, tf32: bool) -> MatrixInstruction | NotMine:
+    """How the products that a block adds up are computed."""
+    loads = loads_of(block)
+    if not loads:
+        return NotMine("it adds up something other than products of two operands")
+    dtypes = {str(load.source.dtype) for load in loads}
+    dtype = dtypes.pop()
+    if dtypes or dtype not in ACCUMULATORS:
+        return NotMine(f"there is no instruction for {', '.join(sorted({dtype, *dtypes}))}")
+    accumulator, written = ACCUMULATORS[dtype], str(block.writes[0].source.dtype)
+    if written not in (accumulator, dtype):
+        return NotMine(f"it adds up products of {dtype} in {written}")
+    if accumulator == "int32" and written != accumulator:
+        return NotMine(f"it adds up products of {dtype} in {written}, which wraps around")
+    return MatrixInstruction(dtype, accumulator, dtype != "float32" or tf32)

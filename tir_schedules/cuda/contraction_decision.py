@@ -37,14 +37,15 @@ MAX_REGISTERS = 255
 UNHIDDEN = 0.2
 
 MAX_SPLITS = 64
+MAX_GROUP = 16
 MAX_BATCH = 65_535
 """Blocks of threads along y and z of a grid: CUDA C++ Programming Guide, compute capabilities."""
 
 PARTIAL_BYTES = 4
 """Bytes of a partial result, float32 or int32."""
 
-# Steps' worth of time that a tile takes before its first product and after its last.
-START_STEPS = 128
+# What a tile takes before its first product and after its last: two trips to memory. Estimate.
+START_SECONDS = 0.8e-6
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,8 @@ class TileSizes:
         Copies of the operands' tiles that are in flight or in use.
     splits : int
         Parts of the reduction, each added up by a block of its own.
+    group : int
+        Tiles below each other that are computed one after the other, before the next column.
     """
 
     rows: int
@@ -89,6 +92,7 @@ class TileSizes:
     warp_columns: int
     stages: int
     splits: int = 1
+    group: int = 1
 
     @property
     def warps(self) -> int:
@@ -116,8 +120,8 @@ def decide_tiles(
     """The tiles of a product.
 
     Decisions: ``tile_rows``, ``tile_columns``, ``tile_depth``, ``warp_rows``, ``warp_columns``,
-    ``stages``, ``splits``. Only what fits into the shared memory and the registers of a block is
-    offered.
+    ``stages``, ``splits``, ``group``. Only what fits into the shared memory and the registers of a
+    block is offered.
     """
     fitting = list(_fitting(product, machine))
     if not fitting:
@@ -136,7 +140,9 @@ def decide_tiles(
     tiles = fitting[0]
     counts = _splits(tiles, product, machine)
     count = min(counts, key=lambda splits: _split_seconds(tiles, splits, product, machine))
-    return replace(tiles, splits=decisions.pick("splits", counts, count))
+    groups = _groups(tiles, product)
+    group = decisions.pick("group", groups, _group(groups, tiles, product, machine))
+    return replace(tiles, splits=decisions.pick("splits", counts, count), group=group)
 
 
 def _fitting(product: Product, machine: GpuDescription) -> Iterator[TileSizes]:
@@ -193,6 +199,20 @@ def _splits(tile: TileSizes, product: Product, machine: GpuDescription) -> list[
     )
 
 
+def _groups(tile: TileSizes, product: Product) -> list[int]:
+    rows = math.ceil(product.rows / tile.rows)
+    return [count for count in range(1, MAX_GROUP + 1) if rows % count == 0]
+
+
+def _group(groups: list[int], tile: TileSizes, product: Product, machine: GpuDescription) -> int:
+    """Tiles that run at a time read least when they are a square, which matters beyond L2."""
+    operands = product.batch * (product.rows + product.columns) * product.steps
+    if operands * product.element_bytes <= machine.l2_bytes / 2:
+        return 1
+    square = math.sqrt(machine.sms * tile.columns / tile.rows)
+    return min(groups, key=lambda count: abs(count - square))
+
+
 def _tiles(tile: TileSizes, product: Product) -> int:
     rows, columns = math.ceil(product.rows / tile.rows), math.ceil(product.columns / tile.columns)
     return product.batch * rows * columns
@@ -215,7 +235,8 @@ def _split_seconds(
     tile: TileSizes, splits: int, product: Product, machine: GpuDescription
 ) -> float:
     """Estimated time with the reduction in ``splits`` parts."""
-    rounds = math.ceil(_tiles(tile, product) * splits / machine.sms)
+    tile = replace(tile, splits=splits)
+    rounds = rounds_of(tile, product, machine)
     rate = machine.peak_flops(product.dtype) / 2 / machine.sms
     # Four schedulers of a multiprocessor issue matrix instructions, each for a warp of its own.
     rate *= min(1.0, tile.warps / 4)
@@ -224,17 +245,27 @@ def _split_seconds(
     shared = _fragment_bytes(tile, product) / (BANKS_BYTES * machine.clock_ghz * 1e9)
     loads = (tile.rows + tile.columns) * product.element_bytes
     transfer = loads / (machine.l2_gbs * 1e9 / machine.sms)
-    parts = math.ceil(math.ceil(product.steps / tile.depth) / splits)
+    parts = steps_of_block(tile, product)
     # The longest hides the others, but never all of them.
     limits = (arithmetic, shared, transfer)
     step = max(limits) + UNHIDDEN * (sum(limits) - max(limits))
-    seconds = rounds * (parts * tile.depth + START_STEPS) * step
+    seconds = rounds * (parts * tile.depth * step + START_SECONDS)
     if splits == 1:
         return seconds
     # Each partial result is written and read once more.
     partial = splits * _tiles(tile, product) * tile.rows * tile.columns * PARTIAL_BYTES
     again = 2 * partial / machine.bandwidth(partial)
     return seconds + again + machine.kernel_overhead_us * 1e-6
+
+
+def rounds_of(tile: TileSizes, product: Product, machine: GpuDescription) -> int:
+    """How often all multiprocessors compute a tile."""
+    return math.ceil(_tiles(tile, product) * tile.splits / machine.sms)
+
+
+def steps_of_block(tile: TileSizes, product: Product) -> int:
+    """Tiles of the operands that a block goes through."""
+    return math.ceil(math.ceil(product.steps / tile.depth) / tile.splits)
 
 
 def _fragment_bytes(tile: TileSizes, product: Product) -> int:

@@ -66,7 +66,10 @@ def as_product(
 def _with_plain_products(
     sch: s_tir.Schedule, main: SBlockRV, operands: list[Any], accumulator: str
 ) -> tirx.PrimFunc:
-    """The kernel with the product written as the matrix instructions describe theirs."""
+    """The kernel with the product written as the matrix instructions describe theirs.
+
+    The block's reads get the order of the operands, which is how schedules name them.
+    """
     func, total = sch.mod["main"], sch.get(main).writes[0].source
 
     def plain(store: tirx.BufferStore) -> tirx.BufferStore:
@@ -81,4 +84,21 @@ def _with_plain_products(
         own = tirx.BufferLoad(total, store.indices)
         return tirx.BufferStore(total, own + product, store.indices)
 
-    return func.with_body(structural_map(func.body, (tirx.BufferStore, plain)))
+    def ordered(block: s_tir.SBlock) -> s_tir.SBlock:
+        reads = [r for o in operands for r in block.reads if r.source.same_as(o)]
+        if not any(write.source.same_as(total) for write in block.writes) or len(reads) < 2:
+            return block
+        return s_tir.SBlock(
+            block.iter_vars,
+            reads,
+            block.writes,
+            block.name_hint,
+            block.body,
+            block.init,
+            block.alloc_buffers,
+            block.match_buffers,
+            block.annotations,
+        )
+
+    body = structural_map(func.body, (tirx.BufferStore, plain))
+    return func.with_body(structural_map(body, (s_tir.SBlock, ordered)))

@@ -8,7 +8,12 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.tir_schedules.cuda.contraction_decision import TileSizes
-from tvm_ext.tir_schedules.cuda.shared_tile import copy_to_shared, pad_rows, write_results
+from tvm_ext.tir_schedules.cuda.shared_tile import (
+    bind_blocks,
+    copy_to_shared,
+    pad_rows,
+    write_results,
+)
 
 LANE_ROWS, LANE_COLUMNS = 4, 8
 ROWS, COLUMNS = 8, 8
@@ -41,8 +46,7 @@ def schedule_registers(
     blocks, warps = (batch, row_block, column_block), (row_warp, column_warp)
     lanes = (row_lane, column_lane)
     sch.reorder(*blocks, *warps, *lanes, steps, part, step, row, column)
-    for loop, tag in zip(blocks, ("z", "y", "x"), strict=True):
-        sch.bind(loop, f"blockIdx.{tag}")
+    block = bind_blocks(sch, blocks, tiles)
     warp, lane = sch.fuse(*warps), sch.fuse(*lanes)
     sch.bind(warp, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
@@ -54,7 +58,7 @@ def schedule_registers(
     results = sch.cache_write(main, 0, "shared.dyn")
     kept = sch.cache_write(main, 0, "local")
     sch.reverse_compute_at(kept, lane)
-    sch.reverse_compute_at(results, column_block)
+    sch.reverse_compute_at(results, block)
     _in_vectors(sch, kept, VECTOR)
     for loop in (step, row, column):
         sch.unroll(loop)

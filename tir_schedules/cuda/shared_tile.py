@@ -10,7 +10,11 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
-from tvm_ext.tir_schedules.cuda.contraction_decision import ROW_PADDING_BYTES, TileSizes
+from tvm_ext.tir_schedules.cuda.contraction_decision import (
+    MAX_BATCH,
+    ROW_PADDING_BYTES,
+    TileSizes,
+)
 from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.inlining import is_data_parallel, would_bloat
 
@@ -29,6 +33,27 @@ _WIDEST = {"float32": 8, "int32": 4}
 BANK_ALIGNMENT = 64
 
 
+def bind_blocks(
+    sch: s_tir.Schedule, blocks: tuple[LoopRV, LoopRV, LoopRV], tiles: TileSizes
+) -> LoopRV:
+    """Binds the loops over the tiles of a batch, of rows and of columns; returns the innermost.
+
+    Tiles of ``tiles.group`` rows go column by column, so that those that run at a time share what
+    they read in L2.
+    """
+    batch, rows, columns = blocks
+    sch.bind(batch, "blockIdx.z")
+    if tiles.group == 1 and (static_extent(sch.get(rows).extent) or 0) <= MAX_BATCH:
+        sch.bind(rows, "blockIdx.y")
+        sch.bind(columns, "blockIdx.x")
+        return columns
+    groups, row = sch.split(rows, [None, tiles.group])
+    sch.reorder(groups, columns, row)
+    ordered = sch.fuse(groups, columns, row)
+    sch.bind(ordered, "blockIdx.x")
+    return ordered
+
+
 def copy_to_shared(
     sch: s_tir.Schedule, reader: SBlockRV, operand: int, steps: LoopRV, warps: int
 ) -> int:
@@ -38,13 +63,25 @@ def copy_to_shared(
     """
     copy = sch.cache_read(reader, operand, "shared.dyn")
     sch.compute_at(copy, steps)
-    inline_producers(sch, copy)
+    if not _is_staged(sch, copy):
+        inline_producers(sch, copy)
     rows, columns = sch.get_loops(copy)[-2:]
     vector = widest_copy(sch.get(copy))
     vector = math.gcd(vector, static_extent(sch.get(columns).extent) or 1)
     _spread(sch, [rows, columns], warps, vector)
     pad_rows(sch, copy)
     return vector
+
+
+def _is_staged(sch: s_tir.Schedule, copy: SBlockRV) -> bool:
+    """Whether what a block reads is written by a kernel of its own."""
+    return any(is_bound(sch, producer) for producer in sch.get_producers(copy))
+
+
+def is_bound(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether a kernel computes the block: its loops are bound."""
+    loops = sch.get_loops(block)
+    return bool(loops) and sch.get(loops[0]).thread_binding is not None
 
 
 def inline_producers(sch: s_tir.Schedule, block: SBlockRV) -> None:
@@ -80,9 +117,7 @@ def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> i
     Returns how many neighbours a thread writes at a time.
     """
     dtype = str(sch.get(results).writes[0].source.dtype)
-    while (consumer := only_consumer(sch, results)) and is_data_parallel(sch, consumer):
-        inline_other_inputs(sch, consumer, results)
-        sch.reverse_compute_inline(consumer)
+    inline_consumers(sch, results)
     rows, columns = sch.get_loops(results)[-2:]
     written = sch.get(results).writes[0].source
     widest = min(VECTOR_BYTES // element_bytes(written), _WIDEST[dtype])
@@ -91,18 +126,52 @@ def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> i
     return vector
 
 
+def inline_consumers(sch: s_tir.Schedule, results: SBlockRV) -> None:
+    """Applies what follows a product where its results are written, as far as that is possible."""
+    while (consumer := only_consumer(sch, results)) and is_data_parallel(sch, consumer):
+        inline_other_inputs(sch, consumer, results)
+        sch.reverse_compute_inline(consumer)
+
+
 def only_consumer(sch: s_tir.Schedule, results: SBlockRV) -> SBlockRV | None:
-    """The block that reads the results; None when there is none, or when it cannot be one.
+    """The block that reads the results and can be one with the block that writes them.
 
     Of several, as in ``x * sigmoid(x)``, those that others read are inlined into these until one is
-    left. The compiler computes once what is then written more than once.
+    left. The compiler computes once what is then written more than once. None where there is no
+    such block: the results are needed in memory, or each of them several times.
     """
+    if writes_parameter(sch, results):
+        return None
     while len(consumers := sch.get_consumers(results)) > 1:
         inner = next((block for block in consumers if sch.get_consumers(block)), None)
-        if inner is None or any(would_bloat(sch, inner, user) for user in sch.get_consumers(inner)):
+        if inner is None or not inlines(sch, inner):
             return None
-        sch.compute_inline(inner)
-    return consumers[0] if consumers else None
+    if not consumers or _repeats(sch, consumers[0], results):
+        return None
+    return consumers[0]
+
+
+def inlines(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Inlines a block into those that read it, if it is no result and they stay short enough."""
+    if writes_parameter(sch, block):
+        return False
+    if any(would_bloat(sch, block, consumer) for consumer in sch.get_consumers(block)):
+        return False
+    sch.compute_inline(block)
+    return True
+
+
+def writes_parameter(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether a block writes a result of the kernel."""
+    written = sch.get(block).writes[0].source
+    return any(written.same_as(parameter) for parameter in sch.mod["main"].params)
+
+
+def _repeats(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> bool:
+    """Whether a block reads some result more than once: it is broadcast."""
+    sizes = [static_extent(size) or 1 for size in sch.get(results).writes[0].source.shape]
+    extents = [static_extent(v.dom.extent) or 1 for v in sch.get(consumer).iter_vars]
+    return math.prod(extents) > math.prod(sizes)
 
 
 def inline_other_inputs(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> None:
@@ -134,12 +203,12 @@ def _vector(block: s_tir.SBlock, widest: int) -> int:
     loads = nodes(block.body, tvm.ir.TensorLoad)
     variable = block.iter_vars[-1].var
     vector = widest
-    while vector > 1 and not all(_aligned(load, variable, vector) for load in loads):
+    while vector > 1 and not all(aligned(load, variable, vector) for load in loads):
         vector //= 2
     return vector
 
 
-def _aligned(load: Any, variable: Any, vector: int) -> bool:
+def aligned(load: Any, variable: Any, vector: int) -> bool:
     """Whether ``vector`` neighbours along ``variable`` are one aligned piece of memory."""
     analyzer = Analyzer()
     dtype = str(variable.ty)

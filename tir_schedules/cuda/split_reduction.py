@@ -9,12 +9,13 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.cuda.shared_tile import inline_other_inputs, only_consumer
+from tvm_ext.tir_schedules.cuda.shared_tile import inline_consumers
 
-THREADS = 128
-MAX_LANES = 32
 VECTOR = 4
 """Partial results that a thread loads at a time, 16 bytes."""
+
+THREADS, LANES = 64, 16
+"""Threads of a block, and of those the most along a row: with their vectors they divide tiles."""
 
 MAX_UNROLLED = 16
 
@@ -37,42 +38,25 @@ def split_reduction(sch: s_tir.Schedule, main: SBlockRV, splits: int) -> tuple[S
 def schedule_total(sch: s_tir.Schedule, total: SBlockRV) -> None:
     """Adds up partial products where all that follows the product is applied to them.
 
-    Leaves a block of its own behind where that cannot be done at once.
+    What cannot be applied there stays a block of its own.
     """
-    while (last := only_consumer(sch, total)) and sch.get_consumers(last):
-        sch.compute_inline(last)
-    if last is None:
-        return
-    inline_other_inputs(sch, last, total)
-    vector = _vector(sch, last, total)
-    *outer, columns = sch.get_loops(last)
-    count = (static_extent(sch.get(columns).extent) or 1) // vector
-    lanes = min(MAX_LANES, 1 << max(0, count - 1).bit_length())
-    rows = sch.fuse(*outer) if outer else sch.add_unit_loop(columns)
+    results = sch.cache_write(total, 0, "local")
+    batch, rows, columns, parts = sch.get_loops(total)
+    lanes = math.gcd(LANES, (static_extent(sch.get(columns).extent) or 1) // VECTOR)
     row_block, row = sch.split(rows, [None, THREADS // lanes])
-    column_block, lane, column = sch.split(columns, [None, lanes, vector])
-    sch.reorder(row_block, column_block, row, lane, column)
-    sch.bind(sch.fuse(row_block, column_block), "blockIdx.x")
+    column_block, lane, neighbours = sch.split(columns, [None, lanes, VECTOR])
+    sch.reorder(batch, row_block, column_block, row, lane, parts, neighbours)
+    sch.bind(sch.fuse(batch, row_block, column_block), "blockIdx.x")
     sch.bind(row, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
-    sch.compute_at(total, lane)
-    sch.set_scope(total, 0, "local")
-    parts, *elements = sch.get_loops(total)[-2 if vector > 1 else -1 :]
-    for loop in elements:
-        sch.vectorize(loop)
+    sch.reverse_compute_at(results, lane)
+    inline_consumers(sch, results)
+    sch.vectorize(neighbours)
     if (static_extent(sch.get(parts).extent) or 0) <= MAX_UNROLLED:
         sch.unroll(parts)
     start = sch.decompose_reduction(total, parts)
-    if vector > 1:
-        sch.vectorize(sch.get_loops(start)[-1])
-        sch.vectorize(column)
-
-
-def _vector(sch: s_tir.Schedule, last: SBlockRV, total: SBlockRV) -> int:
-    """Neighbours that a thread adds up: those that are neighbours in the result as well."""
-    block, added = sch.get(last), sch.get(total).writes[0].source
-    columns = block.iter_vars[-1]
-    region = next(read for read in block.reads if read.source.same_as(added))
-    if not region.region[-1].min.same_as(columns.var):
-        return 1
-    return math.gcd(VECTOR, static_extent(columns.dom.extent) or 1)
+    sch.vectorize(sch.get_loops(start)[-1])
+    width = static_extent(sch.get(results).writes[0].source.shape[-1]) or 1
+    rest, vector = sch.split(sch.get_loops(results)[-1], [None, math.gcd(VECTOR, width)])
+    sch.unroll(rest)
+    sch.vectorize(vector)

@@ -17,7 +17,15 @@ from tvm_ext.tir_schedules.cuda.matrix_intrinsics import (
     Operand,
     result_fragment,
 )
-from tvm_ext.tir_schedules.cuda.shared_tile import copy_to_shared, pad_rows, write_results
+from tvm_ext.tir_schedules.cuda.shared_tile import (
+    bind_blocks,
+    copy_to_shared,
+    pad_rows,
+    write_results,
+)
+
+RESULT_PADDING = 8
+"""Elements after each row of results: the rows of four lanes then fill the banks."""
 
 MIN_NESTED_STAGES = 3
 """Stages from which on fragments are loaded one instruction ahead.
@@ -50,8 +58,7 @@ def schedule_warps(
     blocks, warps = (batch, row_block, column_block), (row_warp, column_warp)
     sch.reorder(*blocks, *warps, steps, part, row_tile, column_tile, row, column, step)
     outer = sch.blockize(row)
-    for loop, tag in zip(blocks, ("z", "y", "x"), strict=True):
-        sch.bind(loop, f"blockIdx.{tag}")
+    block = bind_blocks(sch, blocks, tiles)
     warp = sch.fuse(*warps)
     sch.bind(warp, "threadIdx.y")
     for operand in (0, 1):
@@ -60,7 +67,7 @@ def schedule_warps(
     results = sch.cache_write(outer, 0, "shared.dyn")
     kept = sch.cache_write(outer, 0, "local")
     sch.reverse_compute_at(kept, warp)
-    sch.reverse_compute_at(results, column_block)
+    sch.reverse_compute_at(results, block)
     for fragment in fragments:
         sch.compute_at(fragment, part)
     for loop in (row_tile, column_tile):
@@ -76,7 +83,7 @@ def schedule_warps(
     filled = sch.get_child_blocks(start)[0]
     vector = write_results(sch, results, tiles)
     kept = sch.blockize(stored)
-    pad_rows(sch, kept, vector)
+    pad_rows(sch, kept, max(vector, RESULT_PADDING))
     if not described:
         for loop, name, order in zip(inner, OPERANDS, depth_last, strict=True):
             sch.tensorize(loop, instruction.load(name, order))

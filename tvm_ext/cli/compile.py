@@ -31,6 +31,7 @@ def compile_command(
     threads: options.Threads = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
+    tf32: options.Tf32 = False,
     dump_ir: Annotated[
         Path | None,
         typer.Option(
@@ -61,6 +62,7 @@ def compile_command(
         dump_ir,
         records,
         require_records,
+        tf32,
     )
     if dry_run:
         from tvm_ext.cli.operator_list import print_operators

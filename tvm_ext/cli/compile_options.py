@@ -31,7 +31,7 @@ class CompileOptions:
         As for ``tvm_ext.compile``.
     threads : int, optional
         Cores to compile for instead of all that the target has.
-    records, require_records
+    records, require_records, tf32
         As for ``tvm_ext.compile``.
     """
 
@@ -44,6 +44,7 @@ class CompileOptions:
     dump_ir: Path | None = None
     records: tuple[Path, ...] = ()
     require_records: bool = False
+    tf32: bool = False
 
     @classmethod
     def parsed(
@@ -57,6 +58,7 @@ class CompileOptions:
         dump_ir: Path | None = None,
         records: Sequence[Path] | None = None,
         require_records: bool = False,
+        tf32: bool = False,
     ) -> "CompileOptions":
         """From the texts of the command line; raises InputError for one of another form."""
         return cls(
@@ -69,6 +71,7 @@ class CompileOptions:
             dump_ir=dump_ir,
             records=tuple(records or ()),
             require_records=require_records,
+            tf32=tf32,
         )
 
     def machine(self) -> "Description":
@@ -114,6 +117,7 @@ class CompileOptions:
                 dump_ir=self.dump_ir,
                 records=self.records,
                 require_records=self.require_records,
+                tf32=self.tf32,
                 **self.keywords(),
             )
 
@@ -145,6 +149,7 @@ class CompileOptions:
             "--threads": self.threads is not None,
             "--records": self.records,
             "--require-records": self.require_records,
+            "--tf32": self.tf32,
         }
         names = ", ".join(name for name, present in given.items() if present)
         if names:

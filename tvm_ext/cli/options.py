@@ -72,6 +72,14 @@ Threads = Annotated[
         help="Number of CPU cores to compile for and to run on.",
     ),
 ]
+Tf32 = Annotated[
+    bool,
+    typer.Option(
+        "--tf32",
+        rich_help_panel=_COMPILE,
+        help="Multiply float32 in the tensor cores of a GPU, with 10 bits of mantissa.",
+    ),
+]
 Records = Annotated[
     list[Path] | None,
     typer.Option(

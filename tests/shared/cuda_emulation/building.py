@@ -10,24 +10,27 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
 import tvm
 import tvm_ffi
 from tvm import tirx
 from tvm_ffi import structural_map
 
-from cuda_emulation.libraries import kernel_library, runtime_library
+import cuda_emulation.tensor_maps  # noqa: F401, the function that hosts call
+from cuda_emulation.errors import CudaEmulationError
+from cuda_emulation.libraries import kernel_library, missing, runtime_library
 
-
-class CudaEmulationError(AssertionError):
-    """A kernel did what a GPU does not allow: kernel, block, thread and line are in the message."""
-
-
-tvm_ffi.register_error("CudaEmulationError", CudaEmulationError)
+__all__ = ["CudaEmulationError", "emulated_builds", "emulated_module"]
 
 
 @contextmanager
 def emulated_builds() -> Iterator[None]:
-    """Within, whatever TVM builds for CUDA is built for the emulator instead."""
+    """Within, whatever TVM builds for CUDA is built for the emulator instead.
+
+    A test that calls it on a machine that cannot emulate is skipped.
+    """
+    if missing():
+        pytest.skip(missing())
     runtime_library()
     packed_api, codegen = tirx.transform.MakePackedAPI, tvm.get_global_func("target.build.cuda")
     build = __import__("tvm.tirx.build", fromlist=["codegen_build"])
@@ -77,7 +80,22 @@ def _announcing(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The host function, which tells the emulator of its arrays before it calls kernels."""
     buffers = [p for p in function.params if isinstance(p.ty, tirx.BufferType)]
     body = structural_map(function.body, (tirx.AllocBuffer, _announced_allocation))
+    body = structural_map(body, (tvm.ir.Call, _own_tensor_map))
     return function.with_body(tirx.SeqStmt([*map(_announcement, buffers), body]))
+
+
+def _own_tensor_map(call: Any) -> Any:
+    """The call that fills a tensor map: the driver's function is not there without a GPU."""
+    if str(getattr(call.op, "name", "")) != "tirx.tensormap_encode_tiled":
+        return call
+    attrs, (place, base, *sizes) = call.attrs, call.args
+    options = (attrs.interleave, attrs.swizzle, attrs.l2_promotion, attrs.oob_fill)
+    return tirx.call_packed(
+        "cuda_emulation.tensor_map",
+        *(place, str(attrs.descriptor_dtype), int(attrs.rank), base),
+        *sizes,
+        *map(int, options),
+    )
 
 
 def _announced_allocation(allocation: tirx.AllocBuffer) -> tirx.Stmt:
@@ -85,7 +103,9 @@ def _announced_allocation(allocation: tirx.AllocBuffer) -> tirx.Stmt:
 
 
 def _announcement(buffer: Any) -> tirx.Stmt:
-    size: Any = tirx.const((tvm.DataType(str(buffer.dtype)).bits + 7) // 8, "int64")
+    dtype = tvm.DataType(str(buffer.dtype))
+    # TVM makes arrays of vectors of those that are only used in vectors.
+    size: Any = tirx.const((dtype.bits * dtype.lanes + 7) // 8, "int64")
     for extent in buffer.shape:
         size = size * tirx.Cast("int64", extent)
     return tirx.Evaluate(tirx.call_packed("cuda_emulation.array", buffer.data, size))

@@ -143,6 +143,14 @@ def test_convolution_is_a_product_over_the_window(image, weights, options):
     check_numbers(kernel_of(expression, f16(*image), f16(*weights), f16(weights[0])))
 
 
+def test_the_second_operand_may_have_the_rows_of_the_result():
+    kernel = kernel_of(
+        lambda x, w: relax.op.nn.conv2d(x, w, padding=1), f16(1, 16, 9, 9), f16(24, 16, 3, 3)
+    )
+    check_numbers(kernel)
+    assert "mma.sync" in whole_source(in_instructions(kernel))
+
+
 def test_products_of_float16_are_added_up_in_float32():
     source = whole_source(in_instructions(product(64, 64, 64, total="float16")))
     assert "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" in source
@@ -212,6 +220,17 @@ def test_rows_that_are_not_aligned_are_copied_without_wide_loads():
     assert "mma.sync" in source
 
 
+def test_tiles_of_several_rows_go_column_by_column():
+    check_numbers(product(64, 96, 40), **SMALL, group=2)
+    func = in_instructions(product(8192, 8192, 8192))
+    assert "blockIdx.y" not in whole_source(func).split("__launch_bounds__")[-1]
+
+
+def test_more_rows_than_a_grid_has_blocks_along_y():
+    source = whole_source(in_instructions(product(1 << 24, 16, 32)))
+    assert "blockIdx.y" not in source.split("__launch_bounds__")[-1]
+
+
 def test_threads_and_blocks_are_bound():
     func = in_instructions(product(1024, 512, 256, batch=(4,)), tile_rows=128, tile_columns=128)
     tags: dict[str, int] = {}
@@ -272,15 +291,3 @@ def test_symbolic_sizes_are_refused():
 def test_a_cpu_is_refused():
     refused = apply_template(Contraction(), product(32, 32, 32), MACHINE)
     assert refused == NotMine("the target is not a GPU")
-
-
-def test_a_second_use_of_the_product_is_refused_not_lost():
-    a, b = te.placeholder((32, 32), "float16", "a"), te.placeholder((32, 32), "float16", "b")
-    k = te.reduce_axis((0, 32), "k")
-    c = te.compute((32, 32), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), "c")
-    first = te.compute((32, 32), lambda i, j: c[i, j] + tirx.const(1, "float16"), "first")
-    second = te.compute((32, 32), lambda i, j: c[i, j] * tirx.const(2, "float16"), "second")
-    func = te.create_prim_func([a, b, first, second])
-    refused = apply_template(Contraction(), func, GPU)
-    assert isinstance(refused, NotMine)
-    assert "one tile" in refused.reason

@@ -47,6 +47,11 @@ def test_convolution_in_parts():
     check_numbers(kernel, **TILES, splits=3)
 
 
+def test_an_image_whose_rows_are_of_an_odd_length():
+    kernel = kernel_of(lambda x, w: relax.op.nn.conv2d(x, w), f32(1, 96, 5, 19), f32(42, 96, 1, 1))
+    check_numbers(kernel, stages=2, splits=2, tile_depth=16)
+
+
 def test_a_sum_that_is_written_in_another_order():
     a, b = te.placeholder((40, 164), "float16", "a"), te.placeholder((164, 48), "float16", "b")
     k = te.reduce_axis((0, 164), "k")

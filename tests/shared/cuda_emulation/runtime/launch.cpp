@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <numeric>
 #include <stdexcept>
@@ -30,8 +32,16 @@ struct GuardedCopy {
   char* memory;
   size_t mapped, bytes;
   char* original;
+  uint32_t* writers;
   char* begin() const { return memory + kGap; }
 };
+
+char* mapped(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::runtime_error("no memory for a copy of an array");
+  return static_cast<char*>(memory);
+}
 
 void find_code(const void* entry) {
   Dl_info info{};
@@ -52,11 +62,9 @@ void find_code(const void* entry) {
 }
 
 GuardedCopy copy_of(uintptr_t begin, size_t bytes) {
-  GuardedCopy copy{nullptr, bytes + 2 * kGap, bytes, reinterpret_cast<char*>(begin)};
-  void* memory = mmap(nullptr, copy.mapped, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::runtime_error("no memory for a copy of an array");
-  copy.memory = static_cast<char*>(memory);
+  GuardedCopy copy{nullptr, bytes + 2 * kGap, bytes, reinterpret_cast<char*>(begin), nullptr};
+  copy.memory = mapped(copy.mapped);
+  copy.writers = reinterpret_cast<uint32_t*>(mapped(4 * bytes + 1));
   std::memcpy(copy.begin(), copy.original, bytes);
   return copy;
 }
@@ -80,7 +88,7 @@ std::vector<GuardedCopy> guard(const Launch& what) {
       copies.push_back(copy_of(begin, bytes));
       found = copies.end() - 1;
       uintptr_t first = reinterpret_cast<uintptr_t>(found->begin());
-      block.arrays.push_back({first, first + bytes, false});
+      block.arrays.push_back({first, first + bytes, false, found->writers});
     }
     what.pointers[i] = found->begin() + (pointer - begin);
   }
@@ -92,6 +100,7 @@ void put_back(const std::vector<GuardedCopy>& copies) {
     if (block.arrays[i].written)
       std::memcpy(copies[i].original, copies[i].begin(), copies[i].bytes);
     munmap(copies[i].memory, copies[i].mapped);
+    munmap(copies[i].writers, 4 * copies[i].bytes + 1);
   }
 }
 
@@ -118,6 +127,7 @@ void set_up(const Launch& what) {
   block.random = seed;
   find_code(what.entry);
   reset_shadow();
+  reset_arrays();
 }
 
 void run_blocks(void (*body)(void*), void* data) {
@@ -128,9 +138,10 @@ void run_blocks(void (*body)(void*), void* data) {
     block.index[0] = at % grid[0];
     block.index[1] = at / grid[0] % grid[1];
     block.index[2] = at / (size_t(grid[0]) * grid[1]);
-    if (block.next_clock > 1u << 25) reset_shadow();
+    if (block.next_clock > 1u << 24) reset_shadow();
     begin_shared_memory();
     run_block(body, data);
+    check_overwritten();
   }
 }
 
@@ -179,7 +190,21 @@ void throw_if_failed() {
   if (failed) throw std::runtime_error(last_error);
 }
 
+// With CUDA_EMULATION_TRACE set, a line for every kernel: where the time of a model goes.
+struct Trace {
+  const Launch& what;
+  clock_t start = clock();
+  ~Trace() {
+    if (std::getenv("CUDA_EMULATION_TRACE") == nullptr) return;
+    const unsigned *grid = what.grid, *size = what.block;
+    std::fprintf(stderr, "%8.3f s  %s  grid %u %u %u  block %u %u %u  shared %zu\n",
+                 double(clock() - start) / CLOCKS_PER_SEC, what.kernel, grid[0], grid[1], grid[2],
+                 size[0], size[1], size[2], what.static_shared + what.dynamic_shared);
+  }
+};
+
 int launch(const Launch& what, void (*body)(void*), void* data) {
+  Trace trace{what};
   failed = false;
   std::vector<GuardedCopy> copies;
   int result = 0;

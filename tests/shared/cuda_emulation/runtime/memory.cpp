@@ -1,9 +1,5 @@
-// Checks of every access. The compiler calls __tsan_read and __tsan_write before each access that
-// may leave the thread's registers (-fsanitize=thread, linked without its library), and the
-// handlers of -fsanitize=alignment and bounds; here these look at arrays, races and copies.
+// Shared memory: who wrote and read each byte, and which bytes a copy is under way to.
 #include "operations.h"
-
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +12,7 @@ char* shared_memory;
 
 namespace {
 
-// An access: clock (26 bits), thread (10), place in the code (28). 0 is none.
+// An access: clock (25 bits), thread (11), place in the code (28). 0 is none.
 struct Cell {
   uint64_t write, read, other_read;
 };
@@ -26,12 +22,12 @@ size_t shadow_used;
 
 uint64_t packed(const Thread& self, uintptr_t pc) {
   uint64_t place = pc >= block.code && pc < block.code_end ? pc - block.code : 0;
-  return uint64_t(self.clock) << 38 | uint64_t(self.index) << 28 | (place & 0xFFFFFFF);
+  return uint64_t(self.clock) << 39 | uint64_t(self.index) << 28 | (place & 0xFFFFFFF);
 }
 
 bool ordered(uint64_t record, const Thread& self) {
-  int thread = record >> 28 & 1023;
-  return record == 0 || thread == self.index || record >> 38 <= self.seen[thread];
+  int thread = record >> 28 & 2047;
+  return record == 0 || thread == self.index || record >> 39 <= self.seen[thread];
 }
 
 std::string bytes_of(size_t offset, size_t size) {
@@ -40,24 +36,34 @@ std::string bytes_of(size_t offset, size_t size) {
 
 [[noreturn]] void fail_race(size_t offset, bool write, uint64_t record, bool was_write,
                             uintptr_t pc) {
-  const Thread& other = threads[record >> 28 & 1023];
+  int other = record >> 28 & 2047;
+  std::string whom = other == block.threads ? "a bulk copy" : name_of(threads[other]);
   std::string now = write ? "written" : "read", before = was_write ? "written" : "read";
   fail("race: byte " + std::to_string(offset) + " of shared memory is " + now + ", and was " +
-           before + " by " + name_of(other) + " in line " +
+           before + " by " + whom + " in line " +
            source_place(block.code + (record & 0xFFFFFFF)) + ", with nothing to order the two",
        pc);
 }
 
 void note_read(Cell& cell, uint64_t now) {
-  int self = now >> 28 & 1023, last = cell.read >> 28 & 1023;
+  int self = now >> 28 & 2047, last = cell.read >> 28 & 2047;
   if (cell.read != 0 && last != self) cell.other_read = cell.read;
   cell.read = now;
 }
 
 bool same_cells(size_t offset, size_t bytes) {
+  const Cell* cells = shadow + offset;
+  uint64_t different = 0;
   for (size_t i = 1; i < bytes; ++i)
-    if (std::memcmp(&shadow[offset], &shadow[offset + i], sizeof(Cell)) != 0) return false;
-  return true;
+    different |= (cells[i].write ^ cells[0].write) | (cells[i].read ^ cells[0].read) |
+                 (cells[i].other_read ^ cells[0].other_read);
+  return different == 0;
+}
+
+bool any_pending(size_t offset, size_t bytes) {
+  uint8_t found = 0;
+  for (size_t i = 0; i < bytes; ++i) found |= pending[offset + i];
+  return found != 0;
 }
 
 void check_cell(size_t offset, bool write, const Thread& self, uintptr_t pc) {
@@ -68,43 +74,11 @@ void check_cell(size_t offset, bool write, const Thread& self, uintptr_t pc) {
   if (!ordered(cell.other_read, self)) fail_race(offset, write, cell.other_read, false, pc);
 }
 
-Array* last_array;
-
-Array* array_of(uintptr_t address) {
-  if (last_array != nullptr && address >= last_array->begin && address < last_array->end)
-    return last_array;
-  for (Array& array : block.arrays)
-    if (address >= array.begin && address < array.end) return last_array = &array;
-  return nullptr;
-}
-
-[[noreturn]] void fail_outside(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
-  const Array* nearest = nullptr;
-  auto distance = [&](const Array& array) {
-    return address < array.begin ? array.begin - address : address - array.end;
-  };
-  size_t argument = 0, count = 0;
-  for (const Array& array : block.arrays) {
-    ++count;
-    if (nearest != nullptr && distance(array) >= distance(*nearest)) continue;
-    nearest = &array;
-    argument = count;
-  }
-  std::string message = std::string(write ? "writes " : "reads ") + std::to_string(bytes) + " bytes";
-  if (nearest == nullptr) fail(message + " outside of all arrays", pc);
-  long at = long(address) - long(nearest->begin);
-  fail(message + " outside of all arrays: at byte " + std::to_string(at) + " of array " +
-           std::to_string(argument) + ", which has " +
-           std::to_string(nearest->end - nearest->begin),
-       pc);
-}
-
 }  // namespace
 
 void reset_shadow() {
   std::memset(static_cast<void*>(shadow), 0, shadow_used * sizeof(Cell));
   shadow_used = block.shared_bytes;
-  last_array = nullptr;
   block.next_clock = 1;
 }
 
@@ -119,11 +93,10 @@ void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc) {
              " of " + std::to_string(block.shared_bytes),
          pc);
   Thread& self = *block.current;
-  for (size_t i = 0; i < bytes; ++i)
-    if (pending[offset + i])
-      fail(std::string(write ? "writes" : "reads") + " " + bytes_of(offset, bytes) +
-               " of shared memory while an asynchronous copy to them has not been waited for",
-           pc);
+  if (any_pending(offset, bytes))
+    fail(std::string(write ? "writes" : "reads") + " " + bytes_of(offset, bytes) +
+             " of shared memory while an asynchronous copy to them has not been waited for",
+         pc);
   uint64_t now = packed(self, pc);
   bool same = same_cells(offset, bytes);
   for (size_t i = 0; i < bytes; ++i) {
@@ -136,12 +109,6 @@ void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc) {
   }
 }
 
-void global_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
-  Array* array = array_of(address);
-  if (array == nullptr || address + bytes > array->end) fail_outside(address, bytes, write, pc);
-  if (write) array->written = true;
-}
-
 void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
   Thread* self = block.current;
   if (self == nullptr) return;
@@ -152,6 +119,32 @@ void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
   if (!write && address >= block.code && address < block.code_end) return;
   global_access(address, bytes, write, pc);
 }
+
+void asynchronous_read(uint32_t offset, size_t bytes, uintptr_t pc) {
+  shared_access(offset, bytes, false, pc);
+  for (size_t i = 0; i < bytes; ++i) {
+    uint64_t record = shadow[offset + i].write;
+    int writer = record >> 28 & 2047;
+    if (record >> 39 < block.first_clock || writer == block.threads) continue;
+    if (record >> 39 > threads[writer].proxy_clock)
+      fail("byte " + std::to_string(offset + i) + " of shared memory is read by the asynchronous " +
+               "proxy, and " + name_of(threads[writer]) + " wrote it in line " +
+               source_place(block.code + (record & 0xFFFFFFF)) + " with no fence.proxy.async since",
+           pc);
+  }
+}
+
+void begin_write(uint32_t offset, size_t bytes, uint32_t clock, uintptr_t pc) {
+  shared_access(offset, bytes, true, pc);
+  Cell cell{(packed(*block.current, pc) & 0xFFFFFFF) | uint64_t(block.threads) << 28 |
+                uint64_t(clock) << 39,
+            0, 0};
+  std::fill(shadow + offset, shadow + offset + bytes, cell);
+  std::memset(shared_memory + offset, kPoison, bytes);
+  std::memset(pending + offset, 1, bytes);
+}
+
+void finish_write(uint32_t offset, size_t bytes) { std::memset(pending + offset, 0, bytes); }
 
 void check_shared_window(uint32_t offset, size_t bytes, size_t alignment, const char* what,
                          uintptr_t pc) {
@@ -190,14 +183,6 @@ void store_shared(int /*line*/, uint32_t to, const void* from, unsigned bytes) {
   std::memcpy(shared_memory + to, from, bytes);
 }
 
-void atomic_access(const void* pointer, size_t bytes, int line) {
-  uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
-  if (address % bytes != 0) fail_at_line("misaligned atomic operation", line);
-  uintptr_t offset = address - reinterpret_cast<uintptr_t>(shared_memory);
-  if (offset < kMaxShared) return;
-  global_access(address, bytes, true, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
-}
-
 void copy_async(int /*line*/, uint32_t to, uint64_t from, unsigned bytes, unsigned copied) {
   uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   if (bytes != 4 && bytes != 8 && bytes != 16)
@@ -233,76 +218,3 @@ void wait_copies(unsigned groups_left) {
 }
 
 }  // namespace emu
-
-// What the compiler calls.
-#define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
-#define EMU_ACCESS(BYTES)                                                                    \
-  void __tsan_read##BYTES(void* at) { aligned_access<BYTES, false>(at, EMU_PC); }           \
-  void __tsan_write##BYTES(void* at) { aligned_access<BYTES, true>(at, EMU_PC); }           \
-  void __tsan_unaligned_read##BYTES(void* at) {                                             \
-    emu::any_access(reinterpret_cast<uintptr_t>(at), BYTES, false, EMU_PC);                 \
-  }                                                                                         \
-  void __tsan_unaligned_write##BYTES(void* at) {                                            \
-    emu::any_access(reinterpret_cast<uintptr_t>(at), BYTES, true, EMU_PC);                  \
-  }
-
-template <int bytes, bool write>
-static inline void aligned_access(void* at, uintptr_t pc) {
-  uintptr_t address = reinterpret_cast<uintptr_t>(at);
-  if (address % bytes != 0 && emu::block.current != nullptr)
-    emu::fail("misaligned access of " + std::to_string(bytes) + " bytes", pc);
-  emu::any_access(address, bytes, write, pc);
-}
-
-extern "C" {
-EMU_ACCESS(1)
-EMU_ACCESS(2)
-EMU_ACCESS(4)
-EMU_ACCESS(8)
-EMU_ACCESS(16)
-void __tsan_read_range(void* at, unsigned long bytes) {
-  emu::any_access(reinterpret_cast<uintptr_t>(at), bytes, false, EMU_PC);
-}
-void __tsan_write_range(void* at, unsigned long bytes) {
-  emu::any_access(reinterpret_cast<uintptr_t>(at), bytes, true, EMU_PC);
-}
-void __tsan_vptr_update(void**, void*) {}
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
-void* __tsan_memcpy(void* to, const void* from, unsigned long bytes) {
-  emu::any_access(reinterpret_cast<uintptr_t>(from), bytes, false, EMU_PC);
-  emu::any_access(reinterpret_cast<uintptr_t>(to), bytes, true, EMU_PC);
-  return std::memcpy(to, from, bytes);
-}
-void* __tsan_memset(void* to, int value, unsigned long bytes) {
-  emu::any_access(reinterpret_cast<uintptr_t>(to), bytes, true, EMU_PC);
-  return std::memset(to, value, bytes);
-}
-
-// The layouts that the compiler's manual of these handlers does not give: those of its libubsan.
-struct SourceLocation {
-  const char* file;
-  uint32_t line, column;
-};
-struct TypeMismatch {
-  SourceLocation place;
-  const void* type;
-  unsigned char log_alignment, kind;
-};
-void __ubsan_handle_type_mismatch_v1(TypeMismatch* what, uintptr_t address) {
-  if (emu::block.current == nullptr) return;
-  emu::fail_at_line("misaligned access: address " + std::to_string(address % 256) +
-                        " modulo 256 is not a multiple of " +
-                        std::to_string(1 << what->log_alignment),
-                    int(what->place.line));
-}
-void __ubsan_handle_out_of_bounds(SourceLocation* place, uintptr_t index) {
-  if (emu::block.current == nullptr) return;
-  emu::fail_at_line("index " + std::to_string(long(index)) + " is outside of the array",
-                    int(place->line));
-}
-void __ubsan_handle_divrem_overflow(SourceLocation* place, uintptr_t, uintptr_t) {
-  if (emu::block.current != nullptr) emu::fail_at_line("division by zero", int(place->line));
-}
-}
