@@ -12,6 +12,7 @@ from tvm_ext.tir_schedules.cuda.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
+from tvm_ext.tir_schedules.cuda.warp_group_contraction import WarpGroupContraction
 from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tuning.gpu_analysis.kernel_cost import GpuCost, gpu_cost
 
@@ -33,6 +34,16 @@ def test_matrix_instructions_are_all_of_the_product():
     assert flops * kernel.warps * kernel.blocks == 2 * 1024**3
     assert set(kernel.matrix_flops) == {"float16"}
     assert kernel.parameter_bytes == (3 * 1024 * 1024 + 1024) * 2
+
+
+def test_instructions_of_warp_groups_are_counted_in_the_warps_that_run_them():
+    """Two of three groups of warps multiply, the third copies."""
+    hopper = gpu("nvidia-h200")
+    made = scheduled(WarpGroupContraction(), LINEAR, hopper)
+    kernel = gpu_cost(
+        tvm.IRModule({"main": made.with_attr("global_symbol", "main")}), hopper
+    ).kernel
+    assert kernel.matrix_flops["float16"] * kernel.warps * kernel.blocks == 2 * 1024**3
 
 
 @pytest.mark.parametrize("vector", [1, 4])

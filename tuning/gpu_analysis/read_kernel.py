@@ -1,7 +1,8 @@
 """Reads a scheduled kernel for a GPU: its blocks of threads, and what one warp of them does.
 
-Addresses are looked at as one warp in the middle of the grid has them: which sectors of global
-memory its 32 threads touch at a time, and which banks of shared memory.
+Addresses are looked at as the first warp of a block in the middle of the grid has them: which
+sectors of global memory its 32 threads touch at a time, and which banks of shared memory.
+Conditions are taken by the share of the block's warps for which they hold.
 """
 
 import math
@@ -32,6 +33,7 @@ _GROUP_ROWS, _GROUP_WARPS = 64, 4
 _FRAGMENTS = (16, 16, 16)
 
 _MATRIX_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_GROUP_INSTRUCTION = re.compile(r"wgmma\.mma_async\S*\.m(\d+)n(\d+)k(\d+)\.\w+\.(\w+)")
 
 _SIMPLE = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Min, tirx.Max, tirx.Select, tirx.Cast),
@@ -110,7 +112,7 @@ def _tag(stmt: Any) -> str:
 class _Reader:
     def __init__(self, kernel: GpuKernel, extents: dict[str, int]) -> None:
         self._kernel = kernel
-        self._places = _places(extents)
+        self._places = _places(extents, kernel.warps)
         self._known: dict[Any, np.ndarray] = {}
         self._readers = {
             tirx.SeqStmt: self._sequence,
@@ -149,11 +151,16 @@ class _Reader:
 
     def _branch(self, stmt: tirx.IfThenElse, times: float) -> None:
         holds = values_of(stmt.condition, self._known)
-        taken = 0.5 if holds is None else float(np.any(holds))
-        missed = 0.5 if holds is None else float(not np.all(holds))
+        taken = 0.5 if holds is None else self._share_of_warps(holds)
+        missed = 0.5 if holds is None else self._share_of_warps(np.logical_not(holds))
         self.read(stmt.then_case, times * taken)
         if stmt.else_case is not None:
             self.read(stmt.else_case, times * missed)
+
+    def _share_of_warps(self, holds: np.ndarray) -> float:
+        """Warps with a thread for which a condition holds."""
+        threads = np.broadcast_to(holds, WARP * self._kernel.warps)
+        return float(threads.reshape(-1, WARP).any(axis=1).mean())
 
     def _allocate(self, stmt: tirx.AllocBuffer, times: float) -> None:
         if stmt.buffer.scope().startswith("shared"):
@@ -175,9 +182,13 @@ class _Reader:
             return
         words = [str(arg.value) for arg in call.args if isinstance(arg, tvm.ir.StringImm)]
         shape = next((found for word in words if (found := _MATRIX_SHAPE.fullmatch(word))), None)
+        group = next((found for word in words if (found := _GROUP_INSTRUCTION.search(word))), None)
         name = str(getattr(call.op, "name", ""))
         if name == "tirx.tvm_mma_sync":
             self._matrix_instruction(_FRAGMENTS, words, times)
+        elif group is not None:
+            *sizes, dtype = group.groups()
+            self._matrix_instruction([int(size) for size in sizes], [dtype], times)
         elif shape is not None:
             self._matrix_instruction([int(size) for size in shape.groups()], words, times)
         elif "ldmatrix" in name:
@@ -224,25 +235,29 @@ class _Reader:
         values = values_of(base, self._known)
         if values is None:
             values = np.arange(WARP) * lanes
-        return np.broadcast_to(np.asarray(values, dtype=np.int64), WARP) * size
+        threads = WARP * self._kernel.warps if np.ndim(values) and np.size(values) > WARP else WARP
+        return np.broadcast_to(np.asarray(values, dtype=np.int64), threads)[:WARP] * size
 
 
 # What matrix instructions call the types of their operands.
 _OPERANDS = {
     "fp16": "float16",
+    "f16": "float16",
     "bf16": "bfloat16",
     "tf32": "float32",
     "int8": "int8",
+    "s8": "int8",
+    "u8": "uint8",
     "uint8": "uint8",
     "e4m3": "float8_e4m3fn",
     "e5m2": "float8_e5m2",
 }
 
 
-def _places(extents: dict[str, int]) -> dict[str, np.ndarray]:
-    """By tag, the indices of one warp's threads, in a block in the middle of the grid."""
+def _places(extents: dict[str, int], warps: int) -> dict[str, np.ndarray]:
+    """By tag, the indices of all threads of a block in the middle of the grid."""
     places = {tag: np.asarray(n // 2) for tag, n in extents.items() if tag.startswith("block")}
-    rest = np.arange(WARP)
+    rest = np.arange(WARP * warps)
     for tag in ("threadIdx.x", "threadIdx.y", "threadIdx.z"):
         extent = extents.get(tag, 1)
         places[tag] = rest % extent
