@@ -37,7 +37,6 @@ _GPU_RULES = (
     dlight.gpu.GEMV,
     dlight.gpu.Reduction,
     dlight.gpu.GeneralReduction,
-    dlight.gpu.Fallback,
 )
 
 
