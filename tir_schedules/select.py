@@ -32,8 +32,8 @@ _RULE_ERRORS = (
     *(TypeError, ValueError, tvm.error.InternalError, s_tir.ScheduleError),
 )
 
-# Without GEMV, whose threads write behind the result where its rows are no multiple of its tile, and
-# Fallback, in the place of which is our last resort.
+# Without GEMV, whose threads write behind the result where its rows are no multiple of its tile,
+# and Fallback, in the place of which is our last resort.
 _GPU_RULES = (
     dlight.gpu.Matmul,
     dlight.gpu.Reduction,
