@@ -5,7 +5,6 @@ independent are dealt to threads, everything inside of them runs in series. What
 dealt of runs on one thread.
 """
 
-import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,14 +15,13 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.cuda.as_loops import as_loops, without_offsets
+from tvm_ext.tir_schedules.cuda.as_loops import as_loops, in_few_launches, without_offsets
 from tvm_ext.tir_schedules.cuda.bound_loops import binds_threads
 from tvm_ext.tir_schedules.cuda.device_code import DeviceCode, host_call
 from tvm_ext.tir_schedules.cuda.independence import accesses_of, independent
 from tvm_ext.tir_schedules.cuda.launch import bound, guarded
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.nest import substitute
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import Machine, NotMine
@@ -50,7 +48,7 @@ class Generic:
         if call is not None:
             return NotMine(f"the kernel calls {call}, which runs on a CPU only")
         func = without_offsets(func)
-        plain = as_loops(with_starts_apart(func))
+        plain = as_loops(in_few_launches(func))
         if binds_threads(plain.body):
             return NotMine("the kernel binds some of its loops to threads itself")
         return launched(func, plain)
@@ -68,28 +66,6 @@ def launched(func: tirx.PrimFunc, plain: tirx.PrimFunc) -> s_tir.Schedule | NotM
     root = s_tir.SBlock([], [], [], "root", sequence([*allocated, body]))
     realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
     return s_tir.Schedule(func.with_body(realized))
-
-
-def with_starts_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` with the stores that reductions start from in front of their loops.
-
-    In a reduction over nothing the first step, in which they are otherwise, never comes.
-    """
-    if not isinstance(func.body, s_tir.SBlockRealize) or func.body.block.name_hint != "root":
-        return func
-    sch = s_tir.Schedule(func)
-    for block in kernel_blocks(sch):
-        stmt, loops = sch.get(block), list(sch.get_loops(block))
-        if stmt.init is None or len(loops) != len(stmt.iter_vars):
-            continue
-        reduces = [v.iter_type == tirx.IterVar.CommReduce for v in stmt.iter_vars]
-        reductions = [loop for loop, one in zip(loops, reduces, strict=True) if one]
-        others = [loop for loop, one in zip(loops, reduces, strict=True) if not one]
-        with contextlib.suppress(s_tir.ScheduleError):
-            if reductions and others:
-                sch.reorder(*others, *reductions)
-            sch.decompose_reduction(block, (reductions or loops)[0])
-    return sch.mod["main"]
 
 
 @dataclass

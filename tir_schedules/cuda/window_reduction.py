@@ -4,26 +4,19 @@ Neighbouring threads compute neighbouring elements of the result, so that their 
 side, and what windows share comes from the cache.
 """
 
-import contextlib
 import math
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.cuda.as_loops import as_loops
-from tvm_ext.tir_schedules.cuda.generic import launched, with_starts_apart
+from tvm_ext.tir_schedules.cuda.as_loops import as_loops, in_few_launches
+from tvm_ext.tir_schedules.cuda.generic import launched
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.inlining import (
-    inline_blocks,
-    is_data_parallel,
-    kernel_blocks,
-    reduction_blocks,
-)
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 # Steps of a reduction that one thread should not do alone while others wait for work.
@@ -43,13 +36,10 @@ class WindowReduction:
             return NotMine("the target is not an NVIDIA GPU")
         sch = s_tir.Schedule(func)
         inline_blocks(sch, repeat=True)
-        blocks = kernel_blocks(sch)
-        refusal = _refused([sch.get(block) for block in blocks])
+        refusal = _refused([sch.get(block) for block in kernel_blocks(sch)])
         if refusal is not None:
             return refusal
-        for block in reduction_blocks(sch):
-            _reduce_where_used(sch, block)
-        return launched(func, as_loops(with_starts_apart(sch.mod["main"])))
+        return launched(func, as_loops(in_few_launches(func)))
 
 
 def _refused(blocks: list[s_tir.SBlock]) -> NotMine | None:
@@ -78,25 +68,3 @@ def _operands(block: s_tir.SBlock) -> list[Any]:
         if not any(load.source.same_as(other) for other in [*own, *found]):
             found.append(load.source)
     return found
-
-
-def _reduce_where_used(sch: s_tir.Schedule, block: SBlockRV) -> None:
-    """Moves a reduction into the loops of the only block that uses it, each result once."""
-    consumers = sch.get_consumers(block)
-    if len(consumers) != 1 or not is_data_parallel(sch, consumers[0]):
-        return
-    results = [v for v in sch.get(block).iter_vars if v.iter_type == tirx.IterVar.DataPar]
-    if _count(results) != _count(sch.get(consumers[0]).iter_vars):
-        return
-    loops = sch.get_loops(consumers[0])
-    if loops:
-        with contextlib.suppress(s_tir.ScheduleError):
-            sch.compute_at(block, loops[-1])
-            inner = sch.get_loops(block)[len(loops) :]
-            if inner:
-                sch.decompose_reduction(block, inner[0])
-
-
-def _count(iter_vars: Any) -> int | None:
-    extents = [static_extent(v.dom.extent) for v in iter_vars]
-    return None if None in extents else math.prod(n for n in extents if n is not None)
