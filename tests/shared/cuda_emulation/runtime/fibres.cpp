@@ -165,7 +165,7 @@ bool run_ready_threads() {
     if (thread.state != State::kReady) continue;
     ran = true;
     block.current = &thread;
-    block.steps_left = 200000000;
+    block.steps_left = 100000000;
     emu_switch_stack(&scheduler_stack_pointer, thread.stack_pointer);
     throw_if_failed();
     block.current = nullptr;

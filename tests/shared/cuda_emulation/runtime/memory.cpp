@@ -112,7 +112,7 @@ void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc) {
 void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
   Thread* self = block.current;
   if (self == nullptr) return;
-  if (--block.steps_left < 0) fail("200 million accesses with nobody else's turn: an endless loop", pc);
+  if (--block.steps_left < 0) fail("100 million accesses with nobody else's turn: an endless loop", pc);
   uintptr_t offset = address - reinterpret_cast<uintptr_t>(shared_memory);
   if (offset < kMaxShared) return shared_access(offset, bytes, write, pc);
   if (address - reinterpret_cast<uintptr_t>(self->stack) < kStackBytes) return;
