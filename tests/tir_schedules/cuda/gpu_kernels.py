@@ -178,6 +178,7 @@ def resources(source: str, arch: str, folder: Path) -> list[Resources]:
     report = subprocess.run(command, capture_output=True, text=True, check=False)
     assert report.returncode == 0, report.stderr[-2000:]
     text = report.stderr
+    assert "serialized" not in text, text
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", text)]
     spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", text)]
     stack = [int(n) for n in re.findall(r"(\d+) bytes stack frame", text)]
