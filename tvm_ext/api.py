@@ -13,7 +13,7 @@ from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.memory import plan_memory
-from tvm_ext.compiler.memory_limit import require_memory
+from tvm_ext.compiler.memory_limit import default_limit, require_memory
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
 from tvm_ext.compiler.packed_weights import pack_weights
 from tvm_ext.compiler.phases import Phases
@@ -108,7 +108,7 @@ def compile(
                 ranges=lowered.imported.ranges,
                 passes=lambda mod: runner.run(pipeline.memory, mod),
             )
-            require_memory(memory, lowered.imported.name)
+            require_memory(memory, lowered.imported.name, default_limit(machine))
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
             programs = build_programs(planned, tvm_target, machine, lowered.kernels, choices)

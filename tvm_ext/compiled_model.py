@@ -165,6 +165,16 @@ class CompiledModel:
             target=self._target,
         )
 
+    @property
+    def gpu_program(self) -> CudaProgram:
+        """The program on the device, for measurements; raises TargetError for a CPU's model."""
+        if self._gpu is None:
+            raise TargetError(
+                f"the model was compiled for {self._target.name}; expected one for a GPU: compile "
+                "it for target 'cuda'"
+            )
+        return self._gpu
+
     def kernel_calls(self) -> list[KernelCall]:
         """Every kernel call of a run with its original nodes, grouped by kernel."""
         return [

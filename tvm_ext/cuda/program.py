@@ -104,7 +104,7 @@ class CudaProgram:
             stay = any(on_device(value) for value in inputs.values())
         device = gpu()
         with _one_at_a_time, self._errors():
-            machine, buffers = self._made()
+            machine, buffers = self.made()
             with ordered_with_others(device):
                 result = machine["main"](*buffers.filled(values))
                 tensors = _tensors(result)
@@ -123,7 +123,7 @@ class CudaProgram:
         values = self._checked(inputs)
         device = gpu()
         with _one_at_a_time, self._errors():
-            machine, buffers = self._made()
+            machine, buffers = self.made()
             with without_graphs():
                 watched = relax.VirtualMachine(self._code.opened(), device)
             with ordered_with_others(device):
@@ -140,7 +140,8 @@ class CudaProgram:
         self._code.require_device()
         return check_inputs(self._input_specs, inputs, check_input)
 
-    def _made(self) -> tuple[relax.VirtualMachine, DeviceInputs]:
+    def made(self) -> tuple[relax.VirtualMachine, DeviceInputs]:
+        """The virtual machine and the memory of inputs; made at the first call."""
         require_context()
         if self._machine is None or self._inputs is None:
             register_failed_branch()
