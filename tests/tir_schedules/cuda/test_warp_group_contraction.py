@@ -6,12 +6,13 @@ import subprocess
 import pytest
 import tvm
 from emulated_kernels import assert_emulated
-from gpu_kernels import NVCC, needs_nvcc, scheduled, whole_source
+from gpu_kernels import needs_nvcc, scheduled, whole_source
 from lowering import f32, kernel_of
 from machines import GPU, MACHINE
 from matrix_products import f16, linear, product
 from tvm import relax, te, tirx
 
+from tvm_ext.cuda.nvcc import find_nvcc
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import apply_template
@@ -131,7 +132,9 @@ def test_nothing_spills_and_nothing_is_serialized(dtype, tmp_path):
     kernel = kernel if half else product(4096, 4096, 4096, dtype=dtype, a_turned=True)
     path = tmp_path / "kernel.cu"
     path.write_text(code_of(kernel))
-    command = [str(NVCC), "-cubin", "-arch=sm_90a", "-O3", "-Xptxas", "-v", "-o"]
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    command = [nvcc.program, "-cubin", "-arch=sm_90a", "-O3", "-Xptxas", "-v", "-o"]
     command += [str(tmp_path / "kernel.cubin"), str(path)]
     report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
