@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
-# Of the tuning tests, the module that writes folders of records.
-sys.path.insert(0, str(Path(__file__).parents[1] / "tuning"))
+# Of the tuning tests, the module that writes folders of records; the emulator of CUDA code.
+for folder in ("tuning", "shared"):
+    sys.path.insert(0, str(Path(__file__).parents[1] / folder))
 sys.path.insert(0, str(Path(__file__).parent))
