@@ -23,11 +23,13 @@ from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 from tvm_ext.relay_passes.pad_output_columns import PadOutputColumns
+from tvm_ext.relay_passes.products_in_own_type import ProductsInOwnType
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
 BUILTIN_PASSES: tuple[Any, ...] = (
     FoldConstantCalls,
+    ProductsInOwnType,
     ConvBnReluFold,
     ConvTransposeToConv,
     GemmFusion,
@@ -62,5 +64,6 @@ __all__ = [
     "NameSymbolicSizes",
     "PadOutputChannels",
     "PadOutputColumns",
+    "ProductsInOwnType",
     "WinogradConvolution",
 ]

@@ -8,65 +8,21 @@ import tvm
 from decision_cases import assert_closed_form_is_default, check_random_numbers
 from lowering import f32, kernel_of, loops_of
 from machines import GPU, MACHINE, NARROW, _cpu
-from tvm import relax, s_tir, te, tirx
+from recurrent_kernels import recurrence, recurrent_kernel
+from tvm import relax, s_tir, tirx
 
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.kernel_identity import workload
-from tvm_ext.tir_schedules.llvm.recurrence.code import recurrence_code
-from tvm_ext.tir_schedules.llvm.recurrence.description import (
-    ANNOTATION,
-    Activation,
+from tvm_ext.tir_schedules.llvm.recurrence.template import RecurrentLayer, decide_recurrence
+from tvm_ext.tir_schedules.llvm.vector_math.rewrite import with_vector_math
+from tvm_ext.tir_schedules.recurrence.description import (
     Recurrence,
-    RecurrenceOperands,
     described_by,
     recurrence_of,
 )
-from tvm_ext.tir_schedules.llvm.recurrence.loops import RecurrenceLoops
-from tvm_ext.tir_schedules.llvm.recurrence.template import RecurrentLayer, decide_recurrence
-from tvm_ext.tir_schedules.llvm.vector_math.rewrite import with_vector_math
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
-
-SIGMOID, TANH = Activation("sigmoid"), Activation("tanh")
-
-
-def recurrence(cell: Any = "LSTM", hidden: int = 128, directions: int = 1, **fields: Any) -> Any:
-    functions = {"LSTM": (SIGMOID, TANH, TANH), "GRU": (SIGMOID, TANH), "RNN": (TANH,)}[cell]
-    reverse = (False, True)[:directions]
-    return Recurrence(cell, hidden, reverse, (functions,) * directions, **fields)
-
-
-def recurrent_kernel(layer: Recurrence, steps: Any = 8, batch: Any = 1) -> tirx.PrimFunc:
-    """As the importer writes it."""
-    directions, padded = layer.directions, layer.padded
-    state = (directions, batch, layer.hidden)
-    shapes: dict[str, Any] = {
-        "x": (steps, batch, directions * layer.gates * padded),
-        "b_candidate": (directions, padded),
-        "peepholes": (directions, 3, padded),
-        "initial_h": state,
-        "initial_c": state,
-    }
-    for product in layer.products():
-        gates = len(product.gates)
-        shapes[product.weights] = (directions, layer.blocks, layer.summed, gates, layer.units)
-    names = layer.operands()[: -len(layer.results())]
-    inputs = [te.placeholder(shapes[name], "float32", name=name) for name in names]
-    outputs = [(steps, directions, batch, layer.hidden)] + [state] * (len(layer.results()) - 1)
-
-    def body(ins: Any, outs: Any) -> tirx.Stmt:
-        arrays = dict(zip(layer.operands(), [*ins, *outs], strict=True))
-        return recurrence_code(RecurrenceOperands(layer, arrays), RecurrenceLoops())
-
-    found = te.extern(
-        outputs,
-        inputs,
-        body,
-        dtype=["float32"] * len(outputs),
-        attrs={ANNOTATION: layer.annotation()},
-    )
-    return te.create_prim_func([*inputs, *found])
 
 
 def assembly(func: tirx.PrimFunc, machine: Any) -> str:

@@ -16,7 +16,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.cuda.as_loops import as_loops
+from tvm_ext.tir_schedules.cuda.as_loops import as_loops, without_offsets
 from tvm_ext.tir_schedules.cuda.bound_loops import binds_threads
 from tvm_ext.tir_schedules.cuda.device_code import DeviceCode, host_call
 from tvm_ext.tir_schedules.cuda.independence import accesses_of, independent
@@ -49,6 +49,7 @@ class Generic:
         call = host_call(func.body)
         if call is not None:
             return NotMine(f"the kernel calls {call}, which runs on a CPU only")
+        func = without_offsets(func)
         plain = as_loops(_with_starts_apart(func))
         if binds_threads(plain.body):
             return NotMine("the kernel binds some of its loops to threads itself")

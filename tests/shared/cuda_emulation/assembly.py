@@ -29,7 +29,7 @@ class Operand:
 
 def without_assembly(source: str) -> str:
     """The source with every ``asm`` statement replaced, lines in place."""
-    parts, at = [], 0
+    parts, at, line, counted = [], 0, 1, 0
     for number, match in enumerate(_START.finditer(source)):
         if match.start() < at:
             continue
@@ -37,7 +37,8 @@ def without_assembly(source: str) -> str:
         statement = source[match.end() : end]
         semicolon = source.index(";", end)
         parts.append(source[at : match.start()])
-        line = source.count("\n", 0, match.start()) + 1
+        line += source.count("\n", counted, match.start())
+        counted = match.start()
         parts.append(_translated(statement, number, line))
         parts.append("\n" * source.count("\n", match.start(), semicolon))
         at = semicolon + 1

@@ -15,14 +15,11 @@ import tvm_ffi
 from tvm import tirx
 from tvm_ffi import structural_map
 
+import cuda_emulation.tensor_maps  # noqa: F401, the function that hosts call
+from cuda_emulation.errors import CudaEmulationError
 from cuda_emulation.libraries import kernel_library, runtime_library
 
-
-class CudaEmulationError(AssertionError):
-    """A kernel did what a GPU does not allow: kernel, block, thread and line are in the message."""
-
-
-tvm_ffi.register_error("CudaEmulationError", CudaEmulationError)
+__all__ = ["CudaEmulationError", "emulated_builds", "emulated_module"]
 
 
 @contextmanager
@@ -77,7 +74,22 @@ def _announcing(function: tirx.PrimFunc) -> tirx.PrimFunc:
     """The host function, which tells the emulator of its arrays before it calls kernels."""
     buffers = [p for p in function.params if isinstance(p.ty, tirx.BufferType)]
     body = structural_map(function.body, (tirx.AllocBuffer, _announced_allocation))
+    body = structural_map(body, (tvm.ir.Call, _own_tensor_map))
     return function.with_body(tirx.SeqStmt([*map(_announcement, buffers), body]))
+
+
+def _own_tensor_map(call: Any) -> Any:
+    """The call that fills a tensor map: the driver's function is not there without a GPU."""
+    if str(getattr(call.op, "name", "")) != "tirx.tensormap_encode_tiled":
+        return call
+    attrs, (place, base, *sizes) = call.attrs, call.args
+    options = (attrs.interleave, attrs.swizzle, attrs.l2_promotion, attrs.oob_fill)
+    return tirx.call_packed(
+        "cuda_emulation.tensor_map",
+        *(place, str(attrs.descriptor_dtype), int(attrs.rank), base),
+        *sizes,
+        *map(int, options),
+    )
 
 
 def _announced_allocation(allocation: tirx.AllocBuffer) -> tirx.Stmt:

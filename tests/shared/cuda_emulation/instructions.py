@@ -1,77 +1,54 @@
 """PTX instructions as C++ statements; what each does is said in the PTX ISA under its name."""
 
 import re
-from collections.abc import Callable, Sequence
 
-Operands = Sequence[str]
-Translate = Callable[[re.Match[str], Operands, int], str]
+from cuda_emulation.hopper_instructions import RULES as HOPPER_RULES
+from cuda_emulation.operands import (
+    C_TYPES,
+    ELEMENTS,
+    FLOATS,
+    Operands,
+    Rule,
+    Translate,
+    address,
+    array,
+    listed,
+    put,
+)
 
-_C_TYPES = {
-    "b16": "uint16_t", "u16": "uint16_t", "s16": "int16_t", "f16": "uint16_t",
-    "b32": "uint32_t", "u32": "uint32_t", "s32": "int32_t", "f32": "float",
-    "b64": "uint64_t", "u64": "uint64_t", "s64": "int64_t", "f64": "double",
-    "b8": "uint8_t", "u8": "uint8_t", "s8": "int8_t", "pred": "bool",
-}  # fmt: skip
 _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
-_ELEMENTS = {
-    "f16": "kF16", "bf16": "kBF16", "tf32": "kTF32", "s8": "kS8", "u8": "kU8", "f32": "kF32",
-    "s32": "kS32",
-}  # fmt: skip
-
-
-def _listed(operand: str) -> list[str]:
-    """The registers of a vector operand ``{a, b}``, or the only one."""
-    return [part.strip() for part in operand.strip().strip("{}").split(",")]
-
-
-def _address(operand: str) -> str:
-    """The value of ``[register]`` or ``[register+offset]``."""
-    inner = operand.strip().strip("[]").strip()
-    base, plus, offset = inner.partition("+")
-    return f"(emu::ptx::address({base.strip()}){plus}{offset})"
-
-
-def _array(name: str, registers: Sequence[str]) -> str:
-    bits = ", ".join(f"emu::ptx::bits({register})" for register in registers)
-    return f"uint32_t {name}[] = {{{bits}}};"
-
-
-def _put(name: str, registers: Sequence[str]) -> str:
-    return " ".join(f"emu::ptx::put({reg}, {name}[{i}]);" for i, reg in enumerate(registers))
 
 
 def _register(match: re.Match[str], operands: Operands, line: int) -> str:
-    return f"{_C_TYPES[match['type']]} {', '.join(operands)};"
+    return f"{C_TYPES[match['type']]} {', '.join(operands)};"
 
 
 def _ldmatrix(match: re.Match[str], operands: Operands, line: int) -> str:
-    to = _listed(operands[0])
+    to = listed(operands[0])
     transposed = str(match["trans"] is not None).lower()
-    load = (
-        f"emu::load_matrices({line}, {match['count']}, {transposed}, {_address(operands[1])}, l);"
-    )
-    return f"{{ uint32_t l[{len(to)}]; {load} {_put('l', to)} }}"
+    load = f"emu::load_matrices({line}, {match['count']}, {transposed}, {address(operands[1])}, l);"
+    return f"{{ uint32_t l[{len(to)}]; {load} {put('l', to)} }}"
 
 
 def _stmatrix(match: re.Match[str], operands: Operands, line: int) -> str:
     transposed = str(match["trans"] is not None).lower()
     store = (
-        f"emu::store_matrices({line}, {match['count']}, {transposed}, {_address(operands[0])}, l);"
+        f"emu::store_matrices({line}, {match['count']}, {transposed}, {address(operands[0])}, l);"
     )
-    return f"{{ {_array('l', _listed(operands[1]))} {store} }}"
+    return f"{{ {array('l', listed(operands[1]))} {store} }}"
 
 
 def _mma(match: re.Match[str], operands: Operands, line: int) -> str:
-    d, a, b, c = (_listed(operand) for operand in operands)
-    types = ", ".join(f"emu::Element::{_ELEMENTS[match[n]]}" for n in ("d", "a", "b", "c"))
-    arrays = " ".join(_array(name, regs) for name, regs in (("ra", a), ("rb", b), ("rc", c)))
+    d, a, b, c = (listed(operand) for operand in operands)
+    types = ", ".join(f"emu::Element::{ELEMENTS[match[n]]}" for n in ("d", "a", "b", "c"))
+    arrays = " ".join(array(name, regs) for name, regs in (("ra", a), ("rb", b), ("rc", c)))
     product = f"static const emu::Product product = {{16, 8, {match['depth']}, {types}}};"
     call = f"emu::multiply_matrices({line}, product, ra, rb, rc, rd);"
-    return f"{{ {product} {arrays} uint32_t rd[{len(d)}]; {call} {_put('rd', d)} }}"
+    return f"{{ {product} {arrays} uint32_t rd[{len(d)}]; {call} {put('rd', d)} }}"
 
 
 def _cp_async(match: re.Match[str], operands: Operands, line: int) -> str:
-    to, origin = _address(operands[0]), _address(operands[1])
+    to, origin = address(operands[0]), address(operands[1])
     size = operands[2]
     copied = operands[3] if len(operands) > 3 else size
     check = 'static_assert((SIZE) == 16, "cp.async.cg copies 16 bytes");'.replace("SIZE", size)
@@ -80,21 +57,21 @@ def _cp_async(match: re.Match[str], operands: Operands, line: int) -> str:
 
 
 def _store(match: re.Match[str], operands: Operands, line: int) -> str:
-    registers, c_type = _listed(operands[1]), _C_TYPES[match["type"]]
+    registers, c_type = listed(operands[1]), C_TYPES[match["type"]]
     values = ", ".join(f"({c_type})({register})" for register in registers)
-    call = f"emu::store_shared({line}, {_address(operands[0])}, v, sizeof v);"
+    call = f"emu::store_shared({line}, {address(operands[0])}, v, sizeof v);"
     return f"{{ {c_type} v[] = {{{values}}}; {call} }}"
 
 
 def _load(match: re.Match[str], operands: Operands, line: int) -> str:
-    registers, c_type = _listed(operands[0]), _C_TYPES[match["type"]]
-    call = f"emu::load_shared({line}, v, {_address(operands[1])}, sizeof v);"
+    registers, c_type = listed(operands[0]), C_TYPES[match["type"]]
+    call = f"emu::load_shared({line}, v, {address(operands[1])}, sizeof v);"
     puts = " ".join(f"{register} = v[{i}];" for i, register in enumerate(registers))
     return f"{{ {c_type} v[{len(registers)}]; {call} {puts} }}"
 
 
 def _setp(match: re.Match[str], operands: Operands, line: int) -> str:
-    c_type = _C_TYPES[match["type"]]
+    c_type = C_TYPES[match["type"]]
     left, right = (f"({c_type})({operand})" for operand in operands[1:3])
     return f"{operands[0]} = {left} {_COMPARISONS[match['how']]} {right};"
 
@@ -103,7 +80,7 @@ def _assign(form: str) -> Translate:
     """``form`` with {0}, {1}, ... for the operands."""
 
     def translate(match: re.Match[str], operands: Operands, line: int) -> str:
-        c_type = _C_TYPES[match["type"]]
+        c_type = C_TYPES[match["type"]]
         typed = [operands[0], *(f"({c_type})({operand})" for operand in operands[1:])]
         return form.format(*typed)
 
@@ -116,8 +93,7 @@ def _fixed(form: str) -> Translate:
 
 _TYPE = r"\.(?P<type>pred|[busf](?:8|16|32|64))"
 _SHARED = r"\.shared(?:::cta)?"
-_FLOATS = r"f16|bf16|tf32|f32|s32|s8|u8"
-_TABLE: list[tuple[str, Translate]] = [
+_RULES: list[Rule] = [
     (rf"\.reg{_TYPE}", _register),
     (
         rf"ldmatrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?{_SHARED}\.b16",
@@ -129,7 +105,7 @@ _TABLE: list[tuple[str, Translate]] = [
     ),
     (
         r"mma\.sync\.aligned\.m16n8k(?P<depth>4|8|16|32)\.row\.col"
-        rf"\.(?P<d>{_FLOATS})\.(?P<a>{_FLOATS})\.(?P<b>{_FLOATS})\.(?P<c>{_FLOATS})",
+        rf"\.(?P<d>{FLOATS})\.(?P<a>{FLOATS})\.(?P<b>{FLOATS})\.(?P<c>{FLOATS})",
         _mma,
     ),
     (rf"cp\.async\.(?P<cache>ca|cg){_SHARED}\.global(?:\.L2::\d+B)?", _cp_async),
@@ -142,11 +118,11 @@ _TABLE: list[tuple[str, Translate]] = [
     (rf"mov{_TYPE}", _assign("{0} = {1};")),
     (rf"add{_TYPE}", _assign("{0} = {1} + {2};")),
     (rf"selp{_TYPE}", lambda m, o, line: f"{o[0]} = ({o[3]}) ? ({o[1]}) : ({o[2]});"),
-    (r"cvta\.to\.shared\.u64", _fixed("{0} = emu::shared_address((const void*)({1}));")),
+    (r"cvta\.to\.shared\.u64", _fixed("{0} = emu::sharedaddress((const void*)({1}));")),
     (r"cvt\.u32\.u64", _fixed("{0} = (uint32_t)({1});")),
     (r"(?:bar|barrier)\.sync(?:\.aligned)?", lambda m, o, line: _bar(o, line, "true")),
     (r"(?:bar|barrier)\.arrive(?:\.aligned)?", lambda m, o, line: _bar(o, line, "false")),
-    (r"fence\..*|membar\..*|prefetch.*|griddepcontrol\..*|setmaxnreg\..*", _fixed("")),
+    (r"fence\..*|membar\..*|prefetch.*", _fixed("")),
     (
         r"dp4a\.(?P<first>[us])32\.(?P<second>[us])32",
         lambda m, o, line: (
@@ -155,7 +131,9 @@ _TABLE: list[tuple[str, Translate]] = [
         ),
     ),
 ]
-_INSTRUCTIONS = [(re.compile(pattern), translate) for pattern, translate in _TABLE]
+_INSTRUCTIONS = [
+    (re.compile(pattern), translate) for pattern, translate in (*HOPPER_RULES, *_RULES)
+]
 
 
 def _bar(operands: Operands, line: int, waits: str) -> str:

@@ -17,7 +17,7 @@ from cuda_emulation.rewriting import glue, rewritten
 FOLDER = Path(__file__).parent
 COMPILER = shutil.which("g++")
 _COMMON = ["-std=c++17", "-fPIC", "-shared", "-w", "-g1", f"-I{FOLDER / 'include'}"]
-_RUNTIME = [*_COMMON, "-O2", f"-I{FOLDER / 'runtime'}"]
+_RUNTIME = [*_COMMON, "-O3", f"-I{FOLDER / 'runtime'}"]
 _KERNEL = [
     *_COMMON,
     "-O1",

@@ -99,6 +99,12 @@ _GLUE_HEAD = r"""
 struct EmuAny { int32_t type; uint32_t padding; union { int64_t i; double f; void* p; }; };
 extern "C" void TVMFFIErrorSetRaisedFromCStr(const char*, const char*);
 struct EmuArguments { void** pointers; const EmuAny* all; };
+// A tensor map of the copy of an array that kernels get.
+__attribute__((no_sanitize("thread"))) static CUtensorMap emu_placed(const void* map, void* base) {
+  CUtensorMap found = *(const CUtensorMap*)map;
+  found.base = (uint64_t)base;
+  return found;
+}
 """
 
 
@@ -108,10 +114,14 @@ def glue(kernels: Sequence[Kernel], launch_tags: Mapping[str, Sequence[str]]) ->
 
 
 def _glue(kernel: Kernel, tags: Sequence[str]) -> str:
-    pointers = [i for i, kind in enumerate(kernel.parameters) if kind.endswith("*")]
+    pointers = [
+        i for i, kind in enumerate(kernel.parameters) if kind.endswith("*") or _is_map(kind)
+    ]
     values = []
     for i, kind in enumerate(kernel.parameters):
-        if i in pointers:
+        if _is_map(kind):
+            values.append(f"emu_placed(a.all[{i}].p, a.pointers[{pointers.index(i)}])")
+        elif i in pointers:
             values.append(f"({kind})a.pointers[{pointers.index(i)}]")
         else:
             values.append(f"({kind})a.all[{i}].{'f' if kind in ('float', 'double') else 'i'}")
@@ -121,7 +131,13 @@ def _glue(kernel: Kernel, tags: Sequence[str]) -> str:
         if place is not None:
             settings.append(f"what.{place} = args[{at}].i;")
             at += 1
-    listed = ", ".join(f"args[{i}].p" for i in pointers) or "nullptr"
+    listed = ", ".join(
+        f"(void*)((const CUtensorMap*)args[{i}].p)->base"
+        if _is_map(kernel.parameters[i])
+        else f"args[{i}].p"
+        for i in pointers
+    )
+    listed = listed or "nullptr"
     return f"""
 extern "C" __attribute__((visibility("default"), no_sanitize("thread")))
 int __tvm_ffi_{kernel.name}(void*, const EmuAny* args, int32_t, EmuAny*) {{
@@ -140,6 +156,10 @@ int __tvm_ffi_{kernel.name}(void*, const EmuAny* args, int32_t, EmuAny*) {{
   return -1;
 }}
 """
+
+
+def _is_map(kind: str) -> bool:
+    return kind.endswith("CUtensorMap")
 
 
 def _launch_place(tag: str) -> str | None:

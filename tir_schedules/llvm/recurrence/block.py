@@ -5,21 +5,21 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.recurrence.cell import cell_statements
-from tvm_ext.tir_schedules.llvm.recurrence.description import (
+from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
+from tvm_ext.tir_schedules.recurrence.cell import cell_statements
+from tvm_ext.tir_schedules.recurrence.description import (
     SUM_UNROLL,
     Activation,
     Product,
     RecurrenceOperands,
 )
-from tvm_ext.tir_schedules.llvm.recurrence.loops import (
+from tvm_ext.tir_schedules.recurrence.loops import (
     RecurrenceLoops,
     SequenceTime,
     loop,
     number,
     vectors,
 )
-from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 from tvm_ext.tir_schedules.statements import sequence
 
 

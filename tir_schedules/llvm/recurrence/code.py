@@ -10,12 +10,12 @@ from tvm import tirx
 
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.recurrence.block import Block, Group
-from tvm_ext.tir_schedules.llvm.recurrence.description import (
+from tvm_ext.tir_schedules.recurrence.description import (
     Product,
     Recurrence,
     RecurrenceOperands,
 )
-from tvm_ext.tir_schedules.llvm.recurrence.loops import (
+from tvm_ext.tir_schedules.recurrence.loops import (
     Body,
     RecurrenceLoops,
     SequenceTime,

@@ -12,13 +12,13 @@ from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.llvm.knobs import pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
 from tvm_ext.tir_schedules.llvm.recurrence.code import RecurrenceLoops, recurrence_code
-from tvm_ext.tir_schedules.llvm.recurrence.description import (
+from tvm_ext.tir_schedules.llvm.register_tile_decision import vector_registers
+from tvm_ext.tir_schedules.llvm.row_code import with_body
+from tvm_ext.tir_schedules.recurrence.description import (
     SUM_UNROLL,
     RecurrenceOperands,
     recurrence_of,
 )
-from tvm_ext.tir_schedules.llvm.register_tile_decision import vector_registers
-from tvm_ext.tir_schedules.llvm.row_code import with_body
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 # Sums in registers that hide the latency of a multiply-add: four cycles, two of them a cycle.

@@ -14,7 +14,7 @@ from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
 from tvm_ext.onnx_frontend.converters.recurrent_activations import activations_of
 from tvm_ext.onnx_frontend.converters.recurrent_arrays import Arrays, RecurrentWeights
 from tvm_ext.tir_schedules.llvm.recurrence.code import RecurrenceLoops, recurrence_code
-from tvm_ext.tir_schedules.llvm.recurrence.description import (
+from tvm_ext.tir_schedules.recurrence.description import (
     ANNOTATION,
     Cell,
     Recurrence,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from tvm_ext.tir_schedules.llvm.recurrence.description import Activation, Cell
+from tvm_ext.tir_schedules.recurrence.description import Activation, Cell
 
 # The functions of one direction where the node names none (ONNX operators LSTM, GRU, RNN).
 _DEFAULTS: dict[Cell, tuple[str, ...]] = {

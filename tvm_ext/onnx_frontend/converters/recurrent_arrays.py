@@ -8,7 +8,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext.tir_schedules.llvm.recurrence.description import Recurrence
+from tvm_ext.tir_schedules.recurrence.description import Recurrence
 
 
 class Arrays:

@@ -26,3 +26,4 @@
 #include "math_functions.h"
 #include "thread_functions.h"
 #include "ptx.h"
+#include "tensor_map.h"

@@ -45,6 +45,30 @@ struct Product {
 void multiply_matrices(int line, const Product& product, const uint32_t* a, const uint32_t* b,
                        const uint32_t* c, uint32_t* d);
 
+// Barriers in shared memory.
+void init_barrier(int line, uint32_t address, uint32_t count);
+void invalidate_barrier(int line, uint32_t address);
+void arrive(int line, uint32_t address, uint32_t count, uint32_t bytes);
+bool wait_barrier(int line, uint32_t address, uint32_t parity);
+
+// Bulk copies; `map` is the address of a TensorMap.
+void copy_tensor(int line, uint32_t to, uint64_t map, const int* first, int rank,
+                 uint32_t barrier);
+void copy_bulk(int line, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier);
+void proxy_fence();
+
+// Products of 64 rows of a warp group.
+struct GroupProduct {
+  int columns, depth;
+  Element result, a, b;
+  bool a_in_registers, negate_a, negate_b, across_a, across_b;
+};
+void multiply_group(int line, const GroupProduct& product, uint32_t* const* d, const uint32_t* a,
+                    uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate);
+void fence_group(int line);
+void commit_group(int line);
+void wait_group(int line, unsigned left);
+
 // Tells the emulator of an access that the compiler does not: atomic operations.
 void atomic_access(const void* pointer, size_t bytes, int line);
 [[noreturn]] void trap(const char* what, int line);

@@ -10,7 +10,9 @@
 
 namespace emu {
 
-void throw_if_failed();  // of launch.cpp
+void throw_if_failed();         // of launch.cpp
+void require_no_bulk_copies();  // of bulk_copies.cpp
+void require_whole_groups();    // of warp_group.cpp
 
 Block block;
 Thread threads[kMaxThreads];
@@ -20,7 +22,7 @@ namespace {
 void* scheduler_stack_pointer;
 void (*thread_body)(void*);
 void* thread_data;
-uint32_t block_clocks[kMaxThreads];  // what all have seen after a barrier of the block
+uint32_t block_clocks[kMaxClocks];  // what all have seen after a barrier of the block
 std::vector<int> order;
 
 #if defined(__x86_64__)
@@ -65,11 +67,6 @@ void* first_frame(char* top, void (*entry)()) {
 #error "fibres are written for x86-64 and AArch64"
 #endif
 
-uint32_t next_random() {
-  block.random = block.random * 1664525u + 1013904223u;
-  return block.random >> 8;
-}
-
 void leave() {
   void* unused;
   Thread* self = block.current;
@@ -86,6 +83,7 @@ void thread_entry() {
 
 void start_threads() {
   uint32_t before = block.next_clock++;
+  block.first_clock = block.next_clock;
   for (int i = 0; i < block.threads; ++i) {
     Thread& thread = threads[i];
     if (thread.stack == nullptr) {
@@ -105,8 +103,13 @@ void start_threads() {
     thread.seen = block_clocks;
     thread.open_copies.clear();
     thread.copy_groups.clear();
+    thread.proxy_clock = 0;
     block_clocks[i] = before;
   }
+  block_clocks[block.threads] = before;
+  reset_barriers();
+  reset_bulk_copies();
+  reset_warp_groups();
 }
 
 void shuffle_order() {
@@ -181,6 +184,10 @@ bool release_block_barrier() {
   for (int i = 0; i < block.threads; ++i)
     if (threads[i].state != State::kBarrier) return false;
   check_same_barrier();
+  uint32_t copies = 0;
+  for (int i = 0; i < block.threads; ++i)
+    copies = std::max(copies, threads[i].seen[block.threads]);
+  block_clocks[block.threads] = copies;
   for (int i = 0; i < block.threads; ++i) {
     block_clocks[i] = threads[i].clock++;
     threads[i].seen = block_clocks;
@@ -217,11 +224,18 @@ void run_block(void (*body)(void*), void* data) {
   shuffle_order();
   block.running = block.threads;
   while (block.running > 0) {
-    if (run_ready_threads()) continue;
+    if (run_ready_threads() || finish_bulk_copy()) continue;
     if (!release_block_barrier() && !answer_active_masks()) fail_stuck();
   }
+  require_no_bulk_copies();
+  require_whole_groups();
   for (int i = 0; i < block.threads; ++i)
     block.next_clock = std::max(block.next_clock, threads[i].clock);
+}
+
+uint32_t next_random() {
+  block.random = block.random * 1664525u + 1013904223u;
+  return block.random >> 8;
 }
 
 void wait(State state) {
@@ -239,9 +253,9 @@ uint32_t warp_mask(const Thread& thread) {
 }
 
 void join_clocks(Thread& thread, const uint32_t* other) {
-  if (thread.own_seen.size() < kMaxThreads) thread.own_seen.resize(kMaxThreads);
+  if (thread.own_seen.size() < kMaxClocks) thread.own_seen.resize(kMaxClocks);
   uint32_t* own = thread.own_seen.data();
-  for (int i = 0; i < block.threads; ++i) own[i] = std::max(thread.seen[i], other[i]);
+  for (int i = 0; i < clock_count(); ++i) own[i] = std::max(thread.seen[i], other[i]);
   thread.seen = own;
 }
 
@@ -281,11 +295,11 @@ void warp_operation(const char* operation, int line, unsigned mask, void* payloa
     if (mask >> i & 1) payloads[i] = threads[first + i].arrival.payload;
   if (finish != nullptr) finish(payloads, mask);
   if (orders_memory) {
-    uint32_t all[kMaxThreads] = {};
+    uint32_t all[kMaxClocks] = {};
     for (int i = 0; i < kWarp; ++i) {
       if (!(mask >> i & 1)) continue;
       Thread& lane = threads[first + i];
-      for (int k = 0; k < block.threads; ++k) all[k] = std::max(all[k], lane.seen[k]);
+      for (int k = 0; k < clock_count(); ++k) all[k] = std::max(all[k], lane.seen[k]);
       all[first + i] = lane.clock++;
     }
     for (int i = 0; i < kWarp; ++i)

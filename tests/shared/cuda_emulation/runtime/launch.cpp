@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <map>
 #include <numeric>
 #include <stdexcept>
@@ -128,7 +130,7 @@ void run_blocks(void (*body)(void*), void* data) {
     block.index[0] = at % grid[0];
     block.index[1] = at / grid[0] % grid[1];
     block.index[2] = at / (size_t(grid[0]) * grid[1]);
-    if (block.next_clock > 1u << 25) reset_shadow();
+    if (block.next_clock > 1u << 24) reset_shadow();
     begin_shared_memory();
     run_block(body, data);
   }
@@ -179,7 +181,21 @@ void throw_if_failed() {
   if (failed) throw std::runtime_error(last_error);
 }
 
+// With CUDA_EMULATION_TRACE set, a line for every kernel: where the time of a model goes.
+struct Trace {
+  const Launch& what;
+  clock_t start = clock();
+  ~Trace() {
+    if (std::getenv("CUDA_EMULATION_TRACE") == nullptr) return;
+    const unsigned *grid = what.grid, *size = what.block;
+    std::fprintf(stderr, "%8.3f s  %s  grid %u %u %u  block %u %u %u  shared %zu\n",
+                 double(clock() - start) / CLOCKS_PER_SEC, what.kernel, grid[0], grid[1], grid[2],
+                 size[0], size[1], size[2], what.static_shared + what.dynamic_shared);
+  }
+};
+
 int launch(const Launch& what, void (*body)(void*), void* data) {
+  Trace trace{what};
   failed = false;
   std::vector<GuardedCopy> copies;
   int result = 0;

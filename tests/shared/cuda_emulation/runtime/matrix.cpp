@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "elements.h"
 #include "operations.h"
 #include "state.h"
 
@@ -12,62 +13,6 @@ namespace emu {
 namespace {
 
 constexpr uint32_t kAll = 0xFFFFFFFFu;
-
-float float_of(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-}
-float half_to_float(uint16_t bits) {
-  _Float16 value;
-  std::memcpy(&value, &bits, 2);
-  return float(value);
-}
-uint16_t float_to_half(float value) {
-  _Float16 rounded = static_cast<_Float16>(value);
-  uint16_t bits;
-  std::memcpy(&bits, &rounded, 2);
-  return bits;
-}
-
-int bits_per_element(Element type) {
-  switch (type) {
-    case Element::kF16:
-    case Element::kBF16:
-      return 16;
-    case Element::kS8:
-    case Element::kU8:
-      return 8;
-    default:
-      return 32;
-  }
-}
-
-// Element `at` of the register: exact in a double for every type.
-double element_of(uint32_t word, int at, Element type) {
-  switch (type) {
-    case Element::kF16:
-      return half_to_float(uint16_t(word >> 16 * at));
-    case Element::kBF16:
-      return float_of((word >> 16 * at & 0xFFFF) << 16);
-    case Element::kTF32:  // the tensor core does not look at the last 13 bits
-      return float_of(word & 0xFFFFE000u);
-    case Element::kS8:
-      return int8_t(word >> 8 * at);
-    case Element::kU8:
-      return uint8_t(word >> 8 * at);
-    case Element::kF32:
-      return float_of(word);
-    case Element::kS32:
-      return int32_t(word);
-  }
-  return 0;
-}
 
 struct ShuffleLane {
   uint64_t value, result;

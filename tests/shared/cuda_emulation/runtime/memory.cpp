@@ -16,7 +16,7 @@ char* shared_memory;
 
 namespace {
 
-// An access: clock (26 bits), thread (10), place in the code (28). 0 is none.
+// An access: clock (25 bits), thread (11), place in the code (28). 0 is none.
 struct Cell {
   uint64_t write, read, other_read;
 };
@@ -26,12 +26,12 @@ size_t shadow_used;
 
 uint64_t packed(const Thread& self, uintptr_t pc) {
   uint64_t place = pc >= block.code && pc < block.code_end ? pc - block.code : 0;
-  return uint64_t(self.clock) << 38 | uint64_t(self.index) << 28 | (place & 0xFFFFFFF);
+  return uint64_t(self.clock) << 39 | uint64_t(self.index) << 28 | (place & 0xFFFFFFF);
 }
 
 bool ordered(uint64_t record, const Thread& self) {
-  int thread = record >> 28 & 1023;
-  return record == 0 || thread == self.index || record >> 38 <= self.seen[thread];
+  int thread = record >> 28 & 2047;
+  return record == 0 || thread == self.index || record >> 39 <= self.seen[thread];
 }
 
 std::string bytes_of(size_t offset, size_t size) {
@@ -40,24 +40,34 @@ std::string bytes_of(size_t offset, size_t size) {
 
 [[noreturn]] void fail_race(size_t offset, bool write, uint64_t record, bool was_write,
                             uintptr_t pc) {
-  const Thread& other = threads[record >> 28 & 1023];
+  int other = record >> 28 & 2047;
+  std::string whom = other == block.threads ? "a bulk copy" : name_of(threads[other]);
   std::string now = write ? "written" : "read", before = was_write ? "written" : "read";
   fail("race: byte " + std::to_string(offset) + " of shared memory is " + now + ", and was " +
-           before + " by " + name_of(other) + " in line " +
+           before + " by " + whom + " in line " +
            source_place(block.code + (record & 0xFFFFFFF)) + ", with nothing to order the two",
        pc);
 }
 
 void note_read(Cell& cell, uint64_t now) {
-  int self = now >> 28 & 1023, last = cell.read >> 28 & 1023;
+  int self = now >> 28 & 2047, last = cell.read >> 28 & 2047;
   if (cell.read != 0 && last != self) cell.other_read = cell.read;
   cell.read = now;
 }
 
 bool same_cells(size_t offset, size_t bytes) {
+  const Cell* cells = shadow + offset;
+  uint64_t different = 0;
   for (size_t i = 1; i < bytes; ++i)
-    if (std::memcmp(&shadow[offset], &shadow[offset + i], sizeof(Cell)) != 0) return false;
-  return true;
+    different |= (cells[i].write ^ cells[0].write) | (cells[i].read ^ cells[0].read) |
+                 (cells[i].other_read ^ cells[0].other_read);
+  return different == 0;
+}
+
+bool any_pending(size_t offset, size_t bytes) {
+  uint8_t found = 0;
+  for (size_t i = 0; i < bytes; ++i) found |= pending[offset + i];
+  return found != 0;
 }
 
 void check_cell(size_t offset, bool write, const Thread& self, uintptr_t pc) {
@@ -119,11 +129,10 @@ void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc) {
              " of " + std::to_string(block.shared_bytes),
          pc);
   Thread& self = *block.current;
-  for (size_t i = 0; i < bytes; ++i)
-    if (pending[offset + i])
-      fail(std::string(write ? "writes" : "reads") + " " + bytes_of(offset, bytes) +
-               " of shared memory while an asynchronous copy to them has not been waited for",
-           pc);
+  if (any_pending(offset, bytes))
+    fail(std::string(write ? "writes" : "reads") + " " + bytes_of(offset, bytes) +
+             " of shared memory while an asynchronous copy to them has not been waited for",
+         pc);
   uint64_t now = packed(self, pc);
   bool same = same_cells(offset, bytes);
   for (size_t i = 0; i < bytes; ++i) {
@@ -152,6 +161,32 @@ void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
   if (!write && address >= block.code && address < block.code_end) return;
   global_access(address, bytes, write, pc);
 }
+
+void asynchronous_read(uint32_t offset, size_t bytes, uintptr_t pc) {
+  shared_access(offset, bytes, false, pc);
+  for (size_t i = 0; i < bytes; ++i) {
+    uint64_t record = shadow[offset + i].write;
+    int writer = record >> 28 & 2047;
+    if (record >> 39 < block.first_clock || writer == block.threads) continue;
+    if (record >> 39 > threads[writer].proxy_clock)
+      fail("byte " + std::to_string(offset + i) + " of shared memory is read by the asynchronous " +
+               "proxy, and " + name_of(threads[writer]) + " wrote it in line " +
+               source_place(block.code + (record & 0xFFFFFFF)) + " with no fence.proxy.async since",
+           pc);
+  }
+}
+
+void begin_write(uint32_t offset, size_t bytes, uint32_t clock, uintptr_t pc) {
+  shared_access(offset, bytes, true, pc);
+  Cell cell{(packed(*block.current, pc) & 0xFFFFFFF) | uint64_t(block.threads) << 28 |
+                uint64_t(clock) << 39,
+            0, 0};
+  std::fill(shadow + offset, shadow + offset + bytes, cell);
+  std::memset(shared_memory + offset, kPoison, bytes);
+  std::memset(pending + offset, 1, bytes);
+}
+
+void finish_write(uint32_t offset, size_t bytes) { std::memset(pending + offset, 0, bytes); }
 
 void check_shared_window(uint32_t offset, size_t bytes, size_t alignment, const char* what,
                          uintptr_t pc) {

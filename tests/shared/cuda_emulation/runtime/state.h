@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -9,11 +10,12 @@ namespace emu {
 
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
+constexpr int kMaxClocks = kMaxThreads + 1;  // of the threads, and of bulk copies
 constexpr size_t kMaxShared = 232448;  // 227 KiB: the most that a block of compute capability 9 has
 constexpr size_t kStackBytes = 512 << 10;
 constexpr unsigned char kPoison = 0xFF;  // a NaN in every float type, -1 in the integers
 
-enum class State { kReady, kBarrier, kWarp, kActiveMask, kCondition, kDone };
+enum class State { kReady, kBarrier, kNamedBarrier, kWarp, kActiveMask, kCondition, kDone };
 
 struct AsyncCopy {
   uint32_t to;
@@ -43,6 +45,7 @@ struct Thread {
   uint32_t clock = 0;             // of what it does now
   const uint32_t* seen = nullptr;  // for every thread: what of its past is ordered before
   std::vector<uint32_t> own_seen;
+  uint32_t proxy_clock = 0;  // what it wrote until then is known to the asynchronous proxy
   std::vector<AsyncCopy> open_copies;
   std::vector<std::vector<AsyncCopy>> copy_groups;
 };
@@ -62,7 +65,7 @@ struct Block {
   Thread* current = nullptr;
   size_t shared_bytes = 0, dynamic_begin = 0, dynamic_bytes = 0;
   std::vector<Array> arrays;  // of the launch
-  uint32_t next_clock = 1;
+  uint32_t next_clock = 1, first_clock = 1;  // of the next block; of this one
   uint32_t random = 1;
   long steps_left = 0;  // of one thread before another has a turn: against loops without end
 };
@@ -82,10 +85,25 @@ void run_block(void (*body)(void*), void* data);
 void wait(State state);
 uint32_t warp_mask(const Thread& thread);
 void join_clocks(Thread& thread, const uint32_t* other);
+uint32_t next_random();
+inline int clock_count() { return block.threads + 1; }
+
+// barriers.cpp, bulk_copies.cpp, warp_group.cpp
+void reset_barriers();
+void count_bytes(uint32_t barrier, long bytes, uint32_t clock, uintptr_t pc);
+void check_barrier(uint32_t barrier, uintptr_t pc);
+void reset_bulk_copies();
+bool finish_bulk_copy();
+void reset_warp_groups();
 
 // memory.cpp
 void begin_shared_memory();
 void reset_shadow();
+// Of the asynchronous proxy: reads of a warp group's product, and writes of a bulk copy, which make
+// the bytes unreadable until `finish_write`.
+void asynchronous_read(uint32_t offset, size_t bytes, uintptr_t pc);
+void begin_write(uint32_t offset, size_t bytes, uint32_t clock, uintptr_t pc);
+void finish_write(uint32_t offset, size_t bytes);
 void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc);
 void global_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc);
 void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc);

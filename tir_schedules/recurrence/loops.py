@@ -7,7 +7,7 @@ from typing import Any
 from tvm import tirx
 
 from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.recurrence.description import RecurrenceOperands
+from tvm_ext.tir_schedules.recurrence.description import RecurrenceOperands
 
 INDEX = "int64"
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.recurrence.description import Activation, Recurrence
+from tvm_ext.tir_schedules.recurrence.description import Activation, Recurrence
 
 
 class Unit(Protocol):

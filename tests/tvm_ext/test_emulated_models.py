@@ -1,0 +1,56 @@
+"""Whole models for a GPU, run in the emulator of CUDA code, against ONNX Runtime."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx
+import pytest
+from emulated_models import emulated_model
+from small_models import mlp, model, node, rand, value
+from test_compile_cuda import attention_block
+
+from tvm_ext.check.check import check_compiled
+
+
+def assert_matches(
+    source: onnx.ModelProto, inputs: Mapping[str, np.ndarray], target: str = "nvidia-h100"
+) -> None:
+    """Twice: what a run leaves in the memory that is planned must not matter to the next."""
+    compiled = emulated_model(source, target)
+    for _ in range(2):
+        result = check_compiled(compiled, source, inputs)
+        assert result.ok, result.outputs
+
+
+def convolutions() -> onnx.ModelProto:
+    """A convolution of an image, a strided one, a depthwise one, pooling, and a product."""
+    nodes = [
+        node("Conv", ["x", "w1", "b1"], ["c1"], pads=[1, 1, 1, 1]),
+        node("Relu", ["c1"], ["r1"]),
+        node("Conv", ["r1", "w2"], ["c2"], pads=[1, 1, 1, 1], strides=[2, 2]),
+        node("Conv", ["c2", "w3"], ["c3"], pads=[1, 1, 1, 1], group=16),
+        node("Sigmoid", ["c3"], ["s3"]),
+        node("Mul", ["c3", "s3"], ["m3"]),
+        node("MaxPool", ["m3"], ["p"], kernel_shape=[2, 2], strides=[2, 2]),
+        node("GlobalAveragePool", ["p"], ["g"]),
+        node("Flatten", ["g"], ["f"]),
+        node("Gemm", ["f", "w4", "b4"], ["z"]),
+    ]
+    weights = {"w1": rand(8, 3, 3, 3), "b1": rand(8), "w2": rand(16, 8, 3, 3)}
+    weights |= {"w3": rand(16, 1, 3, 3), "w4": rand(16, 5), "b4": rand(5)}
+    return model(nodes, [value("x", [1, 3, 16, 16])], [value("z", [1, 5])], **weights)
+
+
+@pytest.mark.parametrize("target", ["nvidia-a100", "nvidia-h100"])
+def test_attention_and_norms(target: str) -> None:
+    assert_matches(attention_block(), {"x": rand(2, 40, 64)}, target)
+
+
+def test_convolutions() -> None:
+    assert_matches(convolutions(), {"x": rand(1, 3, 16, 16)})
+
+
+def test_an_open_size_is_run_with_several() -> None:
+    compiled = emulated_model(mlp())
+    for rows in (1, 3, 130):
+        assert check_compiled(compiled, mlp(), {"x": rand(rows, 6)}).ok

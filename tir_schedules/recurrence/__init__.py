@@ -1,0 +1,1 @@
+"""Recurrent layers, whatever the machine: what they compute, their cells, and where a step is."""
