@@ -278,16 +278,6 @@ def test_refusals_say_why(kernel, reason):
     assert reason in refused.reason
 
 
-def test_symbolic_sizes_are_refused():
-    n = te.var("n", "int64")
-    a, b = te.placeholder((n, 32), "float16", "a"), te.placeholder((32, 32), "float16", "b")
-    k = te.reduce_axis((0, 32), "k")
-    c = te.compute((n, 32), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k))
-    refused = apply_template(Contraction(), te.create_prim_func([a, b, c]), GPU)
-    assert isinstance(refused, NotMine)
-    assert "symbolic" in refused.reason
-
-
 def test_a_cpu_is_refused():
     refused = apply_template(Contraction(), product(32, 32, 32), MACHINE)
     assert refused == NotMine("the target is not a GPU")
