@@ -11,7 +11,7 @@ from tvm import relax
 
 from tvm_ext.hardware.cost import Work
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.targets import current_processor
 from tvm_ext.relay_passes.affine import constant_value
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.delay_reshapes import ATTRIBUTE
@@ -47,14 +47,14 @@ class ConvTransposeToConv:
     second form joins phases and channels): there an infinite input makes NaN of its neighbours.
 
     Leaves alone: weights that are not constant, unknown or symbolic shapes, layouts other than
-    channels first, targets that are no CPU.
+    channels first, meshes.
 
     Run after: ConvBnReluFold. Run before: LayoutPlanning, DelayReshapes.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
-        machine = current_cpu()
+        machine = current_processor()
         if machine is None:
             return mod
         return _Rewriter(DescribedMachine(machine, cost_model(machine))).run(mod)
