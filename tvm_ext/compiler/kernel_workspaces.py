@@ -1,5 +1,6 @@
 """Arrays that kernels of a GPU keep between their launches, planned with all other storage."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 import tvm
@@ -27,7 +28,10 @@ def plan_workspaces(mod: tvm.IRModule) -> tvm.IRModule:
         for variable, func in mod.functions.items()
         if isinstance(func, tirx.PrimFunc) and (workspaces := _workspaces(func))
     }
-    taken = {name: found for name, found in allocated.items() if not _named_elsewhere(mod, name)}
+    if not allocated:
+        return mod
+    elsewhere = _named_elsewhere(mod)
+    taken = {name: found for name, found in allocated.items() if name not in elsewhere}
     if not taken:
         return mod
     others = {v: f for v, f in mod.functions.items() if str(v.name_hint) not in taken}
@@ -52,22 +56,21 @@ def _workspaces(func: tirx.PrimFunc) -> list[tvm.ir.Var]:
     return found if static and len(params) == len(func.params) else []
 
 
-def _named_elsewhere(mod: tvm.IRModule, name: str) -> bool:
-    """Whether anything but ``call_tir`` uses a kernel."""
-    uses, calls = 0, 0
+def _named_elsewhere(mod: tvm.IRModule) -> set[str]:
+    """Functions that anything but ``call_tir`` uses."""
+    uses, calls = Counter[str](), Counter[str]()
 
     def count_use(variable: tvm.ir.GlobalVar) -> None:
-        nonlocal uses
-        uses += str(variable.name_hint) == name
+        uses[str(variable.name_hint)] += 1
 
     def count_call(call: relax.Call) -> None:
-        nonlocal calls
-        calls += _CALL_TIR.same_as(call.op) and str(call.args[0].name_hint) == name
+        if _CALL_TIR.same_as(call.op):
+            calls[str(call.args[0].name_hint)] += 1
 
     for func in mod.functions.values():
         structural_walk(func, (tvm.ir.GlobalVar, count_use), order="pre")
         structural_walk(func, (relax.Call, count_call), order="pre")
-    return uses != calls
+    return {name for name, count in uses.items() if count != calls[name]}
 
 
 @mutator

@@ -172,9 +172,7 @@ def test_instructions_of_each_type(dtype, total, instruction):
     assert "cp.async.wait_group" in source
 
 
-@pytest.mark.parametrize(
-    ("stages", "depth"), [(2, 32), (3, 64), (4, 32)]
-)
+@pytest.mark.parametrize(("stages", "depth"), [(2, 32), (3, 64), (4, 32)])
 def test_every_copy_is_committed_before_it_is_waited_for(stages, depth):
     tiles = {"tile_rows": 64, "tile_columns": 64, "warp_rows": 32, "warp_columns": 32}
     func = in_instructions(product(512, 512, 512), **tiles, tile_depth=depth, stages=stages)
