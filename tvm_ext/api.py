@@ -11,6 +11,7 @@ from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
+from tvm_ext.compiler.kernel_workspaces import plan_workspaces
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.compiler.memory_limit import default_limit, require_memory
@@ -24,7 +25,7 @@ from tvm_ext.compiler.tuned_kernels import (
     record_folders,
     require_hits,
 )
-from tvm_ext.hardware.description import CpuDescription, Description, Processor
+from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription, Processor
 from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
 from tvm_ext.passes.pipeline import build_pipeline
@@ -101,6 +102,8 @@ def compile(
             if require_records:
                 require_hits(choices, lowered.kernels, lowered.calls)
             scheduled = pack_weights(scheduled, choices)
+            if isinstance(machine, GpuDescription):
+                scheduled = plan_workspaces(scheduled)
             scheduled = with_nan_passed_on(runner.run(pipeline.tile, scheduled))
         with phases.timed("memory"):
             planned, memory = plan_memory(

@@ -7,13 +7,13 @@ applied where it is written in whole rows. Products of float32 are added up in r
 tensor cores.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.block_access import access_of, static_extent
 from tvm_ext.tir_schedules.cuda.contraction_decision import (
     MAX_BATCH,
     WARP_TILES,
@@ -23,6 +23,7 @@ from tvm_ext.tir_schedules.cuda.contraction_decision import (
 )
 from tvm_ext.tir_schedules.cuda.following_kernels import schedule_following
 from tvm_ext.tir_schedules.cuda.matrix_intrinsics import MatrixInstruction
+from tvm_ext.tir_schedules.cuda.open_sizes import with_nominal_sizes
 from tvm_ext.tir_schedules.cuda.operand_staging import (
     decide_staging,
     operands_of,
@@ -70,19 +71,29 @@ class Contraction:
         """See ``Template.apply``. Decisions: those of ``decide_tiles``."""
         if not isinstance(machine, GpuDescription):
             return NotMine("the target is not a GPU")
-        sch = s_tir.Schedule(func)
+        nominal = with_nominal_sizes(func)
+        sch = s_tir.Schedule(nominal)
         found = self._found(sch, machine.tf32 or self.tf32)
         if isinstance(found, NotMine):
             return found
         tiles = decide_tiles(found.product, machine, decisions)
         if isinstance(tiles, NotMine):
             return tiles
-        sch, main = as_product(sch, found.main, found.axes, found.instruction.accumulator)
+        main = found.main
+        if nominal is not func:
+            sch = s_tir.Schedule(func)
+            main = sch.get_sblock(found.name)
+            if _open_steps(sch.get(main), found.axes):
+                return NotMine("the number of steps is known in the run only")
+            tiles = replace(tiles, splits=1, group=1)
+        sch, main = as_product(sch, main, found.axes, found.instruction.accumulator)
         sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth * tiles.splits])
-        staged = decide_staging(operands_of(sch, main), found.product, tiles, machine, decisions)
-        for operand in (0, 1):
-            if staged[operand]:
-                stage_operand(sch, main, operand)
+        if nominal is func:
+            operands = operands_of(sch, main)
+            staged = decide_staging(operands, found.product, tiles, machine, decisions)
+            for operand in (0, 1):
+                if staged[operand]:
+                    stage_operand(sch, main, operand)
         return self._scheduled(sch, main, found, tiles)
 
     def _found(self, sch: s_tir.Schedule, tf32: bool) -> "_Found | NotMine":
@@ -92,7 +103,7 @@ class Contraction:
             return main
         access = access_of(sch, main)
         if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
-            return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
+            return NotMine("a loop is of unknown extent, scans, or writes several buffers")
         axes = product_axes(access, sch.get(main))
         if isinstance(axes, NotMine):
             return axes
@@ -111,7 +122,7 @@ class Contraction:
         )
         if min(product.rows, product.columns, product.steps) < 2 or product.batch > MAX_BATCH:
             return NotMine("it has a single row, column or step, or too many products")
-        return _Found(main, axes, instruction, product)
+        return _Found(main, access.name, axes, instruction, product)
 
     def _scheduled(
         self, sch: s_tir.Schedule, main: SBlockRV, found: "_Found", tiles: TileSizes
@@ -130,11 +141,16 @@ class Contraction:
         return sch
 
 
+def _open_steps(block: s_tir.SBlock, axes: ProductAxes) -> bool:
+    return any(static_extent(block.iter_vars[axis].dom.extent) is None for axis in axes.steps)
+
+
 @dataclass(frozen=True)
 class _Found:
     """The block of a product, what its loops are, and how it is computed."""
 
     main: SBlockRV
+    name: str
     axes: ProductAxes
     instruction: MatrixInstruction
     product: Product

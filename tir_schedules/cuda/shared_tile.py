@@ -15,6 +15,7 @@ from tvm_ext.tir_schedules.cuda.contraction_decision import (
     ROW_PADDING_BYTES,
     TileSizes,
 )
+from tvm_ext.tir_schedules.cuda.open_sizes import nominal_extent
 from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.inlining import is_data_parallel, would_bloat
 
@@ -42,6 +43,11 @@ def bind_blocks(
     they read in L2.
     """
     batch, rows, columns = blocks
+    if any(static_extent(sch.get(loop).extent) is None for loop in blocks):
+        # Only a grid's x may have more than 65,535 blocks.
+        ordered = sch.fuse(*blocks)
+        sch.bind(ordered, "blockIdx.x")
+        return ordered
     sch.bind(batch, "blockIdx.z")
     if tiles.group == 1 and (static_extent(sch.get(rows).extent) or 0) <= MAX_BATCH:
         sch.bind(rows, "blockIdx.y")
@@ -169,8 +175,8 @@ def writes_parameter(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 def _repeats(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> bool:
     """Whether a block reads some result more than once: it is broadcast."""
-    sizes = [static_extent(size) or 1 for size in sch.get(results).writes[0].source.shape]
-    extents = [static_extent(v.dom.extent) or 1 for v in sch.get(consumer).iter_vars]
+    sizes = [nominal_extent(size) for size in sch.get(results).writes[0].source.shape]
+    extents = [nominal_extent(v.dom.extent) for v in sch.get(consumer).iter_vars]
     return math.prod(extents) > math.prod(sizes)
 
 

@@ -172,9 +172,7 @@ def test_instructions_of_each_type(dtype, total, instruction):
     assert "cp.async.wait_group" in source
 
 
-@pytest.mark.parametrize(
-    ("stages", "depth"), [(2, 32), (3, 32), (3, 64), (4, 32), (2, 16), (5, 16)]
-)
+@pytest.mark.parametrize(("stages", "depth"), [(2, 32), (3, 64), (4, 32)])
 def test_every_copy_is_committed_before_it_is_waited_for(stages, depth):
     tiles = {"tile_rows": 64, "tile_columns": 64, "warp_rows": 32, "warp_columns": 32}
     func = in_instructions(product(512, 512, 512), **tiles, tile_depth=depth, stages=stages)
@@ -276,16 +274,6 @@ def test_refusals_say_why(kernel, reason):
     refused = apply_template(Contraction(), kernel(), GPU)
     assert isinstance(refused, NotMine)
     assert reason in refused.reason
-
-
-def test_symbolic_sizes_are_refused():
-    n = te.var("n", "int64")
-    a, b = te.placeholder((n, 32), "float16", "a"), te.placeholder((32, 32), "float16", "b")
-    k = te.reduce_axis((0, 32), "k")
-    c = te.compute((n, 32), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k))
-    refused = apply_template(Contraction(), te.create_prim_func([a, b, c]), GPU)
-    assert isinstance(refused, NotMine)
-    assert "symbolic" in refused.reason
 
 
 def test_a_cpu_is_refused():
