@@ -63,5 +63,5 @@ TVM_RULES: tuple[Template, ...] = tuple(
         dlight.gpu.GeneralReduction,
     )
 )
-"""In the order in which they are asked. Without GEMV, whose threads write behind the result where its
-rows are no multiple of its tile, and Fallback, in the place of which is our last resort."""
+"""In the order in which they are asked. Without GEMV, whose threads write behind the result where
+its rows are no multiple of its tile, and Fallback, in whose place is our last resort."""
