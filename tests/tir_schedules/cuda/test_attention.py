@@ -1,11 +1,12 @@
 """Attention on a GPU: numbers in the emulator, the instructions of the code, what is refused."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from attention_cases import Case, check
-from gpu_kernels import cuda_source
+from gpu_kernels import cuda_source, scheduled
 from lowering import f32, kernel_of, run
 from machines import GPU, MACHINE
 from tvm import relax
@@ -13,6 +14,7 @@ from tvm import relax
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.attention_compute import ATTRIBUTE, AttentionCompute, Mask
 from tvm_ext.tir_schedules.cuda.attention import Attention, refusal
+from tvm_ext.tir_schedules.decisions import Drawn
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
 
@@ -105,12 +107,25 @@ def test_numbers_of_float32() -> None:
 @pytest.mark.parametrize("depth", [32, 40, 64, 80, 96, 128, 256])
 def test_numbers_of_head_sizes(depth: int) -> None:
     cases = {
-        "query read again": Case(1, 1, 20, 20, depth, decided={"row_tiles": 2, "keys": 32}),
+        "longer tiles": Case(1, 1, 40, 70, depth, decided={"keys": 64}),
         "closed form": Case(1, 2, 100, 150, depth, causal=50),
         "grouped": Case(2, 4, 3, 300, depth, group=4),
         "float32": Case(1, 2, 40, 70, depth, dtype="float32", causal=30),
     }
     check(cases, seeds=(0, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_numbers_of_drawn_decisions(dtype: str) -> None:
+    plain = Case(1, 4, 40, 90, 16, 24, 2, dtype, causal=50)
+    cases = {}
+    for seed in range(5):
+        drawn = Drawn(random.Random(seed))
+        scheduled(Attention(), plain.function(), GPU, drawn)
+        cases[str(drawn.free())] = replace(plain, decided=drawn.free())
+    assert len(cases) > 1
+    check(cases)
 
 
 def test_code_on_tensor_cores() -> None:
@@ -142,9 +157,9 @@ def test_keys_are_split_where_there_are_few_blocks() -> None:
 
 def test_the_function_is_right_under_a_generic_schedule() -> None:
     func = Case(2, 4, 9, 11, 6, 5, 2, "float32", "bshd", causal=2).function()
-    scheduled, choice = schedule_kernel(func, MACHINE)
+    generic, choice = schedule_kernel(func, MACHINE)
     assert choice.schedule != "attention"
-    plain, found = run({"plain": func, "scheduled": scheduled}).values()
+    plain, found = run({"plain": func, "generic": generic}).values()
     for wanted, array in zip(plain, found, strict=True):
         np.testing.assert_allclose(array, wanted, rtol=1e-5, atol=1e-6)
 
