@@ -10,6 +10,7 @@ from tvm.relax.op import nn
 from tvm.s_tir import dlight
 from tvm.script import tirx as T
 
+from tvm_ext.tir_schedules.cuda.pooling import Pooling
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.select import (
@@ -18,6 +19,7 @@ from tvm_ext.tir_schedules.select import (
     schedule_kernel,
     schedule_kernels,
 )
+from tvm_ext.tir_schedules.template import NotMine
 
 op = relax.op
 
@@ -93,6 +95,7 @@ def test_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for rule in ("GEMV", "Fallback"):
         monkeypatch.setattr(getattr(dlight.gpu, rule), "apply", fail)
+    monkeypatch.setattr(Pooling, "apply", lambda *_: NotMine("for the rules"))
     pool = kernel_of(lambda x: nn.max_pool2d(x, (3, 3)), f32(1, 4, 9, 9))
     found, choice = schedule_kernel(pool, GPU)
     assert choice.schedule == "generic"
