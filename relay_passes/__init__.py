@@ -8,6 +8,7 @@ if __name__ != "tvm_ext.relay_passes":
 
 from typing import Any
 
+from tvm_ext.relay_passes.attention_fusion import AttentionFusion
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
@@ -23,13 +24,16 @@ from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 from tvm_ext.relay_passes.pad_output_columns import PadOutputColumns
+from tvm_ext.relay_passes.products_in_own_type import ProductsInOwnType
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
 BUILTIN_PASSES: tuple[Any, ...] = (
     FoldConstantCalls,
+    ProductsInOwnType,
     ConvBnReluFold,
     ConvTransposeToConv,
+    AttentionFusion,
     GemmFusion,
     LayoutPlanning,
     CancelTransposes,
@@ -47,6 +51,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
 
 __all__ = [
     "BUILTIN_PASSES",
+    "AttentionFusion",
     "CancelTransposes",
     "ConvBnReluFold",
     "ConvTransposeToConv",
@@ -62,5 +67,6 @@ __all__ = [
     "NameSymbolicSizes",
     "PadOutputChannels",
     "PadOutputColumns",
+    "ProductsInOwnType",
     "WinogradConvolution",
 ]

@@ -10,7 +10,6 @@ from tvm.relax.op import nn
 from tvm.s_tir import dlight
 from tvm.script import tirx as T
 
-from tvm_ext.tir_schedules.cuda.pooling import Pooling
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.select import (
@@ -19,7 +18,6 @@ from tvm_ext.tir_schedules.select import (
     schedule_kernel,
     schedule_kernels,
 )
-from tvm_ext.tir_schedules.template import NotMine
 
 op = relax.op
 
@@ -93,11 +91,10 @@ def test_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object, *_: object) -> None:
         raise AttributeError("'Add' object has no attribute 'value'")
 
-    for rule in ("GEMV", "Fallback"):
+    for rule in ("Matmul", "GEMV", "Reduction", "GeneralReduction", "Fallback"):
         monkeypatch.setattr(getattr(dlight.gpu, rule), "apply", fail)
-    monkeypatch.setattr(Pooling, "apply", lambda *_: NotMine("for the rules"))
-    pool = kernel_of(lambda x: nn.max_pool2d(x, (3, 3)), f32(1, 4, 9, 9))
-    found, choice = schedule_kernel(pool, GPU)
+    monkeypatch.setattr("tvm_ext.tir_schedules.machine_templates.CUDA_TEMPLATES", ())
+    found, choice = schedule_kernel(kernel_of(op.exp, f32(64, 64)), GPU)
     assert choice.schedule == "generic"
     assert any("GEMV: it fails with AttributeError" in r for r in choice.refusals)
     assert "thread" in [loop.kind for loop in loops_of(found)]

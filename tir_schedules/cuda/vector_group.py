@@ -175,6 +175,8 @@ class Lanes:
             return []
         found: list[Read] = []
         for load, condition in guarded_loads(self.store.value):
+            if is_local(load.source):
+                continue  # Registers already; TVM would make an array of vectors of theirs.
             if len(load.indices) != 1 or not self._is_vector(load.source, load.indices[0]):
                 continue
             if condition is not None and self._uses_lane(condition):

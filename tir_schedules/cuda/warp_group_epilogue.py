@@ -1,0 +1,187 @@
+"""What follows a product, applied to the results that a thread of a warp group has in registers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded
+from tvm_ext.tir_schedules.cuda.vector_group import Lanes, vector_widths
+from tvm_ext.tir_schedules.flat_views import FlatViews, flattened, nodes
+from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.template import NotMine
+
+COLUMNS = 8
+"""Neighbouring columns of a thread, of every 32."""
+
+GROUP_COLUMNS = 32
+
+MAX_NODES = 400
+"""Nodes of what follows the product beyond which writing it out for every result is too long."""
+
+Result = Callable[[int, int, Any], Any]
+"""A thread's result of (group of 32 columns, half, column of 8)."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """What is done with the result of a product at (batch, row, column).
+
+    Attributes
+    ----------
+    store : tirx.BufferStore
+        The assignment.
+    variables : tuple
+        Batch, row and column.
+    product : tirx.Buffer
+        What it reads the product's result from.
+    """
+
+    store: tirx.BufferStore
+    variables: tuple[Any, ...]
+    product: Any
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a thread's results begin: in product ``batch``, at ``row`` and ``column``."""
+
+    batch: Any
+    row: Any
+    column: Any
+
+
+@dataclass(frozen=True)
+class GroupEpilogue:
+    """The statements that write a thread's results, ``width`` columns at a time.
+
+    Attributes
+    ----------
+    store : tirx.BufferStore
+        The assignment, to and from flat views.
+    variables : tuple
+        Batch, row and column in it.
+    product : tirx.Buffer
+        The flat view of the product's result.
+    sizes : tuple[int, int, int]
+        Products, rows and columns.
+    tile : tuple[int, int]
+        Rows and columns of a tile.
+    width : int
+        Columns that are read and written at once.
+    """
+
+    store: tirx.BufferStore
+    variables: tuple[Any, ...]
+    product: Any
+    sizes: tuple[int, int, int]
+    tile: tuple[int, int]
+    width: int
+
+    @staticmethod
+    def of(
+        written: Written,
+        sizes: tuple[int, int, int],
+        tile: tuple[int, int],
+        machine: GpuDescription,
+        views: FlatViews,
+    ) -> "GroupEpilogue | NotMine":
+        """The widest that the buffers' addresses allow, or why there is none."""
+        plain = flattened(written.store, views)
+        if plain is None:
+            return NotMine("the layout of what is written is not plain")
+        if len(nodes(plain.value, tvm.ir.Expr)) > MAX_NODES:
+            return NotMine("what follows the product is too long to be written out")
+        product = views.of(written.product)
+        without = tirx.BufferStore(
+            plain.buffer, _replaced(plain.value, product, None), plain.indices
+        )
+        for width in vector_widths(without, machine):
+            if width > COLUMNS or sizes[2] % width:
+                continue
+            found = GroupEpilogue(plain, written.variables, product, sizes, tile, width)
+            lanes, _ = found._lanes(lambda *_: tirx.const(0, "float32"), 0, 0, 0)
+            if lanes.fits():
+                return found
+        return NotMine("what follows the product branches in a way that no vector can")
+
+    def code(
+        self, at: Place, result: Result, arrays: Arrays, threads: Sequence[tuple[Any, int]]
+    ) -> tirx.Stmt:
+        """The statements for all of a thread's results; its registers go to ``arrays``."""
+        groups = self.tile[1] // GROUP_COLUMNS
+        return sequence(
+            [
+                self._row(at, group, half, result, arrays, threads)
+                for group in range(groups)
+                for half in (0, 1)
+            ]
+        )
+
+    def _row(
+        self,
+        at: Place,
+        group: int,
+        half: int,
+        result: Result,
+        arrays: Arrays,
+        threads: Sequence[tuple[Any, int]],
+    ) -> tirx.Stmt:
+        """Eight neighbouring columns."""
+        dtype = str(self.variables[0].ty)
+        found = []
+        for part in range(COLUMNS // self.width):
+            lanes, (batch, row, vector) = self._lanes(result, group, half, part)
+            values = (
+                (batch, at.batch),
+                (row, at.row + half * 8),
+                (vector, (at.column + group * GROUP_COLUMNS) // self.width + part),
+            )
+            inside = None
+            if self.sizes[1] % self.tile[0]:
+                inside = row < tirx.const(self.sizes[1], dtype)
+            if self.sizes[2] % self.tile[1]:
+                fits = vector < tirx.const(self.sizes[2] // self.width, dtype)
+                inside = fits if inside is None else tirx.And(inside, fits)
+            found += [tirx.Bind(var, value) for var, value in values]
+            found.append(guarded(inside, lanes.code(arrays, threads)))
+        return sequence(found)
+
+    def _lanes(
+        self, result: Result, group: int, half: int, part: int
+    ) -> tuple[Lanes, tuple[Any, Any, Any]]:
+        """One vector of columns, and the variables of its batch, row, and number in the row."""
+        dtype = str(self.variables[0].ty)
+        names = tuple(tirx.Var(name, dtype) for name in ("batch", "row", "vector"))
+        lane = tirx.Var("lane", dtype)
+        at = (*names[:2], names[2] * self.width + lane)
+
+        def placed(var: Any) -> Any:
+            pairs = zip(self.variables, at, strict=True)
+            return next((new for old, new in pairs if old.same_as(var)), var)
+
+        def put(expr: Any) -> Any:
+            return tvm_ffi.structural_map(expr, (tvm.ir.Var, placed))
+
+        own = result(group, half, part * self.width + lane)
+        value = _replaced(put(self.store.value), self.product, own)
+        store = tirx.BufferStore(self.store.buffer, value, [put(i) for i in self.store.indices])
+        extents = (self.sizes[0], self.sizes[1], self.sizes[2] // self.width)
+        ranges = list(zip(names, extents, strict=True))
+        return Lanes(store, lane, self.width, ranges), names
+
+
+def _replaced(value: Any, product: Any, result: Any) -> Any:
+    """``value`` with ``result``, a float32, in place of what is loaded from ``product``."""
+
+    def replaced(load: Any) -> Any:
+        if not load.source.same_as(product):
+            return load
+        own = tirx.const(0, "float32") if result is None else result
+        return own.astype(str(product.dtype))
+
+    return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, replaced))

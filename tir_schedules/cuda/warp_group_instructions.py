@@ -1,0 +1,245 @@
+"""Hopper's instructions of warp groups and of bulk copies as calls in TIR.
+
+Each is a device function of one PTX instruction; the kernel around them is TIR. Names in brackets
+are chapters of the PTX ISA 8.5: [mbarrier], [cp.async.bulk.tensor], [wgmma.mma_async],
+[setmaxnreg]. A warp group is 128 threads; all of them run the instructions of ``wgmma``.
+
+TVM 0.27 has most of these as intrinsics of its own, but a product with 128 results as 128 arguments
+by reference, which must be named one by one, and with a constant for whether to add to them.
+"""
+
+from typing import Any
+
+from tvm import tirx
+from tvm.backend.cuda.op import cuda_func_call
+
+WARP_GROUP = 128
+ROWS = 64
+"""Rows of results of one instruction, of which each warp of the group has 16."""
+DEPTH = 16
+"""Steps of the reduction in one instruction for types of 16 bits."""
+
+_PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+
+# Swizzle of 128 bytes, bits 62 and 63 of a descriptor: [wgmma], "Matrix Descriptor Format".
+_SWIZZLE_128_BYTES = 1 << 62
+
+
+def shared_address(pointer: Any) -> Any:
+    """Where shared memory begins, as the instructions name it, rounded up to 1024 bytes."""
+    body = "return ((unsigned)__cvta_generic_to_shared(p) + 1023u) & ~1023u;"
+    return _call("tvm_ext_shared_address", "unsigned", "void* p", body, pointer, dtype="uint32")
+
+
+def barrier_init(address: Any, arrivals: int) -> tirx.Stmt:
+    """A barrier in shared memory whose phases end after so many arrivals."""
+    asm = 'asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(a), "r"(n) : "memory");'
+    return _statement("tvm_ext_barrier_init", "unsigned a, unsigned n", asm, address, arrivals)
+
+
+def barrier_init_done() -> tirx.Stmt:
+    """Makes barriers known to bulk copies and to the other threads of the block."""
+    asm = (
+        'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");\n'
+        '  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n'
+        "  __syncthreads();"
+    )
+    return _statement("tvm_ext_barrier_init_done", "", asm)
+
+
+def barrier_wait(address: Any, parity: Any) -> tirx.Stmt:
+    """Waits for the end of the phase of ``parity``: of the one before the first for 1 at first."""
+    asm = (
+        "unsigned done = 0;\n"
+        "  do {\n"
+        '    asm volatile("{ .reg .pred p; "\n'
+        '      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"\n'
+        '      : "=r"(done) : "r"(a), "r"(parity) : "memory");\n'
+        "  } while (!done);"
+    )
+    return _statement("tvm_ext_barrier_wait", "unsigned a, unsigned parity", asm, address, parity)
+
+
+def barrier_arrive(address: Any, wanted: Any) -> tirx.Stmt:
+    """An arrival of the threads with ``wanted``, without a branch around it."""
+    asm = (
+        'asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; "\n'
+        '    "@p mbarrier.arrive.shared::cta.b64 _, [%0]; }" :: "r"(a), "r"(wanted) : "memory");'
+    )
+    return _statement("tvm_ext_barrier_arrive", "unsigned a, unsigned wanted", asm, address, wanted)
+
+
+def barrier_expect(address: Any, count: int) -> tirx.Stmt:
+    """An arrival; the phase then also waits for ``count`` bytes of bulk copies."""
+    asm = (
+        'asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"\n'
+        '    :: "r"(a), "r"(n) : "memory");'
+    )
+    return _statement("tvm_ext_barrier_expect", "unsigned a, unsigned n", asm, address, count)
+
+
+def prefetch_map(tensor_map: Any) -> tirx.Stmt:
+    """Brings a tensor map near before its first use."""
+    asm = 'asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");'
+    return _statement(
+        "tvm_ext_prefetch_map", "unsigned long long map", asm, tirx.address_of(tensor_map)
+    )
+
+
+def copy_box(destination: Any, tensor_map: Any, at: list[Any], barrier: Any) -> tirx.Stmt:
+    """A bulk copy of a box of a tensor, whose bytes ``barrier`` counts; one thread starts it.
+
+    ``at``: the first element, fastest dimension first. What is outside of the tensor is zero.
+    """
+    rank = len(at)
+    places = ", ".join(f"%{number + 3}" for number in range(rank))
+    inputs = ", ".join(f'"r"(c{number})' for number in range(rank))
+    asm = (
+        f'asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier"\n'
+        f'    "::complete_tx::bytes [%0], [%1, {{{places}}}], [%2];"\n'
+        f'    :: "r"(to), "l"(map), "r"(barrier), {inputs} : "memory");'
+    )
+    coordinates = ", ".join(f"int c{number}" for number in range(rank))
+    params = f"unsigned to, unsigned long long map, unsigned barrier, {coordinates}"
+    return _statement(
+        f"tvm_ext_copy_box_{rank}d",
+        params,
+        asm,
+        destination,
+        tirx.address_of(tensor_map),
+        barrier,
+        *at,
+    )
+
+
+def descriptor(address: Any, leading_bytes: int, stride_bytes: int) -> Any:
+    """What names a matrix in shared memory with swizzled rows of 128 bytes to ``multiply``.
+
+    [wgmma], "Matrix Descriptor Format": 14 bits each, in units of 16 bytes. Groups of 8 rows are
+    ``stride_bytes`` apart. Along rows that are longer than 128 bytes, ``leading_bytes``; with the
+    depth along the rows there are none and it is not looked at.
+    """
+    high = _SWIZZLE_128_BYTES | (stride_bytes >> 4) << 32 | (leading_bytes >> 4) << 16
+    body = f"return {high:#x}ull | ((address & 0x3ffffu) >> 4);"
+    name = f"tvm_ext_descriptor_{leading_bytes}_{stride_bytes}"
+    return _call(name, "unsigned long long", "unsigned address", body, address, dtype="uint64")
+
+
+def multiply(
+    results: Any,
+    a: Any,
+    b: Any,
+    add: Any,
+    columns: int,
+    dtype: str,
+    across: tuple[bool, bool],
+) -> tirx.Stmt:
+    """``results`` += A @ B, of 64 x 16 and 16 x ``columns`` elements of ``dtype``; see ``finish``.
+
+    Parameters
+    ----------
+    results : pointer
+        ``columns / 2`` float32 of each thread, laid out as [wgmma.mma_async], "Register fragments".
+    a, b : uint64
+        Descriptors.
+    add : uint32
+        0 for ``results`` = A @ B.
+    across : (bool, bool)
+        For A and B whether rows, or columns, are neighbours in memory instead of steps.
+    """
+    count = columns // 2
+    registers = ", ".join(f"%{number}" for number in range(count))
+    shape = f"m64n{columns}k{DEPTH}.f32.{_PTX_TYPES[dtype]}.{_PTX_TYPES[dtype]}"
+    turned = ", ".join(str(int(flag)) for flag in across)
+    outputs = ", ".join(f'"+f"(d[{number}])' for number in range(count))
+    asm = (
+        f'asm volatile("{{ .reg .pred p; setp.ne.u32 p, %{count + 2}, 0; "\n'
+        f'    "wgmma.mma_async.sync.aligned.{shape} "\n'
+        f'    "{{{registers}}}, "\n'
+        f'    "%{count}, %{count + 1}, p, 1, 1, {turned}; }}"\n'
+        f'    : {outputs}\n    : "l"(a), "l"(b), "r"(add) : "memory");'
+    )
+    order = "".join("mn"[place] if flag else "k" for place, flag in enumerate(across))
+    name = f"tvm_ext_multiply_n{columns}_{_PTX_TYPES[dtype]}_{order}"
+    params = "float* d, unsigned long long a, unsigned long long b, unsigned add"
+    return _statement(name, params, asm, results, a, b, add)
+
+
+def start() -> tirx.Stmt:
+    """Before the first of some products: registers and shared memory are as they must be."""
+    asm = 'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");'
+    return _statement("tvm_ext_multiply_start", "", asm)
+
+
+def commit() -> tirx.Stmt:
+    """The products since the last call are one group."""
+    asm = 'asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");'
+    return _statement("tvm_ext_multiply_commit", "", asm)
+
+
+def finish(pending: int) -> tirx.Stmt:
+    """Waits until no more than the last ``pending`` groups are under way."""
+    asm = f'asm volatile("wgmma.wait_group.sync.aligned {pending};" ::: "memory");'
+    return _statement(f"tvm_ext_multiply_finish_{pending}", "", asm)
+
+
+def settle(results: Any, columns: int) -> tirx.Stmt:
+    """Keeps the compiler from reading results before, or writing them after, this place."""
+    body = (
+        "#pragma unroll\n"
+        f'  for (int i = 0; i < {columns // 2}; ++i) asm volatile("" : "+f"(d[i]) :: "memory");'
+    )
+    return _statement(f"tvm_ext_settle_{columns}", "float* d", body, results)
+
+
+def gather_columns(results: Any, columns: int) -> tirx.Stmt:
+    """Exchanges results among four neighbouring lanes so that each has 8 neighbouring columns.
+
+    Before, lane ``t`` of four has columns ``8 j + 2 t`` and the next of every ``j``. A transpose
+    of 4 x 4 pairs, of four ``j`` by four lanes, in two rounds of a butterfly. See ``position``.
+    """
+    body = (
+        "const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;\n"
+        "  auto swap = [](float& first, float& second, bool upper, int distance) {\n"
+        "    const float given = upper ? first : second;\n"
+        "    const float taken = __shfl_xor_sync(0xffffffffu, given, distance);\n"
+        "    first = upper ? taken : first;\n"
+        "    second = upper ? second : taken;\n"
+        "  };\n"
+        "  #pragma unroll\n"
+        f"  for (int i = 0; i < {columns // 2}; i += 16) {{\n"
+        "    #pragma unroll\n"
+        "    for (int e = 0; e < 4; ++e) {\n"
+        "      swap(d[i + e], d[i + 4 + e], odd, 1);\n"
+        "      swap(d[i + 8 + e], d[i + 12 + e], odd, 1);\n"
+        "      swap(d[i + e], d[i + 8 + e], high, 2);\n"
+        "      swap(d[i + 4 + e], d[i + 12 + e], high, 2);\n"
+        "    }\n"
+        "  }"
+    )
+    return _statement(f"tvm_ext_gather_columns_{columns}", "float* d", body, results)
+
+
+def position(group: Any, half: Any, column: Any) -> Any:
+    """After ``gather_columns``, where one of a thread's results is among them.
+
+    The thread has rows ``lane // 4 + 8 half`` of its warp's 16, and of every ``group`` of 32
+    columns the 8 from ``8 (lane % 4)``, of which this is ``column``.
+    """
+    return group * 16 + column // 2 * 4 + half * 2 + column % 2
+
+
+def change_registers(count: int, more: bool) -> tirx.Stmt:
+    """Gives each thread of the warp group ``count`` registers; [setmaxnreg]."""
+    kind = "inc" if more else "dec"
+    asm = f'asm volatile("setmaxnreg.{kind}.sync.aligned.u32 {count};" ::: "memory");'
+    return _statement(f"tvm_ext_registers_{kind}_{count}", "", asm)
+
+
+def _statement(name: str, params: str, body: str, *args: Any) -> tirx.Stmt:
+    return tirx.Evaluate(_call(name, "void", params, body, *args, dtype="void"))
+
+
+def _call(name: str, returned: str, params: str, body: str, *args: Any, dtype: str) -> Any:
+    source = f"static __device__ __forceinline__ {returned} {name}({params}) {{\n  {body}\n}}\n"
+    return cuda_func_call(name, *args, source_code=source, return_type=dtype)
