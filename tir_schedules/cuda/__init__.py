@@ -20,8 +20,8 @@ from tvm_ext.tir_schedules.template import Template
 CUDA_TEMPLATES: tuple[Template, ...] = (
     Attention(),
     RecurrentLayer(),
-    WarpGroupContraction(),
     DepthwiseConvolution(),
+    WarpGroupContraction(),
     Contraction(),
     DirectConvolution(),
     MatrixVector(),

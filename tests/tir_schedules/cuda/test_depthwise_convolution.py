@@ -4,6 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
+from emulated_kernels import assert_emulated
 from gpu_kernels import (
     assert_numbers,
     cuda_source,
@@ -80,6 +81,21 @@ def test_numbers_of_any_pool(name: str) -> None:
         for seed in range(3)
     }
     assert_numbers(dict.fromkeys(found, func), found)
+
+
+def test_generated_code() -> None:
+    """The CUDA code itself, with the alignment of every access checked."""
+    plain, found = {}, {}
+    for template, cases in FAMILIES:
+        for name in ("half", "three times", "channels first, strides", "bytes", "mean"):
+            if name in cases:
+                plain[f"{template.name}: {name}"] = function_of(cases[name])
+                asked = Chosen({"strip_rows": 2}, lenient=True)
+                found[f"{template.name}: {name}"] = scheduled(
+                    template, plain[f"{template.name}: {name}"], decisions=asked
+                )
+    assert len(found) == 7
+    assert_emulated(plain, found, seeds=(0,))
 
 
 def source_of(case: Case, template: Template, **decided: int) -> str:
