@@ -11,6 +11,7 @@ from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
+from tvm_ext.compiler.kernel_workspaces import with_planned_workspaces
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.compiler.memory_limit import default_limit, require_memory
@@ -103,6 +104,8 @@ def compile(
             scheduled = pack_weights(scheduled, choices)
             scheduled = with_nan_passed_on(runner.run(pipeline.tile, scheduled))
         with phases.timed("memory"):
+            if not isinstance(machine, CpuDescription):
+                scheduled = with_planned_workspaces(scheduled)
             planned, memory = plan_memory(
                 scheduled,
                 ranges=lowered.imported.ranges,
