@@ -135,6 +135,18 @@ def current_cpu() -> CpuDescription | None:
     return description if isinstance(description, CpuDescription) else None
 
 
+def current_processor() -> Processor | None:
+    """The same when it runs a program kernel by kernel, a CPU or a GPU, else None."""
+    description = current_description()
+    return description if isinstance(description, CpuDescription | GpuDescription) else None
+
+
+def current_gpu() -> GpuDescription | None:
+    """The same for GPUs."""
+    description = current_description()
+    return description if isinstance(description, GpuDescription) else None
+
+
 @contextmanager
 def compiling_for(machine: Description) -> Iterator[tvm.target.Target]:
     """Makes ``machine`` the current TVM target, from which ``resolve_target`` gets it back."""

@@ -7,7 +7,7 @@ from tvm import s_tir, tirx
 from tvm_ext.hardware.description import CpuDescription, GpuDescription
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tir_schedules.cuda.bound_loops import with_guarded_grids
+from tvm_ext.tir_schedules.cuda.finish import finished_for_gpu
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, DecisionError, Decisions
 from tvm_ext.tir_schedules.llvm.masked_tails import has_masked_memory, with_masked_tails
 from tvm_ext.tir_schedules.llvm.overlapping_tiles import with_overlapping_tiles
@@ -62,7 +62,7 @@ def finished_schedule(sch: s_tir.Schedule, func: tirx.PrimFunc, machine: Machine
     if isinstance(machine, MeshDescription):
         return with_skewed_steps(finished)
     if isinstance(machine, GpuDescription):
-        return with_guarded_grids(finished)
+        return finished_for_gpu(finished)
     finished = with_overlapping_tiles(finished)
     if isinstance(machine, CpuDescription) and has_masked_memory(machine):
         finished = with_masked_tails(finished)

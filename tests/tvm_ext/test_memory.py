@@ -57,6 +57,23 @@ def test_a_long_chain_needs_two_buffers_and_its_result():
     np.testing.assert_array_equal(run(planned, x)[0], np.abs(x))
 
 
+def test_more_bytes_than_can_be_counted_are_not_planned():
+    n, m, k = (tvm.tirx.Var(name, "int64") for name in "nmk")
+    many = tvm.tirx.const(10**9, "int64")
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([n, m, k], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            axes, ends = [0, 1, 2], [many, many, many]
+            cut = builder.emit(op.strided_slice(op.abs(x), axes, [0, 0, 0], ends))
+            out = builder.emit_output(op.negative(cut))
+        builder.emit_func_output(out)
+    planned, record = plan_memory(lower(relax.transform.Normalize()(builder.get())))
+    assert record.dynamic
+    value = rand(2, 3, 4)
+    np.testing.assert_array_equal(run(planned, value)[0], -np.abs(value))
+
+
 def test_without_reuse_every_value_has_its_own():
     planned, record = plan_memory(chain(9), reuse=False)
     assert record.planned_peak_bytes == record.unplanned_bytes == 9 * ROW_BYTES

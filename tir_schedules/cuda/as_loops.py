@@ -17,6 +17,8 @@ def as_loops(func: tirx.PrimFunc) -> tirx.PrimFunc:
             steps.LowerInitBlock(),
             steps.PlanAndUpdateBufferAllocationLocation(),
             steps.ConvertBlocksToOpaque(),
+            # What one iteration computes for itself alone becomes as small as that.
+            steps.CompactBufferAllocation(),
             steps.LowerMatchBuffer(),
             steps.LowerOpaqueBlock(),
         ]

@@ -10,6 +10,7 @@ from tvm import tirx
 
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.statements import sequence
 
 # Bytes of an array that a thread keeps for itself; larger ones are the host's to allocate.
 _MOST_LOCAL_BYTES = 1024
@@ -70,7 +71,41 @@ class DeviceCode:
             new = tirx.decl_buffer(shape, str(buffer.dtype), buffer.name)
             self.workspace.append(new)
             body = _with_buffer(body, buffer, new, [var for var, _ in dealt])
-        return tvm_ffi.structural_map(body, (tirx.For, _in_series))
+        return tvm_ffi.structural_map(with_sums_in_registers(body), (tirx.For, _in_series))
+
+
+def with_sums_in_registers(body: tirx.Stmt) -> tirx.Stmt:
+    """``body`` with an element that it stores first, and then adds to, in a register until the end.
+
+    Only where all that it does to the buffer is at that one element.
+    """
+    if not isinstance(body, tirx.SeqStmt) or not isinstance(body.seq[0], tirx.BufferStore):
+        return body
+    first = body.seq[0]
+    stores = [s for s in nodes(body, tirx.BufferStore) if s.buffer.same_as(first.buffer)]
+    loads = [n for n in nodes(body, tvm.ir.TensorLoad) if n.source.same_as(first.buffer)]
+    where = list(first.indices)
+    apart = any(nodes(index, tvm.ir.TensorLoad) for index in where)
+    same = all(
+        tvm_ffi.structural_equal(where, list(access.indices), map_free_vars=False)
+        for access in [*stores, *loads]
+    )
+    if apart or not same or not loads or str(first.buffer.scope()) != "global":
+        return body
+    zero = tirx.const(0, "int32")
+    name = f"{first.buffer.name}_sum"
+    held = tirx.decl_buffer([1], str(first.buffer.dtype), name, scope="local")
+
+    def load(node: tvm.ir.TensorLoad) -> Any:
+        return tirx.BufferLoad(held, [zero]) if node.source.same_as(first.buffer) else node
+
+    def store(node: tirx.BufferStore) -> Any:
+        mine = node.buffer.same_as(first.buffer)
+        return tirx.BufferStore(held, node.value, [zero]) if mine else node
+
+    inside = tvm_ffi.structural_map(body, [(tvm.ir.TensorLoad, load), (tirx.BufferStore, store)])
+    last = tirx.BufferStore(first.buffer, tirx.BufferLoad(held, [zero]), where)
+    return sequence([tirx.AllocBuffer(held), inside, last])
 
 
 def _bytes(buffer: Any, sizes: Sequence[int | None]) -> int:

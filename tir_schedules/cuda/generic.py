@@ -50,22 +50,27 @@ class Generic:
         if call is not None:
             return NotMine(f"the kernel calls {call}, which runs on a CPU only")
         func = without_offsets(func)
-        plain = as_loops(_with_starts_apart(func))
+        plain = as_loops(with_starts_apart(func))
         if binds_threads(plain.body):
             return NotMine("the kernel binds some of its loops to threads itself")
-        try:
-            launches = _Launches(DeviceCode())
-            body = launches.of(plain.body)
-        except _Refusal as refusal:
-            return NotMine(str(refusal))
-        # As statements: what a block allocates, TVM moves to where it is used.
-        allocated = [tirx.AllocBuffer(buffer) for buffer in launches.device.workspace]
-        root = s_tir.SBlock([], [], [], "root", sequence([*allocated, body]))
-        realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
-        return s_tir.Schedule(func.with_body(realized))
+        return launched(func, plain)
 
 
-def _with_starts_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def launched(func: tirx.PrimFunc, plain: tirx.PrimFunc) -> s_tir.Schedule | NotMine:
+    """``func`` with the loops of ``plain``, which has no blocks, as launches."""
+    try:
+        launches = _Launches(DeviceCode())
+        body = launches.of(plain.body)
+    except _Refusal as refusal:
+        return NotMine(str(refusal))
+    # As statements: what a block allocates, TVM moves to where it is used.
+    allocated = [tirx.AllocBuffer(buffer) for buffer in launches.device.workspace]
+    root = s_tir.SBlock([], [], [], "root", sequence([*allocated, body]))
+    realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
+    return s_tir.Schedule(func.with_body(realized))
+
+
+def with_starts_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func`` with the stores that reductions start from in front of their loops.
 
     In a reduction over nothing the first step, in which they are otherwise, never comes.

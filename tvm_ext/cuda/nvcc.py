@@ -46,6 +46,10 @@ class Nvcc:
 
     def compile(self, code: str, arch: str) -> bytes:
         """See ``CudaCompiler``."""
+        return self.compile_with_report(code, arch)[0]
+
+    def compile_with_report(self, code: str, arch: str) -> tuple[bytes, str]:
+        """The same, and what the assembler says of the kernels (``ptxas -v``)."""
         form = self.form(arch)
         number = arch.removeprefix("sm_")
         machine_code = f"arch=compute_{number},code={arch}"
@@ -55,7 +59,8 @@ class Nvcc:
         with tempfile.TemporaryDirectory(prefix="tvm-ext-nvcc-") as folder:
             source, result = Path(folder, "kernels.cu"), Path(folder, f"kernels.{form}")
             source.write_text(code, encoding="utf-8")
-            arguments = [f"--{form}", *FLAGS, *chosen, "-o", str(result), str(source)]
+            arguments = [f"--{form}", *FLAGS, "--ptxas-options=-v", *chosen]
+            arguments += ["-o", str(result), str(source)]
             done = _run([self.program, *arguments])
             if done.returncode != 0:
                 raise BuildError(
@@ -63,7 +68,7 @@ class Nvcc:
                     f"{self.version} to know {arch} and a C++ compiler that it takes: install "
                     f"another CUDA or g++, or set {_OTHER}"
                 )
-            return result.read_bytes()
+            return result.read_bytes(), done.stderr + done.stdout
 
 
 _OTHER = "TVM_EXT_CUDA_COMPILER=nvrtc"

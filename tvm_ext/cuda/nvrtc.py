@@ -26,6 +26,12 @@ _PREAMBLE = """#include <cuda/std/limits>
 #define NAN (::cuda::std::numeric_limits<float>::quiet_NaN())
 #endif
 """
+# Size and alignment of a tensor map as cuda.h has them, which NVRTC cannot read.
+_TENSOR_MAP = """struct alignas(64) CUtensorMap_st {
+  unsigned long long opaque[16];
+};
+typedef struct CUtensorMap_st CUtensorMap;
+"""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class Nvrtc:
     def compile(self, code: str, arch: str) -> bytes:
         """See ``CudaCompiler``."""
         program = ctypes.c_void_p()
-        source = (_PREAMBLE + code).encode()
+        tensor_map = _TENSOR_MAP if "CUtensorMap" in code else ""
+        source = (_PREAMBLE + tensor_map + code).encode()
         made = self.library.nvrtcCreateProgram(
             ctypes.byref(program), source, b"kernels.cu", 0, None, None
         )

@@ -5,10 +5,11 @@ from gpu_kernels import assert_numbers, check, cuda_source, scheduled, shared_by
 from kernel_cases import REDUCTIONS
 from lowering import f32, kernel_of, kernels_of
 from machines import GPU, MACHINE
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.apply_template import apply_template
+from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 from tvm_ext.tir_schedules.template import NotMine
 
@@ -151,3 +152,13 @@ def test_refusals(expression: object, inputs: tuple, reason: str) -> None:
 def test_other_machines_are_refused() -> None:
     func = kernel_of(lambda x: op.sum(x, axis=[1]), f32(64, 64))
     assert isinstance(TEMPLATE.apply(func, MACHINE), NotMine)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_infinity_of_16_bits_is_spelled_as_cuda_does(dtype: str) -> None:
+    x = te.placeholder((64, 256), dtype, name="x")
+    low = tirx.const(float("-inf"), dtype)
+    y = te.compute((64, 256), lambda i, j: tirx.Select(i > j, x[i, j], low), name="y")
+    source = cuda_source(scheduled(Elementwise(), te.create_prim_func([x, y])))
+    assert "inff" not in source
+    assert ("INF" if dtype == "float16" else "65408") in source
