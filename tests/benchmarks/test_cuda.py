@@ -3,10 +3,10 @@
 import sys
 import types
 
-import cuda
 import numpy as np
 import onnx
 import pytest
+from gpu import command
 from gpu.cases import GROUPS, Case, cases
 from gpu.device import OnOwnStream, Peaks, Stopwatch
 
@@ -26,8 +26,8 @@ def test_cases_are_valid_models(group: str) -> None:
 
 
 def test_without_a_gpu_there_is_one_line_and_code_2(monkeypatch, capsys) -> None:
-    monkeypatch.setattr(cuda, "runtime_problem", lambda: "no driver; expected one: install it")
-    assert cuda.main([]) == 2
+    monkeypatch.setattr(command, "runtime_problem", lambda: "no driver; expected one: install it")
+    assert command.main("", []) == 2
     printed = capsys.readouterr()
     assert printed.err == (
         "cuda.py: error: nothing can be measured: no driver; expected one: install it\n"
@@ -37,11 +37,11 @@ def test_without_a_gpu_there_is_one_line_and_code_2(monkeypatch, capsys) -> None
 
 @pytest.mark.parametrize("torch", [None, types.SimpleNamespace(__version__="2")])
 def test_without_pytorch_there_is_one_line_and_code_2(monkeypatch, capsys, torch) -> None:
-    monkeypatch.setattr(cuda, "runtime_problem", lambda: "")
+    monkeypatch.setattr(command, "runtime_problem", lambda: "")
     if torch is not None:
         torch.cuda = types.SimpleNamespace(is_available=lambda: False)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    assert cuda.main([]) == 2
+    assert command.main("", []) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "PyTorch" in line
     assert "pip install torch" in line
@@ -49,7 +49,7 @@ def test_without_pytorch_there_is_one_line_and_code_2(monkeypatch, capsys, torch
 
 def test_unknown_groups_are_named() -> None:
     with pytest.raises(InputError, match=r"--groups names 'matmull'; .*'matmul'"):
-        cuda._groups(cuda._parser().parse_args(["--groups", "matmull"]))
+        command._groups(command._parser("").parse_args(["--groups", "matmull"]))
 
 
 class FakeTorch:
@@ -110,7 +110,7 @@ def test_the_table_holds_shares_ratios_and_reasons() -> None:
     found = _result(case, {"tvm-ext": 20e-6, "PyTorch": 10e-6})
     missing = _result(case, {"PyTorch": 10e-6})
     missing.reasons["tvm-ext"] = "no kernel"
-    table = cuda._table("matmul", [found, missing], peaks)
+    table = command._table("matmul", [found, missing], peaks)
     columns = [list(column.cells) for column in table.columns]
     assert columns[3] == ["50 %", ""]
     assert columns[4] == ["0.50", "10.0 us"]
@@ -118,8 +118,10 @@ def test_the_table_holds_shares_ratios_and_reasons() -> None:
     assert (found.failed, missing.failed) == (False, True)
 
 
-def _result(case: Case, seconds: dict[str, float]) -> "cuda.Result":
+def _result(case: Case, seconds: dict[str, float]) -> "command.Result":
     started = dict.fromkeys(seconds, "graph")
-    result = cuda.Result(case.name, case.group, case.dtype, case.work, case.limit, seconds, started)
+    result = command.Result(
+        case.name, case.group, case.dtype, case.work, case.limit, seconds, started
+    )
     result.difference = float(np.float32(0)) if "tvm-ext" in seconds else None
     return result

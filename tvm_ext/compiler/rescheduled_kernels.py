@@ -73,7 +73,14 @@ def _refusal(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
 
 
 def _like(func: tirx.PrimFunc, again: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``again`` under the name that ``func`` has in its module."""
+    """``again`` under the name that ``func`` has in its module, with as many parameters.
+
+    What ``func`` has more of are workspaces, which ``again`` does not need.
+    """
+    more = func.params[len(again.params) :]
+    if more:
+        params = [*again.params, *more]
+        again = tirx.PrimFunc(params, again.body, again.ret_type, again.attrs)
     symbol = func.attrs.get("global_symbol") if func.attrs is not None else None
     if symbol is not None:
         return again.with_attr("global_symbol", symbol)
