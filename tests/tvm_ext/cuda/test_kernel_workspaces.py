@@ -6,7 +6,7 @@ from emulated_models import emulated_model
 from small_models import model, node, rand, value
 
 import tvm_ext
-from tvm_ext.compiler.kernel_workspaces import with_planned_workspaces
+from tvm_ext.compiler.kernel_workspaces import plan_workspaces
 from tvm_ext.passes.cuda_graphs import launches_only
 
 
@@ -35,5 +35,5 @@ def test_numbers_are_the_same() -> None:
 
 def test_modules_without_workspaces_stay() -> None:
     mod = tvm.IRModule({})
-    assert with_planned_workspaces(mod).same_as(mod)
+    assert plan_workspaces(mod).same_as(mod)
     assert launches_only(mod)
