@@ -9,7 +9,7 @@ MAPPED := relay_passes tir_schedules tuning hardware configs
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check bench docs clean typings
+.PHONY: help install demo test test-all test-cuda check bench docs clean typings
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -26,10 +26,13 @@ demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, s
 	$(BIN)/python examples/demo.py
 
 test: $(STAMP) ## the tests, less than ten minutes on two cores
-	$(BIN)/pytest -n $(TEST_WORKERS) -m "not slow"
+	$(BIN)/pytest -n $(TEST_WORKERS) -m "not slow and not cuda"
 
 test-all: $(STAMP) ## all tests, the long ones too
 	TEST_DRAWS=8 $(BIN)/pytest -n $(TEST_WORKERS)
+
+test-cuda: $(STAMP) ## the tests that need a GPU (TVM_EXT_CUDA_CORPUS=folder for more models)
+	$(BIN)/pytest -m cuda
 
 check: $(STAMP) typings ## linter, formatter, type checker
 	$(BIN)/ruff check .

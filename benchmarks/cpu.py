@@ -21,14 +21,13 @@ from figures import draw, require_matplotlib
 from kernel_models import GROUPS, KernelModel, Scale, kernel_models, select_kernels
 from machine_peaks import copy_peak, fma_peak, large_bytes, measure_peaks
 from measure import Settings, measure_kernel, measure_model
-from model_list import FILE_FORMAT, ModelEntry, entries_of
+from model_list import FILE_FORMAT, ModelEntry, entries_of, fixed_shapes
 from peers import PEERS, UNFUSED, Peer
 from report import Report, write_report
 from results import CaseResult
 from rich.console import Console
 from table import kernels_table, models_table, roofline_table
 
-from tvm_ext.cli.input_parsing import parse_input_shapes
 from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import InputError, TvmExtError
@@ -155,19 +154,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _fixed_shapes(texts: Sequence[str]) -> dict[str, list[int]]:
-    """The shapes of ``--input-shape``, all of numbers: what is timed has one size."""
-    shapes: dict[str, list[int]] = {}
-    for name, given in parse_input_shapes(texts).items():
-        shapes[name] = [size for size in given if isinstance(size, int)]
-        if len(shapes[name]) < len(given):
-            raise InputError(
-                f"--input-shape of '{name}' leaves a size open; expected numbers, since what is "
-                "timed has one size: write such as x=1,3,224,224"
-            )
-    return shapes
-
-
 def _plan(options: argparse.Namespace) -> _Plan:
     machine = _machine(options.threads)
     if not options.seconds > 0:
@@ -175,7 +161,7 @@ def _plan(options: argparse.Namespace) -> _Plan:
     kernels: list[KernelModel] = []
     if options.kernels is not None:
         kernels = select_kernels(kernel_models(Scale(large_bytes(machine))), options.kernels)
-    models = entries_of(options.models, _fixed_shapes(options.input_shape), options.files)
+    models = entries_of(options.models, fixed_shapes(options.input_shape), options.files)
     if not models and not kernels:
         raise InputError(
             "there is nothing to measure; expected models or --kernels: name an .onnx file"

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from tvm_ext.cli.input_parsing import parse_input_shapes
 from tvm_ext.configs.loader import ConfigModel, check_config, read_toml
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import ConfigError, InputError, ModelError
@@ -133,3 +134,16 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path.name} holds a {type(data).__name__}; expected a table with the key 'model'"
         )
     return data
+
+
+def fixed_shapes(texts: Sequence[str]) -> dict[str, list[int]]:
+    """The shapes of ``--input-shape``, all of numbers: what is timed has one size."""
+    shapes: dict[str, list[int]] = {}
+    for name, given in parse_input_shapes(texts).items():
+        shapes[name] = [size for size in given if isinstance(size, int)]
+        if len(shapes[name]) < len(given):
+            raise InputError(
+                f"--input-shape of '{name}' leaves a size open; expected numbers, since what is "
+                "timed has one size: write such as x=1,3,224,224"
+            )
+    return shapes

@@ -17,10 +17,11 @@ from tvm_ext.hardware.description import CpuDescription, Description, GpuDescrip
 from tvm_ext.hardware.errors import TargetError
 from tvm_ext.hardware.features import architecture_of, llvm_features, vector_bits
 from tvm_ext.hardware.host import describe_host, host_description
+from tvm_ext.hardware.host_gpu import host_gpu
 from tvm_ext.hardware.host_probe import usable_cores
 from tvm_ext.hardware.mesh_description import MeshDescription
 
-# What "cuda" means: every later NVIDIA GPU has the instructions of this one.
+# What "cuda" means on a machine without a GPU: every later one has the instructions of this one.
 DEFAULT_GPU = "nvidia-a100"
 
 _MODELS: dict[str, type[Description]] = {
@@ -49,7 +50,9 @@ def list_targets() -> list[TargetSummary]:
     """All targets that have a name: "cpu" (this machine), "cuda", then the presets by name."""
     named = [host_description(), *(_preset(name) for name in _preset_names())]
     summaries = [TargetSummary(item.name, item.kind, item.summary) for item in named]
-    default = TargetSummary("cuda", "cuda", f"the same as {DEFAULT_GPU}")
+    gpu = host_gpu(_gpu_presets())
+    summary = f"the same as {DEFAULT_GPU}" if gpu is None else gpu.summary
+    default = TargetSummary("cuda", "cuda", summary)
     return [summaries[0], default, *summaries[1:]]
 
 
@@ -59,10 +62,11 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
     Parameters
     ----------
     target
-        "cpu" for this machine, "cuda" for an NVIDIA A100, the name of a preset, the path of a TOML
-        file (a Path, or a string that ends in ".toml"), a TVM target of kind llvm or cuda, or a
-        description, which comes back as it is. The target that ``compiling_for`` made is its
-        description, with all numbers; of another one they are estimated.
+        "cpu" for this machine, "cuda" for its GPU (an NVIDIA A100 where it has none), the name of a
+        preset, the path of a TOML file (a Path, or a string that ends in ".toml"), a TVM target of
+        kind llvm or cuda, or a description, which comes back as it is. The target that
+        ``compiling_for`` made is its description, with all numbers; of another one they are
+        estimated.
 
     Raises
     ------
@@ -83,7 +87,7 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
     if target == "cpu":
         return host_description()
     if target == "cuda":
-        return _preset(DEFAULT_GPU)
+        return host_gpu(_gpu_presets()) or _preset(DEFAULT_GPU)
     names = _preset_names()
     if target in names:
         return _preset(target)
@@ -129,6 +133,18 @@ def current_cpu() -> CpuDescription | None:
     """The same when it is a CPU, else None: what passes for CPUs ask before they change a graph."""
     description = current_description()
     return description if isinstance(description, CpuDescription) else None
+
+
+def current_processor() -> Processor | None:
+    """The same when it runs a program kernel by kernel, a CPU or a GPU, else None."""
+    description = current_description()
+    return description if isinstance(description, CpuDescription | GpuDescription) else None
+
+
+def current_gpu() -> GpuDescription | None:
+    """The same for GPUs."""
+    description = current_description()
+    return description if isinstance(description, GpuDescription) else None
 
 
 @contextmanager
@@ -261,9 +277,13 @@ def _gpu_from_tvm(target: tvm.target.Target) -> GpuDescription:
 
 def _closest_gpu(arch: str) -> GpuDescription:
     """The first preset with the highest compute capability that is not above ``arch``."""
-    presets = [item for item in map(_preset, _preset_names()) if isinstance(item, GpuDescription)]
+    presets = _gpu_presets()
     older = [item for item in presets if _capability(item.arch) <= _capability(arch)]
     return max(older or presets[:1], key=lambda item: _capability(item.arch))
+
+
+def _gpu_presets() -> list[GpuDescription]:
+    return [item for item in map(_preset, _preset_names()) if isinstance(item, GpuDescription)]
 
 
 def _capability(arch: str) -> int:

@@ -10,8 +10,9 @@ import tvm
 from tvm import relax
 
 from tvm_ext.hardware.cost import Work
+from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.roofline import cost_model
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.targets import current_processor
 from tvm_ext.relay_passes.affine import constant_value
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.delay_reshapes import ATTRIBUTE
@@ -20,9 +21,9 @@ from tvm_ext.relay_passes.layout_cost import (
     LAYOUT_NAMES,
     DescribedMachine,
     Layout,
-    convolution_seconds,
     tensor_bytes,
 )
+from tvm_ext.relay_passes.layout_cost_gpu import planned_convolution_seconds
 from tvm_ext.relay_passes.layout_roles import conversion_axes
 from tvm_ext.relay_passes.pad_output_channels import lane_use
 from tvm_ext.relay_passes.static_shape import shape_obstacle
@@ -43,18 +44,19 @@ class ConvTransposeToConv:
     - ``reshape(permute_dims(reshape(conv2d(x, W'))))``: the phases as output channels of one
       convolution, for results of so few channels that they leave vectors empty.
 
-    Taps that only some phases have are zeros in the last form (and along the rows where the
-    second form joins phases and channels): there an infinite input makes NaN of its neighbours.
+    Taps that only some phases have are zeros in the last form (and on GPUs in the second, on CPUs
+    along the rows where it joins phases and channels): there an infinite input makes NaN of its
+    neighbours.
 
     Leaves alone: weights that are not constant, unknown or symbolic shapes, layouts other than
-    channels first, targets that are no CPU.
+    channels first, meshes.
 
     Run after: ConvBnReluFold. Run before: LayoutPlanning, DelayReshapes.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
-        machine = current_cpu()
+        machine = current_processor()
         if machine is None:
             return mod
         return _Rewriter(DescribedMachine(machine, cost_model(machine))).run(mod)
@@ -127,9 +129,10 @@ class _Rewriter(BindingRewriter):
 
     def _best_kernel(self, operator: _Transposed) -> tuple[InterleavedKernel, float]:
         """The faster of joined and not, and its modelled seconds."""
-        choices = [False, True] if operator.groups == 1 else [False]
+        for_gpu = isinstance(self.machine.description, GpuDescription)
+        choices = [False, True] if operator.groups == 1 and not for_gpu else [False]
         kernels = [
-            InterleavedKernel(operator.axes, operator.groups, joined, operator.dtype)
+            InterleavedKernel(operator.axes, operator.groups, joined, operator.dtype, not for_gpu)
             for joined in choices
         ]
         seconds = [_kernel_seconds(operator, kernel, self.machine) for kernel in kernels]
@@ -141,7 +144,9 @@ class _Rewriter(BindingRewriter):
         weight = relax.Var("weight", relax.TensorType(shape, str(operator.weight.dtype)))
         convolution = self.builder.normalize(_stacked_call(operator, stacked, weight))
         conversion = self.machine.conversion_seconds(tensor_bytes(operator.call.ty))
-        layouts = (convolution_seconds(convolution, layout, self.machine) for layout in Layout)
+        layouts = (
+            planned_convolution_seconds(convolution, layout, self.machine) for layout in Layout
+        )
         return conversion + min(layouts)
 
     def _interleaved(
@@ -238,7 +243,9 @@ def _kernel_seconds(
     operator: _Transposed, kernel: InterleavedKernel, machine: DescribedMachine
 ) -> float:
     """Modelled seconds of ``kernel``, and of dropping what it computes too much."""
-    taps = [axis.useful_taps for axis in kernel.axes]
+    taps = [
+        axis.useful_taps if kernel.branches else axis.stride * axis.taps for axis in kernel.axes
+    ]
     channels = operator.group_outputs
     if kernel.joined:
         axis = kernel.axes[-1]

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 import tvm
 from tvm import relax, te, tirx, topi
 
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.targets import current_processor
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.delay_reshapes import ATTRIBUTE
 from tvm_ext.relay_passes.graph_pass import graph_pass
@@ -30,16 +31,19 @@ class GroupedConvolution:
     In TVM's own kernel the input channel is a quotient of the output channel, so that no schedule
     can load what neighbouring outputs share. Here outputs of a group read the same inputs.
 
-    Leaves alone: depthwise convolutions with one output a group, which need no quotient; layouts
-    that are neither channels first nor channels last; unknown and symbolic shapes; targets that
-    are no CPU.
+    Leaves alone: depthwise convolutions with one output a group, which need no quotient, and on a
+    GPU those with several, of which a thread computes neighbours; layouts that are neither
+    channels first nor channels last; unknown and symbolic shapes; meshes.
 
     Run after: LayoutPlanning. Run before: DelayReshapes, LegalizeOps.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
-        return mod if current_cpu() is None else _Rewriter().run(mod)
+        machine = current_processor()
+        if machine is None:
+            return mod
+        return _Rewriter(isinstance(machine, GpuDescription)).run(mod)
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,10 @@ class GroupedKernel:
 class _Rewriter(BindingRewriter):
     pass_name = "GroupedConvolution"
 
+    def __init__(self, for_gpu: bool) -> None:
+        super().__init__()
+        self.for_gpu = for_gpu
+
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, *CONVOLUTIONS)
         if call is None or isinstance(value, relax.Var) or int(call.attrs.groups) == 1:
@@ -163,7 +171,7 @@ class _Rewriter(BindingRewriter):
         kernel = _kernel_of(call)
         x, weight = call.args
         split = kernel.split_outputs([int(extent) for extent in weight.ty.shape])
-        if kernel.groups == _outputs(call):
+        if kernel.groups == _outputs(call) or (self.for_gpu and _group_inputs(call) == 1):
             return None
         if isinstance(weight, tvm.ir.GenericConst):
             grouped = relax.const(weight.value.numpy().reshape(split), str(weight.ty.dtype))
@@ -184,6 +192,10 @@ class _Rewriter(BindingRewriter):
 
 def _outputs(call: relax.Call) -> int:
     return int(call.args[1].ty.shape[str(call.attrs.kernel_layout).index("O")])
+
+
+def _group_inputs(call: relax.Call) -> int:
+    return int(call.args[1].ty.shape[str(call.attrs.kernel_layout).index("I")])
 
 
 def _refusal(call: relax.Call) -> str:

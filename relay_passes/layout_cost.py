@@ -79,7 +79,7 @@ class DescribedMachine:
 
 
 @dataclass(frozen=True)
-class _Convolution:
+class ShapeOfConvolution:
     """Extents of one convolution; tuples are over the spatial axes, columns last."""
 
     batch: int
@@ -95,6 +95,7 @@ class _Convolution:
 
     @property
     def flops(self) -> float:
+        """Arithmetic operations."""
         outputs = self.batch * self.out_channels * prod(self.out_sides)
         return 2.0 * outputs * self.group_inputs * prod(self.kernel)
 
@@ -124,7 +125,7 @@ def convolution_seconds(call: relax.Call, layout: Layout, machine: LayoutMachine
     ``call`` calls relax.nn.conv1d, conv2d or conv3d in any of the layouts of ``LAYOUT_NAMES``;
     its tensors have known ranks and constant channels.
     """
-    convolution = _describe(call)
+    convolution = shape_of_convolution(call)
     fraction = _vector_fraction(convolution, layout, machine.vector_lanes(convolution.dtype))
     work = Work(convolution.flops, convolution.nbytes, convolution.dtype, fraction)
     return machine.seconds(work)
@@ -136,7 +137,7 @@ def tensor_bytes(ty: relax.TensorType) -> float:
     return element * prod(_extents(ty))
 
 
-def _vector_fraction(convolution: _Convolution, layout: Layout, lanes: int) -> float:
+def _vector_fraction(convolution: ShapeOfConvolution, layout: Layout, lanes: int) -> float:
     """Share of vector lanes with useful values; the extent of the vector axis is padded up."""
     if layout is Layout.CHANNELS_LAST:
         return _filled(convolution.vectorised_channels, lanes)
@@ -164,13 +165,14 @@ def _extents(ty: relax.TensorType) -> list[int]:
     return extents
 
 
-def _describe(call: relax.Call) -> _Convolution:
+def shape_of_convolution(call: relax.Call) -> ShapeOfConvolution:
+    """The extents of a convolution as ``convolution_seconds`` takes them."""
     attrs = call.attrs
     data, weight = call.args[0].ty, call.args[1].ty
     weights = dict(zip(attrs.kernel_layout, _extents(weight), strict=True))
     out = dict(zip(attrs.out_layout, _extents(call.ty), strict=True))
     spatial = [axis for axis in "DHW" if axis in out]
-    return _Convolution(
+    return ShapeOfConvolution(
         batch=out["N"],
         out_channels=out["C"],
         group_inputs=weights["I"],

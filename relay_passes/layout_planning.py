@@ -12,9 +12,9 @@ from tvm_ext.relay_passes.layout_cost import (
     DescribedMachine,
     Layout,
     LayoutMachine,
-    convolution_seconds,
     tensor_bytes,
 )
+from tvm_ext.relay_passes.layout_cost_gpu import planned_convolution_seconds
 from tvm_ext.relay_passes.layout_graph import (
     ConvolutionCost,
     LayoutGraph,
@@ -60,7 +60,7 @@ class LayoutPlanning:
     """
 
     machine: LayoutMachine | None = None
-    convolution_cost: ConvolutionCost = convolution_seconds
+    convolution_cost: ConvolutionCost = planned_convolution_seconds
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The module in the chosen layouts; ``mod`` itself where that changes nothing."""

@@ -126,13 +126,15 @@ class InterleavedKernel:
     (batch, positions, stride, positions, stride, ..., channels): outputs from left to right, one
     phase after the other. Taps without a weight are skipped by a branch outside of the vectors.
     ``joined`` kernels have the phases of the last axis and the channels on one axis, and compute
-    taps without a weight there; ``groups`` is 1 for them.
+    taps without a weight there; ``groups`` is 1 for them. Without ``branches`` all are computed,
+    so that the kernel is a product of matrices.
     """
 
     axes: tuple[UpsampledAxis, ...]
     groups: int
     joined: bool
     out_dtype: str
+    branches: bool = True
 
     @property
     def output_spatial(self) -> list[int]:
@@ -182,7 +184,7 @@ class InterleavedKernel:
                 for phase, tap, axis in zip(phases, taps, self.axes, strict=False)
                 for condition in axis.has_weight(phase, tap)
             ]
-            if conditions:
+            if conditions and self.branches:
                 zero = tirx.const(0, self.out_dtype)
                 product = tirx.if_then_else(tirx.all(*conditions), product, zero)
             return te.sum(product, axis=[*taps, i])

@@ -1,11 +1,18 @@
 """Fixtures for every test: small ONNX models on the disk."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+from tvm_ext.hardware.cuda_driver import driver_state
+
+# Without a GPU nothing runs the device code, and making it takes seconds a model.
+if driver_state().problem:
+    os.environ.setdefault("TVM_EXT_CUDA_COMPILER", "none")
 
 
 @pytest.fixture(scope="session")

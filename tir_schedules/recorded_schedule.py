@@ -14,9 +14,8 @@ from tvm_ext.tir_schedules.apply_template import (
 )
 from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.kernel_identity import workload
-from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
+from tvm_ext.tir_schedules.machine_templates import recordable_templates
 from tvm_ext.tir_schedules.template import Machine, NotMine
-from tvm_ext.tir_schedules.wafer import MESH_TEMPLATES
 
 _TEMPLATE_KEY = "tvm_ext.template"
 _DECISION_PREFIX = "tvm_ext.decision."
@@ -107,10 +106,10 @@ def schedule_as_recorded(
     """``func`` scheduled as a record says, or why it cannot be any more."""
     if not recorded.template:
         return _replayed(func, recorded)
-    templates = (*CPU_TEMPLATES, *MESH_TEMPLATES)
-    template = next((t for t in templates if t.name == recorded.template), None)
+    known = recordable_templates(machine)
+    template = next((one for one in known if one.name == recorded.template), None)
     if template is None:
-        return NotMine(f"there is no template '{recorded.template}'")
+        return NotMine(f"there is no template '{recorded.template}' for {machine.name}")
     chosen = Chosen(recorded.decisions)
     scheduled = apply_template(template, func, machine, chosen)
     if isinstance(scheduled, ScheduledKernel) and chosen.unused():

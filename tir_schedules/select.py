@@ -1,44 +1,29 @@
 """Chooses a schedule for every kernel of a module: the first template that takes it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.s_tir import dlight
 
-from tvm_ext.configs.errors import reason_of
-from tvm_ext.hardware.description import CpuDescription, GpuDescription
-from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,
     apply_template,
-    marked_as_scheduled,
 )
-from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT, CUDA_TEMPLATES
+from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT
 from tvm_ext.tir_schedules.cuda.bound_loops import is_bound
 from tvm_ext.tir_schedules.cuda.finish import finished_for_gpu
+from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
+from tvm_ext.tir_schedules.machine_templates import templates_for
 from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.scope_marks import without_scope_marks
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
 from tvm_ext.tir_schedules.wafer import MESH_TEMPLATES
-
-# What TVM's rules raise on kernels that they were not written for, failed assertions among it.
-_RULE_ERRORS = (
-    *(ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError),
-    *(TypeError, ValueError, tvm.error.InternalError, s_tir.ScheduleError),
-)
-
-# Without GEMV, whose threads write behind the result where its rows are no multiple of its tile,
-# and Fallback, in the place of which is our last resort.
-_GPU_RULES = (
-    dlight.gpu.Matmul,
-    dlight.gpu.Reduction,
-    dlight.gpu.GeneralReduction,
-)
 
 
 @dataclass(frozen=True)
@@ -103,14 +88,22 @@ def schedule_kernel(
 
 
 def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]:
-    """The templates that take a kernel, the one that is used without a record first."""
-    if not _has_blocks(func):
+    """The templates that take a kernel, the one that is used without a record first.
+
+    A GPU's last resort is among them where it is the only one.
+    """
+    is_gpu = isinstance(machine, GpuDescription)
+    if not _has_blocks(func) or (is_gpu and is_bound(func)):
         return []
-    return [
-        template
-        for template in _templates(machine)
-        if isinstance(apply_template(template, func, machine), ScheduledKernel)
-    ]
+
+    def taking(templates: Iterable[Template]) -> list[Template]:
+        return [
+            template
+            for template in templates
+            if isinstance(apply_template(template, func, machine), ScheduledKernel)
+        ]
+
+    return taking(templates_for(machine)) or taking([CUDA_LAST_RESORT] if is_gpu else [])
 
 
 def schedule_by_last_resort(
@@ -144,29 +137,23 @@ def _schedule_by_rule(
     if not _has_blocks(func):
         return func, ScheduleChoice("as written", "as written", reason)
     refusals: list[str] = []
-    for template in _templates(machine):
+    for template in templates_for(machine):
         scheduled = apply_template(template, func, machine)
         if isinstance(scheduled, NotMine):
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
         return scheduled.func, _choice(template, refusals, scheduled.packed)
     if isinstance(machine, GpuDescription):
-        return _schedule_for_gpu(func, machine, refusals)
+        return _by_last_resort(func, machine, refusals)
     return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
-
-
-def _templates(machine: Machine) -> tuple[Template, ...]:
-    """Our templates for a kind of machine, in the order in which they are asked."""
-    if isinstance(machine, CpuDescription):
-        return CPU_TEMPLATES
-    if isinstance(machine, GpuDescription):
-        return CUDA_TEMPLATES
-    return MESH_TEMPLATES if isinstance(machine, MeshDescription) else ()
 
 
 def _choice(
     template: Template, refusals: list[str], packed: PackedOperand | None
 ) -> ScheduleChoice:
+    if template in TVM_RULES:
+        reason = "first rule of TVM that takes it"
+        return ScheduleChoice(template.name, "tvm rule", reason, tuple(refusals), packed)
     last_resort = template in (CPU_TEMPLATES[-1], MESH_TEMPLATES[-1])
     source = "generic" if last_resort else "template"
     reason = "no template takes it" if last_resort else "first template that takes it"
@@ -175,39 +162,6 @@ def _choice(
 
 def _has_blocks(func: tirx.PrimFunc) -> bool:
     return isinstance(func.body, s_tir.SBlockRealize)
-
-
-def _schedule_for_gpu(
-    func: tirx.PrimFunc, machine: GpuDescription, refusals: list[str]
-) -> tuple[tirx.PrimFunc, ScheduleChoice]:
-    """TVM's rules for GPUs, the first that takes the kernel; ``refusals`` are our templates'."""
-    for rule_class in _GPU_RULES:
-        name = f"dlight {rule_class.__name__}"
-        scheduled = _by_rule_of_tvm(rule_class, func, machine)
-        if isinstance(scheduled, NotMine):
-            refusals.append(f"{name}: {scheduled.reason}")
-            continue
-        reason = "first rule of TVM that takes it"
-        return scheduled, ScheduleChoice(name, "tvm rule", reason, tuple(refusals))
-    return _by_last_resort(func, machine, refusals)
-
-
-def _by_rule_of_tvm(
-    rule_class: type, func: tirx.PrimFunc, machine: GpuDescription
-) -> tirx.PrimFunc | NotMine:
-    """A kernel as one of TVM's rules schedules it; a rule that fails leaves it to the next."""
-    target = machine.tvm_target()
-    try:
-        with target:
-            found = rule_class().apply(func, target, False)
-    except _RULE_ERRORS as error:
-        return NotMine(f"it fails with {type(error).__name__} ({reason_of(error)})")
-    if found is None:
-        return NotMine("not of its pattern")
-    scheduled = (found[0] if isinstance(found, list) else found).mod["main"]
-    if not is_bound(scheduled):
-        return NotMine("it leaves loops that no thread runs")
-    return finished_for_gpu(marked_as_scheduled(scheduled, func))
 
 
 def _by_last_resort(

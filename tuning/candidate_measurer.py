@@ -6,7 +6,7 @@ from typing import Protocol
 
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.deadline import NO_DEADLINE, Deadline
-from tvm_ext.tuning.measurer import Measurement
+from tvm_ext.tuning.measurement import Measurement
 from tvm_ext.tuning.task import KernelTask
 
 

@@ -9,51 +9,28 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from tvm_ext.hardware.cuda_resources import ResourceLimitError
 from tvm_ext.hardware.description import Description
 from tvm_ext.tuning.build_job import build, build_job
 from tvm_ext.tuning.candidate import Candidate, plain_json
 from tvm_ext.tuning.deadline import NO_DEADLINE, Deadline, OutOfTime
+from tvm_ext.tuning.gpu_build import gpu_check
 from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.lines import last_line
+from tvm_ext.tuning.measurement import Measurement
 from tvm_ext.tuning.references import References
 from tvm_ext.tuning.rpc_servers import alive_servers
-from tvm_ext.tuning.run_device import RunDeviceAddress
+from tvm_ext.tuning.run_device import RunDeviceAddress, device_kind
 from tvm_ext.tuning.run_job import RunJob, Timing, TimingPlan, check_and_time
 from tvm_ext.tuning.runner_pool import QUEUE_SECONDS, Runner, RunnerPool
 from tvm_ext.tuning.task import KernelTask
 from tvm_ext.tuning.trial import Status
 from tvm_ext.tuning.worker import WorkerDied, WorkerFailure, WorkerTimeout, WorkRaised
 from tvm_ext.tuning.worker_pool import WorkerPool
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """How one candidate ended.
-
-    Attributes
-    ----------
-    status : str
-        "ok", "build" (no code), "run" (it failed or died), "timeout" or "wrong" (numbers);
-        "modelled" where the time is a model's answer.
-    message : str
-        What happened, when the status is not "ok".
-    timing : Timing
-        Seconds of the candidate and of the reference, turn by turn.
-    build_seconds, run_seconds : float
-        Wall time of the trial's two parts.
-    """
-
-    candidate: Candidate
-    status: Status
-    message: str = ""
-    timing: Timing = field(default_factory=Timing)
-    build_seconds: float = 0.0
-    run_seconds: float = 0.0
-
 
 # Turns of a candidate that is about to be chosen, as a multiple of those of a trial, and the
 # relative spread that ends them.
@@ -111,14 +88,25 @@ class Measurer:
         self._numbers = itertools.count()
         self._futures: list[Future[Measurement]] = []
         self._closing = False
-        self._runners = RunnerPool(
-            list(devices) or [RunDeviceAddress()], self.limits.memory_bytes, alive_servers
-        )
+        kind = device_kind(machine)
+        arch = getattr(machine, "arch", "")
+        addresses = [replace(one, kind=kind, arch=arch) for one in devices or [RunDeviceAddress()]]
+        memory = self.limits.memory_bytes
+        if kind != "cpu" and not devices:
+            # CUDA reserves more address space than any limit that would be of use.
+            memory = 0
+        self._runners = RunnerPool(addresses, memory, alive_servers)
         builders = max(1, min(4, os.cpu_count() or 1))
-        self._builders = WorkerPool(builders, self.limits.memory_bytes)
+        self._builders = WorkerPool(builders, memory)
         self._run_threads = ThreadPoolExecutor(self._runners.size)
         self._references = References(
-            self._target, self.limits, seed, self._builders, self._runners, self._new_file
+            machine,
+            self._target,
+            self.limits,
+            seed,
+            self._builders,
+            self._runners,
+            self._new_file,
         )
 
     def __enter__(self) -> "Measurer":
@@ -227,7 +215,9 @@ class Measurer:
         try:
             if self._closing:
                 raise WorkerDied("the session was interrupted")
-            job = build_job(candidate.mod, self._target, library)
+            is_reference = self._references[candidate.task].candidate.hash == candidate.hash
+            check = gpu_check(self.machine, may_spill=is_reference)
+            job = build_job(candidate.mod, self._target, library, check)
             with deadline.limited(self.limits.build_seconds) as seconds:
                 self._builders.call(build, job, timeout=seconds)
         except OutOfTime:
@@ -235,7 +225,9 @@ class Measurer:
         except WorkerTimeout as error:
             return Measurement(candidate, "timeout", f"code generation {error}")
         except WorkerFailure as error:
-            return Measurement(candidate, "build", last_line(error))
+            kind = error.kind if isinstance(error, WorkRaised) else ""
+            status: Status = "resources" if kind == ResourceLimitError.__name__ else "build"
+            return Measurement(candidate, status, last_line(error))
         return _Built(candidate, library, time.perf_counter() - begun)
 
     def _run(self, built: _Built) -> Measurement:

@@ -11,7 +11,8 @@ from tvm_ext.hardware.wafer.program_cost import MeshCost
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.deadline import NO_DEADLINE, Deadline
 from tvm_ext.tuning.limits import Limits
-from tvm_ext.tuning.measurer import Measurement, Measurer
+from tvm_ext.tuning.measurement import Measurement
+from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.mesh_analysis.kernel_cost import mesh_cost
 from tvm_ext.tuning.mesh_analysis.loops import NotReadable
 from tvm_ext.tuning.run_job import Timing, TimingPlan

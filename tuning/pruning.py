@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.description import CpuDescription, Description
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.cost_models.choose import model_file
 from tvm_ext.tuning.cost_models.performance_predictor import Sample
@@ -109,7 +108,11 @@ class Pruner:
 
 
 class NoPruner:
-    """Dismisses nothing: where the time of a candidate is a model's answer, asking is cheap."""
+    """Dismisses nothing.
+
+    For a mesh, whose times are a model's answers: asking is cheap. And for GPUs, whose loops the
+    predictor does not know: what cannot run there is refused by the build.
+    """
 
     def kept(self, candidates: Sequence[Candidate], best_seconds: float | None) -> list[Candidate]:
         """All of them."""
@@ -126,10 +129,6 @@ class NoPruner:
         return ""
 
 
-def new_pruner(
-    machine: CpuDescription | MeshDescription, folder: Path, note: Note
-) -> Pruner | NoPruner:
+def new_pruner(machine: Description, folder: Path, note: Note) -> Pruner | NoPruner:
     """What dismisses candidates for a machine; see ``Pruner``."""
-    if isinstance(machine, MeshDescription):
-        return NoPruner()
-    return Pruner(machine, folder, note)
+    return Pruner(machine, folder, note) if isinstance(machine, CpuDescription) else NoPruner()

@@ -1,6 +1,6 @@
 """What the candidates of a task are compared with: right results, and a kernel to take turns with.
 
-The right results are those of the kernel without a schedule, on random arrays.
+The right results are those of the plainest form of the kernel (``plain_kernel``), on random arrays.
 """
 
 from collections.abc import Callable
@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tvm_ext.hardware.description import Description
 from tvm_ext.tuning.build_job import build, build_job
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.deadline import Deadline
+from tvm_ext.tuning.gpu_build import gpu_check
 from tvm_ext.tuning.kernel_data import kernel_arguments, random_arrays
 from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.lines import last_line
+from tvm_ext.tuning.plain_kernel import plain_kernel
 from tvm_ext.tuning.run_device import RunDeviceAddress
 from tvm_ext.tuning.run_job import ExpectedJob, compute_expected, save_arrays
 from tvm_ext.tuning.runner_pool import QUEUE_SECONDS, RunnerPool
@@ -46,8 +49,10 @@ class References:
 
     Parameters
     ----------
+    machine : Description
+        What candidates are for.
     target : dict
-        Attributes of the TVM target that code is generated for.
+        Attributes of its TVM target.
     limits : Limits
         What the work may take.
     seed : int
@@ -62,6 +67,7 @@ class References:
 
     def __init__(
         self,
+        machine: Description,
         target: dict[str, Any],
         limits: Limits,
         seed: int,
@@ -69,6 +75,7 @@ class References:
         runners: RunnerPool,
         new_file: Callable[[str], Path],
     ) -> None:
+        self._machine = machine
         self._target = target
         self._limits = limits
         self._seed = seed
@@ -102,13 +109,17 @@ class References:
             save_arrays(inputs[-1], random_arrays(one, self._seed), arguments.results)
         what = "without a schedule"
         try:
-            job = build_job(task.workload, self._target, plain)
+            source = plain_kernel(task, self._machine)
+            job = build_job(source.mod, source.target, plain)
             with deadline.limited(limits.expected_seconds) as seconds:
                 self._builders.call(build, job, timeout=seconds)
             with deadline.limited(limits.expected_seconds) as seconds:
-                self._compute(ExpectedJob(plain, tuple(inputs), data, RunDeviceAddress()), seconds)
+                expected = ExpectedJob(plain, tuple(inputs), data, RunDeviceAddress())
+                self._compute(expected, seconds, source.is_here)
             what = "with its default schedule"
-            job = build_job(candidate.mod, self._target, library)
+            # The default may spill: others are compared with it.
+            check = gpu_check(self._machine, may_spill=True)
+            job = build_job(candidate.mod, self._target, library, check)
             with deadline.limited(limits.build_seconds) as seconds:
                 self._builders.call(build, job, timeout=seconds)
         except WorkerFailure as error:
@@ -126,9 +137,10 @@ class References:
             for path in (made.data, made.library):
                 Path(path).unlink(missing_ok=True)
 
-    def _compute(self, job: ExpectedJob, seconds: float) -> None:
-        """Runs an unscheduled kernel: on a server if candidates do, whose code it is."""
-        if not self._runners.is_remote:
+    def _compute(self, job: ExpectedJob, seconds: float, is_here: bool) -> None:
+        """Runs a plain kernel: where candidates run, if it is code for that machine or device."""
+        on_device = self._runners.is_remote or self._runners.kind != "cpu"
+        if is_here or not on_device:
             self._builders.call(compute_expected, job, timeout=seconds)
             return
         with self._runners.lent() as runner:

@@ -10,6 +10,8 @@ from functools import partial
 from tvm.rpc.server import Server
 
 from tvm_ext.tuning.errors import TuningError
+from tvm_ext.tuning.gpu_presence import has_gpu
+from tvm_ext.tuning.gpu_start import offer_begin_gpu
 from tvm_ext.tuning.process_limits import end_with_parent, limit_memory
 from tvm_ext.tuning.rpc_servers import parse_address
 
@@ -39,6 +41,7 @@ def serve(
         Where to listen; the first free port from ``port`` on.
     memory_bytes : int
         Memory that a session may take beyond what the server has after its start; 0 for no limit.
+        Where there is a GPU there is none: CUDA reserves more address space than would be of use.
     ready : callable
         Called with the port when the server listens.
 
@@ -48,6 +51,8 @@ def serve(
         The tracker's address is none, or nothing can listen there.
     """
     address = parse_address(tracker)
+    if memory_bytes and has_gpu():
+        memory_bytes = 0
     try:
         server = Server(
             host,
@@ -76,4 +81,5 @@ def serve(
 def _begin_server(parent: int, memory_bytes: int) -> None:
     """Runs in the server's process; sessions are its children and inherit the limit."""
     end_with_parent(parent)
+    offer_begin_gpu()
     limit_memory(memory_bytes)

@@ -36,6 +36,8 @@ class TimingPlan:
         A candidate this much slower than the reference gets the fewest turns.
     limit_seconds : float
         Time after which no new turn begins; slow kernels get fewer turns than the fewest.
+    flush_bytes : int
+        Size of the cache that is emptied before every call; 0 to leave it as it is.
     """
 
     turn_seconds: float = 0.006
@@ -44,6 +46,7 @@ class TimingPlan:
     spread: float = 0.03
     slow_factor: float = 1.3
     limit_seconds: float = 8.0
+    flush_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -153,11 +156,11 @@ def check_and_time(job: RunJob) -> Timing:
         wrong = difference([tensors[position].numpy() for position in results], expected)
         if wrong:
             return Timing(wrong=wrong)
-        candidate = device.timer(job.library, tensors)
+        candidate = device.timer(job.library, tensors, job.plan.flush_bytes)
         others = tensors
         if job.packed != job.reference_packed:
             others = device.tensors(_packed(arrays, job.reference_packed))
-        reference = device.timer(job.reference, others)
+        reference = device.timer(job.reference, others, job.plan.flush_bytes)
         timing = _in_turn(candidate, reference, job.plan)
         # Threads that race are not wrong every time.
         kernel(*tensors)

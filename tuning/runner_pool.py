@@ -69,6 +69,11 @@ class RunnerPool:
         """Whether they run on servers, which can be lost through no fault of a candidate."""
         return bool(self._all[0].address.host)
 
+    @property
+    def kind(self) -> str:
+        """TVM's name of their device: "cpu" or "cuda"."""
+        return self._all[0].address.kind
+
     @contextmanager
     def lent(self) -> Iterator[Runner]:
         """A runner for the block."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.description import Description
 from tvm_ext.hardware.host import host_cpu_name
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tuning.allocation import next_kernel
@@ -43,7 +43,7 @@ class TuningSession:
         Its name.
     tasks : Sequence[KernelTask]
         Its kernels, each once.
-    machine : CpuDescription or MeshDescription
+    machine : Description
         What they are scheduled for. For a mesh, all times are modelled.
     folder : Path
         Where the records are.
@@ -63,7 +63,7 @@ class TuningSession:
         self,
         model: str,
         tasks: Sequence[KernelTask],
-        machine: CpuDescription | MeshDescription,
+        machine: Description,
         folder: Path,
         finish: Finish,
         cost_model: str,
@@ -155,6 +155,7 @@ class TuningSession:
             turn_seconds=effort.turn_seconds,
             most_turns=effort.most_turns,
             limit_seconds=limits.run_seconds / 4,
+            flush_bytes=options.flush_bytes(self._machine),
         )
         seed, devices = self._options.seed, self._options.devices
         return Measurer(self._machine, limits, plan, seed, devices, self._folder.scratch)

@@ -7,15 +7,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tvm_ext.tuning.lines import strict_json
 
-FORMAT = 1
-"""Version of the lines; a line with a higher one is from a newer tvm-ext."""
+FORMAT = 2
+"""Version of the lines; a line with a higher one is from a newer tvm-ext.
 
-FAILURES = ("build", "run", "timeout", "wrong")
+Version 2 brought the status "resources"."""
+
+FAILURES = ("resources", "build", "run", "timeout", "wrong")
 """Statuses of trials that came to nothing."""
 
 STATUSES = ("ok", *FAILURES, "modelled")
 
-Status = Literal["ok", "build", "run", "timeout", "wrong", "modelled"]
+Status = Literal["ok", "resources", "build", "run", "timeout", "wrong", "modelled"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 

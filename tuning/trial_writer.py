@@ -9,7 +9,7 @@ import tvm
 
 from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.kernel_state import KernelState, corrected
-from tvm_ext.tuning.measurer import Measurement
+from tvm_ext.tuning.measurement import Measurement
 from tvm_ext.tuning.record_folder import RecordFolder
 from tvm_ext.tuning.run_device import RunDeviceAddress
 from tvm_ext.tuning.trial import Trial

@@ -1,6 +1,7 @@
 """``compile`` and ``load``: the road that a model takes, from ONNX to a program."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -8,16 +9,15 @@ import tvm
 
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.build import twin
 from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.memory import plan_memory
-from tvm_ext.compiler.memory_limit import require_memory
+from tvm_ext.compiler.memory_limit import default_limit, require_memory
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
 from tvm_ext.compiler.packed_weights import pack_weights
 from tvm_ext.compiler.phases import Phases
-from tvm_ext.compiler.rescheduled_kernels import build_with_last_resort
+from tvm_ext.compiler.programs import build_programs
 from tvm_ext.compiler.tuned_kernels import (
     RecordsSource,
     find_records,
@@ -29,6 +29,7 @@ from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
+from tvm_ext.report.device_record import DeviceRecord
 from tvm_ext.report.records import CompileReport, GraphRecord
 from tvm_ext.tir_schedules.select import schedule_kernels
 
@@ -102,28 +103,31 @@ def compile(
             scheduled = pack_weights(scheduled, choices)
             scheduled = with_nan_passed_on(runner.run(pipeline.tile, scheduled))
         with phases.timed("memory"):
-            planned, memory = plan_memory(scheduled, ranges=lowered.imported.ranges)
-            require_memory(memory, lowered.imported.name)
+            planned, memory = plan_memory(
+                scheduled,
+                ranges=lowered.imported.ranges,
+                passes=lambda mod: runner.run(pipeline.memory, mod),
+            )
+            require_memory(memory, lowered.imported.name, default_limit(machine))
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
-            built = build_with_last_resort(planned, tvm_target, machine, lowered.kernels, choices)
-            executable, choices = built.executable, built.choices
-            program = twin(executable, built.mod, tvm_target)
+            programs = build_programs(planned, tvm_target, machine, lowered.kernels, choices)
         report = _report(lowered, pipeline.opt_level, machine)
         report.kernels = kernel_records(
             lowered.kernels,
             lowered.calls,
-            choices,
+            programs.choices,
             cost_model(machine),
             bool(record_folders(records)),
         )
     report.phases = phases.records
     report.passes = runner.records
     report.memory = memory
+    report.device = _with_graph_refusal(programs.device, report)
     report.warnings = [*_warnings(report), *(str(problem) for problem in lookup.problems)]
     return CompiledModel(
-        program=program,
-        to_save=executable,
+        program=programs.to_run,
+        to_save=programs.to_save,
         inputs=lowered.imported.inputs,
         outputs=lowered.imported.outputs,
         target=target_record(machine),
@@ -154,6 +158,17 @@ def _report(lowered: LoweredModel, opt_level: str, machine: Processor) -> Compil
         outputs=[spec.describe() for spec in imported.outputs],
         graph=_graph_record(lowered),
     )
+
+
+def _with_graph_refusal(device: DeviceRecord | None, report: CompileReport) -> DeviceRecord | None:
+    """What a program for a GPU holds, with the reason why it holds no CUDA graph."""
+    if device is None or device.graphs or device.no_graphs:
+        return device
+    record = next((one for one in report.passes if one.name == "CudaGraphs"), None)
+    if record is None:
+        return replace(device, no_graphs=f"not a part of {report.opt_level}")
+    refusals = [decision.reason for decision in record.decisions]
+    return replace(device, no_graphs=record.skipped or "; ".join(refusals))
 
 
 def _warnings(report: CompileReport) -> list[str]:

@@ -4,13 +4,13 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tvm
 from tvm import relax
 
 from tvm_ext.artifact import (
+    LoadedArtifact,
     TargetRecord,
     export_library_bytes,
     read_artifact,
@@ -19,6 +19,7 @@ from tvm_ext.artifact import (
 from tvm_ext.artifact.manifest import host_architecture
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.configs.atomic_file import check_writable
+from tvm_ext.cuda.program import TVM_ERRORS, CudaProgram, DeviceCode, require_no_device
 from tvm_ext.device_buffers import InputBuffers, to_array
 from tvm_ext.errors import RunError, TargetError, reason_of
 from tvm_ext.failed_branch import register_failed_branch
@@ -28,7 +29,9 @@ from tvm_ext.hardware.threads import use_threads
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.narrow_dtypes import release
 from tvm_ext.profiling import Profile, profile_run
+from tvm_ext.program_module import ProgramModule
 from tvm_ext.report.records import CompileReport
+from tvm_ext.report.units import format_bytes
 from tvm_ext.tensor_spec import TensorSpec
 
 
@@ -45,7 +48,7 @@ class CompiledModel:
 
     def __init__(
         self,
-        program: relax.VMExecutable | tvm.runtime.Module,
+        program: relax.VMExecutable | LoadedArtifact,
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         target: TargetRecord,
@@ -62,17 +65,28 @@ class CompiledModel:
         self._machines = threading.local()
         # TVM writes the program's objects to link or to save them, and cannot in two threads.
         self._exporting = threading.Lock()
+        self._opener = ProgramModule(program, self._exporting)
         self.inputs = inputs
         self.outputs = outputs
         self.report = report
+        self._gpu = self._cuda_program() if target.kind == "cuda" else None
 
-    def run(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, Any], *, on_device: bool | None = None) -> dict[str, Any]:
         """Runs the model once.
 
         Parameters
         ----------
         inputs : mapping of input name to array
-            One array for each of ``self.inputs``, of its dtype and shape.
+            One array for each of ``self.inputs``, of its dtype and shape. A model for a GPU takes
+            tensors of the device as well (PyTorch, CuPy, JAX, TVM: whatever has ``__dlpack__``) and
+            reads them in place.
+        on_device : bool, optional
+            For a GPU: whether the outputs stay on the device, as ``tvm.runtime.Tensor`` objects,
+            which ``torch.from_dlpack`` and its like take without a copy. By default they do when
+            an input was there. They are memory of their own: later runs do not change them. The
+            call then returns before the device is done, in order with what PyTorch and CuPy have
+            queued, and will queue, on their current streams. Types below a byte stay as the program
+            holds them, in a byte each.
 
         Returns
         -------
@@ -88,6 +102,9 @@ class CompiledModel:
         RunError
             The program failed while it ran, for example for want of memory.
         """
+        if self._gpu is not None:
+            return self._gpu.run(inputs, on_device)
+        require_no_device(on_device)
         arrays = check_inputs(self.inputs, inputs)
         machine, buffers = self._virtual_machine()
         use_threads(self._threads)
@@ -99,7 +116,7 @@ class CompiledModel:
             for spec, value in zip(self.outputs, values, strict=True)
         }
 
-    def profile(self, inputs: Mapping[str, npt.ArrayLike], repeat: int = 10) -> Profile:
+    def profile(self, inputs: Mapping[str, Any], repeat: int = 10) -> Profile:
         """Time per kernel, with the ONNX nodes that each call computes.
 
         Parameters
@@ -107,16 +124,19 @@ class CompiledModel:
         inputs : mapping of input name to array
             As for ``run``.
         repeat : int
-            Runs after a warm-up; the median of each call is reported.
+            Runs after a warm-up; the median of each call is reported. On a GPU the kernels of CUDA
+            graphs are launched one by one for this, and the host waits for each.
 
         Raises
         ------
         InputError, TargetError, RunError
             As for ``run``.
         """
+        if self._gpu is not None:
+            return self._gpu.profile(inputs, self.kernel_calls(), repeat)
         arrays = check_inputs(self.inputs, inputs)
         # TVM cannot take a hook out again, so the machine that has it is not kept.
-        machine, buffers = self._new_machine(), InputBuffers(self._device())
+        machine, buffers = self._new_machine(), InputBuffers(tvm.cpu())
         use_threads(self._threads)
         with _run_errors():
             return profile_run(machine, buffers.filled(arrays), self.kernel_calls(), repeat)
@@ -145,6 +165,16 @@ class CompiledModel:
             target=self._target,
         )
 
+    @property
+    def gpu_program(self) -> CudaProgram:
+        """The program on the device, for measurements; raises TargetError for a CPU's model."""
+        if self._gpu is None:
+            raise TargetError(
+                f"the model was compiled for {self._target.name}; expected one for a GPU: compile "
+                "it for target 'cuda'"
+            )
+        return self._gpu
+
     def kernel_calls(self) -> list[KernelCall]:
         """Every kernel call of a run with its original nodes, grouped by kernel."""
         return [
@@ -160,28 +190,29 @@ class CompiledModel:
         """
         if not hasattr(self._machines, "machine"):
             self._machines.machine = self._new_machine()
-            self._machines.buffers = InputBuffers(self._device())
+            self._machines.buffers = InputBuffers(tvm.cpu())
         return self._machines.machine, self._machines.buffers
 
     def _new_machine(self) -> relax.VirtualMachine:
         self._require_this_machine()
-        with self._exporting:
-            if isinstance(self._program, relax.VMExecutable):
-                self._program = self._program.jit()
         register_failed_branch()
-        return relax.VirtualMachine(self._program, self._device())
+        return relax.VirtualMachine(self._opener.opened(), tvm.cpu())
 
-    def _device(self) -> tvm.runtime.Device:
-        return tvm.cuda() if self._target.kind == "cuda" else tvm.cpu()
+    def _cuda_program(self) -> CudaProgram:
+        record = self.report.device
+        code = DeviceCode(
+            self._opener.opened,
+            self._target.name,
+            self._target.mcpu,
+            record.code if record is not None else "source",
+        )
+        memory = (
+            f"{format_bytes(self.report.memory.weights_bytes)} of weights, "
+            f"{format_bytes(self.report.memory.planned_peak_bytes)} of buffers"
+        )
+        return CudaProgram(code, self.report.model_name, memory, self.inputs, self.outputs)
 
     def _require_this_machine(self) -> None:
-        if self._target.kind == "cuda":
-            if not tvm.cuda().exist:
-                raise TargetError(
-                    f"the model was compiled for {self._target.name}, and no CUDA device was "
-                    "found; expected one: run it on a machine with such a GPU"
-                )
-            return
         here = host_architecture()
         if self._target.machine != here:
             raise TargetError(
@@ -207,8 +238,8 @@ class CompiledModel:
         artifact = read_artifact(path)
         manifest = artifact.manifest
         report = CompileReport.from_json(artifact.report_json)
-        return cls(
-            program=artifact.load_module(),
+        loaded = cls(
+            program=artifact,
             inputs=tuple(manifest.inputs),
             outputs=tuple(manifest.outputs),
             target=manifest.target,
@@ -216,6 +247,10 @@ class CompiledModel:
             report=report,
             library=artifact.library,
         )
+        if loaded._gpu is None:
+            # A library that the system refuses is found out now; one for a GPU can be looked at.
+            loaded._opener.opened()
+        return loaded
 
 
 @contextmanager
@@ -223,7 +258,7 @@ def _run_errors() -> Iterator[None]:
     """What TVM raises in a run, as our own error."""
     try:
         yield
-    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, MemoryError) as error:
+    except TVM_ERRORS as error:
         raise RunError(
             f"the run failed in TVM ({reason_of(error)}); expected enough memory and values "
             "that the model's operators allow: check the inputs with tvm-ext check"

@@ -1,23 +1,27 @@
 """Checks the arrays of a run against what the model expects."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import InputError
 from tvm_ext.narrow_dtypes import hold
 from tvm_ext.tensor_spec import TensorSpec
 
+InputCheck: TypeAlias = Callable[[TensorSpec, Any, dict[str, int]], Any]
+"""Checks one input, with the sizes of symbolic dimensions so far; returns what a run takes."""
+
 
 def check_inputs(
-    specs: Sequence[TensorSpec], inputs: Mapping[str, npt.ArrayLike]
-) -> list[np.ndarray]:
+    specs: Sequence[TensorSpec], inputs: Mapping[str, Any], check_one: InputCheck | None = None
+) -> list[Any]:
     """The arrays in the order of ``specs``, dense and of the right dtype and shape.
 
     A symbolic dimension takes the size of the first input that has it; the others must agree.
+    ``check_one`` checks each of them, ``check_host_array`` if None.
 
     Raises
     ------
@@ -36,17 +40,46 @@ def check_inputs(
                 f"input '{name}' is not one of the model's; {nearest_hint(name, known)}"
             )
     sizes: dict[str, int] = {}
+    check = check_one or check_host_array
     arrays = []
     for spec in specs:
         if spec.name not in inputs:
             raise InputError(
                 f"input '{spec.name}' is missing; expected {spec.describe()}: pass it to run"
             )
-        arrays.append(_check_one(spec, inputs[spec.name], sizes))
+        arrays.append(check(spec, inputs[spec.name], sizes))
     return arrays
 
 
-def _check_one(spec: TensorSpec, value: npt.ArrayLike, sizes: dict[str, int]) -> np.ndarray:
+def require_fits(spec: TensorSpec, array: Any, sizes: dict[str, int]) -> None:
+    """Checks the shape of an array or tensor; raises InputError.
+
+    ``sizes`` holds the sizes of symbolic dimensions and gets those that ``array`` decides.
+    """
+    shape = tuple(array.shape)
+    if len(shape) != len(spec.shape):
+        raise InputError(
+            f"input '{spec.name}' is {describe(array)} (rank {len(shape)}), expected rank "
+            f"{len(spec.shape)}, {spec.describe()}: reshape it"
+        )
+    for axis, allowed in enumerate(spec.ranges):
+        if allowed is not None and shape[axis] not in allowed:
+            raise InputError(
+                f"input '{spec.name}' is {describe(array)}, expected a size from {allowed.low} to "
+                f"{allowed.high} on axis {axis} ({spec.describe()}): resize it or compile for a "
+                "wider range"
+            )
+    for axis, (size, wanted) in enumerate(zip(shape, spec.shape, strict=True)):
+        expected = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
+        if size != expected:
+            raise InputError(
+                f"input '{spec.name}' is {describe(array)}, expected size {expected} on axis "
+                f"{axis} ({spec.describe()}): resize it or compile for this size"
+            )
+
+
+def check_host_array(spec: TensorSpec, value: Any, sizes: dict[str, int]) -> np.ndarray:
+    """One input as a dense array of the dtype that the program takes; raises InputError."""
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -56,28 +89,10 @@ def _check_one(spec: TensorSpec, value: npt.ArrayLike, sizes: dict[str, int]) ->
         ) from error
     if not _is_named(array.dtype, spec.dtype):
         raise InputError(
-            f"input '{spec.name}' is {_describe(array)}, expected {spec.describe()}: "
+            f"input '{spec.name}' is {describe(array)}, expected {spec.describe()}: "
             f"convert it with .astype('{spec.dtype}')"
         )
-    if array.ndim != len(spec.shape):
-        raise InputError(
-            f"input '{spec.name}' is {_describe(array)} (rank {array.ndim}), expected rank "
-            f"{len(spec.shape)}, {spec.describe()}: reshape it"
-        )
-    for axis, allowed in enumerate(spec.ranges):
-        if allowed is not None and array.shape[axis] not in allowed:
-            raise InputError(
-                f"input '{spec.name}' is {_describe(array)}, expected a size from {allowed.low} to "
-                f"{allowed.high} on axis {axis} ({spec.describe()}): resize it or compile for a "
-                "wider range"
-            )
-    for axis, (size, wanted) in enumerate(zip(array.shape, spec.shape, strict=True)):
-        expected = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
-        if size != expected:
-            raise InputError(
-                f"input '{spec.name}' is {_describe(array)}, expected size {expected} on axis "
-                f"{axis} ({spec.describe()}): resize it or compile for this size"
-            )
+    require_fits(spec, array, sizes)
     return hold(np.ascontiguousarray(array).reshape(array.shape), spec.dtype)
 
 
@@ -87,5 +102,6 @@ def _is_named(dtype: np.dtype, name: str) -> bool:
     return str(dtype) == name
 
 
-def _describe(array: np.ndarray) -> str:
+def describe(array: Any) -> str:
+    """Dtype and shape of an array or tensor: "float32[2, 3]"."""
     return f"{array.dtype}{list(array.shape)}"

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -102,13 +102,16 @@ _COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
 
 
 class _Stopwatch:
-    """Before and after each call of the virtual machine."""
+    """Before and after each call of the virtual machine; ``sync`` waits for the device's work."""
 
-    def __init__(self) -> None:
+    def __init__(self, sync: Callable[[], object] | None = None) -> None:
         self.calls: list[tuple[str, float]] = []
         self._begun = 0.0
+        self._sync = sync
 
     def __call__(self, func: Any, name: str, before: bool, result: Any, *args: Any) -> int:
+        if self._sync is not None:
+            self._sync()
         now = time.perf_counter()
         if before:
             self._begun = time.perf_counter()
@@ -122,21 +125,34 @@ def profile_run(
     tensors: Sequence[tvm.runtime.Tensor],
     expected: Sequence[KernelCall],
     repeat: int,
+    watched: relax.VirtualMachine | None = None,
+    sync: Callable[[], object] | None = None,
 ) -> Profile:
-    """Runs the program without and with the hook, which stays in; takes medians call by call."""
+    """Runs the program without and with the hook, which stays in; takes medians call by call.
+
+    The hook goes into ``watched``, a machine with the same program, where that is given. ``sync``
+    waits for a device, whose calls return before their work is done.
+    """
     main = machine["main"]
+    wait = sync or (lambda: None)
     main(*tensors)
     whole = []
     for _ in range(max(1, repeat)):
+        wait()
         begun = time.perf_counter()
         main(*tensors)
+        wait()
         whole.append(time.perf_counter() - begun)
+    if watched is not None:
+        # Its first run sets up memory and code, as that of the other did.
+        watched["main"](*tensors)
+    hooked = watched or machine
     runs: list[list[tuple[str, float]]] = []
     names = {call.kernel for call in expected}
     for _ in range(max(1, repeat)):
-        watch = _Stopwatch()
-        machine.set_instrument(watch)
-        main(*tensors)
+        watch = _Stopwatch(sync)
+        hooked.set_instrument(watch)
+        hooked["main"](*tensors)
         runs.append([call for call in watch.calls if call[0] in names])
     return Profile(_medians(runs, expected), 1e6 * statistics.median(whole))
 

@@ -15,7 +15,7 @@ from tvm_ext.compiler.kernel_records import kernel_seconds
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.phases import Phases
 from tvm_ext.errors import TuningError
-from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.hardware.roofline import cost_model
@@ -25,6 +25,7 @@ from tvm_ext.passes.runner import PassRunner
 from tvm_ext.tuning.candidate import Finish
 from tvm_ext.tuning.cost_models.choose import model_name
 from tvm_ext.tuning.effort import load_effort
+from tvm_ext.tuning.gpu_presence import checked_gpu
 from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress
 from tvm_ext.tuning.run_device import RunDeviceAddress
@@ -69,6 +70,7 @@ def tune(
     cost_model_name: str | None = None,
     rpc: Sequence[RunDeviceAddress] = (),
     limits: Limits | None = None,
+    l2: str = "cold",
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
     opt_level: int | str = "O3",
     disabled_passes: Iterable[str] = (),
@@ -99,12 +101,15 @@ def tune(
     seed : int
         Of all random draws.
     cost_model_name : str, optional
-        What ranks candidates: "xgboost", "predictor", "analytic" or "random"; the effort's own by
-        default.
+        What ranks candidates: "xgboost", "predictor", "analytic" or "random"; by default the
+        effort's own for CPUs, and "analytic" for others.
     rpc : sequence of RunDeviceAddress
         Servers to measure on, one address for each; this machine without any.
     limits : Limits, optional
         Time and memory of one candidate.
+    l2 : str
+        Of a GPU: "cold" empties its L2 cache before each call that is timed, "warm" leaves in it
+        what the call before has left.
     listener : ProgressListener, optional
         Shows the progress.
 
@@ -117,7 +122,9 @@ def tune(
     TvmExtError
         As ``compile``; TuningError or RecordsError when the session cannot start.
     """
-    machine = _tunable(resolve_target(target), rpc)
+    machine = resolve_target(target)
+    _check_numbers(trials, time_budget, l2)
+    device = _tunable(machine, rpc)
     options = SessionOptions(
         effort=load_effort(effort),
         trials=trials,
@@ -125,10 +132,11 @@ def tune(
         seed=seed,
         limits=limits or Limits(),
         devices=tuple(rpc),
-        versions=VersionsRecord.installed().model_dump(),
+        versions={**VersionsRecord.installed().model_dump(), **device},
+        l2="warm" if l2 == "warm" else "cold",
     )
-    _check_numbers(trials, time_budget)
-    usual = "analytic" if isinstance(machine, MeshDescription) else options.effort.cost_model
+    # What the others learn from is the loops of CPUs.
+    usual = options.effort.cost_model if isinstance(machine, CpuDescription) else "analytic"
     ranking = model_name(cost_model_name or usual)
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
     folder = Path(work_dir)
@@ -202,25 +210,20 @@ def _matches(task: KernelTask, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
 
 
-def _tunable(
-    machine: Description, rpc: Sequence[RunDeviceAddress]
-) -> CpuDescription | MeshDescription:
-    """``machine`` if there is a way to time candidates for it."""
+def _tunable(machine: Description, rpc: Sequence[RunDeviceAddress]) -> dict[str, str]:
+    """What the log says of the device; raises TuningError if candidates cannot be timed."""
+    if isinstance(machine, GpuDescription):
+        gpu = checked_gpu(machine, rpc)
+        return {"gpu": gpu.describe()}
     if isinstance(machine, MeshDescription):
         if rpc:
             raise TuningError(
                 f"target '{machine.name}' is a mesh, whose times are modelled here; expected no "
                 "servers: leave --rpc-tracker out"
             )
-        return machine
-    if not isinstance(machine, CpuDescription):
-        raise TuningError(
-            f"target '{machine.name}' is a GPU; expected a CPU or a mesh: kernels for GPUs are "
-            "scheduled by TVM's rules, which have nothing to tune"
-        )
-    if not rpc:
+    elif not rpc:
         _check_runs_here(machine)
-    return machine
+    return {}
 
 
 def _check_runs_here(machine: CpuDescription) -> None:
@@ -237,7 +240,9 @@ def _check_runs_here(machine: CpuDescription) -> None:
     )
 
 
-def _check_numbers(trials: int | None, time_budget: float | None) -> None:
+def _check_numbers(trials: int | None, time_budget: float | None, l2: str) -> None:
+    if l2 not in ("cold", "warm"):
+        raise TuningError(f"l2 is '{l2}'; expected 'cold' or 'warm'")
     if trials is not None and trials < 1:
         raise TuningError(f"trials is {trials}; expected 1 or more")
     if time_budget is not None and not time_budget > 0:

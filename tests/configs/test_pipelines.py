@@ -19,7 +19,12 @@ def test_there_are_four_levels_in_order():
 @pytest.mark.parametrize("level", PIPELINES)
 def test_every_name_is_a_registered_pass_of_its_level_that_pipelines_may_list(level):
     config = PIPELINES[level]
-    for stage, names in {"graph": [*config.graph, *config.lower], "tile": config.tile}.items():
+    stages = {
+        "graph": [*config.graph, *config.lower],
+        "tile": config.tile,
+        "memory": config.memory,
+    }
+    for stage, names in stages.items():
         entries = [registry.get(name) for name in names]
         assert all((entry.level, entry.in_pipelines) == (stage, True) for entry in entries)
 
@@ -46,6 +51,7 @@ def test_each_level_does_what_the_one_below_does():
         assert set(low.graph) <= set(high.graph)
         assert set(low.lower) <= set(high.lower)
         assert set(low.tile) <= set(high.tile)
+        assert set(low.memory) <= set(high.memory)
         assert (low.graph, low.lower) != (high.graph, high.lower)
 
 

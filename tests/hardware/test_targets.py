@@ -26,7 +26,8 @@ def test_every_listed_target_resolves_to_its_kind():
         assert "\n" not in target.summary
 
 
-def test_cpu_is_this_machine_and_cuda_the_default_gpu():
+def test_cpu_is_this_machine_and_cuda_the_default_gpu_without_one(monkeypatch):
+    monkeypatch.setattr("tvm_ext.hardware.targets.host_gpu", lambda presets: None)
     assert resolve_target("cpu") is host_description()
     assert resolve_target("cuda").name == DEFAULT_GPU
 

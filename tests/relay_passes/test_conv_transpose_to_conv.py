@@ -234,8 +234,19 @@ def test_leaves_alone_and_says_why(reason):
 
 def test_other_targets_are_left_alone():
     mod = one((1, 4, 3, 3), (4, 4, 2, 2), strides=(2, 2))
-    with resolve_target("cuda").tvm_target():
+    with compiling_for(resolve_target("mesh16")):
         assert ConvTransposeToConv()(mod).same_as(mod)
+
+
+def test_a_gpu_multiplies_no_zeros_either():
+    mod = one((1, 4, 3, 3), (4, 4, 3, 3), strides=(2, 2))
+    with resolve_target("cuda").tvm_target():
+        after = ConvTransposeToConv()(mod)
+    assert "nn.conv2d_transpose" not in after["main"].script()
+    # A branch inside of the sum would hide that it is a product of matrices.
+    (kernel,) = (f for f in after.functions.values() if isinstance(f, tvm.tirx.PrimFunc))
+    sums = kernel.script().split('sblock("conv_transpose")', 1)[1]
+    assert "if_then_else" not in sums
 
 
 def test_bias_and_activation_become_one_kernel_with_it():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
-from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
 from tvm_ext.relay_passes.origin import origins_of
 from tvm_ext.relay_passes.pass_log import recording
@@ -164,8 +164,15 @@ def test_no_near_match_no_word(mod):
 
 def test_other_targets_are_left_alone():
     mod = one((1, 4, 5, 5), (6, 2, 3, 3), 2)
-    with resolve_target("cuda").tvm_target():
+    with compiling_for(resolve_target("mesh16")):
         assert GroupedConvolution()(mod).same_as(mod)
+
+
+def test_groups_of_several_inputs_on_a_gpu():
+    with resolve_target("cuda").tvm_target():
+        several, single = (one((1, 4, 5, 5), (8, n, 3, 3), 4 // n) for n in (2, 1))
+        assert not GroupedConvolution()(several).same_as(several)
+        assert GroupedConvolution()(single).same_as(single)
 
 
 def test_padded_groups_lie_one_after_the_other():

@@ -6,13 +6,17 @@ import tvm
 from tvm import relax
 
 from tvm_ext.hardware.cost import Work
+from tvm_ext.hardware.roofline import cost_model
+from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.relay_passes.layout_cost import (
     DEFAULT_SIDE,
     UNALIGNED_FACTOR,
+    DescribedMachine,
     Layout,
     convolution_seconds,
     tensor_bytes,
 )
+from tvm_ext.relay_passes.layout_cost_gpu import planned_convolution_seconds
 
 
 class Recorder:
@@ -86,3 +90,31 @@ def test_symbolic_extents_have_defaults() -> None:
     ty = relax.TensorType((batch, 8, 7, side), "float16")
     assert tensor_bytes(ty) == 2 * 8 * 7 * DEFAULT_SIDE
     assert work_of((batch, 8, 7, side), (4, 8, 1, 1), LAST).flops > 0
+
+
+GPU = resolve_target("nvidia-h100")
+
+
+def gpu_seconds(data: tuple, weight: tuple, layout: Layout, **attrs: object) -> float:
+    x = relax.Var("x", relax.TensorType(data, "float32"))
+    call = relax.op.nn.conv2d(x, relax.const(np.zeros(weight, "float32")), **attrs)
+    machine = DescribedMachine(GPU, cost_model(GPU))
+    return planned_convolution_seconds(relax.BlockBuilder().normalize(call), layout, machine)
+
+
+@pytest.mark.parametrize(
+    ("data", "weight", "attrs", "prefers_last"),
+    [
+        ((8, 64, 56, 56), (64, 64, 3, 3), {"padding": 1}, True),
+        ((8, 64, 56, 56), (64, 64, 1, 1), {}, False),
+        ((8, 64, 56, 56), (64, 1, 3, 3), {"padding": 1, "groups": 64}, True),
+        ((8, 3, 56, 56), (64, 3, 3, 3), {"padding": 1}, False),
+    ],
+    ids=["window", "one tap is aligned in both", "depthwise", "three input channels"],
+)
+def test_a_gpu_copies_neighbours(
+    data: tuple, weight: tuple, attrs: dict, prefers_last: bool
+) -> None:
+    first, last = (gpu_seconds(data, weight, layout, **attrs) for layout in (FIRST, LAST))
+    assert (last < first) == prefers_last
+    assert last <= first

@@ -91,9 +91,9 @@ def test_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object, *_: object) -> None:
         raise AttributeError("'Add' object has no attribute 'value'")
 
-    for rule in ("Matmul", "Reduction", "GeneralReduction"):
+    for rule in ("Matmul", "Reduction", "GeneralReduction", "Fallback"):
         monkeypatch.setattr(getattr(dlight.gpu, rule), "apply", fail)
-    monkeypatch.setattr("tvm_ext.tir_schedules.select.CUDA_TEMPLATES", ())
+    monkeypatch.setattr("tvm_ext.tir_schedules.machine_templates.CUDA_TEMPLATES", ())
     found, choice = schedule_kernel(kernel_of(op.exp, f32(64, 64)), GPU)
     assert choice.schedule == "generic"
     assert any("Matmul: it fails with AttributeError" in r for r in choice.refusals)
@@ -143,10 +143,7 @@ def test_first_template(name: str) -> None:
     ("func", "schedule"),
     [
         (lambda: kernel_of(op.matmul, f32(64, 64), f32(64, 64)), "contraction"),
-        (
-            lambda: kernel_of(lambda x: nn.max_pool2d(x, (3, 3)), f32(1, 4, 9, 9)),
-            "window reduction",
-        ),
+        (lambda: kernel_of(lambda x: nn.max_pool2d(x, (3, 3)), f32(1, 4, 9, 9)), "pooling"),
         (lambda: kernel_of(op.exp, f32(64, 64)), "elementwise"),
         (lambda: kernel_of(op.permute_dims, f32(64, 64)), "transpose"),
         (lambda: kernel_of(lambda x: nn.softmax(x, 1), f32(64, 64)), "row reduction"),

@@ -1,4 +1,4 @@
-"""Lets the tests import the modules beside them, and the templates' tests' kernels for meshes.
+"""Lets the tests import the modules beside them, and the templates' tests' kernels.
 
 The test folders are no packages.
 """
@@ -7,4 +7,6 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[1] / "tir_schedules" / "wafer"))
+templates = Path(__file__).parents[1] / "tir_schedules"
+for folder in (templates / "wafer", templates, templates / "cuda"):
+    sys.path.append(str(folder))

@@ -26,6 +26,7 @@ from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.hardware.tvm_compat import tune_context
 from tvm_ext.tuning.cost_models.analytic_model import AnalyticModel, modelled_seconds
 from tvm_ext.tuning.cost_models.choose import MODEL_NAMES, choose_model, model_file
+from tvm_ext.tuning.cost_models.gpu_model import GpuModel
 from tvm_ext.tuning.cost_models.guarded import Guarded
 from tvm_ext.tuning.cost_models.predictor_model import PredictorModel
 from tvm_ext.tuning.cost_models.xgboost_model import XGBoostModel
@@ -237,13 +238,17 @@ def test_missing_package_falls_back_with_one_note(name, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_gpu_gets_random_scores(tmp_path):
+@pytest.mark.parametrize("name", ["analytic", "xgboost", "predictor"])
+def test_models_of_a_gpu(name, tmp_path):
     notes: list[str] = []
-    model = choose_model("analytic", resolve_target("nvidia-a100"), tmp_path, notes.append)
-    assert ranked(model, SHAPE).std() > 0
-    assert model.name == "random"
-    assert len(notes) == 1
-    assert "nvidia-a100" in notes[0]
+    machine = resolve_target("nvidia-a100")
+    model = choose_model(name, machine, tmp_path, notes.append)
+    # Without samples all of them are the roofline of a GPU.
+    np.testing.assert_allclose(ranked(model, SHAPE), ranked(GpuModel(machine), SHAPE))
+    assert model.name == ("xgboost" if name == "xgboost" else "analytic")
+    assert [("it knows CPUs only, and 'nvidia-a100' is none" in note) for note in notes] == (
+        [True] if name == "predictor" else []
+    )
 
 
 # Models that fail.

@@ -26,6 +26,7 @@ from tvm_ext.tuning.folder_lock import LOCK
 from tvm_ext.tuning.logs.prune import PruneOptions, prune_folder
 from tvm_ext.tuning.logs.repair import side_file
 from tvm_ext.tuning.logs.target_filter import target_filter
+from tvm_ext.tuning.trial import FORMAT
 from tvm_ext.tuning.trial_log import TRIALS, append_trial, read_trials
 
 
@@ -144,7 +145,7 @@ def test_a_copy_leaves_the_folder_alone(folder, tmp_path):
 
 
 def test_bad_lines_of_the_folder_itself_are_kept_aside(folder):
-    newer = json.dumps({"format": 2})
+    newer = json.dumps({"format": FORMAT + 1})
     insert_line(folder, TRIALS, 3, newer)
     cut_end(folder / TRIALS)
     cut = lines_of(folder, TRIALS)[-1]

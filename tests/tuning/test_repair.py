@@ -32,6 +32,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ext.tuning.database_files import RECORDS, WORKLOADS, read_database, write_database
 from tvm_ext.tuning.errors import RecordsError
 from tvm_ext.tuning.logs.repair import repair_folder
+from tvm_ext.tuning.trial import FORMAT
 from tvm_ext.tuning.trial_log import TRIALS, append_trial, read_trials
 
 
@@ -173,7 +174,7 @@ def test_side_files_grow(folder):
 
 def test_bad_lines_of_the_log(folder):
     good = lines_of(folder, TRIALS)
-    newer = json.dumps({**json.loads(good[0]), "format": 2, "color": "blue"})
+    newer = json.dumps({**json.loads(good[0]), "format": FORMAT + 1, "color": "blue"})
     lacking = json.dumps({"format": 1, "run": "x"})
     no_number = good[1].replace('"spread":0.01', '"spread":NaN')
     bad = ["", newer, "\x00\x01", "[1]", lacking, no_number, '{"format":"one"}']

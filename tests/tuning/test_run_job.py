@@ -31,6 +31,7 @@ class FakeDevice:
         self.ran: list[tuple[str, int]] = []
         self.turns = dict.fromkeys(self.seconds, 0)
         self.threads = 0
+        self.flushed: set[int] = set()
 
     def __enter__(self):
         return self
@@ -50,7 +51,9 @@ class FakeDevice:
 
         return run
 
-    def timer(self, library, tensors):
+    def timer(self, library, tensors, flush_bytes=0):
+        self.flushed.add(flush_bytes)
+
         def seconds(calls):
             turn = max(0, self.turns[library] - 1)
             self.ran.append((library, calls))

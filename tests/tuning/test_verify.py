@@ -68,6 +68,6 @@ def test_nothing_for_this_machine_starts_no_process(tmp_path, machine, monkeypat
     assert [one.status for one in found] == [OTHER_MACHINE]
 
 
-def test_a_gpu_is_refused(tmp_path):
-    with pytest.raises(TargetError, match="a GPU; expected a CPU"):
-        verify(tmp_path, resolve_target("cuda"))
+def test_a_mesh_is_refused(tmp_path):
+    with pytest.raises(TargetError, match="a mesh; expected a CPU or a GPU"):
+        verify(tmp_path, resolve_target("wse3"))

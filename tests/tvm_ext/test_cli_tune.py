@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from tvm_ext.cli.duration import parse_duration
 from tvm_ext.cli.main import app
 from tvm_ext.errors import InputError
+from tvm_ext.tuning import gpu_presence
 from tvm_ext.tuning.trial_log import read_trials
 
 
@@ -120,7 +121,7 @@ def test_the_summary_says_how_to_compile(tiny_model_path, tmp_path, monkeypatch)
         (("--rpc-tracker", "nowhere", "--rpc-key", "k"), "expected HOST:PORT"),
         (("--effort", "quik"), "unknown effort 'quik'; nearest known: 'quick'"),
         (("--cost-model", "xgbost"), "unknown cost model 'xgbost'"),
-        (("--target", "nvidia-a100"), "is a GPU; expected a CPU"),
+        (("--l2", "lukewarm"), "l2 is 'lukewarm'; expected 'cold' or 'warm'"),
         (("--only", "nothing*"), "no kernel or node matches 'nothing*'"),
         (("--skip", "nothing*"), "no kernel or node matches 'nothing*'"),
     ],
@@ -202,3 +203,13 @@ def test_a_worker_says_whom_it_serves(monkeypatch):
     result = invoke("worker", "--tracker", "127.0.0.1:9190", "--key", "k", "--host", "0.0.0.0")
     assert "listening on 0.0.0.0: everyone who reaches this address" in result.stderr
     assert [host for _, _, host, _ in served] == ["127.0.0.1", "0.0.0.0"]
+
+
+def test_no_gpu_to_measure_on(tiny_model_path, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_presence, "_asked", lambda address: gpu_presence.GpuFacts(False))
+    for target in ("cuda", "nvidia-h200"):
+        folder = tmp_path / target
+        line = refused("tune", tiny_model_path, "--target", target, "-o", folder)
+        assert "there is no CUDA device here" in line
+        assert "--rpc-tracker" in line
+        assert not folder.exists()

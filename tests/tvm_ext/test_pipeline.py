@@ -102,7 +102,7 @@ def test_users_passes_can_be_neighbours_of_each_other():
     assert found[position : position + 4] == ["b", "a", "c", "GemmFusion"]
 
 
-@pytest.mark.parametrize("stage", ["schedule", "tile", "target"])
+@pytest.mark.parametrize("stage", ["schedule", "tile", "memory", "target"])
 def test_other_stages_hold_users_passes_in_their_order(stage):
     register_pass(same, name="a", level=stage)
     register_pass(same, name="b", level=stage)

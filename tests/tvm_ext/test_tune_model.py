@@ -90,8 +90,8 @@ def test_refusals(tmp_path):
         tvm_ext.tune(network(), work_dir=tmp_path, cost_model_name="xgbost")
     with pytest.raises(TuningError, match="trials is 0; expected 1 or more"):
         tvm_ext.tune(network(), work_dir=tmp_path, trials=0)
-    with pytest.raises(TuningError, match="is a GPU; expected a CPU"):
-        tvm_ext.tune(network(), "nvidia-a100", work_dir=tmp_path)
+    with pytest.raises(TuningError, match="l2 is 'lukewarm'; expected 'cold' or 'warm'"):
+        tvm_ext.tune(network(), work_dir=tmp_path, l2="lukewarm")
     with pytest.raises(RecordsError, match="there is no folder of records"):
         tvm_ext.compile(network(), records=tmp_path / "none")
     (tmp_path / "empty").mkdir()

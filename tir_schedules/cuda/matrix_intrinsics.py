@@ -27,7 +27,7 @@ RESULTS_PER_THREAD = TILE * TILE // WARP
 Operand = Literal["a", "b"]
 OPERANDS: tuple[Operand, Operand] = ("a", "b")
 
-_PTX_NAMES = {
+PTX_NAMES = {
     "float16": "fp16",
     "bfloat16": "bf16",
     "float32": "tf32",
@@ -154,7 +154,7 @@ def _load(
             _accesses([_whole(shared)], [_whole(tile)])
             with T.thread_binding(0, WARP, "threadIdx.x") as lane:
                 if depth_last or instruction.packed == 2:
-                    offset = _row_of_lane(instruction, operand, depth_last, lane, stride)
+                    offset = row_of_lane(instruction, operand, depth_last, lane, stride)
                     pointers = (tile.data, tile.elem_offset, shared.access_ptr("r"), offset)
                     T.evaluate(
                         T.ptx_legacy.ldmatrix(
@@ -169,7 +169,7 @@ def _load(
     return _function(description), _function(code)
 
 
-def _row_of_lane(
+def row_of_lane(
     instruction: MatrixInstruction, operand: Operand, depth_last: bool, lane: Any, stride: Any
 ) -> Any:
     """Where the row of 16 bytes begins that a lane names to ``ldmatrix``, in elements.
@@ -210,7 +210,7 @@ def _multiply(instruction: MatrixInstruction) -> tuple[tirx.PrimFunc, tirx.PrimF
     def code() -> None:
         a, b, c = operands()
         shape = f"m16n8k{depth}"
-        names = (_PTX_NAMES[dtype], _PTX_NAMES[dtype], _PTX_RESULTS[accumulator])
+        names = (PTX_NAMES[dtype], PTX_NAMES[dtype], _PTX_RESULTS[accumulator])
         with T.sblock("root"):
             _accesses([_whole(c), _whole(a), _whole(b)], [_whole(c)])
             with T.thread_binding(0, WARP, "threadIdx.x"):

@@ -52,7 +52,7 @@ def staged(
 def _copy(
     source: Any, dims: list[Dimension], copy: Any, row: int, unit: int, arrays: Arrays
 ) -> tirx.Stmt:
-    """Every thread writes ``unit`` neighbours, ``row`` of which make a row, and zeros at its end."""
+    """Every thread writes ``unit`` neighbours; ``row`` of them are a row, with zeros at its end."""
     dtype = arrays.index_dtype
     count = row * math.prod(dim.extent for dim in dims[1:])
     blocks = min(-(-count // _THREADS), _MOST_BLOCKS)

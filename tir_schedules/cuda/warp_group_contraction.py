@@ -57,6 +57,7 @@ class WarpGroupContraction:
         main = only_reduction(sch)
         if isinstance(main, NotMine):
             return main
+        _inline_copies(sch, main)
         access = access_of(sch, main)
         if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
             return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
@@ -107,6 +108,21 @@ class WarpGroupContraction:
         root = s_tir.SBlock([], [], [], "root", body, None, arrays.buffers)
         realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
         return s_tir.Schedule(func.with_body(realized))
+
+
+def _inline_copies(sch: s_tir.Schedule, main: SBlockRV) -> None:
+    """Lets the product read what blocks copy that only move elements: a padding of nothing."""
+    while True:
+        producers = sch.get_producers(main)
+        copies = [block for block in producers if _is_copy(sch.get(block))]
+        if not copies:
+            return
+        sch.compute_inline(copies[0])
+
+
+def _is_copy(block: s_tir.SBlock) -> bool:
+    body = block.body
+    return isinstance(body, tirx.BufferStore) and isinstance(body.value, tvm.ir.TensorLoad)
 
 
 def _operands(

@@ -87,7 +87,8 @@ def decide_group_tiles(
 ) -> GroupTiles | NotMine:
     """The tiles, or why instructions of single warps are not slower.
 
-    ``copied_bytes``: what is read and written to align operands first. Decisions: ``tile_columns``, ``stages``, ``tile_group``.
+    ``copied_bytes``: what is read and written to align operands first. Decisions:
+    ``tile_columns``, ``stages``, ``tile_group``.
     """
     offered = [columns for columns in TILE_COLUMNS if _stages(columns, machine) >= 2]
     if not offered:

@@ -82,13 +82,6 @@ def branch_comparisons(root: Any) -> list[Any]:
     return found
 
 
-def conjuncts(condition: Any) -> list[Any]:
-    """The conditions that all have to hold for ``condition`` to hold."""
-    if isinstance(condition, tirx.And):
-        return [*conjuncts(condition.a), *conjuncts(condition.b)]
-    return [condition]
-
-
 def changes(
     comparison: Any, loops: Sequence[tuple[tirx.Var, int]]
 ) -> tuple[int, tuple[int, ...]] | None:

@@ -9,7 +9,7 @@ from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow
 from tvm_ext.tir_schedules.llvm.knobs import distinct, pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
 from tvm_ext.tir_schedules.llvm.register_tile_decision import vector_registers
-from tvm_ext.tir_schedules.llvm.sliding_window import Slide
+from tvm_ext.tir_schedules.windows.sliding_window import Slide
 
 # Registers for what is read while sums and weights stay.
 _SPARE_REGISTERS = 5

@@ -14,10 +14,10 @@ from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow
 from tvm_ext.tir_schedules.llvm.knobs import pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import worth_threads
 from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis
-from tvm_ext.tir_schedules.llvm.sliding_window import Slide
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 from tvm_ext.tir_schedules.nest import Nest, substitute
 from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.windows.sliding_window import Slide
 
 # Windows of so many taps are written out; of larger ones, each row is.
 _UNROLLED_TAPS = 9

@@ -10,10 +10,10 @@ from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm.channels_last_decision import ChannelsLastDecision, row_tiles
 from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow
 from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis
-from tvm_ext.tir_schedules.llvm.sliding_window import Slide
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 from tvm_ext.tir_schedules.nest import Axis, substitute
 from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.windows.sliding_window import Slide
 
 
 class ChannelsLast:

@@ -23,8 +23,9 @@ from tvm_ext.tir_schedules.llvm.depthwise_channels_first import (
 )
 from tvm_ext.tir_schedules.llvm.depthwise_channels_last import ChannelsLast
 from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow, depthwise_window
-from tvm_ext.tir_schedules.llvm.window_kernel import WindowKernel, window_kernel
+from tvm_ext.tir_schedules.llvm.window_kernel import schedule_window
 from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.windows.window_kernel import WindowKernel, window_kernel
 
 
 class DepthwiseConvolution:
@@ -52,7 +53,7 @@ class DepthwiseConvolution:
         code = _code(kernel, window, machine, decisions)
         if isinstance(code, NotMine):
             return code
-        return kernel.schedule(func, code.statement(machine), machine, decisions)
+        return schedule_window(kernel, func, code.statement(machine), machine, decisions)
 
 
 def _code(

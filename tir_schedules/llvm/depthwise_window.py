@@ -8,9 +8,9 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.sliding_window import Slide, Window, at_position
 from tvm_ext.tir_schedules.nest import Axis, slope, substitute
 from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.windows.sliding_window import Slide, Window, at_position
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,9 @@ from tvm_ffi import (
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.conditions import conjuncts
 from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.borders import COMPARISONS, conjuncts
+from tvm_ext.tir_schedules.llvm.borders import COMPARISONS
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 from tvm_ext.tir_schedules.nest import slope, substitute
 

@@ -15,8 +15,8 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_equal, structural_map
 
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.conditions import conjuncts
 from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.borders import conjuncts
 from tvm_ext.tir_schedules.nest import slope, substitute
 
 

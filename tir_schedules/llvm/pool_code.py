@@ -19,10 +19,10 @@ from tvm_ext.tir_schedules.llvm.nest_code import (
     vector_cut,
     walks_in_steps_of_one,
 )
-from tvm_ext.tir_schedules.llvm.sliding_window import Slide, at_position
-from tvm_ext.tir_schedules.llvm.window_kernel import WindowKernel
 from tvm_ext.tir_schedules.nest import Nest, joined, simplified, substitute
 from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.windows.sliding_window import Slide, at_position
+from tvm_ext.tir_schedules.windows.window_kernel import WindowKernel
 
 # Windows of more rows are combined in a loop, not in one expression.
 _MAX_UNROLLED = 16

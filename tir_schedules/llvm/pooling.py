@@ -18,10 +18,11 @@ from tvm_ext.tir_schedules.inlining import reduction_blocks
 from tvm_ext.tir_schedules.llvm.knobs import VECTORS, distinct, pick_threads
 from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP, worth_threads
 from tvm_ext.tir_schedules.llvm.pool_code import PoolCode, PoolDecision
-from tvm_ext.tir_schedules.llvm.sliding_window import Window, takes_plain_elements
-from tvm_ext.tir_schedules.llvm.window_kernel import WindowKernel, window_kernel
+from tvm_ext.tir_schedules.llvm.window_kernel import schedule_window
 from tvm_ext.tir_schedules.nest import slope
 from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.windows.sliding_window import Window, takes_plain_elements
+from tvm_ext.tir_schedules.windows.window_kernel import WindowKernel, window_kernel
 
 
 class Pooling:
@@ -45,7 +46,7 @@ class Pooling:
         if isinstance(decision, NotMine):
             return decision
         code = PoolCode(kernel, decision).statement(machine)
-        return kernel.schedule(func, code, machine, decisions)
+        return schedule_window(kernel, func, code, machine, decisions)
 
 
 def decide_pool(

@@ -9,7 +9,7 @@ from typing import Any
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.configs.nearest import nearest_hint
-from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
 from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tuning.cost_models.guarded import Guarded, Note
 from tvm_ext.tuning.errors import TuningError
@@ -20,7 +20,9 @@ from tvm_ext.tuning.target_key import target_key
 def _xgboost(machine: Description) -> Any:
     from tvm_ext.tuning.cost_models.xgboost_model import XGBoostModel
 
-    return XGBoostModel(_cpu(machine))
+    if isinstance(machine, MeshDescription):
+        raise TypeError(f"it knows CPUs and GPUs, and '{machine.name}' is neither")
+    return XGBoostModel(machine)
 
 
 def _predictor(machine: Description) -> Any:
@@ -34,6 +36,10 @@ def _analytic(machine: Description) -> Any:
         from tvm_ext.tuning.cost_models.mesh_model import MeshModel
 
         return MeshModel(machine)
+    if isinstance(machine, GpuDescription):
+        from tvm_ext.tuning.cost_models.gpu_model import GpuModel
+
+        return GpuModel(machine)
     from tvm_ext.tuning.cost_models.analytic_model import AnalyticModel
 
     return AnalyticModel(_cpu(machine))

@@ -19,9 +19,10 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.cost_model.xgb_model import FeatureGroup, XGBConfig, XGBModel
 
 from tvm_ext.configs.atomic_file import replacing
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.description import GpuDescription, Processor
 from tvm_ext.tir_schedules.kernel_identity import kernel_hash
 from tvm_ext.tuning.cost_models.analytic_model import AnalyticModel
+from tvm_ext.tuning.cost_models.gpu_model import GpuModel
 from tvm_ext.tuning.cost_models.measured import seconds_of
 
 # Samples of a kernel below which the analytic model ranks better.
@@ -37,17 +38,19 @@ class XGBoostModel(ms.cost_model.PyCostModel):
 
     Parameters
     ----------
-    machine : CpuDescription
+    machine : Processor
         What the kernels are scheduled for.
     """
 
-    def __init__(self, machine: CpuDescription) -> None:
+    def __init__(self, machine: Processor) -> None:
         # It is found missing here, not in the middle of a search.
         import xgboost  # noqa: F401
 
         super().__init__()
         self._kernels: dict[str, _KernelModel] = {}
-        self._analytic = AnalyticModel(machine)
+        self._analytic: Any = (
+            GpuModel(machine) if isinstance(machine, GpuDescription) else AnalyticModel(machine)
+        )
 
     def update(
         self,

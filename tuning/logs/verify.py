@@ -7,14 +7,17 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.description import Description, GpuDescription
 from tvm_ext.hardware.errors import TargetError
+from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.tir_schedules.template import NotMine
 from tvm_ext.tuning.candidate import Finish, candidate_of
+from tvm_ext.tuning.gpu_presence import checked_gpu
 from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.logs.best import BestSchedule, best_schedules
 from tvm_ext.tuning.logs.folder import Records
-from tvm_ext.tuning.measurer import Measurement, Measurer
+from tvm_ext.tuning.measurement import Measurement
+from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.run_job import TimingPlan
 from tvm_ext.tuning.search.template_space import TemplateSpace
 from tvm_ext.tuning.target_key import target_key
@@ -32,8 +35,8 @@ class Verified:
     best : BestSchedule
         The record.
     status : str
-        "ok", "wrong" (numbers), "build" (no code), "run" (it failed), "timeout", or
-        ``OTHER_MACHINE``.
+        "ok", "wrong" (numbers), "resources" (more than a GPU has), "build" (no code), "run" (it
+        failed), "timeout", or ``OTHER_MACHINE``.
     message : str
         What happened, when the status is not "ok".
     seconds, default_seconds : float or None
@@ -100,12 +103,14 @@ def verify_records(
     Raises
     ------
     TargetError
-        ``machine`` is no CPU.
+        ``machine`` is a mesh.
+    TuningError
+        It is a GPU, and there is none here that runs its code.
     """
-    if not isinstance(machine, CpuDescription):
+    if isinstance(machine, MeshDescription):
         raise TargetError(
-            f"records cannot be verified on target '{machine.name}', a GPU; expected a CPU: "
-            "choose this machine (--target cpu)"
+            f"records cannot be verified on target '{machine.name}', a mesh; expected a CPU or a "
+            "GPU: choose this machine (--target cpu)"
         )
     wanted = target_key(dict(machine.tvm_target().export()))
     mine = []
@@ -116,6 +121,8 @@ def verify_records(
             yield Verified(one, OTHER_MACHINE)
     if not mine:
         return
+    if isinstance(machine, GpuDescription):
+        checked_gpu(machine, ())
     with Measurer(machine, limits, plan) as measurer:
         for one in mine:
             yield _verified(one, records, machine, finish, measurer)
@@ -124,7 +131,7 @@ def verify_records(
 def _verified(
     best: BestSchedule,
     records: Records,
-    machine: CpuDescription,
+    machine: Description,
     finish: Finish,
     measurer: Measurer,
 ) -> Verified:

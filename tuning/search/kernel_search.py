@@ -61,7 +61,7 @@ class KernelSearch:
             generator, strategy = None, TemplateSearch(space, seed, self._scores, self._is_exact)
         else:
             generator, strategy = (
-                metaschedule_space(),
+                metaschedule_space(str(target.kind.name)),
                 ms.search_strategy.EvolutionarySearch(
                     population_size=_POPULATION, init_min_unmeasured=_LEAST_POPULATION
                 ),
@@ -127,12 +127,15 @@ class KernelSearch:
         self._database.commit_tuning_record(record)
 
 
-def metaschedule_space() -> ms.space_generator.SpaceGenerator:
-    """TVM's space for CPUs, without the intrinsics of AVX-512 that have to be registered first."""
+def metaschedule_space(kind: str = "llvm") -> ms.space_generator.SpaceGenerator:
+    """TVM's space for CPUs ("llvm") or GPUs ("cuda").
+
+    Without the intrinsics of AVX-512 and of tensor cores, which have to be registered first.
+    """
     return ms.space_generator.PostOrderApply(
-        sch_rules=ms.schedule_rule.ScheduleRule.create("llvm"),
-        postprocs=ms.postproc.Postproc.create("llvm"),
-        mutator_probs=ms.mutator.Mutator.create("llvm"),
+        sch_rules=ms.schedule_rule.ScheduleRule.create(kind),
+        postprocs=ms.postproc.Postproc.create(kind),
+        mutator_probs=ms.mutator.Mutator.create(kind),
     )
 
 

@@ -4,6 +4,7 @@ A module from the middle of the pipeline is finished with the passes of O0, no s
 reuse of storage: the plainest way to run it. What then differs was caused by a step before.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,10 +13,10 @@ from tvm import tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.build import build
 from tvm_ext.compiler.graph_facts import require_lowered
 from tvm_ext.compiler.kernel_calls import KernelCall, kernel_calls
 from tvm_ext.compiler.memory import plan_memory
+from tvm_ext.compiler.programs import build_programs
 from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.targets import compiling_for
@@ -84,7 +85,9 @@ class SteppedCompilation:
             kernels = self.cuts[-1].mod
             self._add("kernels", "schedule of the kernels", schedule_kernels(kernels, machine)[0])
             self._run_passes("tile", pipeline.tile)
-            self._add("memory", "reuse of storage", plan_memory(self.cuts[-1].mod)[0])
+            kernels_final = self.cuts[-1].mod
+            self._add("memory", "reuse of storage", plan_memory(kernels_final)[0])
+            self._run_memory_passes(pipeline.memory, kernels_final)
             self._run_passes("target", pipeline.target)
         self.calls: list[KernelCall] = kernel_calls(kernels)
 
@@ -99,6 +102,17 @@ class SteppedCompilation:
             mod = runner.run([step], self.cuts[-1].mod)
             entry = step.entry
             self.cuts.append(Cut(stage, entry.name, entry.source, mod, runner.records[-1].changed))
+
+    def _run_memory_passes(self, steps: Sequence[Step], mod: tvm.IRModule) -> None:
+        """These see the module in the middle of the planning, so each cut plans it anew."""
+        running = [step for step in steps if not step.skipped]
+        for count, step in enumerate(running, 1):
+            runner = PassRunner()
+            first = running[:count]
+            planned, _ = plan_memory(mod, passes=functools.partial(runner.run, first))
+            changed = runner.records[-1].changed
+            entry = step.entry
+            self.cuts.append(Cut("memory", entry.name, entry.source, planned, changed))
 
     def program(self) -> CompiledModel:
         """What the whole compilation makes."""
@@ -121,14 +135,17 @@ class SteppedCompilation:
                 mod, _ = schedule_kernels(mod, machine)
             if _comes_before(stage, "memory"):
                 mod, _ = plan_memory(mod, reuse=False)
-            executable = build(mod, target)
+            programs = build_programs(mod, target, machine, mod, {})
         return CompiledModel(
-            program=executable,
+            program=programs.to_run,
+            to_save=programs.to_save,
             inputs=self._imported.inputs,
             outputs=self._imported.outputs,
             target=target_record(machine),
             threads=machine.cores if isinstance(machine, CpuDescription) else 1,
-            report=CompileReport(model=self._imported.name, opt_level=self._opt_level),
+            report=CompileReport(
+                model=self._imported.name, opt_level=self._opt_level, device=programs.device
+            ),
         )
 
     def _lowered(self, mod: tvm.IRModule, stage: str) -> tvm.IRModule:

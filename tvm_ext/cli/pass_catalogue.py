@@ -84,7 +84,7 @@ def catalogue_parts(found: dict[str, Any]) -> "list[RenderableType]":
 
 
 def _stages(pipeline: Pipeline) -> dict[str, list[str]]:
-    stages = ("graph", "lower", "schedule", "tile", "target")
+    stages = ("graph", "lower", "schedule", "tile", "memory", "target")
     return {stage: [step.entry.name for step in getattr(pipeline, stage)] for stage in stages}
 
 

@@ -77,11 +77,16 @@ def describe_target(description: "Description") -> dict[str, Any]:
     """The description as JSON values, with what follows from it.
 
     Besides its own fields, whose names end in their units: ``features`` (LLVM names),
-    ``peak_flops`` (operations a second by dtype, from the description, not measured) and
-    ``tvm_target``.
+    ``peak_flops`` (operations a second by dtype, from the description, not measured),
+    ``tvm_target`` and, of a GPU, ``vendor_libraries``.
     """
+    from tvm_ext.hardware.description import GpuDescription
+    from tvm_ext.hardware.vendor_libraries import vendor_library_note
+
+    is_gpu = isinstance(description, GpuDescription)
     return {
         **description.model_dump(mode="json"),
+        **({"vendor_libraries": vendor_library_note()} if is_gpu else {}),
         "features": list(description.required_features),
         "peak_flops": {dtype: description.peak_flops(dtype) for dtype in _PEAK_DTYPES},
         "tvm_target": _tvm_target(description),

@@ -79,7 +79,7 @@ def tune_command(
         typer.Option(
             "--cost-model",
             rich_help_panel=_SEARCH,
-            show_default="of the effort",
+            show_default="of the effort; analytic for GPUs",
             help="What ranks candidates: xgboost, predictor, analytic, random.",
         ),
     ] = None,
@@ -102,9 +102,18 @@ def tune_command(
             min=0.25,
             metavar="GIB",
             rich_help_panel=_LIMITS,
-            help="Memory that a candidate may take, in GiB.",
+            help="Memory that a candidate may take, in GiB; not on a GPU of this machine.",
         ),
     ] = 8.0,
+    l2: Annotated[
+        str,
+        typer.Option(
+            "--l2",
+            metavar="STATE",
+            rich_help_panel=_LIMITS,
+            help="L2 cache of a GPU before each call that is timed: cold (emptied) or warm.",
+        ),
+    ] = "cold",
     rpc_tracker: Annotated[
         str | None,
         typer.Option(
@@ -190,6 +199,7 @@ def tune_command(
             limits=Limits(
                 build_seconds=seconds, run_seconds=seconds, memory_bytes=int(memory * 2**30)
             ),
+            l2=l2,
             listener=view,
             **chosen.keywords(),
         )

@@ -33,7 +33,10 @@ def worker_command(
     memory: Annotated[
         float,
         typer.Option(
-            "--memory", min=0.25, metavar="GIB", help="Memory that a candidate may take, in GiB."
+            "--memory",
+            min=0.25,
+            metavar="GIB",
+            help="Memory that a candidate may take, in GiB; no limit on a machine with a GPU.",
         ),
     ] = 8.0,
 ) -> None:

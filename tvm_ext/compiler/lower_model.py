@@ -8,10 +8,12 @@ from typing import TypeAlias
 import onnx
 import tvm
 
+from tvm_ext.compiler.fresh_outputs import with_fresh_outputs
 from tvm_ext.compiler.graph_facts import require_lowered
 from tvm_ext.compiler.kernel_calls import FusionObserver, KernelCall, kernel_calls
 from tvm_ext.compiler.packed_weights import mark_constant_parameters
 from tvm_ext.compiler.phases import Phases
+from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend import ImportedModel, import_model
 from tvm_ext.passes.pipeline import Pipeline
 from tvm_ext.passes.runner import PassRunner
@@ -60,6 +62,8 @@ def lower_model(
         fusion = FusionObserver()
         kernels = runner.run(pipeline.lower, graph, extra=[fusion])
         require_lowered(kernels, imported.name)
+        if current_cpu() is None:
+            kernels = with_fresh_outputs(kernels)
         kernels = mark_constant_parameters(runner.run(pipeline.schedule, kernels))
     calls = kernel_calls(kernels)
     return LoweredModel(imported, graph, kernels, calls, fusion.kernel_calls or len(calls))

@@ -1,6 +1,6 @@
 """Plans storage: liveness, reuse of buffers, and the figures for the report."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import tvm
 from tvm import relax, tirx
@@ -14,13 +14,17 @@ from tvm_ext.tir_schedules.block_access import static_extent
 
 
 def plan_memory(
-    mod: tvm.IRModule, reuse: bool = True, ranges: Mapping[str, SizeRange] | None = None
+    mod: tvm.IRModule,
+    reuse: bool = True,
+    ranges: Mapping[str, SizeRange] | None = None,
+    passes: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
 ) -> tuple[tvm.IRModule, MemoryRecord]:
     """The module with explicit storage, ready for code generation, and its memory figures.
 
     Without ``reuse`` every value gets storage of its own, which shows whether sharing is at fault.
     ``ranges`` are those of symbolic dimensions of the inputs, by name: what depends on them alone
-    gets storage for the largest size, which all sizes share.
+    gets storage for the largest size, which all sizes share. ``passes`` see the module with its
+    storage, before that is turned into calls of the virtual machine.
     """
     ranges = ranges or {}
     mod = _allocate_explicitly(_with_ranges(mod, ranges))
@@ -35,6 +39,8 @@ def plan_memory(
         weights_bytes=weight_bytes(mod),
         dynamic=symbolic or left_symbolic,
     )
+    if passes is not None:
+        mod = passes(mod)
     finish = tvm.transform.Sequential(
         [
             relax.transform.LowerAllocTensor(),

@@ -7,22 +7,34 @@ have end the process then, and not the model.
 import os
 
 from tvm_ext.errors import BuildError
+from tvm_ext.hardware.cuda_driver import driver_state
+from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.report.records import MemoryRecord
 
 VARIABLE = "TVM_EXT_MEMORY_LIMIT"
 DEFAULT_GIBIBYTES = 3.0
 
 
-def require_memory(record: MemoryRecord, label: str) -> None:
+def default_limit(machine: Processor) -> float:
+    """GiB for a program's buffers: all memory of this machine's GPU, or ``DEFAULT_GIBIBYTES``."""
+    devices = driver_state().devices
+    if isinstance(machine, CpuDescription) or not devices:
+        return DEFAULT_GIBIBYTES
+    return devices[0].memory_bytes / 2**30
+
+
+def require_memory(
+    record: MemoryRecord, label: str, limit_gibibytes: float = DEFAULT_GIBIBYTES
+) -> None:
     """Checks the planned peak of a program's buffers, weights not counted.
 
     Raises
     ------
     BuildError
-        It is above ``VARIABLE`` GiB, or ``DEFAULT_GIBIBYTES`` where that is not set; or the
-        variable holds no number.
+        It is above ``VARIABLE`` GiB, or ``limit_gibibytes`` where that is not set; or the variable
+        holds no number.
     """
-    limit = _limit()
+    limit = _limit(limit_gibibytes)
     needed = record.planned_peak_bytes / 2**30
     if needed > limit:
         raise BuildError(
@@ -31,10 +43,10 @@ def require_memory(record: MemoryRecord, label: str) -> None:
         )
 
 
-def _limit() -> float:
+def _limit(default: float) -> float:
     text = os.environ.get(VARIABLE, "").strip()
     if not text:
-        return DEFAULT_GIBIBYTES
+        return default
     try:
         return float(text)
     except ValueError as error:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from tvm_ext.onnx_frontend import microsoft_attention as heads
 from tvm_ext.onnx_frontend import microsoft_fused as fused
 from tvm_ext.onnx_frontend import microsoft_quantized as quantized
 from tvm_ext.onnx_frontend.microsoft_builder import Builder, CannotRewrite
@@ -15,6 +16,7 @@ from tvm_ext.onnx_frontend.microsoft_builder import Builder, CannotRewrite
 MICROSOFT = "com.microsoft"
 
 REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
+    "Attention": heads.attention,
     "BiasGelu": fused.bias_gelu,
     "DynamicQuantizeLSTM": quantized.dynamic_quantize_lstm,
     "DynamicQuantizeMatMul": quantized.dynamic_quantize_matmul,
@@ -26,6 +28,7 @@ REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "Gelu": fused.gelu,
     "MatMulIntegerToFloat": quantized.matmul_integer_to_float,
     "MatMulNBits": quantized.matmul_n_bits,
+    "MultiHeadAttention": heads.multi_head_attention,
     "QGemm": quantized.qgemm,
     "QLinearAdd": quantized.qlinear_add,
     "QLinearAveragePool": quantized.qlinear_average_pool,

@@ -22,13 +22,14 @@ class PipelineConfig(ConfigModel):
     """One file of ``configs/pipelines``: names of passes in their order.
 
     ``graph`` runs on Relax operators, ``lower`` turns them into fused kernels, ``tile`` runs on
-    kernels whose loops are final.
+    kernels whose loops are final, ``memory`` on programs whose storage is planned.
     """
 
     summary: str
     graph: list[str]
     lower: list[str]
     tile: list[str] = Field(default_factory=list)
+    memory: list[str] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Pipeline:
     lower: tuple[Step, ...]
     schedule: tuple[Step, ...]
     tile: tuple[Step, ...]
+    memory: tuple[Step, ...]
     target: tuple[Step, ...]
 
 
@@ -111,7 +113,7 @@ def build_pipeline(
         return tuple(_step(registry.get(n), options, disabled) for n in names)
 
     graph, lower = _place_user_passes(config.graph, config.lower)
-    listed = {"schedule": [], "tile": config.tile, "target": []}
+    listed = {"schedule": [], "tile": config.tile, "memory": config.memory, "target": []}
     others = {level: steps(_ordered(level, names)) for level, names in listed.items()}
     return Pipeline(name, steps(graph), steps(lower), **others)
 

@@ -11,7 +11,7 @@ from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import PassError
 from tvm_ext.relay_passes.graph_pass import build_options
 
-Level = Literal["graph", "schedule", "tile", "target"]
+Level = Literal["graph", "schedule", "tile", "memory", "target"]
 LEVELS: tuple[str, ...] = get_args(Level)
 
 
@@ -25,7 +25,8 @@ class PassEntry:
         How pipelines and the command line call it.
     level : str
         Where it runs: ``graph`` (Relax), ``schedule`` (kernels before a template chose their
-        loops), ``tile`` (kernels after), ``target`` (the finished module before code generation).
+        loops), ``tile`` (kernels after), ``memory`` (storage is planned), ``target`` (the finished
+        module before code generation).
     factory : Callable[..., tvm.transform.Pass]
         Makes the pass from its options.
     source : str

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from tvm_ext.configs.atomic_file import write_text
+from tvm_ext.report.device_record import DeviceRecord
 from tvm_ext.report.errors import ReportError
 from tvm_ext.report.page import render_html
 from tvm_ext.report.storage import not_a_report, parse
@@ -66,7 +67,7 @@ class PassRecord:
     Attributes
     ----------
     name, level : str
-        The pass, and its level: "graph", "schedule", "tile" or "target".
+        The pass, and its level: "graph", "schedule", "tile", "memory" or "target".
     seconds : float
         Wall time.
     changed : bool
@@ -205,6 +206,7 @@ class CompileReport:
     """Everything that one compilation did.
 
     ``target`` holds JSON values only. ``inputs`` and ``outputs`` are one line of text a tensor.
+    ``device`` is there for GPUs only.
     Phases and passes are in the order in which they ran.
     """
 
@@ -220,6 +222,7 @@ class CompileReport:
     kernels: list[KernelRecord] = field(default_factory=list)
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     warnings: list[str] = field(default_factory=list)
+    device: DeviceRecord | None = None
 
     @property
     def model_name(self) -> str:
@@ -268,7 +271,11 @@ class CompileReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON values, with the version of this form under "schema"."""
-        return {"schema": SCHEMA, **asdict(self)}
+        values = {"schema": SCHEMA, **asdict(self)}
+        if self.device is None:
+            # Reports of programs for a CPU read as they always did.
+            del values["device"]
+        return values
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return the report as JSON; `from_json` gives back an equal report.

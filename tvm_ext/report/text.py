@@ -78,6 +78,9 @@ def _key_figures(report: "CompileReport") -> Table:
         table.add_row("Batch norms left", f"{graph.batch_norms_left:,}")
     table.add_row("Peak memory", _memory_figure(report))
     table.add_row("Weights", format_bytes(memory.weights_bytes))
+    if report.device is not None:
+        table.add_row("Device code", report.device.code_figure)
+        table.add_row("CUDA graphs", report.device.graph_figure)
     table.add_row("Estimated latency", _latency_figure(report))
     return table
 

@@ -120,6 +120,7 @@ def tiles(report: "CompileReport") -> list[Tile]:
         Tile("Weights", format_bytes(report.memory.weights_bytes), "constants of the program"),
         _pass_tile(report),
         _time_tile(report),
+        *_device_tiles(report),
     ]
 
 
@@ -149,6 +150,17 @@ def _memory_tile(report: "CompileReport") -> Tile:
     if memory.dynamic:
         note += "; buffers sized at run time not counted"
     return Tile("Peak memory", format_bytes(memory.planned_peak_bytes), note)
+
+
+def _device_tiles(report: "CompileReport") -> list[Tile]:
+    device = report.device
+    if device is None:
+        return []
+    figure = f"{device.graph_kernels:,}" if device.graphs else "none"
+    return [
+        Tile("Device code", device.arch, device.code_figure),
+        Tile("Kernel calls in CUDA graphs", figure, device.graph_figure),
+    ]
 
 
 def _pass_tile(report: "CompileReport") -> Tile:

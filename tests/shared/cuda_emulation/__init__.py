@@ -20,15 +20,22 @@ to memory is seen through the hooks of -fsanitize=thread (runtime/memory.cpp). A
 - a barrier or an operation of a warp that not all reach, a shuffle from a lane that takes no part;
 - an access outside of all arrays or of shared memory, an index outside of a local array;
 - a misaligned access, ``cp.async`` or ``ldmatrix``;
-- shared memory that is read or written while a ``cp.async`` to it has not been waited for;
+- shared memory that is read or written while a ``cp.async`` or a bulk copy to it has not been
+  waited for, or that ``wgmma`` reads without a ``fence.proxy.async`` after it was written;
+- an ``mbarrier`` that others do not know to be initialised, or with too many arrivals; products of
+  a warp group without ``wgmma.fence``, or whose results are not waited for;
+- blocks that read what another one wrote in the same launch, or write other values to its place,
+  unless the launch uses atomic operations or fences of the GPU;
 - more threads or shared memory than a block can have.
 
 Shared memory is filled with NaN before each block. ``set_seed`` changes the order in which threads
-and blocks run. Not seen: races on global memory, bank conflicts, speed, what only the compiler of
-device code does. float32 sums of matrix instructions are rounded once, not at every step.
+and blocks run. Not seen: races on global memory within a block, bank conflicts, speed, and what
+only the compiler of device code does. Sums of matrix instructions are rounded once, not at every
+step. With CUDA_EMULATION_TRACE set in the environment, each kernel's time is printed;
+CUDA_EMULATION_CACHE names the folder where compiled code is kept.
 """
 
 from cuda_emulation.building import CudaEmulationError, emulated_builds
-from cuda_emulation.libraries import set_seed
+from cuda_emulation.libraries import missing, set_seed
 
-__all__ = ["CudaEmulationError", "emulated_builds", "set_seed"]
+__all__ = ["CudaEmulationError", "emulated_builds", "missing", "set_seed"]

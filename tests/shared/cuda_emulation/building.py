@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
 import tvm
 import tvm_ffi
 from tvm import tirx
@@ -17,14 +18,19 @@ from tvm_ffi import structural_map
 
 import cuda_emulation.tensor_maps  # noqa: F401, the function that hosts call
 from cuda_emulation.errors import CudaEmulationError
-from cuda_emulation.libraries import kernel_library, runtime_library
+from cuda_emulation.libraries import kernel_library, missing, runtime_library
 
 __all__ = ["CudaEmulationError", "emulated_builds", "emulated_module"]
 
 
 @contextmanager
 def emulated_builds() -> Iterator[None]:
-    """Within, whatever TVM builds for CUDA is built for the emulator instead."""
+    """Within, whatever TVM builds for CUDA is built for the emulator instead.
+
+    A test that calls it on a machine that cannot emulate is skipped.
+    """
+    if missing():
+        pytest.skip(missing())
     runtime_library()
     packed_api, codegen = tirx.transform.MakePackedAPI, tvm.get_global_func("target.build.cuda")
     build = __import__("tvm.tirx.build", fromlist=["codegen_build"])

@@ -122,6 +122,7 @@ _RULES: list[Rule] = [
     (r"cvt\.u32\.u64", _fixed("{0} = (uint32_t)({1});")),
     (r"(?:bar|barrier)\.sync(?:\.aligned)?", lambda m, o, line: _bar(o, line, "true")),
     (r"(?:bar|barrier)\.arrive(?:\.aligned)?", lambda m, o, line: _bar(o, line, "false")),
+    (r"membar\.(?:gl|sys)|fence\.(?:acq_rel|sc)\.(?:gpu|sys)", _fixed("emu::global_fence();")),
     (r"fence\..*|membar\..*|prefetch.*", _fixed("")),
     (
         r"dp4a\.(?P<first>[us])32\.(?P<second>[us])32",

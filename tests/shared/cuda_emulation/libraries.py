@@ -4,8 +4,10 @@ import ctypes
 import functools
 import hashlib
 import os
+import platform
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,14 +26,31 @@ _KERNEL = [
     "-fvisibility=hidden",
     "-fno-strict-aliasing",
     "-fwrapv",
-    # Registers that are read before they are written hold a pattern, in half a NaN.
-    "-ftrivial-auto-var-init=pattern",
     "-fsanitize=thread,alignment,bounds,integer-divide-by-zero",
 ]
 
 
+_FILLED = "-ftrivial-auto-var-init=pattern"
+
+
 class CompilationError(Exception):
     """g++ does not take the rewritten code: its first errors are in the message."""
+
+
+def missing() -> str:
+    """Why nothing can be emulated on this machine; empty where it can."""
+    machine = f"{sys.platform} {platform.machine()}"
+    if machine not in ("linux x86_64", "linux aarch64"):
+        return f"CUDA code is emulated on Linux on x86-64 or AArch64, not on {machine}"
+    return "" if COMPILER is not None else "g++ is not installed: CUDA code cannot be emulated"
+
+
+@functools.cache
+def _kernel_flags() -> list[str]:
+    """With registers that are read before they are written a pattern, where g++ knows how."""
+    version = subprocess.run([str(COMPILER), "-dumpversion"], capture_output=True, text=True)
+    filled = int(version.stdout.split(".")[0] or 0) >= 12
+    return [*_KERNEL, _FILLED] if filled else _KERNEL
 
 
 def cache_folder() -> Path:
@@ -99,7 +118,7 @@ def kernel_library(source: str, launch_tags: Mapping[str, Sequence[str]]) -> Pat
     # Lines of messages are those of the CUDA code.
     text = '#include "device.h"\n#line 1\n' + text + "\n#line 1000000\n" + glue(known, launch_tags)
     link = [str(runtime), f"-Wl,-rpath,{runtime.parent}", tvm_ffi.libinfo.find_libtvm_ffi()]
-    return _compiled(text, _KERNEL, "kernels", link, original=source)
+    return _compiled(text, _kernel_flags(), "kernels", link, original=source)
 
 
 def _compiled(

@@ -149,6 +149,14 @@ _fault("bulk copy not waited for", _bulk(wait=""), 64, "not been waited for")
 _fault("barrier not initialised for all", _bulk(initialised=""), 64, "initialised")
 _fault("fewer bytes expected", _bulk(size=256), 64, "hangs: .* mbarrier.try_wait")
 
+_fault("blocks write a place", _kernel("x[i] = (int)blockIdx.x;"), 32, "race: writes other values")
+_fault(
+    "blocks read of each other",
+    _kernel("x[i + 32 * (int)blockIdx.x] = x[i + 32 - 32 * (int)blockIdx.x];"),
+    32,
+    r"race: reads what block \(0, 0, 0\) wrote",
+)
+
 _SHUFFLED = _kernel(
     "float v = x[i];",
     "v = v + __shfl_xor_sync(0xffffffff, v, 16, 32);",

@@ -1,10 +1,7 @@
 """Kernels for a GPU, tested without one: run on the CPU, read as CUDA code, assembled by nvcc."""
 
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +13,8 @@ from machines import GPU
 from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
+from tvm_ext.cuda.nvcc import find_nvcc
+from tvm_ext.hardware.cuda_resources import KernelResources, resource_report
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import apply_template
@@ -24,14 +23,14 @@ from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.template import NotMine, Template
 
-NVCC = shutil.which("nvcc")
-
 # Built once and run once: LLVM's optimisations would take longer than they save.
 SERIAL_TARGET = tvm.target.Target(
     {"kind": "llvm", "mtriple": host_description().mtriple, "opt-level": 0}
 )
 
-needs_nvcc = pytest.mark.skipif(NVCC is None, reason="nvcc is not installed: no resource report")
+needs_nvcc = pytest.mark.skipif(
+    find_nvcc() is None, reason="nvcc is not installed: no resource report"
+)
 
 
 def scheduled(
@@ -160,25 +159,11 @@ def shared_bytes(source: str) -> int:
     return sum(sizes.get(dtype, 4) * int(count) for dtype, count in found)
 
 
-@dataclass(frozen=True)
-class Resources:
-    """What ptxas says of one kernel: registers of a thread, bytes spilled, bytes of stack."""
+def resources(source: str, arch: str, folder: Path | None = None) -> list[KernelResources]:
+    """What each kernel of some CUDA code takes when it is assembled for ``arch``.
 
-    registers: int
-    spilled: int
-    stack: int
-
-
-def resources(source: str, arch: str, folder: Path) -> list[Resources]:
-    """Assembles CUDA code for ``arch`` and reads the report of each kernel."""
-    path = folder / "kernel.cu"
-    path.write_text(source)
-    command = [str(NVCC), "-cubin", f"-arch={arch}", "-O3", "-Xptxas", "-v", "-o"]
-    command += [str(folder / f"{arch}.cubin"), str(path)]
-    report = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert report.returncode == 0, report.stderr[-2000:]
-    text = report.stderr
-    registers = [int(n) for n in re.findall(r"Used (\d+) registers", text)]
-    spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", text)]
-    stack = [int(n) for n in re.findall(r"(\d+) bytes stack frame", text)]
-    return [Resources(*found) for found in zip(registers, spilled, stack, strict=True)]
+    No file is left, in ``folder`` or elsewhere.
+    """
+    found = resource_report(source, arch)
+    assert found is not None, "nvcc is not installed"
+    return found

@@ -4,9 +4,11 @@ import re
 
 import numpy as np
 import pytest
-from cuda_emulation import CudaEmulationError, set_seed
+from cuda_emulation import CudaEmulationError, missing, set_seed
 from cuda_emulation.sources import run_source
 from emulated_faults import FAULTS, REVERSED, SOURCE
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
 
 
 def floats(count: int = 64) -> np.ndarray:
@@ -46,10 +48,9 @@ def test_faults_end_the_run(name: str) -> None:
     fault = FAULTS[name]
     set_seed(0)
     arrays = [floats(128), floats(32)] if fault.arrays == 2 else [floats()]
+    threads, blocks = (fault.threads, 1, 1), (2 if "blocks" in name else 1, 1, 1)
     with pytest.raises(CudaEmulationError, match=fault.message) as caught:
-        run_source(
-            SOURCE, fault.kernel, arrays, (fault.threads, 1, 1), (1, 1, 1), fault.shared_bytes
-        )
+        run_source(SOURCE, fault.kernel, arrays, threads, blocks, fault.shared_bytes)
     assert str(caught.value).startswith(f"kernel {fault.kernel}")
 
 

@@ -8,9 +8,9 @@ from tvm_ext.tir_schedules.cuda.matrix_intrinsics import (
     TILE,
     WARP,
     MatrixInstruction,
-    _row_of_lane,
     result_element,
     result_fragment,
+    row_of_lane,
 )
 
 TYPES = [("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32"), ("float32", "float32")]
@@ -31,7 +31,7 @@ def loaded_by_ldmatrix(memory, instruction, operand, depth_last):
                 row, column = lane // 4, lane % 4 * packed + part
                 if not depth_last:
                     row, column = lane % 4 * 2 + part, lane // 4
-                begins = _row_of_lane(instruction, operand, depth_last, 8 * matrix + row, stride)
+                begins = row_of_lane(instruction, operand, depth_last, 8 * matrix + row, stride)
                 held[lane, matrix * packed + part] = flat[begins + column]
     return held
 

@@ -76,6 +76,14 @@ def test_bias_activation_and_residual_are_applied_in_registers():
     check_numbers(kernel_of(residual, *operands))
 
 
+def test_a_convolution_of_one_pixel_is_a_product():
+    def pointwise(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+        layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC"}
+        return relax.op.nn.relu(relax.op.nn.conv2d(x, w, **layouts) + b)
+
+    check_numbers(kernel_of(pointwise, f16(2, 8, 8, 72), f16(56, 1, 1, 72), f16(56)))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "columns", "sms"), [(768, 192, 3), (250, 251, 2), (384, 504, 1)])
 def test_tiles_in_groups_over_several_blocks(rows, columns, sms):

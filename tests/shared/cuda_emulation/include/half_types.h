@@ -4,33 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace emu {
-
-inline uint16_t half_bits(float value) {
-  _Float16 rounded = static_cast<_Float16>(value);
-  uint16_t bits;
-  std::memcpy(&bits, &rounded, 2);
-  return bits;
-}
-inline float half_value(uint16_t bits) {
-  _Float16 value;
-  std::memcpy(&value, &bits, 2);
-  return float(value);
-}
-inline uint16_t bfloat16_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FFF;
-  return uint16_t((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-inline float bfloat16_value(uint16_t bits) {
-  uint32_t wide = uint32_t(bits) << 16;
-  float value;
-  std::memcpy(&value, &wide, 4);
-  return value;
-}
-
-}  // namespace emu
+#include "half_bits.h"
 
 #define EMU_HALF(T, TO_BITS, TO_VALUE)                                                            \
   struct T {                                                                                      \
@@ -101,8 +75,8 @@ inline float bfloat16_value(uint16_t bits) {
   inline T htrunc(T a) { return T(std::trunc(float(a))); }                                        \
   inline T hrint(T a) { return T(std::nearbyint(float(a))); }
 
-EMU_HALF(__half, emu::half_bits, emu::half_value)
-EMU_HALF(__nv_bfloat16, emu::bfloat16_bits, emu::bfloat16_value)
+EMU_HALF(__half, emu::float_to_half, emu::half_to_float)
+EMU_HALF(__nv_bfloat16, emu::float_to_bfloat16, emu::bfloat16_to_float)
 #undef EMU_HALF
 
 using half = __half;

@@ -71,6 +71,8 @@ void wait_group(int line, unsigned left);
 
 // Tells the emulator of an access that the compiler does not: atomic operations.
 void atomic_access(const void* pointer, size_t bytes, int line);
+// A fence may order what blocks do to global memory.
+void global_fence();
 [[noreturn]] void trap(const char* what, int line);
 
 // The launch of one kernel.

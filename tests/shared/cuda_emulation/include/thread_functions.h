@@ -6,9 +6,9 @@
 #define __syncthreads() emu::barrier(__LINE__)
 #define __syncwarp(...) emu::sync_warp(__LINE__, emu::mask_or_all(__VA_ARGS__))
 #define __activemask() emu::active_mask(__LINE__)
-#define __threadfence()
+#define __threadfence() emu::global_fence()
 #define __threadfence_block()
-#define __threadfence_system()
+#define __threadfence_system() emu::global_fence()
 #define __nanosleep(duration)
 #define __trap() emu::trap("__trap", __LINE__)
 

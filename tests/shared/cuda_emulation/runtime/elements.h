@@ -3,31 +3,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "half_bits.h"
 #include "operations.h"
 
 namespace emu {
-
-inline float float_of(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-inline uint32_t bits_of(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-}
-inline float half_to_float(uint16_t bits) {
-  _Float16 value;
-  std::memcpy(&value, &bits, 2);
-  return float(value);
-}
-inline uint16_t float_to_half(float value) {
-  _Float16 rounded = static_cast<_Float16>(value);
-  uint16_t bits;
-  std::memcpy(&bits, &rounded, 2);
-  return bits;
-}
 
 inline int bits_per_element(Element type) {
   switch (type) {
@@ -48,7 +27,7 @@ inline double element_of(uint32_t word, int at, Element type) {
     case Element::kF16:
       return half_to_float(uint16_t(word >> 16 * at));
     case Element::kBF16:
-      return float_of((word >> 16 * at & 0xFFFF) << 16);
+      return bfloat16_to_float(uint16_t(word >> 16 * at));
     case Element::kTF32:  // the tensor core does not look at the last 13 bits
       return float_of(word & 0xFFFFE000u);
     case Element::kS8:

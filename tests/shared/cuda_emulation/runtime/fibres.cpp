@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "context.h"
 #include "operations.h"
 #include "state.h"
 
@@ -25,52 +26,10 @@ void* thread_data;
 uint32_t block_clocks[kMaxClocks];  // what all have seen after a barrier of the block
 std::vector<int> order;
 
-#if defined(__x86_64__)
-// Saves the registers that a call preserves, and goes on where the other stack stopped.
-__attribute__((naked, noinline)) void switch_stack(void** /*save*/, void* /*to*/) {
-  asm volatile(
-      "pushq %rbp\n pushq %rbx\n pushq %r12\n pushq %r13\n pushq %r14\n pushq %r15\n"
-      "movq %rsp, (%rdi)\n movq %rsi, %rsp\n"
-      "popq %r15\n popq %r14\n popq %r13\n popq %r12\n popq %rbx\n popq %rbp\n retq\n");
-}
-
-void* first_frame(char* top, void (*entry)()) {
-  void** at = reinterpret_cast<void**>(top - 64);
-  *--at = nullptr;  // as if entry had been called: the stack is 8 off 16 bytes
-  *--at = reinterpret_cast<void*>(entry);
-  for (int i = 0; i < 6; ++i) *--at = nullptr;
-  return at;
-}
-#elif defined(__aarch64__)
-__attribute__((naked, noinline)) void switch_stack(void** /*save*/, void* /*to*/) {
-  asm volatile(
-      "sub sp, sp, #160\n"
-      "stp x19, x20, [sp]\n stp x21, x22, [sp, #16]\n stp x23, x24, [sp, #32]\n"
-      "stp x25, x26, [sp, #48]\n stp x27, x28, [sp, #64]\n stp x29, x30, [sp, #80]\n"
-      "stp d8, d9, [sp, #96]\n stp d10, d11, [sp, #112]\n stp d12, d13, [sp, #128]\n"
-      "stp d14, d15, [sp, #144]\n"
-      "mov x9, sp\n str x9, [x0]\n mov sp, x1\n"
-      "ldp x19, x20, [sp]\n ldp x21, x22, [sp, #16]\n ldp x23, x24, [sp, #32]\n"
-      "ldp x25, x26, [sp, #48]\n ldp x27, x28, [sp, #64]\n ldp x29, x30, [sp, #80]\n"
-      "ldp d8, d9, [sp, #96]\n ldp d10, d11, [sp, #112]\n ldp d12, d13, [sp, #128]\n"
-      "ldp d14, d15, [sp, #144]\n"
-      "add sp, sp, #160\n ret\n");
-}
-
-void* first_frame(char* top, void (*entry)()) {
-  char* at = top - 64 - 160;
-  std::fill(at, at + 160, 0);
-  *reinterpret_cast<void**>(at + 88) = reinterpret_cast<void*>(entry);
-  return at;
-}
-#else
-#error "fibres are written for x86-64 and AArch64"
-#endif
-
 void leave() {
   void* unused;
   Thread* self = block.current;
-  switch_stack(self != nullptr ? &self->stack_pointer : &unused, scheduler_stack_pointer);
+  emu_switch_stack(self != nullptr ? &self->stack_pointer : &unused, scheduler_stack_pointer);
 }
 
 void thread_entry() {
@@ -207,7 +166,7 @@ bool run_ready_threads() {
     ran = true;
     block.current = &thread;
     block.steps_left = 200000000;
-    switch_stack(&scheduler_stack_pointer, thread.stack_pointer);
+    emu_switch_stack(&scheduler_stack_pointer, thread.stack_pointer);
     throw_if_failed();
     block.current = nullptr;
   }
@@ -269,44 +228,6 @@ unsigned active_mask(int line) {
   self.arrival = {"__activemask", line, 0, nullptr};
   wait(State::kActiveMask);
   return self.arrival.mask;
-}
-
-// All lanes of `mask` come, then `finish` sees what they brought; it runs once, in the last of them.
-void warp_operation(const char* operation, int line, unsigned mask, void* payload,
-                    void (*finish)(void** payloads, unsigned mask), bool orders_memory) {
-  Thread& self = *block.current;
-  int first = self.index / kWarp * kWarp;
-  if (!(mask >> (self.index - first) & 1))
-    fail_at_line(std::string(operation) + " with a mask that leaves out the calling thread", line);
-  mask &= warp_mask(self);
-  self.arrival = {operation, line, mask, payload};
-  self.state = State::kWarp;
-  for (int i = 0; i < kWarp; ++i) {
-    if (!(mask >> i & 1)) continue;
-    const Thread& lane = threads[first + i];
-    if (lane.state != State::kWarp || lane.arrival.mask != mask ||
-        lane.arrival.operation != operation || lane.arrival.line != line) {
-      wait(State::kWarp);
-      return;
-    }
-  }
-  void* payloads[kWarp] = {};
-  for (int i = 0; i < kWarp; ++i)
-    if (mask >> i & 1) payloads[i] = threads[first + i].arrival.payload;
-  if (finish != nullptr) finish(payloads, mask);
-  if (orders_memory) {
-    uint32_t all[kMaxClocks] = {};
-    for (int i = 0; i < kWarp; ++i) {
-      if (!(mask >> i & 1)) continue;
-      Thread& lane = threads[first + i];
-      for (int k = 0; k < clock_count(); ++k) all[k] = std::max(all[k], lane.seen[k]);
-      all[first + i] = lane.clock++;
-    }
-    for (int i = 0; i < kWarp; ++i)
-      if (mask >> i & 1) join_clocks(threads[first + i], all);
-  }
-  for (int i = 0; i < kWarp; ++i)
-    if (mask >> i & 1) threads[first + i].state = State::kReady;
 }
 
 unsigned thread_index(int axis) {

@@ -32,8 +32,16 @@ struct GuardedCopy {
   char* memory;
   size_t mapped, bytes;
   char* original;
+  uint32_t* writers;
   char* begin() const { return memory + kGap; }
 };
+
+char* mapped(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::runtime_error("no memory for a copy of an array");
+  return static_cast<char*>(memory);
+}
 
 void find_code(const void* entry) {
   Dl_info info{};
@@ -54,11 +62,9 @@ void find_code(const void* entry) {
 }
 
 GuardedCopy copy_of(uintptr_t begin, size_t bytes) {
-  GuardedCopy copy{nullptr, bytes + 2 * kGap, bytes, reinterpret_cast<char*>(begin)};
-  void* memory = mmap(nullptr, copy.mapped, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) throw std::runtime_error("no memory for a copy of an array");
-  copy.memory = static_cast<char*>(memory);
+  GuardedCopy copy{nullptr, bytes + 2 * kGap, bytes, reinterpret_cast<char*>(begin), nullptr};
+  copy.memory = mapped(copy.mapped);
+  copy.writers = reinterpret_cast<uint32_t*>(mapped(4 * bytes + 1));
   std::memcpy(copy.begin(), copy.original, bytes);
   return copy;
 }
@@ -82,7 +88,7 @@ std::vector<GuardedCopy> guard(const Launch& what) {
       copies.push_back(copy_of(begin, bytes));
       found = copies.end() - 1;
       uintptr_t first = reinterpret_cast<uintptr_t>(found->begin());
-      block.arrays.push_back({first, first + bytes, false});
+      block.arrays.push_back({first, first + bytes, false, found->writers});
     }
     what.pointers[i] = found->begin() + (pointer - begin);
   }
@@ -94,6 +100,7 @@ void put_back(const std::vector<GuardedCopy>& copies) {
     if (block.arrays[i].written)
       std::memcpy(copies[i].original, copies[i].begin(), copies[i].bytes);
     munmap(copies[i].memory, copies[i].mapped);
+    munmap(copies[i].writers, 4 * copies[i].bytes + 1);
   }
 }
 
@@ -120,6 +127,7 @@ void set_up(const Launch& what) {
   block.random = seed;
   find_code(what.entry);
   reset_shadow();
+  reset_arrays();
 }
 
 void run_blocks(void (*body)(void*), void* data) {
@@ -133,6 +141,7 @@ void run_blocks(void (*body)(void*), void* data) {
     if (block.next_clock > 1u << 24) reset_shadow();
     begin_shared_memory();
     run_block(body, data);
+    check_overwritten();
   }
 }
 

@@ -1,9 +1,5 @@
-// Checks of every access. The compiler calls __tsan_read and __tsan_write before each access that
-// may leave the thread's registers (-fsanitize=thread, linked without its library), and the
-// handlers of -fsanitize=alignment and bounds; here these look at arrays, races and copies.
+// Shared memory: who wrote and read each byte, and which bytes a copy is under way to.
 #include "operations.h"
-
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
@@ -78,43 +74,11 @@ void check_cell(size_t offset, bool write, const Thread& self, uintptr_t pc) {
   if (!ordered(cell.other_read, self)) fail_race(offset, write, cell.other_read, false, pc);
 }
 
-Array* last_array;
-
-Array* array_of(uintptr_t address) {
-  if (last_array != nullptr && address >= last_array->begin && address < last_array->end)
-    return last_array;
-  for (Array& array : block.arrays)
-    if (address >= array.begin && address < array.end) return last_array = &array;
-  return nullptr;
-}
-
-[[noreturn]] void fail_outside(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
-  const Array* nearest = nullptr;
-  auto distance = [&](const Array& array) {
-    return address < array.begin ? array.begin - address : address - array.end;
-  };
-  size_t argument = 0, count = 0;
-  for (const Array& array : block.arrays) {
-    ++count;
-    if (nearest != nullptr && distance(array) >= distance(*nearest)) continue;
-    nearest = &array;
-    argument = count;
-  }
-  std::string message = std::string(write ? "writes " : "reads ") + std::to_string(bytes) + " bytes";
-  if (nearest == nullptr) fail(message + " outside of all arrays", pc);
-  long at = long(address) - long(nearest->begin);
-  fail(message + " outside of all arrays: at byte " + std::to_string(at) + " of array " +
-           std::to_string(argument) + ", which has " +
-           std::to_string(nearest->end - nearest->begin),
-       pc);
-}
-
 }  // namespace
 
 void reset_shadow() {
   std::memset(static_cast<void*>(shadow), 0, shadow_used * sizeof(Cell));
   shadow_used = block.shared_bytes;
-  last_array = nullptr;
   block.next_clock = 1;
 }
 
@@ -143,12 +107,6 @@ void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc) {
     else
       note_read(cell, now);
   }
-}
-
-void global_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
-  Array* array = array_of(address);
-  if (array == nullptr || address + bytes > array->end) fail_outside(address, bytes, write, pc);
-  if (write) array->written = true;
 }
 
 void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
@@ -225,14 +183,6 @@ void store_shared(int /*line*/, uint32_t to, const void* from, unsigned bytes) {
   std::memcpy(shared_memory + to, from, bytes);
 }
 
-void atomic_access(const void* pointer, size_t bytes, int line) {
-  uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
-  if (address % bytes != 0) fail_at_line("misaligned atomic operation", line);
-  uintptr_t offset = address - reinterpret_cast<uintptr_t>(shared_memory);
-  if (offset < kMaxShared) return;
-  global_access(address, bytes, true, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
-}
-
 void copy_async(int /*line*/, uint32_t to, uint64_t from, unsigned bytes, unsigned copied) {
   uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   if (bytes != 4 && bytes != 8 && bytes != 16)
@@ -268,76 +218,3 @@ void wait_copies(unsigned groups_left) {
 }
 
 }  // namespace emu
-
-// What the compiler calls.
-#define EMU_PC reinterpret_cast<uintptr_t>(__builtin_return_address(0))
-#define EMU_ACCESS(BYTES)                                                                    \
-  void __tsan_read##BYTES(void* at) { aligned_access<BYTES, false>(at, EMU_PC); }           \
-  void __tsan_write##BYTES(void* at) { aligned_access<BYTES, true>(at, EMU_PC); }           \
-  void __tsan_unaligned_read##BYTES(void* at) {                                             \
-    emu::any_access(reinterpret_cast<uintptr_t>(at), BYTES, false, EMU_PC);                 \
-  }                                                                                         \
-  void __tsan_unaligned_write##BYTES(void* at) {                                            \
-    emu::any_access(reinterpret_cast<uintptr_t>(at), BYTES, true, EMU_PC);                  \
-  }
-
-template <int bytes, bool write>
-static inline void aligned_access(void* at, uintptr_t pc) {
-  uintptr_t address = reinterpret_cast<uintptr_t>(at);
-  if (address % bytes != 0 && emu::block.current != nullptr)
-    emu::fail("misaligned access of " + std::to_string(bytes) + " bytes", pc);
-  emu::any_access(address, bytes, write, pc);
-}
-
-extern "C" {
-EMU_ACCESS(1)
-EMU_ACCESS(2)
-EMU_ACCESS(4)
-EMU_ACCESS(8)
-EMU_ACCESS(16)
-void __tsan_read_range(void* at, unsigned long bytes) {
-  emu::any_access(reinterpret_cast<uintptr_t>(at), bytes, false, EMU_PC);
-}
-void __tsan_write_range(void* at, unsigned long bytes) {
-  emu::any_access(reinterpret_cast<uintptr_t>(at), bytes, true, EMU_PC);
-}
-void __tsan_vptr_update(void**, void*) {}
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit() {}
-void* __tsan_memcpy(void* to, const void* from, unsigned long bytes) {
-  emu::any_access(reinterpret_cast<uintptr_t>(from), bytes, false, EMU_PC);
-  emu::any_access(reinterpret_cast<uintptr_t>(to), bytes, true, EMU_PC);
-  return std::memcpy(to, from, bytes);
-}
-void* __tsan_memset(void* to, int value, unsigned long bytes) {
-  emu::any_access(reinterpret_cast<uintptr_t>(to), bytes, true, EMU_PC);
-  return std::memset(to, value, bytes);
-}
-
-// The layouts that the compiler's manual of these handlers does not give: those of its libubsan.
-struct SourceLocation {
-  const char* file;
-  uint32_t line, column;
-};
-struct TypeMismatch {
-  SourceLocation place;
-  const void* type;
-  unsigned char log_alignment, kind;
-};
-void __ubsan_handle_type_mismatch_v1(TypeMismatch* what, uintptr_t address) {
-  if (emu::block.current == nullptr) return;
-  emu::fail_at_line("misaligned access: address " + std::to_string(address % 256) +
-                        " modulo 256 is not a multiple of " +
-                        std::to_string(1 << what->log_alignment),
-                    int(what->place.line));
-}
-void __ubsan_handle_out_of_bounds(SourceLocation* place, uintptr_t index) {
-  if (emu::block.current == nullptr) return;
-  emu::fail_at_line("index " + std::to_string(long(index)) + " is outside of the array",
-                    int(place->line));
-}
-void __ubsan_handle_divrem_overflow(SourceLocation* place, uintptr_t, uintptr_t) {
-  if (emu::block.current != nullptr) emu::fail_at_line("division by zero", int(place->line));
-}
-}

@@ -53,6 +53,7 @@ struct Thread {
 struct Array {
   uintptr_t begin = 0, end = 0;
   bool written = false;
+  uint32_t* writers = nullptr;  // of every byte: 1 + the number of the block that wrote it last
 };
 
 struct Block {
@@ -96,6 +97,11 @@ void reset_bulk_copies();
 bool finish_bulk_copy();
 void reset_warp_groups();
 
+// arrays.cpp
+void reset_arrays();
+void check_overwritten();
+void global_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc);
+
 // memory.cpp
 void begin_shared_memory();
 void reset_shadow();
@@ -105,7 +111,6 @@ void asynchronous_read(uint32_t offset, size_t bytes, uintptr_t pc);
 void begin_write(uint32_t offset, size_t bytes, uint32_t clock, uintptr_t pc);
 void finish_write(uint32_t offset, size_t bytes);
 void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc);
-void global_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc);
 void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc);
 void check_shared_window(uint32_t offset, size_t bytes, size_t alignment, const char* what,
                          uintptr_t pc);

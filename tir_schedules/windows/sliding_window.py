@@ -1,4 +1,4 @@
-"""Recognises pooling: one reduction over a window that slides along axes of its input."""
+"""Recognises a reduction over a window that slides along axes of its input, padded or not."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +9,9 @@ from tvm import s_tir, tirx
 from tvm.sym import detect_linear_equation
 
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.conditions import conjuncts
 from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.inlining import count_calls
-from tvm_ext.tir_schedules.llvm.borders import conjuncts
 from tvm_ext.tir_schedules.nest import Axis, slope, substitute
 from tvm_ext.tir_schedules.template import NotMine
 
@@ -103,7 +103,7 @@ def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotMine:
         return NotMine("it is not a sum of products of an input and a weight")
     value, conditions, fill = _without_padding(factors[0])
     start = stmt.init.value
-    if fill is not None and not tvm_ffi.structural_equal(fill, start):
+    if fill is not None and not _is_same_number(fill, start):
         return NotMine("the padding is not what an empty window gives")
     if count_calls(value):
         return NotMine("its input is computed by function calls")
@@ -113,6 +113,10 @@ def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotMine:
     window = [axis for axis, r in zip(axes, reduces, strict=True) if r]
     if not all(axis.extent for axis in axes):
         return NotMine("a loop has a symbolic extent or no iterations")
+    unmoved = _unmoved(value, window, outputs, conditions)
+    window = [axis for axis in window if not any(axis is other for other in unmoved)]
+    zero = {axis.var: tirx.const(0, str(axis.var.ty)) for axis in unmoved}
+    value = substitute(value, zero)
     found = [_slide(position, window, outputs, value, conditions) for position in window]
     for strange in found:
         if isinstance(strange, NotMine):
@@ -122,9 +126,33 @@ def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotMine:
     if not all(any(_uses(c, v) for v in known) for c in conditions):
         return NotMine("the padding is along an axis on which the window does not slide")
     if factors[1] is not None:
-        value = value * factors[1]
+        value = value * substitute(factors[1], zero)
     store = tirx.BufferStore(stmt.body.buffer, value, stmt.body.indices)
     return Window(outputs, tuple(slides), store, operator, start)
+
+
+def _is_same_number(fill: Any, start: Any) -> bool:
+    """Whether two constants are equal, whatever their types."""
+    if tvm_ffi.structural_equal(fill, start):
+        return True
+    kinds = (tirx.IntImm, tirx.FloatImm)
+    return isinstance(fill, kinds) and isinstance(start, kinds) and fill.value == start.value
+
+
+def _unmoved(
+    value: Any, window: list[Axis], outputs: tuple[Axis, ...], conditions: list[Any]
+) -> list[Axis]:
+    """The window's axes of one position along which nothing slides.
+
+    One is the only input channel of a group, of which several results may be made.
+    """
+    return [
+        axis
+        for axis in window
+        if axis.extent == 1
+        and not any(_uses(c, axis.var) for c in conditions)
+        and isinstance(_slide(axis, window, outputs, value, conditions), NotMine)
+    ]
 
 
 def _operator_and_element(stmt: s_tir.SBlock) -> tuple[Any, Any] | None:
@@ -151,7 +179,8 @@ def _factors(element: Any) -> tuple[Any, Any] | None:
     if any(len(found) != 1 for found in loads):
         return None
     sides = sorted((element.a, element.b), key=_terms_of_indices, reverse=True)
-    return (sides[0], sides[1]) if isinstance(sides[1], tvm.ir.TensorLoad) else None
+    weight = sides[1].value if isinstance(sides[1], tirx.Cast) else sides[1]
+    return (sides[0], sides[1]) if isinstance(weight, tvm.ir.TensorLoad) else None
 
 
 def _terms_of_indices(side: Any) -> int:
@@ -161,6 +190,9 @@ def _terms_of_indices(side: Any) -> int:
 
 def _without_padding(value: Any) -> tuple[Any, list[Any], Any | None]:
     """What is read where there is no padding, when that is, and what is read where there is."""
+    if isinstance(value, tirx.Cast):
+        inside, conditions, fill = _without_padding(value.value)
+        return inside.astype(str(value.ty)), conditions, fill
     if not isinstance(value, tvm.ir.Call) or not value.op.same_as(_IF_THEN_ELSE):
         return value, [], None
     condition, inside, outside = value.args
@@ -196,6 +228,8 @@ def _step(
 
     A stride of 0 says that the index is not of that kind.
     """
+    if not _uses(index, position.var):
+        return None
     everything = [*outputs, *window]
     linear = detect_linear_equation(index, [axis.var for axis in everything])
     numbers = [static_extent(number) for number in linear[:-1]]

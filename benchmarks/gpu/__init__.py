@@ -1,0 +1,1 @@
+"""What benchmarks/cuda.py measures: single kernels beside PyTorch's, whole models beside others."""

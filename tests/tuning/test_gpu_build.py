@@ -1,0 +1,102 @@
+"""Builds for a GPU that end before there is code for the device, and plain kernels."""
+
+import numpy as np
+import pytest
+import tvm
+from matrix_products import product
+from serial_gpu import gpu, softmax_task
+from small_kernels import add_task, matmul_task
+from tvm import te
+
+from tvm_ext.cuda.compilers import VARIABLE
+from tvm_ext.cuda.nvcc import find_nvcc
+from tvm_ext.cuda.runtime_library import cuda_runtime_present
+from tvm_ext.hardware.cuda_resources import ResourceLimitError
+from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.apply_template import apply_template
+from tvm_ext.tir_schedules.cuda.contraction import Contraction
+from tvm_ext.tuning.build_job import build, build_job
+from tvm_ext.tuning.candidate import plain_json
+from tvm_ext.tuning.gpu_build import GpuCheck, gpu_check
+from tvm_ext.tuning.plain_kernel import plain_kernel
+from tvm_ext.tuning.task import kernel_task
+from tvm_ext.tuning.wide_sums import with_wide_sums
+
+GPU = gpu()
+
+
+@pytest.fixture(scope="module")
+def contraction() -> tvm.IRModule:
+    """A product by tensor cores: 38,912 bytes of dynamic shared memory, 128 threads."""
+    found = apply_template(Contraction(), product(512, 512, 512), GPU)
+    return tvm.IRModule({"main": found.func.with_attr("global_symbol", "main")})
+
+
+def built(mod, folder, **limits):
+    target = plain_json(dict(GPU.tvm_target().export()))
+    check = GpuCheck(gpu(**limits))
+    build(build_job(mod, target, str(folder / "kernel.so"), check))
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_threads_per_block": 64}, "threads; at most 64"),
+        ({"dynamic_shared_memory_bytes": 20_000}, "bytes of shared memory; at most 20000"),
+        ({"registers_per_block": 2048}, "registers in each of"),
+    ],
+)
+def test_what_a_block_cannot_have(contraction, tmp_path, limits, words, monkeypatch):
+    if "registers_per_block" in limits:
+        if find_nvcc() is None:
+            pytest.skip("nvcc is not installed")
+        monkeypatch.setenv(VARIABLE, "nvcc")
+    with pytest.raises(ResourceLimitError, match=words):
+        built(contraction, tmp_path, **limits)
+    assert not (tmp_path / "kernel.so").exists()
+
+
+@pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
+def test_what_a_block_can_have(contraction, tmp_path, monkeypatch):
+    monkeypatch.setenv(VARIABLE, "nvcc")
+    built(contraction, tmp_path)
+    library = (tmp_path / "kernel.so").read_bytes()
+    # A machine with a GPU needs no compiler for it.
+    assert cuda_runtime_present() or b"// tvm-ext device code: fatbin sm_80" in library
+
+
+def test_cpus_are_not_checked():
+    assert gpu_check(host_description(), may_spill=True) is None
+
+
+def test_sums_of_half_precision_are_added_up_in_float32(tmp_path):
+    """A sum of 4,096 float16 numbers that is rounded at each step would be off by per cents."""
+    x = te.placeholder((4, 4096), "float16", "x")
+    k = te.reduce_axis((0, 4096), "k")
+    func = te.create_prim_func([x, te.compute((4,), lambda i: te.sum(x[i, k], axis=k))])
+    wide = with_wide_sums(tvm.IRModule({"main": func.with_attr("global_symbol", "main")}))
+    data = np.random.default_rng(0).random((4, 4096)).astype(np.float16)
+    right = data.astype(np.float64).sum(1)
+    found = {}
+    for name, mod in {"narrow": tvm.IRModule({"main": func}), "wide": wide}.items():
+        library = tvm.compile(mod, target=host_description().tvm_target())
+        result = tvm.runtime.tensor(np.zeros(4, np.float16))
+        library["main"](tvm.runtime.tensor(data), result)
+        found[name] = np.abs(result.numpy() / right - 1).max()
+    assert found["wide"] < 1e-3
+    assert found["narrow"] > 10 * found["wide"]
+
+
+def test_other_sums_stay_as_they_are():
+    for task in (matmul_task(), softmax_task()):
+        tvm.ir.assert_structural_equal(with_wide_sums(task.workload), task.workload)
+
+
+def test_small_kernels_are_computed_here_and_large_ones_on_the_gpu():
+    small = plain_kernel(add_task(), GPU)
+    assert (small.is_here, small.target["kind"]) == (True, "llvm")
+    large = plain_kernel(kernel_task("large", product(2048, 2048, 2048)), GPU)
+    assert (large.is_here, large.target["kind"]) == (False, "cuda")
+    assert "blockIdx.x" in large.mod.script()
+    on_cpu = plain_kernel(add_task(), host_description())
+    assert (on_cpu.is_here, on_cpu.target["kind"]) == (False, "llvm")

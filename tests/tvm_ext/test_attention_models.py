@@ -1,0 +1,165 @@
+"""Attention in the forms of exported models: one kernel on GPUs, equal numbers, and refusals."""
+
+from collections.abc import Callable
+
+import attention_models as models
+import numpy as np
+import onnx
+import pytest
+import tvm
+from attention_models import BATCH, HEADS, KEYS, QUERIES, RESULT, Graph
+from emulated_models import emulated_model
+from onnx import TensorProto
+from tvm import relax
+
+import tvm_ext
+from tvm_ext.compiler.build import build
+from tvm_ext.compiler.lower_model import lower_model
+from tvm_ext.compiler.memory import plan_memory
+from tvm_ext.compiler.phases import Phases
+from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.passes.pipeline import build_pipeline
+from tvm_ext.passes.runner import PassRunner
+from tvm_ext.report.records import Decision
+
+FORMS: dict[str, Callable[[], onnx.ModelProto]] = {
+    "bert": models.bert,
+    "bert half": lambda: models.bert("float16"),
+    "torch causal": models.torch_causal,
+    "torch boolean": models.torch_boolean,
+    "masked fill": models.masked_fill,
+    "grouped": models.grouped,
+    "three axes": models.three_axes,
+    "operator": models.operator,
+    "operator causal": lambda: models.operator(is_causal=1),
+    "microsoft": models.microsoft,
+    "microsoft self": models.microsoft_self,
+}
+
+
+def inputs_of(model: onnx.ModelProto) -> list[np.ndarray]:
+    """Numbers for every input; where keys are seen, the first always is."""
+    draw, found = np.random.default_rng(4), []
+    for item in model.graph.input:
+        shape = [d.dim_value for d in item.type.tensor_type.shape.dim]
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(item.type.tensor_type.elem_type)
+        if dtype.kind == "f":
+            found.append(draw.standard_normal(shape).astype(dtype))
+            continue
+        array = (draw.random(shape) < 0.6).astype(dtype)
+        array[..., 0] = item.name != "hidden"
+        found.append(array)
+    return found
+
+
+def lowered(model: onnx.ModelProto, target: str) -> tuple[tvm.IRModule, list[Decision]]:
+    """The kernels of a model for a target, and what AttentionFusion decided."""
+    runner = PassRunner()
+    with compiling_for(resolve_target(target)):
+        kernels = lower_model(model, None, build_pipeline(), runner, Phases()).kernels
+    decisions = [d for record in runner.records for d in record.decisions]
+    return kernels, [d for d in decisions if d.pass_name == "AttentionFusion"]
+
+
+def run(kernels: tvm.IRModule, arrays: list[np.ndarray]) -> np.ndarray:
+    """Runs kernels as they are, without schedules, on the CPU."""
+    executable = build(plan_memory(kernels)[0], tvm.target.Target("llvm"))
+    machine = relax.VirtualMachine(executable, tvm.cpu())
+    return machine["main"](*[tvm.runtime.tensor(array) for array in arrays]).numpy()
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_form_is_one_kernel_with_the_same_numbers(name: str) -> None:
+    model = FORMS[name]()
+    fused, decisions = lowered(model, "nvidia-h100")
+    assert [d.applied for d in decisions] == [True], decisions
+    assert "softmax" not in fused.script()
+    plain, none = lowered(model, "x86-64")
+    assert not none, "other targets keep their operators"
+    arrays = inputs_of(model)
+    wanted, found = run(plain, arrays), run(fused, arrays)
+    tolerance = 4e-3 if wanted.dtype == np.float16 else 1e-5
+    np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("scale", [{}, {"scale": 0.3}])
+@pytest.mark.parametrize("name", ["microsoft", "microsoft self"])
+def test_microsoft_as_onnx_runtime(name: str, scale: dict[str, float]) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    model = {"microsoft": models.microsoft, "microsoft self": models.microsoft_self}[name](**scale)
+    session = runtime.InferenceSession(model.SerializeToString())
+    arrays = inputs_of(model)
+    given = dict(zip([item.name for item in model.graph.input], arrays, strict=True))
+    (wanted,) = session.run(None, given)
+    found = run(lowered(model, "nvidia-h100")[0], arrays)
+    np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_a_model_runs_as_cuda_code() -> None:
+    model = models.bert("float16")
+    compiled = emulated_model(model, "nvidia-a100")
+    (kernel,) = [k for k in compiled.report.kernels if k.schedule == "attention"]
+    assert {"QK", "Softmax13", "MatMul14", "Transpose15"} & {
+        name for origin in kernel.origins for name in origin.split(" + ")
+    }
+    arrays = inputs_of(model)
+    names = [item.name for item in model.graph.input]
+    (found,) = compiled.run(dict(zip(names, arrays, strict=True))).values()
+    wanted = run(lowered(model, "x86-64")[0], arrays)
+    np.testing.assert_allclose(found, wanted, atol=4e-3, rtol=4e-3)
+
+
+def small(change: Callable[[Graph, str], str], after: Callable[[Graph, str], str]) -> Graph:
+    """An attention with a change of its scores, and one of its weights."""
+    g = Graph()
+    q, k, v = g.qkv()
+    scores = change(g, g.op("MatMul", q, g.turned(k)))
+    weights = after(g, g.op("Softmax", scores, axis=-1))
+    g.result = g.op("MatMul", weights, v)
+    return g
+
+
+def same(_: Graph, x: str) -> str:
+    return x
+
+
+def scaled_mask(g: Graph, x: str) -> str:
+    mask = g.input("mask", [1, 1, QUERIES, KEYS])
+    return g.op("Mul", g.op("Add", x, mask), g.const(0.5))
+
+
+REFUSALS = {
+    "scale behind a mask": (scaled_mask, same, "scaled after a mask"),
+    "scale below zero": (lambda g, x: g.op("Mul", x, g.const(-1)), same, "one number above zero"),
+    "scale of each head": (
+        lambda g, x: g.op("Mul", x, g.input("s", [1, HEADS, 1, 1])),
+        same,
+        "one number above zero",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_refusals(name: str) -> None:
+    change, after, reason = REFUSALS[name]
+    g = small(change, after)
+    _, decisions = lowered(g.model(g.result, RESULT), "nvidia-h100")
+    assert [d.applied for d in decisions] == [False]
+    assert reason in decisions[0].reason
+
+
+def test_weights_that_are_read_elsewhere_stay() -> None:
+    g = small(same, same)
+    model = g.model(g.result, RESULT)
+    weights = next(n.output[0] for n in g.nodes if n.op_type == "Softmax")
+    shape = [BATCH, HEADS, QUERIES, KEYS]
+    model.graph.output.append(onnx.helper.make_tensor_value_info(weights, TensorProto.FLOAT, shape))
+    _, decisions = lowered(model, "nvidia-h100")
+    assert "another user" in decisions[0].reason
+
+
+def test_open_lengths_are_left_alone() -> None:
+    compiled = tvm_ext.compile(
+        models.three_axes(), "nvidia-h100", input_shapes={"q": [BATCH * HEADS, "S", 8]}
+    )
+    assert all(kernel.schedule != "attention" for kernel in compiled.report.kernels)

@@ -1,0 +1,185 @@
+"""Attention as one function: what it computes, and the tensor expression that says so."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from tvm import te, tirx
+
+# The attribute of a function that computes attention: what ``to_attribute`` wrote.
+ATTRIBUTE = "tvm_ext.attention"
+
+MaskKind = Literal["add", "keep", "drop"]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """A tensor that changes the scores; its axes, from the last, are keys, queries, heads, batch.
+
+    Attributes
+    ----------
+    kind : str
+        "add": it is added. "keep": where it is false the score becomes ``fill``. "drop": where it
+        is true the score becomes ``fill``.
+    fill : float
+        What replaces a score.
+    axes : str
+        A letter for each axis: b, h, q, k. An axis of size 1 is the same for all.
+    """
+
+    kind: MaskKind
+    axes: str
+    fill: float = 0.0
+
+
+@dataclass(frozen=True)
+class AttentionCompute:
+    """``softmax(masked(scale * Q K^T)) V`` for every batch and head.
+
+    Attributes
+    ----------
+    query, key, value, output : str
+        A letter for each axis of the tensor as it lies in memory: b for the batch, h for heads, s
+        for positions, d for the elements of a head. Without h there is one head.
+    scale : float
+        Above zero.
+    group : int
+        Heads of the query that share one head of keys and values.
+    masks : tuple[Mask, ...]
+        In the order in which they change the scores.
+    causal : int or None
+        When given, query i sees keys up to ``i + causal`` only.
+    zero_rows : bool
+        Whether a query that sees no key gives zeros; it gives NaN otherwise.
+    dtype : str
+        Of the result.
+    """
+
+    query: str
+    key: str
+    value: str
+    output: str
+    scale: float
+    dtype: str
+    group: int = 1
+    masks: tuple[Mask, ...] = ()
+    causal: int | None = None
+    zero_rows: bool = False
+
+    def to_attribute(self) -> str:
+        """The description as text, to be kept at the function."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_attribute(cls, text: str) -> "AttentionCompute":
+        """What ``to_attribute`` wrote."""
+        given = json.loads(text)
+        masks = tuple(Mask(**mask) for mask in given.pop("masks"))
+        return cls(**given, masks=masks)
+
+    def output_shape(self, query: Sequence[Any], value: Sequence[Any]) -> list[Any]:
+        """The result's shape for operands of these shapes."""
+        sizes = dict(zip(self.query, query, strict=True))
+        sizes["d"] = value[self.value.index("d")]
+        return [sizes[letter] for letter in self.output]
+
+    def function(self, shapes: Sequence[Sequence[Any]], dtypes: Sequence[str]) -> tirx.PrimFunc:
+        """The function of query, key, value and the masks; the result is its last parameter."""
+        names = ["query", "key", "value", *(f"mask{i}" for i in range(len(self.masks)))]
+        inputs = [
+            te.placeholder(shape, dtype, name)
+            for shape, dtype, name in zip(shapes, dtypes, names, strict=True)
+        ]
+        func = te.create_prim_func([*inputs, self.compute(*inputs)]).without_attr("global_symbol")
+        return func.with_attr({ATTRIBUTE: self.to_attribute(), "op_pattern": _OPAQUE})
+
+    def compute(self, query: te.Tensor, key: te.Tensor, value: te.Tensor, *masks: Any) -> te.Tensor:
+        """The tensor expression, with scores and sums in float32."""
+        sizes = dict(zip(self.query, query.shape, strict=True))
+        batch, heads, rows = sizes["b"], sizes.get("h", 1), sizes["s"]
+        columns = key.shape[self.key.index("s")]
+        step = te.reduce_axis((0, sizes["d"]), "step")
+
+        def product(b: Any, h: Any, i: Any, j: Any) -> Any:
+            left = _at(query, self.query, b=b, h=h, s=i, d=step)
+            right = _at(key, self.key, b=b, h=h // self.group, s=j, d=step)
+            return te.sum(left.astype("float32") * right.astype("float32"), axis=step)
+
+        products = te.compute((batch, heads, rows, columns), product, "products")
+        scores = te.compute(
+            products.shape,
+            lambda b, h, i, j: self._masked(products(b, h, i, j), masks, b, h, i, j),
+            "scores",
+        )
+        column = te.reduce_axis((0, columns), "column")
+        highest = te.compute(
+            (batch, heads, rows), lambda b, h, i: te.max(scores(b, h, i, column), column), "highest"
+        )
+        weights = te.compute(
+            products.shape,
+            lambda b, h, i, j: te.exp(scores(b, h, i, j) - highest(b, h, i)),
+            "weights",
+        )
+        other = te.reduce_axis((0, columns), "other")
+        totals = te.compute(
+            (batch, heads, rows), lambda b, h, i: te.sum(weights(b, h, i, other), other), "totals"
+        )
+        last = te.reduce_axis((0, columns), "last")
+
+        def element(*at: Any) -> Any:
+            place = dict(zip(self.output, at, strict=True))
+            b, h, i = place["b"], place.get("h", 0), place["s"]
+            held = _at(value, self.value, b=b, h=h // self.group, s=last, d=place["d"])
+            return te.sum(weights(b, h, i, last) * held.astype("float32"), axis=last)
+
+        shape = self.output_shape(query.shape, value.shape)
+        sums = te.compute(shape, element, "sums")
+
+        def finished(*at: Any) -> Any:
+            place = dict(zip(self.output, at, strict=True))
+            row = (place["b"], place.get("h", 0), place["s"])
+            result = sums(*at) / totals(*row)
+            if self.zero_rows:
+                lowest = tirx.min_value("float32")
+                result = te.if_then_else(highest(*row) < lowest, tirx.const(0.0), result)
+            return result.astype(self.dtype)
+
+        return te.compute(shape, finished, "attention")
+
+    def _masked(self, score: Any, masks: Sequence[Any], *at: Any) -> Any:
+        place = dict(zip("bhqk", at, strict=True))
+        score = score * tirx.const(self.scale, "float32")
+        for tensor, mask in zip(masks, self.masks, strict=True):
+            given = _at(tensor, mask.axes, **place)
+            score = masked_score(score, given, mask)
+        if self.causal is None:
+            return score
+        below = tirx.const(float("-inf"), "float32")
+        return te.if_then_else(place["k"] <= place["q"] + self.causal, score, below)
+
+
+# TVM's number for a kernel that nothing joins: its attribute ``op_pattern``.
+_OPAQUE = 8
+
+
+def masked_score(score: Any, given: Any, mask: Mask) -> Any:
+    """A score of float32 after one mask, of which ``given`` is the element for it."""
+    if mask.kind == "add":
+        return score + given.astype("float32")
+    fill = tirx.const(mask.fill, "float32")
+    chosen = given if str(given.ty) == "bool" else given != tirx.const(0, str(given.ty))
+    return (
+        tirx.Select(chosen, score, fill)
+        if mask.kind == "keep"
+        else tirx.Select(chosen, fill, score)
+    )
+
+
+def _at(tensor: te.Tensor, axes: str, **place: Any) -> Any:
+    """The element of a tensor whose axes are named; one of size 1 is the same for all."""
+    index = [
+        0 if isinstance(size, tirx.IntImm) and int(size) == 1 else place[letter]
+        for letter, size in zip(axes, tensor.shape, strict=True)
+    ]
+    return tensor(*index)

@@ -1,0 +1,210 @@
+"""What threads that slide a window along strips of results have to know of a kernel."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.nest import Axis, slope, substitute
+from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.windows.sliding_window import Slide, at_position
+from tvm_ext.tir_schedules.windows.window_kernel import WindowKernel
+
+# In these, sums of many elements lose digits.
+_SUMMED_WIDER = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class StripWindow:
+    """A window over rows and columns of the result, as threads go through it.
+
+    Attributes
+    ----------
+    outer : tuple[Axis, ...]
+        Loops over results along which a thread has one.
+    planes : tuple[Slide, ...]
+        Axes of the window that are walked one position after the other: the depth of a window in
+        three dimensions, input channels.
+    rows : Slide or None
+        The slower of the axes along which a thread may have several results.
+    columns : Slide
+        The faster one.
+    lanes : Axis or None
+        Results next to each other in memory that are not columns: channels that come last.
+    data, weight : Expr
+        An element of the input, and what it is multiplied by; no weight for pooling.
+    kernel : WindowKernel
+        Where this was read from.
+    """
+
+    outer: tuple[Axis, ...]
+    planes: tuple[Slide, ...]
+    rows: Slide | None
+    columns: Slide
+    lanes: Axis | None
+    data: Any
+    weight: Any
+    kernel: WindowKernel
+
+    @property
+    def sum_dtype(self) -> str:
+        """The type in which the window is combined."""
+        dtype = str(self.kernel.window.start.ty)
+        return "float32" if dtype in _SUMMED_WIDER else dtype
+
+    @property
+    def plain(self) -> Any:
+        """The load behind ``data`` where that is all there is, None where it is computed."""
+        if self.weight is None:
+            return self.data if is_load(self.data) else None
+        return widened(self.data)
+
+    @property
+    def weight_load(self) -> Any:
+        """The load behind ``weight``; None for pooling."""
+        return None if self.weight is None else widened(self.weight)
+
+    @property
+    def taps(self) -> int:
+        """Positions of the window in its rows and columns."""
+        down = self.rows.position.extent if self.rows is not None else 1
+        return down * self.columns.position.extent
+
+    def shares_inputs(self) -> bool:
+        """Whether results at the same place of the image read the same elements."""
+        address = nodes(self.data, tvm.ir.TensorLoad)[0].indices[0]
+        return any(not slope(address, axis.var) for axis in self._channels())
+
+    def has_weights_by_channel(self) -> bool:
+        """Whether results at the same place of the image have weights of their own."""
+        address = self.weight_load.indices[0]
+        return any(slope(address, axis.var) != 0 for axis in self._channels())
+
+    def _channels(self) -> list[Axis]:
+        return [*self.outer, *([] if self.lanes is None else [self.lanes])]
+
+    def reads_columns(self) -> bool:
+        """Whether neighbouring columns of the input are next to each other in memory."""
+        address = nodes(self.data, tvm.ir.TensorLoad)[0].indices[0]
+        return slope(address, self.columns.position.var) == self.columns.spread
+
+    def axes(self) -> list[Axis]:
+        """All loops over results, those next to each other in memory first."""
+        slides = [slide for slide in (self.rows, self.columns) if slide is not None]
+        axes = [*self.outer, *(slide.output for slide in slides)]
+        axes += [self.lanes] if self.lanes is not None else []
+        return sorted(axes, key=lambda axis: abs(_stride(self.kernel, axis)))
+
+    def results(self) -> int:
+        """How many elements the result has."""
+        return math.prod(axis.extent for axis in self.axes())
+
+    def data_at(self, planes: Sequence[Any], row: Any, column: Any) -> Any:
+        """The element at a row and a column, both counted from the padding's start.
+
+        Where it is a widened copy, the element as it is in memory.
+        """
+        value = at_position(self.data if self.plain is None else self.plain, self.columns, column)
+        if self.rows is not None:
+            value = at_position(value, self.rows, row)
+        for slide, number in zip(self.planes, planes, strict=True):
+            value = at_position(value, slide, plane_position(slide, number))
+        return value
+
+    def weight_at(self, planes: Sequence[Any], row: Any, column: Any) -> Any:
+        """The weight for a row and a column of the window, as it is in memory."""
+        numbers = [*zip(self.planes, planes, strict=True), (self.columns, column)]
+        if self.rows is not None:
+            numbers.append((self.rows, row))
+        values = {slide.position.var: _constant(n, slide.position.var) for slide, n in numbers}
+        return substitute(self.weight_load, values)
+
+
+def plane_position(slide: Slide, number: Any) -> Any:
+    """Where the window's position ``number`` is for the result at hand."""
+    first = slide.output.var * slide.step if slide.output.extent > 1 else 0
+    return first + number * slide.spread
+
+
+def strip_window(kernel: WindowKernel, weighted: bool) -> StripWindow | NotMine:
+    """The window of ``kernel`` in rows, columns and what is next to each other."""
+    window = kernel.window
+    data, weight = window.store.value, None
+    if weighted:
+        if window.combine is not tirx.Add or not isinstance(data, tirx.Mul):
+            return NotMine("it is not a sum of products")
+        data, weight = data.a, data.b
+        if widened(weight) is None:
+            return NotMine("weights are computed")
+    single = [slide for slide in window.slides if _is_single_input(slide, weight)]
+    slides = [slide for slide in window.slides if not any(slide is one for one in single)]
+    zero = {slide.position.var: _constant(0, slide.position.var) for slide in single}
+    data, weight = (None if e is None else substitute(e, zero) for e in (data, weight))
+    moving = [slide for slide in slides if slide.output.extent > 1]
+    if not moving:
+        return NotMine("the window covers all of its input and does not slide")
+    loads = nodes(data, tvm.ir.TensorLoad)
+    if not all(_is_linear(load, slide) for load in loads for slide in slides):
+        return NotMine("an address is not linear in the position of the window")
+    moving.sort(key=lambda slide: -abs(_stride(kernel, slide.output)))
+    columns, rows = moving[-1], moving[-2] if len(moving) > 1 else None
+    if weighted and any(slope(_flat(weight), slide.output.var) != 0 for slide in moving):
+        return NotMine("weights depend on the place in the result")
+    sliding = (rows, columns)
+    planes = tuple(slide for slide in slides if not any(slide is s for s in sliding))
+    outputs = [slide.output for slide in sliding if slide is not None]
+    others = [a for a in window.outputs if a.extent > 1 and not any(a is o for o in outputs)]
+    lanes = next((axis for axis in others if _stride(kernel, axis) == 1), None)
+    outer = tuple(axis for axis in others if axis is not lanes)
+    return StripWindow(outer, planes, rows, columns, lanes, data, weight, kernel)
+
+
+def _is_single_input(slide: Slide, weight: Any) -> bool:
+    """Whether it is no axis of the window: one position, unpadded, and none moves along it.
+
+    The only input channel of a group is counted with the group's number.
+    """
+    unpadded = (slide.first, slide.last) == (0, slide.length)
+    if slide.position.extent > 1 or not unpadded:
+        return False
+    if slide.output.extent == 1:
+        return True
+    return weight is not None and slope(_flat(weight), slide.output.var) != 0
+
+
+def is_load(value: Any) -> bool:
+    """Whether a value is an element as it is in memory."""
+    return isinstance(value, tvm.ir.TensorLoad)
+
+
+def widened(value: Any) -> Any:
+    """The load of which ``value`` is a copy in a type that holds no less; None if it is not one."""
+    if not isinstance(value, tirx.Cast):
+        return value if is_load(value) else None
+    inner = value.value
+    narrow, wide = (tvm.DataType(str(e.ty)).bits for e in (inner, value))
+    return inner if is_load(inner) and narrow <= wide else None
+
+
+def _flat(weight: Any) -> Any:
+    (load,) = nodes(weight, tvm.ir.TensorLoad)
+    return load.indices[0]
+
+
+def _stride(kernel: WindowKernel, axis: Axis) -> int:
+    """Elements between neighbouring results, as they are written or else as they are computed."""
+    written = slope(kernel.store.indices[0], axis.var)
+    return (written or slope(kernel.window.store.indices[0], axis.var)) or 0
+
+
+def _is_linear(load: Any, slide: Slide) -> bool:
+    step = slope(load.indices[0], slide.position.var)
+    return step is not None and step % slide.spread == 0
+
+
+def _constant(value: Any, like: tirx.Var) -> Any:
+    return tirx.const(value, str(like.ty)) if isinstance(value, int) else value

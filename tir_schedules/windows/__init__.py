@@ -1,0 +1,1 @@
+"""Reads kernels around a sliding window (pooling, convolution), for any machine."""

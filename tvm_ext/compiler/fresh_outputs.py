@@ -1,0 +1,87 @@
+"""Outputs that are inputs or weights get memory of their own."""
+
+import tvm
+from tvm import relax, te
+from tvm.ir import GenericConst
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.relay_passes.origin_writer import bindings_of
+
+# Operators whose result is another view of their operand's memory.
+_VIEWS = ("relax.reshape",)
+
+
+def with_fresh_outputs(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod`` whose function ``main`` copies each output that is an input or a constant.
+
+    On a device such an output would be the input's or the weight's own memory, and whoever writes
+    to the one changes the other.
+    """
+    main = _with_bound_result(mod["main"])
+    copier = _OutputCopier(mod, main)
+    if not copier.found:
+        return mod
+    copier.builder_.update_func(mod.get_global_var("main"), copier.visit_expr(main))
+    return copier.builder_.get()
+
+
+def _with_bound_result(main: relax.Function) -> relax.Function:
+    """The function returning a variable that a binding of its own defines."""
+    result = main.body.body
+    if any(binding.var.same_as(result) for binding in bindings_of(main)):
+        return main
+    bound = relax.Var("result", result.ty)
+    block = relax.BindingBlock([relax.VarBinding(bound, result)])
+    body = relax.SeqExpr([*main.body.blocks, block], bound)
+    return relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+
+
+@mutator
+class _OutputCopier(PyExprMutator):
+    """Copies in the binding of the value that the function returns."""
+
+    def __init__(self, mod: tvm.IRModule, main: relax.Function) -> None:
+        super().__init__(mod)
+        self._params = list(main.params)
+        self._values = {binding.var: binding.value for binding in bindings_of(main)}
+        self._result = main.body.body
+        value = self._values.get(self._result, self._result)
+        fields = value.fields if isinstance(value, relax.Tuple) else [value]
+        self.found = any(self._is_shared(field) for field in fields)
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        if not binding.var.same_as(self._result):
+            super().visit_var_binding_(binding)
+            return
+        value = binding.value
+        if isinstance(value, relax.Tuple):
+            changed: relax.Expr = relax.Tuple([self._fresh(field) for field in value.fields])
+        else:
+            changed = self._fresh(value)
+        in_dataflow = self.builder_.current_block_is_dataflow()
+        is_output = in_dataflow and not isinstance(binding.var, relax.DataflowVar)
+        emit = self.builder_.emit_output if is_output else self.builder_.emit
+        self.set_var_remap(binding.var, emit(changed, binding.var.name))
+
+    def _fresh(self, field: relax.Expr) -> relax.Expr:
+        shared = self._is_shared(field)
+        visited = self.visit_expr(field)
+        return (
+            self.builder_.emit_te(_copied, visited, primfunc_name_hint="copy_output")
+            if shared
+            else visited
+        )
+
+    def _is_shared(self, value: relax.Expr) -> bool:
+        """Whether a value is, or looks at, the memory of an input or a constant."""
+        while isinstance(value, relax.Var):
+            if any(value.same_as(param) for param in self._params):
+                return True
+            value = self._values.get(value)
+            if isinstance(value, relax.Call) and str(getattr(value.op, "name", "")) in _VIEWS:
+                value = value.args[0]
+        return isinstance(value, GenericConst)
+
+
+def _copied(tensor: te.Tensor) -> te.Tensor:
+    return te.compute(tensor.shape, lambda *place: tensor(*place), name="copy", tag="injective")

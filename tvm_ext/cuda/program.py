@@ -1,0 +1,220 @@
+"""A compiled model on the device: one virtual machine for the whole process, run by run."""
+
+import atexit
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.cuda.device_code import making_device_code
+from tvm_ext.cuda.failures import context_is_lost, device_error, keep_for_ever, require_context
+from tvm_ext.cuda.plain_runs import register_plain_run, without_graphs
+from tvm_ext.cuda.requirements import gpu, gpu_architecture, require_architecture, require_gpu
+from tvm_ext.cuda.streams import ordered_with_others
+from tvm_ext.cuda.tensors import DeviceInputs, check_input, on_device
+from tvm_ext.errors import InputError, TvmExtError
+from tvm_ext.failed_branch import register_failed_branch
+from tvm_ext.model_inputs import check_inputs
+from tvm_ext.narrow_dtypes import release
+from tvm_ext.profiling import Profile, profile_run
+from tvm_ext.tensor_spec import TensorSpec
+
+TVM_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, MemoryError)
+
+# One run at a time in a process. A virtual machine has one stack of frames; and while one thread
+# records a CUDA graph, what another does on the default stream would end the recording.
+_one_at_a_time = threading.RLock()
+
+
+@dataclass(frozen=True)
+class DeviceCode:
+    """The code of one model.
+
+    Attributes
+    ----------
+    open_module : callable
+        Returns the program's module; called after the checks of the device.
+    target : str
+        Name of the target, for messages.
+    arch, form : str
+        What the device code was made for, and what it is: see ``architecture.CodeForm``.
+    """
+
+    open_module: Callable[[], tvm.runtime.Module]
+    target: str
+    arch: str
+    form: str
+
+    def require_device(self) -> None:
+        """Checks that this machine's GPU runs it; raises TargetError or RunError."""
+        require_gpu(self.target)
+        require_architecture(self.target, self.arch, self.form)
+
+    def opened(self) -> tvm.runtime.Module:
+        """The module; source in it is compiled for the very GPU."""
+        # What is written for one generation stays there, other source suits later ones too.
+        same = self.arch[-1:].isalpha()
+        with making_device_code(self.arch if same else gpu_architecture()):
+            return self.open_module()
+
+
+class CudaProgram:
+    """One model on one GPU.
+
+    The weights are copied to the device when the virtual machine is made, at the first run, and all
+    threads share it.
+
+    Parameters
+    ----------
+    code : DeviceCode
+        Its program.
+    name, memory : str
+        The model's name and what memory it takes, for messages.
+    inputs, outputs : sequence of TensorSpec
+        Those of the model.
+    """
+
+    def __init__(
+        self,
+        code: DeviceCode,
+        name: str,
+        memory: str,
+        inputs: Sequence[TensorSpec],
+        outputs: Sequence[TensorSpec],
+    ) -> None:
+        self._code = code
+        self._name = name
+        self._memory = memory
+        self._input_specs = inputs
+        self._output_specs = outputs
+        self._machine: relax.VirtualMachine | None = None
+        self._inputs: DeviceInputs | None = None
+        _programs.add(self)
+
+    def run(self, inputs: Mapping[str, Any], stay: bool | None) -> dict[str, Any]:
+        """Runs once; see ``CompiledModel.run``. ``stay`` is its ``on_device``."""
+        values = self._checked(inputs)
+        if stay is None:
+            stay = any(on_device(value) for value in inputs.values())
+        device = gpu()
+        with _one_at_a_time, self._errors():
+            machine, buffers = self.made()
+            with ordered_with_others(device):
+                result = machine["main"](*buffers.filled(values))
+                tensors = _tensors(result)
+                if not stay:
+                    arrays = [tensor.numpy() for tensor in tensors]
+                    buffers.finished()
+        if stay:
+            return self._named(tensors)
+        named = self._named(arrays)
+        return {spec.name: release(named[spec.name], spec.dtype) for spec in self._output_specs}
+
+    def profile(
+        self, inputs: Mapping[str, Any], expected: Sequence[KernelCall], repeat: int
+    ) -> Profile:
+        """Time per kernel, without CUDA graphs, and of a whole run as it is."""
+        values = self._checked(inputs)
+        device = gpu()
+        with _one_at_a_time, self._errors():
+            machine, buffers = self.made()
+            with without_graphs():
+                watched = relax.VirtualMachine(self._code.opened(), device)
+            with ordered_with_others(device):
+                tensors = buffers.filled(values)
+                return profile_run(machine, tensors, expected, repeat, watched, device.sync)
+
+    def release_memory(self) -> None:
+        """Gives the device's memory back; the next run takes it again."""
+        with _one_at_a_time:
+            self._machine = self._inputs = None
+
+    def _checked(self, inputs: Mapping[str, Any]) -> list[Any]:
+        # First: tensors of a device cannot be read where there is none.
+        self._code.require_device()
+        return check_inputs(self._input_specs, inputs, check_input)
+
+    def made(self) -> tuple[relax.VirtualMachine, DeviceInputs]:
+        """The virtual machine and the memory of inputs; made at the first call."""
+        require_context()
+        if self._machine is None or self._inputs is None:
+            register_failed_branch()
+            register_plain_run()
+            device = gpu()
+            self._machine = relax.VirtualMachine(self._code.opened(), device)
+            self._inputs = DeviceInputs(device)
+        return self._machine, self._inputs
+
+    def _named(self, values: Sequence[Any]) -> dict[str, Any]:
+        pairs = zip(self._output_specs, values, strict=True)
+        return {spec.name: value for spec, value in pairs}
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """What TVM raises, as our own error; after it the device is as usable as it can be."""
+        try:
+            yield
+        except TvmExtError:
+            raise
+        except TVM_ERRORS as error:
+            found = device_error(error, self._name, _still_works, self._memory)
+            if context_is_lost():
+                _abandon_all()
+            else:
+                # Whatever memory the failed run took goes back before the next one.
+                self._machine = self._inputs = None
+                _clear_pool()
+            raise found from error
+
+
+def require_no_device(stay: bool | None) -> None:
+    """Refuses what only models for a GPU can do; raises InputError."""
+    if stay:
+        raise InputError(
+            "on_device is set and the model was compiled for a CPU; expected a model for a GPU: "
+            "leave it out, or compile for target 'cuda'"
+        )
+
+
+_programs: "weakref.WeakSet[CudaProgram]" = weakref.WeakSet()
+
+
+def _tensors(result: Any) -> list[tvm.runtime.Tensor]:
+    return [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+
+
+def _still_works() -> bool:
+    try:
+        gpu().sync()
+    except TVM_ERRORS:
+        return False
+    return True
+
+
+def _clear_pool() -> None:
+    """Memory that nobody uses goes back to the device, for other programs as well."""
+    clear = tvm.get_global_func("vm.builtin.memory_manager.clear", allow_missing=True)
+    if clear is not None:
+        clear()
+
+
+def _abandon_all() -> None:
+    """Freeing anything on a device without a context would end the process."""
+    for program in list(_programs):
+        keep_for_ever(program._machine, program._inputs)
+        program._machine = program._inputs = None
+
+
+@atexit.register
+def _release_all() -> None:
+    # While CUDA is still there: destroying a graph after it raises in a destructor.
+    if context_is_lost():
+        return
+    for program in list(_programs):
+        program.release_memory()

@@ -1,0 +1,27 @@
+"""A compiled program as a module that can be run: linked or unpacked when it is first needed."""
+
+import threading
+
+import tvm
+from tvm import relax
+
+from tvm_ext.artifact import LoadedArtifact
+
+
+class ProgramModule:
+    """The module of one program, made once for all threads."""
+
+    def __init__(self, program: relax.VMExecutable | LoadedArtifact, lock: threading.Lock) -> None:
+        self._program = program
+        self._lock = lock
+        self._module: tvm.runtime.Module | None = None
+
+    def opened(self) -> tvm.runtime.Module:
+        """The module; raises ArtifactError where the system refuses a saved one."""
+        with self._lock:
+            if self._module is None:
+                if isinstance(self._program, relax.VMExecutable):
+                    self._module = self._program.jit()
+                else:
+                    self._module = self._program.load_module()
+            return self._module
