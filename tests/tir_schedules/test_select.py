@@ -91,7 +91,7 @@ def test_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self: object, *_: object) -> None:
         raise AttributeError("'Add' object has no attribute 'value'")
 
-    for rule in ("Matmul", "Reduction", "GeneralReduction"):
+    for rule in ("Matmul", "Reduction", "GeneralReduction", "Fallback"):
         monkeypatch.setattr(getattr(dlight.gpu, rule), "apply", fail)
     monkeypatch.setattr("tvm_ext.tir_schedules.machine_templates.CUDA_TEMPLATES", ())
     found, choice = schedule_kernel(kernel_of(op.exp, f32(64, 64)), GPU)

@@ -55,13 +55,15 @@ class TvmRule:
         return sch
 
 
+# Without GEMV, whose threads write behind the result where its rows are no multiple of its tile.
 TVM_RULES: tuple[Template, ...] = tuple(
     TvmRule(f"dlight {rule.__name__}", rule)
     for rule in (
         dlight.gpu.Matmul,
         dlight.gpu.Reduction,
         dlight.gpu.GeneralReduction,
+        dlight.gpu.Fallback,
     )
 )
 """In the order in which they are asked. Without GEMV, whose threads write behind the result where
-its rows are no multiple of its tile, and Fallback, in whose place is our last resort."""
+its rows are no multiple of its tile."""

@@ -10,7 +10,6 @@ from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.window_reduction import WindowReduction
-from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
 
 TEMPLATE = WindowReduction()
@@ -30,7 +29,6 @@ def test_numbers() -> None:
 def test_one_launch_with_the_result_in_a_register(name: str) -> None:
     case = REDUCTIONS[name]
     func = kernel_of(case.expression, *case.inputs)
-    assert schedule_kernel(func, GPU)[1].schedule == "window reduction"
     source = cuda_source(scheduled(TEMPLATE, func))
     assert source.count("__global__") == 2, "one kernel, declared and defined"
     result = source.split("__global__ void")[1].split("(float* __restrict__ ")[1].split(",")[0]
