@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tvm_ext.hardware.cuda_driver import CudaDevice, driver_state
+from tvm_ext.hardware.cuda.driver import CudaDevice, driver_state
 from tvm_ext.hardware.description import GpuDescription
 
 

@@ -8,7 +8,6 @@ if __name__ != "tvm_ext.relay_passes":
 
 from typing import Any
 
-from tvm_ext.relay_passes.attention_fusion import AttentionFusion
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
@@ -33,7 +32,6 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     ProductsInOwnType,
     ConvBnReluFold,
     ConvTransposeToConv,
-    AttentionFusion,
     GemmFusion,
     LayoutPlanning,
     CancelTransposes,
@@ -51,7 +49,6 @@ BUILTIN_PASSES: tuple[Any, ...] = (
 
 __all__ = [
     "BUILTIN_PASSES",
-    "AttentionFusion",
     "CancelTransposes",
     "ConvBnReluFold",
     "ConvTransposeToConv",

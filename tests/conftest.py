@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tvm_ext.hardware.cuda_driver import driver_state
+from tvm_ext.hardware.cuda.driver import driver_state
 
 # Without a GPU nothing runs the device code, and making it takes seconds a model.
 if driver_state().problem:

@@ -7,7 +7,7 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.cuda.device_code import making_device_code
+from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.tir_schedules.cuda.pass_options import pass_options
 from tvm_ext.tuning.gpu_build import GpuCheck, checked_build
 

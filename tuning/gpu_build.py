@@ -8,10 +8,10 @@ from typing import Any
 import tvm
 from tvm.ir.instrument import pass_instrument
 
-from tvm_ext.cuda.architecture import CodeForm
-from tvm_ext.cuda.device_code import making_device_code
-from tvm_ext.cuda.nvcc import Nvcc
-from tvm_ext.hardware.cuda_resources import (
+from tvm_ext.hardware.cuda.architecture import CodeForm
+from tvm_ext.hardware.cuda.device_code import making_device_code
+from tvm_ext.hardware.cuda.nvcc import Nvcc
+from tvm_ext.hardware.cuda.resources import (
     Launch,
     ResourceLimitError,
     check_launch,

@@ -4,8 +4,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm_ext.cuda.architecture import expected_device, runs_on
-from tvm_ext.hardware.cuda_driver import LIBRARY, driver_state
+from tvm_ext.hardware.cuda.architecture import expected_device, runs_on
+from tvm_ext.hardware.cuda.driver import LIBRARY, driver_state
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tuning.errors import TuningError
 from tvm_ext.tuning.gpu_start import GpuProblem

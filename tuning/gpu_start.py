@@ -5,9 +5,9 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.cuda.device_code import making_device_code
-from tvm_ext.cuda.failures import keep_for_ever
-from tvm_ext.cuda.runtime_library import runtime_problem
+from tvm_ext.hardware.cuda.device_code import making_device_code
+from tvm_ext.hardware.cuda.references import keep_for_ever
+from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 
 BEGIN_GPU = "tvm_ext.begin_gpu"
 """Name of ``begin_gpu`` for clients of a server."""

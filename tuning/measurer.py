@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from tvm_ext.hardware.cuda_resources import ResourceLimitError
+from tvm_ext.hardware.cuda.resources import ResourceLimitError
 from tvm_ext.hardware.description import Description
 from tvm_ext.tuning.build_job import build, build_job
 from tvm_ext.tuning.candidate import Candidate, plain_json

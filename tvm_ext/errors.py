@@ -5,7 +5,7 @@ A message is one line: what was found, what was expected, what to do about it.
 
 from tvm_ext.configs.atomic_file import OutputPathError
 from tvm_ext.configs.errors import ConfigError, TvmExtError, reason_of
-from tvm_ext.hardware.errors import TargetError
+from tvm_ext.hardware.errors import BuildError, TargetError
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tuning.errors import RecordsError, TuningError
 
@@ -57,10 +57,6 @@ class InputError(TvmExtError):
 
 class PassError(TvmExtError):
     """A pass failed, returned something that is not a module, or cannot be placed."""
-
-
-class BuildError(TvmExtError):
-    """Code generation failed for a module that the passes accepted."""
 
 
 class RunError(TvmExtError):

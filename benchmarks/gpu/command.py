@@ -21,8 +21,8 @@ from gpu.programs import compiled_by_torch, largest_difference, onnx_runtime, ou
 from tvm_ext.check.random_inputs import random_inputs
 from tvm_ext.configs.atomic_file import check_writable, write_text
 from tvm_ext.configs.nearest import nearest_hint
-from tvm_ext.cuda.runtime_library import runtime_problem
 from tvm_ext.errors import InputError, TvmExtError
+from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.onnx_frontend import import_model
 
 # Of float16 and bfloat16 sums in another order.

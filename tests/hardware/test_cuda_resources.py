@@ -4,10 +4,10 @@ import pytest
 import tvm
 from tvm import te
 
-from tvm_ext.cuda.nvcc import find_nvcc
 from tvm_ext.errors import BuildError
-from tvm_ext.hardware import cuda_resources
-from tvm_ext.hardware.cuda_resources import (
+from tvm_ext.hardware.cuda import resources as cuda_resources
+from tvm_ext.hardware.cuda.nvcc import find_nvcc
+from tvm_ext.hardware.cuda.resources import (
     KernelResources,
     Launch,
     ResourceLimitError,

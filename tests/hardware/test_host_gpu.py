@@ -3,7 +3,7 @@
 import pytest
 
 from tvm_ext.hardware import host_gpu
-from tvm_ext.hardware.cuda_driver import CudaDevice, DriverState
+from tvm_ext.hardware.cuda.driver import CudaDevice, DriverState
 from tvm_ext.hardware.targets import list_targets, resolve_target
 
 

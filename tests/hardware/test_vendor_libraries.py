@@ -2,7 +2,7 @@
 
 import tvm_ffi
 
-from tvm_ext.hardware.vendor_libraries import vendor_libraries, vendor_library_note
+from tvm_ext.hardware.cuda.vendor_libraries import vendor_libraries, vendor_library_note
 
 
 def test_libraries_are_what_tvm_was_built_with():

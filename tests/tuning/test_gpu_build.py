@@ -8,13 +8,13 @@ from serial_gpu import gpu, softmax_task
 from small_kernels import add_task, matmul_task
 from tvm import te
 
-from tvm_ext.cuda.compilers import VARIABLE
-from tvm_ext.cuda.nvcc import find_nvcc
-from tvm_ext.cuda.runtime_library import cuda_runtime_present
-from tvm_ext.hardware.cuda_resources import ResourceLimitError
+from tvm_ext.hardware.cuda.compilers import VARIABLE
+from tvm_ext.hardware.cuda.nvcc import find_nvcc
+from tvm_ext.hardware.cuda.resources import ResourceLimitError
+from tvm_ext.hardware.cuda.runtime_library import cuda_runtime_present
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.contraction import Contraction
+from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tuning.build_job import build, build_job
 from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.gpu_build import GpuCheck, gpu_check

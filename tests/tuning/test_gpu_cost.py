@@ -8,11 +8,11 @@ from matrix_products import f16, linear
 from serial_gpu import gpu
 from tvm import relax
 
-from tvm_ext.tir_schedules.cuda.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
+from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
-from tvm_ext.tir_schedules.cuda.warp_group_contraction import WarpGroupContraction
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
 from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tuning.gpu_analysis.kernel_cost import GpuCost, gpu_cost
 
@@ -65,7 +65,9 @@ def test_a_column_takes_a_sector_for_each_thread():
 
 
 @pytest.mark.parametrize(
-    ("ours", "func"), [(Elementwise(), ADD), (Transpose(), TURN), (Contraction(), LINEAR)], ids=str
+    ("ours", "func"),
+    [(Elementwise(), ADD), (Transpose(), TURN), (Contraction(), LINEAR)],
+    ids=["elementwise", "transpose", "contraction"],
 )
 def test_templates_are_ahead_of_the_simplest_rule(ours, func):
     assert cost_of(ours, func).seconds < cost_of(SIMPLE, func).seconds

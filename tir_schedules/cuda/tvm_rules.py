@@ -55,7 +55,6 @@ class TvmRule:
         return sch
 
 
-# Without GEMV, whose threads write behind the result where its rows are no multiple of its tile.
 TVM_RULES: tuple[Template, ...] = tuple(
     TvmRule(f"dlight {rule.__name__}", rule)
     for rule in (

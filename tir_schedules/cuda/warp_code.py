@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.cuda.matrix_intrinsics import (
+from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import (
     PTX_NAMES,
     MatrixInstruction,
     Operand,

@@ -80,8 +80,8 @@ def describe_target(description: "Description") -> dict[str, Any]:
     ``peak_flops`` (operations a second by dtype, from the description, not measured),
     ``tvm_target`` and, of a GPU, ``vendor_libraries``.
     """
+    from tvm_ext.hardware.cuda.vendor_libraries import vendor_library_note
     from tvm_ext.hardware.description import GpuDescription
-    from tvm_ext.hardware.vendor_libraries import vendor_library_note
 
     is_gpu = isinstance(description, GpuDescription)
     return {

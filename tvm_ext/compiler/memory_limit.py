@@ -7,7 +7,7 @@ have end the process then, and not the model.
 import os
 
 from tvm_ext.errors import BuildError
-from tvm_ext.hardware.cuda_driver import driver_state
+from tvm_ext.hardware.cuda.driver import driver_state
 from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.report.records import MemoryRecord
 

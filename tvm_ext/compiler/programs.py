@@ -7,8 +7,8 @@ from tvm import relax
 
 from tvm_ext.compiler.build import build, twin
 from tvm_ext.compiler.rescheduled_kernels import build_with_last_resort
-from tvm_ext.cuda.device_code import making_device_code
-from tvm_ext.cuda.runtime_library import runtime_problem
+from tvm_ext.hardware.cuda.device_code import making_device_code
+from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.passes.cuda_graphs import captured_kernels, launches_only, without_capture
 from tvm_ext.report.device_record import DeviceRecord
@@ -48,5 +48,5 @@ def build_programs(
         second = twin(built.executable, built.mod, target)
     graphs, kernels = (0, 0) if unsafe else captured_kernels(built.mod)
     reason = "a kernel allocates memory while it runs" if unsafe else ""
-    device = replace(job.record(), graphs=graphs, graph_kernels=kernels, no_graphs=reason)
+    device = DeviceRecord(job.arch, job.form, job.made_by, graphs, kernels, reason)
     return Programs(second, built.executable, built.choices, device)

@@ -5,7 +5,6 @@ a kernel (an address that is not mapped, a trap) every later call of the process
 only the CPU can be used.
 """
 
-import ctypes
 import re
 from collections.abc import Callable
 
@@ -92,15 +91,6 @@ def device_error(
         f"the GPU refused the run of {name} ({code}{_launch(error)}); expected a kernel within "
         "the device's limits: try --opt-level 0, and report the model"
     )
-
-
-def keep_for_ever(*objects: object) -> None:
-    """Takes references that are never given back.
-
-    Without a context freeing device memory fails, in a destructor, which would end the process.
-    """
-    for one in objects:
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 def context_is_lost() -> bool:

@@ -12,14 +12,15 @@ import tvm
 from tvm import relax
 
 from tvm_ext.compiler.kernel_calls import KernelCall
-from tvm_ext.cuda.device_code import making_device_code
-from tvm_ext.cuda.failures import context_is_lost, device_error, keep_for_ever, require_context
+from tvm_ext.cuda.failures import context_is_lost, device_error, require_context
 from tvm_ext.cuda.plain_runs import register_plain_run, without_graphs
 from tvm_ext.cuda.requirements import gpu, gpu_architecture, require_architecture, require_gpu
 from tvm_ext.cuda.streams import ordered_with_others
 from tvm_ext.cuda.tensors import DeviceInputs, check_input, on_device
 from tvm_ext.errors import InputError, TvmExtError
 from tvm_ext.failed_branch import register_failed_branch
+from tvm_ext.hardware.cuda.device_code import making_device_code
+from tvm_ext.hardware.cuda.references import keep_for_ever
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.narrow_dtypes import release
 from tvm_ext.profiling import Profile, profile_run

@@ -2,11 +2,11 @@
 
 import tvm
 
-from tvm_ext.cuda.architecture import expected_device, runs_on
-from tvm_ext.cuda.compilers import missing_compilers
 from tvm_ext.cuda.failures import require_context
-from tvm_ext.cuda.runtime_library import runtime_problem
-from tvm_ext.hardware.cuda_driver import driver_state
+from tvm_ext.hardware.cuda.architecture import expected_device, runs_on
+from tvm_ext.hardware.cuda.compilers import missing_compilers
+from tvm_ext.hardware.cuda.driver import driver_state
+from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.errors import TargetError
 
 # The GPU that models run on: the first that CUDA_VISIBLE_DEVICES shows.

@@ -6,6 +6,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ext.passes.attention.attention_fusion import AttentionFusion
 from tvm_ext.passes.cuda_graphs import CudaGraphs
 from tvm_ext.passes.registry import Level, PassEntry, add, first_line
 from tvm_ext.passes.vector_math import VectorMath
@@ -37,6 +38,7 @@ def _add_ours(factory: Any, level: Level) -> None:
 def _register_builtin() -> None:
     for factory in BUILTIN_PASSES:
         _add_ours(factory, "graph")
+    _add_ours(AttentionFusion, "graph")
     _add_ours(VectorMath, "tile")
     _add_ours(CudaGraphs, "memory")
     for name, tvm_factory in _TVM_PASSES.items():

@@ -15,7 +15,7 @@ from tvm import tirx
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.attention_compute import AttentionCompute, Mask
-from tvm_ext.tir_schedules.cuda.attention import Attention
+from tvm_ext.tir_schedules.cuda.attention.attention import Attention
 from tvm_ext.tir_schedules.decisions import Chosen
 
 _TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}

@@ -13,8 +13,8 @@ from machines import GPU
 from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
-from tvm_ext.cuda.nvcc import find_nvcc
-from tvm_ext.hardware.cuda_resources import KernelResources, resource_report
+from tvm_ext.hardware.cuda.nvcc import find_nvcc
+from tvm_ext.hardware.cuda.resources import KernelResources, resource_report
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import apply_template

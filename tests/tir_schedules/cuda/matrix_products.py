@@ -7,7 +7,7 @@ from machines import GPU
 from tvm import relax, te, tirx
 
 from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.cuda.contraction import Contraction
+from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tir_schedules.decisions import Chosen
 
 

@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.attention_compute import ATTRIBUTE, AttentionCompute, Mask
-from tvm_ext.tir_schedules.cuda.attention import Attention, refusal
+from tvm_ext.tir_schedules.cuda.attention.attention import Attention, refusal
 from tvm_ext.tir_schedules.decisions import Drawn
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine

@@ -5,9 +5,9 @@ from attention_cases import Case
 from gpu_kernels import needs_nvcc, resources, whole_source
 
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.cuda.attention_decision import decide_attention
-from tvm_ext.tir_schedules.cuda.attention_problem import read_problem
-from tvm_ext.tir_schedules.cuda.attention_shape import TileLayout
+from tvm_ext.tir_schedules.cuda.attention.attention_decision import decide_attention
+from tvm_ext.tir_schedules.cuda.attention.attention_problem import read_problem
+from tvm_ext.tir_schedules.cuda.attention.attention_shape import TileLayout
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM
 from tvm_ext.tir_schedules.flat_views import FlatViews
 

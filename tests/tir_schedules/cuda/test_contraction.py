@@ -7,7 +7,7 @@ from tvm import relax, te, tirx
 from tvm_ffi import structural_walk
 
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.contraction import Contraction
+from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
 

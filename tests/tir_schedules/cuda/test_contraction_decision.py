@@ -6,7 +6,11 @@ from hypothesis import strategies as st
 from machines import GPU
 
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.cuda.contraction_decision import Product, TileSizes, decide_tiles
+from tvm_ext.tir_schedules.cuda.products.contraction_decision import (
+    Product,
+    TileSizes,
+    decide_tiles,
+)
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, DecisionError, Drawn
 from tvm_ext.tir_schedules.template import NotMine
 

@@ -11,8 +11,8 @@ from tvm.ir.instrument import pass_instrument
 from tvm_ffi import structural_walk
 
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.cuda.contraction_decision import TileSizes
 from tvm_ext.tir_schedules.cuda.pass_options import pass_options
+from tvm_ext.tir_schedules.cuda.products.contraction_decision import TileSizes
 
 
 @needs_nvcc

@@ -22,11 +22,11 @@ from tvm import tirx
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.depthwise_convolution import (
+from tvm_ext.tir_schedules.cuda.windows.depthwise_convolution import (
     DepthwiseConvolution,
     DirectConvolution,
 )
-from tvm_ext.tir_schedules.cuda.pooling import Pooling
+from tvm_ext.tir_schedules.cuda.windows.pooling import Pooling
 from tvm_ext.tir_schedules.decisions import Chosen, Drawn
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine, Template

@@ -4,8 +4,8 @@ import pytest
 from gpu_kernels import assert_numbers, scheduled, whole_source
 from tvm import te, tirx
 
-from tvm_ext.tir_schedules.cuda.contraction import Contraction
-from tvm_ext.tir_schedules.cuda.matrix_vector import MatrixVector
+from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
+from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
 from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.template import Template
 

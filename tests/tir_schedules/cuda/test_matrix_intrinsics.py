@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tvm.s_tir import TensorIntrin
 
-from tvm_ext.tir_schedules.cuda.matrix_intrinsics import (
+from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import (
     TILE,
     WARP,
     MatrixInstruction,

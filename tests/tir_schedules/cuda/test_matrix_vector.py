@@ -19,7 +19,7 @@ from test_contraction import convolution, hard_swish
 from tvm import relax, te, tirx
 
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.matrix_vector import MatrixVector
+from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
 from tvm_ext.tir_schedules.decisions import Chosen, Drawn
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine

@@ -10,13 +10,13 @@ from lowering import _filled, assert_same, kernel_of
 from matrix_products import in_instructions
 from tvm import tirx
 
-from tvm_ext.cuda.device_code import making_device_code
-from tvm_ext.cuda.runtime_library import runtime_problem
+from tvm_ext.hardware.cuda.device_code import making_device_code
+from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.targets import resolve_processor
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
 from tvm_ext.tir_schedules.cuda.pass_options import pass_options
-from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
+from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 
 pytestmark = [

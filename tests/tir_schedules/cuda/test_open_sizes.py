@@ -14,7 +14,7 @@ from test_contraction import convolution
 from tvm import relax, tirx
 
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.contraction import Contraction
+from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tir_schedules.template import NotMine
 
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")

@@ -8,8 +8,8 @@ from test_contraction import hard_swish
 from test_following_kernels import gate
 from tvm import relax, tirx
 
-from tvm_ext.tir_schedules.cuda.contraction import Contraction
-from tvm_ext.tir_schedules.cuda.matrix_vector import MatrixVector
+from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
+from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
 from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.template import Template
 

@@ -17,7 +17,7 @@ from machines import GPU, MACHINE
 from recurrent_kernels import SIGMOID, TANH, recurrence, recurrent_kernel
 
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.recurrence import RecurrentLayer, decide_recurrence
+from tvm_ext.tir_schedules.cuda.recurrence.recurrence import RecurrentLayer, decide_recurrence
 from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.recurrence.description import Activation, Recurrence, recurrence_of
 from tvm_ext.tir_schedules.select import schedule_kernel

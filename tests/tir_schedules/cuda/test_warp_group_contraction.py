@@ -12,13 +12,16 @@ from machines import GPU, MACHINE
 from matrix_products import f16, linear, product
 from tvm import relax, te, tirx
 
-from tvm_ext.cuda.nvcc import find_nvcc
+from tvm_ext.hardware.cuda.nvcc import find_nvcc
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.contraction_decision import Product
-from tvm_ext.tir_schedules.cuda.warp_group_contraction import WarpGroupContraction
-from tvm_ext.tir_schedules.cuda.warp_group_decision import GroupTiles, decide_group_tiles
+from tvm_ext.tir_schedules.cuda.products.contraction_decision import Product
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import (
+    GroupTiles,
+    decide_group_tiles,
+)
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine

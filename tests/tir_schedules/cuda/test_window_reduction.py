@@ -9,7 +9,7 @@ from tvm import relax
 from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.window_reduction import WindowReduction
+from tvm_ext.tir_schedules.cuda.windows.window_reduction import WindowReduction
 from tvm_ext.tir_schedules.template import NotMine
 
 TEMPLATE = WindowReduction()

@@ -8,11 +8,11 @@ import tvm
 from small_models import mlp
 
 import tvm_ext
-from tvm_ext.cuda import compilers
-from tvm_ext.cuda.device_code import _compile, embed, embedded, making_device_code
-from tvm_ext.cuda.nvcc import find_nvcc
-from tvm_ext.cuda.nvrtc import find_nvrtc
 from tvm_ext.errors import BuildError
+from tvm_ext.hardware.cuda import compilers
+from tvm_ext.hardware.cuda.device_code import _compile, embed, embedded, making_device_code
+from tvm_ext.hardware.cuda.nvcc import find_nvcc
+from tvm_ext.hardware.cuda.nvrtc import find_nvrtc
 
 KERNEL = """
 #include <cuda_fp16.h>
@@ -112,7 +112,9 @@ def test_without_a_compiler_the_source_is_kept(monkeypatch) -> None:
 def test_other_users_of_tvm_get_what_tvm_does(monkeypatch) -> None:
     with making_device_code("sm_80"):
         pass
-    monkeypatch.setattr("tvm_ext.cuda.device_code.compile_cuda_by_tvm", lambda code: b"theirs")
+    monkeypatch.setattr(
+        "tvm_ext.hardware.cuda.device_code.compile_cuda_by_tvm", lambda code: b"theirs"
+    )
     compile_code = tvm.get_global_func("tvm_callback_cuda_compile")
     assert bytes(compile_code(KERNEL)) == b"theirs"
     target = tvm.target.Target("cuda")

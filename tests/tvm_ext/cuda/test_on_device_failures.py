@@ -8,9 +8,9 @@ import pytest
 from small_models import mlp, mlp_reference, model, node, rand, value
 
 import tvm_ext
-from tvm_ext.cuda.runtime_library import runtime_problem
 from tvm_ext.errors import RunError, TargetError
-from tvm_ext.hardware.cuda_driver import driver_state
+from tvm_ext.hardware.cuda.driver import driver_state
+from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.targets import resolve_target
 
 pytestmark = [

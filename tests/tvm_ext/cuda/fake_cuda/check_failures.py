@@ -7,7 +7,7 @@ from use_fake import ALONE, chain, chain_reference, compiled, error_of, rand, st
 
 import tvm_ext
 from tvm_ext.cuda import requirements
-from tvm_ext.hardware.cuda_driver import CudaDevice, DriverState
+from tvm_ext.hardware.cuda.driver import CudaDevice, DriverState
 
 device = state()
 x = rand(4, 8)

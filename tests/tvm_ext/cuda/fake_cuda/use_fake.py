@@ -7,7 +7,7 @@ from host_kernels import HostCompiler
 from small_models import model, node, rand, value
 
 import tvm_ext
-from tvm_ext.cuda import compilers
+from tvm_ext.hardware.cuda import compilers
 
 __all__ = [
     "ALONE",

@@ -1,0 +1,1 @@
+"""Attention with online softmax: by warps on tensor cores, by lanes for float32."""

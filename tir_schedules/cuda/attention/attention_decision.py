@@ -1,0 +1,200 @@
+"""The tiles of an attention kernel in closed form."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem
+from tvm_ext.tir_schedules.cuda.attention.attention_shape import (
+    CUDA_CORES,
+    TENSOR_CORES,
+    WARP,
+    AttentionTiles,
+    KernelKind,
+    TileLayout,
+)
+from tvm_ext.tir_schedules.cuda.products.contraction_decision import BANKS_BYTES, MAX_REGISTERS
+from tvm_ext.tir_schedules.decisions import Decisions
+from tvm_ext.tir_schedules.template import NotMine
+
+_KINDS = {"float16": TENSOR_CORES, "bfloat16": TENSOR_CORES, "float32": CUDA_CORES}
+
+_WARPS = (1, 2, 4, 8)
+_STAGES = (2, 3)
+
+# Tiles of keys that a part of them has at least: fewer are not worth a second step.
+_LEAST_TILES = 2
+
+# Cycles, rounded, that a warp takes for a matrix instruction, a load of fragments, a score and the
+# copy of 16 bytes; and of a step for barriers, shuffles and whatever waits for the one before.
+_PRODUCT_CYCLES = 8
+_LOAD_CYCLES = 16
+_SCORE_CYCLES = 10
+_COPY_CYCLES = 8
+_STEP_LATENCY = 600
+
+# Cycles until what each of eight warps loads of one part has come from memory.
+_COMBINING_LATENCY = 600
+
+_MOST_SPLITS = 128
+
+# Exponentials that a multiprocessor starts in a cycle: CUDA C++ Programming Guide, "Throughput of
+# native arithmetic instructions".
+_EXPONENTIALS = 16
+
+_MOST_BLOCKS = 16
+MAX_GRID = 65_535
+"""Blocks along y and z of a grid: CUDA C++ Programming Guide, "Compute capabilities"."""
+
+
+def decide_attention(
+    problem: AttentionProblem, machine: GpuDescription, decisions: Decisions
+) -> AttentionTiles | NotMine:
+    """The tiles. Decisions: ``warps``, ``row_tiles``, ``keys``, ``stages``, ``splits``."""
+    dtype = problem.query.dtype
+    if dtype not in _KINDS:
+        return NotMine(f"there is no kernel for {dtype}")
+    fitting = list(_fitting(problem, machine, _KINDS[dtype]))
+    if not fitting:
+        return NotMine("no tile fits into the registers and the shared memory of a block")
+
+    def time(tiles: AttentionTiles) -> tuple[float, ...]:
+        return _seconds(TileLayout(problem, tiles), machine)
+
+    closed = min(fitting, key=time)
+    for name in ("warps", "row_tiles", "keys", "stages", "splits"):
+        best = closed if closed in fitting else min(fitting, key=time)
+        options = {getattr(tiles, name) for tiles in fitting}
+        picked = decisions.pick(name, options, getattr(best, name))
+        fitting = [tiles for tiles in fitting if getattr(tiles, name) == picked]
+    return fitting[0]
+
+
+def blocks(problem: AttentionProblem, tiles: AttentionTiles) -> tuple[int, int, int]:
+    """Tiles of rows, heads and sequences: the grid, not counting parts of the keys."""
+    rows = problem.queries * (problem.group if tiles.packed else 1)
+    heads = problem.heads // (problem.group if tiles.packed else 1)
+    return -(-rows // tiles.rows), heads, problem.batch
+
+
+def _fitting(
+    problem: AttentionProblem, machine: GpuDescription, kind: KernelKind
+) -> Iterator[AttentionTiles]:
+    """Tiles that are not larger than needed and that a block has room for."""
+    for warps, row_tiles, keys, stages in itertools.product(
+        _WARPS, kind.row_tiles, kind.keys, _STAGES
+    ):
+        tiles = AttentionTiles(kind, warps, row_tiles, keys, stages)
+        tiles = replace(tiles, packed=problem.group > 1 and problem.queries < tiles.rows)
+        rows = problem.queries * (problem.group if tiles.packed else 1)
+        too_large = tiles.rows > kind.rows and tiles.rows >= 2 * rows
+        too_long = keys > kind.keys[0] and keys >= 2 * problem.keys
+        if too_large or too_long or max(blocks(problem, tiles)[1:]) > MAX_GRID:
+            continue
+        layout = TileLayout(problem, tiles)
+        threads = warps * machine.warp_size
+        if layout.registers > MAX_REGISTERS:
+            continue
+        if layout.registers * threads > machine.registers_per_block:
+            continue
+        if layout.shared_bytes > machine.dynamic_shared_memory_bytes:
+            continue
+        for splits in _splits(problem, machine, tiles):
+            yield tiles.with_splits(splits)
+
+
+def _splits(
+    problem: AttentionProblem, machine: GpuDescription, tiles: AttentionTiles
+) -> Iterator[int]:
+    """Into how many parts the keys may be cut: one, or what gives each processor some blocks."""
+    yield 1
+    steps = math.ceil(problem.keys / tiles.keys)
+    count = math.prod(blocks(problem, tiles))
+    for rounds in (1, 2, 4):
+        parts = min(steps // _LEAST_TILES, rounds * machine.sms // count, _MOST_SPLITS)
+        if count < machine.sms and parts > 1:
+            # No part of the keys is empty.
+            yield math.ceil(steps / math.ceil(steps / parts))
+
+
+def _seconds(layout: TileLayout, machine: GpuDescription) -> tuple[float, ...]:
+    """Estimated time, and what breaks a tie.
+
+    For a tile of keys, the blocks that share a multiprocessor take as long as what is busiest:
+    products, exponentials, reads of shared memory, or copies from L2 or memory, and a quarter of
+    the rest, which overlaps in part only; or as long as one block takes that has it for itself.
+    """
+    problem, tiles = layout.problem, layout.tiles
+    size, cycles = problem.query.element_bytes, machine.clock_ghz * 1e9
+    both = layout.depth + layout.width
+    count = math.prod(blocks(problem, tiles)) * tiles.splits
+    resident = max(1, min(_resident(layout, machine), math.ceil(count / machine.sms)))
+    steps = math.ceil(math.ceil(problem.keys / tiles.keys) / tiles.splits)
+    if problem.compute.causal is not None and problem.queries > tiles.rows:
+        steps = math.ceil((steps + 1) / 2)
+    heads = problem.batch * problem.key.size("h")
+    loaded = heads * problem.keys * (problem.depth + problem.width) * size
+    rate_of_loads = machine.bandwidth(loaded) / machine.sms
+    busy = (
+        tiles.rows
+        * tiles.keys
+        * both
+        / (machine.peak_flops(problem.query.dtype) / 2 / machine.sms),
+        tiles.rows * tiles.keys / (_EXPONENTIALS * cycles),
+        _shared_reads(layout) / (BANKS_BYTES * cycles),
+        tiles.keys * both * size / rate_of_loads,
+    )
+    shared = resident * (max(busy) + (sum(busy) - max(busy)) / 4)
+    step = max(shared, _alone(layout, machine) / cycles)
+    start = resident * tiles.rows * layout.depth * size / rate_of_loads
+    groups = math.ceil(count / (machine.sms * resident))
+    total = groups * (steps * step + start) + _combining(layout, machine)
+    return (total, tiles.stages, -tiles.keys, tiles.warps)
+
+
+def _alone(layout: TileLayout, machine: GpuDescription) -> float:
+    """Cycles of a step of one warp, whose instructions are issued one after the other."""
+    tiles, both = layout.tiles, layout.depth + layout.width
+    scores = tiles.thread_rows * tiles.keys // tiles.kind.lanes
+    size = layout.problem.query.element_bytes
+    copies = tiles.keys * both * size // (16 * WARP * tiles.warps)
+    cycles = _STEP_LATENCY + _SCORE_CYCLES * scores + _COPY_CYCLES * copies
+    if not tiles.kind.on_tensor_cores:
+        lanes = machine.fp32_lanes_per_sm // 4
+        return cycles + tiles.warp_rows * tiles.keys * both / lanes
+    instructions = tiles.row_tiles * tiles.keys * both / 128
+    return cycles + _PRODUCT_CYCLES * instructions + _LOAD_CYCLES * tiles.keys * both / 256
+
+
+def _shared_reads(layout: TileLayout) -> float:
+    """Bytes that the warps of a block read from shared memory for one tile of keys."""
+    problem, tiles = layout.problem, layout.tiles
+    both = layout.depth + layout.width
+    if tiles.kind.on_tensor_cores:
+        query = 0 if layout.keeps_query else tiles.warp_rows * layout.depth
+        return tiles.warps * (tiles.keys * both + query) * problem.query.element_bytes
+    # For four elements of depth, or four keys, a lane reads 16 bytes of each of its rows and
+    # columns; those of the same address count as well, since only eight lanes are served at a time.
+    scores = (tiles.thread_rows + tiles.keys // tiles.kind.lanes) * layout.depth / 4
+    results = (tiles.thread_rows + layout.width // tiles.kind.lanes) * tiles.keys / 4
+    return tiles.warps * WARP * 16 * (scores + results)
+
+
+def _combining(layout: TileLayout, machine: GpuDescription) -> float:
+    problem, splits = layout.problem, layout.tiles.splits
+    if splits == 1:
+        return 0.0
+    rows = problem.batch * problem.heads * problem.queries
+    partial = splits * rows * (problem.width + 2) * 4
+    waits = _COMBINING_LATENCY * math.ceil(splits / 8) / (machine.clock_ghz * 1e9)
+    return machine.kernel_overhead_us * 1e-6 + 2 * partial / machine.bandwidth(partial) + waits
+
+
+def _resident(layout: TileLayout, machine: GpuDescription) -> int:
+    """Blocks that a multiprocessor has at the same time."""
+    threads = layout.tiles.warps * machine.warp_size
+    by_registers = machine.registers_per_block // (layout.registers * threads)
+    by_memory = machine.dynamic_shared_memory_bytes // layout.shared_bytes
+    return min(by_registers, by_memory, _MOST_BLOCKS)

@@ -1,0 +1,1 @@
+"""Sums of products of two operands: axes, tiles, instructions, staging and splits."""

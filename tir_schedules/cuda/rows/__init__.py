@@ -1,0 +1,1 @@
+"""Rows combined by the threads of a warp or a block: softmax, normalisations, sums."""

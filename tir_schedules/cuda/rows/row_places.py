@@ -1,0 +1,124 @@
+"""Where the threads of a row kernel stand, and where its values are: in registers or memory."""
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.tir_schedules.cuda.launch import Arrays, bound
+from tvm_ext.tir_schedules.cuda.rows.row_decision import RowLaunch, inner_buffers
+from tvm_ext.tir_schedules.flat_views import FlatViews, flattened
+from tvm_ext.tir_schedules.rows.row_kernel import (
+    RowBlock,
+    RowKernel,
+    Store,
+    buffer_key,
+    substituted,
+)
+from tvm_ext.tir_schedules.rows.row_strides import unfused
+
+
+class RowPlaces:
+    """The threads of a row kernel under a launch, and the places of its buffers."""
+
+    def __init__(self, kernel: RowKernel, launch: RowLaunch, views: FlatViews) -> None:
+        self.kernel, self.launch, self.views = kernel, launch, views
+        self.dtype = kernel.index_dtype
+        self.arrays = Arrays(self.dtype)
+        self.y = self.x = self.block = self.number(0)
+        across = launch.across
+        self.extents = (launch.parts, launch.rows) if across else (launch.rows, launch.parts)
+        self.held: dict[int, tvm.ir.Var] = {}
+        self.sizes = {buffer_key(buffer): size for buffer, size in inner_buffers(kernel)}
+
+    def number(self, value: int) -> Any:
+        """A constant of the type of the loops."""
+        return tirx.const(value, self.dtype)
+
+    def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
+        """``body`` for all threads: what stands between two barriers."""
+
+        def column(x: Any) -> tirx.Stmt:
+            self.x = x
+            return body()
+
+        def row(y: Any) -> tirx.Stmt:
+            self.y = y
+            return bound("threadIdx.x", self.extents[1], self.dtype, column)
+
+        return bound("threadIdx.y", self.extents[0], self.dtype, row)
+
+    @property
+    def part(self) -> Any:
+        return self.y if self.launch.across else self.x
+
+    def row(self) -> tuple[Any, Any]:
+        """The thread's row, behind the end the last one, and whether it is inside."""
+        position = self.x if self.launch.across else self.y
+        row = self.block * self.number(self.launch.rows) + position
+        if self.kernel.count % self.launch.rows == 0:
+            return row, None
+        last = self.number(self.kernel.count - 1)
+        return tirx.Min(row, last), row < self.number(self.kernel.count)
+
+    def mine(self) -> list[tuple[Any, int]]:
+        return [(self.y, self.extents[0]), (self.x, self.extents[1])]
+
+    def is_inner(self, block: RowBlock) -> bool:
+        return all(buffer_key(store.buffer) in self.kernel.inner for store in block.stores)
+
+    def flat(self, store: Store, block: RowBlock, row: Any, column: Any, held: Any) -> Any:
+        """The store at a row and a column, to and from flat buffers and registers.
+
+        ``held`` is the position of the column among those of the thread.
+        """
+        values = {
+            **unfused(row, self.kernel.rows, self.dtype),
+            **unfused(column, block.columns, self.dtype),
+        }
+        outside = tirx.BufferStore(store.buffer, store.value, list(store.indices))
+        moved = substituted(outside, {}, lambda load: self._placed(load, held))
+        if buffer_key(store.buffer) in self.kernel.inner:
+            buffer, at = self._place(store.buffer, held)
+            moved = tirx.BufferStore(buffer, moved.value, at)
+        return substituted(self._flattened(moved), values)
+
+    def _flattened(self, store: tirx.BufferStore) -> Any:
+        """The store with flat views of all buffers but those in registers."""
+
+        def flat(load: Any) -> Any:
+            if str(load.source.scope()) != "global":
+                return load
+            return tirx.BufferLoad(*self._in_memory(load.source, load.indices))
+
+        value = substituted(store.value, {}, flat)
+        if str(store.buffer.scope()) != "global":
+            return tirx.BufferStore(store.buffer, value, store.indices)
+        buffer, indices = self._in_memory(store.buffer, store.indices)
+        return tirx.BufferStore(buffer, value, [substituted(i, {}, flat) for i in indices])
+
+    def _in_memory(self, buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
+        """An element of the flat view of a buffer."""
+        probe = tirx.BufferStore(buffer, tirx.const(0, str(buffer.dtype)), list(indices))
+        found = flattened(probe, self.views)
+        if found is None:
+            raise ValueError(f"buffer {buffer.name} is not laid out row by row")
+        return found.buffer, list(found.indices)
+
+    def _placed(self, load: Any, held: Any) -> Any:
+        if buffer_key(load.source) not in self.kernel.inner:
+            return load
+        buffer, at = self._place(load.source, held)
+        return tirx.BufferLoad(buffer, at)
+
+    def _place(self, buffer: Any, held: Any) -> tuple[Any, list[Any]]:
+        """The registers of a buffer that only the kernel sees, and where an element is in them."""
+        key = buffer_key(buffer)
+        size = self.sizes[key]
+        if key not in self.held:
+            steps = 1 if size == 1 else self.launch.steps(size) * self.launch.vector
+            shape = [*self.extents, steps]
+            self.held[key] = self.arrays.allocated(buffer.name, shape, str(buffer.dtype), "local")
+        index = self.number(0) if size == 1 or held is None else held
+        return self.held[key], [self.y, self.x, index]

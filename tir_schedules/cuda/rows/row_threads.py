@@ -1,0 +1,215 @@
+"""Writes a row kernel for threads: each block of threads takes some rows through all passes.
+
+What waits between two passes stays in registers: of a row, a thread keeps the elements that it has
+computed, and every thread of a row has its own copy of a value of the whole row.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm
+from tvm import sym, tirx
+
+from tvm_ext.tir_schedules.cuda.launch import bound, guarded, repeated, warp_barrier
+from tvm_ext.tir_schedules.cuda.rows.row_combining import RowCombining
+from tvm_ext.tir_schedules.cuda.rows.row_decision import step_axis
+from tvm_ext.tir_schedules.cuda.vector_group import Lanes
+from tvm_ext.tir_schedules.rows.row_combine import accumulated, combine_of
+from tvm_ext.tir_schedules.rows.row_kernel import (
+    RowBlock,
+    Store,
+    accesses,
+    buffer_key,
+    substituted,
+)
+from tvm_ext.tir_schedules.rows.row_strides import index_in_row, unfused
+from tvm_ext.tir_schedules.statements import sequence
+
+# Steps of a thread along a row that are written out; more are a loop.
+_MOST_UNROLLED = 16
+
+
+class ThreadRows(RowCombining):
+    """The statements of a row kernel under a launch."""
+
+    def write(self) -> tirx.Stmt:
+        """The grid."""
+        count = -(-self.kernel.count // self.launch.rows)
+
+        def block(index: Any) -> tirx.Stmt:
+            self.block = index
+            return sequence([stmt for b in self.kernel.blocks for stmt in self._block(b)])
+
+        return bound("blockIdx.x", count, self.dtype, block)
+
+    def fits(self, width: int) -> bool:
+        """Whether all blocks along the rows can move vectors of ``width`` elements."""
+        if width == 1:
+            return True
+        for block in (b for b in self.kernel.blocks if b.columns):
+            if block.length % width or len(block.stores) > 1:
+                return False
+            step = step_axis("step", block.length // width, self.dtype)
+            row = step_axis("row", self.kernel.count, self.dtype)
+            lane = tirx.Var("lane", self.dtype)
+            store = self.flat(self._update(block, 0), block, row.var, step.var * width + lane, 0)
+            ranges = [(row.var, row.extent), (step.var, step.extent)]
+            if store is None or not Lanes(store, lane, width, ranges).fits():
+                return False
+        return True
+
+    def keeps_rows_in_place(self) -> bool:
+        """Whether every thread only reads those elements of a waiting row that it has computed."""
+        for block in self.kernel.blocks:
+            fused = step_axis("fused", block.length, self.dtype)
+            values = unfused(fused.var, block.columns, self.dtype)
+            analyzer = sym.Analyzer()
+            analyzer.bind(fused.var, tvm.ir.Range(0, fused.extent))
+            for row in self.kernel.rows:
+                analyzer.bind(row.var, tvm.ir.Range(0, row.extent))
+            for buffer, indices in _accesses(block):
+                size = self.sizes.get(buffer_key(buffer), 1)
+                if size == 1:
+                    continue
+                index = substituted(index_in_row(self.kernel, buffer, indices), values)
+                if size != block.length or not analyzer.can_prove_equal(index, fused.var):
+                    return False
+        return True
+
+    def _block(self, block: RowBlock) -> list[tirx.Stmt]:
+        if block.starts:
+            return self._reduction(block)
+        if not block.columns:
+            return [self.threads(lambda: self._values(block))]
+        return [self.threads(lambda: self._columns(block, None))]
+
+    def _values(self, block: RowBlock) -> tirx.Stmt:
+        """A value of the row: by every thread for itself, by the first one to memory."""
+        row, inside = self.row()
+        statements = []
+        for store in block.stores:
+            flat = self.flat(store, block, row, self.number(0), None)
+            if buffer_key(store.buffer) in self.kernel.inner:
+                statements.append(flat)
+                continue
+            first = self.part == self.number(0)
+            condition = first if inside is None else tirx.And(first, inside)
+            statements.append(guarded(condition, flat))
+        return sequence(statements)
+
+    def _columns(self, block: RowBlock, partial: Sequence[Any] | None) -> tirx.Stmt:
+        """A pass of the thread over its part of the row; a reduction adds to ``partial``."""
+        launch = self.launch
+        row, inside = self.row()
+        steps = launch.steps(block.length)
+        vectors = block.length // launch.vector
+
+        def one(i: Any) -> tirx.Stmt:
+            at = i * self.number(launch.parts) + self.part
+            whole = steps * launch.parts == vectors
+            condition = None if whole else at < self.number(vectors)
+            if partial is None and not self.is_inner(block) and inside is not None:
+                condition = inside if condition is None else tirx.And(condition, inside)
+            return guarded(condition, self._group(block, partial, row, at, i))
+
+        unrolled = steps <= _MOST_UNROLLED or any(
+            self.sizes.get(buffer_key(buffer), 1) > 1 for buffer, _ in _accesses(block)
+        )
+        kind = tirx.ForKind.UNROLLED if unrolled else tirx.ForKind.SERIAL
+        return repeated(steps, self.dtype, one, kind)
+
+    def _group(
+        self, block: RowBlock, partial: Sequence[Any] | None, row: Any, at: Any, step: Any
+    ) -> tirx.Stmt:
+        """``vector`` neighbouring elements of a row, number ``at`` among the row's vectors."""
+        width = self.launch.vector
+        if len(block.stores) > 1:
+            return self._together(block, partial, row, at, step)
+        lane = tirx.Var("lane", self.dtype)
+        columns = step_axis("at", max(1, block.length // width), self.dtype)
+        rows = step_axis("row", self.kernel.count, self.dtype)
+        store = block.stores[0] if partial is None else self._update(block, 0, partial)
+        flat = self.flat(store, block, rows.var, columns.var * width + lane, step * width + lane)
+        ranges = [(rows.var, rows.extent), (columns.var, columns.extent)]
+        code = Lanes(flat, lane, width, ranges).code(self.arrays, self.mine())
+        return substituted(code, {buffer_key(rows.var): row, buffer_key(columns.var): at})
+
+    def _together(
+        self, block: RowBlock, partial: Sequence[Any] | None, row: Any, at: Any, step: Any
+    ) -> tirx.Stmt:
+        """Several results of one element, none of which is to see what another one stores."""
+        news = []
+        statements = []
+        for number, store in enumerate(block.stores):
+            moved = store if partial is None else self._update(block, number, partial)
+            flat = self.flat(moved, block, row, at, step)
+            held = self.arrays.registers("new", 1, str(store.buffer.dtype), self.mine())
+            statements.append(held.put(self.number(0), flat.value))
+            news.append((flat, held))
+        for flat, held in news:
+            value = held.at(self.number(0))
+            statements.append(tirx.BufferStore(flat.buffer, value, flat.indices))
+        return sequence(statements)
+
+    def _update(self, block: RowBlock, number: int, partial: Sequence[Any] | None = None) -> Store:
+        """One store of a block; a reduction's goes to the thread's partial result."""
+        store = block.stores[number]
+        if not block.starts:
+            return store
+        buffers = [s.buffer for s in block.stores]
+        if partial is None:
+            partial = [
+                tirx.decl_buffer([self.number(1)], str(b.dtype), "partial", scope="local")
+                for b in buffers
+            ]
+            at: list[Any] = [self.number(0)]
+        else:
+            at = [self.y, self.x, self.number(0)]
+        old = [tirx.BufferLoad(buffer, at) for buffer in partial]
+        return Store(partial[number], tuple(at), accumulated(store.value, buffers, old))
+
+    def _reduction(self, block: RowBlock) -> list[tirx.Stmt]:
+        combine = combine_of(block)
+        if combine is None:
+            raise ValueError("partial results of a reduction cannot be combined")
+        shape = [*self.extents, 1]
+        partial = [
+            self.arrays.allocated(f"{s.buffer.name}_part", shape, str(s.buffer.dtype), "local")
+            for s in block.stores
+        ]
+
+        def own() -> tirx.Stmt:
+            at = [self.y, self.x, self.number(0)]
+            starts = [
+                tirx.BufferStore(p, start, at)
+                for p, start in zip(partial, block.starts, strict=True)
+            ]
+            # The shuffles that follow take the threads that are active for the whole warp.
+            together = [] if self.launch.across else [warp_barrier()]
+            return sequence([*starts, self._columns(block, partial), *together])
+
+        statements = [self.threads(own)]
+        results: Sequence[Any] = partial
+        if self.launch.across and self.launch.parts > 1:
+            results, more = self.through_shared_memory(partial, combine)
+            statements += more
+        elif self.launch.parts > 1:
+            statements += self.by_shuffles(partial, combine)
+
+        def finish() -> tirx.Stmt:
+            return self._results(block, results, [self.y, self.x, self.number(0)])
+
+        return [*statements, self.threads(finish)]
+
+    def _results(self, block: RowBlock, results: Sequence[Any], index: list[Any]) -> tirx.Stmt:
+        """What was reduced goes where later blocks, or the caller, look for it."""
+        names = [tirx.BufferLoad(result, index) for result in results]
+        stores = tuple(
+            Store(store.buffer, store.indices, name)
+            for store, name in zip(block.stores, names, strict=True)
+        )
+        return self._values(RowBlock((), stores, ()))
+
+
+def _accesses(block: RowBlock) -> list[tuple[Any, Any]]:
+    return list(accesses(block.stores))

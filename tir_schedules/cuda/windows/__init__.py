@@ -1,0 +1,1 @@
+"""Windows that slide: depthwise convolution and pooling along strips of results in registers."""

@@ -1,0 +1,1 @@
+"""The pass ``AttentionFusion``. It asks the template for a kernel, and so is above both folders."""
