@@ -29,6 +29,7 @@ def example(monkeypatch):
     return load
 
 
+@pytest.mark.slow
 def test_resnet18_agrees_with_onnx_runtime(example, tmp_path):
     path = example("resnet18").build_resnet18(tmp_path / "resnet18.onnx")
     model = tvm_ext.compile(path)

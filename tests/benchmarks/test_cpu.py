@@ -48,6 +48,7 @@ def test_models_in_a_table_and_in_json(tiny_model_path, tmp_path, capsys):
     assert sum(row["share"] for row in model["roofline"]) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_kernels_beside_the_peaks(tmp_path, capsys):
     out = tmp_path / "out.json"
     arguments = ["--kernels", "conv3x3_7x7_512", "chain_cheap", "--peers", "onnxruntime"]

@@ -13,8 +13,8 @@ from expected_failures import may_differ, reason_of
 
 RUN = Path(__file__).parent / "run.py"
 
-# Every 64th case: many operator families, in a quarter of a minute.
-FAST_SHARDS = 64
+# Every 96th case: many operator families, in ten seconds.
+FAST_SHARDS = 96
 SLOW_SHARDS = 8
 
 

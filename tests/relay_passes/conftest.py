@@ -1,6 +1,7 @@
-"""Lets the tests import the modules beside them: the test folders are no packages."""
+"""Lets the tests import the modules beside them and the shared ones: test folders are no packages."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+for folder in (Path(__file__).parent, Path(__file__).parents[1] / "shared"):
+    sys.path.insert(0, str(folder))

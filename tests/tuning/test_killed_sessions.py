@@ -42,9 +42,9 @@ def check_folder(folder: Path, trials: int) -> None:
     assert len(stored) == len({kernel for kernel, _ in searched})
 
 
-def test_a_few_kills(tmp_path):
-    killed_sessions(tmp_path, 2, 12)
-    check_folder(tmp_path, 12)
+def test_a_kill(tmp_path):
+    killed_sessions(tmp_path, 1, 8)
+    check_folder(tmp_path, 8)
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def assert_as_reference(proto: onnx.ModelProto, fed: Arrays, levels: Any = ("O0"
             np.testing.assert_allclose(array, expected, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=6, deadline=None, derandomize=True)
 @given(
     op=st.sampled_from(["LSTM", "GRU", "RNN"]),
     direction=st.sampled_from(["forward", "reverse", "bidirectional"]),
