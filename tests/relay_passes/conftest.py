@@ -1,4 +1,4 @@
-"""Lets the tests import the modules beside them and the shared ones: test folders are no packages."""
+"""Lets the tests import the modules beside them and the shared ones: no folder is a package."""
 
 import sys
 from pathlib import Path
