@@ -1,5 +1,7 @@
 """Models compiled for GPUs on a machine without one: CUDA code, and the templates in the report."""
 
+import re
+
 import numpy as np
 import onnx
 import pytest
@@ -59,7 +61,10 @@ def test_templates_are_in_the_report(target: str) -> None:
 def test_products_go_to_the_contraction() -> None:
     compiled = tvm_ext.compile(mlp(4), target="cuda")
     assert "contraction" in {kernel.schedule for kernel in compiled.report.kernels}
-    assert "__shared__" in cuda_code(compiled)
+    code = cuda_code(compiled)
+    assert "__shared__" in code
+    # One block alone may have all registers: the assembler spills none for occupancy.
+    assert re.search(r"__launch_bounds__\(\d+, 1\)", code)
 
 
 def test_float32_keeps_its_bits_unless_tf32_is_asked_for() -> None:

@@ -6,8 +6,39 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvm_ffi import structural_map
 
 Body = Callable[[Any], tirx.Stmt]
+
+ALL_REGISTERS = "tvm_ext.all_registers"
+"""Annotation of a loop over blocks of which one alone may have all registers of a multiprocessor.
+
+Without it the assembler weighs occupancy as well, and may spill a few registers for it.
+"""
+
+# What TVM writes into ``__launch_bounds__``: how many blocks have to fit on a multiprocessor.
+_MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
+
+
+def with_launch_bounds(body: tirx.Stmt) -> tirx.Stmt:
+    """``body`` with the annotation ``ALL_REGISTERS`` as TVM wants to have it said."""
+    return structural_map(body, (tirx.For, _bounded))
+
+
+def _bounded(loop: tirx.For) -> tirx.For:
+    if ALL_REGISTERS not in loop.annotations:
+        return loop
+    one = tirx.const(1, "int32")
+    rest = {key: value for key, value in loop.annotations.items() if key != ALL_REGISTERS}
+    return tirx.For(
+        loop.loop_var,
+        loop.min,
+        loop.extent,
+        loop.kind,
+        tirx.AttrStmt(one, _MIN_BLOCKS, one, loop.body),
+        loop.thread_binding,
+        rest,
+    )
 
 
 def bound(tag: str, extent: Any, dtype: str, body: Body) -> tirx.Stmt:

@@ -10,6 +10,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
+from tvm_ext.tir_schedules.cuda.launch import ALL_REGISTERS
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import (
     MAX_BATCH,
     ROW_PADDING_BYTES,
@@ -42,6 +43,14 @@ def bind_blocks(
     Tiles of ``tiles.group`` rows go column by column, so that those that run at a time share what
     they read in L2.
     """
+    ordered = _bound_blocks(sch, blocks, tiles)
+    sch.annotate(ordered, ALL_REGISTERS, 1)
+    return ordered
+
+
+def _bound_blocks(
+    sch: s_tir.Schedule, blocks: tuple[LoopRV, LoopRV, LoopRV], tiles: TileSizes
+) -> LoopRV:
     batch, rows, columns = blocks
     if any(static_extent(sch.get(loop).extent) is None for loop in blocks):
         # Only a grid's x may have more than 65,535 blocks.
