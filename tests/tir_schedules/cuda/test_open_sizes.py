@@ -77,3 +77,10 @@ def test_open_steps_are_refused() -> None:
     refused = apply_template(Contraction(), func, GPU)
     assert isinstance(refused, NotMine)
     assert "number of steps" in refused.reason
+
+
+def test_computed_sizes_are_refused() -> None:
+    func = kernel_of(relax.op.matmul, ((N + 64, 32), "float16"), f16(32, 48))
+    refused = apply_template(Contraction(), func, GPU)
+    assert isinstance(refused, NotMine)
+    assert "computed of others" in refused.reason

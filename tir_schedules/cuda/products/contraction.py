@@ -72,6 +72,8 @@ class Contraction:
         if not isinstance(machine, GpuDescription):
             return NotMine("the target is not a GPU")
         nominal = with_nominal_sizes(func)
+        if isinstance(nominal, NotMine):
+            return nominal
         sch = s_tir.Schedule(nominal)
         found = self._found(sch, machine.tf32 or self.tf32)
         if isinstance(found, NotMine):
