@@ -26,9 +26,10 @@ from tvm_ext.tir_schedules.cuda.products.product_form import only_reduction
 from tvm_ext.tir_schedules.cuda.products.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import OperandTensor, operand_tensor
 from tvm_ext.tir_schedules.cuda.warp_groups.tensor_staging import staged, staged_bytes
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import TILE_ROWS, decide_group_tiles
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import decide_group_tiles
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_epilogue import GroupEpilogue, Written
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_kernel import GroupKernel, GroupProduct
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_kernel import GroupKernel
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_work import GroupProduct
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import FlatViews, flattened, nodes
 from tvm_ext.tir_schedules.inlining import kernel_blocks
@@ -93,7 +94,7 @@ class WarpGroupContraction:
         if isinstance(written, NotMine):
             return written
         views = FlatViews()
-        tile = (TILE_ROWS, tiles.columns)
+        tile = (tiles.rows, tiles.columns)
         epilogue = GroupEpilogue.of(written, (batch, rows, columns), tile, machine, views)
         if isinstance(epilogue, NotMine):
             return epilogue

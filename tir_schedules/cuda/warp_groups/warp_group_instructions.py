@@ -86,6 +86,14 @@ def prefetch_map(tensor_map: Any) -> tirx.Stmt:
     )
 
 
+def in_use(pointer: Any) -> tirx.Stmt:
+    """Says that a kernel uses an array of which it is only given a tensor map.
+
+    Without it TVM 0.27 has the array end where its map is made, and puts another one there.
+    """
+    return _statement("tvm_ext_in_use", "const void* p", 'asm volatile("" :: "l"(p));', pointer)
+
+
 def copy_box(destination: Any, tensor_map: Any, at: list[Any], barrier: Any) -> tirx.Stmt:
     """A bulk copy of a box of a tensor, whose bytes ``barrier`` counts; one thread starts it.
 
