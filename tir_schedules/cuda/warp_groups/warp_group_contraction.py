@@ -87,7 +87,8 @@ class WarpGroupContraction:
         batch, rows, columns, steps = sizes
         product = Product(batch, rows, columns, steps, dtype, element_bytes=2, depth=16)
         copied = sum(map(staged_bytes, operands))
-        tiles = decide_group_tiles(product, machine, decisions, copied)
+        across = operands[1].across
+        tiles = decide_group_tiles(product, machine, decisions, copied, across)
         if isinstance(tiles, NotMine):
             return tiles
         written = _written(sch, main, axes)

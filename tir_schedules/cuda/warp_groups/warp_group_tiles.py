@@ -38,6 +38,9 @@ class GroupTiles:
     split_blocks : int
         Blocks that share the steps of the tiles of a last round that has not one for every
         block; 0 where each of them is one block's.
+    cluster : int
+        Blocks with tiles below each other that run at the same time and bring each other parts of
+        the columns' operand, which they share.
     """
 
     rows: int
@@ -45,6 +48,7 @@ class GroupTiles:
     stages: int = 1
     group: int = 1
     split_blocks: int = 0
+    cluster: int = 1
 
     @property
     def multiplying(self) -> int:
