@@ -20,12 +20,13 @@ from dataclasses import dataclass
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import BANKS_BYTES, Product
+from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import SWIZZLED_ROW_BYTES
 from tvm_ext.tir_schedules.decisions import Decisions
 from tvm_ext.tir_schedules.template import NotMine
 
 TILE_ROWS = 128
-TILE_DEPTH = 64
-"""Steps whose operands fill the rows of 128 bytes that are swizzled."""
+_ROW_BYTES = SWIZZLED_ROW_BYTES
+"""Bytes of the steps whose operands are brought at a time."""
 
 TILE_COLUMNS = (64, 128, 192, 256)
 MAX_STAGES = 8
@@ -57,7 +58,7 @@ class GroupTiles:
     columns : int
         Columns of the ``TILE_ROWS`` rows of results that a block of threads computes.
     stages : int
-        Pairs of operand tiles, of ``TILE_DEPTH`` steps, that are in flight or in use.
+        Pairs of operand tiles, of rows of 128 bytes, that are in flight or in use.
     group : int
         Rows of tiles that are worked through column by column, before the next rows: blocks that
         run at the same time then share operands in L2.
@@ -69,8 +70,8 @@ class GroupTiles:
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of one pair of operand tiles of 16-bit elements."""
-        return (TILE_ROWS + self.columns) * TILE_DEPTH * 2
+        """Bytes of one pair of operand tiles."""
+        return (TILE_ROWS + self.columns) * _ROW_BYTES
 
     @property
     def shared_bytes(self) -> int:
@@ -83,19 +84,24 @@ class GroupTiles:
 
 
 def decide_group_tiles(
-    product: Product, machine: GpuDescription, decisions: Decisions, copied_bytes: int = 0
+    product: Product,
+    machine: GpuDescription,
+    decisions: Decisions,
+    copied_bytes: int = 0,
+    wanted: Product | None = None,
 ) -> GroupTiles | NotMine:
     """The tiles, or why instructions of single warps are not slower.
 
-    ``copied_bytes``: what is read and written to align operands first. Decisions:
-    ``tile_columns``, ``stages``, ``tile_group``.
+    ``copied_bytes``: what is read and written to align operands first. ``wanted``: the product
+    without rows and steps that only fill boxes. Decisions: ``tile_columns``, ``stages``,
+    ``tile_group``.
     """
     offered = [columns for columns in TILE_COLUMNS if _stages(columns, machine) >= 2]
     if not offered:
         return NotMine("shared memory has no room for two stages")
     best = min(offered, key=lambda columns: (_cycles(columns, product, machine), columns))
     needed = _arithmetic(best, product, machine) + _copying(copied_bytes, machine)
-    if needed >= _arithmetic_of_warps(product, machine):
+    if needed >= _arithmetic_of_warps(wanted or product, machine):
         return NotMine("its tiles would be so empty that instructions of single warps are as fast")
     columns = decisions.pick("tile_columns", offered, best)
     most = _stages(columns, machine)
@@ -122,7 +128,8 @@ def _cycles(columns: int, product: Product, machine: GpuDescription) -> float:
     shared = through * product.element_bytes / BANKS_BYTES
     from_l2 = machine.l2_gbs * 1e9 / machine.sms / clock
     loads = (TILE_ROWS + columns) * product.element_bytes / from_l2
-    steps = math.ceil(product.steps / TILE_DEPTH) * TILE_DEPTH
+    depth = _ROW_BYTES // product.element_bytes
+    steps = math.ceil(product.steps / depth) * depth
     store = TILE_ROWS * columns * product.element_bytes / from_l2
     tiles = product.batch * math.prod(GroupTiles(columns, 1, 1).count(product))
     rounds = math.ceil(tiles / machine.sms)
@@ -131,7 +138,8 @@ def _cycles(columns: int, product: Product, machine: GpuDescription) -> float:
 
 def _arithmetic(columns: int, product: Product, machine: GpuDescription) -> float:
     """Cycles in which the tensor cores of the busiest multiprocessor are needed."""
-    steps = math.ceil(product.steps / TILE_DEPTH) * TILE_DEPTH
+    depth = _ROW_BYTES // product.element_bytes
+    steps = math.ceil(product.steps / depth) * depth
     tiles = product.batch * math.prod(GroupTiles(columns, 1, 1).count(product))
     rounds = math.ceil(tiles / machine.sms)
     return rounds * steps * TILE_ROWS * columns / _rate(product, machine)

@@ -16,14 +16,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
-from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import OperandTensor, new_tensor_map
+from tvm_ext.tir_schedules.cuda.warp_groups.group_operands import Operand
+from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import SWIZZLED_ROW_BYTES, new_tensor_map
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import (
-    TILE_DEPTH,
     TILE_ROWS,
     GroupTiles,
 )
@@ -40,10 +41,7 @@ _WARPS = hopper.WARP_GROUP // 32
 # three warp groups no more than the 512 that a multiprocessor has for each of their 128 threads.
 _FEW_REGISTERS, _MANY_REGISTERS = 40, 232
 
-_SWIZZLED = 64
-"""Elements of 16 bits in a swizzled row of 128 bytes."""
-
-_ROW_BYTES = 128
+_ROW_BYTES = SWIZZLED_ROW_BYTES
 _EIGHT_ROWS = 8 * _ROW_BYTES
 
 
@@ -53,7 +51,7 @@ class GroupProduct:
 
     Attributes
     ----------
-    operands : (OperandTensor, OperandTensor)
+    operands : (OperandTensor or ImageTensor, OperandTensor)
         A and B.
     batch, rows, columns, steps : int
         Sizes.
@@ -65,7 +63,7 @@ class GroupProduct:
         Blocks of threads that fit on the GPU at a time.
     """
 
-    operands: tuple[OperandTensor, OperandTensor]
+    operands: tuple[Operand, Operand]
     batch: int
     rows: int
     columns: int
@@ -75,9 +73,14 @@ class GroupProduct:
     blocks: int
 
     @property
+    def step(self) -> int:
+        """Steps of the reduction for one of the ring: the elements of a swizzled row."""
+        return _ROW_BYTES * 8 // tvm.DataType(self.dtype).bits
+
+    @property
     def rounds(self) -> int:
         """Steps of the ring for one tile."""
-        return math.ceil(self.steps / TILE_DEPTH)
+        return math.ceil(self.steps / self.step)
 
 
 class GroupKernel:
@@ -93,7 +96,8 @@ class GroupKernel:
         self.grid = min(self.count, product.blocks)
         self.maps = [new_tensor_map(f"map_{name}") for name in "ab"]
         self.shared = arrays.allocated("stages", (self.tiles.shared_bytes,), "uint8", "shared.dyn")
-        self.results = arrays.allocated("results", (self.tiles.columns // 2,), "float32", "local")
+        total = hopper.results_dtype(product.dtype)
+        self.results = arrays.allocated("results", (self.tiles.columns // 2,), total, "local")
         self.base = tirx.Var("base", "uint32")
 
     def statements(self) -> list[tirx.Stmt]:
@@ -102,15 +106,14 @@ class GroupKernel:
         for (var, _), operand, extent in zip(
             self.maps, self.product.operands, (TILE_ROWS, self.tiles.columns), strict=True
         ):
-            host.append(operand.encoded(var, (_SWIZZLED, self._box(operand, extent))))
+            row = self.product.step
+            box = (row, row if operand.across else operand.lines(extent))
+            host.append(operand.encoded(var, box))
 
         def threads(block: Any) -> tirx.Stmt:
             return bound("threadIdx.x", THREADS, self.dtype, lambda t: self._block(block, t))
 
         return [*host, bound("blockIdx.x", self.grid, self.dtype, threads)]
-
-    def _box(self, operand: OperandTensor, extent: int) -> int:
-        return TILE_DEPTH if operand.across else extent
 
     def _block(self, block: Any, thread: Any) -> tirx.Stmt:
         copying = tirx.LT(thread, self._int(hopper.WARP_GROUP))
@@ -164,7 +167,9 @@ class GroupKernel:
                     hopper.barrier_expect(full, self.tiles.stage_bytes),
                 ]
                 for index, place in enumerate(places[1:]):
-                    found += self._boxes(index, stage, places[0], place, k * TILE_DEPTH, full)
+                    found += self._boxes(
+                        index, stage, places[0], place, k * self.product.step, full
+                    )
                 return sequence(found)
 
             return sequence([*binds, _serial(self.product.rounds, "int32", step)])
@@ -174,14 +179,14 @@ class GroupKernel:
     def _boxes(
         self, index: int, stage: Any, batch: Any, place: Any, step: Any, barrier: Any
     ) -> list[tirx.Stmt]:
-        """The copies of an operand's tile: one, or one for each 64 of its rows or columns."""
+        """The copies of an operand's tile: one, or one for some of its rows or columns each."""
         operand = self.product.operands[index]
         extent = self.tiles.columns if index else TILE_ROWS
         start = self._stage(stage, index)
-        width = _SWIZZLED if operand.across else extent
+        width = operand.lines(extent)
         return [
             hopper.copy_box(
-                start + tirx.const(box * TILE_DEPTH * _ROW_BYTES, "uint32"),
+                start + tirx.const(box * width * _ROW_BYTES, "uint32"),
                 self.maps[index][0],
                 operand.at(batch, place + box * width, step),
                 barrier,
@@ -206,8 +211,8 @@ class GroupKernel:
                     ring,
                     hopper.finish(0),
                     self._released(stage, lane, None),
-                    hopper.settle(results, self.tiles.columns),
-                    hopper.gather_columns(results, self.tiles.columns),
+                    hopper.settle(results, self.tiles.columns, self.product.dtype),
+                    hopper.gather_columns(results, self.tiles.columns, self.product.dtype),
                     self._written(block, thread, number),
                 ]
             )
@@ -223,11 +228,12 @@ class GroupKernel:
             start = self._stage(stage, index)
             if not index:
                 start = start + group.astype("uint32") * hopper.ROWS * _ROW_BYTES
-            leading = TILE_DEPTH * _ROW_BYTES if self.product.operands[index].across else 16
+            leading = self.product.step * _ROW_BYTES if self.product.operands[index].across else 16
             found.append(tirx.Bind(var, hopper.descriptor(start, leading, _EIGHT_ROWS)))
         found.append(hopper.start())
         first, second = (operand.across for operand in self.product.operands)
-        for part in range(TILE_DEPTH // hopper.DEPTH):
+        first_dtype, second_dtype = (str(operand.buffer.dtype) for operand in self.product.operands)
+        for part in range(_ROW_BYTES // hopper.DEPTH_BYTES):
             a, b = (
                 var + tirx.const(part * _advance(turned), "uint64")
                 for var, turned in zip(descriptors, (first, second), strict=True)
@@ -235,7 +241,9 @@ class GroupKernel:
             add = tirx.const(1, "uint32") if part else tirx.NE(k, 0).astype("uint32")
             results, columns = buffer_data(self.results), self.tiles.columns
             across = (first, second)
-            found.append(hopper.multiply(results, a, b, add, columns, self.product.dtype, across))
+            found.append(
+                hopper.multiply(results, a, b, add, columns, (first_dtype, second_dtype), across)
+            )
         found += [hopper.commit(), hopper.finish(1)]
         before = (stage + self.tiles.stages - 1) % self.tiles.stages
         found.append(self._released(before, lane, tirx.NE(k, 0)))
@@ -298,7 +306,7 @@ class GroupKernel:
     def _stage(self, stage: Any, index: int) -> Any:
         """Where the tile of an operand begins in shared memory."""
         size = tirx.const(self.tiles.stage_bytes, "uint32")
-        offset = tirx.const(index * TILE_ROWS * TILE_DEPTH * 2, "uint32")
+        offset = tirx.const(index * TILE_ROWS * _ROW_BYTES, "uint32")
         return self.base + stage.astype("uint32") * size + offset
 
     def _barrier(self, kind: str, stage: Any) -> Any:
@@ -313,7 +321,7 @@ class GroupKernel:
 
 def _advance(across: bool) -> int:
     """What one instruction's depth adds to a descriptor, in units of 16 bytes."""
-    return hopper.DEPTH * (_ROW_BYTES if across else 2) // 16
+    return (hopper.DEPTH * _ROW_BYTES if across else hopper.DEPTH_BYTES) // 16
 
 
 def _flipped(parity: Any) -> Any:
