@@ -7,9 +7,9 @@ from gpu_kernels import needs_nvcc, resources, scheduled, whole_source
 from lowering import kernel_of
 from matrix_products import product
 from test_emulated_templates import tf32
-from test_warp_group_contraction import H200, check_numbers
-from test_warp_group_convolution import convolved
+from test_warp_group_convolution import SLOW, convolved
 from tvm import relax, te, tirx
+from warp_group_cases import H200, check_numbers
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.apply_template import apply_template
@@ -74,11 +74,11 @@ def _integer_window(x: relax.Expr, w: relax.Expr) -> relax.Expr:
 
 @pytest.mark.slow
 def test_sizes_that_no_tile_divides() -> None:
-    check_numbers(product(120, 60, 240, dtype="int8", total="int32", b_turned=True))
+    check_numbers(product(120, 60, 240, dtype="int8", total="int32", b_turned=True), 1, SLOW)
     odd = product(124, 62, 251, dtype="uint8", total="int32", b_turned=True, written="float32")
-    check_numbers(odd, tile_columns=64)
+    check_numbers(odd, 1, SLOW, tile_columns=64)
     image, filters = ((1, 16, 16, 112), "int8"), ((64, 3, 3, 112), "int8")
-    check_numbers(kernel_of(_integer_window, image, filters))
+    check_numbers(kernel_of(_integer_window, image, filters), 1, SLOW)
 
 
 @needs_nvcc

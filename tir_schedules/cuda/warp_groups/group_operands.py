@@ -4,6 +4,7 @@ A convolution's rows and steps are counted as its boxes bring them: with the pix
 are outside of the images, and with channels filled up to whole boxes.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_ext.tir_schedules.block_access import element_bytes
+from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.cuda.products.product_axes import ProductAxes, loads_of
 from tvm_ext.tir_schedules.cuda.warp_groups.image_tensor import Operand, image_tensor
 from tvm_ext.tir_schedules.cuda.warp_groups.padding import Padding, padding_of
@@ -30,6 +31,12 @@ from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_instructions import (
 from tvm_ext.tir_schedules.flat_views import FlatViews, flattened, nodes
 from tvm_ext.tir_schedules.template import NotMine
 
+ROW_BYTES = (128, 64, 32)
+"""Rows of shared memory that bulk copies and the instructions swizzle."""
+
+# Bytes of products in whose time a block waits for one more pair of operand tiles. Estimate.
+_ROW_OVERHEAD = 16
+
 
 @dataclass(frozen=True)
 class GroupOperands:
@@ -43,12 +50,15 @@ class GroupOperands:
         Of the product, with those that only fill boxes.
     pixels : PixelBoxes or None
         What the rows are for a convolution; None: rows of A in order.
+    row_bytes : int
+        Bytes of the steps that are brought at a time.
     """
 
     tensors: tuple[Operand, OperandTensor]
     rows: int
     steps: int
     pixels: PixelBoxes | None = None
+    row_bytes: int = SWIZZLED_ROW_BYTES
 
     @property
     def dtype(self) -> str:
@@ -112,29 +122,44 @@ def _tensors(
     padding: Padding | None,
 ) -> GroupOperands | NotMine:
     variables = [iter_var.var for iter_var in block.iter_vars]
-    a, b = loads
+    a = loads[0]
 
-    def matrix(load: Any, address: Any, selecting: tuple[int, ...], taps: int) -> Any:
-        groups = (axes.batch, selecting, axes.steps[taps:])
-        return operand_tensor(load, address, variables, axes.extents, groups, axes.steps[:taps])
+    def matrix(at: int, taps: int = 0, depth: int = 0) -> OperandTensor | NotMine:
+        groups = (axes.batch, axes.columns if at else axes.rows, axes.steps[taps:])
+        return operand_tensor(
+            *(loads[at], addresses[at], variables, axes.extents, groups),
+            *(axes.steps[:taps], depth),
+        )
 
-    first = matrix(a, addresses[0], axes.rows, 0)
+    first = matrix(0)
     if padding is None and not isinstance(first, NotMine):
-        second = matrix(b, addresses[1], axes.columns, 0)
+        second = matrix(1)
         if isinstance(second, NotMine):
             return second
         rows, steps = axes.size(axes.rows), axes.size(axes.steps)
         return GroupOperands((first, second), rows, steps)
     source = a.source if padding is None else padding.source
-    depth = SWIZZLED_ROW_BYTES // element_bytes(source)
+    row_bytes = _row_bytes((static_extent(source.shape[-1]) or 0) * element_bytes(source))
+    depth = row_bytes // element_bytes(source)
     image = image_tensor(a, padding, variables, axes, ROWS, depth)
     if isinstance(image, NotMine):
-        single = len(axes.rows) == len(axes.steps) == 1 and isinstance(first, NotMine)
-        return first if single else image
-    second = matrix(b, addresses[1], axes.columns, len(axes.steps) - 1)
+        single = len(axes.rows) == len(axes.steps) == 1
+        return first if single and isinstance(first, NotMine) else image
+    second = matrix(1, len(axes.steps) - 1, depth)
     if isinstance(second, NotMine):
         return second
-    return GroupOperands((image, second), image.pixels.rows, image.steps.count, image.pixels)
+    return GroupOperands(
+        (image, second), image.pixels.rows, image.steps.count, image.pixels, row_bytes
+    )
+
+
+def _row_bytes(channels: int) -> int:
+    """The bytes of a pixel's ``channels`` to bring at a time: full rows, and few of them."""
+
+    def cost(row: int) -> int:
+        return math.ceil(channels / row) * (row + _ROW_OVERHEAD)
+
+    return min(ROW_BYTES, key=lambda row: (cost(row), -row))
 
 
 def _by_depth(found: GroupOperands) -> GroupOperands | NotMine:

@@ -21,8 +21,9 @@ MAX_EXTENT = 1 << 32
 SWIZZLED_ROW_BYTES = 128
 """Bytes of a box along its fastest dimension when it is swizzled by 128 bytes."""
 
-# Values of CUtensorMapSwizzle and CUtensorMapL2promotion for 128 bytes.
-_SWIZZLE_128_BYTES = 3
+# Values of CUtensorMapSwizzle by the bytes of a box along its fastest dimension, and of
+# CUtensorMapL2promotion for 128 bytes.
+_SWIZZLES = {32: 1, 64: 2, 128: 3}
 _PROMOTION_128_BYTES = 2
 
 # CU_TENSOR_MAP_DATA_TYPE_TFLOAT32. Copies of this type round float32 to it, as those of NVIDIA's
@@ -54,6 +55,8 @@ class OperandTensor:
     taps : tuple[Dimension, ...]
         Outer loops over the steps, slowest first, each of which begins with whole boxes: the window
         of a convolution, whose channels ``steps`` are then.
+    depth : int
+        Steps of a box, where there are taps.
     """
 
     buffer: Any
@@ -61,6 +64,7 @@ class OperandTensor:
     steps: Dimension
     batch: tuple[Dimension, ...]
     taps: tuple[Dimension, ...] = ()
+    depth: int = 0
 
     @property
     def across(self) -> bool:
@@ -91,8 +95,7 @@ class OperandTensor:
     @property
     def tap_steps(self) -> TapSteps:
         """How the steps are counted: what ``at`` is given."""
-        depth = SWIZZLED_ROW_BYTES // element_bytes(self.buffer)
-        return TapSteps(tuple(tap.extent for tap in self.taps), self.steps.extent, depth)
+        return TapSteps(tuple(tap.extent for tap in self.taps), self.steps.extent, self.depth)
 
     def lines(self, extent: int) -> int:
         """Rows or columns that one copy brings of the ``extent`` of a tile."""
@@ -118,6 +121,7 @@ def operand_tensor(
     extents: Sequence[int],
     axes: tuple[Sequence[int], Sequence[int], Sequence[int]],
     taps: Sequence[int] = (),
+    depth: int = 0,
 ) -> OperandTensor | NotMine:
     """The tensor that ``load`` reads, if bulk copies can bring it, or would from aligned rows.
 
@@ -131,6 +135,8 @@ def operand_tensor(
         Which of the loops are products of a batch, rows (or columns), and steps.
     taps : sequence of int
         Which of the loops are outer ones of the steps, slowest first.
+    depth : int
+        Steps of a box, where there are taps.
     """
     linear = detect_linear_equation(index, list(variables))
     strides = [static_extent(step) for step in linear]
@@ -143,7 +149,7 @@ def operand_tensor(
     if len(selecting) != 1 or len(steps) != 1:
         return NotMine(f"the rows or steps of {load.source.name} are not evenly spaced")
     outer = tuple(Dimension(extents[at], strides[at]) for at in taps)  # type: ignore[arg-type]
-    tensor = OperandTensor(load.source, selecting[0], steps[0], tuple(batch), outer)
+    tensor = OperandTensor(load.source, selecting[0], steps[0], tuple(batch), outer, depth)
     return _accepted(tensor)
 
 
@@ -185,7 +191,8 @@ def encoded_map(
     dims : sequence of Dimension
         Of the tensor in ``buffer``, fastest first.
     box : sequence of int
-        Places along each dimension that a copy goes through.
+        Places along each dimension that a copy goes through: 32, 64 or 128 bytes of the fastest,
+        which are swizzled as rows of so many bytes.
     steps : sequence of int
         Every how many of them it takes one.
     """
@@ -199,7 +206,7 @@ def encoded_map(
         *[tirx.const(step, "int32") for step in steps],
         descriptor_dtype=dtype,
         rank=len(dims),
-        swizzle=_SWIZZLE_128_BYTES,
+        swizzle=_SWIZZLES[box[0] * width],
         l2_promotion=_PROMOTION_128_BYTES,
         force_cu_dtype=_TFLOAT32 if dtype == "float32" else -1,
     )

@@ -26,9 +26,10 @@ from tvm_ext.tir_schedules.cuda.products.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warp_groups.group_operands import GroupOperands, group_operands
 from tvm_ext.tir_schedules.cuda.warp_groups.tensor_staging import staged, staged_bytes
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import TILE_ROWS, decide_group_tiles
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import decide_group_tiles
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_epilogue import GroupEpilogue, Written
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_kernel import GroupKernel, GroupProduct
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_kernel import GroupKernel
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_work import GroupProduct
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import FlatViews
 from tvm_ext.tir_schedules.inlining import kernel_blocks
@@ -92,14 +93,14 @@ class WarpGroupContraction:
         wanted = Product(batch, rows, columns, steps, rate, width, depth)
         product = replace(wanted, rows=operands.rows, steps=operands.steps)
         copied = sum(map(staged_bytes, operands.tensors))
-        tiles = decide_group_tiles(product, machine, decisions, copied, wanted)
+        tiles = decide_group_tiles(product, machine, decisions, copied, wanted, operands.row_bytes)
         if isinstance(tiles, NotMine):
             return tiles
         written = _written(sch, main, axes)
         if isinstance(written, NotMine):
             return written
         views = FlatViews()
-        tile = (TILE_ROWS, tiles.columns)
+        tile = (tiles.rows, tiles.columns)
         sizes = [batch, rows, columns]
         epilogue = GroupEpilogue.of(written, sizes, tile, machine, views, operands.pixels)
         if isinstance(epilogue, NotMine):

@@ -24,7 +24,7 @@ GROUP_COLUMNS = 32
 MAX_NODES = 400
 """Nodes of what follows the product beyond which writing it out for every result is too long."""
 
-Result = Callable[[int, int, Any], Any]
+Result = Callable[[Any, Any, Any], Any]
 """A thread's result of (group of 32 columns, half, column of 8)."""
 
 
@@ -126,22 +126,22 @@ class GroupEpilogue:
         groups = self.tile[1] // GROUP_COLUMNS
         return sequence(
             [
-                self._row(at, group, half, result, arrays, threads)
+                self.row(at, group, half, result, arrays, threads)
                 for group in range(groups)
                 for half in (0, 1)
             ]
         )
 
-    def _row(
+    def row(
         self,
         at: Place,
-        group: int,
-        half: int,
+        group: Any,
+        half: Any,
         result: Result,
         arrays: Arrays,
         threads: Sequence[tuple[Any, int]],
     ) -> tirx.Stmt:
-        """Eight neighbouring columns."""
+        """The statements for 8 neighbouring columns, of one ``group`` of 32 and one ``half``."""
         dtype = str(self.variables[0].ty)
         found = []
         for part in range(COLUMNS // self.width):
@@ -167,7 +167,7 @@ class GroupEpilogue:
         return row, row < rows if self.sizes[1] % self.tile[0] else None
 
     def _lanes(
-        self, result: Result, group: int, half: int, part: int
+        self, result: Result, group: Any, half: Any, part: int
     ) -> tuple[Lanes, tuple[Any, Any, Any]]:
         """One vector of columns, and the variables of its batch, row, and number in the row."""
         dtype = str(self.variables[0].ty)

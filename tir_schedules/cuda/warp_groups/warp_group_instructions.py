@@ -34,8 +34,9 @@ ACROSS = ("float16", "bfloat16")
 
 _BYTES = {"float32": 4, "int8": 1, "uint8": 1}
 
-# Swizzle of 128 bytes, bits 62 and 63 of a descriptor: [wgmma], "Matrix Descriptor Format".
-_SWIZZLE_128_BYTES = 1 << 62
+# Bits 62 and 63 of a descriptor by the bytes of a swizzled row: [wgmma], "Matrix Descriptor
+# Format".
+_SWIZZLES = {128: 1, 64: 2, 32: 3}
 
 
 def shared_address(pointer: Any) -> Any:
@@ -99,6 +100,14 @@ def prefetch_map(tensor_map: Any) -> tirx.Stmt:
     )
 
 
+def in_use(pointer: Any) -> tirx.Stmt:
+    """Says that a kernel uses an array of which it is only given a tensor map.
+
+    Without it TVM 0.27 has the array end where its map is made, and puts another one there.
+    """
+    return _statement("tvm_ext_in_use", "const void* p", 'asm volatile("" :: "l"(p));', pointer)
+
+
 def copy_box(destination: Any, tensor_map: Any, at: list[Any], barrier: Any) -> tirx.Stmt:
     """A bulk copy of a box of a tensor, whose bytes ``barrier`` counts; one thread starts it.
 
@@ -125,16 +134,17 @@ def copy_box(destination: Any, tensor_map: Any, at: list[Any], barrier: Any) -> 
     )
 
 
-def descriptor(address: Any, leading_bytes: int, stride_bytes: int) -> Any:
-    """What names a matrix in shared memory with swizzled rows of 128 bytes to ``multiply``.
+def descriptor(address: Any, leading_bytes: int, stride_bytes: int, row_bytes: int = 128) -> Any:
+    """What names a matrix in shared memory with swizzled rows of ``row_bytes`` to ``multiply``.
 
     [wgmma], "Matrix Descriptor Format": 14 bits each, in units of 16 bytes. Groups of 8 rows are
-    ``stride_bytes`` apart. Along rows that are longer than 128 bytes, ``leading_bytes``; with the
+    ``stride_bytes`` apart. Along rows that are longer than that, ``leading_bytes``; with the
     depth along the rows there are none and it is not looked at.
     """
-    high = _SWIZZLE_128_BYTES | (stride_bytes >> 4) << 32 | (leading_bytes >> 4) << 16
+    high = _SWIZZLES[row_bytes] << 62 | (stride_bytes >> 4) << 32 | (leading_bytes >> 4) << 16
     body = f"return {high:#x}ull | ((address & 0x3ffffu) >> 4);"
     name = f"tvm_ext_descriptor_{leading_bytes}_{stride_bytes}"
+    name += f"_{row_bytes}" if row_bytes != 128 else ""
     return _call(name, "unsigned long long", "unsigned address", body, address, dtype="uint64")
 
 
