@@ -13,7 +13,7 @@ from warp_group_cases import H200, assert_no_spills, check_numbers, code_of, res
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import Product
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import decide_group_tiles
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import TILE_DEPTH, GroupTiles
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import GroupTiles
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_work import GroupProduct, GroupWork
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen
 
@@ -28,7 +28,7 @@ def test_every_shared_step_belongs_to_one_block_and_every_part_has_a_number_of_i
             continue
         sharing = generator.randint(1, min(blocks, left * depth))
         cut = GroupTiles(64, 64, split_blocks=sharing)
-        whole = GroupProduct((), 1, 64 * tiles, 64, depth * TILE_DEPTH, "float16", cut, blocks)
+        whole = GroupProduct((), 1, 64 * tiles, 64, depth * 64, "float16", cut, blocks)
         work = GroupWork(whole, "int32")
         assert (work.shared, work.whole) == (left, tiles - left)
         parts = {}

@@ -18,13 +18,16 @@ H200 = resolve_target("nvidia-h200")
 assert isinstance(H200, GpuDescription)
 
 
-def check_numbers(kernel: tirx.PrimFunc, sms: int = 1, **decided: int) -> None:
+def check_numbers(kernel: tirx.PrimFunc, sms: int = 1, arithmetic: int = 1, **decided: int) -> None:
     """The kernel on a GPU of few multiprocessors, whose blocks have several tiles each.
 
-    A second kernel costs nothing there.
+    A second kernel costs nothing there. With ``arithmetic`` multiply-adds take so many times as
+    long as on an H200, which is when tiles that are not full are worth their while.
     """
+    machine = H200.with_cores(sms)
     free = {"kernel_overhead_us": 1e-6, "l2_gbs": 1e9, "memory_gbs": 1e9}
-    machine = H200.with_cores(sms).model_copy(update=free)
+    rates = {dtype: rate / arithmetic for dtype, rate in machine.tensor_tflops.items()}
+    machine = machine.model_copy(update={**free, "tensor_tflops": rates})
     func = scheduled(WarpGroupContraction(), kernel, machine, Chosen(decided))
     assert_emulated({"kernel": kernel}, {"kernel": func}, machine)
 

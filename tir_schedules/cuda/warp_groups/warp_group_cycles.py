@@ -30,7 +30,7 @@ from tvm_ext.tir_schedules.cuda.products.contraction_decision import (
     PARTIAL_BYTES,
     Product,
 )
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import TILE_DEPTH, GroupTiles
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import GroupTiles
 
 WARP_RATE = 0.63
 """Share of Hopper's arithmetic rate that instructions of single warps reach: Luo et al.,
@@ -46,10 +46,10 @@ _START_CYCLES = 2000
 
 def cycles(tiles: GroupTiles, product: Product, machine: GpuDescription) -> float:
     """Estimated cycles of the whole product."""
-    depth = math.ceil(product.steps / TILE_DEPTH)
+    depth, each = tiles.depth(product), tiles.row_bytes // product.element_bytes
     step = _step(tiles, product, machine, _CONNECTION_BYTES)
     store = tiles.rows * tiles.columns * product.element_bytes / _from_l2(machine, machine.sms)
-    whole = depth * TILE_DEPTH * step + store
+    whole = depth * each * step + store
     left = tiles.shared(product, machine)
     time = _START_CYCLES + tiles.count(product) // machine.sms * whole
     if not left:
@@ -62,7 +62,7 @@ def cycles(tiles: GroupTiles, product: Product, machine: GpuDescription) -> floa
         # Ranges of several tiles, at different steps of each.
         parts_of_block = 2
         step = _step(tiles, product, machine, _from_l2(machine, blocks))
-    time += math.ceil(left * depth / blocks) * TILE_DEPTH * step
+    time += math.ceil(left * depth / blocks) * each * step
     time += parts_of_block * tiles.partial_bytes / _from_l2(machine, blocks)
     parts = blocks if parts_of_block == 1 else blocks + left - 1
     written = left * tiles.rows * tiles.columns * product.element_bytes

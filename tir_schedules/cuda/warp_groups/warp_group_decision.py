@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import Product
+from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import SWIZZLED_ROW_BYTES
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_cycles import (
     copying,
     cycles,
@@ -20,7 +21,6 @@ from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_cycles import (
 )
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import (
     TILE_COLUMNS,
-    TILE_DEPTH,
     TILE_ROWS,
     GroupTiles,
 )
@@ -44,15 +44,19 @@ def decide_group_tiles(
     machine: GpuDescription,
     decisions: Decisions,
     copied_bytes: int = 0,
+    wanted: Product | None = None,
+    row_bytes: int = SWIZZLED_ROW_BYTES,
     across: bool = False,
 ) -> GroupTiles | NotMine:
     """The tiles, or why instructions of single warps are not slower.
 
-    ``copied_bytes``: what is read and written to align operands first. ``across``: columns of B
-    are neighbours in memory. Decisions: ``tile_rows``, ``tile_columns``, ``split_blocks``,
-    ``stages``, ``cluster``, ``tile_group``.
+    ``copied_bytes``: what is read and written to align operands first. ``wanted``: the product
+    without rows and steps that only fill boxes. ``row_bytes``: see ``GroupTiles``. ``across``:
+    columns of B are neighbours in memory. Decisions: ``tile_rows``, ``tile_columns``,
+    ``split_blocks``, ``stages``, ``cluster``, ``tile_group``.
     """
-    sizes = itertools.starmap(GroupTiles, itertools.product(TILE_ROWS, TILE_COLUMNS))
+    shapes = itertools.product(TILE_ROWS, TILE_COLUMNS)
+    sizes = [GroupTiles(rows, columns, row_bytes=row_bytes) for rows, columns in shapes]
     offered = [tiles for size in sizes for tiles in _splits(size, product, machine)]
     offered = [tiles for tiles in offered if tiles.most_stages(machine) >= 2]
     if not offered:
@@ -62,7 +66,7 @@ def decide_group_tiles(
         return min(offered, key=lambda tiles: (cycles(tiles, product, machine), -tiles.columns))
 
     needed = cycles(best(), product, machine) + copying(copied_bytes, machine)
-    if needed >= cycles_of_warps(product, machine):
+    if needed >= cycles_of_warps(wanted or product, machine):
         return NotMine("its tiles would be so empty that instructions of single warps are as fast")
     for name, knob in (("rows", "tile_rows"), ("columns", "tile_columns"), ("split_blocks",) * 2):
         options = {getattr(tiles, name) for tiles in offered}
@@ -88,13 +92,14 @@ def _clusters(
     """Blocks that clusters may have: two need whole pairs of tiles in every column and round."""
     pairs = math.ceil(product.rows / tiles.rows) % 2 == 0 and machine.sms % 2 == 0
     # Each brings half of the columns, in whole boxes.
-    halves = not across or tiles.columns % (2 * TILE_DEPTH) == 0
+    box = SWIZZLED_ROW_BYTES // product.element_bytes
+    halves = not across or tiles.columns % (2 * box) == 0
     return [1, 2] if pairs and halves and not tiles.split_blocks else [1]
 
 
 def _splits(tiles: GroupTiles, product: Product, machine: GpuDescription) -> list[GroupTiles]:
     """The tiles with every number of blocks that may share a last round that is not full."""
-    left, depth = tiles.shared(product, machine), math.ceil(product.steps / TILE_DEPTH)
+    left, depth = tiles.shared(product, machine), tiles.depth(product)
     if not left:
         return [tiles]
     counts = {left * parts for parts in _PARTS if left * parts <= machine.sms} | {machine.sms}

@@ -17,10 +17,10 @@ from tvm.tirx.buffer import buffer_data
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded
 from tvm_ext.tir_schedules.cuda.warp_groups import cluster_instructions as cluster
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
-from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import new_tensor_map
+from tvm_ext.tir_schedules.cuda.warp_groups.image_tensor import Operand
+from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import SWIZZLED_ROW_BYTES, new_tensor_map
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_epilogue import GroupEpilogue, Place
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_ring import Ring
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import TILE_DEPTH
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_total import GroupTotal
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_work import (
     GroupProduct,
@@ -35,11 +35,8 @@ from tvm_ext.tir_schedules.statements import sequence
 # Two warp groups have more than any of their threads may use without moving them.
 _FEW_REGISTERS, _MANY_REGISTERS = 40, 232
 
-_SWIZZLED = 64
-"""Elements of 16 bits in a swizzled row of 128 bytes."""
-
-_ROW_BYTES = 128
-_EIGHT_ROWS = 8 * _ROW_BYTES
+_EIGHT_ROWS = 8
+"""Of which groups are named by their distance in memory."""
 
 
 class GroupKernel:
@@ -54,7 +51,8 @@ class GroupKernel:
         self.total = GroupTotal(self.work, epilogue, arrays) if self.work.shared else None
         self.maps = [new_tensor_map(f"map_{name}") for name in "ab"]
         self.shared = arrays.allocated("stages", (self.tiles.shared_bytes,), "uint8", "shared.dyn")
-        self.results = arrays.allocated("results", (self.tiles.columns // 2,), "float32", "local")
+        total = hopper.results_dtype(product.dtype)
+        self.results = arrays.allocated("results", (self.tiles.columns // 2,), total, "local")
         self.ring = Ring(tirx.Var("base", "uint32"), self.tiles)
         self.rank: Any = None
         """Number of a block in its cluster."""
@@ -64,7 +62,8 @@ class GroupKernel:
         host = [made for _, made in self.maps]
         for index, (var, _) in enumerate(self.maps):
             operand, (lines, _) = self.product.operands[index], self._boxes_of(index)
-            host.append(operand.encoded(var, (_SWIZZLED, TILE_DEPTH if operand.across else lines)))
+            box = (self.product.step, lines)
+            host.append(operand.encoded(var, box[::-1] if operand.across else box))
 
         def threads(block: Any) -> tirx.Stmt:
             return bound("threadIdx.x", self.threads, self.dtype, lambda t: self._block(block, t))
@@ -86,7 +85,7 @@ class GroupKernel:
         Blocks of a cluster have the same columns, of which each brings a part for all of them.
         """
         extent = self.tiles.columns // self.tiles.cluster if index else self.tiles.rows
-        lines = _SWIZZLED if self.product.operands[index].across else extent
+        lines = self.product.operands[index].lines(extent)
         return lines, extent // lines
 
     def _block(self, block: Any, thread: Any) -> tirx.Stmt:
@@ -130,7 +129,7 @@ class GroupKernel:
                     self.ring.free(stage, parity),
                     hopper.barrier_expect(full, self.tiles.stage_bytes),
                 ]
-                at = (piece.first.astype("int32") + k) * TILE_DEPTH
+                at = (piece.first.astype("int32") + k) * self.product.step
                 for index, place in enumerate(places[1:]):
                     found += self._boxes(index, stage, places[0], place, at, full)
                 return sequence(found)
@@ -142,7 +141,7 @@ class GroupKernel:
     def _boxes(
         self, index: int, stage: Any, batch: Any, place: Any, step: Any, barrier: Any
     ) -> list[tirx.Stmt]:
-        """The copies of an operand's tile: one, or one for each 64 of its rows or columns."""
+        """The copies of an operand's tile: one, or one for some of its rows or columns each."""
         operand, (lines, count) = self.product.operands[index], self._boxes_of(index)
         start = self.ring.operand(stage, index)
         shared = index == 1 and self.tiles.cluster > 1
@@ -152,7 +151,7 @@ class GroupKernel:
             box: Any = tirx.const(number, "int32")
             if shared:
                 box = self.rank.astype("int32") * count + number
-            to = start + box.astype("uint32") * (lines * _ROW_BYTES)
+            to = start + box.astype("uint32") * (lines * self.tiles.row_bytes)
             at = operand.at(batch, place + box * lines, step)
             found.append(hopper.copy_box(to, self.maps[index][0], at, barrier, blocks))
         return found
@@ -174,8 +173,8 @@ class GroupKernel:
                     ring,
                     hopper.finish(0),
                     self.ring.released(stage, lane, None),
-                    hopper.settle(results, self.tiles.columns),
-                    hopper.gather_columns(results, self.tiles.columns),
+                    hopper.settle(results, self.tiles.columns, self.product.dtype),
+                    hopper.gather_columns(results, self.tiles.columns, self.product.dtype),
                     self._written(thread, piece),
                 ]
             )
@@ -190,12 +189,13 @@ class GroupKernel:
         for index, var in enumerate(descriptors):
             start = self.ring.operand(stage, index)
             if not index:
-                start = start + group.astype("uint32") * hopper.ROWS * _ROW_BYTES
-            leading = TILE_DEPTH * _ROW_BYTES if self.product.operands[index].across else 16
-            found.append(tirx.Bind(var, hopper.descriptor(start, leading, _EIGHT_ROWS)))
+                start = start + group.astype("uint32") * hopper.ROWS * self.tiles.row_bytes
+            found.append(tirx.Bind(var, self._descriptor(self.product.operands[index], start)))
         found.append(hopper.start())
         first, second = (operand.across for operand in self.product.operands)
-        for part in range(TILE_DEPTH // hopper.DEPTH):
+        first_dtype, second_dtype = (str(operand.buffer.dtype) for operand in self.product.operands)
+        dtypes = (first_dtype, second_dtype)
+        for part in range(self.tiles.row_bytes // hopper.DEPTH_BYTES):
             a, b = (
                 var + tirx.const(part * _advance(turned), "uint64")
                 for var, turned in zip(descriptors, (first, second), strict=True)
@@ -203,11 +203,19 @@ class GroupKernel:
             add = tirx.const(1, "uint32") if part else tirx.NE(k, 0).astype("uint32")
             results, columns = buffer_data(self.results), self.tiles.columns
             across = (first, second)
-            found.append(hopper.multiply(results, a, b, add, columns, self.product.dtype, across))
+            found.append(hopper.multiply(results, a, b, add, columns, dtypes, across))
         found += [hopper.commit(), hopper.finish(1)]
         before = self.ring.before(stage)
         found.append(self.ring.released(before, lane, tirx.NE(k, 0)))
         return sequence(found)
+
+    def _descriptor(self, operand: Operand, start: Any) -> Any:
+        """What names an operand's tile at ``start`` to the instructions."""
+        if operand.across:
+            leading = self.product.step * SWIZZLED_ROW_BYTES
+            return hopper.descriptor(start, leading, _EIGHT_ROWS * SWIZZLED_ROW_BYTES)
+        row_bytes = self.tiles.row_bytes
+        return hopper.descriptor(start, 16, _EIGHT_ROWS * row_bytes, row_bytes)
 
     def _written(self, thread: Any, piece: Piece) -> tirx.Stmt:
         """What a multiplying thread does with its results."""
@@ -229,4 +237,4 @@ class GroupKernel:
 
 def _advance(across: bool) -> int:
     """What one instruction's depth adds to a descriptor, in units of 16 bytes."""
-    return hopper.DEPTH * (_ROW_BYTES if across else 2) // 16
+    return (hopper.DEPTH * SWIZZLED_ROW_BYTES if across else hopper.DEPTH_BYTES) // 16

@@ -1,8 +1,8 @@
 """Sums of tiles whose steps several blocks share: what a block leaves, and what adds it up.
 
-A block writes all results of a part, as float32, 8 neighbouring columns of a thread as two vectors
-and neighbouring threads side by side. A second kernel has a thread for each 8 columns; it adds the
-parts of their tile in the order of steps and does what follows the product.
+A block writes all results of a part, as float32 or int32, 8 neighbouring columns of a thread as two
+vectors and neighbouring threads side by side. A second kernel has a thread for each 8 columns; it
+adds the parts of their tile in the order of steps and does what follows the product.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_work import GroupWork, lo
 from tvm_ext.tir_schedules.statements import sequence
 
 _VECTOR = 4
-"""Neighbouring float32 that are stored at once, 16 bytes."""
+"""Neighbouring results of 4 bytes that are stored at once, 16 bytes."""
 
 _HALVES = 2
 _PLACES = (_HALVES, COLUMNS // _VECTOR)
@@ -35,16 +35,17 @@ class GroupTotal:
     def __init__(self, work: GroupWork, epilogue: GroupEpilogue, arrays: Arrays) -> None:
         self.work, self.epilogue, self.arrays = work, epilogue, arrays
         self.dtype = arrays.index_dtype
+        self.total = hopper.results_dtype(work.product.dtype)
         tiles = work.product.tiles
         self.groups = tiles.columns // GROUP_COLUMNS
         self.threads = tiles.multiplying * hopper.WARP_GROUP
         size = work.parts * tiles.rows * tiles.columns
-        self.partial = arrays.allocated("partial", (size,), "float32", "global")
+        self.partial = arrays.allocated("partial", (size,), self.total, "global")
 
     def stored(self, results: Any, part: Any, thread: Any) -> tirx.Stmt:
         """Writes ``results`` of a multiplying thread to where they are of ``part``."""
         owners = [(thread, self.threads)]
-        held = self.arrays.registers("held", _VECTOR, "float32", owners)
+        held = self.arrays.registers("held", _VECTOR, self.total, owners)
         found = []
         for group, half, vector in itertools.product(*map(range, (self.groups, *_PLACES))):
             start = self._start(part, group, half, vector, thread)
@@ -83,11 +84,11 @@ class GroupTotal:
             block % multiplying * hopper.WARP_GROUP + thread,
         )
         owners = [(thread, hopper.WARP_GROUP)]
-        sums = self.arrays.registers("sums", COLUMNS, "float32", owners)
+        sums = self.arrays.registers("sums", COLUMNS, self.total, owners)
         first, last = (self.work.owner(tile * depth + step) for step in (0, depth - 1))
 
         def start(column: Any) -> tirx.Stmt:
-            return sums.put(column, tirx.const(0, "float32"))
+            return sums.put(column, tirx.const(0, self.total))
 
         def part(turn: Any) -> tirx.Stmt:
             return self._part_added(sums, first + turn + tile, group, half, number)

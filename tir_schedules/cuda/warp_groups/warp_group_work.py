@@ -17,12 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.cuda.launch import repeated
-from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import OperandTensor
+from tvm_ext.tir_schedules.cuda.warp_groups.image_tensor import Operand
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_epilogue import COLUMNS
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import TILE_DEPTH, GroupTiles
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import GroupTiles
 from tvm_ext.tir_schedules.statements import sequence
 
 
@@ -32,7 +33,7 @@ class GroupProduct:
 
     Attributes
     ----------
-    operands : (OperandTensor, OperandTensor)
+    operands : (OperandTensor or ImageTensor, OperandTensor)
         A and B.
     batch, rows, columns, steps : int
         Sizes.
@@ -44,7 +45,7 @@ class GroupProduct:
         Blocks of threads that fit on the GPU at a time.
     """
 
-    operands: tuple[OperandTensor, OperandTensor]
+    operands: tuple[Operand, Operand]
     batch: int
     rows: int
     columns: int
@@ -56,7 +57,12 @@ class GroupProduct:
     @property
     def depth(self) -> int:
         """Steps of the ring for one tile."""
-        return math.ceil(self.steps / TILE_DEPTH)
+        return math.ceil(self.steps / self.step)
+
+    @property
+    def step(self) -> int:
+        """Steps of the reduction for one of the ring."""
+        return self.tiles.row_bytes * 8 // tvm.DataType(self.dtype).bits
 
 
 @dataclass(frozen=True)
