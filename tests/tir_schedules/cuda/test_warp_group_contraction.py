@@ -87,12 +87,19 @@ def test_code_of_a_large_product():
     source = code_of(product(4096, 4096, 4096, written="float16"))
     kernel = source.split("__launch_bounds__")[-1]
     assert "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16" in source
+    # Each of two blocks copies half of B to both.
+    assert "multicast::cluster [%0], [%1, {%3, %4}], [%2], 0x3;" in source
+    assert re.findall(r"tvm_ext_copy_box_2d\w*", kernel) == [
+        "tvm_ext_copy_box_2d",
+        *["tvm_ext_copy_box_2d_to_3"] * 2,
+    ]
     assert source.count("const __grid_constant__ CUtensorMap") == 2 * 2
     assert "*(uint4*)" in kernel
-    # One barrier of the block, before its threads part; the rest are barriers of the ring.
+    # One barrier of the cluster before its threads part and one at their end; the rest are
+    # barriers of the ring.
     assert "__syncthreads" not in kernel
     before, after = kernel.split("tvm_ext_registers_dec_40", 1)
-    assert before.count("tvm_ext_barrier_init_done") == 1
+    assert before.count("tvm_ext_cluster_begin") == after.count("tvm_ext_cluster_meet") == 1
     assert "tvm_ext_barrier_init" not in after
     # Four products are one group, of which one stays under way.
     order = re.findall(r"tvm_ext_multiply_(\w+?)\(", after)

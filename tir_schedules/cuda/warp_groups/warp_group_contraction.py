@@ -93,7 +93,12 @@ class WarpGroupContraction:
         wanted = Product(batch, rows, columns, steps, rate, width, depth)
         product = replace(wanted, rows=operands.rows, steps=operands.steps)
         copied = sum(map(staged_bytes, operands.tensors))
-        tiles = decide_group_tiles(product, machine, decisions, copied, wanted, operands.row_bytes)
+        tiles = decide_group_tiles(
+            *(product, machine, decisions, copied),
+            wanted=wanted,
+            row_bytes=operands.row_bytes,
+            across=operands.tensors[1].across,
+        )
         if isinstance(tiles, NotMine):
             return tiles
         written = _written(sch, main, axes)

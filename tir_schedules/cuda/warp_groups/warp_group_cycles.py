@@ -69,6 +69,13 @@ def cycles(tiles: GroupTiles, product: Product, machine: GpuDescription) -> floa
     return time + copying(parts * tiles.partial_bytes + written, machine)
 
 
+def is_much_for_l2(tiles: GroupTiles, product: Product, machine: GpuDescription) -> bool:
+    """Whether all blocks together ask L2 for more in a step than it gives in that time."""
+    asked = machine.sms * (tiles.rows + tiles.columns) * product.element_bytes
+    step = _step(tiles, product, machine, _CONNECTION_BYTES)
+    return asked > step * machine.l2_gbs / machine.clock_ghz
+
+
 def cycles_of_warps(product: Product, machine: GpuDescription) -> float:
     """The same for the best tiles of instructions of single warps, which may split the steps.
 

@@ -2,7 +2,8 @@
 
 Of all tiles those are taken that take the fewest cycles as ``warp_group_cycles`` has them. With
 each size the steps of a last round that is not full may be shared, by as many blocks as there are
-multiprocessors, or by a whole number for each of its tiles.
+multiprocessors, or by a whole number for each of its tiles. Where L2 could not give all blocks what
+they ask for, clusters of two blocks ask for the operand that they share only once.
 """
 
 import itertools
@@ -16,6 +17,7 @@ from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_cycles import (
     copying,
     cycles,
     cycles_of_warps,
+    is_much_for_l2,
 )
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import (
     TILE_COLUMNS,
@@ -44,12 +46,14 @@ def decide_group_tiles(
     copied_bytes: int = 0,
     wanted: Product | None = None,
     row_bytes: int = SWIZZLED_ROW_BYTES,
+    across: bool = False,
 ) -> GroupTiles | NotMine:
     """The tiles, or why instructions of single warps are not slower.
 
     ``copied_bytes``: what is read and written to align operands first. ``wanted``: the product
-    without rows and steps that only fill boxes. ``row_bytes``: see ``GroupTiles``. Decisions:
-    ``tile_rows``, ``tile_columns``, ``split_blocks``, ``stages``, ``tile_group``.
+    without rows and steps that only fill boxes. ``row_bytes``: see ``GroupTiles``. ``across``:
+    columns of B are neighbours in memory. Decisions: ``tile_rows``, ``tile_columns``,
+    ``split_blocks``, ``stages``, ``cluster``, ``tile_group``.
     """
     shapes = itertools.product(TILE_ROWS, TILE_COLUMNS)
     sizes = [GroupTiles(rows, columns, row_bytes=row_bytes) for rows, columns in shapes]
@@ -71,12 +75,26 @@ def decide_group_tiles(
     tiles = offered[0]
     most = tiles.most_stages(machine)
     tiles = replace(tiles, stages=decisions.pick("stages", range(2, most + 1), most))
+    clusters = _clusters(tiles, product, machine, across)
+    pairs = max(clusters) if is_much_for_l2(tiles, product, machine) else 1
+    tiles = replace(tiles, cluster=decisions.pick("cluster", clusters, pairs))
     rows = math.ceil(product.rows / tiles.rows)
-    groups = [size for size in GROUP_SIZES if size <= rows]
+    groups = [size for size in GROUP_SIZES if size <= rows and size % tiles.cluster == 0]
     # The operands of a square of results are the fewest for as many blocks as run at a time.
     square = math.sqrt(machine.sms * tiles.columns / tiles.rows)
     nearest = min(groups, key=lambda size: abs(math.log2(size / square)))
     return replace(tiles, group=decisions.pick("tile_group", groups, nearest))
+
+
+def _clusters(
+    tiles: GroupTiles, product: Product, machine: GpuDescription, across: bool
+) -> list[int]:
+    """Blocks that clusters may have: two need whole pairs of tiles in every column and round."""
+    pairs = math.ceil(product.rows / tiles.rows) % 2 == 0 and machine.sms % 2 == 0
+    # Each brings half of the columns, in whole boxes.
+    box = SWIZZLED_ROW_BYTES // product.element_bytes
+    halves = not across or tiles.columns % (2 * box) == 0
+    return [1, 2] if pairs and halves and not tiles.split_blocks else [1]
 
 
 def _splits(tiles: GroupTiles, product: Product, machine: GpuDescription) -> list[GroupTiles]:

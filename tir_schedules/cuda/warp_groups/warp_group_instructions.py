@@ -108,23 +108,28 @@ def in_use(pointer: Any) -> tirx.Stmt:
     return _statement("tvm_ext_in_use", "const void* p", 'asm volatile("" :: "l"(p));', pointer)
 
 
-def copy_box(destination: Any, tensor_map: Any, at: list[Any], barrier: Any) -> tirx.Stmt:
+def copy_box(
+    destination: Any, tensor_map: Any, at: list[Any], barrier: Any, blocks: int = 0
+) -> tirx.Stmt:
     """A bulk copy of a box of a tensor, whose bytes ``barrier`` counts; one thread starts it.
 
     ``at``: the first element, fastest dimension first. What is outside of the tensor is zero.
+    ``blocks``: with a bit for each block of a cluster whose shared memory gets the box, at the
+    same place, and whose barrier counts it; 0 for only this block.
     """
+    several, mask = (".multicast::cluster", f", {blocks:#x}") if blocks else ("", "")
     rank = len(at)
     places = ", ".join(f"%{number + 3}" for number in range(rank))
     inputs = ", ".join(f'"r"(c{number})' for number in range(rank))
     asm = (
         f'asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier"\n'
-        f'    "::complete_tx::bytes [%0], [%1, {{{places}}}], [%2];"\n'
+        f'    "::complete_tx::bytes{several} [%0], [%1, {{{places}}}], [%2]{mask};"\n'
         f'    :: "r"(to), "l"(map), "r"(barrier), {inputs} : "memory");'
     )
     coordinates = ", ".join(f"int c{number}" for number in range(rank))
     params = f"unsigned to, unsigned long long map, unsigned barrier, {coordinates}"
     return _statement(
-        f"tvm_ext_copy_box_{rank}d",
+        f"tvm_ext_copy_box_{rank}d" + (f"_to_{blocks}" if blocks else ""),
         params,
         asm,
         destination,

@@ -15,6 +15,7 @@ from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded
+from tvm_ext.tir_schedules.cuda.warp_groups import cluster_instructions as cluster
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warp_groups.image_tensor import Operand
 from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import SWIZZLED_ROW_BYTES, new_tensor_map
@@ -53,24 +54,39 @@ class GroupKernel:
         total = hopper.results_dtype(product.dtype)
         self.results = arrays.allocated("results", (self.tiles.columns // 2,), total, "local")
         self.ring = Ring(tirx.Var("base", "uint32"), self.tiles)
+        self.rank: Any = None
+        """Number of a block in its cluster."""
 
     def statements(self) -> list[tirx.Stmt]:
         """Tensor maps on the host, the launch, and that of the kernel that adds up parts."""
         host = [made for _, made in self.maps]
-        for (var, _), operand, extent in zip(
-            self.maps, self.product.operands, self._extents(), strict=True
-        ):
-            step, lines = self.product.step, operand.lines(extent)
-            host.append(operand.encoded(var, (lines, step) if operand.across else (step, lines)))
+        for index, (var, _) in enumerate(self.maps):
+            operand, (lines, _) = self.product.operands[index], self._boxes_of(index)
+            box = (self.product.step, lines)
+            host.append(operand.encoded(var, box[::-1] if operand.across else box))
 
         def threads(block: Any) -> tirx.Stmt:
             return bound("threadIdx.x", self.threads, self.dtype, lambda t: self._block(block, t))
 
-        main = bound("blockIdx.x", self.work.grid, self.dtype, threads)
+        def blocks(block: Any) -> tirx.Stmt:
+            def one(rank: Any) -> tirx.Stmt:
+                self.rank = rank
+                return threads(block)
+
+            several = self.tiles.cluster > 1
+            return bound("clusterCtaIdx.x", 2, self.dtype, one) if several else threads(block)
+
+        main = bound("blockIdx.x", self.work.grid, self.dtype, blocks)
         return [*host, main, *([self.total.statement()] if self.total is not None else [])]
 
-    def _extents(self) -> tuple[int, int]:
-        return self.tiles.rows, self.tiles.columns
+    def _boxes_of(self, index: int) -> tuple[int, int]:
+        """Rows or columns in a box of an operand, and how many boxes a block brings for a tile.
+
+        Blocks of a cluster have the same columns, of which each brings a part for all of them.
+        """
+        extent = self.tiles.columns // self.tiles.cluster if index else self.tiles.rows
+        lines = self.product.operands[index].lines(extent)
+        return lines, extent // lines
 
     def _block(self, block: Any, thread: Any) -> tirx.Stmt:
         copying = tirx.LT(thread, self._int(hopper.WARP_GROUP))
@@ -83,14 +99,18 @@ class GroupKernel:
         used = [operand.buffer for operand in self.product.operands]
         used = [buffer for buffer in used if any(buffer.same_as(b) for b in self.arrays.buffers)]
         prepared += [hopper.in_use(buffer_data(buffer)) for buffer in used]
-        return sequence(
-            [
-                tirx.Bind(self.ring.base, hopper.shared_address(buffer_data(self.shared))),
-                guarded(tirx.EQ(thread, self._int(0)), sequence(prepared)),
-                hopper.barrier_init_done(),
-                tirx.IfThenElse(copying, sequence(copies), sequence(products)),
-            ]
-        )
+        several = self.tiles.cluster > 1
+        ready = cluster.meet(barriers_are_new=True) if several else hopper.barrier_init_done()
+        code = [
+            tirx.Bind(self.ring.base, hopper.shared_address(buffer_data(self.shared))),
+            guarded(tirx.EQ(thread, self._int(0)), sequence(prepared)),
+            ready,
+            tirx.IfThenElse(copying, sequence(copies), sequence(products)),
+        ]
+        if several:
+            # Others still arrive at this block's barriers.
+            code.append(cluster.meet())
+        return sequence(code)
 
     def _copies(self, block: Any) -> tirx.Stmt:
         """What the copying thread does for all tiles of its block."""
@@ -106,7 +126,7 @@ class GroupKernel:
                 full = self.ring.barrier("full", stage)
                 found = [
                     ring,
-                    hopper.barrier_wait(self.ring.barrier("empty", stage), _flipped(parity)),
+                    self.ring.free(stage, parity),
                     hopper.barrier_expect(full, self.tiles.stage_bytes),
                 ]
                 at = (piece.first.astype("int32") + k) * self.product.step
@@ -122,18 +142,19 @@ class GroupKernel:
         self, index: int, stage: Any, batch: Any, place: Any, step: Any, barrier: Any
     ) -> list[tirx.Stmt]:
         """The copies of an operand's tile: one, or one for some of its rows or columns each."""
-        operand, extent = self.product.operands[index], self._extents()[index]
+        operand, (lines, count) = self.product.operands[index], self._boxes_of(index)
         start = self.ring.operand(stage, index)
-        width = operand.lines(extent)
-        return [
-            hopper.copy_box(
-                start + tirx.const(box * width * self.tiles.row_bytes, "uint32"),
-                self.maps[index][0],
-                operand.at(batch, place + box * width, step),
-                barrier,
-            )
-            for box in range(extent // width)
-        ]
+        shared = index == 1 and self.tiles.cluster > 1
+        blocks = (1 << self.tiles.cluster) - 1 if shared else 0
+        found = []
+        for number in range(count):
+            box: Any = tirx.const(number, "int32")
+            if shared:
+                box = self.rank.astype("int32") * count + number
+            to = start + box.astype("uint32") * (lines * self.tiles.row_bytes)
+            at = operand.at(batch, place + box * lines, step)
+            found.append(hopper.copy_box(to, self.maps[index][0], at, barrier, blocks))
+        return found
 
     def _products(self, block: Any, thread: Any) -> tirx.Stmt:
         """What a multiplying thread does for all tiles of its block."""
@@ -217,7 +238,3 @@ class GroupKernel:
 def _advance(across: bool) -> int:
     """What one instruction's depth adds to a descriptor, in units of 16 bytes."""
     return (hopper.DEPTH * SWIZZLED_ROW_BYTES if across else hopper.DEPTH_BYTES) // 16
-
-
-def _flipped(parity: Any) -> Any:
-    return tirx.const(1, "uint32") - parity

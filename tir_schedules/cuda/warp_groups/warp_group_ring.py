@@ -1,7 +1,8 @@
 """The ring of stages in shared memory through which operands pass, and its barriers.
 
 Each stage has the tiles of both operands and two barriers: "full" ends a phase when the copies'
-bytes have come, "empty" when every multiplying warp is done reading.
+bytes have come, "empty" when every multiplying warp is done reading: those of all blocks of a
+cluster, since copies of the operand that they share go to all of them.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_ext.tir_schedules.cuda.warp_groups import cluster_instructions as cluster
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import GroupTiles
 from tvm_ext.tir_schedules.statements import sequence
@@ -36,7 +38,7 @@ class Ring:
         found = []
         for number in range(self.tiles.stages):
             stage = tirx.const(number, "int32")
-            readers = self.tiles.multiplying * _WARPS
+            readers = self.tiles.cluster * self.tiles.multiplying * _WARPS
             found.append(hopper.barrier_init(self.barrier("full", stage), 1))
             found.append(hopper.barrier_init(self.barrier("empty", stage), readers))
         return found
@@ -67,9 +69,21 @@ class Ring:
         first = stages * self.tiles.stage_bytes + (8 * stages if kind == "empty" else 0)
         return self.base + tirx.const(first, "uint32") + stage.astype("uint32") * 8
 
+    def free(self, stage: Any, parity: Any) -> tirx.Stmt:
+        """Waits until ``stage`` may be written, in all blocks that get a part of it."""
+        several = cluster if self.tiles.cluster > 1 else hopper
+        before = tirx.const(1, "uint32") - parity
+        return several.barrier_wait(self.barrier("empty", stage), before)
+
     def released(self, stage: Any, lane: Any, condition: Any) -> tirx.Stmt:
-        """One thread of each warp says that the warp is done with ``stage``."""
-        wanted = tirx.EQ(lane, tirx.const(0, str(lane.ty)))
+        """One thread of each warp says that the warp is done with ``stage``.
+
+        In a cluster one for each block: a block's copies also go to the others.
+        """
+        blocks, barrier = self.tiles.cluster, self.barrier("empty", stage)
+        wanted = tirx.LT(lane, tirx.const(blocks, str(lane.ty)))
         if condition is not None:
             wanted = tirx.And(wanted, condition)
-        return hopper.barrier_arrive(self.barrier("empty", stage), wanted.astype("uint32"))
+        if blocks > 1:
+            return cluster.barrier_arrive(barrier, lane.astype("uint32"), wanted.astype("uint32"))
+        return hopper.barrier_arrive(barrier, wanted.astype("uint32"))

@@ -40,6 +40,9 @@ class GroupTiles:
     row_bytes : int
         Bytes of the steps whose operands are brought at a time: 128, 64 or 32, of which swizzled
         rows are.
+    cluster : int
+        Blocks with tiles below each other that run at the same time and bring each other parts of
+        the columns' operand, which they share.
     """
 
     rows: int
@@ -48,6 +51,7 @@ class GroupTiles:
     group: int = 1
     split_blocks: int = 0
     row_bytes: int = SWIZZLED_ROW_BYTES
+    cluster: int = 1
 
     @property
     def multiplying(self) -> int:

@@ -78,6 +78,7 @@ void copy_box(const BulkCopy& copy) {
 }
 
 void start(BulkCopy copy, uintptr_t pc) {
+  check_not_ended(int(copy.to / kWindow), "a bulk copy", pc);
   check_barrier(copy.barrier, pc);
   check_shared_window(copy.to, copy.bytes, copy.map.rank > 0 ? 128 : 16, "a bulk copy", pc);
   copy.pc = pc;
@@ -96,6 +97,7 @@ bool finish_bulk_copy() {
   size_t chosen = block.random == 0 ? 0 : next_random() % copies.size();
   BulkCopy copy = copies[chosen];
   copies.erase(copies.begin() + long(chosen));
+  check_not_ended(int(copy.to / kWindow), "a bulk copy", copy.pc);
   finish_write(copy.to, copy.bytes);
   if (copy.map.rank > 0) {
     copy_box(copy);
@@ -112,7 +114,8 @@ void require_no_bulk_copies() {
 }
 
 void copy_tensor(int line, uint32_t to, uint64_t map_address, const int* first, int rank,
-                 uint32_t barrier) {
+                 uint32_t barrier, uint32_t blocks) {
+  uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   BulkCopy copy{};
   std::memcpy(&copy.map, reinterpret_cast<const void*>(map_address), sizeof copy.map);
   const TensorMap& map = copy.map;
@@ -126,7 +129,14 @@ void copy_tensor(int line, uint32_t to, uint64_t map_address, const int* first, 
   for (uint32_t d = 0; d < map.rank; ++d) copy.bytes *= copied_along(map, d);
   copy.to = to;
   copy.barrier = barrier;
-  start(copy, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+  if (blocks == 0) return start(copy, pc);
+  // To the same places of several blocks, each of whose barriers counts its own bytes.
+  for (uint32_t rank = 0; blocks >> rank != 0; ++rank) {
+    if (!(blocks >> rank & 1)) continue;
+    copy.to = to % kWindow + rank * kWindow;
+    copy.barrier = barrier % kWindow + rank * kWindow;
+    start(copy, pc);
+  }
 }
 
 void copy_bulk(int line, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier) {
