@@ -2,9 +2,12 @@
 
 import re
 
+import ml_dtypes
+import numpy as np
 import pytest
 import tvm
-from gpu_kernels import needs_nvcc, scheduled
+from emulated_kernels import run_emulated
+from gpu_kernels import needs_nvcc, scheduled, whole_source
 from lowering import f32, kernel_of
 from machines import GPU, MACHINE
 from matrix_products import f16, linear, product
@@ -17,7 +20,7 @@ from tvm_ext.tir_schedules.cuda.products.contraction_decision import Product
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import decide_group_tiles
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import GroupTiles
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
 
@@ -55,6 +58,22 @@ def test_rows_that_are_not_aligned_are_copied_first():
 def test_bias_activation_and_residual_are_applied_in_registers():
     operands = (f16(2, 120, 136), f16(136, 120), f16(120), f16(2, 120, 120))
     check_numbers(kernel_of(residual, *operands))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_results_that_are_wanted_in_16_bits_are_rounded_once(dtype):
+    kind = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    generator = np.random.default_rng(0)
+    a, b = (generator.standard_normal(s).astype(kind) for s in ((190, 200), (200, 72)))
+    machine = H200.with_cores(2)
+    decided = Chosen({"tile_rows": 64, "tile_columns": 64, "split_blocks": 0})
+    kernel = product(190, 72, 200, dtype=dtype, total=dtype)
+    func = scheduled(WarpGroupContraction(), kernel, machine, decided)
+    found = run_emulated(func, a, b, np.zeros((190, 72), kind), machine=machine)[2]
+    expected = (a.astype("float64") @ b.astype("float64")).astype(kind)
+    # Sums in another order round differently where they lie between two values.
+    assert np.mean(found != expected) < 1e-3
+    assert "tvm_ext_pack_columns_64" in whole_source(func, machine=machine)
 
 
 def test_a_convolution_of_one_pixel_is_a_product():

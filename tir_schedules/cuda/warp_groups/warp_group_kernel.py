@@ -18,6 +18,8 @@ from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded
 from tvm_ext.tir_schedules.cuda.warp_groups import cluster_instructions as cluster
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warp_groups.image_tensor import Operand
+from tvm_ext.tir_schedules.cuda.warp_groups.packed_results import DTYPES as PACKED
+from tvm_ext.tir_schedules.cuda.warp_groups.packed_results import pack_columns
 from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import SWIZZLED_ROW_BYTES, new_tensor_map
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_epilogue import GroupEpilogue, Place
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_ring import Ring
@@ -53,6 +55,10 @@ class GroupKernel:
         self.shared = arrays.allocated("stages", (self.tiles.shared_bytes,), "uint8", "shared.dyn")
         total = hopper.results_dtype(product.dtype)
         self.results = arrays.allocated("results", (self.tiles.columns // 2,), total, "local")
+        self.packed: Any = None
+        dtype = str(epilogue.product.dtype)
+        if dtype in PACKED and total == "float32" and self.work.whole:
+            self.packed = arrays.allocated("packed", (self.tiles.columns // 2,), dtype, "local")
         self.ring = Ring(tirx.Var("base", "uint32"), self.tiles)
         self.rank: Any = None
         """Number of a block in its cluster."""
@@ -174,8 +180,7 @@ class GroupKernel:
                     hopper.finish(0),
                     self.ring.released(stage, lane, None),
                     hopper.settle(results, self.tiles.columns, self.product.dtype),
-                    hopper.gather_columns(results, self.tiles.columns, self.product.dtype),
-                    self._written(thread, piece),
+                    *self._written(thread, piece),
                 ]
             )
 
@@ -217,19 +222,26 @@ class GroupKernel:
         row_bytes = self.tiles.row_bytes
         return hopper.descriptor(start, 16, _EIGHT_ROWS * row_bytes, row_bytes)
 
-    def _written(self, thread: Any, piece: Piece) -> tirx.Stmt:
+    def _written(self, thread: Any, piece: Piece) -> list[tirx.Stmt]:
         """What a multiplying thread does with its results."""
+        columns, held = self.tiles.columns, self.results
+        gathered = hopper.gather_columns(buffer_data(held), columns, self.product.dtype)
         if self.total is not None and piece.part is not None:
-            return self.total.stored(self.results, piece.part, thread - hopper.WARP_GROUP)
+            code = self.total.stored(held, piece.part, thread - hopper.WARP_GROUP)
+            return [gathered, code]
+        if self.packed is not None:
+            held = self.packed
+            places = buffer_data(self.results), buffer_data(held)
+            gathered = pack_columns(*places, columns, str(held.dtype))
         names = [tirx.Var(name, self.dtype) for name in ("batch", "row", "column")]
         values = self.work.results_of(piece.tile, thread - hopper.WARP_GROUP)
 
         def result(of: Any, half: Any, place: Any) -> Any:
-            return tirx.BufferLoad(self.results, [hopper.position(of, half, place)])
+            return tirx.BufferLoad(held, [hopper.position(of, half, place)])
 
         owners = [(thread, self.threads)]
         code = self.epilogue.code(Place(*names), result, self.arrays, owners)
-        return sequence([*[tirx.Bind(v, e) for v, e in zip(names, values, strict=True)], code])
+        return [gathered, *[tirx.Bind(v, e) for v, e in zip(names, values, strict=True)], code]
 
     def _int(self, value: int) -> Any:
         return tirx.const(value, self.dtype)
