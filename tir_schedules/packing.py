@@ -58,13 +58,25 @@ def pack_operand(
     the buffer is a parameter that is no constant, or when the variable is not the plain index of
     one of its axes.
     """
+    return size >= 2 and _pack(sch, block, read_index, variable, size)
+
+
+def move_outermost(sch: s_tir.Schedule, block: SBlockRV, read_index: int, variable: int) -> bool:
+    """Packs by pieces of one: the axis that a variable goes along becomes the slowest one.
+
+    False, and nothing is changed, as in ``pack_operand``.
+    """
+    return _pack(sch, block, read_index, variable, 1)
+
+
+def _pack(sch: s_tir.Schedule, block: SBlockRV, read_index: int, variable: int, size: int) -> bool:
     stmt = sch.get(block)
     func = sch.mod["main"]
     region = operands_of(stmt)[read_index]
     parameter = constant_parameter(func, region.source)
     own = not any(param.same_as(region.source) for param in func.params)
     axis = _axis_of(region, stmt.iter_vars[variable].var)
-    if (parameter is None and not own) or axis is None or size < 2:
+    if (parameter is None and not own) or axis is None:
         return False
     extent = static_extent(region.source.shape[axis])
     if extent is None or extent % size or extent == size:
@@ -83,11 +95,19 @@ def pack_operand(
 
 def packed_operand(sch: s_tir.Schedule) -> PackedOperand | None:
     """What was packed in a scheduled kernel, None if nothing."""
-    for block in sch.get_child_blocks(sch.get_sblock("root")):
+    root = sch.get_sblock("root")
+    for block in (root, *sch.get_child_blocks(root)):
         annotations = sch.get(block).annotations
         if _PACKED_ANNOTATION in annotations:
             return PackedOperand(*(int(value) for value in annotations[_PACKED_ANNOTATION]))
     return None
+
+
+def packed_annotations(packed: PackedOperand | None) -> dict[str, Any]:
+    """Annotations of the outermost block of a kernel that is written anew."""
+    if packed is None:
+        return {}
+    return {_PACKED_ANNOTATION: [packed.parameter, packed.axis, packed.block]}
 
 
 def _axis_of(region: Any, variable: tirx.Var) -> int | None:

@@ -27,3 +27,19 @@ def test_a_layer_in_float16_is_one_kernel_of_warp_groups():
     (found,) = compiled.run({"x": x}).values()
     product = (x.astype("float32") @ weights.astype("float32")).astype("float16")
     np.testing.assert_allclose(found, np.maximum(product + bias, 0), rtol=2e-3, atol=2e-3)
+
+
+def test_weights_of_float32_are_kept_with_neighbouring_steps_for_tf32():
+    weights = rand(128, 136)
+    layer = model(
+        [node("MatMul", ["x", "w"], ["y"])],
+        [value("x", [256, 128])],
+        [value("y", [256, 136])],
+        w=weights,
+    )
+    target = resolve_target("nvidia-h200").with_cores(2).with_tf32()
+    compiled = emulated_model(layer, target=target)
+    assert [kernel.schedule for kernel in compiled.report.kernels] == ["warp group contraction"]
+    x = rand(256, 128)
+    (found,) = compiled.run({"x": x}).values()
+    np.testing.assert_allclose(found, x @ weights, rtol=2e-3, atol=2e-2)

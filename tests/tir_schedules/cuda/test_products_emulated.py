@@ -6,7 +6,7 @@ from lowering import kernel_of
 from matrix_products import f16, product
 from test_contraction import hard_swish
 from test_following_kernels import gate
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
@@ -43,6 +43,27 @@ def test_products_in_parts_in_groups_and_of_odd_sizes():
 def test_what_follows_products():
     linear = kernel_of(block, f16(40, 100), f16(100, 48), f16(48), f16(40, 48))
     check((Contraction(), linear, {}), (MatrixVector(), gate(1), {}))
+
+
+def capitals() -> tirx.PrimFunc:
+    """A product whose second operand, "B", is read by rows and its first by columns."""
+    b, a = te.placeholder((48, 64), "float16", "B"), te.placeholder((64, 40), "float16", "A_B")
+    k = te.reduce_axis((0, 64), "k")
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        return te.sum(a[k, j].astype("float32") * b[i, k].astype("float32"), axis=k)
+
+    return te.create_prim_func([b, a, te.compute((48, 40), element, "C")])
+
+
+def rows_with_bias(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
+    summed = relax.op.matmul(x, w, out_dtype="float32")
+    return relax.op.astype(relax.op.nn.relu(summed + b), "float16")
+
+
+def test_names_in_capitals_and_values_that_neighbours_share():
+    bias = kernel_of(rows_with_bias, f16(32, 64), f16(64, 48), ((32, 1), "float32"))
+    check((Contraction(), capitals(), TILES), (Contraction(), bias, TILES))
 
 
 def test_matrix_times_vector():

@@ -12,15 +12,20 @@ from tvm import relax, te, tirx
 from warp_group_cases import H200, check_numbers
 
 from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.apply_template import apply_template
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
+from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.template import NotMine
 
 TF32 = H200.with_tf32()
 
 
 def small(machine: GpuDescription) -> GpuDescription:
-    return machine.with_cores(1).model_copy(update={"kernel_overhead_us": 1e-6})
+    """One multiprocessor whose multiply-adds take longer than anything else."""
+    rates = {dtype: rate / SLOW for dtype, rate in machine.with_cores(1).tensor_tflops.items()}
+    update = {"kernel_overhead_us": 1e-6, "tensor_tflops": rates}
+    return machine.with_cores(1).model_copy(update=update)
 
 
 def of_integers(rows: int, columns: int, steps: int, first: str, second: str) -> tirx.PrimFunc:
@@ -79,6 +84,24 @@ def test_sizes_that_no_tile_divides() -> None:
     check_numbers(odd, 1, SLOW, tile_columns=64)
     image, filters = ((1, 16, 16, 112), "int8"), ((64, 3, 3, 112), "int8")
     check_numbers(kernel_of(_integer_window, image, filters), 1, SLOW)
+
+
+@pytest.mark.slow
+def test_constant_filters_are_packed_with_neighbouring_channels() -> None:
+    kernel = convolved((1, 16, 16, 40), (3, 3, 40, 64), "float32", padding=1, kernel_layout="HWIO")
+    func = apply_template(
+        WarpGroupContraction(), kernel.with_attr(CONSTANTS_ATTRIBUTE, [1]), small(TF32)
+    )
+    assert isinstance(func, ScheduledKernel)
+    assert func.packed == PackedOperand(1, axis=3, block=1)
+    generator = np.random.default_rng(0)
+    sizes = [tuple(map(int, param.shape)) for param in kernel.params]
+    x, w, b, r, y = (generator.normal(size=size).astype("float32") for size in sizes)
+    *_, found = run_emulated(func.func, x, func.packed.pack(w), b, r, y, machine=small(TF32))
+    padded = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    summed = np.einsum("nhwcij,ijco->nhwo", windows, w)
+    np.testing.assert_allclose(found, np.maximum(summed + b, 0) + r, atol=0.1)
 
 
 @needs_nvcc

@@ -105,4 +105,23 @@ def _with_plain_products(
         )
 
     body = structural_map(func.body, (tirx.BufferStore, plain))
-    return func.with_body(structural_map(body, (s_tir.SBlock, ordered)))
+    body = structural_map(body, (s_tir.SBlock, ordered))
+    return func.with_body(_with_small_letters(body, [*operands, total]))
+
+
+def _with_small_letters(body: tirx.Stmt, buffers: list[Any]) -> tirx.Stmt:
+    """``body`` with other names for some buffers that it allocates.
+
+    TVM 0.27 puts operands into the text of a matrix instruction at its letters A, B, C and D, those
+    in names that it has put there before too.
+    """
+    renamed = [
+        (old, tirx.decl_buffer(list(old.shape), str(old.dtype), old.name.lower()))
+        for old in buffers
+        if old.name != old.name.lower()
+    ]
+
+    def new(var: Any) -> Any:
+        return next((new for old, new in renamed if old.same_as(var)), var)
+
+    return structural_map(body, (tvm.ir.Var, new)) if renamed else body

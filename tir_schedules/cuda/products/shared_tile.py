@@ -7,6 +7,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer
+from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
@@ -28,8 +29,10 @@ CONDITIONAL_BYTES = 4
 
 LANES = 32
 
-# Values of 32 bits that TVM 0.27 generates code for as one vector.
+# Values of 32 bits that TVM 0.27 generates code for as one vector, and how many of them may be the
+# same value repeated.
 _WIDEST = {"float32": 8, "int32": 4}
+_WIDEST_REPEATED = 4
 
 # Rows whose length is a multiple of this, in bytes, are padded to an odd multiple of 16.
 BANK_ALIGNMENT = 64
@@ -135,10 +138,23 @@ def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> i
     inline_consumers(sch, results)
     rows, columns = sch.get_loops(results)[-2:]
     written = sch.get(results).writes[0].source
-    widest = min(VECTOR_BYTES // element_bytes(written), _WIDEST[dtype])
+    widest = _WIDEST_REPEATED if _repeats_float32(sch.get(results)) else _WIDEST[dtype]
+    widest = min(VECTOR_BYTES // element_bytes(written), widest)
     vector = math.gcd(widest, static_extent(written.shape[-1]) or 1)
     _spread(sch, [rows, columns], tiles.warps, vector)
     return vector
+
+
+def _repeats_float32(block: s_tir.SBlock) -> bool:
+    """Whether all neighbours along the last loop use one float32: a constant, a bias of rows."""
+    value, lane = block.body.value, block.iter_vars[-1].var
+    if any(str(constant.ty) == "float32" for constant in nodes(value, tirx.FloatImm)):
+        return True
+    return any(
+        str(load.source.dtype) == "float32"
+        and not any(lane.same_as(var) for index in load.indices for var in undefined_vars(index))
+        for load in nodes(value, tvm.ir.TensorLoad)
+    )
 
 
 def inline_consumers(sch: s_tir.Schedule, results: SBlockRV) -> None:

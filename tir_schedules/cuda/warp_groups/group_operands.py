@@ -11,8 +11,14 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
+from tvm.tirx.analysis import undefined_vars
 
-from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
+from tvm_ext.tir_schedules.block_access import (
+    constant_parameter,
+    element_bytes,
+    operands_of,
+    static_extent,
+)
 from tvm_ext.tir_schedules.cuda.products.product_axes import ProductAxes, loads_of
 from tvm_ext.tir_schedules.cuda.warp_groups.image_tensor import Operand, image_tensor
 from tvm_ext.tir_schedules.cuda.warp_groups.padding import Padding, padding_of
@@ -29,6 +35,7 @@ from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_instructions import (
     results_dtype,
 )
 from tvm_ext.tir_schedules.flat_views import FlatViews, flattened, nodes
+from tvm_ext.tir_schedules.packing import move_outermost
 from tvm_ext.tir_schedules.template import NotMine
 
 ROW_BYTES = (128, 64, 32)
@@ -64,6 +71,21 @@ class GroupOperands:
     def dtype(self) -> str:
         """Of A."""
         return str(self.tensors[0].buffer.dtype)
+
+
+def order_steps_last(sch: s_tir.Schedule, main: SBlockRV, axes: ProductAxes) -> None:
+    """Has constant filters or weights kept with neighbouring steps, where types ask for that."""
+    block = sch.get(main)
+    regions = operands_of(block)
+    which = axes.operands[1]
+    region = regions[which]
+    if str(region.source.dtype) in ACROSS or len(axes.columns) != 1:
+        return
+    if constant_parameter(sch.mod["main"], region.source) is None:
+        return
+    column = block.iter_vars[axes.columns[0]].var
+    if any(column.same_as(var) for var in undefined_vars(region.region[-1].min)):
+        move_outermost(sch, main, which, axes.columns[0])
 
 
 def group_operands(

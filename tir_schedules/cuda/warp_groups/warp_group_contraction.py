@@ -24,7 +24,11 @@ from tvm_ext.tir_schedules.cuda.products.product_axes import (
 from tvm_ext.tir_schedules.cuda.products.product_form import only_reduction
 from tvm_ext.tir_schedules.cuda.products.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
-from tvm_ext.tir_schedules.cuda.warp_groups.group_operands import GroupOperands, group_operands
+from tvm_ext.tir_schedules.cuda.warp_groups.group_operands import (
+    GroupOperands,
+    group_operands,
+    order_steps_last,
+)
 from tvm_ext.tir_schedules.cuda.warp_groups.tensor_staging import staged, staged_bytes
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import decide_group_tiles
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_epilogue import GroupEpilogue, Written
@@ -33,6 +37,7 @@ from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_work import GroupProduct
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import FlatViews
 from tvm_ext.tir_schedules.inlining import kernel_blocks
+from tvm_ext.tir_schedules.packing import packed_annotations, packed_operand
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
@@ -71,6 +76,7 @@ class WarpGroupContraction:
         sizes = [axes.size(group) for group in (axes.rows, axes.columns, axes.steps)]
         if min(sizes) < 2 or axes.size(axes.batch) > MAX_BATCH:
             return NotMine("it has a single row, column or step, or too many products")
+        order_steps_last(sch, main, axes)
         operands = group_operands(sch, main, axes, machine.tf32)
         if isinstance(operands, NotMine):
             return operands
@@ -85,7 +91,7 @@ class WarpGroupContraction:
         machine: GpuDescription,
         decisions: Decisions,
     ) -> s_tir.Schedule | NotMine:
-        func, dtype = sch.mod["main"], operands.dtype
+        func, dtype, packed = sch.mod["main"], operands.dtype, packed_operand(sch)
         sizes = [axes.size(group) for group in (axes.batch, axes.rows, axes.columns, axes.steps)]
         batch, rows, columns, steps = sizes
         rate, width = "tf32" if dtype == "float32" else dtype, tvm.DataType(dtype).bits // 8
@@ -123,7 +129,8 @@ class WarpGroupContraction:
         kernel = GroupKernel(cut, epilogue, arrays)
         code = [*copy_a, *copy_b, *kernel.statements()]
         body = sequence([*views.declarations(func), *code])
-        root = s_tir.SBlock([], [], [], "root", body, None, arrays.buffers)
+        notes = packed_annotations(packed)
+        root = s_tir.SBlock([], [], [], "root", body, None, arrays.buffers, [], notes)
         realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
         return s_tir.Schedule(func.with_body(realized))
 
