@@ -17,6 +17,9 @@ from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.attention_compute import AttentionCompute, Mask
 from tvm_ext.tir_schedules.cuda.attention.attention import Attention
 from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.template import Template
+
+INSTRUCTIONS_OF_WARPS = Attention()
 
 _TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 _TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5}
@@ -74,9 +77,11 @@ class Case:
         dtypes = [*[self.dtype] * 3, *(str(tensor.dtype) for tensor in tensors)]
         return self.compute.function(shapes, dtypes)
 
-    def scheduled(self, machine: GpuDescription = GPU) -> tirx.PrimFunc:
-        """The function under the template."""
-        return scheduled(Attention(), self.function(), machine, Chosen(self.decided))
+    def scheduled(
+        self, machine: GpuDescription = GPU, template: Template = INSTRUCTIONS_OF_WARPS
+    ) -> tirx.PrimFunc:
+        """The function under a template."""
+        return scheduled(template, self.function(), machine, Chosen(self.decided))
 
     def arrays(self) -> list[np.ndarray]:
         """Operands and masks."""
@@ -108,9 +113,15 @@ class Case:
         return (weights @ v).transpose(["bhsd".index(letter) for letter in self.axes])
 
 
-def check(cases: Mapping[str, Case], seeds: Sequence[int] = (0,)) -> None:
+def check(
+    cases: Mapping[str, Case],
+    seeds: Sequence[int] = (0,),
+    machine: GpuDescription = GPU,
+    template: Template = INSTRUCTIONS_OF_WARPS,
+) -> None:
     """The CUDA code of every case, run in the emulator, computes what NumPy does."""
-    kernels = emulated({name: case.scheduled() for name, case in cases.items()})
+    made = {name: case.scheduled(machine, template) for name, case in cases.items()}
+    kernels = emulated(made, machine)
     for name, case in cases.items():
         arrays = case.arrays()
         wanted = case.expected(*arrays[:3])

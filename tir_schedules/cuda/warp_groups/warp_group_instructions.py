@@ -11,13 +11,18 @@ by reference, which must be named one by one, and with a constant for whether to
 from typing import Any
 
 from tvm import tirx
-from tvm.backend.cuda.op import cuda_func_call
+
+from tvm_ext.tir_schedules.cuda.device_functions import call_device_function as _call
+from tvm_ext.tir_schedules.cuda.device_functions import call_statement as _statement
 
 WARP_GROUP = 128
 ROWS = 64
 """Rows of results of one instruction, of which each warp of the group has 16."""
 DEPTH = 16
 """Steps of the reduction in one instruction for types of 16 bits."""
+
+BASE_ALIGNMENT = 1024
+"""Bytes after which the pattern of a swizzle by 128 bytes repeats."""
 
 _PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 
@@ -26,8 +31,9 @@ _SWIZZLE_128_BYTES = 1 << 62
 
 
 def shared_address(pointer: Any) -> Any:
-    """Where shared memory begins, as the instructions name it, rounded up to 1024 bytes."""
-    body = "return ((unsigned)__cvta_generic_to_shared(p) + 1023u) & ~1023u;"
+    """Where shared memory begins, as the instructions name it, rounded up to ``BASE_ALIGNMENT``."""
+    ones = BASE_ALIGNMENT - 1
+    body = f"return ((unsigned)__cvta_generic_to_shared(p) + {ones}u) & ~{ones}u;"
     return _call("tvm_ext_shared_address", "unsigned", "void* p", body, pointer, dtype="uint32")
 
 
@@ -234,12 +240,3 @@ def change_registers(count: int, more: bool) -> tirx.Stmt:
     kind = "inc" if more else "dec"
     asm = f'asm volatile("setmaxnreg.{kind}.sync.aligned.u32 {count};" ::: "memory");'
     return _statement(f"tvm_ext_registers_{kind}_{count}", "", asm)
-
-
-def _statement(name: str, params: str, body: str, *args: Any) -> tirx.Stmt:
-    return tirx.Evaluate(_call(name, "void", params, body, *args, dtype="void"))
-
-
-def _call(name: str, returned: str, params: str, body: str, *args: Any, dtype: str) -> Any:
-    source = f"static __device__ __forceinline__ {returned} {name}({params}) {{\n  {body}\n}}\n"
-    return cuda_func_call(name, *args, source_code=source, return_type=dtype)
