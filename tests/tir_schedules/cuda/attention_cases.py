@@ -113,6 +113,15 @@ class Case:
         return (weights @ v).transpose(["bhsd".index(letter) for letter in self.axes])
 
 
+def result_of(kernel: Any, case: Case, *arrays: np.ndarray) -> np.ndarray:
+    """What a built kernel computes of operands and masks, in float64."""
+    shape = [*case.shapes()[0][:-1], case.width or case.depth]
+    result = np.full(shape, 7, _TYPES[case.dtype])
+    tensors: list[Any] = [tvm.runtime.tensor(array) for array in (*arrays, result)]
+    kernel(*tensors)
+    return tensors[-1].numpy().astype("float64")
+
+
 def check(
     cases: Mapping[str, Case],
     seeds: Sequence[int] = (0,),
@@ -127,9 +136,6 @@ def check(
         wanted = case.expected(*arrays[:3])
         for seed in seeds:
             set_seed(seed)
-            result = np.full(wanted.shape, 7, _TYPES[case.dtype])
-            tensors: list[Any] = [tvm.runtime.tensor(array) for array in (*arrays, result)]
-            kernels[name](*tensors)
-            found = tensors[-1].numpy().astype("float64")
+            found = result_of(kernels[name], case, *arrays)
             tolerance = _TOLERANCES[case.dtype]
             np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=tolerance, err_msg=name)

@@ -50,9 +50,9 @@ their 128 threads.
 """
 
 # Registers of a thread for row sums, addresses and what is in flight.
-_OTHER_REGISTERS = 40
+_OTHER_REGISTERS = 32
 
-_KEYS = (64, 80, 96, 112, 128, 160)
+_KEYS = (64, 80, 96, 112, 128, 144, 160, 176)
 _STAGES = (2, 3, 4)
 _MAX_WIDTH = 256
 """Columns of one product: PTX ISA, "wgmma.mma_async", "Matrix Shape"."""
@@ -61,7 +61,7 @@ _MAX_WIDTH = 256
 _SCORE_OPERATIONS = 5
 
 # Cycles of a step for barriers and for what waits for the one before. Estimate.
-_STEP_CYCLES = 150
+_STEP_CYCLES = 300
 
 # Cycles before the first products and after the last ones of a tile of rows. Estimate.
 _START_CYCLES = 2500
@@ -159,6 +159,5 @@ def _step_cycles(layout: GroupLayout, machine: GpuDescription) -> float:
     moved = tiles.keys * (layout.depth + layout.width)
     read = tiles.groups * (ROWS * layout.depth + moved)
     shared = (read + moved) * problem.query.element_bytes / BANKS_BYTES
-    loads = moved * problem.query.element_bytes / (machine.l2_gbs * 1e9 / machine.sms / clock)
     busy = (products, softmax, shared)
-    return max(busy) + (sum(busy) - max(busy) + loads) / 4 + _STEP_CYCLES
+    return max(busy) + (sum(busy) - max(busy)) / 4 + _STEP_CYCLES
