@@ -200,7 +200,7 @@ def test_nothing_spills_and_nothing_is_serialized(depth, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("depth", [16, 40, 64, 80, 96, 128, 160, 192, 256])
-def test_nothing_spills_of_other_forms(depth, dtype):
+def test_nothing_spills_of_other_forms(small_sizes, depth, dtype):
     plain = replace(LARGE, depth=depth, dtype=dtype)
     tensor = np.broadcast_to(np.float32(0), (1, 1, 4096, 4096))
     for mask in ([], [(ADD, tensor)], [(KEEP, tensor.astype(bool)), (ADD, tensor)]):

@@ -131,8 +131,9 @@ class GroupProducts:
                 *([own.pass_turn(self._next_group())] if self.cut.turns else []),
                 hopper.finish(1),
                 hopper.settle(scores, self.cut.keys),
+                self.ring.released("keys", key_stage, self.lane),
                 *self._weights(index + number(1)),
-                self.ring.released("keys", key_stage, self.lane, self._weighed()),
+                self._weighed(key_stage),
                 hopper.finish(0),
                 hopper.settle(results, self.layout.width),
                 own.settle_weights(self._data(self.weights), self.cut.keys),
@@ -209,15 +210,16 @@ class GroupProducts:
         hide = [] if hides is None else [guarded(hides, self.scores.hide(self.rows, first_key))]
         return [*self.scores.mask(self.rows, first_key), *hide, self.scores.update()]
 
-    def _weighed(self) -> Any:
-        """True, once the weights are there.
+    def _weighed(self, stage: Any) -> tirx.Stmt:
+        """Has the weights computed before what follows.
 
-        Sums of weights are not below -1, which the assembler does not know: it would rather wait
-        for the results first, and compute the weights when nothing is under way.
+        The assembler would rather wait for the results first, and compute the weights when nothing
+        is under way. Sums of weights are not below -1, which it does not know: nobody arrives.
         """
         totals, least = self.scores.totals, tirx.const(-1.0, "float32")
         below = [tirx.LT(totals.at(number(row)), least) for row in range(_ROWS)]
-        return tirx.Not(tirx.Or(*below))
+        never = tirx.Or(*below).astype("uint32")
+        return hopper.barrier_arrive(self.ring.empty("keys", stage), never)
 
     def _round(self) -> tirx.Stmt:
         weights, scores = self._data(self.weights), self._data(self.scores.scores)

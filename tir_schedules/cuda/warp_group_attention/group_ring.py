@@ -75,11 +75,9 @@ class GroupRing:
         ]
         return stage, parity, sequence(binds)
 
-    def released(self, what: str, stage: Any, lane: Any, condition: Any = None) -> tirx.Stmt:
-        """One thread of each warp says that the warp is done reading, if ``condition`` holds."""
+    def released(self, what: str, stage: Any, lane: Any) -> tirx.Stmt:
+        """One thread of each warp says that the warp is done reading."""
         first = tirx.EQ(lane, tirx.const(0, "int32"))
-        if condition is not None:
-            first = tirx.And(first, condition)
         return hopper.barrier_arrive(self.empty(what, stage), first.astype("uint32"))
 
     def _barrier(self, what: str, stage: Any, kind: int) -> Any:
