@@ -62,6 +62,8 @@ CASES = {
     "three groups": Case(1, 2, 250, 200, 64, decided={**TILE, "groups": 3, "stages": 3}),
     "causal": Case(1, 2, 260, 260, 64, causal=0, decided=TILE),
     "causal, lasting": Case(1, 3, 260, 260, 64, causal=0, decided={**TILE, "lasting": 1}),
+    "causal, pairs": Case(1, 3, 400, 420, 64, causal=20, decided={**TILE, "lasting": 1}),
+    "causal, one pair": Case(1, 1, 200, 210, 64, causal=0, decided={**TILE, "lasting": 1}),
     "causal behind": Case(1, 1, 150, 250, 64, causal=100, decided=TILE),
     "causal without keys": Case(1, 1, 200, 200, 64, causal=-70, zero_rows=True, decided=TILE),
     "causal, no number": Case(1, 1, 200, 200, 64, causal=-70, decided=TILE),
@@ -217,8 +219,14 @@ def test_tiles_fit(depth, causal):
     assert layout.shared_bytes <= H200.dynamic_shared_memory_bytes
     few, many = group_decision.REGISTERS[tiles.groups]
     assert (few + tiles.groups * many) * 128 <= H200.registers_per_block
-    assert tiles.lasting == (causal is None)
+    assert tiles.lasting or causal == 0
     assert tiles.rows >= 128
+
+
+def test_blocks_last_where_starts_would_take_long():
+    short = replace(LARGE, batch=16, queries=512, keys=512, causal=0)
+    problem = read_problem(short.function(), FlatViews())
+    assert decide_group_attention(problem, H200, CLOSED_FORM).lasting
 
 
 SMALL = Case(1, 2, 16, 16, 16)

@@ -29,6 +29,7 @@ A thread keeps ``keys / 2`` scores, as many weights of half the size, and ``widt
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import EXPONENTIALS, best_seconds
@@ -37,6 +38,9 @@ from tvm_ext.tir_schedules.cuda.products.contraction_decision import BANKS_BYTES
 from tvm_ext.tir_schedules.cuda.warp_group_attention.group_shape import (
     GroupAttentionTiles,
     GroupLayout,
+    in_pairs,
+    row_tiles,
+    work_units,
 )
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_instructions import ROWS
 from tvm_ext.tir_schedules.decisions import Decisions
@@ -63,8 +67,9 @@ _SCORE_OPERATIONS = 5
 # Cycles of a step for barriers and for what waits for the one before. Estimate.
 _STEP_CYCLES = 300
 
-# Cycles before the first products and after the last ones of a tile of rows. Estimate.
-_START_CYCLES = 2500
+# Cycles of a tile of rows before its first products and after the last ones; and of a block from
+# its launch until the query and the first keys are there. Estimates.
+_TILE_CYCLES, _START_CYCLES = 1200, 1800
 
 
 def decide_group_attention(
@@ -92,13 +97,13 @@ def decide_group_attention(
         picked = decisions.pick(name, options, getattr(best, name))
         fitting = [tiles for tiles in fitting if getattr(tiles, name) == picked]
     chosen = fitting[0]
-    # Tiles of different lengths are dealt out by the hardware: to who is done first.
-    lasting = decisions.pick("lasting", (0, 1), int(problem.compute.causal is None))
+    layout = GroupLayout(problem, chosen)
+    faster = _cycles(layout, machine, True) <= _cycles(layout, machine, False)
+    lasting = decisions.pick("lasting", (0, 1), int(faster))
     turns = decisions.pick("turns", (0, 1), int(problem.width <= _MAX_WIDTH // 2))
-    section = 1 if problem.compute.causal is None else _section(problem, machine)
-    return GroupAttentionTiles(
-        chosen.groups, chosen.keys, chosen.stages, bool(lasting), bool(turns), section
-    )
+    chosen = replace(chosen, lasting=bool(lasting), turns=bool(turns))
+    even = problem.compute.causal is None or (lasting and in_pairs(problem, chosen))
+    return chosen if even else replace(chosen, section=_section(problem, machine))
 
 
 def _fitting(problem: AttentionProblem, machine: GpuDescription) -> Iterator[GroupAttentionTiles]:
@@ -123,18 +128,33 @@ def _section(problem: AttentionProblem, machine: GpuDescription) -> int:
 
 
 def _seconds(layout: GroupLayout, machine: GpuDescription) -> float:
-    """Estimated time: of the busiest unit, a quarter of the others, and of all starts and ends."""
-    problem, tiles = layout.problem, layout.tiles
-    down = math.ceil(problem.queries / tiles.rows)
-    count = down * problem.heads * problem.batch
-    lengths = [_steps(problem, tiles, tile) for tile in range(down)]
-    mean = sum(lengths) / down
-    step = _step_cycles(layout, machine)
+    """Estimated time."""
+    times = [_cycles(layout, machine, lasting) for lasting in (False, True)]
+    return min(times) / (machine.clock_ghz * 1e9)
+
+
+def _cycles(layout: GroupLayout, machine: GpuDescription, lasting: bool) -> float:
+    """Of all tiles: the busiest unit, a quarter of the others, and all starts and ends.
+
+    Blocks of one tile are dealt out by the hardware, to who is done first; those that last have as
+    many units of work each, and only the first start in their way.
+    """
+    problem, tiles = layout.problem, replace(layout.tiles, lasting=lasting)
+    lengths = [_steps(problem, tiles, tile) for tile in range(row_tiles(problem, tiles))]
+    step, units = _step_cycles(layout, machine), work_units(problem, tiles)
+    even = problem.compute.causal is None or in_pairs(problem, tiles)
+    total = sum(lengths) * problem.heads * problem.batch
+    count = len(lengths) * problem.heads * problem.batch
+    if lasting:
+        rounds = math.ceil(units / machine.sms)
+        worst = total / units if even else max(lengths)
+        return rounds * (worst * step + count / units * _TILE_CYCLES) + _START_CYCLES
     rounds = math.ceil(count / machine.sms)
-    # What the last round lacks of a full one, tiles of different lengths even out.
-    evened = 0.0 if problem.compute.causal is None else rounds - count / machine.sms
-    total = max(max(lengths), (rounds - evened) * mean) * step + rounds * _START_CYCLES
-    return total / (machine.clock_ghz * 1e9)
+    mean = total / count
+    if problem.compute.causal is not None:
+        # Short tiles come last, and fill the last round up.
+        rounds = max(count / machine.sms, max(lengths) / mean)
+    return rounds * (mean * step + _TILE_CYCLES + _START_CYCLES)
 
 
 def _steps(problem: AttentionProblem, tiles: GroupAttentionTiles, tile: int) -> int:

@@ -133,3 +133,19 @@ class GroupLayout:
 
     def _boxes(self, elements: int) -> int:
         return -(-elements // BOX_ELEMENTS)
+
+
+def row_tiles(problem: AttentionProblem, tiles: GroupAttentionTiles) -> int:
+    """Tiles of rows of one head."""
+    return -(-problem.queries // tiles.rows)
+
+
+def in_pairs(problem: AttentionProblem, tiles: GroupAttentionTiles) -> bool:
+    """Whether blocks that last take tiles of rows two by two: see ``GroupTiles``."""
+    return problem.compute.causal is not None and row_tiles(problem, tiles) % 2 == 0
+
+
+def work_units(problem: AttentionProblem, tiles: GroupAttentionTiles) -> int:
+    """Tiles of rows, or pairs of them, that blocks take at a time."""
+    count = row_tiles(problem, tiles) * problem.heads * problem.batch
+    return count // 2 if tiles.lasting and in_pairs(problem, tiles) else count

@@ -9,7 +9,12 @@ from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProb
 from tvm_ext.tir_schedules.cuda.attention.attention_row_tile import RowTile
 from tvm_ext.tir_schedules.cuda.attention.attention_scores import INDEX, number
 from tvm_ext.tir_schedules.cuda.launch import repeated
-from tvm_ext.tir_schedules.cuda.warp_group_attention.group_shape import GroupAttentionTiles
+from tvm_ext.tir_schedules.cuda.warp_group_attention.group_shape import (
+    GroupAttentionTiles,
+    in_pairs,
+    row_tiles,
+    work_units,
+)
 from tvm_ext.tir_schedules.statements import sequence
 
 
@@ -17,7 +22,8 @@ class GroupTiles(RowTile):
     """The tiles of a block, as statements that bind where each of them is.
 
     Tiles of a section of heads that share keys are neighbours. In it those with the last rows go
-    first: of a causal mask they have most to do.
+    first: of a causal mask they have most to do. Where blocks last, each takes such a tile and the
+    one as far from the first rows in turn: all pairs look at about as many keys.
 
     Attributes
     ----------
@@ -31,45 +37,51 @@ class GroupTiles(RowTile):
 
     def __init__(self, problem: AttentionProblem, tiles: GroupAttentionTiles, sms: int) -> None:
         super().__init__(problem, tiles)
-        self.down = -(-problem.queries // tiles.rows)
+        self.down = row_tiles(problem, tiles)
+        self.pairs = tiles.lasting and in_pairs(problem, tiles)
         self.key_heads = problem.key.size("h")
         self.sharing = problem.heads // self.key_heads
-        self.count = self.down * problem.heads * problem.batch
+        self.count = work_units(problem, tiles)
         self.grid = min(self.count, sms) if tiles.lasting else self.count
         self.key_head: Any
         self.steps: Any
 
     def over_tiles(self, block: Any, tile: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
         """``tile`` for each tile of a block, given how many came before."""
+        each = 2 if self.pairs else 1
 
         def one(turn: Any) -> tirx.Stmt:
-            binds = self._placed(block + turn * number(self.grid))
-            return sequence([*binds, tile(turn)])
+            unit = block + tirx.floordiv(turn, number(each)) * number(self.grid)
+            second = tirx.floormod(turn, number(2)) == number(1) if self.pairs else None
+            return sequence([*self._placed(unit, second), tile(turn)])
 
         if self.count == self.grid:
-            return repeated(1, INDEX, one)
+            return repeated(each, INDEX, one, tirx.ForKind.SERIAL)
         rest = number(self.count + self.grid - 1) - block
-        turns = tirx.floordiv(rest, number(self.grid))
+        turns = tirx.floordiv(rest, number(self.grid)) * number(each)
         var = tirx.Var("turn", INDEX)
         return tirx.For(var, number(0), turns, tirx.ForKind.SERIAL, one(var))
 
-    def _placed(self, index: Any) -> list[tirx.Stmt]:
-        """Binds the place of the tile with this number."""
-        pairs = self.problem.batch * self.key_heads
-        section = min(self.tiles.section, pairs)
-        size = number(section * self.sharing * self.down)
-        first = tirx.floordiv(index, size) * number(section)
-        inside = tirx.floormod(index, size)
+    def _placed(self, unit: Any, second: Any) -> list[tirx.Stmt]:
+        """Binds the place of a tile, or of the first or second one of a pair."""
+        heads = self.problem.batch * self.key_heads
+        section = min(self.tiles.section, heads)
+        units = self.down // 2 if self.pairs else self.down
+        size = number(section * self.sharing * units)
+        first = tirx.floordiv(unit, size) * number(section)
+        inside = tirx.floormod(unit, size)
         height: Any = number(section)
-        if pairs % section:
-            height = tirx.min(height, number(pairs) - first)
+        if heads % section:
+            height = tirx.min(height, number(heads) - first)
         across = height * number(self.sharing)
         which = tirx.floormod(inside, across)
-        pair = first + tirx.floordiv(which, number(self.sharing))
-        key_head = tirx.floormod(pair, number(self.key_heads))
+        head = first + tirx.floordiv(which, number(self.sharing))
+        key_head = tirx.floormod(head, number(self.key_heads))
+        place = tirx.floordiv(inside, across)
+        last = number(self.down - 1) - place
         values = {
-            "tile": number(self.down - 1) - tirx.floordiv(inside, across),
-            "batch": tirx.floordiv(pair, number(self.key_heads)),
+            "tile": last if second is None else tirx.Select(second, place, last),
+            "batch": tirx.floordiv(head, number(self.key_heads)),
             "key_head": key_head,
             "head": key_head * number(self.sharing) + tirx.floormod(which, number(self.sharing)),
         }
