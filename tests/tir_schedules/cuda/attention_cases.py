@@ -130,7 +130,11 @@ def check(
 ) -> None:
     """The CUDA code of every case, run in the emulator, computes what NumPy does."""
     made = {name: case.scheduled(machine, template) for name, case in cases.items()}
-    kernels = emulated(made, machine)
+    compare(cases, emulated(made, machine), seeds)
+
+
+def compare(cases: Mapping[str, Case], kernels: Mapping[str, Any], seeds: Sequence[int]) -> None:
+    """The built kernels of some cases compute what NumPy does."""
     for name, case in cases.items():
         arrays = case.arrays()
         wanted = case.expected(*arrays[:3])

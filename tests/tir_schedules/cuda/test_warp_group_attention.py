@@ -39,7 +39,12 @@ DRAW = np.random.default_rng(7)
 
 @pytest.fixture
 def small_sizes(monkeypatch):
-    """Takes kernels that instructions of single warps would do as fast."""
+    """See ``take_all``."""
+    take_all(monkeypatch)
+
+
+def take_all(monkeypatch):
+    """Lets the template take kernels that instructions of single warps would do as fast."""
     monkeypatch.setattr(group_decision, "best_seconds", lambda *_: math.inf)
 
 

@@ -149,12 +149,12 @@ def _cycles(layout: GroupLayout, machine: GpuDescription, lasting: bool) -> floa
         rounds = math.ceil(units / machine.sms)
         worst = total / units if even else max(lengths)
         return rounds * (worst * step + count / units * _TILE_CYCLES) + _START_CYCLES
-    rounds = math.ceil(count / machine.sms)
     mean = total / count
+    filled = float(math.ceil(count / machine.sms))
     if problem.compute.causal is not None:
         # Short tiles come last, and fill the last round up.
-        rounds = max(count / machine.sms, max(lengths) / mean)
-    return rounds * (mean * step + _TILE_CYCLES + _START_CYCLES)
+        filled = max(count / machine.sms, max(lengths) / mean)
+    return filled * (mean * step + _TILE_CYCLES + _START_CYCLES)
 
 
 def _steps(problem: AttentionProblem, tiles: GroupAttentionTiles, tile: int) -> int:
