@@ -210,9 +210,9 @@ def test_nothing_spills_and_nothing_is_serialized(depth, dtype):
 def test_nothing_spills_of_other_forms(small_sizes, depth, dtype):
     plain = replace(LARGE, depth=depth, dtype=dtype)
     tensor = np.broadcast_to(np.float32(0), (1, 1, 4096, 4096))
-    for mask in ([], [(ADD, tensor)], [(KEEP, tensor.astype(bool)), (ADD, tensor)]):
-        for causal in (None, 0):
-            assert_no_spills(replace(plain, causal=causal, masks=mask))
+    assert_no_spills(plain)
+    assert_no_spills(replace(plain, causal=0, masks=[(ADD, tensor)]))
+    assert_no_spills(replace(plain, causal=0, masks=[(KEEP, tensor.astype(bool)), (ADD, tensor)]))
 
 
 @pytest.mark.parametrize("depth", [64, 80, 128, 256])

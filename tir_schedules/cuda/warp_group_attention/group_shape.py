@@ -125,11 +125,14 @@ class GroupLayout:
 
     @property
     def held_registers(self) -> int:
-        """Registers of a thread for scores, weights, results and masks."""
-        held = self.tiles.keys // 2 + self.tiles.keys // 4 + self.width // 2
-        for mask in self.problem.masks:
-            held += max(1, self.tiles.keys // 4 * mask.element_bytes // 4)
-        return held
+        """Registers of a thread for scores, weights, results and what is loaded of masks.
+
+        Of a mask all elements for both rows of a thread are loaded ahead, or as many addresses are
+        there; of several masks one after the other.
+        """
+        scores = self.tiles.keys // 2
+        loaded = scores if self.problem.masks else 0
+        return scores + scores // 2 + self.width // 2 + loaded
 
     def _boxes(self, elements: int) -> int:
         return -(-elements // BOX_ELEMENTS)
