@@ -30,7 +30,7 @@ def test_a_layer_in_float16_is_one_kernel_of_warp_groups():
 
 
 def test_attention_in_float16_is_one_kernel_of_warp_groups():
-    shape, scale = [1, 1, 512, 128], np.float16(0.0625)
+    shape, scale = [1, 1, 256, 128], np.float16(0.0625)
     attention = model(
         [
             node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
