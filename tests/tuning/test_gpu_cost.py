@@ -4,7 +4,7 @@ import pytest
 import tvm
 from gpu_kernels import scheduled
 from lowering import f32, kernel_of
-from matrix_products import f16, linear
+from matrix_products import f16, linear, product
 from serial_gpu import gpu
 from tvm import relax
 
@@ -44,6 +44,19 @@ def test_instructions_of_warp_groups_are_counted_in_the_warps_that_run_them():
         tvm.IRModule({"main": made.with_attr("global_symbol", "main")}), hopper
     ).kernel
     assert kernel.matrix_flops["float16"] * kernel.warps * kernel.blocks == 2 * 1024**3
+
+
+def test_every_kernel_of_a_split_reduction_is_counted_in_its_own_blocks():
+    """Two rounds of whole tiles, the steps of 24 tiles shared by all blocks, and what adds up."""
+    hopper = gpu("nvidia-h200")
+    decided = Chosen({"tile_rows": 128, "tile_columns": 256, "split_blocks": 132})
+    made = scheduled(WarpGroupContraction(), product(3072, 3072, 3072), hopper, decided)
+    kernel = gpu_cost(
+        tvm.IRModule({"main": made.with_attr("global_symbol", "main")}), hopper
+    ).kernel
+    assert kernel.blocks > 132
+    flops = kernel.matrix_flops["float16"] * kernel.warps * kernel.blocks
+    assert 0.98 < flops / (2 * 3072**3) < 1.02
 
 
 @pytest.mark.parametrize("vector", [1, 4])

@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import (
+from tvm_ext.tir_schedules.cuda.products.matrix_fragments import (
     PTX_NAMES,
     MatrixInstruction,
     Operand,
@@ -30,7 +30,7 @@ def load_matrices(
     """``ldmatrix``: a 16 x depth tile of an operand of 16-bit elements from shared memory.
 
     ``registers`` and ``shared`` are a buffer with the address of the tile; rows of the tile are
-    ``stride`` elements apart. ``depth_last``: see ``MatrixInstruction.load``.
+    ``stride`` elements apart. ``depth_last``: see ``load_intrinsic``.
     """
     (tile, at), (memory, start) = registers, shared
     address = start + row_of_lane(instruction, operand, depth_last, lane, stride)

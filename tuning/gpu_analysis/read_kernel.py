@@ -111,7 +111,7 @@ def _tag(stmt: Any) -> str:
 
 class _Reader:
     def __init__(self, kernel: GpuKernel, extents: dict[str, int]) -> None:
-        self._kernel = kernel
+        self._kernel, self._extents = kernel, extents
         self._places = _places(extents, kernel.warps)
         self._known: dict[Any, np.ndarray] = {}
         self._readers = {
@@ -138,15 +138,28 @@ class _Reader:
             self.read(part, times)
 
     def _loop(self, loop: tirx.For, times: float) -> None:
-        extent = static_extent(loop.extent) or 1
+        extent = self._turns(loop.extent)
         first = values_of(loop.min, self._known)
         self._known[loop.loop_var] = np.asarray(0 if first is None else first) + extent // 2
         self.read(loop.body, times * extent)
 
+    def _turns(self, extent: Any) -> int:
+        """How often a loop runs, for the threads that are looked at where that differs."""
+        fixed = static_extent(extent)
+        if fixed is not None:
+            return fixed
+        found = values_of(extent, self._known)
+        return 1 if found is None else max(1, int(np.max(found)))
+
     def _attribute(self, stmt: tirx.AttrStmt, times: float) -> None:
         tag = _tag(stmt)
-        if tag:
-            self._known[stmt.node.var] = self._places[tag]
+        if tag in self._extents:
+            # Of several kernels one has the most blocks; the others do their work in some of them.
+            own = static_extent(stmt.value) or 1
+            times *= own / self._extents[tag]
+            # The block in the middle; of a cluster, where all do the same, the first.
+            block = own // 2 if tag.startswith("blockIdx") else 0
+            self._known[stmt.node.var] = self._places.get(tag, np.asarray(block))
         self.read(stmt.body, times)
 
     def _branch(self, stmt: tirx.IfThenElse, times: float) -> None:
@@ -255,8 +268,8 @@ _OPERANDS = {
 
 
 def _places(extents: dict[str, int], warps: int) -> dict[str, np.ndarray]:
-    """By tag, the indices of all threads of a block in the middle of the grid."""
-    places = {tag: np.asarray(n // 2) for tag, n in extents.items() if tag.startswith("block")}
+    """By tag, the indices of all threads of a block."""
+    places = {}
     rest = np.arange(WARP * warps)
     for tag in ("threadIdx.x", "threadIdx.y", "threadIdx.z"):
         extent = extents.get(tag, 1)

@@ -90,6 +90,7 @@ def _own_tensor_map(call: Any) -> Any:
         return call
     attrs, (place, base, *sizes) = call.attrs, call.args
     options = (attrs.interleave, attrs.swizzle, attrs.l2_promotion, attrs.oob_fill)
+    options = (*options, attrs.force_cu_dtype)
     return tirx.call_packed(
         "cuda_emulation.tensor_map",
         *(place, str(attrs.descriptor_dtype), int(attrs.rank), base),

@@ -33,9 +33,10 @@ def _copy_tensor(match: re.Match[str], operands: Operands, line: int) -> str:
     tensor_map, _, coordinates = inner.partition(",")
     first = ", ".join(f"(int)({c})" for c in listed(coordinates))
     to, barrier = address(operands[0]), address(operands[2])
+    blocks = operands[3] if match["several"] else "0"
     call = (
         f"emu::copy_tensor({line}, {to}, emu::ptx::address({tensor_map}), at, "
-        f"{match['rank']}, {barrier});"
+        f"{match['rank']}, {barrier}, {blocks});"
     )
     return f"{{ const int at[] = {{{first}}}; {call} }}"
 
@@ -78,6 +79,22 @@ RULES: list[Rule] = [
         lambda m, o, line: f"emu::invalidate_barrier({line}, {address(o[0])});",
     ),
     (rf"mbarrier\.arrive{_MBARRIER}", _arrive),
+    (
+        r"mbarrier\.arrive(?:\.release\.cluster)?\.shared::cluster\.b64",
+        lambda m, o, line: f"emu::arrive_anywhere({line}, {address(_sunk(o)[0])}, 1);",
+    ),
+    (
+        r"mapa\.shared::cluster\.u32",
+        lambda m, o, line: f"{o[0]} = emu::address_in_block({o[1]}, {o[2]});",
+    ),
+    (
+        r"barrier\.cluster\.arrive(?:\.release|\.relaxed)?(?:\.aligned)?",
+        lambda m, o, line: f"emu::arrive_cluster({line});",
+    ),
+    (
+        r"barrier\.cluster\.wait(?:\.acquire)?(?:\.aligned)?",
+        lambda m, o, line: f"emu::wait_cluster({line});",
+    ),
     (rf"mbarrier\.arrive\.expect_tx{_MBARRIER}", _arrive_expecting),
     (
         rf"mbarrier\.expect_tx{_MBARRIER}",
@@ -86,7 +103,7 @@ RULES: list[Rule] = [
     (rf"mbarrier\.(?:try|test)_wait\.parity{_MBARRIER}", _wait),
     (
         r"cp\.async\.bulk\.tensor\.(?P<rank>[1-5])d\.shared::(?:cluster|cta)\.global(?:\.tile)?"
-        r"\.mbarrier::complete_tx::bytes(?:\.L2::cache_hint)?",
+        r"\.mbarrier::complete_tx::bytes(?P<several>\.multicast::cluster)?(?:\.L2::cache_hint)?",
         _copy_tensor,
     ),
     (

@@ -128,6 +128,10 @@ _RULES: list[Rule] = [
     (rf"selp{_TYPE}", lambda m, o, line: f"{o[0]} = ({o[3]}) ? ({o[1]}) : ({o[2]});"),
     (r"cvta\.to\.shared\.u64", _fixed("{0} = emu::sharedaddress((const void*)({1}));")),
     (r"cvt\.u32\.u64", _fixed("{0} = (uint32_t)({1});")),
+    (
+        r"cvt\.rna\.tf32\.f32",
+        _fixed("emu::ptx::put({0}, emu::nearest_tf32(emu::ptx::bits({1})));"),
+    ),
     (r"(?:bar|barrier)\.sync(?:\.aligned)?", lambda m, o, line: _bar(o, line, "true")),
     (r"(?:bar|barrier)\.arrive(?:\.aligned)?", lambda m, o, line: _bar(o, line, "false")),
     (r"membar\.(?:gl|sys)|fence\.(?:acq_rel|sc)\.(?:gpu|sys)", _fixed("emu::global_fence();")),

@@ -167,7 +167,7 @@ def _launch_place(tag: str) -> str | None:
     if tag == "tirx.use_dyn_shared_memory":
         return "dynamic_shared"
     kind, _, axis = tag.partition(".")
-    fields = {"blockIdx": "grid", "threadIdx": "block"}
+    fields = {"blockIdx": "grid", "threadIdx": "block", "clusterCtaIdx": "cluster"}
     if kind in fields and axis in ("x", "y", "z"):
         return f"{fields[kind]}[{'xyz'.index(axis)}]"
     if tag.startswith("tirx.use_"):

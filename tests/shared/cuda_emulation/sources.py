@@ -20,6 +20,7 @@ def run_source(
     threads: Sequence[int] = (32, 1, 1),
     grid: Sequence[int] = (1, 1, 1),
     shared_bytes: int = 0,
+    cluster: int = 1,
 ) -> None:
     """Runs a kernel of CUDA code on arrays, in place; integers are passed as they are.
 
@@ -31,13 +32,15 @@ def run_source(
         Sizes of a block and of the grid.
     shared_bytes : int
         Of dynamic shared memory.
+    cluster : int
+        Blocks of a cluster, along x.
 
     Raises
     ------
     CudaEmulationError
         The kernel breaks a rule.
     """
-    tags = [*_TAGS, "tirx.use_dyn_shared_memory"]
+    tags = [*_TAGS, "clusterCtaIdx.x", "tirx.use_dyn_shared_memory"]
     names = re.findall(r'extern "C" __global__ void (?:__\w+\([^)]*\) )?(\w+)\(', source)
     module = tvm_ffi.load_module(str(kernel_library(source, dict.fromkeys(names, tags))))
     arguments: list[object] = []
@@ -47,4 +50,4 @@ def run_source(
             arguments.append(ctypes.c_void_p(array.ctypes.data))
         else:
             arguments.append(array)
-    module[kernel](*arguments, *grid, *threads, shared_bytes)
+    module[kernel](*arguments, *grid, *threads, cluster, shared_bytes)

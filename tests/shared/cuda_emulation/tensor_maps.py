@@ -11,6 +11,7 @@ import tvm_ffi
 from cuda_emulation.errors import CudaEmulationError
 
 _MAGIC = 0x70616D726F736E74
+_TFLOAT32 = 11
 _SWIZZLED_BYTES = {0: 0, 1: 32, 2: 64, 3: 128}
 
 
@@ -21,18 +22,21 @@ def _encode(place: Any, dtype: Any, rank: int, base: Any, *rest: int) -> None:
     strides, rest = rest[: rank - 1], rest[rank - 1 :]
     box, rest = rest[:rank], rest[rank:]
     steps, rest = rest[:rank], rest[rank:]
-    interleave, swizzle = rest[0], rest[1]
+    interleave, swizzle, forced = rest[0], rest[1], rest[4]
     width = tvm.DataType(str(dtype)).bits // 8
     address = int(getattr(base, "value", base) or 0)
     _check(address, width, extents, strides, box, swizzle)
-    if interleave or any(step != 1 for step in steps):
-        raise CudaEmulationError("the emulator knows no interleaved or strided tensor maps")
+    if steps[0] != 1 or any(not 1 <= step <= 8 for step in steps):
+        raise CudaEmulationError("cuTensorMapEncodeTiled: an element stride is not in 1 to 8")
+    if interleave or (forced != -1 and (forced != _TFLOAT32 or width != 4)):
+        raise CudaEmulationError("the emulator knows no interleaved tensor maps, or of such a type")
     packed = struct.pack(
-        "<QQIIII5Q4Q5H",
-        *(_MAGIC, address, rank, width, swizzle, 0),
+        "<QQIIII5Q4Q5H5B",
+        *(_MAGIC, address, rank, width, swizzle, int(forced == _TFLOAT32)),
         *_padded(extents, 5),
         *_padded(strides, 4),
         *_padded(box, 5),
+        *_padded(steps, 5),
     )
     ctypes.memmove(int(getattr(place, "value", place)), packed, len(packed))
 

@@ -1,7 +1,8 @@
 """CUDA code of every template: threads, barriers and instructions compute what the loops do."""
 
+import numpy as np
 import pytest
-from emulated_kernels import assert_emulated
+from emulated_kernels import assert_emulated, run_emulated
 from gpu_kernels import scheduled
 from lowering import f32, kernel_of
 from matrix_products import f16, in_instructions, linear, product
@@ -36,10 +37,24 @@ def test_contractions() -> None:
     assert_emulated(plain, decided)
 
 
-def test_tf32_is_as_exact_as_its_type() -> None:
-    kernel = product(32, 32, 32, dtype="float32")
+def tf32(x: np.ndarray, rounded: bool) -> np.ndarray:
+    """float32 values without their last 13 bits, the nearest ones or cut off."""
+    half_a_step = np.uint32(0x1000 if rounded else 0)
+    return ((x.view("uint32") + half_a_step) & np.uint32(0xFFFFE000)).view("float32")
+
+
+@pytest.mark.parametrize("b_turned", [False, True])
+def test_operands_are_rounded_to_tf32_with_half_the_error_of_cutting_off(b_turned: bool) -> None:
+    kernel = product(32, 32, 40, dtype="float32", b_turned=b_turned)
+    generator = np.random.default_rng(0)
+    a, b = (generator.normal(size=size).astype("float32") for size in ((32, 40), (40, 32)))
     decided = scheduled(Contraction(tf32=True), kernel)
-    assert_emulated({"tf32": kernel}, {"tf32": decided}, rtol=2e-3)
+    given = np.ascontiguousarray(b.T) if b_turned else b
+    *_, found = run_emulated(decided, a, given, np.zeros((32, 32), "float32"))
+    np.testing.assert_allclose(found, tf32(a, True) @ tf32(b, True), atol=1e-5)
+    exact = a.astype("float64") @ b
+    cut_off = np.abs(tf32(a, False).astype("float64") @ tf32(b, False) - exact)
+    assert np.abs(found - exact).mean() < 0.55 * cut_off.mean()
 
 
 ROWS = {

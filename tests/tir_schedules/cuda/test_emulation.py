@@ -65,6 +65,6 @@ def test_the_line_is_that_of_the_source() -> None:
 def test_unknown_assembly_is_refused() -> None:
     from cuda_emulation.assembly import AssemblyError
 
-    source = REVERSED.format(name="k", barrier='asm volatile("barrier.cluster.arrive;");')
+    source = REVERSED.format(name="k", barrier='asm volatile("barrier.cta.red;");')
     with pytest.raises(AssemblyError, match="barrier"):
         run_source(source, "k", [floats()])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tvm.s_tir import TensorIntrin
 
-from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import (
+from tvm_ext.tir_schedules.cuda.products.matrix_fragments import (
     TILE,
     WARP,
     MatrixInstruction,
@@ -12,6 +12,7 @@ from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import (
     result_fragment,
     row_of_lane,
 )
+from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import multiply_intrinsic
 
 TYPES = [("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32"), ("float32", "float32")]
 
@@ -97,6 +98,6 @@ def test_fragments_are_those_of_mma(types):
 
 def test_intrinsics_are_registered_once():
     instruction = MatrixInstruction("float16", "float32")
-    name = instruction.multiply()
-    assert name == instruction.multiply()
+    name = multiply_intrinsic(instruction)
+    assert name == multiply_intrinsic(instruction)
     assert TensorIntrin.get(name).desc.params[0].ty.shape[0] == WARP

@@ -17,7 +17,7 @@ from tvm_ext.tir_schedules.cuda.attention.attention_shape import (
 )
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import BANKS_BYTES, MAX_REGISTERS
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import ARCHITECTURE
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import WARP_RATE
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_cycles import WARP_RATE
 from tvm_ext.tir_schedules.decisions import Decisions
 from tvm_ext.tir_schedules.template import NotMine
 

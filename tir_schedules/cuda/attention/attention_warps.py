@@ -15,7 +15,7 @@ from tvm_ext.tir_schedules.cuda.attention.attention_scores import INDEX, ScorePl
 from tvm_ext.tir_schedules.cuda.attention.attention_shape import AttentionTiles
 from tvm_ext.tir_schedules.cuda.attention.attention_walk import AttentionWalk
 from tvm_ext.tir_schedules.cuda.launch import Arrays, repeated
-from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import TILE, MatrixInstruction
+from tvm_ext.tir_schedules.cuda.products.matrix_fragments import TILE, MatrixInstruction
 from tvm_ext.tir_schedules.cuda.warp_code import (
     await_copies,
     block_barrier,

@@ -22,7 +22,7 @@ from tvm_ext.tir_schedules.cuda.products.contraction_decision import (
     decide_tiles,
 )
 from tvm_ext.tir_schedules.cuda.products.following_kernels import schedule_following
-from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import MatrixInstruction
+from tvm_ext.tir_schedules.cuda.products.matrix_fragments import MatrixInstruction
 from tvm_ext.tir_schedules.cuda.products.open_sizes import with_nominal_sizes
 from tvm_ext.tir_schedules.cuda.products.operand_staging import (
     decide_staging,

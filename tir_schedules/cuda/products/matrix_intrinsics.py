@@ -1,126 +1,61 @@
 """Matrix instructions of a warp (``ldmatrix``, ``mma.sync``) as intrinsics for ``tensorize``.
 
-A warp holds a 16x16 tile of results and the operands of it, each thread a few registers of 32 bits.
-Which thread holds which element is fixed by the instruction: PTX ISA, "Matrix fragments for
-mma.m16n8k16" (and m16n8k8, m16n8k32, which are the same counted in registers). A tile is an array
-of ``[lane, register element]`` here. Each thread has the whole array as local memory and uses row
-0 of it only, with constant indices: the compiler keeps that row in registers and drops the rest.
+A tile is an array of ``[lane, register element]`` here, as ``matrix_fragments`` says. Each thread
+has the whole array as local memory and uses row 0 of it only, with constant indices: the compiler
+keeps that row in registers and drops the rest.
 
 The intrinsics of ``tvm.s_tir.tensor_intrin.cuda`` hold tiles in scope "warp", which TVM 0.27 lowers
 for one of several such arrays only, and take twenty seconds to import.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tvm import tirx
 from tvm.s_tir import TensorIntrin
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-WARP = 32
-TILE = 16
-RESULTS_PER_THREAD = TILE * TILE // WARP
-"""Elements of a 16x16 tile of results that one thread holds."""
+from tvm_ext.tir_schedules.cuda.products.matrix_fragments import (
+    PTX_NAMES,
+    RESULTS_PER_THREAD,
+    TILE,
+    WARP,
+    MatrixInstruction,
+    Operand,
+    result_element,
+    result_fragment,
+    row_of_lane,
+)
+from tvm_ext.tir_schedules.cuda.products.tf32_rounding import rounded_to_tf32
 
-Operand = Literal["a", "b"]
-OPERANDS: tuple[Operand, Operand] = ("a", "b")
-
-PTX_NAMES = {
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "tf32",
-    "int8": "int8",
-    "uint8": "uint8",
-}
 _PTX_RESULTS = {"float32": "fp32", "int32": "int32"}
 
 
-@dataclass(frozen=True)
-class MatrixInstruction:
-    """One matrix instruction: ``mma.sync`` of 16 rows, 8 columns and 32 bytes of depth.
+def load_intrinsic(instruction: MatrixInstruction, operand: Operand, depth_last: bool) -> str:
+    """Loads an operand's tile from shared memory; ``depth_last``: [row, step] in memory.
 
-    Attributes
-    ----------
-    dtype : str
-        Of the operands: "float16", "bfloat16", "int8", "uint8", or "float32", of which tensor cores
-        take tf32: the upper 19 bits.
-    accumulator : str
-        Of the results: "float32" or "int32".
-    on_tensor_cores : bool
-        False for products of float32 that need all of their bits.
+    Products of float32 get operands that are rounded to tf32: the instruction itself would cut off
+    the bits that it does not take.
     """
-
-    dtype: str
-    accumulator: str
-    on_tensor_cores: bool = True
-
-    @property
-    def packed(self) -> int:
-        """Elements in a register of 32 bits."""
-        return {"float32": 1, "int8": 4, "uint8": 4}.get(self.dtype, 2)
-
-    @property
-    def rate(self) -> str:
-        """The type whose rate in a machine's description is that of the products."""
-        return "tf32" if self.dtype == "float32" and self.on_tensor_cores else self.dtype
-
-    @property
-    def depth(self) -> int:
-        """Steps of the reduction in one instruction."""
-        return 8 * self.packed
-
-    @property
-    def per_thread(self) -> int:
-        """Elements of a 16 x ``depth`` tile of an operand that one thread holds."""
-        return TILE * self.depth // WARP
-
-    def fragment(self, operand: Operand, row: Any, step: Any) -> tuple[Any, Any]:
-        """Lane and position in it of an operand's element: ``row`` of A or column of B."""
-        packed, half = self.packed, 4 * self.packed
-        lane = row % 8 * 4 + step % half // packed
-        high_row, high_step = row // 8, step // half
-        pair = high_row + 2 * high_step if operand == "a" else high_step + 2 * high_row
-        return lane, pair * packed + step % packed
-
-    def element(self, operand: Operand, lane: Any, position: Any) -> tuple[Any, Any]:
-        """The inverse of ``fragment``."""
-        packed, half = self.packed, 4 * self.packed
-        first, second = position // packed % 2, position // (2 * packed)
-        high_row, high_step = (first, second) if operand == "a" else (second, first)
-        return lane // 4 + 8 * high_row, lane % 4 * packed + half * high_step + position % packed
-
-    def load(self, operand: Operand, depth_last: bool) -> str:
-        """The intrinsic that loads an operand's tile; ``depth_last``: [row, step] in memory."""
-        name = f"tvm_ext.mma_load_{operand}_{self.dtype}_{'rows' if depth_last else 'steps'}"
-        return _registered(name, lambda: _load(self, operand, depth_last))
-
-    def multiply(self) -> str:
-        """The intrinsic that adds the product of two tiles to the results."""
-        name = f"tvm_ext.mma_{self.dtype}_{self.accumulator}"
-        return _registered(name, lambda: _multiply(self))
-
-    def fill(self) -> str:
-        """The intrinsic that sets the results to zero."""
-        return _registered(f"tvm_ext.mma_fill_{self.accumulator}", lambda: _fill(self.accumulator))
-
-    def store(self) -> str:
-        """The intrinsic that writes the results to shared memory."""
-        return _registered(
-            f"tvm_ext.mma_store_{self.accumulator}", lambda: _store(self.accumulator)
-        )
+    name = f"tvm_ext.mma_load_{operand}_{instruction.dtype}_{'rows' if depth_last else 'steps'}"
+    return _registered(name, lambda: _load(instruction, operand, depth_last))
 
 
-def result_fragment(row: Any, column: Any) -> tuple[Any, Any]:
-    """Lane and position in it of an element of a 16x16 tile of results."""
-    return row % 8 * 4 + column % 8 // 2, column // 8 * 4 + row // 8 * 2 + column % 2
+def multiply_intrinsic(instruction: MatrixInstruction) -> str:
+    """Adds the product of two tiles to the results."""
+    name = f"tvm_ext.mma_{instruction.dtype}_{instruction.accumulator}"
+    return _registered(name, lambda: _multiply(instruction))
 
 
-def result_element(lane: Any, position: Any) -> tuple[Any, Any]:
-    """The inverse of ``result_fragment``."""
-    row = lane // 4 + position // 2 % 2 * 8
-    return row, position // 4 * 8 + lane % 4 * 2 + position % 2
+def fill_intrinsic(accumulator: str) -> str:
+    """Sets the results to zero."""
+    return _registered(f"tvm_ext.mma_fill_{accumulator}", lambda: _fill(accumulator))
+
+
+def store_intrinsic(accumulator: str) -> str:
+    """Writes the results to shared memory."""
+    return _registered(f"tvm_ext.mma_store_{accumulator}", lambda: _store(accumulator))
 
 
 def _registered(name: str, build: Callable[[], tuple[tirx.PrimFunc, tirx.PrimFunc]]) -> str:
@@ -165,25 +100,11 @@ def _load(
                     with T.unroll(0, per_thread) as position:
                         row, step = instruction.element(operand, lane, position)
                         T.buffer_store(tile, shared[step, row], [0, position])
+                if instruction.rate == "tf32":
+                    with T.unroll(0, per_thread) as position:
+                        T.buffer_store(tile, rounded_to_tf32(tile[0, position]), [0, position])
 
     return _function(description), _function(code)
-
-
-def row_of_lane(
-    instruction: MatrixInstruction, operand: Operand, depth_last: bool, lane: Any, stride: Any
-) -> Any:
-    """Where the row of 16 bytes begins that a lane names to ``ldmatrix``, in elements.
-
-    Four matrices of 8 such rows become the four registers in order. With the depth along the rows
-    the second is for A the lower half of the tile, and for B the second half of the depth; a
-    matrix that is transposed while it is loaded has these the other way round.
-    """
-    low = lane % WARP // 8
-    first, second = low % 2, low // 2
-    along = 4 * instruction.packed
-    if (operand == "a") == depth_last:
-        return stride * (lane % 8 + 8 * first) + along * second
-    return stride * (lane % 8 + 8 * second) + along * first
 
 
 def _multiply(instruction: MatrixInstruction) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:

@@ -10,12 +10,18 @@ from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import TileSizes
-from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import (
+from tvm_ext.tir_schedules.cuda.products.matrix_fragments import (
     OPERANDS,
     TILE,
     MatrixInstruction,
     Operand,
     result_fragment,
+)
+from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import (
+    fill_intrinsic,
+    load_intrinsic,
+    multiply_intrinsic,
+    store_intrinsic,
 )
 from tvm_ext.tir_schedules.cuda.products.shared_tile import (
     bind_blocks,
@@ -86,10 +92,10 @@ def schedule_warps(
     pad_rows(sch, kept, max(vector, RESULT_PADDING))
     if not described:
         for loop, name, order in zip(inner, OPERANDS, depth_last, strict=True):
-            sch.tensorize(loop, instruction.load(name, order))
-        sch.tensorize(sch.get_loops(main)[-3], instruction.multiply())
-        sch.tensorize(sch.get_loops(filled)[-2], instruction.fill())
-        sch.tensorize(kept, instruction.store())
+            sch.tensorize(loop, load_intrinsic(instruction, name, order))
+        sch.tensorize(sch.get_loops(main)[-3], multiply_intrinsic(instruction))
+        sch.tensorize(sch.get_loops(filled)[-2], fill_intrinsic(instruction.accumulator))
+        sch.tensorize(kept, store_intrinsic(instruction.accumulator))
     if tiles.stages > 1:
         _pipeline(sch, steps, part, tiles, instruction, asynchronous=not described)
 

@@ -7,10 +7,11 @@ from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProb
 from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import Arrays
 from tvm_ext.tir_schedules.cuda.warp_group_attention.group_decision import decide_group_attention
+from tvm_ext.tir_schedules.cuda.warp_group_attention.group_instructions import PTX_TYPES
 from tvm_ext.tir_schedules.cuda.warp_group_attention.group_kernel import GroupAttentionKernel
 from tvm_ext.tir_schedules.cuda.warp_group_attention.head_boxes import HeadBoxes
 from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import ALIGNMENT
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import ARCHITECTURE, DTYPES
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import ARCHITECTURE
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import FlatViews
 from tvm_ext.tir_schedules.template import Machine, NotMine
@@ -47,7 +48,7 @@ class WarpGroupAttention:
 def _obstacle(problem: AttentionProblem) -> NotMine | None:
     """What the instructions cannot do."""
     dtype = problem.query.dtype
-    if dtype not in DTYPES:
+    if dtype not in PTX_TYPES:
         return NotMine(f"operands are of {dtype}, not of a type of 16 bits")
     if problem.key.size("h") != problem.value.size("h"):
         return NotMine("keys and values have different numbers of heads")

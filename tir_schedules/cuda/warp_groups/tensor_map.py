@@ -10,6 +10,7 @@ from tvm.sym import detect_linear_equation
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
+from tvm_ext.tir_schedules.cuda.warp_groups.tap_steps import TapSteps
 from tvm_ext.tir_schedules.template import NotMine
 
 ALIGNMENT = 16
@@ -20,9 +21,15 @@ MAX_EXTENT = 1 << 32
 SWIZZLED_ROW_BYTES = 128
 """Bytes of a box along its fastest dimension when it is swizzled by 128 bytes."""
 
-# Values of CUtensorMapSwizzle and CUtensorMapL2promotion for 128 bytes.
-_SWIZZLE_128_BYTES = 3
+# Values of CUtensorMapSwizzle by the bytes of a box along its fastest dimension, and of
+# CUtensorMapL2promotion for 128 bytes.
+_SWIZZLES = {32: 1, 64: 2, 128: 3}
 _PROMOTION_128_BYTES = 2
+
+# CU_TENSOR_MAP_DATA_TYPE_TFLOAT32. Copies of this type round float32 to it, as those of NVIDIA's
+# CUTLASS do (sm90_mma_tma_gmma_ss_warpspecialized.hpp); copies of float32 would leave the bits that
+# the tensor cores do not look at.
+_TFLOAT32 = 11
 
 
 @dataclass(frozen=True)
@@ -45,12 +52,19 @@ class OperandTensor:
         Rows of A or columns of B, and the reduction's steps. One of the strides is 1.
     batch : tuple[Dimension, ...]
         The products of a batch, slowest first; their extents multiply to how many there are.
+    taps : tuple[Dimension, ...]
+        Outer loops over the steps, slowest first, each of which begins with whole boxes: the window
+        of a convolution, whose channels ``steps`` are then.
+    depth : int
+        Steps of a box, where there are taps.
     """
 
     buffer: Any
     selecting: Dimension
     steps: Dimension
     batch: tuple[Dimension, ...]
+    taps: tuple[Dimension, ...] = ()
+    depth: int = 0
 
     @property
     def across(self) -> bool:
@@ -67,33 +81,33 @@ class OperandTensor:
     def dimensions(self) -> list[Dimension]:
         """Fastest first."""
         order = [self.selecting, self.steps] if self.across else [self.steps, self.selecting]
-        return [*order, *reversed(self.batch)]
+        return [*order, *reversed(self.taps), *reversed(self.batch)]
 
     def encoded(self, tensor_map: tirx.Var, box: tuple[int, int]) -> tirx.Stmt:
-        """What the host does before the launch; ``box``: its extents, fastest dimension first."""
-        width = element_bytes(self.buffer)
+        """What the host does before the launch; ``box``: its extents, fastest dimension first.
+
+        float32 is rounded to tf32 on its way.
+        """
         dims = self.dimensions
-        extents = [tirx.const(dim.extent, "int64") for dim in dims]
-        strides = [tirx.const(dim.stride * width, "int64") for dim in dims[1:]]
-        boxes = [tirx.const(size, "int32") for size in (*box, *[1] * len(self.batch))]
-        steps = [tirx.const(1, "int32")] * len(dims)
-        call = tirx.tensormap_encode_tiled(
-            tensor_map,
-            buffer_data(self.buffer),
-            *extents,
-            *strides,
-            *boxes,
-            *steps,
-            descriptor_dtype=str(self.buffer.dtype),
-            rank=len(dims),
-            swizzle=_SWIZZLE_128_BYTES,
-            l2_promotion=_PROMOTION_128_BYTES,
-        )
-        return tirx.Evaluate(call)
+        sizes = (*box, *[1] * (len(dims) - len(box)))
+        return encoded_map(tensor_map, self.buffer, dims, sizes, [1] * len(dims))
+
+    @property
+    def tap_steps(self) -> TapSteps:
+        """How the steps are counted: what ``at`` is given."""
+        return TapSteps(tuple(tap.extent for tap in self.taps), self.steps.extent, self.depth)
+
+    def lines(self, extent: int) -> int:
+        """Rows or columns that one copy brings of the ``extent`` of a tile."""
+        return SWIZZLED_ROW_BYTES // element_bytes(self.buffer) if self.across else extent
 
     def at(self, batch: Any, selecting: Any, step: Any) -> list[Any]:
         """The coordinates of an element, fastest dimension first."""
+        taps: list[Any] = []
+        if self.taps:
+            taps, step = self.tap_steps.split(step)
         places = [selecting, step] if self.across else [step, selecting]
+        places += reversed(taps)
         for dim in reversed(self.batch):
             places.append(batch % dim.extent)
             batch = batch // dim.extent
@@ -106,6 +120,8 @@ def operand_tensor(
     variables: Sequence[Any],
     extents: Sequence[int],
     axes: tuple[Sequence[int], Sequence[int], Sequence[int]],
+    taps: Sequence[int] = (),
+    depth: int = 0,
 ) -> OperandTensor | NotMine:
     """The tensor that ``load`` reads, if bulk copies can bring it, or would from aligned rows.
 
@@ -117,6 +133,10 @@ def operand_tensor(
         Its address in elements, in ``variables``, the loops of the product with their ``extents``.
     axes : (sequence, sequence, sequence) of int
         Which of the loops are products of a batch, rows (or columns), and steps.
+    taps : sequence of int
+        Which of the loops are outer ones of the steps, slowest first.
+    depth : int
+        Steps of a box, where there are taps.
     """
     linear = detect_linear_equation(index, list(variables))
     strides = [static_extent(step) for step in linear]
@@ -128,7 +148,8 @@ def operand_tensor(
     batch, selecting, steps = walked
     if len(selecting) != 1 or len(steps) != 1:
         return NotMine(f"the rows or steps of {load.source.name} are not evenly spaced")
-    tensor = OperandTensor(load.source, selecting[0], steps[0], tuple(batch))
+    outer = tuple(Dimension(extents[at], strides[at]) for at in taps)  # type: ignore[arg-type]
+    tensor = OperandTensor(load.source, selecting[0], steps[0], tuple(batch), outer, depth)
     return _accepted(tensor)
 
 
@@ -154,6 +175,42 @@ def _accepted(tensor: OperandTensor) -> OperandTensor | NotMine:
     if any(dim.stride < 1 for dim in dims):
         return NotMine(f"{name} is read backwards")
     return tensor
+
+
+def encoded_map(
+    tensor_map: tirx.Var,
+    buffer: Any,
+    dims: Sequence[Dimension],
+    box: Sequence[int],
+    steps: Sequence[int],
+) -> tirx.Stmt:
+    """What the host does to fill ``tensor_map``.
+
+    Parameters
+    ----------
+    dims : sequence of Dimension
+        Of the tensor in ``buffer``, fastest first.
+    box : sequence of int
+        Places along each dimension that a copy goes through: 32, 64 or 128 bytes of the fastest,
+        which are swizzled as rows of so many bytes.
+    steps : sequence of int
+        Every how many of them it takes one.
+    """
+    width, dtype = element_bytes(buffer), str(buffer.dtype)
+    call = tirx.tensormap_encode_tiled(
+        tensor_map,
+        buffer_data(buffer),
+        *[tirx.const(dim.extent, "int64") for dim in dims],
+        *[tirx.const(dim.stride * width, "int64") for dim in dims[1:]],
+        *[tirx.const(size, "int32") for size in box],
+        *[tirx.const(step, "int32") for step in steps],
+        descriptor_dtype=dtype,
+        rank=len(dims),
+        swizzle=_SWIZZLES[box[0] * width],
+        l2_promotion=_PROMOTION_128_BYTES,
+        force_cu_dtype=_TFLOAT32 if dtype == "float32" else -1,
+    )
+    return tirx.Evaluate(call)
 
 
 def new_tensor_map(name: str) -> tuple[tirx.Var, tirx.Stmt]:

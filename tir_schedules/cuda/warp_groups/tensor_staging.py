@@ -12,7 +12,8 @@ from tvm import tirx
 
 from tvm_ext.tir_schedules.block_access import element_bytes
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
-from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import ALIGNMENT, Dimension, OperandTensor
+from tvm_ext.tir_schedules.cuda.warp_groups.image_tensor import ImageTensor, Operand
+from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import ALIGNMENT, Dimension
 from tvm_ext.tir_schedules.flat_views import FlatViews
 from tvm_ext.tir_schedules.statements import sequence
 
@@ -20,18 +21,18 @@ _THREADS = 256
 _MOST_BLOCKS = (1 << 31) - 1
 
 
-def staged_bytes(tensor: OperandTensor) -> int:
+def staged_bytes(tensor: Operand) -> int:
     """Bytes that copying the operand reads and writes; 0 where that is not needed."""
-    if tensor.is_aligned:
+    if isinstance(tensor, ImageTensor) or tensor.is_aligned:
         return 0
     return 2 * math.prod(dim.extent for dim in tensor.dimensions) * element_bytes(tensor.buffer)
 
 
 def staged(
-    tensor: OperandTensor, name: str, arrays: Arrays, views: FlatViews
-) -> tuple[OperandTensor, list[tirx.Stmt]]:
+    tensor: Operand, name: str, arrays: Arrays, views: FlatViews
+) -> tuple[Operand, list[tirx.Stmt]]:
     """The operand with aligned rows, in an array of ``arrays``, and the kernel that writes it."""
-    if tensor.is_aligned:
+    if isinstance(tensor, ImageTensor) or tensor.is_aligned:
         return tensor, []
     unit = ALIGNMENT // element_bytes(tensor.buffer)
     dims = tensor.dimensions
@@ -45,8 +46,17 @@ def staged(
     code = _copy(views.of(tensor.buffer), dims, copy, length // unit, unit, arrays)
     first, second = compact[:2]
     selecting, steps = (first, second) if tensor.across else (second, first)
-    batch = tuple(reversed(compact[2:]))
-    return replace(tensor, buffer=copy, selecting=selecting, steps=steps, batch=batch), [code]
+    outer = tuple(reversed(compact[2:]))
+    split = len(tensor.batch)
+    aligned = replace(
+        tensor,
+        buffer=copy,
+        selecting=selecting,
+        steps=steps,
+        batch=outer[:split],
+        taps=outer[split:],
+    )
+    return aligned, [code]
 
 
 def _copy(

@@ -11,6 +11,7 @@ from tvm import tirx
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, vector_widths
+from tvm_ext.tir_schedules.cuda.warp_groups.pixel_boxes import PixelBoxes
 from tvm_ext.tir_schedules.flat_views import FlatViews, flattened, nodes
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import NotMine
@@ -23,7 +24,7 @@ GROUP_COLUMNS = 32
 MAX_NODES = 400
 """Nodes of what follows the product beyond which writing it out for every result is too long."""
 
-Result = Callable[[int, int, Any], Any]
+Result = Callable[[Any, Any, Any], Any]
 """A thread's result of (group of 32 columns, half, column of 8)."""
 
 
@@ -73,6 +74,8 @@ class GroupEpilogue:
         Rows and columns of a tile.
     width : int
         Columns that are read and written at once.
+    pixels : PixelBoxes or None
+        Which rows the rows of the tiles are, where these are pixels of a convolution.
     """
 
     store: tirx.BufferStore
@@ -81,16 +84,22 @@ class GroupEpilogue:
     sizes: tuple[int, int, int]
     tile: tuple[int, int]
     width: int
+    pixels: PixelBoxes | None = None
 
     @staticmethod
     def of(
         written: Written,
-        sizes: tuple[int, int, int],
+        sizes: Sequence[int],
         tile: tuple[int, int],
         machine: GpuDescription,
         views: FlatViews,
+        pixels: PixelBoxes | None = None,
     ) -> "GroupEpilogue | NotMine":
-        """The widest that the buffers' addresses allow, or why there is none."""
+        """The widest that the buffers' addresses allow, or why there is none.
+
+        ``sizes``: products, rows and columns.
+        """
+        batch, rows, columns = sizes
         plain = flattened(written.store, views)
         if plain is None:
             return NotMine("the layout of what is written is not plain")
@@ -101,10 +110,11 @@ class GroupEpilogue:
             plain.buffer, _replaced(plain.value, product, None), plain.indices
         )
         for width in vector_widths(without, machine):
-            if width > COLUMNS or sizes[2] % width:
+            if width > COLUMNS or columns % width:
                 continue
-            found = GroupEpilogue(plain, written.variables, product, sizes, tile, width)
-            lanes, _ = found._lanes(lambda *_: tirx.const(0, "float32"), 0, 0, 0)
+            known = (batch, rows, columns)
+            found = GroupEpilogue(plain, written.variables, product, known, tile, width, pixels)
+            lanes, _ = found._lanes(lambda *_: tirx.const(0, str(product.dtype)), 0, 0, 0)
             if lanes.fits():
                 return found
         return NotMine("what follows the product branches in a way that no vector can")
@@ -116,34 +126,32 @@ class GroupEpilogue:
         groups = self.tile[1] // GROUP_COLUMNS
         return sequence(
             [
-                self._row(at, group, half, result, arrays, threads)
+                self.row(at, group, half, result, arrays, threads)
                 for group in range(groups)
                 for half in (0, 1)
             ]
         )
 
-    def _row(
+    def row(
         self,
         at: Place,
-        group: int,
-        half: int,
+        group: Any,
+        half: Any,
         result: Result,
         arrays: Arrays,
         threads: Sequence[tuple[Any, int]],
     ) -> tirx.Stmt:
-        """Eight neighbouring columns."""
+        """The statements for 8 neighbouring columns, of one ``group`` of 32 and one ``half``."""
         dtype = str(self.variables[0].ty)
         found = []
         for part in range(COLUMNS // self.width):
             lanes, (batch, row, vector) = self._lanes(result, group, half, part)
+            number, inside = self._placed(at.row + half * 8)
             values = (
                 (batch, at.batch),
-                (row, at.row + half * 8),
+                (row, number),
                 (vector, (at.column + group * GROUP_COLUMNS) // self.width + part),
             )
-            inside = None
-            if self.sizes[1] % self.tile[0]:
-                inside = row < tirx.const(self.sizes[1], dtype)
             if self.sizes[2] % self.tile[1]:
                 fits = vector < tirx.const(self.sizes[2] // self.width, dtype)
                 inside = fits if inside is None else tirx.And(inside, fits)
@@ -151,8 +159,15 @@ class GroupEpilogue:
             found.append(guarded(inside, lanes.code(arrays, threads)))
         return sequence(found)
 
+    def _placed(self, row: Any) -> tuple[Any, Any]:
+        """Which row of the product a row of the tiles is, and under which condition it is one."""
+        if self.pixels is not None:
+            return self.pixels.placed(row)
+        rows = tirx.const(self.sizes[1], str(row.ty))
+        return row, row < rows if self.sizes[1] % self.tile[0] else None
+
     def _lanes(
-        self, result: Result, group: int, half: int, part: int
+        self, result: Result, group: Any, half: Any, part: int
     ) -> tuple[Lanes, tuple[Any, Any, Any]]:
         """One vector of columns, and the variables of its batch, row, and number in the row."""
         dtype = str(self.variables[0].ty)
@@ -176,12 +191,12 @@ class GroupEpilogue:
 
 
 def _replaced(value: Any, product: Any, result: Any) -> Any:
-    """``value`` with ``result``, a float32, in place of what is loaded from ``product``."""
+    """``value`` with ``result`` in place of what is loaded from ``product``."""
 
     def replaced(load: Any) -> Any:
         if not load.source.same_as(product):
             return load
-        own = tirx.const(0, "float32") if result is None else result
+        own = tirx.const(0, str(product.dtype)) if result is None else result
         return own.astype(str(product.dtype))
 
     return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, replaced))

@@ -18,16 +18,30 @@ from tvm_ext.tir_schedules.cuda.device_functions import call_statement as _state
 WARP_GROUP = 128
 ROWS = 64
 """Rows of results of one instruction, of which each warp of the group has 16."""
+DEPTH_BYTES = 32
+"""Bytes of the steps of the reduction in one instruction."""
 DEPTH = 16
 """Steps of the reduction in one instruction for types of 16 bits."""
 
 BASE_ALIGNMENT = 1024
 """Bytes after which the pattern of a swizzle by 128 bytes repeats."""
 
-_PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
+_PTX_TYPES = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "tf32",
+    "int8": "s8",
+    "uint8": "u8",
+}
+INTEGERS = ("int8", "uint8")
+ACROSS = ("float16", "bfloat16")
+"""Types whose rows or columns, not only steps, may be neighbours in memory."""
 
-# Swizzle of 128 bytes, bits 62 and 63 of a descriptor: [wgmma], "Matrix Descriptor Format".
-_SWIZZLE_128_BYTES = 1 << 62
+_BYTES = {"float32": 4, "int8": 1, "uint8": 1}
+
+# Bits 62 and 63 of a descriptor by the bytes of a swizzled row: [wgmma], "Matrix Descriptor
+# Format".
+_SWIZZLES = {128: 1, 64: 2, 32: 3}
 
 
 def shared_address(pointer: Any) -> Any:
@@ -92,23 +106,36 @@ def prefetch_map(tensor_map: Any) -> tirx.Stmt:
     )
 
 
-def copy_box(destination: Any, tensor_map: Any, at: list[Any], barrier: Any) -> tirx.Stmt:
+def in_use(pointer: Any) -> tirx.Stmt:
+    """Says that a kernel uses an array of which it is only given a tensor map.
+
+    Without it TVM 0.27 has the array end where its map is made, and puts another one there.
+    """
+    return _statement("tvm_ext_in_use", "const void* p", 'asm volatile("" :: "l"(p));', pointer)
+
+
+def copy_box(
+    destination: Any, tensor_map: Any, at: list[Any], barrier: Any, blocks: int = 0
+) -> tirx.Stmt:
     """A bulk copy of a box of a tensor, whose bytes ``barrier`` counts; one thread starts it.
 
     ``at``: the first element, fastest dimension first. What is outside of the tensor is zero.
+    ``blocks``: with a bit for each block of a cluster whose shared memory gets the box, at the
+    same place, and whose barrier counts it; 0 for only this block.
     """
+    several, mask = (".multicast::cluster", f", {blocks:#x}") if blocks else ("", "")
     rank = len(at)
     places = ", ".join(f"%{number + 3}" for number in range(rank))
     inputs = ", ".join(f'"r"(c{number})' for number in range(rank))
     asm = (
         f'asm volatile("cp.async.bulk.tensor.{rank}d.shared::cluster.global.mbarrier"\n'
-        f'    "::complete_tx::bytes [%0], [%1, {{{places}}}], [%2];"\n'
+        f'    "::complete_tx::bytes{several} [%0], [%1, {{{places}}}], [%2]{mask};"\n'
         f'    :: "r"(to), "l"(map), "r"(barrier), {inputs} : "memory");'
     )
     coordinates = ", ".join(f"int c{number}" for number in range(rank))
     params = f"unsigned to, unsigned long long map, unsigned barrier, {coordinates}"
     return _statement(
-        f"tvm_ext_copy_box_{rank}d",
+        f"tvm_ext_copy_box_{rank}d" + (f"_to_{blocks}" if blocks else ""),
         params,
         asm,
         destination,
@@ -118,16 +145,17 @@ def copy_box(destination: Any, tensor_map: Any, at: list[Any], barrier: Any) -> 
     )
 
 
-def descriptor(address: Any, leading_bytes: int, stride_bytes: int) -> Any:
-    """What names a matrix in shared memory with swizzled rows of 128 bytes to ``multiply``.
+def descriptor(address: Any, leading_bytes: int, stride_bytes: int, row_bytes: int = 128) -> Any:
+    """What names a matrix in shared memory with swizzled rows of ``row_bytes`` to ``multiply``.
 
     [wgmma], "Matrix Descriptor Format": 14 bits each, in units of 16 bytes. Groups of 8 rows are
-    ``stride_bytes`` apart. Along rows that are longer than 128 bytes, ``leading_bytes``; with the
+    ``stride_bytes`` apart. Along rows that are longer than that, ``leading_bytes``; with the
     depth along the rows there are none and it is not looked at.
     """
-    high = _SWIZZLE_128_BYTES | (stride_bytes >> 4) << 32 | (leading_bytes >> 4) << 16
+    high = _SWIZZLES[row_bytes] << 62 | (stride_bytes >> 4) << 32 | (leading_bytes >> 4) << 16
     body = f"return {high:#x}ull | ((address & 0x3ffffu) >> 4);"
     name = f"tvm_ext_descriptor_{leading_bytes}_{stride_bytes}"
+    name += f"_{row_bytes}" if row_bytes != 128 else ""
     return _call(name, "unsigned long long", "unsigned address", body, address, dtype="uint64")
 
 
@@ -137,37 +165,49 @@ def multiply(
     b: Any,
     add: Any,
     columns: int,
-    dtype: str,
+    dtype: str | tuple[str, str],
     across: tuple[bool, bool],
 ) -> tirx.Stmt:
-    """``results`` += A @ B, of 64 x 16 and 16 x ``columns`` elements of ``dtype``; see ``finish``.
+    """``results`` += A @ B, of 64 x 32 bytes and 32 bytes x ``columns``; see ``finish``.
 
     Parameters
     ----------
     results : pointer
-        ``columns / 2`` float32 of each thread, laid out as [wgmma.mma_async], "Register fragments".
+        ``columns / 2`` float32 of each thread, int32 for products of integers, laid out as
+        [wgmma.mma_async], "Register fragments".
     a, b : uint64
         Descriptors.
     add : uint32
         0 for ``results`` = A @ B.
+    dtype : str or (str, str)
+        Of A and B: two of ``INTEGERS``, or the same other type twice; float32 is taken as tf32,
+        without its last 13 bits.
     across : (bool, bool)
-        For A and B whether rows, or columns, are neighbours in memory instead of steps.
+        For A and B whether rows, or columns, are neighbours in memory instead of steps; both False
+        for types that are not in ``ACROSS``.
     """
+    first, second = (dtype, dtype) if isinstance(dtype, str) else dtype
     count = columns // 2
     registers = ", ".join(f"%{number}" for number in range(count))
-    shape = f"m64n{columns}k{DEPTH}.f32.{_PTX_TYPES[dtype]}.{_PTX_TYPES[dtype]}"
-    turned = ", ".join(str(int(flag)) for flag in across)
-    outputs = ", ".join(f'"+f"(d[{number}])' for number in range(count))
+    types = [_PTX_TYPES[one] for one in (first, second)]
+    total = "s32" if first in INTEGERS else "f32"
+    depth = DEPTH_BYTES // _BYTES.get(first, 2)
+    shape = f"m64n{columns}k{depth}.{total}.{types[0]}.{types[1]}"
+    # Factors of 1 for A and B, which integers have none of, and which of them are turned.
+    flags = "" if first in INTEGERS else ", 1, 1"
+    flags += "".join(f", {int(flag)}" for flag in across) if first in ACROSS else ""
+    outputs = ", ".join(f'"+{_constraint(first)}"(d[{number}])' for number in range(count))
     asm = (
         f'asm volatile("{{ .reg .pred p; setp.ne.u32 p, %{count + 2}, 0; "\n'
         f'    "wgmma.mma_async.sync.aligned.{shape} "\n'
         f'    "{{{registers}}}, "\n'
-        f'    "%{count}, %{count + 1}, p, 1, 1, {turned}; }}"\n'
+        f'    "%{count}, %{count + 1}, p{flags}; }}"\n'
         f'    : {outputs}\n    : "l"(a), "l"(b), "r"(add) : "memory");'
     )
     order = "".join("mn"[place] if flag else "k" for place, flag in enumerate(across))
-    name = f"tvm_ext_multiply_n{columns}_{_PTX_TYPES[dtype]}_{order}"
-    params = "float* d, unsigned long long a, unsigned long long b, unsigned add"
+    kind = "_".join(dict.fromkeys(types))
+    name = f"tvm_ext_multiply_n{columns}_{kind}_{order}"
+    params = f"{_c_type(first)}* d, unsigned long long a, unsigned long long b, unsigned add"
     return _statement(name, params, asm, results, a, b, add)
 
 
@@ -189,26 +229,33 @@ def finish(pending: int) -> tirx.Stmt:
     return _statement(f"tvm_ext_multiply_finish_{pending}", "", asm)
 
 
-def settle(results: Any, columns: int) -> tirx.Stmt:
-    """Keeps the compiler from reading results before, or writing them after, this place."""
+def settle(results: Any, columns: int, dtype: str = "float16") -> tirx.Stmt:
+    """Keeps the compiler from reading results before, or writing them after, this place.
+
+    ``dtype``: of the products' operand A.
+    """
     body = (
         "#pragma unroll\n"
-        f'  for (int i = 0; i < {columns // 2}; ++i) asm volatile("" : "+f"(d[i]) :: "memory");'
+        f"  for (int i = 0; i < {columns // 2}; ++i) "
+        f'asm volatile("" : "+{_constraint(dtype)}"(d[i]) :: "memory");'
     )
-    return _statement(f"tvm_ext_settle_{columns}", "float* d", body, results)
+    name = f"tvm_ext_settle_{columns}{_suffix(dtype)}"
+    return _statement(name, f"{_c_type(dtype)}* d", body, results)
 
 
-def gather_columns(results: Any, columns: int) -> tirx.Stmt:
+def gather_columns(results: Any, columns: int, dtype: str = "float16") -> tirx.Stmt:
     """Exchanges results among four neighbouring lanes so that each has 8 neighbouring columns.
 
     Before, lane ``t`` of four has columns ``8 j + 2 t`` and the next of every ``j``. A transpose
     of 4 x 4 pairs, of four ``j`` by four lanes, in two rounds of a butterfly. See ``position``.
+    ``dtype``: of the products' operand A.
     """
+    held = _c_type(dtype)
     body = (
         "const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;\n"
-        "  auto swap = [](float& first, float& second, bool upper, int distance) {\n"
-        "    const float given = upper ? first : second;\n"
-        "    const float taken = __shfl_xor_sync(0xffffffffu, given, distance);\n"
+        f"  auto swap = []({held}& first, {held}& second, bool upper, int distance) {{\n"
+        f"    const {held} given = upper ? first : second;\n"
+        f"    const {held} taken = __shfl_xor_sync(0xffffffffu, given, distance);\n"
         "    first = upper ? taken : first;\n"
         "    second = upper ? second : taken;\n"
         "  };\n"
@@ -223,7 +270,8 @@ def gather_columns(results: Any, columns: int) -> tirx.Stmt:
         "    }\n"
         "  }"
     )
-    return _statement(f"tvm_ext_gather_columns_{columns}", "float* d", body, results)
+    name = f"tvm_ext_gather_columns_{columns}{_suffix(dtype)}"
+    return _statement(name, f"{held}* d", body, results)
 
 
 def position(group: Any, half: Any, column: Any) -> Any:
@@ -240,3 +288,20 @@ def change_registers(count: int, more: bool) -> tirx.Stmt:
     kind = "inc" if more else "dec"
     asm = f'asm volatile("setmaxnreg.{kind}.sync.aligned.u32 {count};" ::: "memory");'
     return _statement(f"tvm_ext_registers_{kind}_{count}", "", asm)
+
+
+def results_dtype(dtype: str) -> str:
+    """The type in which products of ``dtype`` are added up."""
+    return "int32" if dtype in INTEGERS else "float32"
+
+
+def _c_type(dtype: str) -> str:
+    return "int" if dtype in INTEGERS else "float"
+
+
+def _constraint(dtype: str) -> str:
+    return "r" if dtype in INTEGERS else "f"
+
+
+def _suffix(dtype: str) -> str:
+    return "_s32" if dtype in INTEGERS else ""

@@ -1,9 +1,7 @@
-"""The kernel of a product by warp groups: one brings operands by bulk copies, two multiply.
+"""The kernel of a product by warp groups: one brings operands by bulk copies, the rest multiply.
 
 Blocks stay on their multiprocessor and take one tile after the other. Operands pass through a ring
-of stages in shared memory. Each stage has two barriers: "full" ends a phase when the copies' bytes
-have come, "empty" when every multiplying warp is done reading. So copies for the next tile start
-while the last one is written.
+of stages in shared memory. Copies for the next tile start while the last one is written.
 
 ``    copying thread                      multiplying warps
     wait empty[s]; expect full[s]           wait full[s]
@@ -11,73 +9,34 @@ while the last one is written.
                                             arrive at empty[s - 1]``
 """
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
-from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
+from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded
+from tvm_ext.tir_schedules.cuda.warp_groups import cluster_instructions as cluster
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
-from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import OperandTensor, new_tensor_map
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import (
-    TILE_DEPTH,
-    TILE_ROWS,
-    GroupTiles,
+from tvm_ext.tir_schedules.cuda.warp_groups.image_tensor import Operand
+from tvm_ext.tir_schedules.cuda.warp_groups.tensor_map import SWIZZLED_ROW_BYTES, new_tensor_map
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_epilogue import GroupEpilogue, Place
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_ring import Ring
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_total import GroupTotal
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_work import (
+    GroupProduct,
+    GroupWork,
+    Piece,
+    loop,
 )
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_epilogue import COLUMNS, GroupEpilogue, Place
 from tvm_ext.tir_schedules.statements import sequence
-
-MULTIPLYING = TILE_ROWS // hopper.ROWS
-"""Warp groups that multiply."""
-
-THREADS = (MULTIPLYING + 1) * hopper.WARP_GROUP
-_WARPS = hopper.WARP_GROUP // 32
 
 # Registers of a thread that copies and of one that multiplies: multiples of 8, and together for
 # three warp groups no more than the 512 that a multiprocessor has for each of their 128 threads.
+# Two warp groups have more than any of their threads may use without moving them.
 _FEW_REGISTERS, _MANY_REGISTERS = 40, 232
 
-_SWIZZLED = 64
-"""Elements of 16 bits in a swizzled row of 128 bytes."""
-
-_ROW_BYTES = 128
-_EIGHT_ROWS = 8 * _ROW_BYTES
-
-
-@dataclass(frozen=True)
-class GroupProduct:
-    """A product to write a kernel for.
-
-    Attributes
-    ----------
-    operands : (OperandTensor, OperandTensor)
-        A and B.
-    batch, rows, columns, steps : int
-        Sizes.
-    dtype : str
-        Of the operands.
-    tiles : GroupTiles
-        How it is cut.
-    blocks : int
-        Blocks of threads that fit on the GPU at a time.
-    """
-
-    operands: tuple[OperandTensor, OperandTensor]
-    batch: int
-    rows: int
-    columns: int
-    steps: int
-    dtype: str
-    tiles: GroupTiles
-    blocks: int
-
-    @property
-    def rounds(self) -> int:
-        """Steps of the ring for one tile."""
-        return math.ceil(self.steps / TILE_DEPTH)
+_EIGHT_ROWS = 8
+"""Of which groups are named by their distance in memory."""
 
 
 class GroupKernel:
@@ -87,147 +46,156 @@ class GroupKernel:
         self.epilogue = epilogue
         self.product, self.arrays = product, arrays
         self.tiles, self.dtype = product.tiles, arrays.index_dtype
-        self.down = math.ceil(product.rows / TILE_ROWS)
-        self.along = math.ceil(product.columns / product.tiles.columns)
-        self.count = product.batch * self.down * self.along
-        self.grid = min(self.count, product.blocks)
+        self.threads = (self.tiles.multiplying + 1) * hopper.WARP_GROUP
+        self.work = GroupWork(product, self.dtype)
+        self.total = GroupTotal(self.work, epilogue, arrays) if self.work.shared else None
         self.maps = [new_tensor_map(f"map_{name}") for name in "ab"]
         self.shared = arrays.allocated("stages", (self.tiles.shared_bytes,), "uint8", "shared.dyn")
-        self.results = arrays.allocated("results", (self.tiles.columns // 2,), "float32", "local")
-        self.base = tirx.Var("base", "uint32")
+        total = hopper.results_dtype(product.dtype)
+        self.results = arrays.allocated("results", (self.tiles.columns // 2,), total, "local")
+        self.ring = Ring(tirx.Var("base", "uint32"), self.tiles)
+        self.rank: Any = None
+        """Number of a block in its cluster."""
 
     def statements(self) -> list[tirx.Stmt]:
-        """Tensor maps on the host, and the launch."""
+        """Tensor maps on the host, the launch, and that of the kernel that adds up parts."""
         host = [made for _, made in self.maps]
-        for (var, _), operand, extent in zip(
-            self.maps, self.product.operands, (TILE_ROWS, self.tiles.columns), strict=True
-        ):
-            host.append(operand.encoded(var, (_SWIZZLED, self._box(operand, extent))))
+        for index, (var, _) in enumerate(self.maps):
+            operand, (lines, _) = self.product.operands[index], self._boxes_of(index)
+            box = (self.product.step, lines)
+            host.append(operand.encoded(var, box[::-1] if operand.across else box))
 
         def threads(block: Any) -> tirx.Stmt:
-            return bound("threadIdx.x", THREADS, self.dtype, lambda t: self._block(block, t))
+            return bound("threadIdx.x", self.threads, self.dtype, lambda t: self._block(block, t))
 
-        return [*host, bound("blockIdx.x", self.grid, self.dtype, threads)]
+        def blocks(block: Any) -> tirx.Stmt:
+            def one(rank: Any) -> tirx.Stmt:
+                self.rank = rank
+                return threads(block)
 
-    def _box(self, operand: OperandTensor, extent: int) -> int:
-        return TILE_DEPTH if operand.across else extent
+            several = self.tiles.cluster > 1
+            return bound("clusterCtaIdx.x", 2, self.dtype, one) if several else threads(block)
+
+        main = bound("blockIdx.x", self.work.grid, self.dtype, blocks)
+        return [*host, main, *([self.total.statement()] if self.total is not None else [])]
+
+    def _boxes_of(self, index: int) -> tuple[int, int]:
+        """Rows or columns in a box of an operand, and how many boxes a block brings for a tile.
+
+        Blocks of a cluster have the same columns, of which each brings a part for all of them.
+        """
+        extent = self.tiles.columns // self.tiles.cluster if index else self.tiles.rows
+        lines = self.product.operands[index].lines(extent)
+        return lines, extent // lines
 
     def _block(self, block: Any, thread: Any) -> tirx.Stmt:
         copying = tirx.LT(thread, self._int(hopper.WARP_GROUP))
-        copies = sequence(
-            [
-                hopper.change_registers(_FEW_REGISTERS, more=False),
-                guarded(tirx.EQ(thread, self._int(0)), self._copies(block)),
-            ]
-        )
-        products = sequence(
-            [
-                hopper.change_registers(_MANY_REGISTERS, more=True),
-                self._products(block, thread),
-            ]
-        )
-        first = guarded(tirx.EQ(thread, self._int(0)), self._prepared())
-        address = hopper.shared_address(buffer_data(self.shared))
-        return sequence(
-            [
-                tirx.Bind(self.base, address),
-                first,
-                hopper.barrier_init_done(),
-                tirx.IfThenElse(copying, copies, products),
-            ]
-        )
-
-    def _prepared(self) -> tirx.Stmt:
-        """What one thread does before all others begin."""
-        found = [hopper.prefetch_map(var) for var, _ in self.maps]
-        for stage in range(self.tiles.stages):
-            at = tirx.const(stage, "int32")
-            found.append(hopper.barrier_init(self._barrier("full", at), 1))
-            found.append(hopper.barrier_init(self._barrier("empty", at), MULTIPLYING * _WARPS))
-        return sequence(found)
+        copies = [guarded(tirx.EQ(thread, self._int(0)), self._copies(block))]
+        products = [self._products(block, thread)]
+        if self.tiles.multiplying > 1:
+            copies.insert(0, hopper.change_registers(_FEW_REGISTERS, more=False))
+            products.insert(0, hopper.change_registers(_MANY_REGISTERS, more=True))
+        prepared = [hopper.prefetch_map(var) for var, _ in self.maps] + self.ring.prepared()
+        used = [operand.buffer for operand in self.product.operands]
+        used = [buffer for buffer in used if any(buffer.same_as(b) for b in self.arrays.buffers)]
+        prepared += [hopper.in_use(buffer_data(buffer)) for buffer in used]
+        several = self.tiles.cluster > 1
+        ready = cluster.meet(barriers_are_new=True) if several else hopper.barrier_init_done()
+        code = [
+            tirx.Bind(self.ring.base, hopper.shared_address(buffer_data(self.shared))),
+            guarded(tirx.EQ(thread, self._int(0)), sequence(prepared)),
+            ready,
+            tirx.IfThenElse(copying, sequence(copies), sequence(products)),
+        ]
+        if several:
+            # Others still arrive at this block's barriers.
+            code.append(cluster.meet())
+        return sequence(code)
 
     def _copies(self, block: Any) -> tirx.Stmt:
         """What the copying thread does for all tiles of its block."""
 
-        def tile(number: Any) -> tirx.Stmt:
-            batch, row, column = self._tile(block, number)
+        def piece(piece: Piece) -> tirx.Stmt:
+            batch, row, column = self.work.place(piece.tile)
             places = [tirx.Var(name, "int32") for name in ("batch", "row", "column")]
-            values = (batch, row * TILE_ROWS, column * self.tiles.columns)
+            values = (batch, row * self.tiles.rows, column * self.tiles.columns)
             binds = [tirx.Bind(v, e.astype("int32")) for v, e in zip(places, values, strict=True)]
 
             def step(k: Any) -> tirx.Stmt:
-                stage, parity, ring = self._ring(number, k)
-                full = self._barrier("full", stage)
+                stage, parity, ring = self.ring.at(piece.before + k)
+                full = self.ring.barrier("full", stage)
                 found = [
                     ring,
-                    hopper.barrier_wait(self._barrier("empty", stage), _flipped(parity)),
+                    self.ring.free(stage, parity),
                     hopper.barrier_expect(full, self.tiles.stage_bytes),
                 ]
+                at = (piece.first.astype("int32") + k) * self.product.step
                 for index, place in enumerate(places[1:]):
-                    found += self._boxes(index, stage, places[0], place, k * TILE_DEPTH, full)
+                    found += self._boxes(index, stage, places[0], place, at, full)
                 return sequence(found)
 
-            return sequence([*binds, _serial(self.product.rounds, "int32", step)])
+            return sequence([*binds, loop(piece.steps.astype("int32"), "int32", step)])
 
-        return self._over_tiles(block, tile)
+        return self.work.for_each(block, piece)
 
     def _boxes(
         self, index: int, stage: Any, batch: Any, place: Any, step: Any, barrier: Any
     ) -> list[tirx.Stmt]:
-        """The copies of an operand's tile: one, or one for each 64 of its rows or columns."""
-        operand = self.product.operands[index]
-        extent = self.tiles.columns if index else TILE_ROWS
-        start = self._stage(stage, index)
-        width = _SWIZZLED if operand.across else extent
-        return [
-            hopper.copy_box(
-                start + tirx.const(box * TILE_DEPTH * _ROW_BYTES, "uint32"),
-                self.maps[index][0],
-                operand.at(batch, place + box * width, step),
-                barrier,
-            )
-            for box in range(extent // width)
-        ]
+        """The copies of an operand's tile: one, or one for some of its rows or columns each."""
+        operand, (lines, count) = self.product.operands[index], self._boxes_of(index)
+        start = self.ring.operand(stage, index)
+        shared = index == 1 and self.tiles.cluster > 1
+        blocks = (1 << self.tiles.cluster) - 1 if shared else 0
+        found = []
+        for number in range(count):
+            box: Any = tirx.const(number, "int32")
+            if shared:
+                box = self.rank.astype("int32") * count + number
+            to = start + box.astype("uint32") * (lines * self.tiles.row_bytes)
+            at = operand.at(batch, place + box * lines, step)
+            found.append(hopper.copy_box(to, self.maps[index][0], at, barrier, blocks))
+        return found
 
     def _products(self, block: Any, thread: Any) -> tirx.Stmt:
         """What a multiplying thread does for all tiles of its block."""
         results = buffer_data(self.results)
-        group = thread // hopper.WARP_GROUP - 1
-        lane = thread % 32
+        group, lane = thread // hopper.WARP_GROUP - 1, thread % 32
 
-        def tile(number: Any) -> tirx.Stmt:
+        def piece(piece: Piece) -> tirx.Stmt:
             def step(k: Any) -> tirx.Stmt:
-                return self._multiplied(number, k, group, lane)
+                return self._multiplied(piece.before + k, k, group, lane)
 
-            stage, _, ring = self._ring(number, tirx.const(self.product.rounds - 1, "int32"))
+            last = piece.before + piece.steps.astype("int32") - 1
+            stage, _, ring = self.ring.at(last)
             return sequence(
                 [
-                    _serial(self.product.rounds, "int32", step),
+                    loop(piece.steps.astype("int32"), "int32", step),
                     ring,
                     hopper.finish(0),
-                    self._released(stage, lane, None),
-                    hopper.settle(results, self.tiles.columns),
-                    hopper.gather_columns(results, self.tiles.columns),
-                    self._written(block, thread, number),
+                    self.ring.released(stage, lane, None),
+                    hopper.settle(results, self.tiles.columns, self.product.dtype),
+                    hopper.gather_columns(results, self.tiles.columns, self.product.dtype),
+                    self._written(thread, piece),
                 ]
             )
 
-        return self._over_tiles(block, tile)
+        return self.work.for_each(block, piece)
 
-    def _multiplied(self, number: Any, k: Any, group: Any, lane: Any) -> tirx.Stmt:
+    def _multiplied(self, at: Any, k: Any, group: Any, lane: Any) -> tirx.Stmt:
         """One step of the ring: four instructions, then the stage before it is free."""
-        stage, parity, ring = self._ring(number, k)
+        stage, parity, ring = self.ring.at(at)
         descriptors = [tirx.Var(f"descriptor_{name}", "uint64") for name in "ab"]
-        found = [ring, hopper.barrier_wait(self._barrier("full", stage), parity)]
+        found = [ring, hopper.barrier_wait(self.ring.barrier("full", stage), parity)]
         for index, var in enumerate(descriptors):
-            start = self._stage(stage, index)
+            start = self.ring.operand(stage, index)
             if not index:
-                start = start + group.astype("uint32") * hopper.ROWS * _ROW_BYTES
-            leading = TILE_DEPTH * _ROW_BYTES if self.product.operands[index].across else 16
-            found.append(tirx.Bind(var, hopper.descriptor(start, leading, _EIGHT_ROWS)))
+                start = start + group.astype("uint32") * hopper.ROWS * self.tiles.row_bytes
+            found.append(tirx.Bind(var, self._descriptor(self.product.operands[index], start)))
         found.append(hopper.start())
         first, second = (operand.across for operand in self.product.operands)
-        for part in range(TILE_DEPTH // hopper.DEPTH):
+        first_dtype, second_dtype = (str(operand.buffer.dtype) for operand in self.product.operands)
+        dtypes = (first_dtype, second_dtype)
+        for part in range(self.tiles.row_bytes // hopper.DEPTH_BYTES):
             a, b = (
                 var + tirx.const(part * _advance(turned), "uint64")
                 for var, turned in zip(descriptors, (first, second), strict=True)
@@ -235,77 +203,33 @@ class GroupKernel:
             add = tirx.const(1, "uint32") if part else tirx.NE(k, 0).astype("uint32")
             results, columns = buffer_data(self.results), self.tiles.columns
             across = (first, second)
-            found.append(hopper.multiply(results, a, b, add, columns, self.product.dtype, across))
+            found.append(hopper.multiply(results, a, b, add, columns, dtypes, across))
         found += [hopper.commit(), hopper.finish(1)]
-        before = (stage + self.tiles.stages - 1) % self.tiles.stages
-        found.append(self._released(before, lane, tirx.NE(k, 0)))
+        before = self.ring.before(stage)
+        found.append(self.ring.released(before, lane, tirx.NE(k, 0)))
         return sequence(found)
 
-    def _released(self, stage: Any, lane: Any, condition: Any) -> tirx.Stmt:
-        """One thread of each warp says that the warp is done with ``stage``."""
-        wanted = tirx.EQ(lane, self._int(0))
-        if condition is not None:
-            wanted = tirx.And(wanted, condition)
-        return hopper.barrier_arrive(self._barrier("empty", stage), wanted.astype("uint32"))
+    def _descriptor(self, operand: Operand, start: Any) -> Any:
+        """What names an operand's tile at ``start`` to the instructions."""
+        if operand.across:
+            leading = self.product.step * SWIZZLED_ROW_BYTES
+            return hopper.descriptor(start, leading, _EIGHT_ROWS * SWIZZLED_ROW_BYTES)
+        row_bytes = self.tiles.row_bytes
+        return hopper.descriptor(start, 16, _EIGHT_ROWS * row_bytes, row_bytes)
 
-    def _written(self, block: Any, thread: Any, number: Any) -> tirx.Stmt:
-        """The epilogue of a multiplying thread's results."""
-        batch, row, column = self._tile(block, number)
-        group, lane = thread // hopper.WARP_GROUP - 1, thread % 32
-        in_tile = group * hopper.ROWS + thread % hopper.WARP_GROUP // 32 * 16 + lane // 4
+    def _written(self, thread: Any, piece: Piece) -> tirx.Stmt:
+        """What a multiplying thread does with its results."""
+        if self.total is not None and piece.part is not None:
+            return self.total.stored(self.results, piece.part, thread - hopper.WARP_GROUP)
         names = [tirx.Var(name, self.dtype) for name in ("batch", "row", "column")]
-        first = column * self.tiles.columns + lane % 4 * COLUMNS
-        values = (batch, row * TILE_ROWS + in_tile, first)
+        values = self.work.results_of(piece.tile, thread - hopper.WARP_GROUP)
 
         def result(of: Any, half: Any, place: Any) -> Any:
             return tirx.BufferLoad(self.results, [hopper.position(of, half, place)])
 
-        code = self.epilogue.code(Place(*names), result, self.arrays, [(thread, THREADS)])
+        owners = [(thread, self.threads)]
+        code = self.epilogue.code(Place(*names), result, self.arrays, owners)
         return sequence([*[tirx.Bind(v, e) for v, e in zip(names, values, strict=True)], code])
-
-    def _over_tiles(self, block: Any, tile: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
-        rest = self._int(self.count + self.grid - 1) - block
-        turns = rest // self._int(self.grid) if self.count > self.grid else self._int(1)
-        return _serial(turns, self.dtype, tile)
-
-    def _tile(self, block: Any, number: Any) -> tuple[Any, Any, Any]:
-        """Batch, row and column, counted in tiles, of the ``number``-th tile of a block."""
-        index = block + number * self.grid
-        batch, index = index // (self.down * self.along), index % (self.down * self.along)
-        rows = self.tiles.group
-        first = index // (rows * self.along) * rows
-        inside = index % (rows * self.along)
-        height: Any = self._int(rows)
-        if self.down % rows:
-            height = tirx.Min(height, self._int(self.down) - first)
-        return batch, first + inside % height, inside // height
-
-    def _ring(self, number: Any, k: Any) -> tuple[Any, Any, tirx.Stmt]:
-        """Stage of the ring and parity of its phase at step ``k`` of a tile, as variables."""
-        stage, parity = tirx.Var("stage", "int32"), tirx.Var("parity", "uint32")
-        at = number.astype("int32") * self.product.rounds + k
-        return (
-            stage,
-            parity,
-            sequence(
-                [
-                    tirx.Bind(stage, at % self.tiles.stages),
-                    tirx.Bind(parity, (at // self.tiles.stages % 2).astype("uint32")),
-                ]
-            ),
-        )
-
-    def _stage(self, stage: Any, index: int) -> Any:
-        """Where the tile of an operand begins in shared memory."""
-        size = tirx.const(self.tiles.stage_bytes, "uint32")
-        offset = tirx.const(index * TILE_ROWS * TILE_DEPTH * 2, "uint32")
-        return self.base + stage.astype("uint32") * size + offset
-
-    def _barrier(self, kind: str, stage: Any) -> Any:
-        """Where a barrier is: after all stages, the full ones before the empty ones."""
-        stages = self.tiles.stages
-        first = stages * self.tiles.stage_bytes + (8 * stages if kind == "empty" else 0)
-        return self.base + tirx.const(first, "uint32") + stage.astype("uint32") * 8
 
     def _int(self, value: int) -> Any:
         return tirx.const(value, self.dtype)
@@ -313,16 +237,4 @@ class GroupKernel:
 
 def _advance(across: bool) -> int:
     """What one instruction's depth adds to a descriptor, in units of 16 bytes."""
-    return hopper.DEPTH * (_ROW_BYTES if across else 2) // 16
-
-
-def _flipped(parity: Any) -> Any:
-    return tirx.const(1, "uint32") - parity
-
-
-def _serial(extent: Any, dtype: str, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
-    """A loop that is not written out, even if it runs once: it scopes its variables."""
-    if isinstance(extent, int):
-        return repeated(extent, dtype, body, tirx.ForKind.SERIAL)
-    var = tirx.Var("turn", dtype)
-    return tirx.For(var, tirx.const(0, dtype), extent, tirx.ForKind.SERIAL, body(var))
+    return (hopper.DEPTH * SWIZZLED_ROW_BYTES if across else hopper.DEPTH_BYTES) // 16

@@ -1,4 +1,4 @@
-// Conversions between float and the types of 16 bits, rounded to nearest even.
+// Conversions between float and shorter types: to those of 16 bits rounded to nearest even.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -34,6 +34,13 @@ inline uint16_t float_to_half(float value) {
   if (bits < 0x38800000) return sign | uint16_t(bits_of(float_of(bits) + 0.5f) - 0x3F000000);
   bits += 0xFFF + (bits >> 13 & 1);
   return sign | uint16_t((bits - 0x38000000) >> 13);
+}
+
+// PTX ISA, "cvt": .rna is to nearest, of two as near the one away from zero.
+inline uint32_t nearest_tf32(uint32_t bits) {
+  uint32_t magnitude = bits & 0x7FFFFFFF;
+  if (magnitude > 0x7F800000) return 0x7FFFFFFF;
+  return (bits & 0x80000000) | ((magnitude + 0x1000) & 0xFFFFE000);
 }
 
 inline float bfloat16_to_float(uint16_t half) { return float_of(uint32_t(half) << 16); }

@@ -51,9 +51,17 @@ void invalidate_barrier(int line, uint32_t address);
 void arrive(int line, uint32_t address, uint32_t count, uint32_t bytes);
 bool wait_barrier(int line, uint32_t address, uint32_t parity);
 
-// Bulk copies; `map` is the address of a TensorMap.
+// Clusters of blocks. An arrival at the barrier of any block of the cluster; which block this one is;
+// where an address of the own shared memory is in that of another block.
+void arrive_anywhere(int line, uint32_t address, uint32_t count);
+uint32_t block_of_cluster() __attribute__((const));
+uint32_t address_in_block(uint32_t address, uint32_t rank);
+void arrive_cluster(int line);
+void wait_cluster(int line);
+
+// Bulk copies; `map` is the address of a TensorMap, `blocks` has a bit for each to copy to, or is 0.
 void copy_tensor(int line, uint32_t to, uint64_t map, const int* first, int rank,
-                 uint32_t barrier);
+                 uint32_t barrier, uint32_t blocks);
 void copy_bulk(int line, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier);
 void proxy_fence();
 
@@ -84,6 +92,7 @@ struct Launch {
   size_t static_shared, dynamic_shared, dynamic_alignment;
   void** pointers;  // arguments that are pointers; replaced by guarded copies during the run
   int pointer_count;
+  unsigned cluster[3] = {1, 1, 1};
 };
 // 0, or -1 with `error()` telling why.
 int launch(const Launch& what, void (*body)(void*), void* data);

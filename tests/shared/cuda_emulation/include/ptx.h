@@ -4,6 +4,9 @@
 #include <cstring>
 #include <type_traits>
 
+// Special registers.
+#define cluster_ctarank (emu::block_of_cluster())
+
 namespace emu::ptx {
 
 template <typename T>

@@ -52,7 +52,7 @@ bool synchronised;  // by atomic operations or fences: blocks may then read of e
 
 uint32_t own_block() {
   const unsigned *at = block.index, *grid = block.grid;
-  return at[0] + grid[0] * (at[1] + grid[1] * at[2]) + 1;
+  return at[0] + own_rank() + grid[0] * (at[1] + grid[1] * at[2]) + 1;
 }
 
 std::string name_of_block(uint32_t number) {
@@ -108,7 +108,7 @@ void atomic_access(const void* pointer, size_t bytes, int line) {
   uintptr_t address = reinterpret_cast<uintptr_t>(pointer);
   if (address % bytes != 0) fail_at_line("misaligned atomic operation", line);
   uintptr_t offset = address - reinterpret_cast<uintptr_t>(shared_memory);
-  if (offset < kMaxShared) return;
+  if (offset < kMaxCluster * kWindow) return;
   uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   Array* array = array_of(address);
   if (array == nullptr || address + bytes > array->end) fail_outside(address, bytes, true, pc);

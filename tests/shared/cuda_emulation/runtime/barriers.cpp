@@ -74,6 +74,7 @@ void reset_barriers() {
 void init_barrier(int /*line*/, uint32_t address, uint32_t count) {
   uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   check_shared_window(address, 8, 8, "an mbarrier", pc);
+  check_own(address, "mbarrier.init", pc);
   shared_access(address, 8, true, pc);
   Thread& self = *block.current;
   std::vector<uint32_t> clocks(clock_count());
@@ -85,9 +86,9 @@ void invalidate_barrier(int /*line*/, uint32_t address) {
   barriers.erase(address);
 }
 
-// `bytes` more are expected of bulk copies before `count` arrivals are noted.
-void arrive(int /*line*/, uint32_t address, uint32_t count, uint32_t bytes) {
-  uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+namespace {
+
+void arrive_at(uint32_t address, uint32_t count, uint32_t bytes, uintptr_t pc) {
   Barrier& barrier = barrier_at(address, pc);
   if (count > barrier.pending)
     fail("more arrivals at an mbarrier than the " + std::to_string(barrier.expected) +
@@ -99,9 +100,25 @@ void arrive(int /*line*/, uint32_t address, uint32_t count, uint32_t bytes) {
   if (count > 0) end_phase_if_complete(barrier);
 }
 
+}  // namespace
+
+// `bytes` more are expected of bulk copies before `count` arrivals are noted.
+void arrive(int /*line*/, uint32_t address, uint32_t count, uint32_t bytes) {
+  uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  check_own(address, "mbarrier.arrive", pc);
+  arrive_at(address, count, bytes, pc);
+}
+
+void arrive_anywhere(int /*line*/, uint32_t address, uint32_t count) {
+  uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
+  check_not_ended(int(address / kWindow), "mbarrier.arrive", pc);
+  arrive_at(address, count, 0, pc);
+}
+
 bool wait_barrier(int line, uint32_t address, uint32_t parity) {
   uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   Thread& self = *block.current;
+  check_own(address, "mbarrier.try_wait", pc);
   Wait what{&barrier_at(address, pc), parity};
   if (!phase_has_ended(&what)) {
     self.arrival = {"mbarrier.try_wait", line, 0, nullptr};

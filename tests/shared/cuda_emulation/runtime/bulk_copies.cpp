@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "half_bits.h"
 #include "operations.h"
 #include "state.h"
 #include "tensor_map.h"
@@ -26,6 +27,18 @@ uint32_t swizzled(uint32_t address, uint32_t mode) {
   return address ^ ((address >> 7 & masks[mode]) << 4);
 }
 
+void round_to_tf32(char* place) {
+  uint32_t bits;
+  std::memcpy(&bits, place, sizeof bits);
+  bits = nearest_tf32(bits);
+  std::memcpy(place, &bits, sizeof bits);
+}
+
+// Places of a box that are copied along a dimension.
+uint32_t copied_along(const TensorMap& map, uint32_t d) {
+  return (map.box[d] + map.step[d] - 1u) / map.step[d];
+}
+
 // One row of the box, along the fastest dimension; zero outside of the tensor.
 void copy_row(const BulkCopy& copy, const int* at, uint32_t to) {
   const TensorMap& map = copy.map;
@@ -45,6 +58,7 @@ void copy_row(const BulkCopy& copy, const int* at, uint32_t to) {
     uint64_t source = from + uint64_t(column) * map.width;
     global_access(source, map.width, false, copy.pc);
     std::memcpy(place, reinterpret_cast<const void*>(source), map.width);
+    if (map.rounds != 0) round_to_tf32(place);
   }
 }
 
@@ -56,14 +70,15 @@ void copy_box(const BulkCopy& copy) {
     uint32_t rest = row;
     at[0] = copy.first[0];
     for (uint32_t d = 1; d < map.rank; ++d) {
-      at[d] = copy.first[d] + int(rest % map.box[d]);
-      rest /= map.box[d];
+      at[d] = copy.first[d] + int(rest % copied_along(map, d) * map.step[d]);
+      rest /= copied_along(map, d);
     }
     copy_row(copy, at, copy.to + row * map.box[0] * map.width);
   }
 }
 
 void start(BulkCopy copy, uintptr_t pc) {
+  check_not_ended(int(copy.to / kWindow), "a bulk copy", pc);
   check_barrier(copy.barrier, pc);
   check_shared_window(copy.to, copy.bytes, copy.map.rank > 0 ? 128 : 16, "a bulk copy", pc);
   copy.pc = pc;
@@ -82,6 +97,7 @@ bool finish_bulk_copy() {
   size_t chosen = block.random == 0 ? 0 : next_random() % copies.size();
   BulkCopy copy = copies[chosen];
   copies.erase(copies.begin() + long(chosen));
+  check_not_ended(int(copy.to / kWindow), "a bulk copy", copy.pc);
   finish_write(copy.to, copy.bytes);
   if (copy.map.rank > 0) {
     copy_box(copy);
@@ -98,7 +114,8 @@ void require_no_bulk_copies() {
 }
 
 void copy_tensor(int line, uint32_t to, uint64_t map_address, const int* first, int rank,
-                 uint32_t barrier) {
+                 uint32_t barrier, uint32_t blocks) {
+  uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   BulkCopy copy{};
   std::memcpy(&copy.map, reinterpret_cast<const void*>(map_address), sizeof copy.map);
   const TensorMap& map = copy.map;
@@ -109,10 +126,17 @@ void copy_tensor(int line, uint32_t to, uint64_t map_address, const int* first, 
                  line);
   std::copy(first, first + rank, copy.first);
   copy.bytes = map.width;
-  for (uint32_t d = 0; d < map.rank; ++d) copy.bytes *= map.box[d];
+  for (uint32_t d = 0; d < map.rank; ++d) copy.bytes *= copied_along(map, d);
   copy.to = to;
   copy.barrier = barrier;
-  start(copy, reinterpret_cast<uintptr_t>(__builtin_return_address(0)));
+  if (blocks == 0) return start(copy, pc);
+  // To the same places of several blocks, each of whose barriers counts its own bytes.
+  for (uint32_t rank = 0; blocks >> rank != 0; ++rank) {
+    if (!(blocks >> rank & 1)) continue;
+    copy.to = to % kWindow + rank * kWindow;
+    copy.barrier = barrier % kWindow + rank * kWindow;
+    start(copy, pc);
+  }
 }
 
 void copy_bulk(int line, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier) {

@@ -23,7 +23,8 @@ namespace {
 void* scheduler_stack_pointer;
 void (*thread_body)(void*);
 void* thread_data;
-uint32_t block_clocks[kMaxClocks];  // what all have seen after a barrier of the block
+// What all threads of a block have seen after its barrier.
+uint32_t block_clocks[kMaxCluster][kMaxClocks];
 std::vector<int> order;
 
 void leave() {
@@ -53,19 +54,20 @@ void start_threads() {
       thread.stack = static_cast<char*>(memory);
     }
     thread.index = i;
-    thread.x = i % block.size[0];
-    thread.y = i / block.size[0] % block.size[1];
-    thread.z = i / (block.size[0] * block.size[1]);
+    int own = i % threads_of_block();
+    thread.x = own % block.size[0];
+    thread.y = own / block.size[0] % block.size[1];
+    thread.z = own / (block.size[0] * block.size[1]);
     thread.state = State::kReady;
     thread.stack_pointer = first_frame(thread.stack + kStackBytes, thread_entry);
     thread.clock = block.next_clock;
-    thread.seen = block_clocks;
+    thread.seen = block_clocks[rank_of(thread)];
     thread.open_copies.clear();
     thread.copy_groups.clear();
     thread.proxy_clock = 0;
-    block_clocks[i] = before;
   }
-  block_clocks[block.threads] = before;
+  for (auto& clocks : block_clocks) std::fill_n(clocks, clock_count(), before);
+  reset_cluster();
   reset_barriers();
   reset_bulk_copies();
   reset_warp_groups();
@@ -131,29 +133,38 @@ std::string place_of(const Thread& thread) {
   fail_at_line(message, waiting->arrival.line);
 }
 
-void check_same_barrier() {
-  for (int i = 1; i < block.threads; ++i)
-    if (threads[i].arrival.line != threads[0].arrival.line)
-      fail_at_line("threads of a block wait at different barriers: " + place_of(threads[0]) +
+void check_same_barrier(int first, int last) {
+  for (int i = first; i < last; ++i)
+    if (threads[i].arrival.line != threads[first].arrival.line)
+      fail_at_line("threads of a block wait at different barriers: " + place_of(threads[first]) +
                        ", " + place_of(threads[i]),
-                   threads[0].arrival.line);
+                   threads[first].arrival.line);
 }
 
-bool release_block_barrier() {
-  for (int i = 0; i < block.threads; ++i)
+bool release_block_barrier(int rank) {
+  int first = rank * threads_of_block(), last = first + threads_of_block();
+  for (int i = first; i < last; ++i)
     if (threads[i].state != State::kBarrier) return false;
-  check_same_barrier();
-  uint32_t copies = 0;
-  for (int i = 0; i < block.threads; ++i)
-    copies = std::max(copies, threads[i].seen[block.threads]);
-  block_clocks[block.threads] = copies;
-  for (int i = 0; i < block.threads; ++i) {
-    block_clocks[i] = threads[i].clock++;
-    threads[i].seen = block_clocks;
+  check_same_barrier(first, last);
+  // Of other blocks, and of bulk copies, all know what one of them has seen.
+  std::vector<uint32_t> clocks(clock_count());
+  for (int k = 0; k < clock_count(); ++k)
+    for (int i = first; i < last && (k < first || k >= last); ++i)
+      clocks[k] = std::max(clocks[k], threads[i].seen[k]);
+  for (int i = first; i < last; ++i) clocks[i] = threads[i].clock++;
+  std::copy(clocks.begin(), clocks.end(), block_clocks[rank]);
+  for (int i = first; i < last; ++i) {
+    threads[i].seen = block_clocks[rank];
     threads[i].state = State::kReady;
   }
-  block.next_clock = std::max(block.next_clock, threads[0].clock);
+  block.next_clock = std::max(block.next_clock, threads[first].clock);
   return true;
+}
+
+bool release_block_barriers() {
+  bool found = false;
+  for (int rank = 0; rank < block.cluster; ++rank) found = release_block_barrier(rank) || found;
+  return found;
 }
 
 bool run_ready_threads() {
@@ -184,7 +195,7 @@ void run_block(void (*body)(void*), void* data) {
   block.running = block.threads;
   while (block.running > 0) {
     if (run_ready_threads() || finish_bulk_copy()) continue;
-    if (!release_block_barrier() && !answer_active_masks()) fail_stuck();
+    if (!release_block_barriers() && !answer_active_masks()) fail_stuck();
   }
   require_no_bulk_copies();
   require_whole_groups();
@@ -234,7 +245,7 @@ unsigned thread_index(int axis) {
   const Thread& self = *block.current;
   return axis == 0 ? self.x : axis == 1 ? self.y : self.z;
 }
-unsigned block_index(int axis) { return block.index[axis]; }
+unsigned block_index(int axis) { return block.index[axis] + (axis == 0 ? own_rank() : 0); }
 unsigned block_size(int axis) { return block.size[axis]; }
 unsigned grid_size(int axis) { return block.grid[axis]; }
 int lane_index() { return block.current->index % kWarp; }

@@ -110,9 +110,15 @@ void set_up(const Launch& what) {
   std::copy(what.grid, what.grid + 3, block.grid);
   std::copy(what.block, what.block + 3, block.size);
   size_t size = size_t(what.block[0]) * what.block[1] * what.block[2];
+  block.cluster = int(what.cluster[0] * what.cluster[1] * what.cluster[2]);
+  bool along_x = block.cluster == int(what.cluster[0]) && block.cluster <= kMaxCluster;
+  bool fits = what.grid[0] % block.cluster == 0 && size * block.cluster <= kMaxThreads;
+  if (block.cluster != 1 && !(along_x && fits && size % 128 == 0))
+    throw std::runtime_error("clusters are of at most 2 blocks along x, with whole warp groups and "
+                             "1024 threads, that divide the grid");
   if (size == 0 || size > kMaxThreads)
     throw std::runtime_error(std::to_string(size) + " threads a block; at most 1024 are possible");
-  block.threads = int(size);
+  block.threads = int(size) * block.cluster;
   // CUDA C++ Programming Guide, compute capabilities: largest and least sizes of a grid.
   for (int axis = 0; axis < 3; ++axis)
     if (what.grid[axis] == 0 || what.grid[axis] > (axis == 0 ? 0x7fffffffu : 65535u))
@@ -128,7 +134,7 @@ void set_up(const Launch& what) {
                              " dynamic bytes of shared memory are more than a block can have");
   if (shared_memory == nullptr)
     shared_memory =
-        static_cast<char*>(std::aligned_alloc(1024, (kMaxShared + 1023) / 1024 * 1024));
+        static_cast<char*>(std::aligned_alloc(1024, kMaxCluster * kWindow));
   block.random = seed;
   find_code(what.entry);
   reset_shadow();
@@ -138,8 +144,9 @@ void set_up(const Launch& what) {
 void run_blocks(void (*body)(void*), void* data) {
   const unsigned* grid = block.grid;
   size_t count = size_t(grid[0]) * grid[1] * grid[2];
-  for (size_t i = 0; i < count; ++i) {
-    size_t at = seed % 2 == 0 ? i : count - 1 - i;  // blocks have no order either
+  for (size_t i = 0; i < count; i += block.cluster) {
+    // Blocks have no order either.
+    size_t at = seed % 2 == 0 ? i : count - block.cluster - i;
     block.index[0] = at % grid[0];
     block.index[1] = at / grid[0] % grid[1];
     block.index[2] = at / (size_t(grid[0]) * grid[1]);
@@ -152,7 +159,8 @@ void run_blocks(void (*body)(void*), void* data) {
 
 [[noreturn]] void stop(const std::string& message, const std::string& line) {
   const unsigned* at = block.index;
-  last_error = std::string("kernel ") + block.kernel + ", block (" + std::to_string(at[0]) + ", " +
+  last_error = std::string("kernel ") + block.kernel + ", block (" +
+               std::to_string(at[0] + own_rank()) + ", " +
                std::to_string(at[1]) + ", " + std::to_string(at[2]) + ")";
   if (block.current != nullptr) last_error += ", " + name_of(*block.current);
   last_error += ": " + message;
@@ -183,8 +191,9 @@ std::string source_place(uintptr_t pc) {
 }
 
 std::string name_of(const Thread& thread) {
+  std::string of = block.cluster > 1 ? " of block " + std::to_string(rank_of(thread)) : "";
   return "thread (" + std::to_string(thread.x) + ", " + std::to_string(thread.y) + ", " +
-         std::to_string(thread.z) + ")";
+         std::to_string(thread.z) + ")" + of;
 }
 
 void fail(const std::string& message, uintptr_t pc) { stop(message, source_place(pc)); }

@@ -16,8 +16,8 @@ namespace {
 struct Cell {
   uint64_t write, read, other_read;
 };
-Cell shadow[kMaxShared];
-uint8_t pending[kMaxShared];  // 1 while an asynchronous copy to the byte has not been waited for
+Cell shadow[kMaxCluster * kWindow];
+uint8_t pending[kMaxCluster * kWindow];  // 1 while an asynchronous copy to the byte has not been waited for
 size_t shadow_used;
 
 uint64_t packed(const Thread& self, uintptr_t pc) {
@@ -28,6 +28,10 @@ uint64_t packed(const Thread& self, uintptr_t pc) {
 bool ordered(uint64_t record, const Thread& self) {
   int thread = record >> 28 & 2047;
   return record == 0 || thread == self.index || record >> 39 <= self.seen[thread];
+}
+
+bool in_a_window(size_t offset, size_t bytes) {
+  return offset / kWindow < size_t(block.cluster) && offset % kWindow + bytes <= block.shared_bytes;
 }
 
 std::string bytes_of(size_t offset, size_t size) {
@@ -78,17 +82,19 @@ void check_cell(size_t offset, bool write, const Thread& self, uintptr_t pc) {
 
 void reset_shadow() {
   std::memset(static_cast<void*>(shadow), 0, shadow_used * sizeof(Cell));
-  shadow_used = block.shared_bytes;
+  shadow_used = (block.cluster - 1) * kWindow + block.shared_bytes;
   block.next_clock = 1;
 }
 
 void begin_shared_memory() {
-  std::memset(shared_memory, kPoison, block.shared_bytes);
-  std::memset(pending, 0, block.shared_bytes);
+  for (int rank = 0; rank < block.cluster; ++rank) {
+    std::memset(shared_memory + rank * kWindow, kPoison, block.shared_bytes);
+    std::memset(pending + rank * kWindow, 0, block.shared_bytes);
+  }
 }
 
 void shared_access(uintptr_t offset, size_t bytes, bool write, uintptr_t pc) {
-  if (offset + bytes > block.shared_bytes)
+  if (!in_a_window(offset, bytes))
     fail(std::string(write ? "writes" : "reads") + " shared memory at " + bytes_of(offset, bytes) +
              " of " + std::to_string(block.shared_bytes),
          pc);
@@ -114,7 +120,7 @@ void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
   if (self == nullptr) return;
   if (--block.steps_left < 0) fail("100 million accesses with nobody else's turn: an endless loop", pc);
   uintptr_t offset = address - reinterpret_cast<uintptr_t>(shared_memory);
-  if (offset < kMaxShared) return shared_access(offset, bytes, write, pc);
+  if (offset < kMaxCluster * kWindow) return shared_access(offset, bytes, write, pc);
   if (address - reinterpret_cast<uintptr_t>(self->stack) < kStackBytes) return;
   if (!write && address >= block.code && address < block.code_end) return;
   global_access(address, bytes, write, pc);
@@ -153,19 +159,22 @@ void check_shared_window(uint32_t offset, size_t bytes, size_t alignment, const 
              std::to_string(offset) + " of shared memory, which is not a multiple of " +
              std::to_string(alignment),
          pc);
-  if (offset + bytes > block.shared_bytes)
+  if (!in_a_window(offset, bytes))
     fail(std::string(what) + " at " + bytes_of(offset, bytes) + " of the block's " +
              std::to_string(block.shared_bytes) + " bytes of shared memory",
          pc);
 }
 
-char* static_shared(size_t offset, size_t /*bytes*/) { return shared_memory + offset; }
-char* dynamic_shared() { return shared_memory + block.dynamic_begin; }
+char* static_shared(size_t offset, size_t /*bytes*/) {
+  return shared_memory + own_rank() * kWindow + offset;
+}
+char* dynamic_shared() { return shared_memory + own_rank() * kWindow + block.dynamic_begin; }
 
 uint32_t shared_address(const void* pointer) {
   uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   uintptr_t offset = static_cast<const char*>(pointer) - shared_memory;
-  if (offset > block.shared_bytes) fail("the address of shared memory is asked of another", pc);
+  if (offset - own_rank() * kWindow > block.shared_bytes)
+    fail("the address of shared memory is asked of another", pc);
   return offset;
 }
 

@@ -1,4 +1,5 @@
-// The block that runs: its threads, their clocks, its shared memory, and the arrays of the launch.
+// The block that runs, or the blocks of a cluster one after the other: threads, their clocks, shared
+// memory, and the arrays of the launch.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,8 @@ constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
 constexpr int kMaxClocks = kMaxThreads + 1;  // of the threads, and of bulk copies
 constexpr size_t kMaxShared = 232448;  // 227 KiB: the most that a block of compute capability 9 has
+constexpr int kMaxCluster = 2;         // blocks that run at the same time
+constexpr size_t kWindow = 1 << 18;    // addresses of shared memory of each block of a cluster
 constexpr size_t kStackBytes = 512 << 10;
 constexpr unsigned char kPoison = 0xFF;  // a NaN in every float type, -1 in the integers
 
@@ -61,7 +64,8 @@ struct Block {
   const char* library = "";  // file with the kernel's code, and where it is in memory
   uintptr_t code = 0, code_end = 0;
   unsigned grid[3] = {1, 1, 1}, size[3] = {1, 1, 1}, index[3] = {0, 0, 0};
-  int threads = 0;
+  int cluster = 1;  // blocks in a cluster; `index` is that of the first
+  int threads = 0;  // of the cluster
   int running = 0;  // threads that have not ended
   Thread* current = nullptr;
   size_t shared_bytes = 0, dynamic_begin = 0, dynamic_bytes = 0;
@@ -88,6 +92,14 @@ uint32_t warp_mask(const Thread& thread);
 void join_clocks(Thread& thread, const uint32_t* other);
 uint32_t next_random();
 inline int clock_count() { return block.threads + 1; }
+
+// clusters.cpp
+inline int threads_of_block() { return block.threads / block.cluster; }
+inline int rank_of(const Thread& thread) { return thread.index / threads_of_block(); }
+int own_rank();
+void reset_cluster();
+void check_own(uint32_t address, const char* what, uintptr_t pc);
+void check_not_ended(int rank, const char* what, uintptr_t pc);
 
 // barriers.cpp, bulk_copies.cpp, warp_group.cpp
 void reset_barriers();

@@ -67,7 +67,7 @@ uint32_t chunk_address(uint64_t descriptor, bool across, int width, int line, in
     address = start + line / 8 * stride + line % 8 * span;
     address += mode == 0 ? bytes / 16 * leading : bytes;
   }
-  return address ^ ((address >> 7 & masks[mode]) << 4);
+  return uint32_t(own_rank() * kWindow) + (address ^ ((address >> 7 & masks[mode]) << 4));
 }
 
 // All chunks of an operand with `lines` lines from `first` on; `take` gets them if it is there.

@@ -1,0 +1,184 @@
+"""Which tiles, and which steps of them, the blocks of a product by warp groups work on.
+
+Blocks stay on their multiprocessor. In each round every block computes one tile. When the last
+round has too few tiles for all blocks, their steps can be shared instead: the steps of those tiles,
+one tile after the other, are cut into equal ranges, one for each of ``split_blocks`` blocks (Osama
+et al., "Stream-K: Work-centric Parallel Decomposition for Dense Matrix-Matrix Multiplication on the
+GPU", 2023; rounds of whole tiles before them: section 5). No block waits for another one: what it
+adds up goes to memory, and a second kernel adds these in the order of their steps.
+
+With ``S`` steps of tiles shared by ``G`` blocks, block ``b`` has those from ``b S // G``, and step
+``s`` belongs to block ``((s + 1) G - 1) // S``. A range and a tile that meet are a part; along all
+steps either of their numbers grows from part to part, so that their sum is the part's number.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.tir_schedules.cuda.launch import repeated
+from tvm_ext.tir_schedules.cuda.warp_groups.image_tensor import Operand
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_epilogue import COLUMNS
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import GroupTiles
+from tvm_ext.tir_schedules.statements import sequence
+
+
+@dataclass(frozen=True)
+class GroupProduct:
+    """A product to write a kernel for.
+
+    Attributes
+    ----------
+    operands : (OperandTensor or ImageTensor, OperandTensor)
+        A and B.
+    batch, rows, columns, steps : int
+        Sizes.
+    dtype : str
+        Of the operands.
+    tiles : GroupTiles
+        How it is cut.
+    blocks : int
+        Blocks of threads that fit on the GPU at a time.
+    """
+
+    operands: tuple[Operand, Operand]
+    batch: int
+    rows: int
+    columns: int
+    steps: int
+    dtype: str
+    tiles: GroupTiles
+    blocks: int
+
+    @property
+    def depth(self) -> int:
+        """Steps of the ring for one tile."""
+        return math.ceil(self.steps / self.step)
+
+    @property
+    def step(self) -> int:
+        """Steps of the reduction for one of the ring."""
+        return self.tiles.row_bytes * 8 // tvm.DataType(self.dtype).bits
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some neighbouring steps of a tile, as expressions.
+
+    Attributes
+    ----------
+    tile : Expr
+        Number of the tile.
+    first, steps : Expr
+        Its steps, counted in those of the ring.
+    before : Expr
+        Steps of the ring that the block has done before, int32.
+    part : Expr or None
+        Number of the part, for a tile whose steps are shared.
+    """
+
+    tile: Any
+    first: Any
+    steps: Any
+    before: Any
+    part: Any = None
+
+
+class GroupWork:
+    """How the tiles of ``product`` are spread over blocks; ``dtype``: of indices."""
+
+    def __init__(self, product: GroupProduct, dtype: str) -> None:
+        self.product, self.dtype, tiles = product, dtype, product.tiles
+        self.down = math.ceil(product.rows / tiles.rows)
+        self.along = math.ceil(product.columns / tiles.columns)
+        self.count = product.batch * self.down * self.along
+        self.sharing = tiles.split_blocks
+        self.shared = self.count % product.blocks if self.sharing else 0
+        self.whole = self.count - self.shared
+        self.grid = min(self.whole, product.blocks) or self.sharing
+        self.parts = self.sharing + self.shared - 1 if self.sharing else 0
+        """The most parts there can be."""
+
+    def for_each(self, block: Any, body: Callable[[Piece], tirx.Stmt]) -> tirx.Stmt:
+        """``body`` for all pieces of a block: whole tiles, then its range of shared ones."""
+        loops = []
+        if self.whole:
+            loops.append(self._whole_tiles(block, body))
+        if self.shared:
+            loops.append(self._shared_tiles(block, body))
+        return sequence(loops)
+
+    def _whole_tiles(self, block: Any, body: Callable[[Piece], tirx.Stmt]) -> tirx.Stmt:
+        depth = self.product.depth
+
+        def tile(turn: Any) -> tirx.Stmt:
+            before = turn.astype("int32") * depth
+            return body(Piece(block + turn * self.grid, self._int(0), self._int(depth), before))
+
+        rest = self._int(self.whole + self.grid - 1) - block
+        turns = rest // self._int(self.grid) if self.whole > self.grid else self._int(1)
+        return loop(turns, self.dtype, tile)
+
+    def _shared_tiles(self, block: Any, body: Callable[[Piece], tirx.Stmt]) -> tirx.Stmt:
+        depth = self.product.depth
+        begin, end = (tirx.Var(name, self.dtype) for name in ("begin", "end"))
+        borders = [tirx.Bind(begin, self.border(block)), tirx.Bind(end, self.border(block + 1))]
+
+        def piece(turn: Any) -> tirx.Stmt:
+            tile, first = tirx.Var("tile", self.dtype), tirx.Var("first", self.dtype)
+            binds = [
+                tirx.Bind(tile, begin // depth + turn),
+                tirx.Bind(first, tirx.Max(begin - tile * depth, self._int(0))),
+            ]
+            steps = tirx.Min(end - tile * depth, self._int(depth)) - first
+            whole = self.whole // self.grid * depth
+            before = (whole + tirx.Max(tile * depth - begin, self._int(0))).astype("int32")
+            part = Piece(self._int(self.whole) + tile, first, steps, before, block + tile)
+            return sequence([*binds, body(part)])
+
+        turns = (end - 1) // depth - begin // depth + 1
+        if self.grid > self.sharing:
+            takes_part = tirx.LT(block, self._int(self.sharing))
+            turns = tirx.Select(takes_part, turns, self._int(0))
+        return sequence([*borders, loop(turns, self.dtype, piece)])
+
+    def border(self, block: Any) -> Any:
+        """The first shared step of a block's range."""
+        return block * (self.shared * self.product.depth) // self.sharing
+
+    def owner(self, step: Any) -> Any:
+        """The block to whose range a shared step belongs."""
+        return ((step + 1) * self.sharing - 1) // (self.shared * self.product.depth)
+
+    def place(self, tile: Any) -> tuple[Any, Any, Any]:
+        """Batch, row and column, counted in tiles, of a tile's number."""
+        batch, index = tile // (self.down * self.along), tile % (self.down * self.along)
+        rows = self.product.tiles.group
+        first = index // (rows * self.along) * rows
+        inside = index % (rows * self.along)
+        height: Any = self._int(rows)
+        if self.down % rows:
+            height = tirx.Min(height, self._int(self.down) - first)
+        return batch, first + inside % height, inside // height
+
+    def results_of(self, tile: Any, thread: Any) -> tuple[Any, Any, Any]:
+        """Batch, row and column where the results of a tile's multiplying ``thread`` begin."""
+        batch, row, column = self.place(tile)
+        inside = thread // 32 * 16 + thread % 32 // 4
+        rows, columns = self.product.tiles.rows, self.product.tiles.columns
+        return batch, row * rows + inside, column * columns + thread % 4 * COLUMNS
+
+    def _int(self, value: int) -> Any:
+        return tirx.const(value, self.dtype)
+
+
+def loop(extent: Any, dtype: str, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
+    """A loop that is not written out, even if it runs once: it scopes its variables."""
+    if isinstance(extent, int):
+        return repeated(extent, dtype, body, tirx.ForKind.SERIAL)
+    var = tirx.Var("turn", dtype)
+    return tirx.For(var, tirx.const(0, dtype), extent, tirx.ForKind.SERIAL, body(var))
