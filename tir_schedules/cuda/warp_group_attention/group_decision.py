@@ -56,7 +56,7 @@ their 128 threads.
 # Registers of a thread for row sums, addresses and what is in flight.
 _OTHER_REGISTERS = 32
 
-_KEYS = (64, 80, 96, 112, 128, 144, 160, 176)
+_KEYS = (32, 48, 64, 80, 96, 112, 128, 144, 160, 176)
 _STAGES = (2, 3, 4)
 _MAX_WIDTH = 256
 """Columns of one product: PTX ISA, "wgmma.mma_async", "Matrix Shape"."""

@@ -17,6 +17,9 @@ _COLUMN_UNIT = 8
 
 _BARRIER_BYTES = 8
 
+# For the addresses of two rows of a mask.
+_MASK_REGISTERS = 8
+
 
 @dataclass(frozen=True)
 class GroupAttentionTiles:
@@ -128,10 +131,10 @@ class GroupLayout:
         """Registers of a thread for scores, weights, results and what is loaded of masks.
 
         Of a mask all elements for both rows of a thread are loaded ahead, or as many addresses are
-        there; of several masks one after the other.
+        there; of several masks one after the other. Each has places of its own to begin at.
         """
-        scores = self.tiles.keys // 2
-        loaded = scores if self.problem.masks else 0
+        scores, masks = self.tiles.keys // 2, len(self.problem.masks)
+        loaded = scores + _MASK_REGISTERS * masks if masks else 0
         return scores + scores // 2 + self.width // 2 + loaded
 
     def _boxes(self, elements: int) -> int:
