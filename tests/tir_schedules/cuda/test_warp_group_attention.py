@@ -25,7 +25,7 @@ from tvm_ext.tir_schedules.cuda.warp_group_attention import group_decision
 from tvm_ext.tir_schedules.cuda.warp_group_attention.group_decision import decide_group_attention
 from tvm_ext.tir_schedules.cuda.warp_group_attention.group_shape import GroupLayout
 from tvm_ext.tir_schedules.cuda.warp_group_attention.warp_group_attention import WarpGroupAttention
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Drawn
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Drawn
 from tvm_ext.tir_schedules.flat_views import FlatViews
 from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
@@ -135,6 +135,15 @@ def test_numbers_of_drawn_decisions(small_sizes, seed):
     drawn = Drawn(random.Random(seed))
     scheduled(WarpGroupAttention(), case.function(), TWO, drawn)
     check({"drawn": replace(case, decided=drawn.free())}, (seed,), TWO, WarpGroupAttention())
+
+
+def test_sections_of_heads_that_do_not_divide_them(small_sizes):
+    case = Case(1, 6, 260, 130, 64, group=2, causal=0, decided={**TILE, "lasting": 0})
+    head = 2 * 130 * 64 * 2
+    machine = TWO.model_copy(update={"l2_bytes": 2 * 2 * head})
+    problem = read_problem(case.function(), FlatViews())
+    assert decide_group_attention(problem, machine, Chosen(case.decided)).section == 2
+    check({"sections": case}, (0,), machine, WarpGroupAttention())
 
 
 def test_infinities_and_nan_stay_in_their_rows(small_sizes):
