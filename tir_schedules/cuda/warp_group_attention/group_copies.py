@@ -47,17 +47,26 @@ class GroupCopies:
         parity = tirx.truncmod(turn.astype("uint32"), tirx.const(2, "uint32"))
         first = tiles.tile * number(tiles.tiles.rows)
         query = self._copied("query", zero, parity, layout.query_bytes, first)
-        step = tirx.Var("step", INDEX)
+        step, one = tirx.Var("step", INDEX), number(1)
+        # A stage of keys is free before one of values: values of a tile come after the next keys.
+        both = sequence([self._stage("keys", step + one), self._stage("values", step)])
+        walk = tirx.For(step, number(0), tiles.steps - one, tirx.ForKind.SERIAL, both)
+        return sequence(
+            [
+                *query,
+                self._stage("keys", number(0)),
+                walk,
+                self._stage("values", tiles.steps - one),
+                self.ring.passed(tiles.steps),
+            ]
+        )
 
-        def ring_step() -> tirx.Stmt:
-            stage, parity, binds = self.ring.at(step)
-            position = step * number(tiles.tiles.keys)
-            keys = self._copied("keys", stage, parity, layout.key_bytes, position)
-            values = self._copied("values", stage, parity, layout.value_bytes, position)
-            return sequence([binds, *keys, *values])
-
-        walk = tirx.For(step, number(0), tiles.steps, tirx.ForKind.SERIAL, ring_step())
-        return sequence([*query, walk, self.ring.passed(tiles.steps)])
+    def _stage(self, name: str, step: Any) -> tirx.Stmt:
+        """The copies of a tile of keys or values."""
+        stage, parity, binds = self.ring.at(step)
+        nbytes = self.layout.key_bytes if name == "keys" else self.layout.value_bytes
+        position = step * number(self.tiles.tiles.keys)
+        return sequence([binds, *self._copied(name, stage, parity, nbytes, position)])
 
     def _copied(
         self, name: str, stage: Any, parity: Any, nbytes: int, position: Any
