@@ -20,37 +20,40 @@ from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen
 
 def test_every_shared_step_belongs_to_one_block_and_every_part_has_a_number_of_its_own():
     generator = random.Random(0)
-    for _ in range(60):
-        blocks, depth = generator.randint(2, 40), generator.randint(1, 30)
-        tiles = generator.randint(1, 120)
+    for _ in range(80):
+        cluster = generator.randint(1, 2)
+        blocks, depth = generator.randint(2, 20) * cluster, generator.randint(1, 30)
+        tiles = generator.randint(1, 60) * cluster
         left = tiles % blocks
         if not left:
             continue
-        sharing = generator.randint(1, min(blocks, left * depth))
-        cut = GroupTiles(64, 64, split_blocks=sharing)
+        sharing = generator.randint(1, min(blocks, left * depth) // cluster) * cluster
+        cut = GroupTiles(64, 64, split_blocks=sharing, cluster=cluster)
         whole = GroupProduct((), 1, 64 * tiles, 64, depth * 64, "float16", cut, blocks)
         work = GroupWork(whole, "int32")
         assert (work.shared, work.whole) == (left, tiles - left)
         parts = {}
         for block in range(sharing):
-            for step in range(work.border(block), work.border(block + 1)):
-                assert work.owner(step) == block
-                parts.setdefault((block, step // depth), []).append(step)
+            own, rank = divmod(block, cluster)
+            for step in range(work.border(own), work.border(own + 1)):
+                assert work.owner(step) == own
+                parts.setdefault((own, step // depth, rank), []).append(step)
         assert sum(map(len, parts.values())) == left * depth
-        numbers = [block + tile for block, tile in parts]
+        numbers = [work.part(*place) for place in parts]
         assert len(set(numbers)) == len(numbers)
         assert max(numbers) < work.parts
 
 
 @pytest.mark.parametrize(
-    ("rows", "sms", "sharing"),
-    [(190, 5, 5), (420, 5, 4), (128, 4, 4)],
-    ids=["ranges over two tiles", "after whole tiles, by some blocks", "two blocks a tile"],
+    ("rows", "sms", "sharing", "cluster"),
+    [(190, 5, 5, 1), (420, 5, 4, 1), (380, 8, 8, 2)],
+    ids=["ranges over two tiles", "after whole tiles, by some blocks", "by clusters"],
 )
-def test_numbers(rows, sms, sharing):
+def test_numbers(rows, sms, sharing, cluster):
     """Operands are copied to aligned rows first: their copies and the parts lie apart."""
     kernel = product(rows, 62, 500, b_turned=True, written="float16")
-    check_numbers(kernel, sms, tile_rows=64, tile_columns=64, split_blocks=sharing)
+    decided = {"split_blocks": sharing, "cluster": cluster}
+    check_numbers(kernel, sms, tile_rows=64, tile_columns=64, **decided)
 
 
 def test_what_follows_is_applied_to_sums_of_parts():

@@ -94,7 +94,7 @@ def _clusters(
     # Each brings half of the columns, in whole boxes.
     box = SWIZZLED_ROW_BYTES // product.element_bytes
     halves = not across or tiles.columns % (2 * box) == 0
-    return [1, 2] if pairs and halves and not tiles.split_blocks else [1]
+    return [1, 2] if pairs and halves and tiles.split_blocks % 2 == 0 else [1]
 
 
 def _splits(tiles: GroupTiles, product: Product, machine: GpuDescription) -> list[GroupTiles]:

@@ -85,13 +85,15 @@ class GroupTotal:
         )
         owners = [(thread, hopper.WARP_GROUP)]
         sums = self.arrays.registers("sums", COLUMNS, self.total, owners)
-        first, last = (self.work.owner(tile * depth + step) for step in (0, depth - 1))
+        stack, rank = tile // self.work.cluster, tile % self.work.cluster
+        first, last = (self.work.owner(stack * depth + step) for step in (0, depth - 1))
 
         def start(column: Any) -> tirx.Stmt:
             return sums.put(column, tirx.const(0, self.total))
 
         def part(turn: Any) -> tirx.Stmt:
-            return self._part_added(sums, first + turn + tile, group, half, number)
+            place = self.work.part(first + turn, stack, rank)
+            return self._part_added(sums, place, group, half, number)
 
         corner = [tirx.Var(name, self.dtype) for name in ("batch", "row", "column")]
         places = self.work.results_of(tile + self.work.whole, number)

@@ -10,6 +10,9 @@ adds up goes to memory, and a second kernel adds these in the order of their ste
 With ``S`` steps of tiles shared by ``G`` blocks, block ``b`` has those from ``b S // G``, and step
 ``s`` belongs to block ``((s + 1) G - 1) // S``. A range and a tile that meet are a part; along all
 steps either of their numbers grows from part to part, so that their sum is the part's number.
+
+Blocks of a cluster have the same steps of tiles below each other: so these are cut, and numbered,
+as one tile would be.
 """
 
 import math
@@ -100,7 +103,10 @@ class GroupWork:
         self.shared = self.count % product.blocks if self.sharing else 0
         self.whole = self.count - self.shared
         self.grid = min(self.whole, product.blocks) or self.sharing
-        self.parts = self.sharing + self.shared - 1 if self.sharing else 0
+        self.cluster = tiles.cluster
+        self.ranges, self.stacks = self.sharing // self.cluster, self.shared // self.cluster
+        """Ranges of steps, one for each cluster, and tiles below each other that have one."""
+        self.parts = (self.ranges + self.stacks - 1) * self.cluster if self.sharing else 0
         """The most parts there can be."""
 
     def for_each(self, block: Any, body: Callable[[Piece], tirx.Stmt]) -> tirx.Stmt:
@@ -126,19 +132,21 @@ class GroupWork:
     def _shared_tiles(self, block: Any, body: Callable[[Piece], tirx.Stmt]) -> tirx.Stmt:
         depth = self.product.depth
         begin, end = (tirx.Var(name, self.dtype) for name in ("begin", "end"))
-        borders = [tirx.Bind(begin, self.border(block)), tirx.Bind(end, self.border(block + 1))]
+        own, rank = block // self.cluster, block % self.cluster
+        borders = [tirx.Bind(begin, self.border(own)), tirx.Bind(end, self.border(own + 1))]
 
         def piece(turn: Any) -> tirx.Stmt:
-            tile, first = tirx.Var("tile", self.dtype), tirx.Var("first", self.dtype)
+            stack, first = tirx.Var("stack", self.dtype), tirx.Var("first", self.dtype)
             binds = [
-                tirx.Bind(tile, begin // depth + turn),
-                tirx.Bind(first, tirx.Max(begin - tile * depth, self._int(0))),
+                tirx.Bind(stack, begin // depth + turn),
+                tirx.Bind(first, tirx.Max(begin - stack * depth, self._int(0))),
             ]
-            steps = tirx.Min(end - tile * depth, self._int(depth)) - first
+            steps = tirx.Min(end - stack * depth, self._int(depth)) - first
             whole = self.whole // self.grid * depth
-            before = (whole + tirx.Max(tile * depth - begin, self._int(0))).astype("int32")
-            part = Piece(self._int(self.whole) + tile, first, steps, before, block + tile)
-            return sequence([*binds, body(part)])
+            before = (whole + tirx.Max(stack * depth - begin, self._int(0))).astype("int32")
+            tile = self._int(self.whole) + stack * self.cluster + rank
+            number = self.part(own, stack, rank)
+            return sequence([*binds, body(Piece(tile, first, steps, before, number))])
 
         turns = (end - 1) // depth - begin // depth + 1
         if self.grid > self.sharing:
@@ -146,13 +154,17 @@ class GroupWork:
             turns = tirx.Select(takes_part, turns, self._int(0))
         return sequence([*borders, loop(turns, self.dtype, piece)])
 
-    def border(self, block: Any) -> Any:
-        """The first shared step of a block's range."""
-        return block * (self.shared * self.product.depth) // self.sharing
+    def border(self, number: Any) -> Any:
+        """The first step of a range."""
+        return number * (self.stacks * self.product.depth) // self.ranges
 
     def owner(self, step: Any) -> Any:
-        """The block to whose range a shared step belongs."""
-        return ((step + 1) * self.sharing - 1) // (self.shared * self.product.depth)
+        """The range to which a shared step belongs."""
+        return ((step + 1) * self.ranges - 1) // (self.stacks * self.product.depth)
+
+    def part(self, number: Any, stack: Any, rank: Any) -> Any:
+        """The number of the part of a range in one of a ``stack`` of tiles, the ``rank``-th."""
+        return (number + stack) * self.cluster + rank
 
     def place(self, tile: Any) -> tuple[Any, Any, Any]:
         """Batch, row and column, counted in tiles, of a tile's number."""
