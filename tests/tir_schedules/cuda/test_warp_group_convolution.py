@@ -52,24 +52,23 @@ def test_numbers(image: Shape, filters: Shape, options: dict, decided: dict) -> 
     check_numbers(convolved(image, filters, **options), 2, SLOW, **decided)
 
 
+WINDOWS: list[tuple[Shape, Shape, dict]] = [
+    ((2, 32, 32, 64), (64, 1, 1, 64), {"strides": 2}),
+    ((1, 17, 33, 64), (64, 3, 3, 64), {}),
+    ((1, 16, 16, 64), (128, 5, 3, 64), {"padding": (2, 1)}),
+    ((1, 16, 16, 64), (64, 3, 3, 64), {"padding": 2, "dilation": 2}),
+    ((2, 31, 31, 64), (61, 3, 3, 64), {"padding": (0, 1, 2, 1), "strides": 2}),
+    ((1, 16, 16, 120), (3, 3, 120, 63), {"padding": 1, "kernel_layout": "HWIO"}),
+    ((1, 16, 16, 192), (128, 3, 3, 192), {"padding": 1, "dtype": "bfloat16"}),
+    ((1, 16, 16, 128), (64, 3, 3, 128), {"padding": 1, "strides": (1, 2)}),
+    ((2, 16, 16, 32), (64, 3, 3, 32), {"padding": 1}),
+    ((2, 16, 16, 16), (64, 3, 3, 16), {"padding": 1}),
+    ((1, 16, 16, 80), (3, 3, 80, 128), {"padding": 1, "kernel_layout": "HWIO"}),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("image", "filters", "options"),
-    [
-        ((2, 32, 32, 64), (64, 1, 1, 64), {"strides": 2}),
-        ((1, 17, 33, 64), (64, 3, 3, 64), {}),
-        ((1, 16, 16, 64), (128, 5, 3, 64), {"padding": (2, 1)}),
-        ((1, 16, 16, 64), (64, 3, 3, 64), {"padding": 2, "dilation": 2}),
-        ((2, 31, 31, 64), (61, 3, 3, 64), {"padding": (0, 1, 2, 1), "strides": 2}),
-        ((1, 16, 16, 120), (3, 3, 120, 63), {"padding": 1, "kernel_layout": "HWIO"}),
-        ((1, 16, 16, 192), (128, 3, 3, 192), {"padding": 1, "dtype": "bfloat16"}),
-        ((1, 16, 16, 128), (64, 3, 3, 128), {"padding": 1, "strides": (1, 2)}),
-        ((2, 16, 16, 32), (64, 3, 3, 32), {"padding": 1}),
-        ((2, 16, 16, 16), (64, 3, 3, 16), {"padding": 1}),
-        ((1, 16, 16, 80), (3, 3, 80, 128), {"padding": 1, "kernel_layout": "HWIO"}),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("image", "filters", "options"), WINDOWS, ids=str)
 def test_numbers_of_every_kind_of_window(image: Shape, filters: Shape, options: dict) -> None:
     check_numbers(convolved(image, filters, **options), arithmetic=SLOW)
 

@@ -9,7 +9,7 @@ from matrix_products import product
 from test_emulated_templates import tf32
 from test_warp_group_convolution import SLOW, convolved
 from tvm import relax, te, tirx
-from warp_group_cases import H200, check_numbers
+from warp_group_cases import H200, check_numbers, small_gpu
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
@@ -23,9 +23,7 @@ TF32 = H200.with_tf32()
 
 def small(machine: GpuDescription) -> GpuDescription:
     """One multiprocessor whose multiply-adds take longer than anything else."""
-    rates = {dtype: rate / SLOW for dtype, rate in machine.with_cores(1).tensor_tflops.items()}
-    update = {"kernel_overhead_us": 1e-6, "tensor_tflops": rates}
-    return machine.with_cores(1).model_copy(update=update)
+    return small_gpu(1, SLOW).model_copy(update={"tf32": machine.tf32})
 
 
 def of_integers(rows: int, columns: int, steps: int, first: str, second: str) -> tirx.PrimFunc:

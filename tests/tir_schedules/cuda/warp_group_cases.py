@@ -18,8 +18,8 @@ H200 = resolve_target("nvidia-h200")
 assert isinstance(H200, GpuDescription)
 
 
-def check_numbers(kernel: tirx.PrimFunc, sms: int = 1, arithmetic: int = 1, **decided: int) -> None:
-    """The kernel on a GPU of few multiprocessors, whose blocks have several tiles each.
+def small_gpu(sms: int = 1, arithmetic: int = 1) -> GpuDescription:
+    """A GPU of few multiprocessors, whose blocks have several tiles each.
 
     A second kernel costs nothing there. With ``arithmetic`` multiply-adds take so many times as
     long as on an H200, which is when tiles that are not full are worth their while.
@@ -27,7 +27,12 @@ def check_numbers(kernel: tirx.PrimFunc, sms: int = 1, arithmetic: int = 1, **de
     machine = H200.with_cores(sms)
     free = {"kernel_overhead_us": 1e-6, "l2_gbs": 1e9, "memory_gbs": 1e9}
     rates = {dtype: rate / arithmetic for dtype, rate in machine.tensor_tflops.items()}
-    machine = machine.model_copy(update={**free, "tensor_tflops": rates})
+    return machine.model_copy(update={**free, "tensor_tflops": rates})
+
+
+def check_numbers(kernel: tirx.PrimFunc, sms: int = 1, arithmetic: int = 1, **decided: int) -> None:
+    """The kernel on a ``small_gpu``."""
+    machine = small_gpu(sms, arithmetic)
     func = scheduled(WarpGroupContraction(), kernel, machine, Chosen(decided))
     assert_emulated({"kernel": kernel}, {"kernel": func}, machine)
 

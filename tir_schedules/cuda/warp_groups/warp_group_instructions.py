@@ -188,7 +188,8 @@ def multiply(
     # Factors of 1 for A and B, which integers have none of, and which of them are turned.
     flags = "" if first in INTEGERS else ", 1, 1"
     flags += "".join(f", {int(flag)}" for flag in across) if first in ACROSS else ""
-    outputs = ", ".join(f'"+{_constraint(first)}"(d[{number}])' for number in range(count))
+    held, constraint, _ = _result(first)
+    outputs = ", ".join(f'"+{constraint}"(d[{number}])' for number in range(count))
     asm = (
         f'asm volatile("{{ .reg .pred p; setp.ne.u32 p, %{count + 2}, 0; "\n'
         f'    "wgmma.mma_async.sync.aligned.{shape} "\n'
@@ -199,7 +200,7 @@ def multiply(
     order = "".join("mn"[place] if flag else "k" for place, flag in enumerate(across))
     kind = "_".join(dict.fromkeys(types))
     name = f"tvm_ext_multiply_n{columns}_{kind}_{order}"
-    params = f"{_c_type(first)}* d, unsigned long long a, unsigned long long b, unsigned add"
+    params = f"{held}* d, unsigned long long a, unsigned long long b, unsigned add"
     return _statement(name, params, asm, results, a, b, add)
 
 
@@ -226,13 +227,13 @@ def settle(results: Any, columns: int, dtype: str = "float16") -> tirx.Stmt:
 
     ``dtype``: of the products' operand A.
     """
+    held, constraint, end = _result(dtype)
     body = (
         "#pragma unroll\n"
         f"  for (int i = 0; i < {columns // 2}; ++i) "
-        f'asm volatile("" : "+{_constraint(dtype)}"(d[i]) :: "memory");'
+        f'asm volatile("" : "+{constraint}"(d[i]) :: "memory");'
     )
-    name = f"tvm_ext_settle_{columns}{_suffix(dtype)}"
-    return _statement(name, f"{_c_type(dtype)}* d", body, results)
+    return _statement(f"tvm_ext_settle_{columns}{end}", f"{held}* d", body, results)
 
 
 def gather_columns(results: Any, columns: int, dtype: str = "float16") -> tirx.Stmt:
@@ -242,7 +243,7 @@ def gather_columns(results: Any, columns: int, dtype: str = "float16") -> tirx.S
     of 4 x 4 pairs, of four ``j`` by four lanes, in two rounds of a butterfly. See ``position``.
     ``dtype``: of the products' operand A.
     """
-    held = _c_type(dtype)
+    held, _, end = _result(dtype)
     body = (
         "const bool odd = threadIdx.x & 1, high = threadIdx.x & 2;\n"
         f"  auto swap = []({held}& first, {held}& second, bool upper, int distance) {{\n"
@@ -262,8 +263,7 @@ def gather_columns(results: Any, columns: int, dtype: str = "float16") -> tirx.S
         "    }\n"
         "  }"
     )
-    name = f"tvm_ext_gather_columns_{columns}{_suffix(dtype)}"
-    return _statement(name, f"{held}* d", body, results)
+    return _statement(f"tvm_ext_gather_columns_{columns}{end}", f"{held}* d", body, results)
 
 
 def position(group: Any, half: Any, column: Any) -> Any:
@@ -287,13 +287,6 @@ def results_dtype(dtype: str) -> str:
     return "int32" if dtype in INTEGERS else "float32"
 
 
-def _c_type(dtype: str) -> str:
-    return "int" if dtype in INTEGERS else "float"
-
-
-def _constraint(dtype: str) -> str:
-    return "r" if dtype in INTEGERS else "f"
-
-
-def _suffix(dtype: str) -> str:
-    return "_s32" if dtype in INTEGERS else ""
+def _result(dtype: str) -> tuple[str, str, str]:
+    """Of results of products of ``dtype``: C++ type, constraint in assembly, end of names."""
+    return ("int", "r", "_s32") if dtype in INTEGERS else ("float", "f", "")

@@ -1,0 +1,61 @@
+"""Convolutions, integers and tf32 by warp groups on a real Hopper GPU, with ``make test-cuda``.
+
+What only the device can tell: strided boxes, places outside of tensors, the three widths of
+swizzled rows, and that bulk copies round float32 to the nearest tf32.
+"""
+
+import pytest
+from gpu_kernels import scheduled
+from matrix_products import product
+from test_on_device import assert_on_device, machine, pytestmark
+from test_warp_group_convolution import SLOW, WINDOWS, Shape, convolved
+from test_warp_group_types import of_integers
+from tvm import te, tirx
+from warp_group_cases import small_gpu
+
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import (
+    ARCHITECTURE,
+    WarpGroupContraction,
+)
+
+__all__ = ["pytestmark"]
+
+
+def check(plain: tirx.PrimFunc, kernel: tirx.PrimFunc | None = None) -> None:
+    """The kernel, ``plain`` if no other, computes on a few multiprocessors what ``plain`` does."""
+    if machine().arch != ARCHITECTURE:
+        pytest.skip(f"{machine().arch} has no instructions of warp groups")
+    small = small_gpu(2, SLOW).with_tf32()
+    func = scheduled(WarpGroupContraction(), plain if kernel is None else kernel, small)
+    assert_on_device(plain, func, machine())
+
+
+@pytest.mark.parametrize(("image", "filters", "options"), WINDOWS, ids=str)
+def test_convolutions(image: Shape, filters: Shape, options: dict) -> None:
+    check(convolved(image, filters, **options))
+
+
+@pytest.mark.parametrize("first", ["int8", "uint8"])
+@pytest.mark.parametrize("second", ["int8", "uint8"])
+def test_integers(first: str, second: str) -> None:
+    check(of_integers(250, 120, 500, first, second))
+
+
+def rounded_product(rows: int, columns: int, steps: int) -> tirx.PrimFunc:
+    """A product of float32 values that are rounded to tf32 before, of two as near to the larger."""
+    a, b = (te.placeholder((n, steps), "float32", x) for n, x in ((rows, "a"), (columns, "b")))
+    k = te.reduce_axis((0, steps), "k")
+
+    def tf32(value: tirx.Expr) -> tirx.Expr:
+        half, kept = tirx.const(0x1000, "uint32"), tirx.const(0xFFFFE000, "uint32")
+        return tirx.reinterpret("float32", (tirx.reinterpret("uint32", value) + half) & kept)
+
+    def element(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
+        return te.sum(tf32(a[i, k]) * tf32(b[j, k]), axis=k)
+
+    return te.create_prim_func([a, b, te.compute((rows, columns), element, "c")])
+
+
+def test_float32_is_rounded_to_the_nearest_tf32() -> None:
+    sizes = (256, 128, 512)
+    check(rounded_product(*sizes), product(*sizes, dtype="float32", b_turned=True))
