@@ -1,7 +1,8 @@
-"""Convolutions, integers and tf32 by warp groups on a real Hopper GPU, with ``make test-cuda``.
+"""Products by warp groups on a real Hopper GPU, with ``make test-cuda``.
 
-What only the device can tell: strided boxes, places outside of tensors, the three widths of
-swizzled rows, and that bulk copies round float32 to the nearest tf32.
+What only the device can tell: clusters of blocks, steps shared by blocks, strided boxes, places
+outside of tensors, the three widths of swizzled rows, and that bulk copies round float32 to the
+nearest tf32.
 """
 
 import pytest
@@ -17,17 +18,32 @@ from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import (
     ARCHITECTURE,
     WarpGroupContraction,
 )
+from tvm_ext.tir_schedules.decisions import Chosen
 
 __all__ = ["pytestmark"]
 
 
-def check(plain: tirx.PrimFunc, kernel: tirx.PrimFunc | None = None) -> None:
+def check(
+    plain: tirx.PrimFunc, kernel: tirx.PrimFunc | None = None, sms: int = 2, **decided: int
+) -> None:
     """The kernel, ``plain`` if no other, computes on a few multiprocessors what ``plain`` does."""
     if machine().arch != ARCHITECTURE:
         pytest.skip(f"{machine().arch} has no instructions of warp groups")
-    small = small_gpu(2, SLOW).with_tf32()
-    func = scheduled(WarpGroupContraction(), plain if kernel is None else kernel, small)
+    small = small_gpu(sms, SLOW).with_tf32()
+    taken = plain if kernel is None else kernel
+    func = scheduled(WarpGroupContraction(), taken, small, Chosen(decided))
     assert_on_device(plain, func, machine())
+
+
+@pytest.mark.parametrize("sharing", [0, 1])
+@pytest.mark.parametrize("cluster", [1, 2])
+@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (64, 256), (128, 128), (128, 256)])
+def test_blocks_that_work_together(rows: int, columns: int, cluster: int, sharing: int) -> None:
+    """Six rows of tiles on eight multiprocessors, columns and steps that no tile divides."""
+    sizes = (6 * rows - 8, 3 * columns - 8, 1000)
+    kernel = product(*sizes, b_turned=columns == 64, written="float16")
+    decided = {"tile_rows": rows, "tile_columns": columns, "split_blocks": 8 * sharing}
+    check(kernel, sms=8, **decided, cluster=cluster)
 
 
 @pytest.mark.parametrize(("image", "filters", "options"), WINDOWS, ids=str)
