@@ -74,3 +74,27 @@ def test_convolutions_with_a_shortcut_are_three_kernels_of_warp_groups():
     )
     (expected,) = session.run(None, {"x": x})
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
+
+
+def test_attention_in_float16_is_one_kernel_of_warp_groups():
+    shape, scale = [1, 1, 256, 128], np.float16(0.0625)
+    attention = model(
+        [
+            node("Transpose", ["k"], ["kt"], perm=[0, 1, 3, 2]),
+            node("MatMul", ["q", "kt"], ["s"]),
+            node("Mul", ["s", "scale"], ["t"]),
+            node("Softmax", ["t"], ["w"], axis=-1),
+            node("MatMul", ["w", "v"], ["y"]),
+        ],
+        [value(name, shape, TensorProto.FLOAT16) for name in "qkv"],
+        [value("y", shape, TensorProto.FLOAT16)],
+        scale=np.array(scale),
+    )
+    compiled = emulated_model(attention, target=resolve_target("nvidia-h200").with_cores(2))
+    assert [kernel.schedule for kernel in compiled.report.kernels] == ["warp group attention"]
+    arrays = {name: rand(*shape).astype("float16") for name in "qkv"}
+    (found,) = compiled.run(arrays).values()
+    q, k, v = (arrays[name].astype("float64") for name in "qkv")
+    weights = np.exp(q @ k.swapaxes(2, 3) * 0.0625)
+    wanted = weights / weights.sum(-1, keepdims=True) @ v
+    np.testing.assert_allclose(found, wanted, rtol=4e-3, atol=4e-3)

@@ -8,6 +8,9 @@ from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
 from tvm_ext.tir_schedules.cuda.recurrence.recurrence import RecurrentLayer
 from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
+from tvm_ext.tir_schedules.cuda.warp_group_attention.warp_group_attention import (
+    WarpGroupAttention,
+)
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
 from tvm_ext.tir_schedules.cuda.windows.depthwise_convolution import (
     DepthwiseConvolution,
@@ -18,6 +21,7 @@ from tvm_ext.tir_schedules.cuda.windows.window_reduction import WindowReduction
 from tvm_ext.tir_schedules.template import Template
 
 CUDA_TEMPLATES: tuple[Template, ...] = (
+    WarpGroupAttention(),
     Attention(),
     RecurrentLayer(),
     DepthwiseConvolution(),

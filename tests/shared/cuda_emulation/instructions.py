@@ -70,6 +70,13 @@ def _load(match: re.Match[str], operands: Operands, line: int) -> str:
     return f"{{ {c_type} v[{len(registers)}]; {call} {puts} }}"
 
 
+def _rounded_pair(match: re.Match[str], operands: Operands, line: int) -> str:
+    """PTX ISA, "cvt": of two sources the first becomes the upper half."""
+    function = {"f16x2": "float_to_half", "bf16x2": "float_to_bfloat16"}[match["type"]]
+    high, low = (f"uint32_t(emu::{function}({operand}))" for operand in operands[1:3])
+    return f"emu::ptx::put({operands[0]}, {high} << 16 | {low});"
+
+
 def _setp(match: re.Match[str], operands: Operands, line: int) -> str:
     c_type = C_TYPES[match["type"]]
     left, right = (f"({c_type})({operand})" for operand in operands[1:3])
@@ -115,6 +122,7 @@ _RULES: list[Rule] = [
     (rf"st(?:\.volatile)?{_SHARED}(?:\.v[24])?{_TYPE}", _store),
     (rf"ld(?:\.volatile)?{_SHARED}(?:\.v[24])?{_TYPE}", _load),
     (rf"setp\.(?P<how>eq|ne|lt|le|gt|ge){_TYPE}", _setp),
+    (r"cvt\.rn\.(?P<type>f16x2|bf16x2)\.f32", _rounded_pair),
     (rf"mov{_TYPE}", _assign("{0} = {1};")),
     (rf"add{_TYPE}", _assign("{0} = {1} + {2};")),
     (rf"selp{_TYPE}", lambda m, o, line: f"{o[0]} = ({o[3]}) ? ({o[1]}) : ({o[2]});"),

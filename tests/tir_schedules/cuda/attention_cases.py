@@ -17,6 +17,9 @@ from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.attention_compute import AttentionCompute, Mask
 from tvm_ext.tir_schedules.cuda.attention.attention import Attention
 from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.template import Template
+
+INSTRUCTIONS_OF_WARPS = Attention()
 
 _TYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 _TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5}
@@ -74,9 +77,11 @@ class Case:
         dtypes = [*[self.dtype] * 3, *(str(tensor.dtype) for tensor in tensors)]
         return self.compute.function(shapes, dtypes)
 
-    def scheduled(self, machine: GpuDescription = GPU) -> tirx.PrimFunc:
-        """The function under the template."""
-        return scheduled(Attention(), self.function(), machine, Chosen(self.decided))
+    def scheduled(
+        self, machine: GpuDescription = GPU, template: Template = INSTRUCTIONS_OF_WARPS
+    ) -> tirx.PrimFunc:
+        """The function under a template."""
+        return scheduled(template, self.function(), machine, Chosen(self.decided))
 
     def arrays(self) -> list[np.ndarray]:
         """Operands and masks."""
@@ -108,17 +113,33 @@ class Case:
         return (weights @ v).transpose(["bhsd".index(letter) for letter in self.axes])
 
 
-def check(cases: Mapping[str, Case], seeds: Sequence[int] = (0,)) -> None:
+def result_of(kernel: Any, case: Case, *arrays: np.ndarray) -> np.ndarray:
+    """What a built kernel computes of operands and masks, in float64."""
+    shape = [*case.shapes()[0][:-1], case.width or case.depth]
+    result = np.full(shape, 7, _TYPES[case.dtype])
+    tensors: list[Any] = [tvm.runtime.tensor(array) for array in (*arrays, result)]
+    kernel(*tensors)
+    return tensors[-1].numpy().astype("float64")
+
+
+def check(
+    cases: Mapping[str, Case],
+    seeds: Sequence[int] = (0,),
+    machine: GpuDescription = GPU,
+    template: Template = INSTRUCTIONS_OF_WARPS,
+) -> None:
     """The CUDA code of every case, run in the emulator, computes what NumPy does."""
-    kernels = emulated({name: case.scheduled() for name, case in cases.items()})
+    made = {name: case.scheduled(machine, template) for name, case in cases.items()}
+    compare(cases, emulated(made, machine), seeds)
+
+
+def compare(cases: Mapping[str, Case], kernels: Mapping[str, Any], seeds: Sequence[int]) -> None:
+    """The built kernels of some cases compute what NumPy does."""
     for name, case in cases.items():
         arrays = case.arrays()
         wanted = case.expected(*arrays[:3])
         for seed in seeds:
             set_seed(seed)
-            result = np.full(wanted.shape, 7, _TYPES[case.dtype])
-            tensors: list[Any] = [tvm.runtime.tensor(array) for array in (*arrays, result)]
-            kernels[name](*tensors)
-            found = tensors[-1].numpy().astype("float64")
+            found = result_of(kernels[name], case, *arrays)
             tolerance = _TOLERANCES[case.dtype]
             np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=tolerance, err_msg=name)

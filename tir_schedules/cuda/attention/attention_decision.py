@@ -16,6 +16,8 @@ from tvm_ext.tir_schedules.cuda.attention.attention_shape import (
     TileLayout,
 )
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import BANKS_BYTES, MAX_REGISTERS
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import ARCHITECTURE
+from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_cycles import WARP_RATE
 from tvm_ext.tir_schedules.decisions import Decisions
 from tvm_ext.tir_schedules.template import NotMine
 
@@ -40,9 +42,9 @@ _COMBINING_LATENCY = 600
 
 _MOST_SPLITS = 128
 
-# Exponentials that a multiprocessor starts in a cycle: CUDA C++ Programming Guide, "Throughput of
-# native arithmetic instructions".
-_EXPONENTIALS = 16
+EXPONENTIALS = 16
+"""Exponentials that a multiprocessor starts in a cycle: CUDA C++ Programming Guide, "Throughput of
+native arithmetic instructions"."""
 
 _MOST_BLOCKS = 16
 MAX_GRID = 65_535
@@ -70,6 +72,14 @@ def decide_attention(
         picked = decisions.pick(name, options, getattr(best, name))
         fitting = [tiles for tiles in fitting if getattr(tiles, name) == picked]
     return fitting[0]
+
+
+def best_seconds(problem: AttentionProblem, machine: GpuDescription) -> float:
+    """Estimated time with the best tiles; infinity where none fits."""
+    kind = _KINDS[problem.query.dtype]
+    fitting = _fitting(problem, machine, kind)
+    times = (_seconds(TileLayout(problem, tiles), machine)[0] for tiles in fitting)
+    return min(times, default=math.inf)
 
 
 def blocks(problem: AttentionProblem, tiles: AttentionTiles) -> tuple[int, int, int]:
@@ -138,11 +148,8 @@ def _seconds(layout: TileLayout, machine: GpuDescription) -> tuple[float, ...]:
     loaded = heads * problem.keys * (problem.depth + problem.width) * size
     rate_of_loads = machine.bandwidth(loaded) / machine.sms
     busy = (
-        tiles.rows
-        * tiles.keys
-        * both
-        / (machine.peak_flops(problem.query.dtype) / 2 / machine.sms),
-        tiles.rows * tiles.keys / (_EXPONENTIALS * cycles),
+        tiles.rows * tiles.keys * both / (_rate(problem.query.dtype, machine) / 2 / machine.sms),
+        tiles.rows * tiles.keys / (EXPONENTIALS * cycles),
         _shared_reads(layout) / (BANKS_BYTES * cycles),
         tiles.keys * both * size / rate_of_loads,
     )
@@ -152,6 +159,12 @@ def _seconds(layout: TileLayout, machine: GpuDescription) -> tuple[float, ...]:
     groups = math.ceil(count / (machine.sms * resident))
     total = groups * (steps * step + start) + _combining(layout, machine)
     return (total, tiles.stages, -tiles.keys, tiles.warps)
+
+
+def _rate(dtype: str, machine: GpuDescription) -> float:
+    """Operations a second by the instructions of single warps."""
+    share = WARP_RATE if machine.arch == ARCHITECTURE else 1.0
+    return machine.peak_flops(dtype) * (share if _KINDS[dtype].on_tensor_cores else 1.0)
 
 
 def _alone(layout: TileLayout, machine: GpuDescription) -> float:

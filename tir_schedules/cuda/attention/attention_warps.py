@@ -4,6 +4,12 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_ext.tir_schedules.cuda.attention.attention_fragments import (
+    RESULTS,
+    fragment_column,
+    fragment_places,
+    fragment_register,
+)
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.cuda.attention.attention_scores import INDEX, ScorePlaces, number
 from tvm_ext.tir_schedules.cuda.attention.attention_shape import AttentionTiles
@@ -17,9 +23,6 @@ from tvm_ext.tir_schedules.cuda.warp_code import (
     multiply_matrices,
 )
 from tvm_ext.tir_schedules.statements import sequence
-
-# Results of an instruction of 16 rows and 8 columns that one thread holds.
-_RESULTS = 4
 
 
 class WarpAttention(AttentionWalk):
@@ -45,28 +48,16 @@ class WarpAttention(AttentionWalk):
 
     def score_places(self) -> ScorePlaces:
         """See ``AttentionWalk.score_places``."""
-        keys, rows = self.tiles.keys, self.tiles.thread_rows
-
-        def row(i: Any) -> Any:
-            first = self.warp * number(self.tiles.warp_rows)
-            return first + i * number(8) + tirx.floordiv(self.lane, number(4))
-
-        def register(i: Any, j: Any) -> Any:
-            return _register(i, j, keys)
-
-        return ScorePlaces(rows, keys // 4, row, self._column, register, (1, 2), 2)
+        first = self.warp * number(self.tiles.warp_rows)
+        return fragment_places(self.tiles.thread_rows, self.tiles.keys, first, self.lane)
 
     def result(self, row: int, j: Any) -> Any:
         """See ``AttentionWalk.result``."""
-        return _register(number(row), j, self.layout.width)
+        return fragment_register(number(row), j, self.layout.width)
 
     def result_column(self, j: int) -> Any:
         """See ``AttentionWalk.result_column``."""
-        return self._column(number(j))
-
-    def _column(self, j: Any) -> Any:
-        pair, one = tirx.floordiv(j, number(2)), tirx.floormod(j, number(2))
-        return pair * number(8) + tirx.floormod(self.lane, number(4)) * number(2) + one
+        return fragment_column(number(j), self.lane)
 
     def load_queries(self) -> list[tirx.Stmt]:
         """See ``AttentionWalk.load_queries``: fragments that stay, where there is room."""
@@ -124,7 +115,7 @@ class WarpAttention(AttentionWalk):
         dtype = self.problem.query.dtype
         statements = []
         for tile in range(self.tiles.row_tiles):
-            first = (tile * self.tiles.keys // 8 + step * 2) * _RESULTS
+            first = (tile * self.tiles.keys // 8 + step * 2) * RESULTS
 
             def one(i: Any, tile: int = tile, first: int = first) -> tirx.Stmt:
                 value = self.scores.scores.at(i + number(first)).astype(dtype)
@@ -152,16 +143,8 @@ class WarpAttention(AttentionWalk):
         for tile in range(self.tiles.row_tiles):
             a = (operand, number((first + tile) * self.per_thread))
             for half in (0, 1):
-                at = (tile * columns // 8 + column * 2 + half) * _RESULTS
+                at = (tile * columns // 8 + column * 2 + half) * RESULTS
                 b = (self.fragment.buffer, number(half * self.per_thread // 2))
                 c = (total, number(at))
                 statements.append(multiply_matrices(self.instruction, a, b, c))
         return statements
-
-
-def _register(i: Any, j: Any, columns: int) -> Any:
-    """The register of the thread's column ``j`` of its row ``i``, of a tile of so many columns."""
-    tile, half = tirx.floordiv(i, number(2)), tirx.floormod(i, number(2))
-    pair, one = tirx.floordiv(j, number(2)), tirx.floormod(j, number(2))
-    eighths = tile * number(columns // 8) + pair
-    return eighths * number(_RESULTS) + half * number(2) + one

@@ -6,7 +6,8 @@ Names in brackets are chapters of the PTX ISA 8.5: [barrier.cluster], [mapa], [m
 from typing import Any
 
 from tvm import tirx
-from tvm.backend.cuda.op import cuda_func_call
+
+from tvm_ext.tir_schedules.cuda.device_functions import call_statement
 
 
 def meet(*, barriers_are_new: bool = False) -> tirx.Stmt:
@@ -20,12 +21,12 @@ def meet(*, barriers_are_new: bool = False) -> tirx.Stmt:
         '  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");'
     )
     if not barriers_are_new:
-        return _statement("tvm_ext_cluster_meet", "", asm)
+        return call_statement("tvm_ext_cluster_meet", "", asm)
     fences = (
         'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");\n'
         '  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n  '
     )
-    return _statement("tvm_ext_cluster_begin", "", fences + asm)
+    return call_statement("tvm_ext_cluster_begin", "", fences + asm)
 
 
 def barrier_wait(address: Any, parity: Any) -> tirx.Stmt:
@@ -40,7 +41,7 @@ def barrier_wait(address: Any, parity: Any) -> tirx.Stmt:
         "  } while (!done);"
     )
     params = "unsigned a, unsigned parity"
-    return _statement("tvm_ext_cluster_wait", params, asm, address, parity)
+    return call_statement("tvm_ext_cluster_wait", params, asm, address, parity)
 
 
 def barrier_arrive(address: Any, block: Any, wanted: Any) -> tirx.Stmt:
@@ -55,9 +56,4 @@ def barrier_arrive(address: Any, block: Any, wanted: Any) -> tirx.Stmt:
         '    :: "r"(a), "r"(block), "r"(wanted) : "memory");'
     )
     params = "unsigned a, unsigned block, unsigned wanted"
-    return _statement("tvm_ext_cluster_arrive", params, asm, address, block, wanted)
-
-
-def _statement(name: str, params: str, body: str, *args: Any) -> tirx.Stmt:
-    source = f"static __device__ __forceinline__ void {name}({params}) {{\n  {body}\n}}\n"
-    return tirx.Evaluate(cuda_func_call(name, *args, source_code=source, return_type="void"))
+    return call_statement("tvm_ext_cluster_arrive", params, asm, address, block, wanted)

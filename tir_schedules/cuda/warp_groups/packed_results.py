@@ -3,7 +3,8 @@
 from typing import Any
 
 from tvm import tirx
-from tvm.backend.cuda.op import cuda_func_call
+
+from tvm_ext.tir_schedules.cuda.device_functions import call_statement
 
 _C_TYPES = {"float16": ("half", "__half"), "bfloat16": ("nv_bfloat16", "__bfloat16")}
 
@@ -58,8 +59,4 @@ def pack_columns(results: Any, packed: Any, columns: int, dtype: str) -> tirx.St
         "  }"
     )
     name = f"tvm_ext_pack_columns_{columns}_{dtype}"
-    source = (
-        f"static __device__ __forceinline__ void {name}(float* d, {c_type}* h) {{\n  {body}\n}}\n"
-    )
-    call = cuda_func_call(name, results, packed, source_code=source, return_type="void")
-    return tirx.Evaluate(call)
+    return call_statement(name, f"float* d, {c_type}* h", body, results, packed)

@@ -11,7 +11,9 @@ by reference, which must be named one by one, and with a constant for whether to
 from typing import Any
 
 from tvm import tirx
-from tvm.backend.cuda.op import cuda_func_call
+
+from tvm_ext.tir_schedules.cuda.device_functions import call_device_function as _call
+from tvm_ext.tir_schedules.cuda.device_functions import call_statement as _statement
 
 WARP_GROUP = 128
 ROWS = 64
@@ -20,6 +22,9 @@ DEPTH_BYTES = 32
 """Bytes of the steps of the reduction in one instruction."""
 DEPTH = 16
 """Steps of the reduction in one instruction for types of 16 bits."""
+
+BASE_ALIGNMENT = 1024
+"""Bytes after which the pattern of a swizzle by 128 bytes repeats."""
 
 _PTX_TYPES = {
     "float16": "f16",
@@ -40,8 +45,9 @@ _SWIZZLES = {128: 1, 64: 2, 32: 3}
 
 
 def shared_address(pointer: Any) -> Any:
-    """Where shared memory begins, as the instructions name it, rounded up to 1024 bytes."""
-    body = "return ((unsigned)__cvta_generic_to_shared(p) + 1023u) & ~1023u;"
+    """Where shared memory begins, as the instructions name it, rounded up to ``BASE_ALIGNMENT``."""
+    ones = BASE_ALIGNMENT - 1
+    body = f"return ((unsigned)__cvta_generic_to_shared(p) + {ones}u) & ~{ones}u;"
     return _call("tvm_ext_shared_address", "unsigned", "void* p", body, pointer, dtype="uint32")
 
 
@@ -98,14 +104,6 @@ def prefetch_map(tensor_map: Any) -> tirx.Stmt:
     return _statement(
         "tvm_ext_prefetch_map", "unsigned long long map", asm, tirx.address_of(tensor_map)
     )
-
-
-def in_use(pointer: Any) -> tirx.Stmt:
-    """Says that a kernel uses an array of which it is only given a tensor map.
-
-    Without it TVM 0.27 has the array end where its map is made, and puts another one there.
-    """
-    return _statement("tvm_ext_in_use", "const void* p", 'asm volatile("" :: "l"(p));', pointer)
 
 
 def copy_box(
@@ -292,12 +290,3 @@ def results_dtype(dtype: str) -> str:
 def _result(dtype: str) -> tuple[str, str, str]:
     """Of results of products of ``dtype``: C++ type, constraint in assembly, end of names."""
     return ("int", "r", "_s32") if dtype in INTEGERS else ("float", "f", "")
-
-
-def _statement(name: str, params: str, body: str, *args: Any) -> tirx.Stmt:
-    return tirx.Evaluate(_call(name, "void", params, body, *args, dtype="void"))
-
-
-def _call(name: str, returned: str, params: str, body: str, *args: Any, dtype: str) -> Any:
-    source = f"static __device__ __forceinline__ {returned} {name}({params}) {{\n  {body}\n}}\n"
-    return cuda_func_call(name, *args, source_code=source, return_type=dtype)

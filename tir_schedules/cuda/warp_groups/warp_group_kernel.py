@@ -14,6 +14,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
+from tvm_ext.tir_schedules.cuda.device_functions import in_use
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded
 from tvm_ext.tir_schedules.cuda.warp_groups import cluster_instructions as cluster
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
@@ -104,7 +105,7 @@ class GroupKernel:
         prepared = [hopper.prefetch_map(var) for var, _ in self.maps] + self.ring.prepared()
         used = [operand.buffer for operand in self.product.operands]
         used = [buffer for buffer in used if any(buffer.same_as(b) for b in self.arrays.buffers)]
-        prepared += [hopper.in_use(buffer_data(buffer)) for buffer in used]
+        prepared += [in_use(buffer_data(buffer)) for buffer in used]
         several = self.tiles.cluster > 1
         ready = cluster.meet(barriers_are_new=True) if several else hopper.barrier_init_done()
         code = [

@@ -8,8 +8,8 @@ from tvm import relax, tirx
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.targets import current_gpu
-from tvm_ext.passes.attention.attention_operands import NARROW
-from tvm_ext.passes.attention.attention_pattern import AttentionMatch, NotFused, find_attention
+from tvm_ext.passes.attention.attention_operands import NARROW, NotFused
+from tvm_ext.passes.attention.attention_pattern import AttentionMatch, find_attention
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.static_shape import shape_obstacle, static_shape

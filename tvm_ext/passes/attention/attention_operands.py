@@ -14,6 +14,10 @@ NARROW = ("float16", "bfloat16")
 """Types whose products are added up in float32, with casts to it or without."""
 
 
+class NotFused(Exception):
+    """Why something that looks like attention is left alone."""
+
+
 @dataclass(frozen=True)
 class AttentionOperand:
     """``scale`` times a tensor whose axes are lettered as in ``AttentionCompute``.

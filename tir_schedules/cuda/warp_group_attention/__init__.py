@@ -1,0 +1,1 @@
+"""Attention by warp groups on Hopper: bulk copies, asynchronous products, softmax in registers."""
