@@ -1,6 +1,8 @@
 """A model in float16 on a Hopper GPU, from its file to the numbers, in the emulator."""
 
 import numpy as np
+import onnxruntime
+import pytest
 from emulated_models import emulated_model
 from onnx import TensorProto
 from small_models import model, node, rand, value
@@ -43,6 +45,35 @@ def test_weights_of_float32_are_kept_with_neighbouring_steps_for_tf32():
     x = rand(256, 128)
     (found,) = compiled.run({"x": x}).values()
     np.testing.assert_allclose(found, x @ weights, rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.slow
+def test_convolutions_with_a_shortcut_are_three_kernels_of_warp_groups():
+    half = TensorProto.FLOAT16
+    shapes = {"w": (64, 64, 3, 3), "v": (128, 64, 3, 3), "u": (128, 64, 1, 1), "b": (64,)}
+    block = model(
+        [
+            node("Conv", ["x", "w", "b"], ["c"], pads=[1, 1, 1, 1]),
+            node("Relu", ["c"], ["r"]),
+            node("Conv", ["r", "v"], ["d"], pads=[1, 1, 1, 1], strides=[2, 2]),
+            node("Conv", ["r", "u"], ["e"], strides=[2, 2]),
+            node("Add", ["d", "e"], ["y"]),
+        ],
+        [value("x", [4, 64, 32, 32], half)],
+        [value("y", [4, 128, 16, 16], half)],
+        **{name: (rand(*shape) * 0.1).astype("float16") for name, shape in shapes.items()},
+    )
+    target = resolve_target("nvidia-h200").with_cores(1)
+    compiled = emulated_model(block, target=target)
+    schedules = [kernel.schedule for kernel in compiled.report.kernels]
+    assert schedules.count("warp group contraction") == 3
+    x = rand(4, 64, 32, 32).astype("float16")
+    (found,) = compiled.run({"x": x}).values()
+    session = onnxruntime.InferenceSession(
+        block.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    (expected,) = session.run(None, {"x": x})
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
 
 
 def test_attention_in_float16_is_one_kernel_of_warp_groups():
