@@ -12,8 +12,9 @@ warp groups (989 TFLOP/s of 132 at 1.83 GHz) and 16 exponentials:
 - shared memory, 128 bytes a cycle: a warp group reads its 64 queries and all keys for the scores
   and all values for the results, keys and values are written once. For 128 x 128 and D = 128 this
   is 2 x (16 + 32 + 32) + 64 KiB, 1792 cycles, and half of it for D = 64;
-- L2: keys and values once for every tile of rows, 64 KiB in 2048 cycles, 32 bytes a cycle of about
-  22 to 30 that there are for one multiprocessor: blocks that run at the same time share them;
+- L2: keys and values once for every tile of rows, 64 KiB for 128 x 128 and D = 128. At 640 TFLOP/s,
+  which kernels were measured at that share no copies between blocks, that is 5 TB/s for all
+  multiprocessors: near what L2 gives, so it is no term of the estimate;
 - memory: query, keys, values and result once, ``8 B H S D`` bytes.
 
 For B = 2, H = 16, S = 8192, D = 128 in float16 on an H200 that is 1.10e12 operations, 2.15e9
