@@ -85,8 +85,8 @@ class CompiledModel:
             which ``torch.from_dlpack`` and its like take without a copy. By default they do when
             an input was there. They are memory of their own: later runs do not change them. The
             call then returns before the device is done, in order with what PyTorch and CuPy have
-            queued, and will queue, on their current streams. Types below a byte stay as the program
-            holds them, in a byte each.
+            queued, and will queue, on their current streams; with tensors of other libraries it
+            waits for the device. Types below a byte stay as the program holds them, in a byte each.
 
         Returns
         -------

@@ -15,6 +15,7 @@ from tvm_ext.cuda.device_memory import (
     copy_from_memory,
     copy_tensor,
     dlpack_tensor,
+    forget_last_error,
     pinned_device,
     tensor_view,
 )
@@ -142,6 +143,7 @@ class _Buffer:
             pinned = tvm.runtime.empty((size,), "uint8", pinned_device())
         except (RuntimeError, tvm.error.InternalError):
             # The system may lock no more pages for this process.
+            forget_last_error()
             return cls(size, on_the_device, None, None)
         return cls(size, on_the_device, pinned, _host_view(pinned, size))
 

@@ -73,7 +73,11 @@ class Stream:
     cuda_stream = 4711
 
 
-cuda = types.SimpleNamespace(is_initialized=lambda: True, current_stream=lambda index: Stream())
+cuda = types.SimpleNamespace(
+    is_initialized=lambda: True,
+    is_current_stream_capturing=lambda: False,
+    current_stream=lambda index: Stream(),
+)
 sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
 waits = device.waits
 program.run({"x": arrays[0]})
@@ -82,6 +86,29 @@ Stream.cuda_stream = 0
 program.run({"x": arrays[0]})
 assert device.waits == waits + 2
 del sys.modules["torch"]
+
+
+# A tensor of a library whose streams are not known: the host waits for the run.
+class Foreign:
+    def __dlpack_device__(self):
+        return tensors[0].__dlpack_device__()
+
+    def __dlpack__(self, stream=None):
+        return tensors[0].__dlpack__()
+
+
+for given, waits in ((tensors[0], 0), (Foreign(), 1)):
+    syncs = device.syncs
+    assert near(program.run({"x": given})["y"].numpy(), arrays[0])
+    # One for the copy back.
+    assert device.syncs == syncs + waits + 1
+
+# Memory goes back, and is taken again.
+used = device.used
+del results, kept, other
+program.gpu_program.release_memory()
+assert device.used < used / 2, (device.used, used)
+assert near(program.run({"x": arrays[0]})["y"], arrays[0])
 
 # The profile launches every kernel by itself; a run goes on with graphs.
 profile = program.profile({"x": arrays[0]}, repeat=2)
