@@ -30,7 +30,7 @@ from tvm_ext.model_inputs import check_inputs
 from tvm_ext.narrow_dtypes import release
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.program_module import ProgramModule
-from tvm_ext.report.records import CompileReport
+from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.units import format_bytes
 from tvm_ext.tensor_spec import TensorSpec
 
