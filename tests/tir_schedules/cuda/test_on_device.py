@@ -8,10 +8,10 @@ import tvm
 from gpu_kernels import SERIAL_TARGET, scheduled
 from lowering import _filled, assert_same, kernel_of
 from matrix_products import in_instructions
+from needs_gpu import NEEDS_GPU
 from tvm import tirx
 
 from tvm_ext.hardware.cuda.device_code import making_device_code
-from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.targets import resolve_processor
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
@@ -19,10 +19,7 @@ from tvm_ext.tir_schedules.cuda.pass_options import pass_options
 from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(bool(runtime_problem()), reason=runtime_problem() or "there is a GPU"),
-]
+pytestmark = NEEDS_GPU
 
 
 def assert_on_device(plain: tirx.PrimFunc, func: tirx.PrimFunc, machine: GpuDescription) -> None:
