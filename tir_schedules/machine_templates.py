@@ -2,7 +2,7 @@
 
 from tvm_ext.hardware.description import CpuDescription, GpuDescription
 from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT, CUDA_TEMPLATES
+from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT, CUDA_LIBRARIES, CUDA_TEMPLATES
 from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.template import Machine, Template
@@ -21,8 +21,13 @@ def templates_for(machine: Machine) -> tuple[Template, ...]:
     return MESH_TEMPLATES if isinstance(machine, MeshDescription) else ()
 
 
+def library_templates(machine: Machine) -> tuple[Template, ...]:
+    """Those that leave kernels to a library: used where a record says that it was fastest."""
+    return CUDA_LIBRARIES if isinstance(machine, GpuDescription) else ()
+
+
 def recordable_templates(machine: Machine) -> tuple[Template, ...]:
-    """Those, and the one that a GPU's kernel gets when none of them takes it."""
+    """All of these, and the one that a GPU's kernel gets when none of them takes it."""
     if isinstance(machine, GpuDescription):
-        return (*templates_for(machine), CUDA_LAST_RESORT)
+        return (*templates_for(machine), *library_templates(machine), CUDA_LAST_RESORT)
     return templates_for(machine)
