@@ -12,6 +12,13 @@ import tvm_ffi
 
 from tvm_ext.hardware.cuda.runtime_library import needed_cuda
 
+# Where "byte_offset" is in a DLTensor, behind an address, a device, sizes and a type: dlpack.h.
+_BYTE_OFFSET = 40
+
+_address_in_capsule = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+
 
 def pinned_device() -> tvm.runtime.Device:
     """The kind of memory on the host whose pages CUDA has locked."""
@@ -26,6 +33,12 @@ def dlpack_tensor(value: Any, stream: int) -> tvm.runtime.Tensor:
     if isinstance(value, tvm_ffi.core.Tensor):
         return value
     return tvm_ffi.from_dlpack(value.__dlpack__(stream=stream))
+
+
+def byte_offset(tensor: tvm.runtime.Tensor) -> int:
+    """How far behind the address that the tensor holds its first element is; kernels want 0."""
+    address = _address_in_capsule(tensor.__dlpack__(), b"dltensor")
+    return ctypes.c_uint64.from_address(address + _BYTE_OFFSET).value
 
 
 def tensor_view(tensor: tvm.runtime.Tensor, shape: Sequence[int], dtype: str) -> tvm.runtime.Tensor:

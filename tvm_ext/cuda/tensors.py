@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 
 from tvm_ext.cuda.device_memory import (
+    byte_offset,
     copy_from_memory,
     copy_tensor,
     dlpack_tensor,
@@ -107,7 +108,7 @@ class DeviceInputs:
 
     def _one(self, position: int, value: Any) -> tvm.runtime.Tensor:
         if not isinstance(value, np.ndarray):
-            if value.data_ptr() % _ALIGNMENT == 0:
+            if value.data_ptr() % _ALIGNMENT == 0 and byte_offset(value) == 0:
                 return value
             tensor = self._buffer(position, value.numel() * _item_bytes(value.dtype)).tensor(
                 value.shape, str(value.dtype)

@@ -57,11 +57,14 @@ assert device.syncs == syncs + 1
 assert near(kept.numpy(), arrays[0])
 assert near(other.numpy(), arrays[1])
 
-# A tensor at an odd address goes through a buffer; one with strides is refused.
-long = tvm.runtime.tensor(np.concatenate([[0], arrays[2].ravel()]).astype("float32"), tvm.cuda())
-odd = tvm.runtime._ffi_api.TVMTensorCreateView(long, tvm.runtime.ShapeTuple([4, 8]), "float32", 4)
-assert odd.data_ptr() % 64
-assert near(program.run({"x": odd})["y"].numpy(), arrays[2])
+# A tensor at an odd address goes through a buffer, and so does one behind another's beginning.
+for skipped in (1, 64):
+    elements = np.concatenate([np.zeros(skipped), arrays[2].ravel()]).astype("float32")
+    view = tvm.runtime._ffi_api.TVMTensorCreateView
+    shape, long = tvm.runtime.ShapeTuple([4, 8]), tvm.runtime.tensor(elements, tvm.cuda())
+    behind = view(long, shape, "float32", 4 * skipped)
+    assert (behind.data_ptr() % 64 == 0) == (skipped == 64)
+    assert near(program.run({"x": behind})["y"].numpy(), arrays[2])
 short = tvm.runtime.tensor(rand(4, 7), tvm.cuda())
 assert "expected size 8 on axis 1" in error_of(program.run, {"x": short})
 double = tvm.runtime.tensor(arrays[0].astype("float64"), tvm.cuda())
