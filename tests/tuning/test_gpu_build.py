@@ -1,5 +1,7 @@
 """Builds for a GPU that end before there is code for the device, and plain kernels."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import tvm
@@ -18,9 +20,15 @@ from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tuning.build_job import build, build_job
 from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.gpu_build import GpuCheck, _Building, gpu_check
+from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.plain_kernel import plain_kernel
+from tvm_ext.tuning.references import References
+from tvm_ext.tuning.run_device import RunDeviceAddress
+from tvm_ext.tuning.run_job import ExpectedJob
+from tvm_ext.tuning.runner_pool import Runner
 from tvm_ext.tuning.task import kernel_task
 from tvm_ext.tuning.wide_sums import with_wide_sums
+from tvm_ext.tuning.worker import WorkRaised
 
 GPU = gpu()
 
@@ -73,6 +81,30 @@ def test_registers_are_counted_by_kernel():
     building.read(line.format("sums", 250) + line.format("total", 32))
     with pytest.raises(ResourceLimitError, match="250 registers in each of 1024 threads"):
         building.read(line.format("sums", 32) + line.format("total", 250))
+
+
+def test_a_reference_that_fails_takes_its_process_along(tmp_path):
+    """After an address that is not mapped, every later call of the process fails."""
+    stopped = []
+
+    class Failing:
+        def call(self, function, *arguments, timeout):
+            raise WorkRaised("RuntimeError", "CUDA Runtime Error: cudaErrorIllegalAddress (700)")
+
+        def stop(self):
+            stopped.append(True)
+
+    class Runners:
+        is_remote, kind = False, "cuda"
+
+        @contextmanager
+        def lent(self):
+            yield Runner(Failing(), RunDeviceAddress(kind="cuda"))
+
+    made = References(GPU, {}, Limits(), 0, None, Runners(), lambda end: tmp_path / end)
+    with pytest.raises(WorkRaised, match="IllegalAddress"):
+        made._compute(ExpectedJob("k.so", (), "data", RunDeviceAddress()), 1.0, is_here=False)
+    assert stopped
 
 
 def test_cpus_are_not_checked():
