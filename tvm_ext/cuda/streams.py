@@ -26,7 +26,7 @@ from tvm_ext.errors import RunError
 _DEFAULT = (0, 1)
 
 # Whose current streams a run is in order with, or that have none.
-_KNOWN = ("torch", "cupy", "tvm", "tvm_ffi", "numpy")
+_KNOWN = ("torch", "cupy", "tvm", "tvm_ffi", "numpy", "builtins")
 
 
 @contextmanager
