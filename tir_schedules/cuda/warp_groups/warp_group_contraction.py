@@ -5,7 +5,6 @@ Operands come to shared memory by bulk copies; what follows the product is appli
 in registers, 8 neighbouring columns of a thread at a time.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -58,7 +57,7 @@ class WarpGroupContraction:
         main = only_reduction(sch)
         if isinstance(main, NotMine):
             return main
-        inline_copies(sch, main)
+        _inline_copies(sch, main)
         access = access_of(sch, main)
         if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
             return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
@@ -68,7 +67,7 @@ class WarpGroupContraction:
         sizes = [axes.size(group) for group in (axes.rows, axes.columns, axes.steps)]
         if min(sizes) < 2 or axes.size(axes.batch) > MAX_BATCH:
             return NotMine("it has a single row, column or step, or too many products")
-        operands = product_operands(func, sch.get(main), axes, DTYPES)
+        operands = _operands(func, sch.get(main), axes)
         if isinstance(operands, NotMine):
             return operands
         return self._scheduled(sch, main, axes, operands, machine, decisions)
@@ -90,7 +89,7 @@ class WarpGroupContraction:
         tiles = decide_group_tiles(product, machine, decisions, copied)
         if isinstance(tiles, NotMine):
             return tiles
-        written = written_at_once(sch, main, axes)
+        written = _written(sch, main, axes)
         if isinstance(written, NotMine):
             return written
         views = FlatViews()
@@ -111,7 +110,7 @@ class WarpGroupContraction:
         return s_tir.Schedule(func.with_body(realized))
 
 
-def inline_copies(sch: s_tir.Schedule, main: SBlockRV) -> None:
+def _inline_copies(sch: s_tir.Schedule, main: SBlockRV) -> None:
     """Lets the product read what blocks copy that only move elements: a padding of nothing."""
     while True:
         producers = sch.get_producers(main)
@@ -126,17 +125,16 @@ def _is_copy(block: s_tir.SBlock) -> bool:
     return isinstance(body, tirx.BufferStore) and isinstance(body.value, tvm.ir.TensorLoad)
 
 
-def product_operands(
-    func: tirx.PrimFunc, block: s_tir.SBlock, axes: ProductAxes, wanted: Sequence[str]
+def _operands(
+    func: tirx.PrimFunc, block: s_tir.SBlock, axes: ProductAxes
 ) -> tuple[OperandTensor, OperandTensor] | NotMine:
-    """A and B, of one of the types ``wanted``, as tensors in memory."""
+    """A and B as tensors in memory."""
     loads = loads_of(block)
     if not loads:
         return NotMine("it adds up something other than products of two operands")
     dtypes = {str(load.source.dtype) for load in loads}
-    if len(dtypes) != 1 or not dtypes <= set(wanted):
-        found_types, known = (", ".join(sorted(names)) for names in (dtypes, wanted))
-        return NotMine(f"operands are of {found_types}, not of one type of {known}")
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        return NotMine(f"operands are of {', '.join(sorted(dtypes))}, not of one type of 16 bits")
     total = str(block.writes[0].source.dtype)
     if total not in ("float32", *dtypes):
         return NotMine(f"it adds up products of {dtypes.pop()} in {total}")
@@ -172,7 +170,7 @@ def _same(region: Any, other: Any) -> bool:
     return bool(region.source.same_as(other.source))
 
 
-def written_at_once(sch: s_tir.Schedule, main: SBlockRV, axes: ProductAxes) -> Written | NotMine:
+def _written(sch: s_tir.Schedule, main: SBlockRV, axes: ProductAxes) -> Written | NotMine:
     """Everything after the product in one assignment, by batch, row and column."""
     block = sch.get(main)
     result = sch.reindex(main, ("write", 0))
