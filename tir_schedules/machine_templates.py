@@ -21,13 +21,8 @@ def templates_for(machine: Machine) -> tuple[Template, ...]:
     return MESH_TEMPLATES if isinstance(machine, MeshDescription) else ()
 
 
-def library_templates(machine: Machine) -> tuple[Template, ...]:
-    """Those that leave kernels to a library: used where a record says that it was fastest."""
-    return CUDA_LIBRARIES if isinstance(machine, GpuDescription) else ()
-
-
 def recordable_templates(machine: Machine) -> tuple[Template, ...]:
-    """All of these, and the one that a GPU's kernel gets when none of them takes it."""
+    """Those, libraries, and the one that a GPU's kernel gets when none of them takes it."""
     if isinstance(machine, GpuDescription):
-        return (*templates_for(machine), *library_templates(machine), CUDA_LAST_RESORT)
+        return (*templates_for(machine), *CUDA_LIBRARIES, CUDA_LAST_RESORT)
     return templates_for(machine)

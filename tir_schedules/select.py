@@ -12,13 +12,13 @@ from tvm_ext.tir_schedules.apply_template import (
     ScheduledKernel,
     apply_template,
 )
-from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT
+from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT, CUDA_LIBRARIES
 from tvm_ext.tir_schedules.cuda.bound_loops import is_bound
 from tvm_ext.tir_schedules.cuda.finish import finished_for_gpu
 from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
-from tvm_ext.tir_schedules.machine_templates import library_templates, templates_for
+from tvm_ext.tir_schedules.machine_templates import templates_for
 from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.scope_marks import without_scope_marks
@@ -104,7 +104,7 @@ def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]
         ]
 
     own = taking(templates_for(machine)) or taking([CUDA_LAST_RESORT] if is_gpu else [])
-    return own + taking(library_templates(machine))
+    return own + taking(CUDA_LIBRARIES if is_gpu else [])
 
 
 def schedule_by_last_resort(
