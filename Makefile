@@ -31,8 +31,8 @@ test: $(STAMP) ## the tests, less than ten minutes on two cores
 test-all: $(STAMP) ## all tests, the long ones too
 	TEST_DRAWS=8 $(BIN)/pytest -n $(TEST_WORKERS)
 
-test-cuda: $(STAMP) ## the tests that need a GPU (TVM_EXT_CUDA_CORPUS=folder for more models)
-	$(BIN)/pytest -m cuda
+test-cuda: $(STAMP) ## the tests that need a GPU; most time goes to nvcc: TEST_WORKERS=8 (TVM_EXT_CUDA_CORPUS=folder: more models)
+	$(BIN)/pytest -n $(TEST_WORKERS) -m cuda
 
 check: $(STAMP) typings ## linter, formatter, type checker
 	$(BIN)/ruff check .

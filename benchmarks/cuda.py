@@ -1,9 +1,10 @@
 """Speed on this machine's GPU: tvm-ext beside PyTorch, in one run, as shares of measured peaks.
 
 Single kernels beside PyTorch's operators (cuBLAS, its fused attention, cuDNN), whole models beside
-torch.compile and ONNX Runtime's CUDA provider where those are installed. Programs take turns;
-figures are medians of device time. A ratio is the other program's time by ours: above 1, tvm-ext is
-faster. Exit code 1 when one of ours is wrong or missing, 2 without a device or PyTorch.
+torch.compile and ONNX Runtime's CUDA provider where those are installed. Outputs are compared
+first, then programs take turns; figures are medians of device time, with what the call before has
+left in the cache. A ratio is the other program's time by ours: above 1, tvm-ext is faster. Exit
+code 1 when one of ours is wrong or missing, 2 without a device or PyTorch.
 
     python benchmarks/cuda.py
     python benchmarks/cuda.py --groups matmul attention --json out.json

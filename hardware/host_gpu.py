@@ -16,11 +16,15 @@ def host_gpu(presets: Sequence[GpuDescription]) -> GpuDescription | None:
 
 
 def described(device: CudaDevice, presets: Sequence[GpuDescription]) -> GpuDescription:
-    """The preset of this very device, else the nearest one with what the driver says of it."""
+    """The preset of this very device, else the nearest one with what the driver says of it.
+
+    A part of a device (MIG) has the device's name and fewer multiprocessors.
+    """
     name = device.name.lower().replace(" ", "")
     same = [item for item in presets if capability_of(item.arch) == device.capability]
     for preset in same:
-        if preset.name.removeprefix("nvidia-").replace("-", "") in name:
+        whole = device.multiprocessors in (0, preset.sms)
+        if whole and preset.name.removeprefix("nvidia-").replace("-", "") in name:
             return preset
     older = [item for item in presets if capability_of(item.arch) <= device.capability]
     chosen, pool = (max, older) if older else (min, presets)

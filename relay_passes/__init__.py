@@ -24,6 +24,7 @@ from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 from tvm_ext.relay_passes.pad_output_columns import PadOutputColumns
 from tvm_ext.relay_passes.products_in_own_type import ProductsInOwnType
+from tvm_ext.relay_passes.softmax_of_narrow import SoftmaxOfNarrow
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
@@ -36,6 +37,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     LayoutPlanning,
     CancelTransposes,
     LayerNormFusion,
+    SoftmaxOfNarrow,
     GroupedConvolution,
     FlattenPointwise,
     DelayReshapes,
@@ -65,5 +67,6 @@ __all__ = [
     "PadOutputChannels",
     "PadOutputColumns",
     "ProductsInOwnType",
+    "SoftmaxOfNarrow",
     "WinogradConvolution",
 ]

@@ -81,7 +81,8 @@ class _Narrower(BindingRewriter):
         wide = constant_value(self.view, operand)
         if wide is None:
             return None
-        narrow = wide.astype(numpy_dtype(dtype))
+        with np.errstate(over="ignore"):
+            narrow = wide.astype(numpy_dtype(dtype))
         if not np.array_equal(narrow.astype(wide.dtype), wide, equal_nan=True):
             return None
         return relax.const(narrow, dtype)

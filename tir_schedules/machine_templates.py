@@ -2,7 +2,7 @@
 
 from tvm_ext.hardware.description import CpuDescription, GpuDescription
 from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT, CUDA_TEMPLATES
+from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT, CUDA_LIBRARIES, CUDA_TEMPLATES
 from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.template import Machine, Template
@@ -22,7 +22,7 @@ def templates_for(machine: Machine) -> tuple[Template, ...]:
 
 
 def recordable_templates(machine: Machine) -> tuple[Template, ...]:
-    """Those, and the one that a GPU's kernel gets when none of them takes it."""
+    """Those, libraries, and the one that a GPU's kernel gets when none of them takes it."""
     if isinstance(machine, GpuDescription):
-        return (*templates_for(machine), CUDA_LAST_RESORT)
+        return (*templates_for(machine), *CUDA_LIBRARIES, CUDA_LAST_RESORT)
     return templates_for(machine)

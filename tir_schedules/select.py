@@ -12,7 +12,7 @@ from tvm_ext.tir_schedules.apply_template import (
     ScheduledKernel,
     apply_template,
 )
-from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT
+from tvm_ext.tir_schedules.cuda import CUDA_LAST_RESORT, CUDA_LIBRARIES
 from tvm_ext.tir_schedules.cuda.bound_loops import is_bound
 from tvm_ext.tir_schedules.cuda.finish import finished_for_gpu
 from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
@@ -90,7 +90,7 @@ def schedule_kernel(
 def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]:
     """The templates that take a kernel, the one that is used without a record first.
 
-    A GPU's last resort is among them where it is the only one.
+    A GPU's last resort is among them where no other schedules the kernel; libraries come last.
     """
     is_gpu = isinstance(machine, GpuDescription)
     if not _has_blocks(func) or (is_gpu and is_bound(func)):
@@ -103,7 +103,8 @@ def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]
             if isinstance(apply_template(template, func, machine), ScheduledKernel)
         ]
 
-    return taking(templates_for(machine)) or taking([CUDA_LAST_RESORT] if is_gpu else [])
+    own = taking(templates_for(machine)) or taking([CUDA_LAST_RESORT] if is_gpu else [])
+    return own + taking(CUDA_LIBRARIES if is_gpu else [])
 
 
 def schedule_by_last_resort(

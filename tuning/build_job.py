@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.hardware.cuda.device_code import making_device_code
+from tvm_ext.tir_schedules.cuda.library.library_code import library_modules
 from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 from tvm_ext.tuning.gpu_build import GpuCheck, checked_build
 
@@ -50,6 +51,8 @@ def build(job: BuildJob) -> None:
     target = tvm.target.Target(job.target)
     with _making_code(target, job.check) as instruments:
         built = compile_kernels(mod, target, instruments)
+    for module in library_modules(mod):
+        built.mod.import_module(module)
     built.export_library(job.library)
 
 

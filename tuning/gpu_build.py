@@ -83,21 +83,22 @@ class _Building:
 
     def __init__(self, check: GpuCheck) -> None:
         self._check = check
-        self._threads = 1
+        self._threads: dict[str, int] = {}
         self.refusals: list[ResourceLimitError] = []
 
     def look_at(self, found: list[Launch]) -> None:
         """Raises ResourceLimitError, and keeps it, for what a block cannot declare."""
         with self._kept():
             for launch in found:
-                self._threads = max(self._threads, launch.threads)
+                self._threads[launch.name] = launch.threads
                 check_launch(launch, self._check.machine)
 
     def read(self, report: str) -> None:
         """Raises ResourceLimitError, and keeps it, for too many registers."""
         with self._kept():
             for kernel in parse_report(report):
-                check_resources(kernel, self._threads, self._check.machine, self._check.may_spill)
+                threads = self._threads.get(kernel.name, 1)
+                check_resources(kernel, threads, self._check.machine, self._check.may_spill)
 
     @contextmanager
     def _kept(self) -> Iterator[None]:

@@ -21,7 +21,7 @@ from tvm_ext.tuning.run_device import RunDeviceAddress
 from tvm_ext.tuning.run_job import ExpectedJob, compute_expected, save_arrays
 from tvm_ext.tuning.runner_pool import QUEUE_SECONDS, RunnerPool
 from tvm_ext.tuning.task import KernelTask
-from tvm_ext.tuning.worker import WorkerFailure
+from tvm_ext.tuning.worker import WorkerFailure, WorkRaised
 from tvm_ext.tuning.worker_pool import WorkerPool
 
 
@@ -145,4 +145,9 @@ class References:
             return
         with self._runners.lent() as runner:
             there = replace(job, device=replace(runner.address, session_seconds=seconds))
-            runner.worker.call(compute_expected, there, timeout=seconds + QUEUE_SECONDS)
+            try:
+                runner.worker.call(compute_expected, there, timeout=seconds + QUEUE_SECONDS)
+            except WorkRaised:
+                # After an error of a GPU its process can do nothing more with it.
+                runner.worker.stop()
+                raise

@@ -30,8 +30,9 @@ from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
+from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.device_record import DeviceRecord
-from tvm_ext.report.records import CompileReport, GraphRecord
+from tvm_ext.report.records import GraphRecord
 from tvm_ext.tir_schedules.select import schedule_kernels
 
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | Description"

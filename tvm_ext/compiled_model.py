@@ -30,7 +30,7 @@ from tvm_ext.model_inputs import check_inputs
 from tvm_ext.narrow_dtypes import release
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.program_module import ProgramModule
-from tvm_ext.report.records import CompileReport
+from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.units import format_bytes
 from tvm_ext.tensor_spec import TensorSpec
 
@@ -85,8 +85,8 @@ class CompiledModel:
             which ``torch.from_dlpack`` and its like take without a copy. By default they do when
             an input was there. They are memory of their own: later runs do not change them. The
             call then returns before the device is done, in order with what PyTorch and CuPy have
-            queued, and will queue, on their current streams. Types below a byte stay as the program
-            holds them, in a byte each.
+            queued, and will queue, on their current streams; with tensors of other libraries it
+            waits for the device. Types below a byte stay as the program holds them, in a byte each.
 
         Returns
         -------

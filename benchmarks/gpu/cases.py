@@ -1,11 +1,12 @@
 """Single kernels as ONNX models, each with the same computation in PyTorch."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 _TYPES = {
     "float32": TensorProto.FLOAT,
@@ -34,7 +35,11 @@ class Case:
     model : onnx.ModelProto
         The ONNX model.
     torch : callable
-        Takes PyTorch and the input tensors.
+        Takes PyTorch, the input tensors and the weights.
+    weights : sequence of arrays
+        The model's constants.
+    images : bool
+        Whether PyTorch is also measured with channels last, as it is told for speed.
     """
 
     name: str
@@ -45,6 +50,8 @@ class Case:
     limit: Literal["flops", "bytes"]
     model: onnx.ModelProto
     torch: Callable[..., Any]
+    weights: Sequence[np.ndarray] = field(default=(), compare=False)
+    images: bool = False
 
 
 def cases() -> list[Case]:
@@ -83,11 +90,13 @@ def _model(
     inputs: Mapping[str, Sequence[int]],
     output: Sequence[int],
     dtype: str,
+    **weights: np.ndarray,
 ) -> onnx.ModelProto:
     kind = _TYPES[dtype]
     values = [helper.make_tensor_value_info(n, kind, list(s)) for n, s in inputs.items()]
     results = [helper.make_tensor_value_info("y", kind, list(output))]
-    graph = helper.make_graph(list(nodes), "case", values, results)
+    constants = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(list(nodes), "case", values, results, constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
 
 
@@ -193,7 +202,9 @@ def _convolution(
 ) -> Case:
     pad = kernel // 2
     side = (size + 2 * pad - kernel) // stride + 1
-    shapes = {"x": (batch, inner, size, size), "w": (outer, inner // groups, kernel, kernel)}
+    x = (batch, inner, size, size)
+    shape = (outer, inner // groups, kernel, kernel)
+    w = np.random.default_rng(0).standard_normal(shape, np.float32).astype(np.float16)
     node = helper.make_node(
         "Conv", ["x", "w"], ["y"], strides=[stride] * 2, pads=[pad] * 4, group=groups
     )
@@ -204,11 +215,13 @@ def _convolution(
         f"{name} groups {groups}" if groups > 1 else name,
         "conv",
         "float16",
-        list(shapes.values()),
+        [x],
         work,
         "flops",
-        _model([node], shapes, (batch, outer, side, side), "float16"),
+        _model([node], {"x": x}, (batch, outer, side, side), "float16", w=w),
         lambda torch, x, w: torch.nn.functional.conv2d(
             x, w, stride=stride, padding=pad, groups=groups
         ),
+        [w],
+        images=True,
     )

@@ -9,7 +9,11 @@ from typing import Any
 _CALLS = 20
 _COPY_BYTES = 1 << 30
 _LARGE = 8192
-_WARM_UP = 3
+_FIRST_CALLS = 3
+_FEWEST_SAMPLES = 3
+
+# Device time after which an idle device has raised its clocks.
+_WARM_UP_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Stopwatch:
     """Measures with events of the device.
 
     Calls are recorded into a CUDA graph, so that the time to start them does not count; what cannot
-    be recorded is started call by call.
+    be recorded is started call by call. A call finds in the cache what the call before has left.
     """
 
     def __init__(self, torch: Any, seconds: float) -> None:
@@ -51,27 +55,34 @@ class Stopwatch:
         self._seconds = seconds
 
     def in_turn(self, programs: Sequence[Callable[[], object]]) -> list[Timed]:
-        """Median time of a call of each program, which take turns."""
+        """Median time of a call of each program, which take turns.
+
+        Raises RuntimeError, as PyTorch and TVM do, where a program fails on the device.
+        """
         rows = [self._prepared(program) for program in programs]
+        warm = 0.0
+        while rows and warm < _WARM_UP_SECONDS:
+            warm += sum(self._measured(run) for run, _ in rows)
         samples: list[list[float]] = [[] for _ in rows]
         spent = 0.0
-        while spent < self._seconds * len(rows) or len(samples[0]) < _WARM_UP:
-            for (run, calls, _), taken in zip(rows, samples, strict=True):
+        while rows and (spent < self._seconds * len(rows) or len(samples[0]) < _FEWEST_SAMPLES):
+            for (run, _), taken in zip(rows, samples, strict=True):
                 seconds = self._measured(run)
-                taken.append(seconds / calls)
+                taken.append(seconds / _CALLS)
                 spent += seconds
         return [
             Timed(statistics.median(taken), started)
-            for (_, _, started), taken in zip(rows, samples, strict=True)
+            for (_, started), taken in zip(rows, samples, strict=True)
         ]
 
-    def _prepared(self, program: Callable[[], object]) -> tuple[Callable[[], object], int, str]:
+    def _prepared(self, program: Callable[[], object]) -> tuple[Callable[[], object], str]:
+        """What starts ``_CALLS`` calls of a program, and how."""
         torch = self._torch
-        for _ in range(_WARM_UP):
+        for _ in range(_FIRST_CALLS):
             program()
         torch.cuda.synchronize()
         if isinstance(program, OnOwnStream):
-            return _repeated(program), _CALLS, "calls"
+            return _repeated(program), "calls"
         graph = torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
@@ -79,9 +90,9 @@ class Stopwatch:
                     program()
         except RuntimeError:
             torch.cuda.synchronize()
-            return _repeated(program), _CALLS, "calls"
+            return _repeated(program), "calls"
         graph.replay()
-        return graph.replay, _CALLS, "graph"
+        return graph.replay, "graph"
 
     def _measured(self, run: Callable[[], object]) -> float:
         torch = self._torch
@@ -95,7 +106,7 @@ class Stopwatch:
 
 
 def measured_peaks(torch: Any, watch: Stopwatch) -> Peaks:
-    """Copy bandwidth of 1 GiB, and cuBLAS's rate on products of 8192."""
+    """Copy bandwidth of 1 GiB, read and written, and cuBLAS's rate on products of 8192."""
     source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     (copied,) = watch.in_turn([lambda: target.copy_(source)])
@@ -106,7 +117,7 @@ def measured_peaks(torch: Any, watch: Stopwatch) -> Peaks:
         product = functools.partial(torch.matmul, a, b, out=torch.empty_like(a))
         (taken,) = watch.in_turn([product])
         flops[dtype] = 2 * _LARGE**3 / taken.seconds
-    name = torch.cuda.get_device_name(0)
+    name = torch.cuda.get_device_name()
     return Peaks(name, 2 * _COPY_BYTES / copied.seconds, flops)
 
 

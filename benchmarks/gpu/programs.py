@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
@@ -12,44 +13,57 @@ from peers.peer import PeerError, refusal
 import tvm_ext
 from gpu.device import OnOwnStream
 from tvm_ext.cuda.device_memory import with_stream
-from tvm_ext.errors import TvmExtError
 
 Program = Callable[[], Any]
+Model: TypeAlias = onnx.ModelProto | Path
 
 
-def ours(torch: Any, model: onnx.ModelProto | str, tensors: Mapping[str, Any]) -> Program:
+class Ours:
     """A compiled model on tensors of PyTorch, queued on PyTorch's stream; returns its outputs.
 
     What is timed is the program, not the checks of ``CompiledModel.run``. Raises TvmExtError.
     """
-    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
-    # A graph cannot be recorded inside of the one that the stopwatch records.
-    compiled = tvm_ext.compile(
-        model, target="cuda", input_shapes=shapes, disabled_passes=("CudaGraphs",)
-    )
-    # The first run makes the virtual machine and says what is wrong with the device.
-    compiled.run(dict(tensors), on_device=True)
-    machine, _ = compiled.gpu_program.made()
-    arguments = [tvm.runtime.from_dlpack(tensors[spec.name]) for spec in compiled.inputs]
-    main, device = machine["main"], tvm.cuda()
 
-    def run() -> list[Any]:
-        with with_stream(device, torch.cuda.current_stream().cuda_stream):
-            result = main(*arguments)
+    def __init__(
+        self, torch: Any, model: Model, tensors: Mapping[str, Any], tf32: bool = False
+    ) -> None:
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        # A graph cannot be recorded inside of the one that the stopwatch records.
+        self._compiled = tvm_ext.compile(
+            model,
+            target="cuda",
+            input_shapes=shapes,
+            disabled_passes=("CudaGraphs",),
+            tf32=tf32,
+        )
+        # The first run makes the virtual machine and says what is wrong with the device.
+        self._compiled.run(dict(tensors), on_device=True)
+        machine, _ = self._compiled.gpu_program.made()
+        self._main = machine["main"]
+        inputs = [tensors[spec.name] for spec in self._compiled.inputs]
+        self._arguments = [tvm.runtime.from_dlpack(tensor) for tensor in inputs]
+        self._torch, self._device = torch, tvm.cuda()
+
+    def __call__(self) -> list[Any]:
+        with with_stream(self._device, self._torch.cuda.current_stream().cuda_stream):
+            result = self._main(*self._arguments)
         return [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
 
-    return run
+    def release(self) -> None:
+        """Gives the device's memory back; it cannot be called any more."""
+        del self._main, self._arguments
+        self._compiled.gpu_program.release_memory()
 
 
-def compiled_by_torch(torch: Any, model: onnx.ModelProto, tensors: Sequence[Any]) -> Program:
+def compiled_by_torch(torch: Any, path: Path, tensors: Sequence[Any], mode: str) -> Program:
     """``torch.compile`` of the model as onnx2torch reads it; raises PeerError."""
     if find_spec("onnx2torch") is None:
         raise PeerError("not measured: onnx2torch is not installed")
     try:
         import onnx2torch
 
-        module = onnx2torch.convert(model).eval().cuda()
-        compiled = torch.compile(module)
+        module = onnx2torch.convert(str(path)).eval().cuda()
+        compiled = torch.compile(module, mode=mode, dynamic=False)
 
         def run() -> Any:
             with torch.inference_mode():
@@ -62,7 +76,7 @@ def compiled_by_torch(torch: Any, model: onnx.ModelProto, tensors: Sequence[Any]
     return run
 
 
-def onnx_runtime(model: onnx.ModelProto, tensors: Mapping[str, Any]) -> Program:
+def onnx_runtime(path: Path, tensors: Mapping[str, Any], tf32: bool) -> Program:
     """ONNX Runtime's CUDA provider with inputs and outputs on the device; raises PeerError."""
     if find_spec("onnxruntime") is None:
         raise PeerError("not measured: onnxruntime-gpu is not installed")
@@ -70,9 +84,11 @@ def onnx_runtime(model: onnx.ModelProto, tensors: Mapping[str, Any]) -> Program:
 
     if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         raise PeerError("not measured: this onnxruntime has no CUDA provider")
+    # It multiplies float32 in tf32 unless told otherwise.
+    options = {"use_tf32": str(int(tf32))}
     try:
         session = onnxruntime.InferenceSession(
-            model.SerializeToString(), providers=["CUDAExecutionProvider"]
+            str(path), providers=[("CUDAExecutionProvider", options)]
         )
         if session.get_providers()[0] != "CUDAExecutionProvider":
             raise PeerError("not measured: ONNX Runtime's CUDA provider cannot be loaded")
@@ -91,21 +107,48 @@ def onnx_runtime(model: onnx.ModelProto, tensors: Mapping[str, Any]) -> Program:
     return OnOwnStream(lambda: session.run_with_iobinding(binding))
 
 
-def largest_difference(torch: Any, found: Sequence[Any], wanted: Sequence[Any]) -> float:
-    """The largest difference of outputs, relative to the largest magnitude of each."""
+def device_tensor(torch: Any, array: np.ndarray) -> Any:
+    """The array on the device; NumPy's own types and bfloat16."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
+    return torch.from_numpy(array).cuda()
+
+
+def host_arrays(torch: Any, outputs: Any) -> list[np.ndarray]:
+    """What a program returned, as arrays of float32 on the host."""
+    tensors = [outputs] if torch.is_tensor(outputs) else list(outputs)
+    return [
+        (tensor if torch.is_tensor(tensor) else torch.from_dlpack(tensor)).float().cpu().numpy()
+        for tensor in tensors
+    ]
+
+
+def largest_difference(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+    """The largest difference of outputs, relative to the largest magnitude of each.
+
+    Infinite where a shape differs, or where only one of the two is a number.
+    """
     worst = 0.0
-    for one, other in zip(found, wanted, strict=True):
-        a, b = torch.from_dlpack(one).double(), other.double()
-        worst = max(worst, float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)))
+    for a, b in zip(found, wanted, strict=True):
+        if a.shape != b.shape:
+            return float("inf")
+        same = (a == b) | (np.isnan(a) & np.isnan(b))
+        if same.all():
+            continue
+        with np.errstate(invalid="ignore"):
+            difference = float(np.abs(a - b)[~same].max())
+        scale = float(np.abs(b[np.isfinite(b)]).max(initial=1e-30))
+        worst = max(worst, float("inf") if np.isnan(difference) else difference / scale)
     return worst
 
 
 __all__ = [
-    "PeerError",
+    "Model",
+    "Ours",
     "Program",
-    "TvmExtError",
     "compiled_by_torch",
+    "device_tensor",
+    "host_arrays",
     "largest_difference",
     "onnx_runtime",
-    "ours",
 ]

@@ -19,6 +19,9 @@ from tvm_ext.hardware.description import GpuDescription
 # Guide, table "Technical Specifications per Compute Capability".
 _REGISTER_STEP = 8
 
+# What ptxas says of one kernel, up to the next.
+_PARAGRAPH = re.compile(r"Compiling entry function '(\w+)'(.*?)(?=Compiling entry|\Z)", re.DOTALL)
+
 # tvm::CallingConv::kDeviceKernelLaunch.
 _DEVICE_KERNEL_LAUNCH = 2
 
@@ -33,6 +36,8 @@ class KernelResources:
 
     Attributes
     ----------
+    name : str
+        Of the kernel in the code.
     registers : int
         Of a thread.
     spilled : int
@@ -41,6 +46,7 @@ class KernelResources:
         Bytes of a thread's stack, spilled ones included.
     """
 
+    name: str
     registers: int
     spilled: int
     stack: int
@@ -52,12 +58,15 @@ class Launch:
 
     Attributes
     ----------
+    name : str
+        Of the kernel in the code.
     threads : int
         Threads of a block.
     static_shared, dynamic_shared : int
         Bytes of shared memory: fixed in the code, and asked for at launch.
     """
 
+    name: str
     threads: int
     static_shared: int
     dynamic_shared: int
@@ -68,8 +77,11 @@ def launches(mod: tvm.IRModule) -> list[Launch]:
 
     A size that is known only at launch counts as 1.
     """
-    functions = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
-    return [_launch(func) for func in functions if _is_device_function(func)]
+    return [
+        _launch(str(variable.name_hint), func)
+        for variable, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc) and _is_device_function(func)
+    ]
 
 
 def check_launch(launch: Launch, machine: GpuDescription) -> None:
@@ -84,6 +96,12 @@ def check_launch(launch: Launch, machine: GpuDescription) -> None:
             f"{machine.shared_memory_bytes}"
         )
     shared = launch.static_shared + launch.dynamic_shared
+    if launch.dynamic_shared < machine.shared_memory_bytes < shared:
+        # TVM's runtime asks for more than the usual only by the dynamic part.
+        raise ResourceLimitError(
+            f"{shared} bytes of shared memory, {launch.dynamic_shared} of them dynamic; at most "
+            f"{machine.shared_memory_bytes} unless the dynamic part alone is that much"
+        )
     if shared > machine.dynamic_shared_memory_bytes:
         raise ResourceLimitError(
             f"{shared} bytes of shared memory; at most {machine.dynamic_shared_memory_bytes}"
@@ -139,11 +157,11 @@ def parse_report(report: str) -> list[KernelResources]:
     A function that a kernel calls has a paragraph of its own, and adds to what the kernel spills.
     """
     found = []
-    for part in re.split(r"Compiling entry function", report)[1:]:
+    for name, part in _PARAGRAPH.findall(report):
         registers = [int(n) for n in re.findall(r"Used (\d+) registers", part)]
         spilled = [int(n) for n in re.findall(r"(\d+) bytes spill stores", part)]
         stack = [int(n) for n in re.findall(r"(\d+) bytes stack frame", part)]
-        found.append(KernelResources(max(registers, default=0), sum(spilled), sum(stack)))
+        found.append(KernelResources(name, max(registers, default=0), sum(spilled), sum(stack)))
     return found
 
 
@@ -152,7 +170,7 @@ def _is_device_function(func: tirx.PrimFunc) -> bool:
     return int(convention) == _DEVICE_KERNEL_LAUNCH
 
 
-def _launch(func: tirx.PrimFunc) -> Launch:
+def _launch(name: str, func: tirx.PrimFunc) -> Launch:
     threads: dict[str, int] = {}
     shared = {"shared": 0, "shared.dyn": 0}
 
@@ -171,7 +189,7 @@ def _launch(func: tirx.PrimFunc) -> Launch:
 
     structural_walk(func.body, (tirx.AttrStmt, thread), order="pre")
     structural_walk(func.body, (tirx.AllocBuffer, allocation), order="pre")
-    return Launch(math.prod(threads.values()), shared["shared"], shared["shared.dyn"])
+    return Launch(name, math.prod(threads.values()), shared["shared"], shared["shared.dyn"])
 
 
 def _number(value: object) -> int:

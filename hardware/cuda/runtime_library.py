@@ -89,8 +89,14 @@ def cuda_runtimes(major: int) -> Iterator[Path]:
 def cuda_roots() -> list[str]:
     """Folders of installed CUDA toolkits: those of ``$CUDA_PATH`` and the like, then usual ones."""
     named = [os.environ.get(variable, "") for variable in ("CUDA_PATH", "CUDA_HOME")]
-    usual = ["/usr/local/cuda", *sorted(glob.glob("/usr/local/cuda-*"), reverse=True)]
+    releases = sorted(glob.glob("/usr/local/cuda-*"), key=_release, reverse=True)
+    usual = ["/usr/local/cuda", *releases]
     return [root for root in (*named, *usual) if root and os.path.isdir(root)]
+
+
+def _release(root: str) -> list[int]:
+    """The numbers in a folder's name, since "cuda-9.2" comes after "cuda-13.0" as text."""
+    return [int(number) for number in re.findall(r"\d+", os.path.basename(root))]
 
 
 def package_folders(kind: str) -> list[str]:

@@ -15,6 +15,9 @@ CODE_GENERATORS: Mapping[str, str] = {
 }
 """By library, the function that TVM registers when it was built with it."""
 
+CANDIDATES = ("cuBLAS",)
+"""Those that tuning sessions measure beside the templates."""
+
 
 def vendor_libraries() -> tuple[str, ...]:
     """The libraries that this TVM can hand kernels to."""
@@ -26,11 +29,9 @@ def vendor_libraries() -> tuple[str, ...]:
 
 
 def vendor_library_note() -> str:
-    """In one line, why no kernel is a library's."""
+    """In one line, which libraries kernels may be left to."""
     found = vendor_libraries()
-    if found:
-        return (
-            f"not used: this TVM could hand kernels to {', '.join(found)}, but every kernel gets a "
-            "schedule, which is what tuning measures"
-        )
-    return f"none: this TVM was built without {', '.join(CODE_GENERATORS)}"
+    if not found:
+        return f"none: this TVM was built without {', '.join(CODE_GENERATORS)}"
+    notes = {name: "a candidate of tuning" if name in CANDIDATES else "not used" for name in found}
+    return ", ".join(f"{name} ({note})" for name, note in notes.items())

@@ -12,7 +12,7 @@ from tvm_ext.configs.errors import ConfigError
 from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml, read_toml
 from tvm_ext.hardware.description import CpuDescription, GpuDescription
 from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.targets import load_description
+from tvm_ext.hardware.presets import load_description
 
 PRESETS = sorted(
     entry.name.removesuffix(".toml")

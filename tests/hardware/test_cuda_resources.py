@@ -41,15 +41,19 @@ ptxas info    : Used 8 registers, used 0 barriers, 360 bytes cmem[0]
 
 
 def test_report_of_two_kernels():
-    assert parse_report(REPORT) == [KernelResources(255, 124, 104), KernelResources(8, 0, 0)]
+    assert parse_report(REPORT) == [
+        KernelResources("a", 255, 124, 104),
+        KernelResources("b", 8, 0, 0),
+    ]
 
 
 @pytest.mark.parametrize(
     ("launch", "words"),
     [
-        (Launch(2048, 0, 0), "a block of 2048 threads; at most 1024"),
-        (Launch(128, 49_153, 0), "49153 bytes of static shared memory; at most 49152"),
-        (Launch(128, 100, 166_900), "167000 bytes of shared memory; at most 166912"),
+        (Launch("k", 2048, 0, 0), "a block of 2048 threads; at most 1024"),
+        (Launch("k", 128, 49_153, 0), "49153 bytes of static shared memory; at most 49152"),
+        (Launch("k", 128, 100, 166_900), "167000 bytes of shared memory; at most 166912"),
+        (Launch("k", 128, 20_000, 40_000), "60000 bytes of shared memory, 40000 of them dynamic"),
     ],
 )
 def test_too_much_for_a_block(launch, words):
@@ -58,18 +62,19 @@ def test_too_much_for_a_block(launch, words):
 
 
 def test_what_a_block_can_have():
-    check_launch(Launch(1024, 49_152, 0), GPU)
-    check_launch(Launch(128, 0, 166_912), GPU)
-    check_resources(KernelResources(64, 0, 0), 1024, GPU)
-    check_resources(KernelResources(255, 8, 8), 128, GPU, may_spill=True)
+    check_launch(Launch("k", 1024, 49_152, 0), GPU)
+    check_launch(Launch("k", 128, 0, 166_912), GPU)
+    check_launch(Launch("k", 128, 9_000, 49_152), GPU)
+    check_resources(KernelResources("k", 64, 0, 0), 1024, GPU)
+    check_resources(KernelResources("k", 255, 8, 8), 128, GPU, may_spill=True)
 
 
 def test_registers():
     with pytest.raises(ResourceLimitError, match="8 bytes spilled: 255 registers"):
-        check_resources(KernelResources(255, 8, 8), 128, GPU)
+        check_resources(KernelResources("k", 255, 8, 8), 128, GPU)
     # A warp gets 72 for each thread: 65 are rounded up.
     with pytest.raises(ResourceLimitError, match="65 registers in each of 1000 threads"):
-        check_resources(KernelResources(65, 0, 0), 1000, GPU)
+        check_resources(KernelResources("k", 65, 0, 0), 1000, GPU)
 
 
 def test_launches_of_a_module():
@@ -93,7 +98,7 @@ def test_launches_of_a_module():
 
     with tvm.transform.PassContext(instruments=[Split()]):
         tvm.tirx.build(sch.mod, target=GPU.tvm_target())
-    assert found == [Launch(2048, 64 * 32 * 4, 0)]
+    assert found == [Launch("main_kernel", 2048, 64 * 32 * 4, 0)]
 
 
 @needs_nvcc

@@ -22,7 +22,8 @@ def on_a_machine_with(monkeypatch, device: CudaDevice) -> None:
     ],
 )
 def test_a_gpu_with_a_preset_is_that(monkeypatch, name, capability, preset) -> None:
-    on_a_machine_with(monkeypatch, CudaDevice(name, capability, 80 << 30, 1 << 20, 10, 99_000))
+    sms = resolve_target(preset).sms
+    on_a_machine_with(monkeypatch, CudaDevice(name, capability, 80 << 30, 1 << 20, sms, 99_000))
     assert resolve_target("cuda") == resolve_target(preset)
 
 
@@ -31,6 +32,7 @@ def test_a_gpu_with_a_preset_is_that(monkeypatch, name, capability, preset) -> N
     [
         ("NVIDIA RTX A1000", (8, 6), "sm_86", "nvidia-a100"),
         ("NVIDIA H20", (9, 0), "sm_90a", "nvidia-h"),
+        ("NVIDIA H200 MIG 1g.18gb", (9, 0), "sm_90a", "nvidia-h"),
         ("NVIDIA B200", (10, 0), "sm_100", "nvidia-h"),
         ("Tesla V100", (7, 0), "sm_70", "nvidia-a100"),
     ],

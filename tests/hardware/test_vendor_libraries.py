@@ -1,8 +1,13 @@
 """What is said of NVIDIA's libraries of kernels."""
 
+import pytest
 import tvm_ffi
 
-from tvm_ext.hardware.cuda.vendor_libraries import vendor_libraries, vendor_library_note
+from tvm_ext.hardware.cuda.vendor_libraries import (
+    CODE_GENERATORS,
+    vendor_libraries,
+    vendor_library_note,
+)
 
 
 def test_libraries_are_what_tvm_was_built_with():
@@ -12,15 +17,20 @@ def test_libraries_are_what_tvm_was_built_with():
     assert ("cuDNN" in found) == ("relax.ext.cudnn" in names)
 
 
-def test_a_library_that_is_there_is_named():
-    name = "relax.ext.cutlass"
-    if "CUTLASS" in vendor_libraries():
-        assert "CUTLASS" in vendor_library_note()
+@pytest.mark.parametrize(
+    ("library", "note"),
+    [("cuBLAS", "cuBLAS (a candidate of tuning)"), ("CUTLASS", "CUTLASS (not used)")],
+)
+def test_a_library_that_is_there_is_named(library, note):
+    name = CODE_GENERATORS[library]
+    if library in vendor_libraries():
+        assert note in vendor_library_note()
         return
-    assert "built without" in vendor_library_note()
+    if not vendor_libraries():
+        assert "built without" in vendor_library_note()
     tvm_ffi.register_global_func(name, lambda *arguments: None)
     try:
-        assert vendor_libraries()[-1] == "CUTLASS"
-        assert vendor_library_note().startswith("not used: this TVM could hand kernels to CUTLASS")
+        assert library in vendor_libraries()
+        assert note in vendor_library_note()
     finally:
         tvm_ffi.registry.remove_global_func(name)

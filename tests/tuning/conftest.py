@@ -8,5 +8,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 templates = Path(__file__).parents[1] / "tir_schedules"
-for folder in (templates / "wafer", templates, templates / "cuda"):
+shared = Path(__file__).parents[1] / "shared"
+for folder in (templates / "wafer", templates, templates / "cuda", shared):
     sys.path.append(str(folder))

@@ -14,6 +14,7 @@ from tvm import relax, tirx
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.tir_schedules.cuda.library.library_call import LIBRARY_CALL
 from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tuning import measurer, references
 from tvm_ext.tuning.build_job import BuildJob, build_job
@@ -66,6 +67,8 @@ def serial_gpu(is_too_large: Chooses = lambda mod: False) -> Iterator[None]:
         if check is not None and is_too_large(mod):
             small = check.machine.model_copy(update={"max_threads_per_block": 32})
             return build_job(mod, target, library, replace(check, machine=small))
+        if LIBRARY_CALL in mod["main"].attrs:
+            return build_job(mod, _SERIAL, library)
         return build_job(tvm.IRModule({"main": in_series(mod["main"])}), _SERIAL, library)
 
     with pytest.MonkeyPatch.context() as patch:

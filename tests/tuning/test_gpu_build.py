@@ -1,5 +1,7 @@
 """Builds for a GPU that end before there is code for the device, and plain kernels."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 import tvm
@@ -10,17 +12,23 @@ from tvm import te
 
 from tvm_ext.hardware.cuda.compilers import VARIABLE
 from tvm_ext.hardware.cuda.nvcc import find_nvcc
-from tvm_ext.hardware.cuda.resources import ResourceLimitError
+from tvm_ext.hardware.cuda.resources import Launch, ResourceLimitError
 from tvm_ext.hardware.cuda.runtime_library import cuda_runtime_present
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tuning.build_job import build, build_job
 from tvm_ext.tuning.candidate import plain_json
-from tvm_ext.tuning.gpu_build import GpuCheck, gpu_check
+from tvm_ext.tuning.gpu_build import GpuCheck, _Building, gpu_check
+from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.plain_kernel import plain_kernel
+from tvm_ext.tuning.references import References
+from tvm_ext.tuning.run_device import RunDeviceAddress
+from tvm_ext.tuning.run_job import ExpectedJob
+from tvm_ext.tuning.runner_pool import Runner
 from tvm_ext.tuning.task import kernel_task
 from tvm_ext.tuning.wide_sums import with_wide_sums
+from tvm_ext.tuning.worker import WorkRaised
 
 GPU = gpu()
 
@@ -43,7 +51,7 @@ def built(mod, folder, **limits):
     [
         ({"max_threads_per_block": 64}, "threads; at most 64"),
         ({"dynamic_shared_memory_bytes": 20_000}, "bytes of shared memory; at most 20000"),
-        ({"registers_per_block": 2048}, "registers in each of"),
+        ({"registers_per_block": 2048}, "registers in each of 128 threads"),
     ],
 )
 def test_what_a_block_cannot_have(contraction, tmp_path, limits, words, monkeypatch):
@@ -63,6 +71,40 @@ def test_what_a_block_can_have(contraction, tmp_path, monkeypatch):
     library = (tmp_path / "kernel.so").read_bytes()
     # A machine with a GPU needs no compiler for it.
     assert cuda_runtime_present() or b"// tvm-ext device code: fatbin sm_80" in library
+
+
+def test_registers_are_counted_by_kernel():
+    """Many registers in a few threads, and many threads with a few registers: both can run."""
+    building = _Building(GpuCheck(GPU))
+    building.look_at([Launch("sums", 128, 0, 0), Launch("total", 1024, 0, 0)])
+    line = "Compiling entry function '{}' for 'sm_80'\n Used {} registers\n"
+    building.read(line.format("sums", 250) + line.format("total", 32))
+    with pytest.raises(ResourceLimitError, match="250 registers in each of 1024 threads"):
+        building.read(line.format("sums", 32) + line.format("total", 250))
+
+
+def test_a_reference_that_fails_takes_its_process_along(tmp_path):
+    """After an address that is not mapped, every later call of the process fails."""
+    stopped = []
+
+    class Failing:
+        def call(self, function, *arguments, timeout):
+            raise WorkRaised("RuntimeError", "CUDA Runtime Error: cudaErrorIllegalAddress (700)")
+
+        def stop(self):
+            stopped.append(True)
+
+    class Runners:
+        is_remote, kind = False, "cuda"
+
+        @contextmanager
+        def lent(self):
+            yield Runner(Failing(), RunDeviceAddress(kind="cuda"))
+
+    made = References(GPU, {}, Limits(), 0, None, Runners(), lambda end: tmp_path / end)
+    with pytest.raises(WorkRaised, match="IllegalAddress"):
+        made._compute(ExpectedJob("k.so", (), "data", RunDeviceAddress()), 1.0, is_here=False)
+    assert stopped
 
 
 def test_cpus_are_not_checked():

@@ -19,7 +19,7 @@ from tvm_ext.errors import (
     TvmExtError,
 )
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.report.records import CompileReport
+from tvm_ext.report.compile_report import CompileReport
 
 
 @pytest.fixture(scope="module")

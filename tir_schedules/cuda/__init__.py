@@ -3,6 +3,7 @@
 from tvm_ext.tir_schedules.cuda.attention.attention import Attention
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
 from tvm_ext.tir_schedules.cuda.generic import Generic
+from tvm_ext.tir_schedules.cuda.library.cublas_product import CublasProduct
 from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
 from tvm_ext.tir_schedules.cuda.recurrence.recurrence import RecurrentLayer
@@ -38,3 +39,6 @@ CUDA_TEMPLATES: tuple[Template, ...] = (
 
 # Asked when neither these nor TVM's rules take a kernel.
 CUDA_LAST_RESORT: Template = Generic()
+
+# Used only where a record says so.
+CUDA_LIBRARIES: tuple[Template, ...] = (CublasProduct(),)

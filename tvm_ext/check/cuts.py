@@ -24,7 +24,7 @@ from tvm_ext.onnx_frontend import ImportedModel
 from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import Pipeline, Step, load_pipelines
 from tvm_ext.passes.runner import PassRunner
-from tvm_ext.report.records import CompileReport
+from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.tir_schedules.select import schedule_kernels
 
 # Stages in the order of a compilation. "import", "kernels" and "memory" are steps of the compiler,

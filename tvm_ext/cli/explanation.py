@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Set
 from typing import Any
 
-from tvm_ext.report.records import CompileReport, KernelRecord, PassRecord
+from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.report.records import KernelRecord, PassRecord
 from tvm_ext.report.units import format_seconds, plain
 
 

@@ -17,10 +17,11 @@ DEFAULT_GIBIBYTES = 3.0
 
 def default_limit(machine: Processor) -> float:
     """GiB for a program's buffers: all memory of this machine's GPU, or ``DEFAULT_GIBIBYTES``."""
-    devices = driver_state().devices
-    if isinstance(machine, CpuDescription) or not devices:
+    if isinstance(machine, CpuDescription):
+        # The driver is left alone: it takes time to start, and a process cannot fork after it.
         return DEFAULT_GIBIBYTES
-    return devices[0].memory_bytes / 2**30
+    devices = driver_state().devices
+    return devices[0].memory_bytes / 2**30 if devices else DEFAULT_GIBIBYTES
 
 
 def require_memory(

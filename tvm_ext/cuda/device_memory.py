@@ -1,5 +1,6 @@
 """TVM's tensors, copies and streams on a device, below what its Python classes offer."""
 
+import contextlib
 import ctypes
 import functools
 from collections.abc import Sequence
@@ -8,6 +9,15 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+
+from tvm_ext.hardware.cuda.runtime_library import needed_cuda
+
+# Where "byte_offset" is in a DLTensor, behind an address, a device, sizes and a type: dlpack.h.
+_BYTE_OFFSET = 40
+
+_address_in_capsule = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
 def pinned_device() -> tvm.runtime.Device:
@@ -23,6 +33,12 @@ def dlpack_tensor(value: Any, stream: int) -> tvm.runtime.Tensor:
     if isinstance(value, tvm_ffi.core.Tensor):
         return value
     return tvm_ffi.from_dlpack(value.__dlpack__(stream=stream))
+
+
+def byte_offset(tensor: tvm.runtime.Tensor) -> int:
+    """How far behind the address that the tensor holds its first element is; kernels want 0."""
+    address = _address_in_capsule(tensor.__dlpack__(), b"dltensor")
+    return ctypes.c_uint64.from_address(address + _BYTE_OFFSET).value
 
 
 def tensor_view(tensor: tvm.runtime.Tensor, shape: Sequence[int], dtype: str) -> tvm.runtime.Tensor:
@@ -55,6 +71,22 @@ def with_stream(device: tvm.runtime.Device, stream: int) -> AbstractContextManag
 def make_stream_wait(device: tvm.runtime.Device, first: int, then: int) -> None:
     """What is queued on stream ``then`` from now on waits for what ``first`` has queued so far."""
     _function("Device_StreamSyncFromTo")(device, first, then)
+
+
+def make_current(device: tvm.runtime.Device) -> None:
+    """CUDA's calls of this thread are for this device from now on."""
+    tvm.get_global_func("__tvm_set_device")(device.dlpack_device_type(), device.index)
+
+
+def forget_last_error() -> None:
+    """Takes back the error that CUDA's runtime keeps of this thread's last call that failed.
+
+    Whoever launches a kernel next, such as PyTorch, would ask for it and take it for its own. One
+    that is in the device itself stays.
+    """
+    with contextlib.suppress(OSError):
+        # Loaded since TVM's runtime was; by this name the loader finds that one.
+        ctypes.CDLL(f"libcudart.so.{needed_cuda()}").cudaGetLastError()
 
 
 @functools.cache

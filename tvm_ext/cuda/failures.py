@@ -13,6 +13,8 @@ from tvm_ext.errors import RunError, TargetError, TvmExtError, reason_of
 _NAME = re.compile(r"\b(cudaError[A-Za-z]+|CUDA_ERROR_[A-Z_0-9]+)\b")
 _LAUNCH = re.compile(r"grid=\(([\d,]+)\).*?block=\(([\d,]+)\)", re.DOTALL)
 
+_SHARED = re.compile(r"dynamic shared memory size to (\d+)")
+
 _NO_MEMORY = {"cudaErrorMemoryAllocation", "CUDA_ERROR_OUT_OF_MEMORY"}
 _WRONG_CODE = {
     "cudaErrorNoKernelImageForDevice",
@@ -58,6 +60,13 @@ def device_error(
         What the model takes, in words, for an error that says that there is no room.
     """
     found = _NAME.search(str(error))
+    shared = _SHARED.search(str(error))
+    if found is None and shared is not None:
+        return RunError(
+            f"the GPU refused the run of {name} (a block of threads asks for {shared.group(1)} "
+            "bytes of shared memory); expected a kernel within the device's limits: compile for "
+            "this machine's GPU (--target cuda)"
+        )
     if found is None:
         return RunError(
             f"the run of {name} failed in TVM ({reason_of(error)}); expected values that the "

@@ -12,10 +12,12 @@ import tvm
 from tvm import relax
 
 from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.cuda.current_device import current_device_kept
+from tvm_ext.cuda.device_memory import forget_last_error
 from tvm_ext.cuda.failures import context_is_lost, device_error, require_context
 from tvm_ext.cuda.plain_runs import register_plain_run, without_graphs
 from tvm_ext.cuda.requirements import gpu, gpu_architecture, require_architecture, require_gpu
-from tvm_ext.cuda.streams import ordered_with_others
+from tvm_ext.cuda.streams import has_unknown_stream, ordered_with_others
 from tvm_ext.cuda.tensors import DeviceInputs, check_input, on_device
 from tvm_ext.errors import InputError, TvmExtError
 from tvm_ext.failed_branch import register_failed_branch
@@ -104,7 +106,7 @@ class CudaProgram:
         if stay is None:
             stay = any(on_device(value) for value in inputs.values())
         device = gpu()
-        with _one_at_a_time, self._errors():
+        with _one_at_a_time, current_device_kept(), self._errors():
             machine, buffers = self.made()
             with ordered_with_others(device):
                 result = machine["main"](*buffers.filled(values))
@@ -112,6 +114,8 @@ class CudaProgram:
                 if not stay:
                     arrays = [tensor.numpy() for tensor in tensors]
                     buffers.finished()
+                elif any(map(has_unknown_stream, inputs.values())):
+                    device.sync()
         if stay:
             return self._named(tensors)
         named = self._named(arrays)
@@ -123,7 +127,7 @@ class CudaProgram:
         """Time per kernel, without CUDA graphs, and of a whole run as it is."""
         values = self._checked(inputs)
         device = gpu()
-        with _one_at_a_time, self._errors():
+        with _one_at_a_time, current_device_kept(), self._errors():
             machine, buffers = self.made()
             with without_graphs():
                 watched = relax.VirtualMachine(self._code.opened(), device)
@@ -133,8 +137,9 @@ class CudaProgram:
 
     def release_memory(self) -> None:
         """Gives the device's memory back; the next run takes it again."""
-        with _one_at_a_time:
+        with _one_at_a_time, current_device_kept():
             self._machine = self._inputs = None
+            _clear_pool()
 
     def _checked(self, inputs: Mapping[str, Any]) -> list[Any]:
         # First: tensors of a device cannot be read where there is none.
@@ -164,6 +169,7 @@ class CudaProgram:
         except TvmExtError:
             raise
         except TVM_ERRORS as error:
+            forget_last_error()
             found = device_error(error, self._name, _still_works, self._memory)
             if context_is_lost():
                 _abandon_all()

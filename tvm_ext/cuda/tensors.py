@@ -12,9 +12,11 @@ import numpy as np
 import tvm
 
 from tvm_ext.cuda.device_memory import (
+    byte_offset,
     copy_from_memory,
     copy_tensor,
     dlpack_tensor,
+    forget_last_error,
     pinned_device,
     tensor_view,
 )
@@ -106,7 +108,7 @@ class DeviceInputs:
 
     def _one(self, position: int, value: Any) -> tvm.runtime.Tensor:
         if not isinstance(value, np.ndarray):
-            if value.data_ptr() % _ALIGNMENT == 0:
+            if value.data_ptr() % _ALIGNMENT == 0 and byte_offset(value) == 0:
                 return value
             tensor = self._buffer(position, value.numel() * _item_bytes(value.dtype)).tensor(
                 value.shape, str(value.dtype)
@@ -142,6 +144,7 @@ class _Buffer:
             pinned = tvm.runtime.empty((size,), "uint8", pinned_device())
         except (RuntimeError, tvm.error.InternalError):
             # The system may lock no more pages for this process.
+            forget_last_error()
             return cls(size, on_the_device, None, None)
         return cls(size, on_the_device, pinned, _host_view(pinned, size))
 

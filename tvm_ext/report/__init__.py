@@ -1,8 +1,8 @@
 """What a compilation did and why: records, and their text, JSON and HTML forms."""
 
+from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.errors import ReportError
 from tvm_ext.report.records import (
-    CompileReport,
     Decision,
     GraphRecord,
     KernelRecord,

@@ -11,7 +11,7 @@ from tvm_ext.report.page_environment import page_environment
 from tvm_ext.report.units import ABSENT, seconds_scale
 
 if TYPE_CHECKING:
-    from tvm_ext.report.records import CompileReport
+    from tvm_ext.report.compile_report import CompileReport
 
 OPERATORS_SHOWN = 10
 

@@ -23,7 +23,8 @@ from tvm_ext.report.units import (
 )
 
 if TYPE_CHECKING:
-    from tvm_ext.report.records import CompileReport, KernelRecord, PassRecord
+    from tvm_ext.report.compile_report import CompileReport
+    from tvm_ext.report.records import KernelRecord, PassRecord
 
 KERNELS_SHOWN = 10
 

@@ -16,7 +16,8 @@ from tvm_ext.report.units import (
 )
 
 if TYPE_CHECKING:
-    from tvm_ext.report.records import CompileReport, Decision, KernelRecord
+    from tvm_ext.report.compile_report import CompileReport
+    from tvm_ext.report.records import Decision, KernelRecord
 
 _SOURCES = ("record", "template", "tvm rule", "generic")
 _STEPS = 6  # shades of the accent that the style sheet has

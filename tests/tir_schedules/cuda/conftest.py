@@ -3,5 +3,6 @@
 import sys
 from pathlib import Path
 
-for folder in (Path(__file__).parent, Path(__file__).parents[1]):
+FOLDERS = (Path(__file__).parent, Path(__file__).parents[1], Path(__file__).parents[2] / "shared")
+for folder in FOLDERS:
     sys.path.insert(0, str(folder))

@@ -14,10 +14,10 @@ from attention_cases import Case, compare
 from gpu_kernels import SERIAL_TARGET, scheduled
 from lowering import _filled, assert_same, kernel_of
 from matrix_products import in_instructions
+from needs_gpu import NEEDS_GPU
 from tvm import tirx
 
 from tvm_ext.hardware.cuda.device_code import making_device_code
-from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.targets import resolve_processor
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
@@ -28,10 +28,7 @@ from tvm_ext.tir_schedules.cuda.warp_group_attention.warp_group_attention import
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import ARCHITECTURE
 from tvm_ext.tir_schedules.select import schedule_kernel
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(bool(runtime_problem()), reason=runtime_problem() or "there is a GPU"),
-]
+pytestmark = NEEDS_GPU
 
 
 def assert_on_device(plain: tirx.PrimFunc, func: tirx.PrimFunc, machine: GpuDescription) -> None:

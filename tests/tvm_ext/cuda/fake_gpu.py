@@ -36,6 +36,7 @@ class State(ctypes.Structure):
         ("capturing", ctypes.c_void_p),
         ("head", ctypes.c_void_p),
         ("tail", ctypes.c_void_p),
+        *((name, ctypes.c_int) for name in ("last", "no_pinned", "current")),
         *((name, ctypes.c_int) for name in ("launches", "graph_launches", "waits", "syncs")),
         *((name, ctypes.c_int) for name in ("host_copies", "allocations")),
     ]

@@ -13,20 +13,21 @@ def test_runs(tmp_path) -> None:
 
 
 def test_failures() -> None:
-    lines = run_script("check_failures").splitlines()
+    lines = run_script("check_failures", FAKE_CUDA_DEVICES="2").splitlines()
     assert re.match(
         r"TargetError: .*nvidia-h200 \(sm_90a\), and the GPU is Old GPU \(sm_80\); expected a GPU "
         r"of compute capability 9\.0: compile",
         lines[0],
     )
     assert re.match(r"RunError: the GPU has no memory left .*weights.*buffers.*smaller", lines[1])
+    assert re.match(r"RunError: PyTorch records a CUDA graph.*outside of torch\.cuda", lines[2])
     assert re.match(
         r"RunError: a kernel of small failed on the GPU \(cudaErrorIllegalAddress\), .*lost",
-        lines[2],
+        lines[3],
     )
-    for line in lines[3:6]:
+    for line in lines[4:8]:
         assert re.match(r"RunError: the GPU cannot be used any more .*restart the process", line)
-    assert lines[6] == "done"
+    assert lines[8] == "done"
 
 
 @pytest.mark.parametrize(

@@ -10,19 +10,16 @@ import numpy as np
 import pytest
 import tvm
 from device_models import MODELS, attention, linear
+from needs_gpu import NEEDS_GPU
 from small_models import mlp, mlp_reference, rand
 
 import tvm_ext
 from tvm_ext.check.check import check_model
 from tvm_ext.check.random_inputs import random_inputs
-from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 
 CORPUS = sorted(Path(os.environ.get("TVM_EXT_CUDA_CORPUS") or os.devnull).glob("*.onnx"))
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(bool(runtime_problem()), reason=runtime_problem() or "there is a GPU"),
-]
+pytestmark = NEEDS_GPU
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -5,18 +5,15 @@ import sys
 
 import numpy as np
 import pytest
+from needs_gpu import NEEDS_GPU
 from small_models import mlp, mlp_reference, model, node, rand, value
 
 import tvm_ext
 from tvm_ext.errors import RunError, TargetError
 from tvm_ext.hardware.cuda.driver import driver_state
-from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.targets import resolve_target
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(bool(runtime_problem()), reason=runtime_problem() or "there is a GPU"),
-]
+pytestmark = NEEDS_GPU
 
 
 def test_code_for_another_gpu_is_refused() -> None:
@@ -41,6 +38,7 @@ def test_too_little_memory_is_one_line_and_no_end() -> None:
 
 _LOST = """
 import numpy as np, tvm, tvm_ffi, tvm_ext
+from needs_gpu import NEEDS_GPU
 from small_models import mlp, mlp_reference, rand
 from tvm_ext.cuda import device_memory
 

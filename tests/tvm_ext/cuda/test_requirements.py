@@ -6,11 +6,13 @@ import pytest
 from small_models import mlp, rand
 
 import tvm_ext
+from tvm_ext.compiler import memory_limit
 from tvm_ext.cuda import requirements
 from tvm_ext.errors import InputError, TargetError
 from tvm_ext.hardware.cuda import runtime_library
 from tvm_ext.hardware.cuda.architecture import expected_device, runs_on
 from tvm_ext.hardware.cuda.driver import CudaDevice, DriverState, driver_state, read_state
+from tvm_ext.hardware.targets import resolve_target
 
 A100 = ("NVIDIA A100", (8, 0), 80 << 30, 40 << 20, 108, 166_912)
 
@@ -150,3 +152,26 @@ def test_the_runtime_of_packages_is_found(monkeypatch, tmp_path) -> None:
 def test_models_for_a_cpu_keep_nothing_on_a_device() -> None:
     with pytest.raises(InputError, match="on_device is set and the model was compiled for a CPU"):
         tvm_ext.compile(mlp(4)).run({"x": rand(4, 6)}, on_device=True)
+
+
+def test_the_limit_of_a_cpu_leaves_the_driver_alone(monkeypatch) -> None:
+    """A process whose driver is initialised cannot fork and go on."""
+    asked = []
+
+    def state() -> DriverState:
+        asked.append(True)
+        return DriverState("", (13, 0), (CudaDevice("Some GPU", (9, 0), 80 << 30),))
+
+    monkeypatch.setattr(memory_limit, "driver_state", state)
+    assert memory_limit.default_limit(resolve_target("cpu")) == memory_limit.DEFAULT_GIBIBYTES
+    assert not asked
+    assert memory_limit.default_limit(resolve_target("nvidia-h200")) == 80
+
+
+def test_the_newest_toolkit_is_the_first(monkeypatch) -> None:
+    found = ["/usr/local/cuda-12.9", "/usr/local/cuda-13.0", "/usr/local/cuda-9.2"]
+    monkeypatch.setattr(runtime_library.glob, "glob", lambda pattern: found)
+    monkeypatch.setattr(runtime_library.os.path, "isdir", lambda path: path in found)
+    monkeypatch.delenv("CUDA_PATH", raising=False)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    assert runtime_library.cuda_roots() == [found[1], found[0], found[2]]

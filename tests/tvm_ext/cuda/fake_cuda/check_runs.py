@@ -57,11 +57,14 @@ assert device.syncs == syncs + 1
 assert near(kept.numpy(), arrays[0])
 assert near(other.numpy(), arrays[1])
 
-# A tensor at an odd address goes through a buffer; one with strides is refused.
-long = tvm.runtime.tensor(np.concatenate([[0], arrays[2].ravel()]).astype("float32"), tvm.cuda())
-odd = tvm.runtime._ffi_api.TVMTensorCreateView(long, tvm.runtime.ShapeTuple([4, 8]), "float32", 4)
-assert odd.data_ptr() % 64
-assert near(program.run({"x": odd})["y"].numpy(), arrays[2])
+# A tensor at an odd address goes through a buffer, and so does one behind another's beginning.
+for skipped in (1, 64):
+    elements = np.concatenate([np.zeros(skipped), arrays[2].ravel()]).astype("float32")
+    view = tvm.runtime._ffi_api.TVMTensorCreateView
+    shape, long = tvm.runtime.ShapeTuple([4, 8]), tvm.runtime.tensor(elements, tvm.cuda())
+    behind = view(long, shape, "float32", 4 * skipped)
+    assert (behind.data_ptr() % 64 == 0) == (skipped == 64)
+    assert near(program.run({"x": behind})["y"].numpy(), arrays[2])
 short = tvm.runtime.tensor(rand(4, 7), tvm.cuda())
 assert "expected size 8 on axis 1" in error_of(program.run, {"x": short})
 double = tvm.runtime.tensor(arrays[0].astype("float64"), tvm.cuda())
@@ -73,7 +76,11 @@ class Stream:
     cuda_stream = 4711
 
 
-cuda = types.SimpleNamespace(is_initialized=lambda: True, current_stream=lambda index: Stream())
+cuda = types.SimpleNamespace(
+    is_initialized=lambda: True,
+    is_current_stream_capturing=lambda: False,
+    current_stream=lambda index: Stream(),
+)
 sys.modules["torch"] = types.SimpleNamespace(cuda=cuda)
 waits = device.waits
 program.run({"x": arrays[0]})
@@ -82,6 +89,29 @@ Stream.cuda_stream = 0
 program.run({"x": arrays[0]})
 assert device.waits == waits + 2
 del sys.modules["torch"]
+
+
+# A tensor of a library whose streams are not known: the host waits for the run.
+class Foreign:
+    def __dlpack_device__(self):
+        return tensors[0].__dlpack_device__()
+
+    def __dlpack__(self, stream=None):
+        return tensors[0].__dlpack__()
+
+
+for given, waits in ((tensors[0], 0), (Foreign(), 1)):
+    syncs = device.syncs
+    assert near(program.run({"x": given})["y"].numpy(), arrays[0])
+    # One for the copy back.
+    assert device.syncs == syncs + waits + 1
+
+# Memory goes back, and is taken again.
+used = device.used
+del results, kept, other
+program.gpu_program.release_memory()
+assert device.used < used / 2, (device.used, used)
+assert near(program.run({"x": arrays[0]})["y"], arrays[0])
 
 # The profile launches every kernel by itself; a run goes on with graphs.
 profile = program.profile({"x": arrays[0]}, repeat=2)

@@ -37,7 +37,11 @@ int cuDriverGetVersion(int* version) {
 }
 int cuGetErrorName(int code, const char** text) { *text = name_of(code); return 0; }
 int cuGetErrorString(int code, const char** text) { *text = name_of(code); return 0; }
-int cuDeviceGetCount(int* count) { *count = 1; return 0; }
+int cuDeviceGetCount(int* count) {
+  const char* given = getenv("FAKE_CUDA_DEVICES");
+  *count = given ? atoi(given) : 1;
+  return 0;
+}
 int cuDeviceGet(int* device, int index) { *device = index; return 0; }
 int cuDeviceGetName(char* name, int size, int device) {
   snprintf(name, size, "Fake GPU");
@@ -48,6 +52,9 @@ int cuDeviceGetAttribute(int* value, int attribute, int device) {
   return 0;
 }
 int cuDeviceTotalMem_v2(size_t* bytes, int device) { *bytes = 1ull << 30; return 0; }
+static char contexts[16];
+int cuCtxGetCurrent(void** context) { *context = &contexts[fake.current]; return 0; }
+int cuCtxSetCurrent(void* context) { fake.current = (char*)context - contexts; return 0; }
 int cuTensorMapEncodeTiled(void) { return 1; }
 int cuFuncSetAttribute(void* function, int attribute, int value) { return 0; }
 

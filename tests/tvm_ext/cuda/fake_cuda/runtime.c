@@ -21,19 +21,24 @@ const char* cudaGetErrorName(int code) {
   }
 }
 const char* cudaGetErrorString(int code) { return cudaGetErrorName(code); }
-int cudaGetLastError(void) { return fake.sticky; }
-int cudaPeekAtLastError(void) { return fake.sticky; }
+int cudaGetLastError(void) {
+  int last = fake.sticky ? fake.sticky : fake.last;
+  fake.last = 0;
+  return last;
+}
+int cudaPeekAtLastError(void) { return fake.sticky ? fake.sticky : fake.last; }
 
-int cudaGetDeviceCount(int* count) { *count = 1; return 0; }
-int cudaSetDevice(int device) { STICKY; return 0; }
-int cudaGetDevice(int* device) { *device = 0; return 0; }
+int cuDeviceGetCount(int* count);
+int cudaGetDeviceCount(int* count) { return cuDeviceGetCount(count); }
+int cudaSetDevice(int device) { STICKY; fake.current = device; return 0; }
+int cudaGetDevice(int* device) { *device = fake.current; return 0; }
 int cudaDeviceGetAttribute(int* value, int attribute, int device) { *value = 0; return 0; }
 int cudaGetDeviceProperties(void* properties, int device) { return 1; }
 
 int cudaMalloc(void** memory, size_t size) {
   STICKY;
   if (fake.capturing) return CAPTURE_UNSUPPORTED;
-  if (fake.limit && fake.used + size > fake.limit) return NO_MEMORY;
+  if (fake.limit && fake.used + size > fake.limit) return fake.last = NO_MEMORY;
   char* base = aligned_alloc(256, (size + 511) / 256 * 256);
   if (base == NULL) return NO_MEMORY;
   *(size_t*)base = size;
@@ -54,6 +59,7 @@ int cudaFree(void* memory) {
 }
 int cudaMallocHost(void** memory, size_t size) {
   STICKY;
+  if (fake.no_pinned) return fake.last = NO_MEMORY;
   *memory = aligned_alloc(256, (size + 255) / 256 * 256);
   return 0;
 }

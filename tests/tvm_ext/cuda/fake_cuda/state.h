@@ -21,6 +21,9 @@ struct fake_state {
   void* capturing;
   struct fake_node* head;
   struct fake_node** tail;
+  int last;       // the error of the last call that failed
+  int no_pinned;  // whether the system locks no pages
+  int current;    // the device that calls are for
   int launches, graph_launches, waits, syncs, host_copies, allocations;
 };
 

@@ -1,0 +1,1 @@
+"""Kernels that NVIDIA's libraries compute, where TVM was built with them."""

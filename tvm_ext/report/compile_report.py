@@ -1,0 +1,163 @@
+"""The compile report: everything that one compilation did, as text, as a page and as JSON.
+
+Its parts are in `records`, the text form is in `text`, the page in `page`.
+"""
+
+import json
+import re
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from tvm_ext.configs.atomic_file import write_text
+from tvm_ext.report.device_record import DeviceRecord
+from tvm_ext.report.errors import ReportError
+from tvm_ext.report.page import render_html
+from tvm_ext.report.records import GraphRecord, KernelRecord, MemoryRecord, PassRecord, PhaseRecord
+from tvm_ext.report.storage import not_a_report, parse
+from tvm_ext.report.text import render_text, renderable
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = 1
+
+
+@dataclass
+class CompileReport:
+    """Everything that one compilation did.
+
+    ``target`` holds JSON values only. ``inputs`` and ``outputs`` are one line of text a tensor.
+    ``device`` is there for GPUs only.
+    Phases and passes are in the order in which they ran.
+    """
+
+    model: str
+    opt_level: str
+    target: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+    phases: list[PhaseRecord] = field(default_factory=list)
+    graph: GraphRecord = field(default_factory=GraphRecord)
+    passes: list[PassRecord] = field(default_factory=list)
+    kernels: list[KernelRecord] = field(default_factory=list)
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
+    warnings: list[str] = field(default_factory=list)
+    device: DeviceRecord | None = None
+
+    @property
+    def model_name(self) -> str:
+        """The model's file name, without its folder."""
+        return re.split(r"[\\/]", self.model.rstrip("\\/"))[-1]
+
+    @property
+    def total_seconds(self) -> float:
+        """Compile time: the sum of the phases, in seconds."""
+        return sum(phase.seconds for phase in self.phases)
+
+    @property
+    def estimated_seconds(self) -> float:
+        """Modelled time of one run: the sum over all kernel calls, in seconds."""
+        return sum(kernel.total_seconds for kernel in self.kernels)
+
+    @property
+    def tuned_figure(self) -> str:
+        """How many kernels had a tuned record, empty when none was asked for or found."""
+        counted = [kernel for kernel in self.kernels if kernel.tuned]
+        if not counted:
+            return ""
+        hits = sum(kernel.tuned == "hit" for kernel in counted)
+        missed = len(counted) - hits
+        return f"{hits} of {len(self.kernels)} kernels" + (f", {missed} missed" if missed else "")
+
+    @property
+    def kernel_calls(self) -> int:
+        """Kernel calls of one run."""
+        return sum(kernel.calls for kernel in self.kernels)
+
+    @property
+    def kernels_by_cost(self) -> list[KernelRecord]:
+        """The kernels, the one with the largest modelled time of a run first."""
+        return sorted(self.kernels, key=lambda kernel: (-kernel.total_seconds, kernel.name))
+
+    @property
+    def applied(self) -> int:
+        """Matches taken, over all passes."""
+        return sum(record.applied for record in self.passes)
+
+    @property
+    def refused(self) -> int:
+        """Near matches left alone, over all passes."""
+        return sum(record.refused for record in self.passes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON values, with the version of this form under "schema"."""
+        values = {"schema": SCHEMA, **asdict(self)}
+        if self.device is None:
+            # Reports of programs for a CPU read as they always did.
+            del values["device"]
+        return values
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return the report as JSON; `from_json` gives back an equal report.
+
+        Raises
+        ------
+        ReportError
+            If a value has no JSON form: not a number, infinite, or not a plain type.
+        """
+        try:
+            return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise ReportError(
+                f"the compile report of {self.model!r} has a value without a JSON form ({error}); "
+                "expected finite numbers, text, lists and dictionaries: correct that record"
+            ) from error
+
+    @classmethod
+    def from_json(cls, text: str) -> "CompileReport":
+        """Return the report that `to_json` wrote.
+
+        Raises
+        ------
+        ReportError
+            If the text is not JSON, has another schema version, or does not have exactly the
+            fields of this version.
+        """
+        data = parse(text, SCHEMA)
+        try:
+            report = _ADAPTER.validate_python(data)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            place = ".".join(str(step) for step in first["loc"])
+            raise not_a_report(f"at {place}: {first['msg']}", SCHEMA) from error
+        if report.to_dict() != data:
+            raise not_a_report("fields were missing, unknown or of another type", SCHEMA)
+        return report
+
+    def __rich__(self) -> "RenderableType":
+        return renderable(self)
+
+    def to_text(self, width: int = 100) -> str:
+        """Return the summary that the command line prints, ``width`` characters wide."""
+        return render_text(self, width)
+
+    def to_html(self) -> str:
+        """Return one self-contained page, which loads nothing from anywhere."""
+        return render_html(self)
+
+    def save_html(self, path: str | Path) -> None:
+        """Write the page; a reader of ``path`` sees the old file or the whole new one.
+
+        Raises
+        ------
+        OutputPathError
+            If the file cannot be written.
+        """
+        write_text(path, self.to_html())
+
+
+_ADAPTER = TypeAdapter(CompileReport)
