@@ -6,6 +6,7 @@ import pytest
 from operator_models import by_runtime
 from small_models import model, node, rand, value
 from tvm import relax
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import RunError
@@ -23,7 +24,7 @@ def ints(*values: int) -> np.ndarray:
 
 def check(proto: onnx.ModelProto, runs: list[dict], level: str = "O3", tolerance=1e-5) -> None:
     """One compilation, several runs, each against ONNX Runtime."""
-    compiled = tvm_ext.compile(proto, opt_level=level)
+    compiled = tvm_ext.compile(proto, HOST, opt_level=level)
     for feeds in runs:
         wanted = by_runtime(proto, feeds)
         for got, want in zip(compiled.run(feeds).values(), wanted, strict=True):
@@ -211,7 +212,7 @@ def test_a_cast_has_a_variable_as_its_value() -> None:
     assert casts
     assert all(isinstance(cast.value, relax.Var) for cast in casts)
     feeds = {"x": rand(1, 16, 6, 5), "n": np.array([6], np.float32)}
-    compiled = tvm_ext.compile(proto)
+    compiled = tvm_ext.compile(proto, HOST)
     layouts = next(p for p in compiled.report.passes if p.name == "LayoutPlanning")
     assert not any("ConvertLayout" in decision.reason for decision in layouts.decisions)
     np.testing.assert_allclose(
