@@ -1,5 +1,6 @@
 """Workers that one session hands on to the next: starting their processes takes longest."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,26 +11,34 @@ from tvm_ext.tuning import runner_pool, worker_pool
 from tvm_ext.tuning.worker import Worker
 
 
-@contextmanager
-def kept_workers() -> Iterator[None]:
-    """Sessions in the block take over the processes of those before them."""
-    idle: list[_Kept] = []
-    made: list[_Kept] = []
+class WorkerStock:
+    """Processes of sessions that have ended, for those that begin."""
 
-    def worker(memory_bytes: int | None = None) -> _Kept:
-        if not idle:
-            made.append(_Kept(Worker(memory_bytes), idle))
-            # Here, not by a thread of the session: a process ends with the thread that started it.
-            made[-1].worker.start()
-            return made[-1]
-        return idle.pop()
+    def __init__(self) -> None:
+        self._made: list[_Kept] = []
+        self._idle: dict[int | None, list[_Kept]] = defaultdict(list)
 
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (worker_pool, runner_pool):
-            patch.setattr(module, "Worker", worker)
-        yield
-    for one in made:
-        one.worker.stop()
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Sessions in the block take over the processes of those before them."""
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (worker_pool, runner_pool):
+                patch.setattr(module, "Worker", self._worker)
+            yield
+
+    def stop(self) -> None:
+        """Ends all processes."""
+        for one in self._made:
+            one.worker.stop()
+
+    def _worker(self, memory_bytes: int | None = None) -> "_Kept":
+        idle = self._idle[memory_bytes]
+        if idle:
+            return idle.pop()
+        self._made.append(_Kept(Worker(memory_bytes), idle))
+        # Here, not by a thread of the session: a process ends with the thread that started it.
+        self._made[-1].worker.start()
+        return self._made[-1]
 
 
 class _Kept:

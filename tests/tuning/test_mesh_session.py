@@ -23,6 +23,12 @@ MESH = resolve_target("mesh16")
 EFFORT = QUICK.model_copy(update={"cost_model": "analytic"})
 
 
+@pytest.fixture(scope="module", autouse=True)
+def workers(worker_stock):
+    with worker_stock.lent():
+        yield
+
+
 def tuned(folder: Path, task, trials: int = 12):
     with compiling_for(MESH):
         options = SessionOptions(EFFORT, trials=trials)

@@ -99,7 +99,7 @@ def test_a_short_loop_is_written_out_and_draws_the_same():
 
 
 def test_a_seed_decides_in_loops_and_without_one_the_name_does():
-    first = rows_of(loop([draw()], "drawn", "m"), 3)
+    first = np.array([uniform(3.0, number) for number in range(3)])
     assert (rows_of(loop([draw(4.0)], "drawn", "m"), 3) != first).all()
     nameless = rows_of(loop([draw(None)], "drawn", "m"), 3)
     assert (nameless != first).all()
