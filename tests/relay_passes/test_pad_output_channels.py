@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
+from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.gemm_compute import GemmCompute
@@ -77,7 +78,7 @@ def kernels(mod):
 
 
 def run(mod, *arrays):
-    executable = tvm.compile(mod, target="llvm")
+    executable = tvm.compile(mod, target=LLVM)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     return machine["main"](*map(tvm.runtime.tensor, arrays)).numpy()
 
@@ -442,6 +443,6 @@ def test_extra_columns_of_a_product(rows, depth, columns, extra, turned):
     random = np.random.default_rng(13)
     x, y = (random.normal(size=shape).astype("float32") for shape in shapes)
     got = tvm.runtime.tensor(np.zeros((rows, columns), "float32"))
-    tvm.compile(func, target="llvm")(tvm.runtime.tensor(x), tvm.runtime.tensor(y), got)
+    tvm.compile(func, target=LLVM)(tvm.runtime.tensor(x), tvm.runtime.tensor(y), got)
     x, y = (v.T if turn else v for v, turn in zip((x, y), turned, strict=True))
     np.testing.assert_allclose(got.numpy(), x @ y, rtol=1e-4, atol=1e-4)

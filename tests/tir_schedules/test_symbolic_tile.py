@@ -15,6 +15,7 @@ from machines import GPU, MACHINE, NARROW
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
 from tvm.sym import Analyzer
+from unoptimised import HOST
 
 from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.targets import resolve_target
@@ -46,7 +47,7 @@ def scheduled(func: tirx.PrimFunc, machine=None) -> ScheduledKernel:
 
 def built(func: tirx.PrimFunc) -> Callable[..., None]:
     module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    return tirx.build(module, target=host_description().tvm_target())["main"]
+    return tirx.build(module, target=HOST.tvm_target())["main"]
 
 
 def call(
