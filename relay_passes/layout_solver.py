@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 # The two nodes whose layout is given. They are the source and the sink of the cut.
 FIRST_NODE = 0
@@ -81,6 +79,10 @@ def least_cost_layouts(problem: LayoutProblem) -> list[bool]:
     total = sum(capacity for _, _, capacity in edges if capacity is not None)
     if total <= 0:
         return [node == LAST_NODE for node in range(len(problem.costs))]
+    # Here, because every process of the command line would wait for it: a quarter of a second.
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+
     tails, heads, capacities = zip(*edges, strict=True)
     integers = [
         _FORBIDDEN if capacity is None else _resolved(capacity * _SCALE / total)

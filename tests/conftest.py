@@ -1,6 +1,7 @@
 """Fixtures for every test: small ONNX models on the disk."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,30 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext.hardware.cuda.driver import driver_state
 
+# What several test folders use; they are no packages.
+sys.path.insert(0, str(Path(__file__).parent / "shared"))
+
+# Many tests start processes. Each would compile all sources anew where no bytecode is written; git
+# ignores what is.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# TVM's idle threads spin for a while after each parallel kernel, on cores that other tests want.
+os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
+
 # Without a GPU nothing runs the device code, and making it takes seconds a model.
 if driver_state().problem:
     os.environ.setdefault("TVM_EXT_CUDA_COMPILER", "none")
+
+
+@pytest.fixture(scope="session")
+def worker_stock():
+    """Worker processes of tuning sessions, for all sessions of the tests."""
+    from kept_workers import WorkerStock
+
+    stock = WorkerStock()
+    yield stock
+    stock.stop()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """What is installed, under which names, and who may import whom."""
 
 import ast
+import functools
 import importlib.util
 import json
 import subprocess
@@ -46,6 +47,7 @@ def relative(path: Path) -> Path:
 SOURCES = [path for folder in FOLDERS for path in sources(folder)]
 
 
+@functools.cache
 def imported_names(path: Path) -> list[str]:
     """Every module or name that a file imports, dotted, wherever in the file."""
     found = []

@@ -1,7 +1,7 @@
 """Finds the recorded schedule of a kernel for a target, and says why there is none."""
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from tvm import tirx
@@ -23,6 +23,8 @@ from tvm_ext.tuning.lines import Problem
 from tvm_ext.tuning.record_check import RecordCheck
 from tvm_ext.tuning.target_key import target_key, target_text
 from tvm_ext.tuning.trial_log import TRIALS, read_trials
+
+Groups = dict[Group, list[StoredRecord]]
 
 
 class RecordLookup:
@@ -60,11 +62,13 @@ class RecordLookup:
         self._key = target_key(dict(machine.tvm_target().export()))
         self._origins = dict(origins or {})
         self._folders = list(folders)
-        self._records: list[dict[Group, list[StoredRecord]]] = []
+        self._records: list[Groups] = []
         self.problems: list[Problem] = []
-        for folder in [*folders, *shipped]:
-            _check_folder(folder)
-            self._records.append(grouped_records(self._read(folder)))
+        read = [_read(folder) for folder in folders]
+        read += [_read_once(folder, _changed(folder)) for folder in shipped]
+        for groups, problems in read:
+            self._records.append(groups)
+            self.problems += problems
 
     def find(self, name: str, func: tirx.PrimFunc) -> RecordedSchedule | NotMine:
         """See ``RecordSource.find``."""
@@ -90,16 +94,6 @@ class RecordLookup:
             return NotMine(f"its records are for another target: {'; '.join(sorted(others))}")
         return NotMine(self._unknown(name, wanted))
 
-    def _read(self, folder: Path) -> list[StoredRecord]:
-        """MetaSchedule's records, or what the log speaks for where there is nothing else."""
-        if (folder / RECORDS).is_file():
-            files = read_database(folder)
-            self.problems += files.problems
-            return files.records
-        log = read_trials(folder)
-        self.problems += log.problems
-        return records_of_trials(log.trials)
-
     @cached_property
     def _tuned(self) -> dict[str, set[str]]:
         """By node, the kernels that it was tuned in; read to explain the first miss."""
@@ -119,6 +113,28 @@ class RecordLookup:
                     "was fused has changed since"
                 )
         return "it was never tuned"
+
+
+def _read(folder: Path) -> tuple[Groups, list[Problem]]:
+    """MetaSchedule's records, or what the log speaks for where there is nothing else."""
+    _check_folder(folder)
+    if (folder / RECORDS).is_file():
+        files = read_database(folder)
+        return grouped_records(files.records), files.problems
+    log = read_trials(folder)
+    return grouped_records(records_of_trials(log.trials)), log.problems
+
+
+@lru_cache(maxsize=8)
+def _read_once(folder: Path, changed: tuple[int, ...]) -> tuple[Groups, list[Problem]]:
+    """The same for a folder that each compilation asks for."""
+    return _read(folder)
+
+
+def _changed(folder: Path) -> tuple[int, ...]:
+    """When its files were written, in nanoseconds, and their sizes in bytes."""
+    paths = [path for path in (folder / RECORDS, folder / TRIALS) if path.is_file()]
+    return tuple(n for path in paths for n in (path.stat().st_mtime_ns, path.stat().st_size))
 
 
 def _check_folder(folder: Path) -> None:

@@ -101,6 +101,8 @@ class CompiledModel:
             The model was compiled for a machine that this one is not.
         RunError
             The program failed while it ran, for example for want of memory.
+        ArtifactError
+            At the first run: there is no compiler to link the program.
         """
         if self._gpu is not None:
             return self._gpu.run(inputs, on_device)
@@ -149,7 +151,7 @@ class CompiledModel:
         OutputPathError
             The path cannot be written.
         ArtifactError
-            There is no C++ compiler to link the program.
+            There is no compiler to link the program.
         """
         check_writable(path)
         with self._exporting:

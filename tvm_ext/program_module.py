@@ -5,7 +5,7 @@ import threading
 import tvm
 from tvm import relax
 
-from tvm_ext.artifact import LoadedArtifact
+from tvm_ext.artifact import LoadedArtifact, link_and_load
 
 
 class ProgramModule:
@@ -17,11 +17,11 @@ class ProgramModule:
         self._module: tvm.runtime.Module | None = None
 
     def opened(self) -> tvm.runtime.Module:
-        """The module; raises ArtifactError where the system refuses a saved one."""
+        """The module; raises ArtifactError where it cannot be linked, or the system refuses it."""
         with self._lock:
             if self._module is None:
                 if isinstance(self._program, relax.VMExecutable):
-                    self._module = self._program.jit()
+                    self._module = link_and_load(self._program)
                 else:
                     self._module = self._program.load_module()
             return self._module

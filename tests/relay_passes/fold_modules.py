@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import tvm
 from tvm import relax
+from unoptimised import LLVM
 
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.pass_log import PassDecision, recording
@@ -73,7 +74,7 @@ def fold(mod: tvm.IRModule) -> tuple[tvm.IRModule, list[PassDecision]]:
 
 def evaluate(mod: tvm.IRModule, *inputs: np.ndarray) -> np.ndarray:
     lowered = relax.transform.LegalizeOps()(relax.transform.DecomposeOpsForInference()(mod))
-    machine = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(lowered, target=LLVM), tvm.cpu())
     return machine["main"](*[tvm.runtime.tensor(value) for value in inputs]).numpy()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import tvm
 from tvm import relax
+from unoptimised import LLVM
 
 from tvm_ext.hardware.cost import Work
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
@@ -103,6 +104,6 @@ def assert_same_numbers(before: tvm.IRModule, after: tvm.IRModule, *shape: int) 
     results = []
     for mod in (before, after):
         mod = relax.transform.LegalizeOps()(relax.transform.DecomposeOpsForInference()(mod))
-        machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+        machine = relax.VirtualMachine(tvm.compile(mod, target=LLVM), tvm.cpu())
         results.append(machine["main"](tvm.runtime.tensor(x)).numpy())
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-4)

@@ -13,6 +13,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm_ffi import structural_equal
+from unoptimised import LLVM
 
 from tvm_ext.compiler.build import build as build_program
 from tvm_ext.compiler.memory import plan_memory
@@ -243,7 +244,7 @@ def run_passes(mod: tvm.IRModule, *names: str) -> tvm.IRModule:
 def evaluate(mod: tvm.IRModule, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """Outputs of ``mod``, compiled in the plainest way from wherever it is."""
     planned, _ = plan_memory(run_passes(mod, *LEGALIZED, "FuseTIR"))
-    program = build_program(planned, tvm.target.Target("llvm"))
+    program = build_program(planned, LLVM)
     machine = relax.VirtualMachine(program, tvm.cpu())
     result = machine["main"](*[tvm.runtime.tensor(value) for value in inputs])
     values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
+from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.flatten_pointwise import FlattenPointwise
@@ -40,7 +41,7 @@ def flattened(mod):
 
 def run(mod, *arrays):
     lowered = relax.transform.LegalizeOps()(mod)
-    vm = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
+    vm = relax.VirtualMachine(tvm.compile(lowered, target=LLVM), tvm.cpu())
     return vm["main"](*[tvm.runtime.tensor(array) for array in arrays]).numpy()
 
 

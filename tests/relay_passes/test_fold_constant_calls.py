@@ -9,6 +9,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.tirx import Var
+from unoptimised import LLVM
 
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
@@ -44,7 +45,7 @@ def fold(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 def run(mod: tvm.IRModule, x: np.ndarray) -> list[np.ndarray]:
-    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(mod, target=LLVM), tvm.cpu())
     result = machine["main"](tvm.runtime.tensor(x))
     results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
     return [each.numpy() for each in results]

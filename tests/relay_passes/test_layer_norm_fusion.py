@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
+from unoptimised import LLVM
 
 from tvm_ext.relay_passes.layer_norm_fusion import LayerNormFusion
 from tvm_ext.relay_passes.pass_log import recording
@@ -58,7 +59,7 @@ def kernels(mod):
 
 def run(mod, *arrays):
     vm = relax.VirtualMachine(
-        tvm.compile(relax.transform.LegalizeOps()(mod), target="llvm"), tvm.cpu()
+        tvm.compile(relax.transform.LegalizeOps()(mod), target=LLVM), tvm.cpu()
     )
     return vm["main"](*[tvm.runtime.tensor(array) for array in arrays]).numpy()
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from unoptimised import LLVM
 
 from tvm_ext.hardware.cost import Work
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
@@ -170,8 +171,7 @@ def machine(cases: dict[str, Case]) -> relax.VirtualMachine:
             symbol = f"{prefix}_{name}"
             functions[symbol] = mod["main"].with_attr("global_symbol", symbol)
     mod = relax.transform.DecomposeOpsForInference()(tvm.IRModule(functions))
-    target = tvm.target.Target({"kind": "llvm", "opt-level": 0})
-    compiled = tvm.compile(relax.transform.LegalizeOps()(mod), target=target)
+    compiled = tvm.compile(relax.transform.LegalizeOps()(mod), target=LLVM)
     return relax.VirtualMachine(compiled, tvm.cpu())
 
 

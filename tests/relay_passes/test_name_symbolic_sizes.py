@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax, te, tirx, topi
+from unoptimised import LLVM
 
 from tvm_ext.relay_passes import NameSymbolicSizes
 
@@ -59,7 +60,7 @@ def test_the_numbers_stay() -> None:
     image, weight = rng.standard_normal((1, 8, 6, 9)), rng.standard_normal((8, 8, 3, 3))
     results = []
     for each in (mod, NameSymbolicSizes()(mod)):
-        run = tvm.compile(each, target="llvm")
+        run = tvm.compile(each, target=LLVM)
         arrays = [tvm.runtime.tensor(a.astype("float32")) for a in (image, weight)]
         result = tvm.runtime.tensor(np.zeros((1, 8, 3, 5), "float32"))
         run["main"](*arrays, result, 11, 17)

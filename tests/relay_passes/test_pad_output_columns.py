@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
+from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.pad_output_columns import PadOutputColumns
@@ -39,7 +40,7 @@ def padded(mod):
 
 def run(mod, x):
     lowered = relax.transform.LegalizeOps()(mod)
-    vm = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
+    vm = relax.VirtualMachine(tvm.compile(lowered, target=LLVM), tvm.cpu())
     return vm["main"](tvm.runtime.tensor(x)).numpy()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.products_in_own_type import ProductsInOwnType
@@ -79,7 +80,7 @@ def test_numbers_are_the_same():
     x = np.linspace(-2, 2, 64).astype("float16").reshape(4, 16)
     results = []
     for mod in (module_of(product), narrowed(module_of(product))):
-        program = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+        program = relax.VirtualMachine(tvm.compile(mod, target=LLVM), tvm.cpu())
         results.append(program["main"](tvm.runtime.tensor(x)).numpy())
     np.testing.assert_array_equal(*results)
 

@@ -7,6 +7,7 @@ from conv_modules import conv_transpose, draw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import te
+from unoptimised import LLVM
 
 from tvm_ext.relay_passes.sub_pixel import InterleavedKernel, StackedConvolution, UpsampledAxis
 
@@ -156,7 +157,7 @@ def evaluate(kernel, x, weight):
     placeholders = [te.placeholder(a.shape, name=n) for a, n in ((x, "x"), (weight, "w"))]
     result = kernel.compute(*placeholders)
     func = te.create_prim_func([*placeholders, result]).with_attr("global_symbol", "main")
-    library = tvm.compile(tvm.IRModule({"main": func}), target="llvm")
+    library = tvm.compile(tvm.IRModule({"main": func}), target=LLVM)
     out = tvm.runtime.tensor(np.zeros([int(n) for n in result.shape], "float32"))
     arrays = [tvm.runtime.tensor(np.ascontiguousarray(a)) for a in (x, weight)]
     library["main"](*arrays, out)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
+from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.pass_log import recording
@@ -56,7 +57,7 @@ def kernels(mod):
 
 def run(mod, *arrays):
     lowered = relax.transform.LegalizeOps()(mod)
-    vm = relax.VirtualMachine(tvm.compile(lowered, target="llvm"), tvm.cpu())
+    vm = relax.VirtualMachine(tvm.compile(lowered, target=LLVM), tvm.cpu())
     return vm["main"](*(tvm.runtime.tensor(a) for a in arrays)).numpy()
 
 
@@ -173,7 +174,7 @@ def test_any_size_and_padding(form, batch, height, width, inputs, outputs, paddi
     u = form.transformed_weights(w, outputs + 3)
     data, weights = te.placeholder(x.shape, "float32"), te.placeholder(u.shape, "float32")
     result = form.convolution(data, weights, padding, outputs)
-    kernel = tvm.compile(te.create_prim_func([data, weights, result]), target="llvm")
+    kernel = tvm.compile(te.create_prim_func([data, weights, result]), target=LLVM)
     want = direct(x, w, padding)
     found = tvm.runtime.tensor(np.zeros(want.shape, "float32"))
     kernel(tvm.runtime.tensor(x), tvm.runtime.tensor(u), found)

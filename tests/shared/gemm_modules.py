@@ -4,6 +4,7 @@ import numpy as np
 import tvm
 from tvm import relax
 from tvm.script import relax as R
+from unoptimised import LLVM
 
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.pass_log import recording
@@ -58,7 +59,7 @@ def kernel_count(mod):
 
 
 def run(mod, inputs):
-    machine = relax.VirtualMachine(tvm.compile(fused_kernels(mod), target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(fused_kernels(mod), target=LLVM), tvm.cpu())
     return machine["main"](*[tvm.runtime.tensor(x) for x in inputs]).numpy()
 
 

@@ -9,6 +9,7 @@ import tvm
 from lowering import assert_same, run, statements
 from tvm import s_tir, tirx
 from tvm_ffi import structural_equal
+from unoptimised import unoptimised
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_description
@@ -162,7 +163,7 @@ def _compare(
     mod = tvm.IRModule(
         {s: functions[label].with_attr("global_symbol", s) for label, s in symbols.items()}
     )
-    library = tirx.build(mod, target=machine.tvm_target())
+    library = tirx.build(mod, target=unoptimised(machine).tvm_target())
     for label, symbol in symbols.items():
         name, packed = names[label]
         written = _written(plain[name])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax, s_tir, tirx
+from unoptimised import HOST
 
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.block_access import static_extent
@@ -121,7 +122,9 @@ def lowered(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
     return tvm.transform.Sequential(steps)(mod)["main"]
 
 
-def run(functions: Mapping[str, tirx.PrimFunc], seed: int = 0) -> dict[str, list[np.ndarray]]:
+def run(
+    functions: Mapping[str, tirx.PrimFunc], seed: int = 0, machine: Machine = HOST
+) -> dict[str, list[np.ndarray]]:
     """All buffers of every function after a run; same seed and shapes, same contents before it."""
     symbols = {f"f{i}": name for i, name in enumerate(functions)}
     mod = tvm.IRModule(
@@ -130,7 +133,7 @@ def run(functions: Mapping[str, tirx.PrimFunc], seed: int = 0) -> dict[str, list
             for symbol, name in symbols.items()
         }
     )
-    library = tirx.build(mod, target=host_description().tvm_target())
+    library = tirx.build(mod, target=machine.tvm_target())
     results: dict[str, list[np.ndarray]] = {}
     for symbol, name in symbols.items():
         generator = np.random.default_rng(seed)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lowering import assert_same, lowered, run, scalar_stores, statements
 from machines import MACHINE, NARROW
 from tvm import s_tir, te, tirx
+from unoptimised import HOST
 
 from tvm_ext.hardware.host import host_description
 from tvm_ext.relay_passes.gemm_compute import GemmCompute
@@ -241,7 +242,7 @@ def test_numbers_of_large_products(columns: int) -> None:
 def test_nothing_is_written_beyond_the_result(columns: int) -> None:
     func, _ = schedule_kernel(te.create_prim_func(padded_product((3, 5), (5, columns))), MACHINE)
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    library = tirx.build(mod, target=host_description().tvm_target())
+    library = tirx.build(mod, target=HOST.tvm_target())
     memory = np.full(3 * columns + 128, -1.0, "float32")
     start = -memory.ctypes.data % 64 // 4
     result = memory[start : start + 3 * columns].reshape(3, columns)

@@ -29,7 +29,8 @@ def test_family(family: str) -> None:
             plain[f"{name}: {kernel}"] = func
     machine = host_description()
     scheduled = {name: schedule_kernel(func, machine)[0] for name, func in plain.items()}
-    wanted, found = run(plain), run(scheduled)
+    # Compiled as users' kernels are.
+    wanted, found = run(plain), run(scheduled, machine=machine)
     for name in plain:
         assert_same(wanted[name], found[name], name)
 
@@ -48,7 +49,7 @@ def test_large_enough_for_threads() -> None:
     machine = host_description().with_cores(4)
     scheduled = {name: schedule_kernel(func, machine)[0] for name, func in plain.items()}
     assert all("T.parallel" in func.script() for func in scheduled.values())
-    wanted, found = run(plain), run(scheduled)
+    wanted, found = run(plain, machine=machine), run(scheduled, machine=machine)
     for name in plain:
         assert_same(wanted[name], found[name], name)
 

@@ -18,6 +18,7 @@ from lowering import f32, kernel_of, kernels_of, loops_of, lowered, run, stateme
 from machines import GPU, MACHINE
 from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
+from unoptimised import HOST
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_description
@@ -154,7 +155,7 @@ def test_a_mean_far_from_zero() -> None:
     func = kernel_of(lambda x, g, b: nn.layer_norm(x, g, b, [-1]), f32(3, 257), f32(257), f32(257))
     library = tirx.build(
         tvm.IRModule({"main": stitched(func).with_attr("global_symbol", "main")}),
-        target=host_description().tvm_target(),
+        target=HOST.tvm_target(),
     )
     generator = np.random.default_rng(0)
     x = (generator.standard_normal((3, 257)) + 1000.0).astype("float32")

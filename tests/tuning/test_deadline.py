@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from kept_workers import kept_workers
 from sessions import QUICK, run_session
 from small_kernels import add_task
 from tvm.s_tir import meta_schedule as ms
@@ -29,8 +28,8 @@ ADD = add_task()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def workers():
-    with kept_workers():
+def workers(worker_stock):
+    with worker_stock.lent():
         yield
 
 

@@ -1,7 +1,6 @@
 """Sessions for a GPU, whose kernels this CPU runs with one thread after the other."""
 
 import pytest
-from kept_workers import kept_workers
 from rpc_house import KEY, rpc_house
 from serial_gpu import gpu, run_gpu_session, serial_gpu, softmax_task, threads_of
 from sessions import QUICK
@@ -20,8 +19,8 @@ SIX = QUICK.model_copy(update={"trials_per_kernel": 6})
 
 
 @pytest.fixture(scope="module", autouse=True)
-def workers():
-    with kept_workers():
+def workers(worker_stock):
+    with worker_stock.lent():
         yield
 
 

@@ -23,7 +23,13 @@ MESH = resolve_target("mesh16")
 EFFORT = QUICK.model_copy(update={"cost_model": "analytic"})
 
 
-def tuned(folder: Path, task, trials: int = 12):
+@pytest.fixture(scope="module", autouse=True)
+def workers(worker_stock):
+    with worker_stock.lent():
+        yield
+
+
+def tuned(folder: Path, task, trials: int):
     with compiling_for(MESH):
         options = SessionOptions(EFFORT, trials=trials)
         session = TuningSession(
@@ -38,7 +44,7 @@ def task():
 
 
 def test_trials_are_modelled_and_found_again(tmp_path, task):
-    progress = tuned(tmp_path, task)
+    progress = tuned(tmp_path, task, trials=8)
     assert progress.is_modelled
     trials = read_trials(tmp_path).trials
     assert {trial.status for trial in trials} == {"modelled"}
@@ -50,10 +56,10 @@ def test_trials_are_modelled_and_found_again(tmp_path, task):
 
 
 def test_the_same_session_goes_on_and_tries_nothing_twice(tmp_path, task):
-    tuned(tmp_path, task, trials=5)
-    tuned(tmp_path, task, trials=12)
+    tuned(tmp_path, task, trials=3)
+    tuned(tmp_path, task, trials=7)
     searched = [t.candidate for t in read_trials(tmp_path).trials if t.purpose == "search"]
-    assert len(searched) == len(set(searched)) == 12
+    assert len(searched) == len(set(searched)) == 7
 
 
 def test_a_mapping_that_computes_the_wrong_thing_is_caught(tmp_path, task):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 from drawn_candidates import MACHINE, SHAPES, drawn
-from kept_workers import kept_workers
 from sessions import run_session
 from small_kernels import add_task, matmul_task
 
@@ -19,8 +18,8 @@ from tvm_ext.tuning.trial_log import read_trials
 
 
 @pytest.fixture(scope="module", autouse=True)
-def workers():
-    with kept_workers():
+def workers(worker_stock):
+    with worker_stock.lent():
         yield
 
 

@@ -180,6 +180,9 @@ def test_shipped_records_come_last_and_explain_nothing(tmp_path):
     # The node of that name belongs to somebody else's model.
     found = RecordLookup([], Here(), {"kernel16": ["MatMul_4"]}, [shipped])
     assert reason(found, 16) == "it was never tuned"
+    for one in kernel_trials(16, best=1e-6):
+        append_trial(shipped, one)
+    assert find(RecordLookup([], Here(), {}, [shipped]), 16).seconds == 1e-6
 
 
 def test_a_template_that_was_decided_otherwise(tmp_path):

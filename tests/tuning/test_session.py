@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from kept_workers import kept_workers
 from planted import planted
 from record_folders import opened
 from sessions import QUICK, run_session
@@ -28,8 +27,8 @@ MATMUL, ADD = matmul_task(), add_task()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def workers():
-    with kept_workers():
+def workers(worker_stock):
+    with worker_stock.lent():
         yield
 
 

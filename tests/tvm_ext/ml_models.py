@@ -7,6 +7,7 @@ import onnx
 import onnxruntime
 import pytest
 from onnx import helper
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -44,7 +45,7 @@ def ml_model(
 def check(proto: onnx.ModelProto, *x: np.ndarray, rtol: float = 1e-5) -> None:
     feed = {f"x{place}": array for place, array in enumerate(x)}
     session = onnxruntime.InferenceSession(proto.SerializeToString())
-    found = tvm_ext.compile(proto).run(feed)
+    found = tvm_ext.compile(proto, HOST).run(feed)
     for name, wanted in zip(found, session.run(None, feed), strict=True):
         assert found[name].dtype == wanted.dtype, name
         assert found[name].shape == wanted.shape, name

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.onnx_frontend import import_model
@@ -71,7 +72,7 @@ def check_operator(
     """Compiles, runs and compares; returns what the compiled model computed."""
     model, feeds = operator_model(operator, arrays, outputs, stored, opset, **attributes)
     wanted = reference(model, feeds)
-    compiled = tvm_ext.compile(model, opt_level=level).run(feeds)
+    compiled = tvm_ext.compile(model, HOST, opt_level=level).run(feeds)
     found = [compiled[f"y{place}"] for place in range(outputs)]
     for got, want in zip(found, wanted, strict=True):
         want = np.asarray(want)
@@ -95,7 +96,7 @@ def assert_as_runtime(proto: onnx.ModelProto, rtol: float = 1e-6, **inputs: np.n
     )
     (wanted,) = session.run(None, inputs)
     for level in ("O0", "O3"):
-        (found,) = tvm_ext.compile(proto, opt_level=level).run(inputs).values()
+        (found,) = tvm_ext.compile(proto, HOST, opt_level=level).run(inputs).values()
         assert found.dtype == wanted.dtype
         np.testing.assert_allclose(found, wanted, rtol=rtol)
 
@@ -115,4 +116,4 @@ def array_info(name: str, shape: list, dtype: object = np.float32) -> onnx.Value
 
 def run_at_levels(proto: onnx.ModelProto, **inputs: np.ndarray) -> list[dict[str, np.ndarray]]:
     """What the model gives without and with all passes."""
-    return [tvm_ext.compile(proto, opt_level=level).run(inputs) for level in ("O0", "O3")]
+    return [tvm_ext.compile(proto, HOST, opt_level=level).run(inputs) for level in ("O0", "O3")]

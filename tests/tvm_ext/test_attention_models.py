@@ -11,6 +11,7 @@ from attention_models import BATCH, HEADS, KEYS, QUERIES, RESULT, Graph
 from emulated_models import emulated_model
 from onnx import TensorProto
 from tvm import relax
+from unoptimised import LLVM
 
 import tvm_ext
 from tvm_ext.compiler.build import build
@@ -63,7 +64,7 @@ def lowered(model: onnx.ModelProto, target: str) -> tuple[tvm.IRModule, list[Dec
 
 def run(kernels: tvm.IRModule, arrays: list[np.ndarray]) -> np.ndarray:
     """Runs kernels as they are, without schedules, on the CPU."""
-    executable = build(plan_memory(kernels)[0], tvm.target.Target("llvm"))
+    executable = build(plan_memory(kernels)[0], LLVM)
     machine = relax.VirtualMachine(executable, tvm.cpu())
     return machine["main"](*[tvm.runtime.tensor(array) for array in arrays]).numpy()
 

@@ -7,6 +7,7 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from unoptimised import HOST
 
 import tvm_ext
 import tvm_ext.check.bisect
@@ -98,7 +99,7 @@ def user_pass():
 
 def test_a_users_graph_pass_is_named_with_the_node_and_the_remedy(user_pass):
     user_pass(break_relu, before="DecomposeOpsForInference")
-    result = check_model(model(), bisect=True)
+    result = check_model(model(), HOST, bisect=True)
     assert [output.ok for output in result.outputs] == [False, True]
     found = result.bisection
     assert found.step.names == ("break_relu",)
@@ -124,7 +125,7 @@ def test_a_pass_that_cannot_run_beside_exposed_values_leaves_a_note_and_no_node(
         return one_percent_more(mod, "tanh", "tanh")
 
     user_pass(picky, level="tile")
-    found = check_model(model(), bisect=True, disabled_passes=PLAIN_TANH).bisection
+    found = check_model(model(), HOST, bisect=True, disabled_passes=PLAIN_TANH).bisection
     assert (found.step.names, found.node) == (("picky",), None)
     assert any("two outputs at most" in note for note in found.notes)
 
@@ -134,7 +135,7 @@ def test_a_pass_that_only_breaks_what_is_fused_is_named_although_no_node_reprodu
         return one_percent_more(mod, "fused_conv2d", "max")
 
     user_pass(break_fused, level="schedule")
-    found = check_model(model(), bisect=True, disabled_passes=["LayoutPlanning"]).bisection
+    found = check_model(model(), HOST, bisect=True, disabled_passes=["LayoutPlanning"]).bisection
     assert found.step.names == ("break_fused",)
     assert "conv" in found.step.kernel_nodes
     assert found.node is None
@@ -146,7 +147,7 @@ def test_a_tile_pass_is_named_with_the_kernel_whose_schedule_it_breaks(user_pass
         return one_percent_more(mod, "tanh", "tanh")
 
     user_pass(break_tile, level="tile")
-    result = check_model(model(), bisect=True, disabled_passes=PLAIN_TANH)
+    result = check_model(model(), HOST, bisect=True, disabled_passes=PLAIN_TANH)
     assert [output.ok for output in result.outputs] == [True, False]
     step = result.bisection.step
     assert (step.names, step.stage) == (("break_tile",), "tile")
@@ -165,7 +166,7 @@ def test_our_own_schedule_of_one_kernel_is_named(monkeypatch):
         return scaled(scheduled, "tanh") if "T.tanh" in func.script() else scheduled, choice
 
     monkeypatch.setattr(select, "schedule_kernel", wrong)
-    step = check_model(model(), bisect=True, disabled_passes=PLAIN_TANH).bisection.step
+    step = check_model(model(), HOST, bisect=True, disabled_passes=PLAIN_TANH).bisection.step
     assert (step.stage, step.kernel, step.kernel_nodes) == ("kernels", "tir_tanh", ("tanh",))
     assert "first step that differs: the schedule of kernel tir_tanh" in step.sentence()
 
@@ -180,7 +181,7 @@ def test_a_wrong_converter_is_a_node_and_no_pass(monkeypatch):
         return relax.op.negative(self.bb.normalize(result)) if op_name == "MatMul" else result
 
     monkeypatch.setattr(_OriginImporter, "_convert_operator", wrong)
-    found = check_model(model(), bisect=True).bisection
+    found = check_model(model(), HOST, bisect=True).bisection
     assert found.step is None
     assert "the imported graph already differs without any pass: no pass is at fault" in found.notes
     assert found.node.node == "project"
@@ -199,14 +200,14 @@ def test_a_preparation_that_changes_numbers_is_named(monkeypatch):
         return prepared
 
     monkeypatch.setattr(tvm_ext.onnx_frontend, "prepare", wrong)
-    found = check_model(model(), bisect=True).bisection
+    found = check_model(model(), HOST, bisect=True).bisection
     assert found.preparation.name == "y"
     assert (found.step, found.node) == (None, None)
     assert "before any pass" in found.sentences()[0]
 
 
 def test_a_model_that_agrees_is_not_bisected():
-    result = check_model(model(), bisect=True, opt_level=1)
+    result = check_model(model(), HOST, bisect=True, opt_level=1)
     assert result.ok
     assert result.bisection is None
     assert result.opt_level == "O1"
@@ -246,9 +247,9 @@ def test_a_difference_like_the_references_own_is_called_rounding(monkeypatch, us
         return {name: values * np.float32(1.02) for name, values in outputs.items()}
 
     user_pass(break_tile, level="tile")
-    assert not rounding_notes(check_model(model(), bisect=True, disabled_passes=PLAIN_TANH))
+    assert not rounding_notes(check_model(model(), HOST, bisect=True, disabled_passes=PLAIN_TANH))
     monkeypatch.setattr(tvm_ext.check.bisect, "run_reference", unstable)
-    result = check_model(model(), bisect=True, disabled_passes=PLAIN_TANH)
+    result = check_model(model(), HOST, bisect=True, disabled_passes=PLAIN_TANH)
     assert result.bisection.reference_spread == pytest.approx(0.02, rel=1e-3)
     assert len(rounding_notes(result)) == 1
 

@@ -27,6 +27,12 @@ def refused(*arguments) -> str:
     return result.stderr
 
 
+@pytest.fixture(scope="module", autouse=True)
+def workers(worker_stock):
+    with worker_stock.lent():
+        yield
+
+
 @pytest.fixture(scope="module")
 def tuned(tiny_model_path, tmp_path_factory):
     """The folder of a small session, and what it printed."""

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from small_models import model, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import InputError
@@ -19,7 +20,7 @@ FLOAT, INT64, BOOL, HALF = (
 
 
 def run_one(proto: onnx.ModelProto, opt_level="O3", **inputs) -> dict[str, np.ndarray]:
-    return tvm_ext.compile(proto, opt_level=opt_level).run(inputs)
+    return tvm_ext.compile(proto, HOST, opt_level=opt_level).run(inputs)
 
 
 @pytest.mark.parametrize("level", ["O0", "O3"])
@@ -102,7 +103,7 @@ def test_an_output_that_is_a_constant_and_one_that_comes_twice(level):
         [value("c", [2]), value("y", [3]), value("again", [3])],
         stored=np.array([1, 2], "float32"),
     )
-    made = tvm_ext.compile(proto, opt_level=level)
+    made = tvm_ext.compile(proto, HOST, opt_level=level)
     first, second = made.run({"x": rand(3)}), made.run({"x": rand(3)})
     np.testing.assert_array_equal(first["c"], [1, 2])
     np.testing.assert_array_equal(first["y"], first["again"])

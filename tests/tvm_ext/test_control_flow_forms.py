@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from small_models import model, node, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError, RunError
@@ -40,7 +41,7 @@ V = rand(5, 3, seed=2)
 @pytest.mark.parametrize("swapped", [False, True])
 def test_a_branch_that_no_runtime_could_run_fails_only_when_it_is_chosen(level, swapped, tmp_path):
     sides = (IMPOSSIBLE, POSSIBLE) if swapped else (POSSIBLE, IMPOSSIBLE)
-    compiled = tvm_ext.compile(choice(*sides, v=V), input_shapes=SHAPES, opt_level=level)
+    compiled = tvm_ext.compile(choice(*sides, v=V), HOST, input_shapes=SHAPES, opt_level=level)
     compiled.save(tmp_path / "m.tvmx")
     for ready in (compiled, tvm_ext.load(tmp_path / "m.tvmx")):
         (z,) = ready.run({"c": np.array(not swapped), "x": X}).values()
@@ -76,7 +77,7 @@ def test_a_branch_that_is_only_not_supported_is_refused(monkeypatch):
 def test_an_impossible_branch_in_a_branch_reaches_the_outer_if():
     inner = node("If", ["c"], ["i"], then_branch=IMPOSSIBLE, else_branch=IMPOSSIBLE, name="inner")
     proto = choice(POSSIBLE, branch([inner], "i"), v=V)
-    compiled = tvm_ext.compile(proto, input_shapes=SHAPES, opt_level="O0")
+    compiled = tvm_ext.compile(proto, HOST, input_shapes=SHAPES, opt_level="O0")
     (z,) = compiled.run({"c": np.array(True), "x": X}).values()
     np.testing.assert_allclose(z, np.exp(-X), rtol=1e-5)
     with pytest.raises(RunError, match="'choice' chose its else branch, where MatMul node"):
@@ -112,7 +113,7 @@ def test_what_a_loop_passes_on_unchanged_is_taken_out():
 @pytest.mark.parametrize("trips", [0, 1, 7])
 def test_a_loop_with_invariants_computes_the_same(trips):
     bias = rand(3, seed=3)
-    found = tvm_ext.compile(invariant_loop(), opt_level="O3").run(
+    found = tvm_ext.compile(invariant_loop(), HOST, opt_level="O3").run(
         {"m": np.array(trips), "x": X, "b": bias}
     )
     state, products = X, []
@@ -137,7 +138,7 @@ def test_a_carried_value_that_two_outputs_read_is_taken_out_once():
     shape = ["N", 3]
     given = [value("m", [], INT64), value("a", shape), value("b", shape)]
     proto = model([loop], given, [value("y", shape), value("z", shape)])
-    compiled = tvm_ext.compile(proto, opt_level="O0")
+    compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
     for trips in (0, 3):
         found = compiled.run({"m": np.array(trips), "a": X, "b": -X})
         np.testing.assert_array_equal(found["y"], X)
@@ -155,7 +156,7 @@ def test_arithmetic_with_the_sizes_of_a_slice_by_value():
     ]
     inputs = [value("x", [4, 3]), value("start", [1], INT64), value("end", [1], INT64)]
     proto = model(nodes, inputs, [value("y", None)], zero=np.array([0]), one=np.array([1]))
-    compiled = tvm_ext.compile(proto, opt_level="O0")
+    compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
     for start, end in ((1, 3), (0, 4), (3, 4)):
         (y,) = compiled.run({"x": X, "start": np.array([start]), "end": np.array([end])}).values()
         np.testing.assert_array_equal(y, np.tile(X[start:end], (end - start, 1)))

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from small_models import model, node, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import RunError
@@ -58,7 +59,7 @@ def squeeze_or_not(condition: str, shape: list, swapped: bool = False) -> onnx.M
 @pytest.mark.parametrize("x", [ONE, OTHER], ids=["one", "other"])
 def test_known_sizes_leave_the_branch_that_they_choose(condition, swapped, x):
     proto = squeeze_or_not(condition, NAMED, swapped)
-    compiled = tvm_ext.compile(proto, input_shapes={"x": x.shape}, opt_level="O0")
+    compiled = tvm_ext.compile(proto, HOST, input_shapes={"x": x.shape}, opt_level="O0")
     assert [str(gv.name_hint) for gv in import_model(proto, {"x": x.shape}).mod.functions] == [
         "main"
     ]
@@ -72,7 +73,7 @@ def test_known_sizes_leave_the_branch_that_they_choose(condition, swapped, x):
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_size_with_a_name_is_squeezed_and_the_run_names_the_if_when_it_is_not_1(condition, level):
     for swapped in (False, True):
-        compiled = tvm_ext.compile(squeeze_or_not(condition, NAMED, swapped), opt_level=level)
+        compiled = tvm_ext.compile(squeeze_or_not(condition, NAMED, swapped), HOST, opt_level=level)
         (z,) = compiled.run({"x": ONE}).values()
         np.testing.assert_allclose(z, np.exp(ONE.squeeze(1)), rtol=1e-5)
         side, other = ("then", "else") if swapped else ("else", "then")
@@ -100,7 +101,7 @@ def test_sizes_with_names_that_cannot_be_1_leave_the_branch_without_squeeze():
         ),
     ]
     axis = {"axis": np.array(1), "axes": np.array([1])}
-    compiled = tvm_ext.compile(model(nodes, [value("x", NAMED)], [value("y", None)], **axis))
+    compiled = tvm_ext.compile(model(nodes, [value("x", NAMED)], [value("y", None)], **axis), HOST)
     for x in (ONE, OTHER):
         np.testing.assert_array_equal(compiled.run({"x": x})["y"], np.concatenate([x, x], 1))
 
@@ -116,7 +117,7 @@ def test_a_condition_of_one_element_that_the_run_is_given():
         )
     ]
     inputs = [value("c", [1], TensorProto.BOOL), value("x", NAMED)]
-    compiled = tvm_ext.compile(model(nodes, inputs, [value("y", None)]), opt_level="O0")
+    compiled = tvm_ext.compile(model(nodes, inputs, [value("y", None)]), HOST, opt_level="O0")
     for chosen, expected in ((True, -ONE), (False, ONE)):
         np.testing.assert_array_equal(
             compiled.run({"c": np.array([chosen]), "x": ONE})["y"], expected

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from small_models import model, node, rand, value
 from tvm import relax
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -79,7 +80,7 @@ def test_a_tuple_is_one_sequence_where_the_converter_says_so(monkeypatch, sequen
         with pytest.raises(ModelError, match="Neg node"):
             import_model(proto)
     else:
-        np.testing.assert_array_equal(tvm_ext.compile(proto).run({"x": X})["y"], -X)
+        np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({"x": X})["y"], -X)
 
 
 def test_every_converter_says_what_it_is_for():

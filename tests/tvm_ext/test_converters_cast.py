@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.numpy_helper import saturate_cast, to_float8e8m0
 from small_models import model, value
+from unoptimised import HOST
 
 import tvm_ext
 
@@ -32,7 +33,7 @@ def run(x: np.ndarray, to: int, opset: int = 24, level: str = "O3", **attributes
         opset,
     )
     proto.ir_version = 12
-    (found,) = tvm_ext.compile(proto, opt_level=level).run({"x": x}).values()
+    (found,) = tvm_ext.compile(proto, HOST, opt_level=level).run({"x": x}).values()
     return found
 
 
@@ -106,7 +107,7 @@ def test_cast_like_a_narrow_input():
         21,
     )
     proto.ir_version = 10
-    compiled = tvm_ext.compile(proto)
+    compiled = tvm_ext.compile(proto, HOST)
     assert [spec.dtype for spec in compiled.inputs + compiled.outputs] == [
         *("float32", "uint4", "uint4")
     ]
@@ -124,7 +125,7 @@ def test_packed_weights_pass_through_shape_operators():
     proto = model(nodes, [value("x", [3, 8])], [value("y", [3, 2])], 21, w=w)
     proto.ir_version = 10
     x = np.arange(24, dtype=np.float32).reshape(3, 8)
-    (found,) = tvm_ext.compile(proto).run({"x": x}).values()
+    (found,) = tvm_ext.compile(proto, HOST).run({"x": x}).values()
     np.testing.assert_array_equal(found, x @ w.astype(np.float32).T)
 
 

@@ -7,6 +7,7 @@ from onnx import TensorProto
 from operator_models import by_runtime
 from small_models import model, node, rand, value
 from tvm import relax
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.onnx_frontend import import_model
@@ -30,7 +31,7 @@ def compared(operator: str, single: bool, against: int) -> onnx.ModelProto:
 @pytest.mark.parametrize("operator", COMPARISONS)
 def test_sizes_with_names_against_a_number(operator, single):
     proto = compared(operator, single, 3)
-    compiled = tvm_ext.compile(proto, opt_level="O0")
+    compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
     for size in (1, 3, 4):
         feeds = {"x": rand(size, 3)}
         for found, wanted in zip(
@@ -48,7 +49,7 @@ def test_a_size_is_never_below_0(operator):
     assert not any(isinstance(binding.value, relax.Call) for binding in block.bindings), main
     feeds = {"x": rand(2, 3)}
     for found, wanted in zip(
-        tvm_ext.compile(proto, opt_level="O0").run(feeds).values(),
+        tvm_ext.compile(proto, HOST, opt_level="O0").run(feeds).values(),
         by_runtime(proto, feeds),
         strict=True,
     ):
@@ -65,7 +66,7 @@ def test_a_shape_chosen_by_what_only_the_run_can_tell():
     ]
     numbers = {"three": np.array([3]), "one": np.array([1])}
     proto = model(nodes, [value("x", ["N", "M"])], [value("y", None)], **numbers)
-    compiled = tvm_ext.compile(proto, opt_level="O0")
+    compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
     for shape, wanted in (((3, 5), (1, 5)), ((2, 3), (2, 1)), ((2, 4), (2, 4))):
         assert compiled.run({"x": rand(*shape)})["y"].shape == wanted
 
@@ -77,5 +78,5 @@ def test_constants_are_compared_at_once():
         node("Not", ["c"], ["y"]),
     ]
     proto = model(nodes, [value("x", [2, 3])], [value("y", [2], BOOL)], k=np.array([2]))
-    found = tvm_ext.compile(proto, opt_level="O0").run({"x": rand(2, 3)})["y"]
+    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": rand(2, 3)})["y"]
     np.testing.assert_array_equal(found, [False, True])

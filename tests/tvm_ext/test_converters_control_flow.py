@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from small_models import model, node, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -23,7 +24,7 @@ def assert_as_reference(proto: onnx.ModelProto, *feeds: dict, levels=("O0", "O3"
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     for level in levels:
-        compiled = tvm_ext.compile(proto, opt_level=level)
+        compiled = tvm_ext.compile(proto, HOST, opt_level=level)
         for feed in feeds:
             found = list(compiled.run(feed).values())
             for got, wanted in zip(found, session.run(None, feed), strict=True):
@@ -154,7 +155,7 @@ def test_many_iterations_need_no_deep_stack():
     step = [node("Add", ["s", "one"], ["s2"]), GO_ON]
     proto = loop(step, [value("s2", None)], one=np.array(1, np.float32))
     (found,) = (
-        tvm_ext.compile(proto, opt_level="O0")
+        tvm_ext.compile(proto, HOST, opt_level="O0")
         .run({"x": np.zeros((1, 3), np.float32), "m": np.array(100_000)})
         .values()
     )

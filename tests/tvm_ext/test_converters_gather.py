@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from operator_models import assert_as_runtime, element_type
 from small_models import model, node, value
+from unoptimised import HOST
 
 import tvm_ext
 
@@ -43,7 +44,7 @@ def test_gather_of_one_and_of_integers():
 @pytest.mark.parametrize("level", ["O0", "O3"])
 def test_an_index_beyond_the_data_does_not_end_the_process(level):
     proto, inputs = gather(DATA, np.array([0, 1]), 0, False)
-    model = tvm_ext.compile(proto, opt_level=level)
+    model = tvm_ext.compile(proto, HOST, opt_level=level)
     for index in (2, 10**6, 2**40, -3, -(10**6), -(2**40)):
         (found,) = model.run({**inputs, "indices": np.array([index, 1])}).values()
         np.testing.assert_array_equal(found[0], DATA[1 if index > 0 else 0])

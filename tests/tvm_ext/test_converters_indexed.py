@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from unoptimised import HOST
 
 import tvm_ext
 
@@ -43,7 +44,7 @@ def test_inside_as_the_reference(operator: str, stored: bool) -> None:
     proto, feeds = case(operator, np.array(CASES[operator][1], np.int64), stored)
     (wanted,) = ReferenceEvaluator(proto).run(None, feeds)
     for level in ("O0", "O3"):
-        found = tvm_ext.compile(proto, opt_level=level).run(feeds)["y"]
+        found = tvm_ext.compile(proto, HOST, opt_level=level).run(feeds)["y"]
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -59,5 +60,5 @@ def test_outside_takes_the_nearest_element(operator: str, far: int, stored: bool
     wanted_of, feeds = case(operator, nearest, True)
     (wanted,) = ReferenceEvaluator(wanted_of).run(None, {k: feeds[k] for k in feeds if k != "i"})
     proto, feeds = case(operator, indices, stored)
-    found = tvm_ext.compile(proto).run(feeds)["y"]
+    found = tvm_ext.compile(proto, HOST).run(feeds)["y"]
     np.testing.assert_array_equal(found, wanted)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_models import check, ml_model, refused
 from onnx import TensorProto, numpy_helper
+from unoptimised import HOST
 
 import tvm_ext
 
@@ -97,7 +98,7 @@ def test_tree_regressor_of_integers_and_of_doubles() -> None:
             "TreeEnsembleRegressor", [x.astype(dtype)], [TensorProto.FLOAT], n_targets=1,
             **attributes,
         )  # fmt: skip
-        found[dtype] = tvm_ext.compile(proto).run({"x0": x.astype(dtype)})["y0"]
+        found[dtype] = tvm_ext.compile(proto, HOST).run({"x0": x.astype(dtype)})["y0"]
         assert found[dtype].dtype == np.float32
         np.testing.assert_allclose(found[dtype], found[np.float32], rtol=1e-6)
 
@@ -196,7 +197,7 @@ def ensemble(members: list[float], modes: list[int], splits: list[float]) -> onn
 def test_trees_of_version_5_with_sets() -> None:
     proto = ensemble([1, 3, NAN], [6, 0], [0, 2])
     x = np.array([[1, 0], [3, 9], [2, 2], [2, 3], [0, NAN]], np.float32)
-    found = tvm_ext.compile(proto).run({"x0": x})["y0"]
+    found = tvm_ext.compile(proto, HOST).run({"x0": x})["y0"]
     np.testing.assert_array_equal(found, [[1, 0], [1, 0], [0, 10], [100, 0], [100, 0]])
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from small_models import model, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -49,7 +50,7 @@ def assert_exact(proto: onnx.ModelProto, inputs: dict, level: str = "O3") -> lis
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     wanted = session.run(None, inputs)
-    found = list(tvm_ext.compile(proto, opt_level=level).run(inputs).values())
+    found = list(tvm_ext.compile(proto, HOST, opt_level=level).run(inputs).values())
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
@@ -111,7 +112,7 @@ def test_four_bits_there_and_back(dtype):
     ]
     outputs = [value("q", [2, 4, 150], dtype), value("y", [2, 4, 150])]
     proto = model(nodes, [value("x", [2, 4, 150])], outputs, 21, s=np.float32(0.1))
-    found = tvm_ext.compile(proto, opt_level="O3").run({"x": HALVES})
+    found = tvm_ext.compile(proto, HOST, opt_level="O3").run({"x": HALVES})
     wanted = dict(zip("qy", ReferenceEvaluator(proto).run(None, {"x": HALVES}), strict=True))
     for name, array in found.items():
         assert array.dtype == wanted[name].dtype
@@ -137,7 +138,7 @@ def test_stored_weights_become_the_numbers_that_they_stand_for():
     assert "uint8" not in import_model(proto).mod.script()
     centred = inputs["w"].astype(np.float32) - inputs["z"].astype(np.float32)
     x = rand(2, 6)
-    (found,) = tvm_ext.compile(proto).run({"x": x}).values()
+    (found,) = tvm_ext.compile(proto, HOST).run({"x": x}).values()
     np.testing.assert_allclose(found, x @ (centred * inputs["s"]), rtol=1e-4)
 
 
@@ -163,7 +164,7 @@ def dynamic_models() -> tuple:
     session = runtime.InferenceSession(
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
-    return tvm_ext.compile(proto), session
+    return tvm_ext.compile(proto, HOST), session
 
 
 def dynamic(x: np.ndarray) -> tuple[list, list]:
@@ -226,7 +227,7 @@ def test_matmul_integer_of_rows():
     inputs = {"x": integers(5, 40, dtype="uint8"), "w": integers(40, 7, dtype="uint8")}
     inputs["z"] = integers(5, dtype="uint8")
     proto, fed = one_node("MatMulInteger", inputs, {"y": TensorProto.INT32}, 10)
-    (found,) = tvm_ext.compile(proto).run(fed).values()
+    (found,) = tvm_ext.compile(proto, HOST).run(fed).values()
     centred = inputs["x"].astype(np.int32) - inputs["z"].astype(np.int32)[:, None]
     np.testing.assert_array_equal(found, centred @ inputs["w"].astype(np.int32))
 
@@ -251,7 +252,7 @@ def test_a_division_is_not_folded_into_the_convolution_before_it():
     stored = {"w": w, "s": np.float32(0.003), "z": np.int8(0)}
     outputs = [value("y", [1, 4, 14, 14], TensorProto.INT8), value("c", [1, 4, 14, 14])]
     proto = model(nodes, [value("x", [1, 3, 16, 16])], outputs, 13, **stored)
-    found = tvm_ext.compile(proto, opt_level="O3").run({"x": rand(1, 3, 16, 16)})
+    found = tvm_ext.compile(proto, HOST, opt_level="O3").run({"x": rand(1, 3, 16, 16)})
     steps = np.clip(np.rint(found["c"] / np.float32(0.003)), -128, 127)
     np.testing.assert_array_equal(found["y"], steps.astype(np.int8))
 

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from small_models import rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import UnsupportedOperatorError
@@ -54,7 +55,7 @@ def compared(proto: onnx.ModelProto, inputs: dict) -> list[tuple[np.ndarray, np.
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     wanted = session.run(None, inputs)
-    found = list(tvm_ext.compile(proto, opt_level="O3").run(inputs).values())
+    found = list(tvm_ext.compile(proto, HOST, opt_level="O3").run(inputs).values())
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
         assert one.shape == other.shape

@@ -10,6 +10,7 @@ from onnx import TensorProto, helper
 from tvm import te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
+from unoptimised import HOST, LLVM
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -20,7 +21,7 @@ COUNT = 20000
 
 def drawn(operator: str, x: np.ndarray | None = None, name: str = "draw", **attributes: Any) -> Any:
     proto = random_model(operator, x, name, **attributes)
-    return tvm_ext.compile(proto).run({} if x is None else {"x": x})["y"]
+    return tvm_ext.compile(proto, HOST).run({} if x is None else {"x": x})["y"]
 
 
 def random_model(
@@ -62,7 +63,7 @@ def test_philox_gives_the_known_answers_of_random123(
 
     kernel = te.create_prim_func([te.extern([(1,)], [], statement, dtype=["uint64"])])
     y = tvm.runtime.tensor(np.zeros(1, np.uint64))
-    tvm.compile(kernel, target="llvm")(y)
+    tvm.compile(kernel, target=LLVM)(y)
     word = int(y.numpy()[0])
     assert (word & 0xFFFFFFFF, word >> 32) == wanted
 
@@ -79,7 +80,7 @@ def test_what_reads_random_numbers_twice_reads_the_same() -> None:
         nodes, "small", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64])]
     )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
-    assert not tvm_ext.compile(proto).run({})["y"].any()
+    assert not tvm_ext.compile(proto, HOST).run({})["y"].any()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

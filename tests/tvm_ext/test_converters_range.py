@@ -5,6 +5,7 @@ import onnx
 import pytest
 from operator_models import by_runtime
 from small_models import model, node, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.onnx_frontend import import_model
@@ -34,7 +35,7 @@ def counted(start: float, delta: float, dtype: int) -> onnx.ModelProto:
 @pytest.mark.parametrize(("start", "delta"), [(0, 1), (0, 3), (2, 2), (-3, 4), (0, -1), (5, -2)])
 def test_length_from_a_size(start: int, delta: int, dtype: int) -> None:
     proto = counted(start, delta, dtype)
-    compiled = tvm_ext.compile(proto)
+    compiled = tvm_ext.compile(proto, HOST)
     for length in (1, 5, 6, 17):
         feeds = {"x": rand(length)}
         wanted = by_runtime(proto, feeds)[0]
@@ -51,5 +52,5 @@ def test_a_step_that_is_no_whole_number() -> None:
     proto = counted(0.5, 0.25, F)
     feeds = {"x": rand(3)}
     np.testing.assert_array_equal(
-        tvm_ext.compile(proto).run(feeds)["y"], by_runtime(proto, feeds)[0]
+        tvm_ext.compile(proto, HOST).run(feeds)["y"], by_runtime(proto, feeds)[0]
     )

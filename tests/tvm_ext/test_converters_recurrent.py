@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
 from small_models import model, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError, RunError
@@ -99,7 +100,7 @@ def assert_as_reference(proto: onnx.ModelProto, fed: Arrays, levels: Any = ("O0"
     """O0 runs the kernel as the importer writes it, O3 as the template does."""
     wanted = reference(proto, fed)
     for level in levels:
-        found = tvm_ext.compile(proto, opt_level=level).run(fed)
+        found = tvm_ext.compile(proto, HOST, opt_level=level).run(fed)
         assert len(found) == len(wanted)
         for (name, array), expected in zip(found.items(), wanted, strict=True):
             assert (array.dtype, array.shape) == (expected.dtype, expected.shape), name
@@ -212,7 +213,7 @@ def test_batch_first(op: str, direction: str) -> None:
             arrays[name] = np.ascontiguousarray(np.swapaxes(arrays[name], 0, 1))
     proto, fed = layer(op, arrays, direction=direction, layout=1)
     for level in ("O0", "O3"):
-        y, *states = tvm_ext.compile(proto, opt_level=level).run(fed).values()
+        y, *states = tvm_ext.compile(proto, HOST, opt_level=level).run(fed).values()
         np.testing.assert_allclose(y, np.moveaxis(wanted[0], 2, 0), rtol=1e-5, atol=2e-6)
         for found, expected in zip(states, wanted[1:], strict=True):
             turned = np.swapaxes(expected, 0, 1)
@@ -234,7 +235,7 @@ def test_a_sequence_without_a_step_ends_in_zeros() -> None:
 def test_lengths_beyond_the_input_read_nothing_there() -> None:
     arrays = arrays_of("GRU", 4, 2, 16, 2, "b", [400_000_000, -5])
     proto, fed = layer("GRU", arrays, direction="bidirectional")
-    y, _ = tvm_ext.compile(proto).run(fed).values()
+    y, _ = tvm_ext.compile(proto, HOST).run(fed).values()
     fed["sequence_lens"] = np.array([4, 0], np.int32)
     np.testing.assert_allclose(y, reference(proto, fed)[0], rtol=1e-5, atol=2e-6)
 
@@ -242,7 +243,7 @@ def test_lengths_beyond_the_input_read_nothing_there() -> None:
 def test_compiled_once_for_all_sizes() -> None:
     arrays = arrays_of("LSTM", 4, 2, 20, 2, "bhc", None)
     proto, _ = layer("LSTM", arrays, direction="bidirectional", open_sizes=True)
-    compiled = tvm_ext.compile(proto)
+    compiled = tvm_ext.compile(proto, HOST)
     for steps, batch in ((1, 1), (7, 1), (2, 11), (3, 6)):
         sized = arrays_of("LSTM", steps, batch, 20, 2, "bhc", None)
         fed = {name: sized[name] for name in ("X", "initial_h", "initial_c")}
@@ -254,7 +255,7 @@ def test_a_state_of_another_batch_is_refused_in_the_run() -> None:
     arrays = arrays_of("GRU", 4, 2, 16, 1, "bh", None)
     proto, fed = layer("GRU", arrays, open_sizes=True)
     proto.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "other"
-    compiled = tvm_ext.compile(proto)
+    compiled = tvm_ext.compile(proto, HOST)
     compiled.run(fed)
     with pytest.raises(RunError):
         compiled.run({**fed, "initial_h": fed["initial_h"][:, :1]})
@@ -269,7 +270,7 @@ def test_other_types(op: str, dtype: str, tolerance: float) -> None:
     arrays = arrays_of(op, 3, 2, 20, 1, "bh", None)
     wanted = reference(*layer(op, arrays))
     proto, fed = layer(op, {name: array.astype(dtype) for name, array in arrays.items()})
-    found = tvm_ext.compile(proto).run(fed)
+    found = tvm_ext.compile(proto, HOST).run(fed)
     for array, expected in zip(found.values(), wanted, strict=True):
         assert array.dtype == dtype
         np.testing.assert_allclose(array, expected, rtol=tolerance, atol=tolerance)

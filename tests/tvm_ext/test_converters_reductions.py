@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from small_models import model, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -38,13 +39,13 @@ def reduction(op_type: str, x: np.ndarray, axes: np.ndarray | None, **attributes
 
 
 def run(proto: onnx.ModelProto, **inputs: np.ndarray) -> np.ndarray:
-    (found,) = tvm_ext.compile(proto, opt_level="O0").run(inputs).values()
+    (found,) = tvm_ext.compile(proto, HOST, opt_level="O0").run(inputs).values()
     return found
 
 
 @pytest.mark.parametrize("op_type", NUMPY)
 def test_axes_from_the_run(op_type):
-    compiled = tvm_ext.compile(reduction(op_type, X, np.zeros(2, np.int64)), opt_level="O0")
+    compiled = tvm_ext.compile(reduction(op_type, X, np.zeros(2, np.int64)), HOST, opt_level="O0")
     for axes in ([0, 2], [-1, 1], [0, 1]):
         (found,) = compiled.run({"x": X, "axes": np.array(axes, np.int64)}).values()
         wanted = NUMPY[op_type](X, axis=tuple(axes), keepdims=True)

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from operator_models import array_info, by_reference, check_operator, run_at_levels
 from small_models import model, node, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.onnx_frontend import import_model
@@ -57,7 +58,7 @@ def test_an_earlier_operator_and_sizes_of_the_run_in_one_kernel() -> None:
         [value("y", None)],
     )
     x, z = rand(3, 1), rand(1)
-    found = tvm_ext.compile(proto, opt_level="O3").run({"x": x, "z": z, "s": ints(1, 5)})["y"]
+    found = tvm_ext.compile(proto, HOST, opt_level="O3").run({"x": x, "z": z, "s": ints(1, 5)})["y"]
     np.testing.assert_allclose(found, np.maximum(x, 0) + np.maximum(z, 0) + np.zeros((3, 5)))
 
 

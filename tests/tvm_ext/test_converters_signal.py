@@ -8,6 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -30,7 +31,7 @@ def model(nodes, inputs, outputs, opset=20, **weights: np.ndarray) -> onnx.Model
 
 
 def check(proto: onnx.ModelProto, wanted: np.ndarray, rtol=1e-5, **inputs: np.ndarray) -> None:
-    found = tvm_ext.compile(proto).run(inputs)["y"]
+    found = tvm_ext.compile(proto, HOST).run(inputs)["y"]
     assert found.dtype == wanted.dtype
     assert found.shape == wanted.shape
     np.testing.assert_allclose(found, wanted, rtol=0, atol=rtol * max(1, np.abs(wanted).max()))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from small_models import model, node, value
+from unoptimised import HOST
 
 import tvm_ext
 
@@ -32,7 +33,7 @@ def test_as_numpy(rows, start, end, step):
     proto = model(nodes, [value("x", [rows, 3])], [value("y", None)], **constants)
     x = np.arange(21, dtype=np.float32).reshape(7, 3)
     stop = None if step < 0 and end < -7 else end
-    found = tvm_ext.compile(proto, opt_level="O0").run({"x": x})["y"]
+    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": x})["y"]
     np.testing.assert_array_equal(found, x[start:stop:step])
 
 
@@ -42,4 +43,4 @@ def test_two_axes_one_reversed():
     nodes = [node("Slice", ["x", "s", "e", "a", "t"], ["y"])]
     proto = model(nodes, [value("x", ["A", "B"])], [value("y", None)], **stored)
     x = np.arange(20, dtype=np.float32).reshape(5, 4)
-    np.testing.assert_array_equal(tvm_ext.compile(proto).run({"x": x})["y"], x[1::2, ::-1])
+    np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({"x": x})["y"], x[1::2, ::-1])

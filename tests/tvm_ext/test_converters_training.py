@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError, UnsupportedOperatorError
@@ -52,7 +53,7 @@ def optimizer(operator: str, groups: int, step: int, **attributes: Any) -> tuple
 )  # fmt: skip
 def test_optimizers(operator: str, groups: int, step: int, attributes: dict) -> None:
     proto, feed = optimizer(operator, groups, step, **attributes)
-    found = tvm_ext.compile(proto).run(feed)
+    found = tvm_ext.compile(proto, HOST).run(feed)
     for name, wanted in zip(found, ReferenceEvaluator(proto).run(None, feed), strict=True):
         assert found[name].dtype == np.float32
         np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-6)
@@ -89,7 +90,7 @@ def test_ngrams_of_integers(shape: list[int], mode: str) -> None:
     x = np.random.default_rng(4).integers(1, 5, shape)
     proto = vectorizer(shape, mode=mode, weights=[0.5, 2.0, 3.0, 5.0, 7.0])
     wanted = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
-    np.testing.assert_allclose(tvm_ext.compile(proto).run({"x": x})["y"], wanted, rtol=1e-6)
+    np.testing.assert_allclose(tvm_ext.compile(proto, HOST).run({"x": x})["y"], wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from small_models import model, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -18,7 +19,7 @@ RANDOM = np.random.default_rng(0)
 def assert_as_reference(proto: onnx.ModelProto, **inputs: np.ndarray) -> onnx.ModelProto:
     wanted = ReferenceEvaluator(proto).run(None, inputs)
     for level in ("O0", "O3"):
-        found = list(tvm_ext.compile(proto, opt_level=level).run(inputs).values())
+        found = list(tvm_ext.compile(proto, HOST, opt_level=level).run(inputs).values())
         for one, other in zip(found, wanted, strict=True):
             assert one.dtype == other.dtype
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -81,7 +82,7 @@ def test_constants_in_every_spelling(spelling):
     element = TensorProto.FLOAT if "float" in spelling else TensorProto.INT64
     constant = node("Constant", [], ["c"], name="c", **{spelling: CONSTANTS[spelling]})
     proto = model([constant], [], [value("c", list(given.shape), element)])
-    (found,) = tvm_ext.compile(proto, opt_level="O0").run({}).values()
+    (found,) = tvm_ext.compile(proto, HOST, opt_level="O0").run({}).values()
     assert found.dtype == (np.float32 if "float" in spelling else np.int64)
     np.testing.assert_array_equal(found, given)
 
@@ -98,7 +99,7 @@ def sparse_constant(indices: np.ndarray, dims: list[int]) -> onnx.ModelProto:
 @pytest.mark.parametrize("indices", [np.array([1, 5]), np.array([[0, 1], [1, 2]])], ids=str)
 def test_a_sparse_constant(indices):
     (found,) = (
-        tvm_ext.compile(sparse_constant(indices, [2, 3]), opt_level="O0")
+        tvm_ext.compile(sparse_constant(indices, [2, 3]), HOST, opt_level="O0")
         .run({"x": np.zeros((2, 3), np.float32)})
         .values()
     )

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.check.reference import run_reference
@@ -64,7 +65,7 @@ def test_the_same_with_few_elements(operator):
     }
     model = total_of(operator, inputs, **small)
     x = np.float32([2, 5])
-    found = tvm_ext.compile(model, opt_level="O0").run({"x": x})["y"]
+    found = tvm_ext.compile(model, HOST, opt_level="O0").run({"x": x})["y"]
     np.testing.assert_allclose(found, run_reference(model, {"x": x})["y"], rtol=1e-6)
 
 
@@ -78,11 +79,11 @@ def test_more_steps_than_64_bits_count():
 def test_long_range_and_one_hot(count):
     x = np.float32([1, 2])
     steps = total_of("Range", ["begin", "end", "step"], begin=7, end=7 - 2 * count, step=-2)
-    found = tvm_ext.compile(steps, opt_level="O0").run({"x": x})["y"]
+    found = tvm_ext.compile(steps, HOST, opt_level="O0").run({"x": x})["y"]
     assert found == pytest.approx(3 + count * (8 - count), rel=1e-4)
     pair = np.float32([0, 5])
     hot = total_of("OneHot", ["at", "depth", "pair"], at=[1, -1], depth=count, pair=pair)
-    assert tvm_ext.compile(hot, opt_level="O0").run({"x": x})["y"] == 13
+    assert tvm_ext.compile(hot, HOST, opt_level="O0").run({"x": x})["y"] == 13
 
 
 def test_memory_limit(monkeypatch):
@@ -98,7 +99,7 @@ def test_memory_limit(monkeypatch):
     monkeypatch.delenv(VARIABLE)
     x = np.arange(1 << 20, dtype=np.float32)
     np.testing.assert_array_equal(
-        tvm_ext.compile(model, opt_level="O0").run({"x": x})["y"], np.tile(x, 8)
+        tvm_ext.compile(model, HOST, opt_level="O0").run({"x": x})["y"], np.tile(x, 8)
     )
 
 
@@ -170,7 +171,7 @@ def test_external_data_out_of_the_folder(tmp_path, where):
 
 def test_external_data_in_the_folder(tmp_path):
     (tmp_path / "weights").write_bytes(np.arange(4, dtype=np.float32).tobytes())
-    compiled = tvm_ext.compile(model_with_data_at(tmp_path, "weights"), opt_level="O0")
+    compiled = tvm_ext.compile(model_with_data_at(tmp_path, "weights"), HOST, opt_level="O0")
     assert compiled.run({"x": np.ones(4, np.float32)})["y"].tolist() == [1, 2, 3, 4]
 
 
@@ -188,7 +189,7 @@ def test_nan_goes_where_onnx_runtime_sends_it(operator, opt_level):
     values = [tensor("x", [3, 3])], [tensor("y", [3, 3])]
     model = model_of([node(operator, ["x"], ["y"])], *values)
     fed = {"x": STRANGE}
-    found = tvm_ext.compile(model, opt_level=opt_level).run(fed)["y"]
+    found = tvm_ext.compile(model, HOST, opt_level=opt_level).run(fed)["y"]
     np.testing.assert_allclose(found, run_reference(model, fed)["y"], rtol=1e-5)
 
 
@@ -197,7 +198,7 @@ def test_nan_goes_where_onnx_runtime_sends_it(operator, opt_level):
 def test_place_of_the_largest_is_in_the_tensor(operator, last):
     found = node(operator, ["x"], ["y"], axis=1, select_last_index=last)
     model = model_of([found], [tensor("x", [3, 3])], [tensor("y", None, TensorProto.INT64)])
-    compiled = tvm_ext.compile(model, opt_level="O0")
+    compiled = tvm_ext.compile(model, HOST, opt_level="O0")
     for x in (STRANGE, -STRANGE, np.full((3, 3), np.nan, np.float32)):
         places = compiled.run({"x": x})["y"]
         assert ((places >= 0) & (places < 3)).all()
@@ -211,7 +212,7 @@ def test_expand_between_sizes_that_the_run_knows(rows, wanted):
     """The result takes the other side's size where one is 1; TVM's took the target's."""
     nodes = [node("Shape", ["like"], ["sizes"]), node("Expand", ["x", "sizes"], ["y"])]
     inputs = [tensor("x", ["N", 1]), tensor("like", ["M", 2])]
-    compiled = tvm_ext.compile(model_of(nodes, inputs, [tensor("y", None)]), opt_level="O0")
+    compiled = tvm_ext.compile(model_of(nodes, inputs, [tensor("y", None)]), HOST, opt_level="O0")
     x = np.arange(rows, dtype=np.float32).reshape(rows, 1)
     fed = {"x": x, "like": np.zeros((wanted, 2), np.float32)}
     if 1 not in (rows, wanted) and rows != wanted:
@@ -252,14 +253,16 @@ def test_slice_of_a_size_that_is_negative_for_the_given_inputs():
     with pytest.raises(ModelError, match=r"'made' has the sizes \[1, 2, -1\]"):
         tvm_ext.compile(model, input_shapes={"x": [1, 2, 3]})
     x = np.arange(16, dtype=np.float32).reshape(1, 2, 8)
-    found = tvm_ext.compile(model, input_shapes={"x": [1, 2, 8]}, opt_level="O0").run({"x": x})
+    found = tvm_ext.compile(model, HOST, input_shapes={"x": [1, 2, 8]}, opt_level="O0").run(
+        {"x": x}
+    )
     assert found["y"].tolist() == [[[7, 6, 5, 4], [15, 14, 13, 12]]]
 
 
 def test_size_of_minus_one_is_one_that_the_run_knows():
     nodes = [node("Slice", ["x", "one", "far"], ["y"])]
     model = model_of(nodes, [tensor("x", [-1])], [tensor("y", [-1])], one=[1], far=[100])
-    compiled = tvm_ext.compile(model, opt_level="O0")
+    compiled = tvm_ext.compile(model, HOST, opt_level="O0")
     assert compiled.run({"x": np.float32([1, 2, 3])})["y"].tolist() == [2, 3]
 
 
@@ -269,7 +272,7 @@ def test_size_of_minus_one_is_one_that_the_run_knows():
 def test_reshape_to_more_elements_than_there_are():
     nodes = [node("Reshape", ["x", "to"], ["r"]), node("Transpose", ["r"], ["y"], perm=[1, 0])]
     model = model_of(nodes, [tensor("x", ["N", 2])], [tensor("y", None)], to=[4, 1 << 20])
-    compiled = tvm_ext.compile(model, opt_level="O0")
+    compiled = tvm_ext.compile(model, HOST, opt_level="O0")
     with pytest.raises(TvmExtError):
         compiled.run({"x": np.zeros((3, 2), np.float32)})
 
@@ -278,7 +281,7 @@ def test_reshape_to_as_many():
     nodes = [node("Reshape", ["x", "to"], ["r"]), node("Transpose", ["r"], ["y"], perm=[1, 0])]
     model = model_of(nodes, [tensor("x", ["N", 2])], [tensor("y", None)], to=[4, 3])
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
-    found = tvm_ext.compile(model, opt_level="O0").run({"x": x})["y"]
+    found = tvm_ext.compile(model, HOST, opt_level="O0").run({"x": x})["y"]
     np.testing.assert_array_equal(found, x.reshape(4, 3).T)
 
 
@@ -295,7 +298,7 @@ def test_counted_loop_whose_first_condition_the_run_knows(flag, trips):
     loop = node("Loop", ["trips", "flag", "x"], ["y", "all"], "again", body=body)
     inputs = [tensor("x", [2]), tensor("flag", [], TensorProto.BOOL)]
     outputs = [tensor("y", [2]), tensor("all", ["T", 2])]
-    compiled = tvm_ext.compile(model_of([loop], inputs, outputs, trips=trips), opt_level="O0")
+    compiled = tvm_ext.compile(model_of([loop], inputs, outputs, trips=trips), HOST, opt_level="O0")
     found = compiled.run({"x": np.float32([0, 1e-38]), "flag": np.array(flag)})
     assert found["all"].shape == (trips if flag else 0, 2)
     with np.errstate(over="ignore"):

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from operator_models import by_runtime
 from small_models import model, node, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.check.random_inputs import random_inputs
@@ -47,7 +48,7 @@ def test_forms_of_a_size(text: str, size: object) -> None:
 def test_one_compilation_serves_a_range(fixed: bool) -> None:
     """A size that the model fixes can be opened as well."""
     proto = blurred(1, 3, 16, 16) if fixed else blurred("n", 3, "h", "w")
-    compiled = tvm_ext.compile(proto, input_shapes={"x": ["N", 3, "8:32", "8:24"]})
+    compiled = tvm_ext.compile(proto, HOST, input_shapes={"x": ["N", 3, "8:32", "8:24"]})
     assert compiled.inputs[0].ranges == (None, None, SizeRange(8, 32), SizeRange(8, 24))
     assert compiled.inputs[0].shape[0] == "N"
     for shape in [(1, 3, 16, 16), (2, 3, 32, 8), (3, 3, 9, 24)]:
@@ -59,7 +60,9 @@ def test_one_compilation_serves_a_range(fixed: bool) -> None:
 
 
 def test_ranges_are_saved(tmp_path) -> None:
-    compiled = tvm_ext.compile(blurred("n", 3, "h", "w"), input_shapes={"x": [1, 3, "h:8:9", "?"]})
+    compiled = tvm_ext.compile(
+        blurred("n", 3, "h", "w"), HOST, input_shapes={"x": [1, 3, "h:8:9", "?"]}
+    )
     compiled.save(tmp_path / "m.tvmx")
     loaded = tvm_ext.load(tmp_path / "m.tvmx")
     assert loaded.inputs == compiled.inputs
@@ -69,7 +72,7 @@ def test_ranges_are_saved(tmp_path) -> None:
 
 def test_storage_is_planned_for_the_largest_size() -> None:
     bounded, largest, free = (
-        tvm_ext.compile(blurred("n", 3, "h", "w"), input_shapes=shapes, opt_level="O1").report
+        tvm_ext.compile(blurred("n", 3, "h", "w"), HOST, input_shapes=shapes, opt_level="O1").report
         for shapes in (
             {"x": ["1:2", 3, "8:32", "8:32"]},
             {"x": [2, 3, 32, 32]},
@@ -82,7 +85,7 @@ def test_storage_is_planned_for_the_largest_size() -> None:
 
 
 def test_a_name_ties_inputs() -> None:
-    compiled = tvm_ext.compile(added("n", "m"), input_shapes={"a": ["k", 4], "b": ["k", 4]})
+    compiled = tvm_ext.compile(added("n", "m"), HOST, input_shapes={"a": ["k", 4], "b": ["k", 4]})
     assert [spec.shape for spec in compiled.inputs] == [("k", 4), ("k", 4)]
     renamed = import_model(added("n", "n"), {"a": ["k:2:5", 4]})
     assert [spec.shape for spec in renamed.inputs] == [("k", 4), ("k", 4)]

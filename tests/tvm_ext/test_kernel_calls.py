@@ -5,6 +5,7 @@ import onnx
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.compiler.kernel_calls import FusionObserver, KernelCall, kernel_calls
@@ -50,7 +51,7 @@ def conv_net() -> onnx.ModelProto:
 
 
 def origins(proto: onnx.ModelProto, level: str) -> list[tuple[str, ...]]:
-    return [call.origins for call in tvm_ext.compile(proto, opt_level=level).kernel_calls()]
+    return [call.origins for call in tvm_ext.compile(proto, HOST, opt_level=level).kernel_calls()]
 
 
 def named(found: list[tuple[str, ...]]) -> list[str]:
@@ -84,7 +85,7 @@ def test_two_layers_that_share_a_kernel_have_their_own_names(level):
         weights.append(weight(f"w_{layer}", 6, 6, seed=len(layer) + len(weights)))
         last = f"r_{layer}"
     proto = model(nodes, [value("x", [2, 6])], [value(last, [2, 6])], weights)
-    compiled = tvm_ext.compile(proto, opt_level=level)
+    compiled = tvm_ext.compile(proto, HOST, opt_level=level)
     found = {}
     for call in compiled.kernel_calls():
         found.setdefault(call.kernel, []).append(call.origins)
@@ -108,7 +109,7 @@ def test_same_layers_with_another_epsilon_share_no_kernel(level):
         node("LayerNormalization", ["a", "s"], ["y"], name="coarse", epsilon=0.5),
     ]
     proto = model(nodes, [value("x", [3, 4])], [value("y", [3, 4])], [weight("s", 4)])
-    compiled = tvm_ext.compile(proto, opt_level=level)
+    compiled = tvm_ext.compile(proto, HOST, opt_level=level)
     kernels = {call.kernel for call in compiled.kernel_calls()}
     assert len(kernels) == len(compiled.kernel_calls())
     x = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
@@ -152,7 +153,7 @@ def test_a_name_with_the_separator_in_it_stays_readable():
         node("Softmax", ["e"], ["y"], name="soft"),
     ]
     proto = model(nodes, [value("x", [2, 3])], [value("y", [2, 3])])
-    compiled = tvm_ext.compile(proto)
+    compiled = tvm_ext.compile(proto, HOST)
     places = [place for kernel in compiled.report.kernels for place in kernel.origins]
     assert " + ".join(places) == "left + right + soft"
     assert [call.where for call in compiled.kernel_calls()] == places
@@ -206,9 +207,9 @@ def test_calls_are_described_and_listed_in_the_order_of_a_run():
 
 
 def test_kernels_before_fusion_are_counted_once():
-    compiled = tvm_ext.compile(conv_net(), opt_level="O3")
+    compiled = tvm_ext.compile(conv_net(), HOST, opt_level="O3")
     graph = compiled.report.graph
     assert graph.kernels == len(compiled.kernel_calls()) < graph.kernels_before_fusion
-    plain = tvm_ext.compile(conv_net(), opt_level="O0").report.graph
+    plain = tvm_ext.compile(conv_net(), HOST, opt_level="O0").report.graph
     assert plain.kernels == plain.kernels_before_fusion
     assert FusionObserver().kernel_calls == 0

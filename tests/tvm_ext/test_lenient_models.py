@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -36,7 +37,7 @@ def choice(then_output: onnx.ValueInfoProto, else_output: onnx.ValueInfoProto) -
 
 
 def assert_chooses(proto: onnx.ModelProto) -> None:
-    compiled = tvm_ext.compile(proto)
+    compiled = tvm_ext.compile(proto, HOST)
     assert compiled.run({"c": np.array(True), "x": X})["y"].tolist() == [1, -2]
     assert compiled.run({"c": np.array(False), "x": X})["y"].tolist() == [0, 2]
 
@@ -57,14 +58,14 @@ def test_inner_value_of_a_wrong_shape() -> None:
     nodes = [node("Neg", ["x"], ["a"]), node("Relu", ["a"], ["y"])]
     proto = model_of(nodes, [tensor("x", [2])], [tensor("y", [2])])
     proto.graph.value_info.append(tensor("a", [7, 7]))
-    assert tvm_ext.compile(proto).run({"x": X})["y"].tolist() == [1, 0]
+    assert tvm_ext.compile(proto, HOST).run({"x": X})["y"].tolist() == [1, 0]
 
 
 def test_output_and_inner_value_without_a_type() -> None:
     nodes = [node("Neg", ["x"], ["a"]), node("Relu", ["a"], ["y"])]
     proto = model_of(nodes, [tensor("x", [2])], [onnx.ValueInfoProto(name="y")])
     proto.graph.value_info.append(onnx.ValueInfoProto(name="a"))
-    assert tvm_ext.compile(proto).run({"x": X})["y"].tolist() == [1, 0]
+    assert tvm_ext.compile(proto, HOST).run({"x": X})["y"].tolist() == [1, 0]
 
 
 def test_column_plus_row_of_integers() -> None:
@@ -77,7 +78,7 @@ def test_column_plus_row_of_integers() -> None:
     stored = {"flat": np.arange(5), "one": np.array([1]), "row": row}
     proto = model_of(nodes, [tensor("x", [7])], [tensor("y", [5, 3])], stored)
     x = np.linspace(0, 1, 7, dtype=np.float32)
-    np.testing.assert_array_equal(tvm_ext.compile(proto).run({"x": x})["y"], x[column + row])
+    np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({"x": x})["y"], x[column + row])
 
 
 def test_loop_body_that_declares_a_wrong_shape() -> None:
@@ -90,7 +91,7 @@ def test_loop_body_that_declares_a_wrong_shape() -> None:
     nodes = [node("Loop", ["count", "", "x"], ["y"], name="again", body=body)]
     proto = model_of(nodes, [tensor("x", [2])], [tensor("y", [2])], {"count": np.array(3)})
     x = np.array([1.5, -2], np.float32)
-    np.testing.assert_array_equal(tvm_ext.compile(proto).run({"x": x})["y"], -x)
+    np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({"x": x})["y"], -x)
 
 
 def test_types_that_do_not_fit_are_still_refused() -> None:

@@ -6,6 +6,7 @@ import pytest
 from onnx import helper
 from small_models import model, value
 from tvm import relax
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError, UnsupportedOperatorError
@@ -48,14 +49,14 @@ def test_a_converter_gets_the_opset_of_its_own_domain(monkeypatch):
     monkeypatch.setattr(Seen, "opsets", [])
     monkeypatch.setitem(CONVERTERS, "my.domain::Relu", Seen)
     proto = two_domains("Relu", "my.domain", 5)
-    (found,) = tvm_ext.compile(proto, opt_level="O0").run({"x": X}).values()
+    (found,) = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": X}).values()
     np.testing.assert_array_equal(found, -X)
     assert Seen.opsets == [5] == [opset_of(proto, "my.domain")]
 
 
 def test_the_same_name_in_the_default_domain_is_another_operator(monkeypatch):
     monkeypatch.setitem(CONVERTERS, "my.domain::Relu", Seen)
-    (found,) = tvm_ext.compile(two_domains("Relu", ""), opt_level="O0").run({"x": X}).values()
+    (found,) = tvm_ext.compile(two_domains("Relu", ""), HOST, opt_level="O0").run({"x": X}).values()
     np.testing.assert_array_equal(found, np.maximum(X, 0))
 
 

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from operator_models import by_runtime
 from small_models import model, node, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -32,7 +33,7 @@ def written(folder: Path, weight: np.ndarray) -> Path:
 
 def test_same_numbers(tmp_path, low_limit) -> None:
     path = written(tmp_path, rand(16, 32))
-    found = tvm_ext.compile(path)
+    found = tvm_ext.compile(path, HOST)
     assert [spec.name for spec in found.inputs] == ["x"]
     feeds = {"x": rand(3, 16)}
     wanted = by_runtime(onnx.load(path), feeds)[0]

@@ -22,6 +22,12 @@ def network(width: int = 32) -> onnx.ModelProto:
     return model(nodes, [value("x", [8, 24])], [value("y", [8, 16])], **weights)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def workers(worker_stock):
+    with worker_stock.lent():
+        yield
+
+
 @pytest.fixture(scope="module")
 def tuned(tmp_path_factory):
     """The folder of records of the network, and what the session said."""

@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.onnx_frontend import prepare_model
@@ -23,7 +24,7 @@ def model_of(nodes, inputs, outputs, stored=None, opset=18):
 
 
 def run(model, **inputs):
-    return tvm_ext.compile(model).run(inputs)
+    return tvm_ext.compile(model, HOST).run(inputs)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_any_name(name):
     inner, outer = f"{name}_inner", f"{name}_out"
     nodes = [node("Relu", [name], [inner], name), node("Neg", [inner], [outer], f"{name}2")]
     model = model_of(nodes, [tensor(name, [2])], [tensor(outer, [2])])
-    compiled = tvm_ext.compile(model)
+    compiled = tvm_ext.compile(model, HOST)
     assert [spec.name for spec in compiled.inputs] == [name]
     assert compiled.run({name: X})[outer].tolist() == [0, -2]
     with pytest.raises(tvm_ext.TvmExtError) as caught:
@@ -46,13 +47,13 @@ def test_any_name(name):
 def test_names_that_differ_by_a_dot():
     nodes = [node("Sub", ["a.b", "a_b"], ["y"])]
     model = model_of(nodes, [tensor("a.b", [2]), tensor("a_b", [2])], [tensor("y", [2])])
-    assert tvm_ext.compile(model).run({"a.b": X, "a_b": 2 * X})["y"].tolist() == [1, -2]
+    assert tvm_ext.compile(model, HOST).run({"a.b": X, "a_b": 2 * X})["y"].tolist() == [1, -2]
 
 
 def test_unsorted_nodes_and_unnamed_nodes():
     nodes = [node("Neg", ["a"], ["y"]), node("Relu", ["x"], ["a"])]
     model = model_of(nodes, [tensor("x", [2])], [tensor("y", [2])])
-    compiled = tvm_ext.compile(model)
+    compiled = tvm_ext.compile(model, HOST)
     assert compiled.run({"x": X})["y"].tolist() == [0, -2]
     origins = {origin for call in compiled.kernel_calls() for origin in call.origins}
     assert origins == {"Relu_0", "Neg_1"}
@@ -62,7 +63,7 @@ def test_unsorted_nodes_and_unnamed_nodes():
 def test_an_input_is_an_output():
     nodes = [node("Relu", ["x"], ["y"])]
     outputs = [tensor("x", [2]), tensor("y", [2])]
-    compiled = tvm_ext.compile(model_of(nodes, [tensor("x", [2])], outputs))
+    compiled = tvm_ext.compile(model_of(nodes, [tensor("x", [2])], outputs), HOST)
     result = compiled.run({"x": X})
     assert list(result) == ["x", "y"]
     assert result["x"].tolist() == X.tolist()
@@ -84,7 +85,7 @@ def test_an_initializer_is_an_output():
 def test_an_input_with_an_initializer_is_a_constant():
     inputs = [tensor("x", [2]), tensor("w", [2])]
     model = model_of([node("Add", ["x", "w"], ["y"])], inputs, [tensor("y", [2])], {"w": X})
-    compiled = tvm_ext.compile(model)
+    compiled = tvm_ext.compile(model, HOST)
     assert [spec.name for spec in compiled.inputs] == ["x"]
     assert compiled.run({"x": X})["y"].tolist() == [-2, 4]
 
@@ -103,7 +104,7 @@ def test_an_output_twice_counts_once():
 def test_no_graph_name_and_no_output_shape():
     model = model_of([node("Relu", ["x"], ["y"])], [tensor("x", [2])], [tensor("y", None)])
     model.graph.name = ""
-    compiled = tvm_ext.compile(model)
+    compiled = tvm_ext.compile(model, HOST)
     assert compiled.outputs[0].shape == (2,)
 
 
@@ -117,7 +118,7 @@ def test_scalars():
 @pytest.mark.parametrize("sizes", [("a/b", "N*2"), ("1", "2"), (None, None), ("?", "?"), (0, -1)])
 def test_dimensions_without_a_plain_name_are_dynamic(sizes):
     model = model_of([node("Relu", ["x"], ["y"])], [tensor("x", sizes)], [tensor("y", None)])
-    compiled = tvm_ext.compile(model)
+    compiled = tvm_ext.compile(model, HOST)
     assert len(set(compiled.inputs[0].shape)) == 2
     for shape in ((2, 3), (5, 1), (0, 4)):
         assert compiled.run({"x": -np.ones(shape, np.float32)})["y"].shape == shape
@@ -130,7 +131,7 @@ def test_a_reduction_over_nothing_is_zero():
         [tensor("y", [70])],
         {"a": np.array([0])},
     )
-    compiled = tvm_ext.compile(model)
+    compiled = tvm_ext.compile(model, HOST)
     assert compiled.run({"x": np.full((3, 70), 5, np.float32)})["y"].tolist() == [15] * 70
     assert compiled.run({"x": np.ones((0, 70), np.float32)})["y"].tolist() == [0] * 70
 
@@ -232,6 +233,6 @@ def test_file_and_proto_are_left_as_they_are(tmp_path):
     model = model_of([node("Relu", ["x"], ["y"])], [tensor("x", [None])], [tensor("y", None)])
     before = model.SerializeToString()
     onnx.save_model(model, tmp_path / "m.onnx")
-    tvm_ext.compile(model)
-    tvm_ext.compile(tmp_path / "m.onnx")
+    tvm_ext.compile(model, HOST)
+    tvm_ext.compile(tmp_path / "m.onnx", HOST)
     assert model.SerializeToString() == before == (tmp_path / "m.onnx").read_bytes()

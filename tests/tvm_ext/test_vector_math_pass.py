@@ -7,6 +7,7 @@ import tvm
 from small_models import model, node, rand, value
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
+from unoptimised import LLVM
 
 import tvm_ext
 from tvm_ext.hardware.targets import compiling_for, resolve_target
@@ -52,7 +53,7 @@ def rewritten(mod):
 
 
 def run(mod, x):
-    machine = relax.VirtualMachine(tvm.compile(mod, target="llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(tvm.compile(mod, target=LLVM), tvm.cpu())
     return machine["main"](tvm.runtime.tensor(x)).numpy()
 
 

@@ -12,15 +12,18 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 
 from tvm_ext.errors import ArtifactError
 
-_COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
+# Compilers of C first: those of C++ link a library that nothing here needs, in twice the time.
+_COMPILERS = ("gcc", "clang", "cc", "g++", "clang++", "c++")
+
+Result = TypeVar("Result")
 
 
 def find_compiler() -> tuple[str, ...]:
@@ -45,9 +48,9 @@ def find_compiler() -> tuple[str, ...]:
         if program is not None:
             return (program,)
     raise ArtifactError(
-        "no C++ compiler found to link the model with; expected g++ or clang++ on the path: "
-        "install one (Debian, Ubuntu: apt install g++; without root: pip install ziglang and "
-        "CXX='python -m ziglang c++'), or set CXX to its path"
+        "no C or C++ compiler found to link the model with; expected gcc, clang or g++ on the "
+        "path: install one (Debian, Ubuntu: apt install gcc; without root: pip install ziglang and "
+        "CXX='python -m ziglang cc'), or set CXX to its path"
     )
 
 
@@ -72,12 +75,28 @@ def export_library_bytes(executable: Any) -> bytes:
     ArtifactError
         There is no compiler, linking failed, or the temporary folder is full.
     """
+    return _linked(executable, Path.read_bytes)
+
+
+def link_and_load(executable: Any) -> tvm.runtime.Module:
+    """The same library as a module of this process: TVM's ``jit`` with our call of the compiler.
+
+    Raises
+    ------
+    ArtifactError
+        As ``export_library_bytes``.
+    """
+    return _linked(executable, lambda path: tvm.runtime.load_module(str(path)))
+
+
+def _linked(executable: Any, take: Callable[[Path], Result]) -> Result:
+    """What ``take`` makes of the library's file, which is gone afterwards."""
     linker = _Linker(find_compiler())
     try:
         with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:
             output = Path(folder) / "model.so"
             executable.export_library(str(output), fcompile=linker, workspace_dir=folder)
-            return output.read_bytes()
+            return take(output)
     except (OSError, RuntimeError, ValueError) as error:
         raise ArtifactError(
             f"cannot link the model: {_one_line(error)}; expected a compiler for the model's "
@@ -151,8 +170,8 @@ def _compiler_from_variable(variable: str, value: str) -> tuple[str, ...]:
     found = shutil.which(program)
     if found is None:
         raise ArtifactError(
-            f"{variable}={value!r} does not name a program; expected a C++ compiler: "
-            f"correct {variable}, or unset it to use g++ or clang++ from the path"
+            f"{variable}={value!r} does not name a program; expected a compiler: "
+            f"correct {variable}, or unset it to use gcc or clang from the path"
         )
     return (found, *arguments)
 
