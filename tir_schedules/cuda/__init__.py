@@ -8,6 +8,7 @@ from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
 from tvm_ext.tir_schedules.cuda.recurrence.recurrence import RecurrentLayer
 from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.scan.scan import Scan
+from tvm_ext.tir_schedules.cuda.sort.sort import Sort
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
 from tvm_ext.tir_schedules.cuda.windows.depthwise_convolution import (
@@ -22,6 +23,7 @@ CUDA_TEMPLATES: tuple[Template, ...] = (
     Attention(),
     RecurrentLayer(),
     Scan(),
+    Sort(),
     DepthwiseConvolution(),
     WarpGroupContraction(),
     Contraction(),
