@@ -9,6 +9,7 @@ from tvm_ext.tir_schedules.cuda.recurrence.recurrence import RecurrentLayer
 from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.scan.scan import Scan
 from tvm_ext.tir_schedules.cuda.sort.sort import Sort
+from tvm_ext.tir_schedules.cuda.suppression.box_suppression import BoxSuppression
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
 from tvm_ext.tir_schedules.cuda.windows.depthwise_convolution import (
@@ -24,6 +25,7 @@ CUDA_TEMPLATES: tuple[Template, ...] = (
     RecurrentLayer(),
     Scan(),
     Sort(),
+    BoxSuppression(),
     DepthwiseConvolution(),
     WarpGroupContraction(),
     Contraction(),

@@ -8,7 +8,7 @@ from machines import GPU, MACHINE
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
-from tvm_ext.onnx_frontend.converters.cumulative import _along
+from tvm_ext.onnx_frontend.converters.cumulative import cumulated
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.scan.scan import Scan
 from tvm_ext.tir_schedules.decisions import Chosen
@@ -26,7 +26,7 @@ def scan(*shape: int, axis: int = -1, dtype: str = "float32", **options: int) ->
     product = bool(options.pop("product", 0))
     with builder.function("main", [x]):
         with builder.dataflow():
-            found = _along(builder, x, axis % len(shape), options, product)
+            found = cumulated(builder, x, axis % len(shape), options, product)
             output = builder.emit_output(found)
         builder.emit_func_output(output)
     kernels = [f for f in builder.get().functions.values() if isinstance(f, tirx.PrimFunc)]

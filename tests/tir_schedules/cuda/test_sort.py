@@ -3,8 +3,8 @@
 from typing import Any
 
 import numpy as np
-import pytest
-from emulated_kernels import run_emulated
+from cuda_emulation import set_seed
+from emulated_kernels import emulated
 from gpu_kernels import (
     SERIAL_TARGET,
     in_series,
@@ -87,22 +87,28 @@ SORTS: dict[str, tuple[Any, dict[str, int]]] = {
 }
 
 
-@pytest.mark.parametrize("name", SORTS)
-def test_order(name: str) -> None:
-    (kernel, shape, axis, ascending, dtype, k), decided = SORTS[name]
-    found = scheduled(TEMPLATE, kernel, decisions=Chosen(decided))
-    x = numbers(shape, dtype)
-    wanted = expected(x, axis, ascending, k)
-    indices = np.zeros(wanted.shape, "int64" if len(kernel.params) == 3 else "int32")
-    arrays = [x, indices] if len(kernel.params) == 2 else [x, wanted.astype(dtype), indices]
-    *_, emulated = results = run_emulated(found, *(array.copy() for array in arrays), seed=1)
-    np.testing.assert_array_equal(emulated, wanted)
-    if len(results) == 3:
-        np.testing.assert_array_equal(results[1], np.take_along_axis(x, wanted, axis))
-    serial = in_series(found).with_attr("global_symbol", "serial")
-    tensors = [runtime.tensor(array) for array in arrays]
-    tirx.build(IRModule({"serial": serial}), target=SERIAL_TARGET)["serial"](*tensors)
-    np.testing.assert_array_equal(tensors[-1].numpy(), wanted)
+def test_order() -> None:
+    found = {
+        name: scheduled(TEMPLATE, case[0], decisions=Chosen(decided))
+        for name, (case, decided) in SORTS.items()
+    }
+    threads = emulated(found)
+    symbols = {name: f"k{number}" for number, name in enumerate(found)}
+    in_turn = {s: in_series(found[n]).with_attr("global_symbol", s) for n, s in symbols.items()}
+    library = tirx.build(IRModule(in_turn), target=SERIAL_TARGET)
+    set_seed(1)
+    for name, ((kernel, shape, axis, ascending, dtype, k), _) in SORTS.items():
+        x = numbers(shape, dtype)
+        wanted = expected(x, axis, ascending, k)
+        indices = np.zeros(wanted.shape, "int64" if len(kernel.params) == 3 else "int32")
+        values = [wanted.astype(dtype)] if len(kernel.params) == 3 else []
+        for run in (library[symbols[name]], threads[name]):
+            tensors = [runtime.tensor(array) for array in (x, *values, indices)]
+            run(*tensors)
+            np.testing.assert_array_equal(tensors[-1].numpy(), wanted, err_msg=name)
+            if values:
+                best = np.take_along_axis(x, wanted, axis)
+                np.testing.assert_array_equal(tensors[1].numpy(), best, err_msg=name)
 
 
 def test_launches_of_large_sorts() -> None:

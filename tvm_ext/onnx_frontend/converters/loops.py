@@ -1,6 +1,6 @@
 """Kernels that are written as loops, for operators that no tensor expression describes."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,7 @@ def emit_loops(
     inputs: Sequence[relax.Expr],
     outputs: Sequence[tuple[Sequence[Any], str]],
     body: LoopBody,
+    attrs: Mapping[str, str] | None = None,
 ) -> list[relax.Expr]:
     """One kernel that runs ``body`` once.
 
@@ -31,6 +32,8 @@ def emit_loops(
         Tensors that it writes, in which nothing is written beforehand.
     body : callable
         Called with a buffer for each input and output, inside of TVM's builder of TensorIR.
+    attrs : mapping of str to str, optional
+        Annotations of the kernel's block, for templates.
 
     Returns
     -------
@@ -48,7 +51,12 @@ def emit_loops(
 
     def kernel(*tensors: te.Tensor) -> Any:
         return te.extern(
-            shapes, list(tensors), statement, name=name, dtype=[dtype for _, dtype in outputs]
+            shapes,
+            list(tensors),
+            statement,
+            name=name,
+            dtype=[dtype for _, dtype in outputs],
+            attrs=dict(attrs or {}),
         )
 
     result = bb.emit_te(kernel, *inputs, primfunc_name_hint=name)
