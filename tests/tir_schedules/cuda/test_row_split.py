@@ -4,6 +4,7 @@ import pytest
 from emulated_kernels import assert_emulated
 from gpu_kernels import assert_numbers, cuda_source, scheduled
 from lowering import f32, kernel_of
+from machines import GPU
 from test_row_reduction import layer_norm
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
@@ -13,6 +14,7 @@ from tvm_ext.tir_schedules.cuda.rows.row_split import split_rows
 from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.rows.row_reader import read_rows
+from tvm_ext.tir_schedules.select import schedule_kernel
 from tvm_ext.tir_schedules.template import NotMine
 
 op = relax.op
@@ -80,6 +82,19 @@ def test_launches(name: str) -> None:
 def test_parts_are_for_few_long_rows(expression: object, shape: tuple, count: int) -> None:
     found = scheduled(TEMPLATE, kernel_of(expression, f32(*shape)))
     assert launches(found) == count
+
+
+def test_a_dot_product_is_a_row() -> None:
+    def dot(x: relax.Expr, y: relax.Expr) -> relax.Expr:
+        return op.einsum((x, y), "i,i->")
+
+    kernel = kernel_of(dot, f32(400_000), f32(400_000))
+    found, choice = schedule_kernel(kernel, GPU)
+    assert (choice.schedule, launches(found)) == ("row reduction", 2)
+    assert any("one sum of products" in refusal for refusal in choice.refusals)
+    small = kernel_of(dot, f32(5000), f32(5000))
+    decided = scheduled(TEMPLATE, small, decisions=Chosen({"splits": 4}))
+    assert_numbers({"dot": small}, {"dot": decided})
 
 
 def test_rows_are_read_along_them() -> None:
