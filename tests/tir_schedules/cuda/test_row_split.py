@@ -5,6 +5,7 @@ from emulated_kernels import assert_emulated
 from gpu_kernels import assert_numbers, cuda_source, scheduled
 from lowering import f32, kernel_of
 from machines import GPU
+from matrix_products import product
 from test_row_reduction import layer_norm
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
@@ -94,7 +95,9 @@ def test_a_dot_product_is_a_row() -> None:
     assert any("one sum of products" in refusal for refusal in choice.refusals)
     small = kernel_of(dot, f32(5000), f32(5000))
     decided = scheduled(TEMPLATE, small, decisions=Chosen({"splits": 4}))
-    assert_numbers({"dot": small}, {"dot": decided})
+    plain = {"dot": small, "f16": product(1, 1, 1000), "few": product(1, 1, 2)}
+    others = {name: scheduled(TEMPLATE, plain[name]) for name in ("f16", "few")}
+    assert_numbers(plain, {"dot": decided, **others})
 
 
 def test_rows_are_read_along_them() -> None:
