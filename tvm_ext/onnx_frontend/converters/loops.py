@@ -1,7 +1,7 @@
 """Kernels that are written as loops, for operators that no tensor expression describes."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tvm import relax, te
@@ -70,3 +70,11 @@ def nested(*extents: Any) -> Iterator[list[Any]]:
     """Loops in one another, from none to many; gives their variables."""
     with T.grid(*extents, 1, 1) as variables:
         yield list(variables)[: len(extents)]
+
+
+@contextmanager
+def in_any_order(*extents: Any) -> Iterator[list[Any]]:
+    """The same of loops whose iterations the writer knows to be independent."""
+    with ExitStack() as stack:
+        variables = [stack.enter_context(T.parallel(0, extent)) for extent in (*extents, 1)]
+        yield variables[: len(extents)]
