@@ -85,6 +85,19 @@ def test_products_of_open_sizes_are_bound_and_say_why_no_template_took_them() ->
     assert "threadIdx.x" in cuda_code(compiled)
 
 
+def test_sorts_of_known_sizes_have_a_template_of_ours() -> None:
+    def schedules(rows: int | str) -> set[str]:
+        nodes = [node("TopK", ["x", "k"], ["v", "i"]), node("Add", ["v", "v"], ["y"])]
+        places = value("i", [rows, 5], onnx.TensorProto.INT64)
+        outputs = [value("y", [rows, 5]), places]
+        found = model(nodes, [value("x", [rows, 300])], outputs, k=np.array([5]))
+        kernels = tvm_ext.compile(found, target="nvidia-h100").report.kernels
+        return {kernel.schedule for kernel in kernels}
+
+    assert "sort" in schedules(4)
+    assert "sort" not in schedules("N"), "TVM's"
+
+
 def test_schedule_without_code_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     def too_wide(_: object, func: tirx.PrimFunc, machine: object, decisions: object) -> object:
         sch = s_tir.Schedule(func)

@@ -50,6 +50,25 @@ def test_convolutions() -> None:
     assert_matches(convolutions(), {"x": rand(1, 3, 16, 16)})
 
 
+def test_boxes_scans_and_scatters() -> None:
+    long = onnx.TensorProto.INT64
+    nodes = [
+        node("NonMaxSuppression", ["b", "s", "most", "near", "low"], ["kept"]),
+        node("CumSum", ["s", "axis"], ["sums"]),
+        node("TopK", ["sums", "k"], ["best", "places"]),
+        node("ScatterElements", ["sums", "places", "best"], ["turned"], axis=2),
+        node("Softmax", ["turned"], ["y"]),
+    ]
+    weights = {"most": np.array([20]), "near": np.array([0.4], "float32")}
+    weights |= {"low": np.array([0.3], "float32"), "axis": np.array(2), "k": np.array([7])}
+    outputs = [value("kept", ["N", 3], long), value("places", [1, 3, 7], long)]
+    outputs.append(value("y", [1, 3, 90]))
+    inputs = [value("b", [1, 90, 4]), value("s", [1, 3, 90])]
+    boxes = np.sort(np.random.default_rng(0).uniform(0, 1, (1, 90, 4)).astype("float32"), axis=-1)
+    source = model(nodes, inputs, outputs, opset=18, **weights)
+    assert_matches(source, {"b": boxes, "s": np.abs(rand(1, 3, 90))})
+
+
 def test_an_open_size_is_run_with_several() -> None:
     compiled = emulated_model(mlp())
     for rows in (1, 3, 130):

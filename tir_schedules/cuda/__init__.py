@@ -8,6 +8,9 @@ from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
 from tvm_ext.tir_schedules.cuda.recurrence.recurrence import RecurrentLayer
 from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
+from tvm_ext.tir_schedules.cuda.scan.scan import Scan
+from tvm_ext.tir_schedules.cuda.sort.sort import Sort
+from tvm_ext.tir_schedules.cuda.suppression.box_suppression import BoxSuppression
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.cuda.warp_group_attention.warp_group_attention import (
     WarpGroupAttention,
@@ -25,6 +28,9 @@ CUDA_TEMPLATES: tuple[Template, ...] = (
     WarpGroupAttention(),
     Attention(),
     RecurrentLayer(),
+    Scan(),
+    Sort(),
+    BoxSuppression(),
     DepthwiseConvolution(),
     WarpGroupContraction(),
     Contraction(),

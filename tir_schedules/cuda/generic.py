@@ -1,8 +1,8 @@
 """The last resort for GPUs: any kernel runs, whatever its loops are.
 
 Statements run one after the other, each as a launch of its own: loops whose iterations are
-independent are dealt to threads, everything inside of them runs in series. What no loop can be
-dealt of runs on one thread.
+independent, or that are parallel, are dealt to threads, everything inside of them runs in series.
+What no loop can be dealt of runs on one thread.
 """
 
 import math
@@ -222,7 +222,10 @@ def dealt_loops(loop: tirx.For) -> tuple[list[tirx.For], tirx.Stmt]:
     for one in nest:
         depends = any(_uses(end, other) for end in (one.min, one.extent) for other in nest)
         apart = not depends and on_host(one.min) and on_host(one.extent)
-        (dealt if apart and independent(one.loop_var, accesses) else kept).append(one)
+        # Of a parallel loop, whoever wrote it says so.
+        promised = tirx.ForKind(one.kind) == tirx.ForKind.PARALLEL
+        free = apart and (promised or independent(one.loop_var, accesses))
+        (dealt if free else kept).append(one)
     if all(static_extent(one.extent) == 1 for one in dealt):
         return [], loop
     for one in reversed(kept):

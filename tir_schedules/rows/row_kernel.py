@@ -30,6 +30,14 @@ class Store:
 
 
 @dataclass(frozen=True)
+class Limit:
+    """Where a block has an element: ``position``, in rows and columns, is below ``length``."""
+
+    position: tvm.ir.Expr
+    length: int
+
+
+@dataclass(frozen=True)
 class RowBlock:
     """What one block does to one row.
 
@@ -41,11 +49,14 @@ class RowBlock:
         More than one when several results are reduced together (argmax).
     starts : tuple[Expr, ...]
         The values a reduction starts from; empty when the block does not reduce.
+    limit : Limit or None
+        Where the block ends, of a row whose last part is shorter than the others.
     """
 
     columns: tuple[Axis, ...]
     stores: tuple[Store, ...]
     starts: tuple[tvm.ir.Expr, ...]
+    limit: Limit | None = None
 
     @property
     def length(self) -> int:

@@ -9,6 +9,7 @@ from tvm import relax
 from tvm_ext.passes.attention.attention_fusion import AttentionFusion
 from tvm_ext.passes.cuda_graphs import CudaGraphs
 from tvm_ext.passes.registry import Level, PassEntry, add, first_line
+from tvm_ext.passes.sort_dispatch import DispatchSortScan
 from tvm_ext.passes.vector_math import VectorMath
 from tvm_ext.relay_passes import BUILTIN_PASSES
 
@@ -20,7 +21,7 @@ _TVM_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
     "DeadCodeElimination": relax.transform.DeadCodeElimination,
     "DecomposeOpsForInference": relax.transform.DecomposeOpsForInference,
     "DispatchSampling": relax.backend.DispatchSampling,
-    "DispatchSortScan": relax.backend.DispatchSortScan,
+    "DispatchSortScan": DispatchSortScan,
     "EliminateCommonSubexpr": relax.transform.EliminateCommonSubexpr,
     "FoldConstant": relax.transform.FoldConstant,
     "FuseTIR": relax.transform.FuseTIR,

@@ -7,6 +7,7 @@ from lowering import f32, kernels_of, loops_of
 from machines import GPU, MACHINE
 from tvm import relax, tirx
 from tvm.script import tirx as T
+from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.bound_loops import is_bound
@@ -96,6 +97,29 @@ def test_independent_loops_are_dealt_to_threads() -> None:
     assert set(launches(scan_outside)) == {40}, "the scan goes inside"
     assert 1 not in launches(one_after_the_other)
     assert launches(counted) == [1, 50, 1]
+
+
+def test_parallel_loops_are_dealt_to_threads() -> None:
+    @T.prim_func(s_tir=True)
+    def scatter(
+        a: T.Buffer((40, 5), "float32"),
+        i: T.Buffer((40,), "int64"),
+        b: T.Buffer((60, 5), "float32"),
+    ):
+        for j in T.parallel(40):
+            for k in T.parallel(5):
+                b[i[j], k] = a[j, k]
+
+    assert launches(scatter) == [128]
+    plain = scatter.with_body(_in_series(scatter.body))
+    assert launches(plain) == [5], "nobody says that no two indices are the same"
+
+
+def _in_series(body: tirx.Stmt) -> tirx.Stmt:
+    def serial(loop: tirx.For) -> tirx.For:
+        return tirx.For(loop.loop_var, loop.min, loop.extent, tirx.ForKind.SERIAL, loop.body)
+
+    return structural_map(body, (tirx.For, serial))
 
 
 def test_vectors_of_a_cpu_are_taken_apart() -> None:

@@ -60,7 +60,7 @@ KERNELS = [
 def test_no_spills(arch: str, tmp_path: Path) -> None:
     kernels = [scheduled(template, kernel_of(e, *inputs)) for template, e, inputs in KERNELS]
     found = resources(whole_source(*kernels), arch, tmp_path)
-    assert len(found) == len(KERNELS)
+    assert len(found) >= len(KERNELS), "few long rows are shared by several blocks"
     for kernel in found:
         assert kernel.spilled == 0
         assert kernel.stack == 0

@@ -75,6 +75,8 @@ class MatrixVector:
         )
         if product.batch > MAX_BATCH:
             return NotMine(f"it has {product.batch} products; expected at most {MAX_BATCH}")
+        if product.batch * product.rows == 1:
+            return NotMine("it is one sum of products, a row to reduce")
         sch, main = as_product(sch, main, axes, accumulator)
         shares = decide_shares(product, _vector(sch, main), machine, decisions)
         return _scheduled(sch, main, shares)

@@ -127,10 +127,12 @@ def _unit_steps(kernel: RowKernel, blocks: list[RowBlock], axes: Any) -> int:
     zero = tirx.const(0, "int32")
     total = 0
     for block in blocks:
+        # A reduction stores once a row, and keeps what it adds to in a register.
+        once = {buffer_key(store.buffer) for store in block.stores} if block.starts else set()
         outside = tuple(
             Store(buffer, indices, zero)
             for buffer, indices in accesses(block.stores)
-            if buffer_key(buffer) not in kernel.inner
+            if buffer_key(buffer) not in kernel.inner and buffer_key(buffer) not in once
         )
         total += strides(kernel, axes(block), [replace(block, stores=outside)]).count(1)
     return total

@@ -1,13 +1,19 @@
-"""Reductions, softmax and normalisations: one kernel, by threads, warps or blocks for each row."""
+"""Reductions, softmax and normalisations: one kernel, by threads, warps or blocks for each row.
+
+Rows that are long, and fewer than multiprocessors, are shared by several blocks in several kernels.
+"""
 
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
+from tvm_ext.tir_schedules.cuda.launch import Arrays
 from tvm_ext.tir_schedules.cuda.rows.row_decision import RowLaunch, decide_launch
+from tvm_ext.tir_schedules.cuda.rows.row_split import split_rows
+from tvm_ext.tir_schedules.cuda.rows.row_split_decision import decide_splits
 from tvm_ext.tir_schedules.cuda.rows.row_staging import staged
 from tvm_ext.tir_schedules.cuda.rows.row_threads import ThreadRows
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions, Numbered
 from tvm_ext.tir_schedules.flat_views import FlatViews, is_compact
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.rows.row_hoist import hoisted
@@ -31,6 +37,9 @@ class RowReduction:
         refusal = refuse_early(s_tir.Schedule(func))
         if refusal is not None:
             return refusal
+        parted = _in_parts(func, machine, decisions)
+        if parted is not None:
+            return parted
         launch: RowLaunch | NotMine = NotMine("no version of the kernel fits in registers")
         # Rows in registers first; where they are too long, reading and computing again.
         for repeat, stage in ((False, True), (False, False), (True, True), (True, False)):
@@ -46,6 +55,28 @@ class RowReduction:
                 code = writer.write()
                 return s_tir.Schedule(with_arrays(func, views, [code], writer.arrays))
         return launch
+
+
+def _in_parts(
+    func: tirx.PrimFunc, machine: GpuDescription, decisions: Decisions
+) -> s_tir.Schedule | None:
+    """The kernel with each row shared by several blocks, where that is the better way."""
+    kernel = _read(func, repeat=True)
+    splits = 1 if isinstance(kernel, NotMine) else decide_splits(kernel, machine, decisions)
+    if isinstance(kernel, NotMine) or splits == 1:
+        return None
+    launches = split_rows(kernel, splits)
+    if isinstance(launches, NotMine):
+        return None
+    views, arrays, code = FlatViews(), Arrays(kernel.index_dtype), []
+    for number, part in enumerate(launches):
+        launch = _launch(part, machine, Numbered(decisions, number))
+        if isinstance(launch, NotMine):
+            return None
+        writer = ThreadRows(part, launch, views)
+        code.append(writer.write())
+        arrays.buffers += writer.arrays.buffers
+    return s_tir.Schedule(with_arrays(func, views, code, arrays))
 
 
 def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotMine:

@@ -49,6 +49,8 @@ class ThreadRows(RowCombining):
         for block in (b for b in self.kernel.blocks if b.columns):
             if block.length % width or len(block.stores) > 1:
                 return False
+            if block.limit is not None and block.limit.length % width:
+                return False
             step = step_axis("step", block.length // width, self.dtype)
             row = step_axis("row", self.kernel.count, self.dtype)
             lane = tirx.Var("lane", self.dtype)
@@ -110,6 +112,9 @@ class ThreadRows(RowCombining):
             condition = None if whole else at < self.number(vectors)
             if partial is None and not self.is_inner(block) and inside is not None:
                 condition = inside if condition is None else tirx.And(condition, inside)
+            if block.limit is not None:
+                ends = self._within(block, row, at)
+                condition = ends if condition is None else tirx.And(condition, ends)
             return guarded(condition, self._group(block, partial, row, at, i))
 
         unrolled = steps <= _MOST_UNROLLED or any(
@@ -117,6 +122,18 @@ class ThreadRows(RowCombining):
         )
         kind = tirx.ForKind.UNROLLED if unrolled else tirx.ForKind.SERIAL
         return repeated(steps, self.dtype, one, kind)
+
+    def _within(self, block: RowBlock, row: Any, at: Any) -> Any:
+        """Whether the row has a vector number ``at`` in this block."""
+        if block.limit is None:
+            return tirx.const(True, "bool")
+        column = at * self.number(self.launch.vector)
+        values = {
+            **unfused(row, self.kernel.rows, self.dtype),
+            **unfused(column, block.columns, self.dtype),
+        }
+        length = self.number(block.limit.length)
+        return substituted(block.limit.position, values) < length
 
     def _group(
         self, block: RowBlock, partial: Sequence[Any] | None, row: Any, at: Any, step: Any

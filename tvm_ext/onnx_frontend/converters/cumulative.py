@@ -20,12 +20,12 @@ def _cumulated(
     data, rank = inputs[0], len(sizes_of(inputs[0]))
     axes = constant_integers(inputs[1], params)
     if axes is not None:
-        return _along(bb, data, int(axes[0]) % rank, attr, product)
+        return cumulated(bb, data, int(axes[0]) % rank, attr, product)
     if rank == 1:
-        return _along(bb, data, 0, attr, product)
+        return cumulated(bb, data, 0, attr, product)
     chosen = integer_tensor(bb, inputs[1])
     # An axis of the run: the result for each one, of which the run's is taken.
-    every = [_along(bb, data, axis, attr, product) for axis in range(rank)]
+    every = [cumulated(bb, data, axis, attr, product) for axis in range(rank)]
 
     def pick(chosen: te.Tensor, *every: te.Tensor) -> te.Tensor:
         def read(*index: tirx.Var) -> tirx.Expr:
@@ -40,9 +40,10 @@ def _cumulated(
     return bb.emit_te(pick, chosen, *every, primfunc_name_hint="along_axis")
 
 
-def _along(
+def cumulated(
     bb: relax.BlockBuilder, data: relax.Expr, axis: int, attr: dict, product: bool
 ) -> relax.Expr:
+    """Running sums or products along an axis; ``attr``: as of CumSum."""
     sizes, dtype = sizes_of(data), str(data.ty.dtype)
     exclusive, reverse = bool(attr.get("exclusive", 0)), bool(attr.get("reverse", 0))
     size, before, behind = sizes[axis], sizes[:axis], sizes[axis + 1 :]

@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from tvm_ext.hardware.targets import current_gpu
 from tvm_ext.hardware.tvm_compat import (
     OnnxGatherElements,
     OnnxGatherND,
@@ -19,6 +20,7 @@ from tvm_ext.hardware.tvm_compat import (
     OnnxScatterND,
     onnx_constant,
 )
+from tvm_ext.onnx_frontend.converters.scatter import scattered_elements, scattered_slices
 
 _Sizes = Callable[[list[int], int, dict], np.ndarray]
 
@@ -32,8 +34,11 @@ def _of_coordinates(shape: list[int], coordinates: int, attr: dict) -> np.ndarra
     return np.array(shape[first : first + coordinates])
 
 
-def _clamping(converter: type, sizes: _Sizes) -> type:
-    """TVM's ``converter`` with indices that are clamped to ``sizes`` beforehand."""
+def _clamping(converter: type, sizes: _Sizes, alone: Callable[..., Any] | None = None) -> type:
+    """TVM's ``converter`` with indices that are clamped to ``sizes`` beforehand.
+
+    ``alone``: what takes its place on GPUs where updates are not combined.
+    """
 
     class Clamping(converter):
         @classmethod
@@ -43,6 +48,8 @@ def _clamping(converter: type, sizes: _Sizes) -> type:
             def inside(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
                 given = type(inputs)(inputs)
                 given[1] = _clamped(bb, inputs, attr, params, sizes)
+                if alone is not None and _is_alone(attr) and current_gpu() is not None:
+                    return alone(bb, given, attr)
                 return convert(bb, given, attr, params)
 
             return inside
@@ -77,7 +84,21 @@ def _static_shape(value: relax.Expr) -> list[int] | None:
     return [int(s) for s in sizes] if all(isinstance(s, tirx.IntImm) for s in sizes) else None
 
 
+def _is_alone(attr: dict) -> bool:
+    """Whether updates take the place of data, instead of being added to it, say."""
+    reduction = attr.get("reduction", "none")
+    return (reduction.decode() if isinstance(reduction, bytes) else reduction) in ("none", "update")
+
+
+def _elements_alone(bb: relax.BlockBuilder, inputs: Any, attr: dict) -> relax.Expr:
+    return scattered_elements(bb, inputs[0], inputs[1], inputs[2], attr.get("axis", 0))
+
+
+def _slices_alone(bb: relax.BlockBuilder, inputs: Any, _attr: dict) -> relax.Expr:
+    return scattered_slices(bb, inputs[0], inputs[1], inputs[2])
+
+
 GatherElements = _clamping(OnnxGatherElements, _along_axis)
 GatherND = _clamping(OnnxGatherND, _of_coordinates)
-ScatterElements = _clamping(OnnxScatterElements, _along_axis)
-ScatterND = _clamping(OnnxScatterND, _of_coordinates)
+ScatterElements = _clamping(OnnxScatterElements, _along_axis, _elements_alone)
+ScatterND = _clamping(OnnxScatterND, _of_coordinates, _slices_alone)

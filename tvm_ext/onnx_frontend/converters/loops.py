@@ -1,7 +1,7 @@
 """Kernels that are written as loops, for operators that no tensor expression describes."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from tvm import relax, te
@@ -18,6 +18,7 @@ def emit_loops(
     inputs: Sequence[relax.Expr],
     outputs: Sequence[tuple[Sequence[Any], str]],
     body: LoopBody,
+    attrs: Mapping[str, str] | None = None,
 ) -> list[relax.Expr]:
     """One kernel that runs ``body`` once.
 
@@ -31,6 +32,8 @@ def emit_loops(
         Tensors that it writes, in which nothing is written beforehand.
     body : callable
         Called with a buffer for each input and output, inside of TVM's builder of TensorIR.
+    attrs : mapping of str to str, optional
+        Annotations of the kernel's block, for templates.
 
     Returns
     -------
@@ -48,7 +51,12 @@ def emit_loops(
 
     def kernel(*tensors: te.Tensor) -> Any:
         return te.extern(
-            shapes, list(tensors), statement, name=name, dtype=[dtype for _, dtype in outputs]
+            shapes,
+            list(tensors),
+            statement,
+            name=name,
+            dtype=[dtype for _, dtype in outputs],
+            attrs=dict(attrs or {}),
         )
 
     result = bb.emit_te(kernel, *inputs, primfunc_name_hint=name)
@@ -62,3 +70,11 @@ def nested(*extents: Any) -> Iterator[list[Any]]:
     """Loops in one another, from none to many; gives their variables."""
     with T.grid(*extents, 1, 1) as variables:
         yield list(variables)[: len(extents)]
+
+
+@contextmanager
+def in_any_order(*extents: Any) -> Iterator[list[Any]]:
+    """The same of loops whose iterations the writer knows to be independent."""
+    with ExitStack() as stack:
+        variables = [stack.enter_context(T.parallel(0, extent)) for extent in (*extents, 1)]
+        yield variables[: len(extents)]

@@ -7,15 +7,21 @@ no boxes; its kernel keeps a fixed number of rows.
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import constant_array, sizes_of
-from tvm_ext.onnx_frontend.converters.loops import emit_loops
-from tvm_ext.onnx_frontend.converters.runtime_sizes import dimensions_of, first_rows
+from tvm_ext.onnx_frontend.converters.cumulative import cumulated
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
+from tvm_ext.onnx_frontend.converters.runtime_sizes import dimensions_of, first_rows, wide
+from tvm_ext.tir_schedules.box_suppression import ANNOTATION, CENTERS, CORNERS, corners
+from tvm_ext.tir_schedules.box_suppression import overlap as overlap_of
 
 _MANY = np.iinfo(np.int64).max
+
+# Of an interval of less than 2^31 groups, to one of them.
+_HALVINGS = 31
 
 
 class NonMaxSuppression(OnnxOpConverter):
@@ -33,14 +39,17 @@ class NonMaxSuppression(OnnxOpConverter):
         overlap = _argument(bb, inputs, 3, params, 0.0, "float32")
         threshold = _argument(bb, inputs, 4, params, -np.inf, "float32")
         most = _most(inputs, params, count)
+        centered = bool(attr.get("center_point_box", 0))
         order = bb.emit(relax.op.argsort(scores, axis=-1, descending=True, dtype="int32"))
-        rows, found = emit_loops(
+        kept, taken = emit_loops(
             bb,
-            "non_max_suppression",
+            "suppress_boxes",
             [boxes, scores, order, limit, overlap, threshold],
-            [((batches * classes * most, 3), "int64"), ((1,), "int64")],
-            _loops(batches, classes, count, bool(attr.get("center_point_box", 0))),
+            [((batches, classes, most), "int32"), ((batches, classes), "int64")],
+            _suppression(batches, classes, count, centered),
+            {ANNOTATION: CENTERS if centered else CORNERS},
         )
+        rows, found = _in_one_list(bb, kept, taken, (batches, classes, most))
         (size,) = dimensions_of(bb, found, ["boxes_kept"])
         return first_rows(bb, rows, size, "boxes_kept")
 
@@ -67,7 +76,9 @@ def _most(inputs: Any, params: Any, count: Any) -> Any:
     return min(count, most) if isinstance(count, int) else tirx.min(count, most)
 
 
-def _loops(batches: Any, classes: Any, count: Any, centered: bool) -> Any:
+def _suppression(batches: Any, classes: Any, count: Any, centered: bool) -> Any:
+    """For each batch and class, the boxes that stay and their number."""
+
     def body(
         boxes: Any,
         scores: Any,
@@ -75,61 +86,73 @@ def _loops(batches: Any, classes: Any, count: Any, centered: bool) -> Any:
         limit: Any,
         overlap: Any,
         threshold: Any,
-        rows: Any,
-        found: Any,
+        kept: Any,
+        taken: Any,
     ) -> None:
-        found[0] = T.int64(0)
-        state = T.buffer_proxy(T.alloc_buffer((3,), "int64", scope="local"))
-        taken, first, apart = 0, 1, 2
-        with T.serial(0, batches) as batch, T.serial(0, classes) as label:
-            state[taken] = T.int64(0)
-            state[first] = found[0]
+        def box_at(batch: Any, box: Any) -> list[tirx.Expr]:
+            return corners([boxes[batch, box, place] for place in range(4)], centered)
+
+        with nested(batches, classes) as (batch, label):
+            state = T.buffer_proxy(T.alloc_buffer((2,), "int64", scope="local"))
+            number, apart = 0, 1
+            state[number] = T.int64(0)
             with T.serial(0, count) as rank:
                 box = order[batch, label, rank]
-                free = tirx.all(state[taken] < limit[0], scores[batch, label, box] > threshold[0])
+                free = tirx.all(state[number] < limit[0], scores[batch, label, box] > threshold[0])
                 with T.If(free), T.Then():
                     state[apart] = T.int64(1)
-                    with T.serial(0, state[taken]) as earlier:
-                        other = rows[state[first] + earlier, 2]
-                        near = _overlap(boxes, batch, box, other, centered) > overlap[0]
-                        with T.If(near), T.Then():
+                    with T.serial(0, state[number]) as earlier:
+                        other = kept[batch, label, earlier]
+                        ratio = overlap_of(box_at(batch, box), box_at(batch, other))
+                        with T.If(ratio > overlap[0]), T.Then():
                             state[apart] = T.int64(0)
                     with T.If(state[apart] == 1), T.Then():
-                        rows[found[0], 0] = tirx.Cast("int64", batch)
-                        rows[found[0], 1] = tirx.Cast("int64", label)
-                        rows[found[0], 2] = tirx.Cast("int64", box)
-                        found[0] = found[0] + 1
-                        state[taken] = state[taken] + 1
+                        kept[batch, label, state[number]] = box
+                        state[number] = state[number] + 1
+            taken[batch, label] = state[number]
 
     return body
 
 
-def _overlap(boxes: Any, batch: Any, first: Any, second: Any, centered: bool) -> tirx.Expr:
-    """Intersection over union of two boxes; 0 where one of them has no area."""
-    low_a, high_a, low_b, high_b = (
-        *_corners(boxes, batch, first, centered),
-        *_corners(boxes, batch, second, centered),
+def _in_one_list(
+    bb: relax.BlockBuilder, kept: relax.Expr, taken: relax.Expr, sizes: tuple[Any, Any, Any]
+) -> tuple[relax.Expr, relax.Expr]:
+    """Rows (batch, class, box) of all classes, one after the other, and how many there are.
+
+    Each row looks up by bisection whose it is: so they do not wait for one another.
+    """
+    batches, classes, most = sizes
+    groups = batches * classes
+    flat = bb.emit(relax.op.reshape(taken, relax.ShapeExpr([groups])))
+    ends = cumulated(bb, flat, 0, {}, product=False)
+
+    def rows_of(kept: Any, ends: Any, rows: Any) -> None:
+        with nested(groups * most) as (row,):
+            state = T.buffer_proxy(T.alloc_buffer((2,), "int64", scope="local"))
+            low, high = 0, 1
+            with T.If(row < ends[groups - 1]), T.Then():
+                state[low] = T.int64(0)
+                state[high] = wide(groups - 1)
+                # As many halvings as any number of groups needs.
+                with T.serial(0, _HALVINGS), T.If(state[low] < state[high]), T.Then():
+                    middle = (state[low] + state[high]) // 2
+                    with T.If(ends[middle] <= row):
+                        with T.Then():
+                            state[low] = (state[low] + state[high]) // 2 + 1
+                        with T.Else():
+                            state[high] = (state[low] + state[high]) // 2
+                group = state[low]
+                before = tirx.if_then_else(group > 0, ends[group - 1], T.int64(0))
+                batch, label = group // classes, group % classes
+                rows[row, 0] = batch
+                rows[row, 1] = label
+                rows[row, 2] = tirx.Cast("int64", kept[batch, label, row - before])
+
+    (rows,) = emit_loops(
+        bb, "boxes_of_classes", [kept, ends], [((groups * most, 3), "int64")], rows_of
     )
-    zero = T.float32(0)
-    inner = [
-        tirx.max(tirx.min(high_a[k], high_b[k]) - tirx.max(low_a[k], low_b[k]), zero)
-        for k in range(2)
-    ]
-    area_a = (high_a[0] - low_a[0]) * (high_a[1] - low_a[1])
-    area_b = (high_b[0] - low_b[0]) * (high_b[1] - low_b[1])
-    common = inner[0] * inner[1]
-    union = area_a + area_b - common
-    sound = tirx.all(area_a > zero, area_b > zero, union > zero)
-    return tirx.Select(sound, common / tirx.Select(sound, union, T.float32(1)), zero)
 
+    def last(ends: te.Tensor) -> te.Tensor:
+        return te.compute((1,), lambda _: ends[groups - 1], name="boxes_in_all")
 
-def _corners(boxes: Any, batch: Any, box: Any, centered: bool) -> tuple[list, list]:
-    values = [boxes[batch, box, place] for place in range(4)]
-    if centered:
-        half = T.float32(0.5)
-        return (
-            [values[k] - values[k + 2] * half for k in range(2)],
-            [values[k] + values[k + 2] * half for k in range(2)],
-        )
-    pairs = [(values[k], values[k + 2]) for k in range(2)]
-    return [tirx.min(a, b) for a, b in pairs], [tirx.max(a, b) for a, b in pairs]
+    return rows, bb.emit_te(last, ends, primfunc_name_hint="boxes_in_all")

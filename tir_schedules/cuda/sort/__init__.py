@@ -1,0 +1,1 @@
+"""Sorting along an axis, and the best of it: TopK, ArgSort, Sort."""
