@@ -82,6 +82,34 @@ def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | N
     return tirx.BufferStore(views.of(store.buffer), value, [address])
 
 
+def with_flat_memory(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore:
+    """The same assignment with flat views of all buffers but those in registers.
+
+    Raises
+    ------
+    ValueError
+        A buffer's layout is not plain.
+    """
+
+    def in_memory(buffer: Any, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
+        zero = tirx.const(0, str(buffer.dtype))
+        found = flattened(tirx.BufferStore(buffer, zero, list(indices)), views)
+        if found is None:
+            raise ValueError(f"buffer {buffer.name} is not laid out row by row")
+        return found.buffer, list(found.indices)
+
+    def flat(load: tvm.ir.TensorLoad) -> Any:
+        if str(load.source.scope()) != "global":
+            return load
+        return tirx.BufferLoad(*in_memory(load.source, load.indices))
+
+    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, flat))
+    if str(store.buffer.scope()) != "global":
+        return tirx.BufferStore(store.buffer, value, store.indices)
+    buffer, indices = in_memory(store.buffer, store.indices)
+    return tirx.BufferStore(buffer, value, indices)
+
+
 def is_compact(buffer: Any) -> bool:
     """Whether a buffer has known sizes and lies in memory row by row, without gaps."""
     known = all(static_extent(size) is not None for size in buffer.shape)

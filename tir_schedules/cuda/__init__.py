@@ -7,6 +7,7 @@ from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
 from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
 from tvm_ext.tir_schedules.cuda.recurrence.recurrence import RecurrentLayer
 from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
+from tvm_ext.tir_schedules.cuda.scan.scan import Scan
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
 from tvm_ext.tir_schedules.cuda.windows.depthwise_convolution import (
@@ -20,6 +21,7 @@ from tvm_ext.tir_schedules.template import Template
 CUDA_TEMPLATES: tuple[Template, ...] = (
     Attention(),
     RecurrentLayer(),
+    Scan(),
     DepthwiseConvolution(),
     WarpGroupContraction(),
     Contraction(),

@@ -74,13 +74,16 @@ def in_series(func: tirx.PrimFunc) -> tirx.PrimFunc:
 def _without_shuffles(call: tvm.ir.Call) -> Any:
     """What another lane of the warp holds, from its row of the array."""
     name = str(getattr(call.op, "name", ""))
-    if name not in ("tirx.tvm_warp_shuffle_xor", "tirx.tvm_warp_shuffle"):
+    shuffles = ("", "_xor", "_up")
+    if name not in [f"tirx.tvm_warp_shuffle{kind}" for kind in shuffles]:
         return call
     _, value, lanes, *_ = call.args
     *rows, lane, index = value.indices
     lanes = lanes.astype(str(lane.ty))
     warp = tirx.floordiv(lane, tirx.const(32, str(lane.ty))) * 32
     other = lane ^ lanes if name.endswith("xor") else warp + lanes
+    if name.endswith("up"):
+        other = tirx.Select(lane - lanes >= warp, lane - lanes, lane)
     return tirx.BufferLoad(value.source, [*rows, other, index])
 
 

@@ -8,7 +8,7 @@ from tvm import tirx
 
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound
 from tvm_ext.tir_schedules.cuda.rows.row_decision import RowLaunch, inner_buffers
-from tvm_ext.tir_schedules.flat_views import FlatViews, flattened
+from tvm_ext.tir_schedules.flat_views import FlatViews, with_flat_memory
 from tvm_ext.tir_schedules.rows.row_kernel import (
     RowBlock,
     RowKernel,
@@ -82,29 +82,7 @@ class RowPlaces:
         if buffer_key(store.buffer) in self.kernel.inner:
             buffer, at = self._place(store.buffer, held)
             moved = tirx.BufferStore(buffer, moved.value, at)
-        return substituted(self._flattened(moved), values)
-
-    def _flattened(self, store: tirx.BufferStore) -> Any:
-        """The store with flat views of all buffers but those in registers."""
-
-        def flat(load: Any) -> Any:
-            if str(load.source.scope()) != "global":
-                return load
-            return tirx.BufferLoad(*self._in_memory(load.source, load.indices))
-
-        value = substituted(store.value, {}, flat)
-        if str(store.buffer.scope()) != "global":
-            return tirx.BufferStore(store.buffer, value, store.indices)
-        buffer, indices = self._in_memory(store.buffer, store.indices)
-        return tirx.BufferStore(buffer, value, [substituted(i, {}, flat) for i in indices])
-
-    def _in_memory(self, buffer: Any, indices: Any) -> tuple[Any, list[Any]]:
-        """An element of the flat view of a buffer."""
-        probe = tirx.BufferStore(buffer, tirx.const(0, str(buffer.dtype)), list(indices))
-        found = flattened(probe, self.views)
-        if found is None:
-            raise ValueError(f"buffer {buffer.name} is not laid out row by row")
-        return found.buffer, list(found.indices)
+        return substituted(with_flat_memory(moved, self.views), values)
 
     def _placed(self, load: Any, held: Any) -> Any:
         if buffer_key(load.source) not in self.kernel.inner:
