@@ -8,16 +8,19 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map
 
-from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.flat_views import elements
 from tvm_ext.tir_schedules.inlining import walk
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A loop: its variable and how often it runs."""
+    """A loop: its variable and how often it runs.
+
+    The extent of a loop over rows may be an expression, of what is known in the run only.
+    """
 
     var: tirx.Var
-    extent: int
+    extent: Any
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class RowBlock:
     @property
     def length(self) -> int:
         """Elements of the row that the block works on."""
-        return product(axis.extent for axis in self.columns)
+        return int(product(axis.extent for axis in self.columns))
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ class RowKernel:
     index_dtype: str
 
     @property
-    def count(self) -> int:
-        """Number of rows."""
+    def count(self) -> Any:
+        """Number of rows; an expression where it is known in the run only."""
         return product(axis.extent for axis in self.rows)
 
     @property
@@ -85,9 +88,9 @@ class RowKernel:
         """Elements of the longest row."""
         return max(block.length for block in self.blocks)
 
-    def size_of(self, buffer: tvm.ir.Var) -> int:
-        """Elements of a buffer."""
-        return product(static_extent(size) or 0 for size in buffer.shape)
+    def size_of(self, buffer: tvm.ir.Var) -> Any:
+        """Elements of a buffer; an expression where they are known in the run only."""
+        return elements(buffer)
 
     def loads(self) -> Iterator[tvm.ir.TensorLoad]:
         """All that the blocks read."""
@@ -101,9 +104,9 @@ def is_reduction_only(kernel: RowKernel) -> bool:
     return all(block.starts or not block.columns for block in kernel.blocks)
 
 
-def product(values: Any) -> int:
-    """The product of some integers."""
-    result = 1
+def product(values: Any) -> Any:
+    """The product of some integers; an expression when one of them is."""
+    result: Any = 1
     for value in values:
         result *= value
     return result

@@ -41,7 +41,7 @@ class RowReduction:
             kernel = staged(kernel) if stage else kernel
             launch = _launch(kernel, machine, decisions)
             if isinstance(launch, RowLaunch):
-                views = FlatViews()
+                views = FlatViews(open_sizes=True)
                 writer = ThreadRows(kernel, launch, views)
                 code = writer.write()
                 return s_tir.Schedule(with_arrays(func, views, [code], writer.arrays))
@@ -51,10 +51,11 @@ class RowReduction:
 def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotMine:
     sch = s_tir.Schedule(func)
     inline_blocks(sch, repeat=repeat)
-    kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
+    blocks = [sch.get(block) for block in kernel_blocks(sch)]
+    kernel = read_rows(blocks, func.params, open_rows=True)
     if isinstance(kernel, NotMine):
         return kernel
-    if any(not is_compact(load.source) for load in kernel.loads()):
+    if any(not is_compact(load.source, open_sizes=True) for load in kernel.loads()):
         return NotMine("a buffer is not laid out row by row")
     refusal = refuse_rows(kernel)
     return hoisted(kernel) if refusal is None else refusal
@@ -63,7 +64,7 @@ def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotMine:
 def _launch(
     kernel: RowKernel, machine: GpuDescription, decisions: Decisions
 ) -> RowLaunch | NotMine:
-    probe = ThreadRows(kernel, RowLaunch(False, machine.warp_size, 1, 1), FlatViews())
+    probe = ThreadRows(kernel, RowLaunch(False, machine.warp_size, 1, 1), FlatViews(True))
     if not probe.keeps_rows_in_place():
         return NotMine("a thread would read elements of a row that another one computes")
     return decide_launch(kernel, probe.fits, machine, decisions)

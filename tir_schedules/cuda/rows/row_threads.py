@@ -34,7 +34,11 @@ class ThreadRows(RowCombining):
 
     def write(self) -> tirx.Stmt:
         """The grid."""
-        count = -(-self.kernel.count // self.launch.rows)
+        count, rows = self.kernel.count, self.launch.rows
+        if isinstance(count, int):
+            count = -(-count // rows)
+        elif rows > 1:
+            count = tirx.floordiv(count + (rows - 1), rows)
 
         def block(index: Any) -> tirx.Stmt:
             self.block = index
