@@ -8,6 +8,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.cuda.element_blocks import element_blocks
 from tvm_ext.tir_schedules.cuda.flat_decision import (
     FlatDecision,
     decide_flat,
@@ -16,7 +17,7 @@ from tvm_ext.tir_schedules.cuda.flat_decision import (
 )
 from tvm_ext.tir_schedules.cuda.index_width import in_32_bits
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
-from tvm_ext.tir_schedules.cuda.symbolic_elementwise import symbolic_elementwise
+from tvm_ext.tir_schedules.cuda.open_elements import open_code
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions, Numbered
 from tvm_ext.tir_schedules.flat_views import FlatViews, nodes
@@ -55,7 +56,7 @@ class Elementwise:
         if isinstance(read, NotMine):
             return read
         if read.nests is None:
-            return symbolic_elementwise(read.schedule, machine, decisions)
+            return element_blocks(read.schedule, machine, decisions)
         arrays = Arrays(read.index_dtype)
         asked = asked_by_block(read.nests, decisions)
         code = [
@@ -75,7 +76,7 @@ class KernelNests:
         The kernel with its blocks inlined.
     nests : list[Nest] or None
         One for each block that is left, the loops in the order of the result; None when one has
-        no such form: symbolic sizes, for one.
+        no such form: several assignments, for one.
     views : FlatViews
         Of the buffers that the nests use.
     """
@@ -97,7 +98,7 @@ def read_nests(func: tirx.PrimFunc) -> KernelNests | NotMine:
     if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
         return NotMine("the kernel reduces or scans")
     inline_blocks(sch, repeat=True)
-    views = FlatViews()
+    views = FlatViews(open_sizes=True)
     nests: list[Nest] = []
     for block in kernel_blocks(sch):
         if any(static_extent(v.dom.extent) == 0 for v in sch.get(block).iter_vars):
@@ -126,6 +127,8 @@ def flat_code(decision: FlatDecision, arrays: Arrays) -> tirx.Stmt:
     the other loops, and their addresses differ by constants.
     """
     nest, repeats = decision.nest, decision.vectors
+    if nest.is_open:
+        return open_code(decision, arrays)
     if not nest.axes:
         return _grid(decision, 1, 1, arrays, lambda at, mine: nest.store)
     outer = next((p for p, a in enumerate(nest.axes[:-1]) if a.extent % repeats == 0), None)

@@ -12,13 +12,15 @@ from typing import Any
 
 import tvm
 from tvm import tirx
+from tvm.sym import Analyzer
 from tvm_ffi import structural_mutate
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import element_bytes
+from tvm_ext.tir_schedules.cuda.products.open_sizes import nominal_extent
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, is_vector_type, powers_down
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.flat_views import elements, nodes
 from tvm_ext.tir_schedules.nest import Axis, Nest, simplified, slope, store_strides, substitute
 
 THREADS = (64, 128, 256, 512, 1024)
@@ -69,7 +71,7 @@ def decide_flat(
     paying = [width for width, form in forms.items() if form.pays(machine)]
     vector = decisions.pick("vector", forms, max(paying, default=1))
     form = forms[vector]
-    count = -(-nest.volume() // vector)
+    count = -(-nominal_extent(nest.volume()) // vector)
     sizes = [size for size in THREADS if size <= machine.max_threads_per_block]
     occupying = [size for size in sizes if size <= 256 and machine.sms * size <= count]
     threads = decisions.pick("threads", sizes, max(occupying, default=min(sizes)))
@@ -124,8 +126,8 @@ class _Form:
 
     def _share(self, load: Any) -> float:
         """Elements of a buffer for one element of the result; at most one is loaded."""
-        size = math.prod(int(extent.value) for extent in load.source.shape)
-        return min(1.0, size / self.nest.volume())
+        size = nominal_extent(elements(load.source))
+        return min(1.0, size / nominal_extent(self.nest.volume()))
 
     def read_bytes(self) -> int:
         """Bytes of registers for what a thread reads for one vector."""
@@ -149,7 +151,7 @@ def _form(nest: Nest, width: int) -> _Form | None:
 
 def _cut(nest: Nest, width: int) -> _Form | None:
     *outer, inner = nest.axes
-    if inner.extent % width and (outer or inner.extent < width):
+    if (outer and not divides(width, inner)) or (not inner.is_open and inner.extent < width):
         return None
     whole = Axis(inner.var, inner.extent // width * width)
     lanes = Lanes(*with_lane(replace(nest, axes=(*outer, whole)), width))
@@ -158,7 +160,7 @@ def _cut(nest: Nest, width: int) -> _Form | None:
 
 def with_lane(
     nest: Nest, width: int
-) -> tuple[tirx.BufferStore, tirx.Var, int, list[tuple[tirx.Var, int]]]:
+) -> tuple[tirx.BufferStore, tirx.Var, int, list[tuple[tirx.Var, Any]]]:
     """The store in terms of a lane, which is the innermost loop's part within a vector."""
     *outer, inner = nest.axes
     dtype = str(inner.var.ty)
@@ -166,7 +168,16 @@ def with_lane(
     value = step * width + lane
     moved = nest.with_expressions(lambda e: substitute(e, {inner.var: value}))
     extents = [(axis.var, axis.extent) for axis in outer]
-    return moved.store, lane, width, [*extents, (step, max(inner.extent // width, 1))]
+    steps = inner.extent // width if inner.is_open else max(inner.extent // width, 1)
+    return moved.store, lane, width, [*extents, (step, steps)]
+
+
+def divides(width: int, axis: Axis) -> bool:
+    """Whether vectors of ``width`` elements leave no rest of a loop."""
+    if not axis.is_open:
+        return bool(axis.extent % width == 0)
+    known = Analyzer().modular_set(axis.extent)
+    return int(known.coeff) % width == 0 and int(known.base) % width == 0
 
 
 def _joined_for(nest: Nest, width: int) -> Nest | None:
@@ -174,9 +185,10 @@ def _joined_for(nest: Nest, width: int) -> Nest | None:
     steps = store_strides(nest)
     dense = 1
     for position in reversed(range(len(nest.axes))):
-        if steps[position] != dense:
+        axis = nest.axes[position]
+        if steps[position] != dense or axis.is_open:
             return None
-        dense *= nest.axes[position].extent
+        dense *= axis.extent
         divides = dense % width == 0 or position == 0
         if position < len(nest.axes) - 1 and divides and dense >= width:
             return _as_one(nest, position, dense)
@@ -209,11 +221,12 @@ def _as_one(nest: Nest, first: int, extent: int) -> Nest:
     return simplified(Nest((*nest.axes[:first], flat), store))
 
 
-def digits(value: Any, axes: Sequence[tuple[Any, int]]) -> dict[Any, Any]:
+def digits(value: Any, axes: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
     """The loop variables at iteration ``value`` of all loops together."""
     values: dict[Any, Any] = {}
     for position, (var, extent) in reversed(list(enumerate(axes))):
-        size = tirx.const(extent, str(var.ty))
+        dtype = str(var.ty)
+        size = tirx.const(extent, dtype) if isinstance(extent, int) else extent.astype(dtype)
         values[var] = tirx.floormod(value, size) if position else value
         value = tirx.floordiv(value, size)
     return values

@@ -4,7 +4,6 @@ A GPU divides 64-bit integers, and converts them from and to floating point, man
 than 32-bit ones (CUDA C++ Programming Guide, throughput of arithmetic instructions).
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,7 @@ from tvm import tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_mutate
 
-from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.flat_views import elements
 from tvm_ext.tir_schedules.nest import Axis, Nest
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
@@ -43,7 +42,9 @@ def in_32_bits(nests: Sequence[Nest]) -> list[Nest]:
 
 def _narrowed(nest: Nest) -> Nest | None:
     buffers = [nest.store.buffer, *(load.source for load in nest.loads())]
-    sizes = [math.prod(static_extent(n) or 0 for n in buffer.shape) for buffer in buffers]
+    sizes = [elements(buffer) for buffer in buffers]
+    if nest.is_open or not all(isinstance(size, int) for size in sizes):
+        return None
     # Grids are rounded up to whole blocks of threads.
     if max([nest.volume(), *sizes]) > _MOST - 2**20:
         return None

@@ -79,7 +79,7 @@ class Transpose:
         read = read_nests(func)
         if isinstance(read, NotMine):
             return read
-        if read.nests is None:
+        if read.nests is None or any(nest.is_open for nest in read.nests):
             return NotMine("a block is not one assignment with known extents")
         split = [_in_digits(nest) for nest in read.nests]
         turns = [turn_of(nest) for nest in split]

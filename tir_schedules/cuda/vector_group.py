@@ -53,7 +53,7 @@ class Lanes:
         The assignment, with one index for each buffer.
     lane : tirx.Var
         The variable that counts the elements, from 0 to ``width``.
-    ranges : sequence of (tirx.Var, int)
+    ranges : sequence of (tirx.Var, int or tirx.Expr)
         The other variables of the assignment and their extents.
     """
 
@@ -62,7 +62,7 @@ class Lanes:
         store: tirx.BufferStore,
         lane: tirx.Var,
         width: int,
-        ranges: Sequence[tuple[tirx.Var, int]],
+        ranges: Sequence[tuple[tirx.Var, Any]],
     ) -> None:
         self.lane, self.width = lane, width
         self.analyzer = Analyzer()

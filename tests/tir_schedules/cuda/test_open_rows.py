@@ -1,16 +1,13 @@
 """Rows whose number is known in the run only: the same kernels, with grids of that size."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable
 
-import numpy as np
 import pytest
-import tvm
-from cuda_emulation import set_seed
-from emulated_kernels import emulated
-from gpu_kernels import SERIAL_TARGET, cuda_source, needs_nvcc, resources, scheduled, whole_source
-from lowering import _filled, assert_same, f32, kernel_of
+from gpu_kernels import cuda_source, needs_nvcc, resources, scheduled, whole_source
+from lowering import f32, kernel_of
 from machines import GPU
+from open_kernels import M, N, check_open
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
@@ -20,7 +17,6 @@ from tvm_ext.tir_schedules.template import NotMine
 
 op = relax.op
 TEMPLATE = RowReduction()
-N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
 
 
 def shifted(x: relax.Expr, shift: relax.Expr) -> relax.Expr:
@@ -45,54 +41,20 @@ CASES: dict[str, tuple] = {
 SIZES = {"none": {"n": 0, "m": 2}, "few": {"n": 3, "m": 2}, "many": {"n": 37, "m": 5}}
 
 
-def _arrays(func: tirx.PrimFunc, sizes: dict[str, int]) -> list[np.ndarray]:
-    """Numbers for the parameters at some sizes; the parameters after the tensors are sizes."""
-    known = {var: tirx.const(sizes[var.name], "int64") for var in (N, M)}
-    generator = np.random.default_rng(0)
-    found = []
-    for param in func.params:
-        if isinstance(param.ty, tirx.BufferType):
-            shape = [_number(size, known) for size in param.shape]
-            buffer = tirx.decl_buffer(shape, str(param.dtype), param.name)
-            found.append(_filled(buffer, generator))
-    return found
-
-
-def _number(size: object, known: dict) -> int:
-    for var, value in known.items():
-        if getattr(size, "name", "") == var.name:
-            return int(value.value)
-    return int(size.value)  # type: ignore[attr-defined]
-
-
-def _run(kernel: Callable, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    tensors = [tvm.runtime.tensor(array) for array in arrays]
-    kernel(*tensors)
-    return [tensor.numpy() for tensor in tensors]
-
-
-def _check(names: list[str], sizes: dict[str, int]) -> None:
-    plain = {name: kernel_of(*CASES[name]) for name in names}
-    kernels = emulated({name: scheduled(TEMPLATE, func) for name, func in plain.items()})
-    modules = {
-        f"f{i}": func.with_attr("global_symbol", f"f{i}") for i, func in enumerate(plain.values())
-    }
-    library = tirx.build(tvm.IRModule(modules), target=SERIAL_TARGET)
-    for number, (name, func) in enumerate(plain.items()):
-        arrays = _arrays(func, sizes)
-        expected = _run(library[f"f{number}"], arrays)
-        set_seed(1)
-        assert_same(expected, _run(kernels[name], arrays), f"{name}: {sizes}")
+def _kernels(names: Iterable[str]) -> dict[str, tirx.PrimFunc]:
+    return {name: kernel_of(*CASES[name]) for name in names}
 
 
 def test_emulated() -> None:
-    _check(["odd softmax", "two sizes", "layer norm", "columns"], SIZES["few"])
+    check_open(
+        TEMPLATE, _kernels(["odd softmax", "two sizes", "layer norm", "columns"]), SIZES["few"]
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", list(SIZES.values()), ids=list(SIZES))
 def test_all_emulated(sizes: dict[str, int]) -> None:
-    _check(list(CASES), sizes)
+    check_open(TEMPLATE, _kernels(CASES), sizes)
 
 
 def test_sixteen_bytes_and_no_division_by_sizes() -> None:
