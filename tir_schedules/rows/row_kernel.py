@@ -8,6 +8,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_map
 
+from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.flat_views import elements
 from tvm_ext.tir_schedules.inlining import walk
 
@@ -16,7 +17,7 @@ from tvm_ext.tir_schedules.inlining import walk
 class Axis:
     """A loop: its variable and how often it runs.
 
-    The extent of a loop over rows may be an expression, of what is known in the run only.
+    The extent may be an expression, of what is known in the run only.
     """
 
     var: tirx.Var
@@ -51,9 +52,9 @@ class RowBlock:
     starts: tuple[tvm.ir.Expr, ...]
 
     @property
-    def length(self) -> int:
-        """Elements of the row that the block works on."""
-        return int(product(axis.extent for axis in self.columns))
+    def length(self) -> Any:
+        """Elements of the row that the block works on; an expression where they are open."""
+        return product(axis.extent for axis in self.columns)
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,16 @@ class RowKernel:
 def is_reduction_only(kernel: RowKernel) -> bool:
     """Whether the kernel computes nothing but values of whole rows."""
     return all(block.starts or not block.columns for block in kernel.blocks)
+
+
+def has_waiting_rows(kernel: RowKernel) -> bool:
+    """Whether something of each column, and not of the whole row, waits between two blocks."""
+    buffers = (store.buffer for block in kernel.blocks for store in block.stores)
+    return any(
+        static_extent(buffer.shape[dimension]) != 1
+        for buffer in buffers
+        for dimension in kernel.inner.get(buffer_key(buffer), ())
+    )
 
 
 def product(values: Any) -> Any:

@@ -47,15 +47,19 @@ def simplifier(axes: Any) -> Callable[[Any], Any]:
 
 
 def read_rows(
-    blocks: Sequence[s_tir.SBlock], outside: Iterable[tvm.ir.Var], open_rows: bool = False
+    blocks: Sequence[s_tir.SBlock],
+    outside: Iterable[tvm.ir.Var],
+    open_rows: bool = False,
+    open_columns: bool = False,
 ) -> RowKernel | NotMine:
     """What ``blocks`` do row by row, or why they cannot run that way.
 
     ``outside`` are the buffers that others see as well: parameters of the kernel, for one. With
-    ``open_rows``, how many rows there are may be known in the run only.
+    ``open_rows``, how many rows there are may be known in the run only; with ``open_columns``, how
+    long they are as well.
     """
     try:
-        return _Reader(blocks, outside, open_rows).kernel()
+        return _Reader(blocks, outside, open_rows, open_columns).kernel()
     except _Mismatch as mismatch:
         return NotMine(str(mismatch))
 
@@ -64,7 +68,11 @@ class _Reader:
     """Finds out which variable of each block, and which dimension of each buffer, is a row."""
 
     def __init__(
-        self, blocks: Sequence[s_tir.SBlock], outside: Iterable[tvm.ir.Var], open_rows: bool
+        self,
+        blocks: Sequence[s_tir.SBlock],
+        outside: Iterable[tvm.ir.Var],
+        open_rows: bool,
+        open_columns: bool,
     ) -> None:
         self.blocks = blocks
         self.outside = {buffer_key(buffer) for buffer in outside}
@@ -74,8 +82,11 @@ class _Reader:
         self.bound: dict[int, tuple[int, int]] = {}
         self.dimensions: dict[tuple[int, int], int] = {}
         self.extents = {
-            buffer_key(v.var): _extent(v, open_rows) for block in blocks for v in block.iter_vars
+            buffer_key(v.var): _extent(v, open_rows, open_columns)
+            for block in blocks
+            for v in block.iter_vars
         }
+        self.open_columns = open_columns
         dtypes = {str(v.var.ty) for block in blocks for v in block.iter_vars}
         if len(dtypes) != 1:
             raise _Mismatch("loops count in several integer types, or there are none")
@@ -145,16 +156,17 @@ class _Reader:
         for iter_var in block.iter_vars:
             key = buffer_key(iter_var.var)
             axis, step = self.bound.get(key, (None, self.extents[key]))
-            if not isinstance(step, int):
+            if not (isinstance(step, int) or self.open_columns):
                 raise _Mismatch("a loop along the rows has a symbolic extent")
             value: Any = tirx.const(0, self.dtype)
-            if step > 1:
+            several = not isinstance(step, int) or step > 1
+            if several:
                 value = tirx.Var(f"column{len(columns)}", self.dtype)
                 columns.append(Axis(value, step))
             if axis is not None:
                 seen.append(axis)
                 value = rows[axis].var * tirx.const(step, self.dtype) + value
-            elif step > 1 and _is_result_axis(block, iter_var):
+            elif several and _is_result_axis(block, iter_var):
                 raise _Mismatch("a reduction has several results for one row")
             values[key] = value
         if sorted(seen) != list(range(len(rows))):
@@ -201,10 +213,11 @@ class _Reader:
             raise _Mismatch("a buffer inside the kernel is shared by several rows")
 
 
-def _extent(iter_var: tirx.IterVar, open_rows: bool) -> Any:
+def _extent(iter_var: tirx.IterVar, open_rows: bool, open_columns: bool) -> Any:
     extent, start = static_extent(iter_var.dom.extent), static_extent(iter_var.dom.min)
     parallel = iter_var.iter_type == tirx.IterVar.DataPar
-    if start != 0 or (extent is None and not (open_rows and parallel)):
+    may_be_open = open_rows if parallel else open_columns
+    if start != 0 or (extent is None and not may_be_open):
         raise _Mismatch("a loop has a symbolic extent")
     if extent == 0:
         raise _Mismatch("a loop has no iterations")

@@ -83,13 +83,13 @@ def strides(
         for axis in [*kernel.rows, *block.columns, fused]:
             analyzer.bind(axis.var, tvm.ir.Range(0, axis.extent))
         for buffer, indices in accesses(block.stores):
-            address = substituted(_address(kernel, buffer, indices), values)
+            address = substituted(address_of(kernel, buffer, indices), values)
             linear = detect_linear_equation(analyzer.simplify(address), [fused.var])
             found.append(static_extent(linear[0]) if len(linear) == 2 else None)
     return found
 
 
-def _address(kernel: RowKernel, buffer: tvm.ir.Var, indices: Sequence[Any]) -> Any:
+def address_of(kernel: RowKernel, buffer: tvm.ir.Var, indices: Sequence[Any]) -> Any:
     """The flat position of an element in the buffer, or in its row when it is an inner one."""
     if buffer_key(buffer) in kernel.inner:
         return index_in_row(kernel, buffer, indices)

@@ -73,9 +73,47 @@ def test_resources() -> None:
         assert kernel.registers <= 128
 
 
-def test_rows_of_open_length_are_refused() -> None:
-    func = kernel_of(lambda x: nn.softmax(x, -1), ((8, N), "float32"))
+LENGTHS: dict[str, tuple] = {
+    "softmax": (lambda x: nn.softmax(x, -1), ((N, 3, M), "float16")),
+    "scores": (lambda x: nn.softmax(x, -1), ((N, 2, M, M), "float32")),
+    "sum": (lambda x: op.sum(x, 1), ((N, M), "float32")),
+    "argmax": (lambda x: op.argmax(x, 1), ((5, M), "float32")),
+    "maps": (lambda x: op.mean(x, [2, 3], keepdims=True), ((N, 3, M, 5), "float32")),
+    "middle": (lambda x: op.mean(x, 1), ((N, M, 40), "float32")),
+}
+SHORT = ({"n": 3, "m": 7}, {"n": 2, "m": 64}, {"n": 5, "m": 1}, {"n": 0, "m": 4})
+LONG = ({"n": 3, "m": 2056}, {"n": 1, "m": 2051})
+
+
+def test_open_lengths_emulated() -> None:
+    plain = {name: kernel_of(*LENGTHS[name]) for name in ("softmax", "sum", "middle")}
+    check_open(TEMPLATE, plain, *SHORT[:2], *LONG[1:])
+
+
+@pytest.mark.slow
+def test_all_open_lengths_emulated() -> None:
+    check_open(TEMPLATE, {name: kernel_of(*case) for name, case in LENGTHS.items()}, *SHORT)
+    rows = {
+        name: kernel_of(*LENGTHS[name]) for name in ("softmax", "sum", "argmax", "maps", "middle")
+    }
+    check_open(TEMPLATE, rows, *LONG)
+
+
+def test_versions_of_open_lengths() -> None:
+    source = cuda_source(scheduled(TEMPLATE, kernel_of(*LENGTHS["scores"])))
+    kernels = source.split('extern "C"')[-4:]
+    assert ["float4" in kernel for kernel in kernels] == [False, True, False, True]
+    assert ["__shared__" in kernel for kernel in kernels] == [False, False, True, True]
+    # Of the rows of four loops, none is told apart.
+    assert not re.search(r"[/%] \(?\(?(n|m)\b", source)
+
+
+def test_rows_of_neighbours_are_read_along() -> None:
+    source = cuda_source(scheduled(TEMPLATE, kernel_of(lambda x: op.sum(x, 1), f32(1000, 768))))
+    assert source.count("*(float4*)(x0_ptr") == 6, "each thread of a warp, six vectors of a row"
+
+
+def test_products_of_open_length_are_left_to_others() -> None:
+    func = kernel_of(op.matmul, ((N, M), "float32"), ((M, 40), "float32"))
     found = apply_template(TEMPLATE, func, GPU)
     assert isinstance(found, NotMine)
-    assert "symbolic" in found.reason
-    assert not isinstance(apply_template(TEMPLATE, kernel_of(op.sum, f32(8, 40)), GPU), NotMine)

@@ -131,11 +131,16 @@ def runs_across(kernel: RowKernel) -> bool:
     if kernel.length <= _SHORT_ROW:
         return True
     longest = [block for block in kernel.blocks if block.length == kernel.length]
-    if not kernel.rows:
-        return False
-    along = _unit_steps(kernel, longest, lambda block: block.columns[-1:])
-    beside = _unit_steps(kernel, longest, lambda block: kernel.rows[-1:])
+    along, beside = along_and_beside(kernel, longest)
     return beside > along
+
+
+def along_and_beside(kernel: RowKernel, blocks: list[RowBlock]) -> tuple[int, int]:
+    """How many accesses move by one element along the rows of some blocks, and from row to row."""
+    if not kernel.rows:
+        return 1, 0
+    along = _unit_steps(kernel, blocks, lambda block: block.columns[-1:])
+    return along, _unit_steps(kernel, blocks, lambda block: kernel.rows[-1:])
 
 
 def _unit_steps(kernel: RowKernel, blocks: list[RowBlock], axes: Any) -> int:
@@ -143,10 +148,12 @@ def _unit_steps(kernel: RowKernel, blocks: list[RowBlock], axes: Any) -> int:
     zero = tirx.const(0, "int32")
     total = 0
     for block in blocks:
+        # What is reduced to is in registers until the end of the row.
+        held = {buffer_key(store.buffer) for store in block.stores} if block.starts else set()
         outside = tuple(
             Store(buffer, indices, zero)
             for buffer, indices in accesses(block.stores)
-            if buffer_key(buffer) not in kernel.inner
+            if buffer_key(buffer) not in {*kernel.inner, *held}
         )
         total += strides(kernel, axes(block), [replace(block, stores=outside)]).count(1)
     return total

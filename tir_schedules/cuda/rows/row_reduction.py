@@ -4,6 +4,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
+from tvm_ext.tir_schedules.cuda.rows.open_length import has_open_length, open_length_rows
 from tvm_ext.tir_schedules.cuda.rows.row_decision import RowLaunch, decide_launch
 from tvm_ext.tir_schedules.cuda.rows.row_staging import staged
 from tvm_ext.tir_schedules.cuda.rows.row_threads import ThreadRows
@@ -45,7 +46,7 @@ class RowReduction:
                 writer = ThreadRows(kernel, launch, views)
                 code = writer.write()
                 return s_tir.Schedule(with_arrays(func, views, [code], writer.arrays))
-        return launch
+        return open_length_rows(func, machine, decisions) if has_open_length(func) else launch
 
 
 def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotMine:
