@@ -23,9 +23,15 @@ class FlatViews:
     """The flat views of a kernel's buffers.
 
     Loops over several dimensions can then be one loop, without a division to tell them apart.
+
+    Parameters
+    ----------
+    open_sizes : bool
+        Whether buffers of sizes that are known in the run only have views as well.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, open_sizes: bool = False) -> None:
+        self.open_sizes = open_sizes
         self._pairs: list[tuple[Any, Any]] = []
 
     def of(self, buffer: Any) -> Any:
@@ -33,8 +39,7 @@ class FlatViews:
         for original, flat in self._pairs:
             if original.same_as(buffer):
                 return flat
-        size = math.prod(static_extent(extent) or 0 for extent in buffer.shape)
-        flat = tirx.decl_buffer((size,), str(buffer.dtype), buffer.name)
+        flat = tirx.decl_buffer((elements(buffer),), str(buffer.dtype), buffer.name)
         self._pairs.append((buffer, flat))
         return flat
 
@@ -68,7 +73,7 @@ def _among(buffer: Any, buffers: Sequence[Any]) -> bool:
 def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | None:
     """The same assignment to and from flat views; None when a buffer's layout is not plain."""
     buffers = [store.buffer, *(load.source for load in nodes(store, tvm.ir.TensorLoad))]
-    if not all(is_compact(buffer) for buffer in buffers):
+    if not all(is_compact(buffer, views.open_sizes) for buffer in buffers):
         return None
 
     def flat_load(load: tvm.ir.TensorLoad) -> Any:
@@ -110,9 +115,17 @@ def with_flat_memory(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferSt
     return tirx.BufferStore(buffer, value, indices)
 
 
-def is_compact(buffer: Any) -> bool:
-    """Whether a buffer has known sizes and lies in memory row by row, without gaps."""
-    known = all(static_extent(size) is not None for size in buffer.shape)
+def elements(buffer: Any) -> Any:
+    """How many elements a buffer has: an int, or an expression of what is known in the run only."""
+    known = [static_extent(extent) for extent in buffer.shape]
+    rest = [extent for extent, n in zip(buffer.shape, known, strict=True) if n is None]
+    count = math.prod(n for n in known if n is not None)
+    return math.prod([extent.astype("int64") for extent in rest], start=count) if rest else count
+
+
+def is_compact(buffer: Any, open_sizes: bool = False) -> bool:
+    """Whether a buffer has known sizes, or any, and lies in memory row by row, without gaps."""
+    known = open_sizes or all(static_extent(size) is not None for size in buffer.shape)
     return known and not buffer.strides and static_extent(buffer.elem_offset) in (None, 0)
 
 
@@ -122,5 +135,7 @@ def _address(buffer: Any, indices: Sequence[Any]) -> Any:
     dtype = dtypes.pop() if len(dtypes) == 1 else "int64"
     flat: Any = tirx.const(0, dtype)
     for size, index in zip(buffer.shape, indices, strict=True):
-        flat = flat * tirx.const(static_extent(size), dtype) + index.astype(dtype)
+        known = static_extent(size)
+        count = size.astype(dtype) if known is None else tirx.const(known, dtype)
+        flat = flat * count + index.astype(dtype)
     return flat

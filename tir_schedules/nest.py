@@ -22,10 +22,20 @@ _MAX_DIGIT_SPLITS = 12
 
 @dataclass(frozen=True)
 class Axis:
-    """A loop from 0 to ``extent``."""
+    """A loop from 0 to ``extent``, an int or an expression of what is known in the run only."""
 
     var: tirx.Var
-    extent: int
+    extent: Any
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the extent is known in the run only."""
+        return not isinstance(self.extent, int)
+
+    @property
+    def runs_once(self) -> bool:
+        """Whether the loop is known to have one iteration."""
+        return not self.is_open and self.extent <= 1
 
 
 @dataclass(frozen=True)
@@ -35,9 +45,14 @@ class Nest:
     axes: tuple[Axis, ...]
     store: tirx.BufferStore
 
-    def volume(self) -> int:
-        """How often the store runs."""
-        count = 1
+    @property
+    def is_open(self) -> bool:
+        """Whether it is known in the run only how often the store runs."""
+        return any(axis.is_open for axis in self.axes)
+
+    def volume(self) -> Any:
+        """How often the store runs; an expression where it is known in the run only."""
+        count: Any = 1
         for axis in self.axes:
             count *= axis.extent
         return count
@@ -71,11 +86,20 @@ class Nest:
 
 
 def nest_of(stmt: s_tir.SBlock, views: FlatViews) -> Nest | None:
-    """The nest of a data-parallel block; None when it is more than one store, or symbolic."""
-    extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
-    starts = [static_extent(v.dom.min) for v in stmt.iter_vars]
-    known = all(extent for extent in extents) and all(start == 0 for start in starts)
-    if not known or not isinstance(stmt.body, tirx.BufferStore):
+    """The nest of a data-parallel block; None when it is more than one store, or empty.
+
+    None as well where it is symbolic and ``views`` are of known sizes.
+    """
+    known = [static_extent(v.dom.extent) for v in stmt.iter_vars]
+    extents = [
+        v.dom.extent if extent is None and views.open_sizes else extent
+        for v, extent in zip(stmt.iter_vars, known, strict=True)
+    ]
+    if any(isinstance(extent, int) and not extent for extent in extents):
+        return None
+    if any(static_extent(v.dom.min) != 0 for v in stmt.iter_vars):
+        return None
+    if any(extent is None for extent in extents) or not isinstance(stmt.body, tirx.BufferStore):
         return None
     if any(v.iter_type != tirx.IterVar.DataPar for v in stmt.iter_vars):
         return None
@@ -84,7 +108,7 @@ def nest_of(stmt: s_tir.SBlock, views: FlatViews) -> Nest | None:
         return None
     pairs = zip(stmt.iter_vars, extents, strict=True)
     # Fresh variables: those of the block belong to it.
-    axes = tuple(Axis(_fresh(v.var), extent) for v, extent in pairs if extent is not None)
+    axes = tuple(Axis(_fresh(v.var), extent) for v, extent in pairs)
     names = {v.var: axis.var for v, axis in zip(stmt.iter_vars, axes, strict=True)}
     nest = Nest(axes, flat).with_expressions(lambda e: substitute(e, names))
     return simplified(_with_floor_divisions(simplified(nest)))
@@ -122,8 +146,8 @@ def substitute(expr: Any, values: Mapping[Any, Any]) -> Any:
 def simplified(nest: Nest) -> Nest:
     """Indices and conditions as the ranges of the loops allow, without loops of one iteration."""
     analyzer = _analyzer(nest)
-    once = {a.var: tirx.const(0, str(a.var.ty)) for a in nest.axes if a.extent == 1}
-    axes = tuple(axis for axis in nest.axes if axis.extent > 1)
+    once = {a.var: tirx.const(0, str(a.var.ty)) for a in nest.axes if a.runs_once}
+    axes = tuple(axis for axis in nest.axes if not axis.runs_once)
     changed = nest.with_expressions(lambda e: analyzer.simplify(substitute(e, once)))
     return replace(changed, axes=axes)
 
@@ -131,7 +155,7 @@ def simplified(nest: Nest) -> Nest:
 def _analyzer(nest: Nest) -> Analyzer:
     analyzer = Analyzer()
     for axis in nest.axes:
-        if axis.extent > 1:
+        if not axis.runs_once:
             analyzer.bind(axis.var, tvm.ir.Range(0, axis.extent))
     return analyzer
 
@@ -221,7 +245,8 @@ def in_order_of_writing(nest: Nest) -> Nest:
 
 def joined(nest: Nest) -> Nest:
     """Neighbouring loops that every buffer walks as if they were one are made one."""
-    table = [store_strides(nest), *load_strides(nest)]
+    addresses = [nest.store.indices[0], *(load.indices[0] for load in nest.loads())]
+    table = [tuple(_step(index, axis.var) for axis in nest.axes) for index in addresses]
     kept = nest.free_axes()
     position = len(nest.axes) - 1
     while position > 0:
@@ -235,8 +260,21 @@ def joined(nest: Nest) -> Nest:
     return simplified(nest)
 
 
-def _is_dense(outer: int | None, inner: int | None, extent: int) -> bool:
-    return outer is not None and inner is not None and outer == inner * extent
+def _step(expr: Any, var: tirx.Var) -> Any:
+    """By how much an index moves with a variable: an int, an expression, or None."""
+    linear = detect_linear_equation(expr, [var])
+    if len(linear) != 2:
+        return None
+    known = static_extent(linear[0])
+    return linear[0] if known is None else known
+
+
+def _is_dense(outer: Any, inner: Any, extent: Any) -> bool:
+    if outer is None or inner is None:
+        return False
+    if all(isinstance(value, int) for value in (outer, inner, extent)):
+        return bool(outer == inner * extent)
+    return bool(Analyzer().can_prove_equal(outer, inner * extent))
 
 
 def _join(nest: Nest, position: int) -> Nest:

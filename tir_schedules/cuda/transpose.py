@@ -18,11 +18,11 @@ from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import element_bytes
 from tvm_ext.tir_schedules.cuda.elementwise import (
     asked_by_block,
-    decide_flat,
     flat_code,
     read_nests,
     with_arrays,
 )
+from tvm_ext.tir_schedules.cuda.flat_decision import decide_flat
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads, same_load
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
@@ -79,7 +79,7 @@ class Transpose:
         read = read_nests(func)
         if isinstance(read, NotMine):
             return read
-        if read.nests is None:
+        if read.nests is None or any(nest.is_open for nest in read.nests):
             return NotMine("a block is not one assignment with known extents")
         split = [_in_digits(nest) for nest in read.nests]
         turns = [turn_of(nest) for nest in split]
@@ -91,7 +91,7 @@ class Transpose:
             read.nests, split, turns, asked_by_block(read.nests, decisions), strict=True
         ):
             if turn is None:
-                code.append(flat_code(plain, decide_flat(plain, machine, asked), arrays))
+                code.append(flat_code(decide_flat(plain, machine, asked), arrays))
             else:
                 code.append(_turned(nest, turn, machine, asked, arrays))
         return s_tir.Schedule(with_arrays(func, read.views, code, arrays))
@@ -141,7 +141,7 @@ def _turned(
         if sum(tile * (tile + _padding(b)) * b for b in sizes) <= machine.shared_memory_bytes
     ]
     if not fitting:
-        return flat_code(nest, decide_flat(nest, machine), arrays)
+        return flat_code(decide_flat(nest, machine), arrays)
     default = 64 if max(sizes) <= 2 and 64 in fitting else min(32, max(fitting))
     tile = decisions.pick("tile", fitting, default)
     rows = [n for n in (4, 8, 16) if n <= tile and n * tile <= machine.max_threads_per_block]

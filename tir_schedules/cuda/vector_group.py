@@ -53,7 +53,7 @@ class Lanes:
         The assignment, with one index for each buffer.
     lane : tirx.Var
         The variable that counts the elements, from 0 to ``width``.
-    ranges : sequence of (tirx.Var, int)
+    ranges : sequence of (tirx.Var, int or tirx.Expr)
         The other variables of the assignment and their extents.
     """
 
@@ -62,7 +62,7 @@ class Lanes:
         store: tirx.BufferStore,
         lane: tirx.Var,
         width: int,
-        ranges: Sequence[tuple[tirx.Var, int]],
+        ranges: Sequence[tuple[tirx.Var, Any]],
     ) -> None:
         self.lane, self.width = lane, width
         self.analyzer = Analyzer()
@@ -75,15 +75,24 @@ class Lanes:
         """Whether the store and every load move whole vectors, or one element for all lanes."""
         if self.width == 1:
             return True
-        if not self._in_registers and not self._is_vector(self.store.buffer, self.store.indices[0]):
-            return False
-        found = [read.load for read in self.reads]
+        return self.stores_vector() and not self.single_loads() and not self._branches_by_lane()
+
+    def stores_vector(self) -> bool:
+        """Whether the lanes are written by one store."""
+        if self.width == 1 or self._in_registers:
+            return True
+        return self._is_vector(self.store.buffer, self.store.indices[0])
+
+    def single_loads(self) -> list[Any]:
+        """The loads that each lane does on its own, each once."""
+        known = [read.load for read in self.reads]
+        found: list[Any] = []
         for load in nodes(self.store.value, tvm.ir.TensorLoad):
             fixed = len(load.indices) == 1 and not self._uses_lane(load.indices[0])
-            single = str(load.source.dtype) not in _VECTOR_TYPES or is_local(load.source)
-            if not fixed and not single and not any(same_load(load, other) for other in found):
-                return False
-        return not self._branches_by_lane()
+            single = not is_vector_type(load.source) or is_local(load.source)
+            if not fixed and not single and not any(same_load(load, o) for o in (*known, *found)):
+                found.append(load)
+        return found
 
     def code(self, arrays: Arrays, threads: Sequence[tuple[Any, int]]) -> tirx.Stmt:
         """The group's statements; its registers go to ``arrays``."""
@@ -190,7 +199,7 @@ class Lanes:
         return found
 
     def _is_vector(self, buffer: Any, index: Any) -> bool:
-        if str(buffer.dtype) not in _VECTOR_TYPES:
+        if not is_vector_type(buffer):
             return False
         linear = detect_linear_equation(index, [self.lane])
         if len(linear) != 2 or static_extent(linear[0]) != 1:
@@ -236,6 +245,11 @@ def guarded_loads(value: Any) -> list[tuple[Any, Any]]:
 def is_local(buffer: Any) -> bool:
     """Whether every thread has its own copy of a buffer."""
     return str(buffer.scope()) == "local"
+
+
+def is_vector_type(buffer: Any) -> bool:
+    """Whether CUDA code can move several elements of a buffer in one instruction."""
+    return str(buffer.dtype) in _VECTOR_TYPES
 
 
 def vector_widths(store: tirx.BufferStore, machine: GpuDescription) -> list[int]:

@@ -9,15 +9,19 @@ from tvm import tirx
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.flat_views import elements
 from tvm_ext.tir_schedules.inlining import walk
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A loop: its variable and how often it runs."""
+    """A loop: its variable and how often it runs.
+
+    The extent may be an expression, of what is known in the run only.
+    """
 
     var: tirx.Var
-    extent: int
+    extent: Any
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ class RowBlock:
     limit: Limit | None = None
 
     @property
-    def length(self) -> int:
-        """Elements of the row that the block works on."""
+    def length(self) -> Any:
+        """Elements of the row that the block works on; an expression where they are open."""
         return product(axis.extent for axis in self.columns)
 
 
@@ -87,8 +91,8 @@ class RowKernel:
     index_dtype: str
 
     @property
-    def count(self) -> int:
-        """Number of rows."""
+    def count(self) -> Any:
+        """Number of rows; an expression where it is known in the run only."""
         return product(axis.extent for axis in self.rows)
 
     @property
@@ -96,9 +100,9 @@ class RowKernel:
         """Elements of the longest row."""
         return max(block.length for block in self.blocks)
 
-    def size_of(self, buffer: tvm.ir.Var) -> int:
-        """Elements of a buffer."""
-        return product(static_extent(size) or 0 for size in buffer.shape)
+    def size_of(self, buffer: tvm.ir.Var) -> Any:
+        """Elements of a buffer; an expression where they are known in the run only."""
+        return elements(buffer)
 
     def loads(self) -> Iterator[tvm.ir.TensorLoad]:
         """All that the blocks read."""
@@ -112,9 +116,19 @@ def is_reduction_only(kernel: RowKernel) -> bool:
     return all(block.starts or not block.columns for block in kernel.blocks)
 
 
-def product(values: Any) -> int:
-    """The product of some integers."""
-    result = 1
+def has_waiting_rows(kernel: RowKernel) -> bool:
+    """Whether something of each column, and not of the whole row, waits between two blocks."""
+    buffers = (store.buffer for block in kernel.blocks for store in block.stores)
+    return any(
+        static_extent(buffer.shape[dimension]) != 1
+        for buffer in buffers
+        for dimension in kernel.inner.get(buffer_key(buffer), ())
+    )
+
+
+def product(values: Any) -> Any:
+    """The product of some integers; an expression when one of them is."""
+    result: Any = 1
     for value in values:
         result *= value
     return result

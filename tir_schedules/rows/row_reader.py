@@ -46,13 +46,20 @@ def simplifier(axes: Any) -> Callable[[Any], Any]:
     return simplify
 
 
-def read_rows(blocks: Sequence[s_tir.SBlock], outside: Iterable[tvm.ir.Var]) -> RowKernel | NotMine:
+def read_rows(
+    blocks: Sequence[s_tir.SBlock],
+    outside: Iterable[tvm.ir.Var],
+    open_rows: bool = False,
+    open_columns: bool = False,
+) -> RowKernel | NotMine:
     """What ``blocks`` do row by row, or why they cannot run that way.
 
-    ``outside`` are the buffers that others see as well: parameters of the kernel, for one.
+    ``outside`` are the buffers that others see as well: parameters of the kernel, for one. With
+    ``open_rows``, how many rows there are may be known in the run only; with ``open_columns``, how
+    long they are as well.
     """
     try:
-        return _Reader(blocks, outside).kernel()
+        return _Reader(blocks, outside, open_rows, open_columns).kernel()
     except _Mismatch as mismatch:
         return NotMine(str(mismatch))
 
@@ -60,7 +67,13 @@ def read_rows(blocks: Sequence[s_tir.SBlock], outside: Iterable[tvm.ir.Var]) -> 
 class _Reader:
     """Finds out which variable of each block, and which dimension of each buffer, is a row."""
 
-    def __init__(self, blocks: Sequence[s_tir.SBlock], outside: Iterable[tvm.ir.Var]) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[s_tir.SBlock],
+        outside: Iterable[tvm.ir.Var],
+        open_rows: bool,
+        open_columns: bool,
+    ) -> None:
         self.blocks = blocks
         self.outside = {buffer_key(buffer) for buffer in outside}
         self.bodies = [_body(block) for block in blocks]
@@ -68,7 +81,12 @@ class _Reader:
         # Variable -> (row axis, how many of its iterations make one step of that axis).
         self.bound: dict[int, tuple[int, int]] = {}
         self.dimensions: dict[tuple[int, int], int] = {}
-        self.extents = {buffer_key(v.var): _extent(v) for block in blocks for v in block.iter_vars}
+        self.extents = {
+            buffer_key(v.var): _extent(v, open_rows, open_columns)
+            for block in blocks
+            for v in block.iter_vars
+        }
+        self.open_columns = open_columns
         dtypes = {str(v.var.ty) for block in blocks for v in block.iter_vars}
         if len(dtypes) != 1:
             raise _Mismatch("loops count in several integer types, or there are none")
@@ -93,7 +111,8 @@ class _Reader:
         rows: list[Axis] = []
         for iter_var in first.iter_vars:
             extent = self.extents[buffer_key(iter_var.var)]
-            if iter_var.iter_type == tirx.IterVar.DataPar and extent > 1:
+            several = not isinstance(extent, int) or extent > 1
+            if iter_var.iter_type == tirx.IterVar.DataPar and several:
                 self.bound[buffer_key(iter_var.var)] = (len(rows), 1)
                 rows.append(Axis(tirx.Var(f"row{len(rows)}", self.dtype), extent))
         return rows
@@ -124,7 +143,7 @@ class _Reader:
             return
         if axis is None or known is not None:
             return
-        if self.extents[buffer_key(index)] == rows[axis].extent * step:
+        if _same_count(self.extents[buffer_key(index)], rows[axis].extent * step):
             self.bound[buffer_key(index)] = (axis, step)
 
     def _block(
@@ -137,14 +156,17 @@ class _Reader:
         for iter_var in block.iter_vars:
             key = buffer_key(iter_var.var)
             axis, step = self.bound.get(key, (None, self.extents[key]))
+            if not (isinstance(step, int) or self.open_columns):
+                raise _Mismatch("a loop along the rows has a symbolic extent")
             value: Any = tirx.const(0, self.dtype)
-            if step > 1:
+            several = not isinstance(step, int) or step > 1
+            if several:
                 value = tirx.Var(f"column{len(columns)}", self.dtype)
                 columns.append(Axis(value, step))
             if axis is not None:
                 seen.append(axis)
                 value = rows[axis].var * tirx.const(step, self.dtype) + value
-            elif step > 1 and _is_result_axis(block, iter_var):
+            elif several and _is_result_axis(block, iter_var):
                 raise _Mismatch("a reduction has several results for one row")
             values[key] = value
         if sorted(seen) != list(range(len(rows))):
@@ -191,15 +213,25 @@ class _Reader:
             raise _Mismatch("a buffer inside the kernel is shared by several rows")
 
 
-def _extent(iter_var: tirx.IterVar) -> int:
+def _extent(iter_var: tirx.IterVar, open_rows: bool, open_columns: bool) -> Any:
     extent, start = static_extent(iter_var.dom.extent), static_extent(iter_var.dom.min)
-    if extent is None or start != 0:
+    parallel = iter_var.iter_type == tirx.IterVar.DataPar
+    may_be_open = open_rows if parallel else open_columns
+    if start != 0 or (extent is None and not may_be_open):
         raise _Mismatch("a loop has a symbolic extent")
-    if not extent:
+    if extent == 0:
         raise _Mismatch("a loop has no iterations")
+    if extent is None:
+        return iter_var.dom.extent
     if iter_var.iter_type not in (tirx.IterVar.DataPar, tirx.IterVar.CommReduce):
         raise _Mismatch("a loop is neither data-parallel nor a reduction")
     return extent
+
+
+def _same_count(count: Any, other: Any) -> bool:
+    if isinstance(count, int) and isinstance(other, int):
+        return count == other
+    return bool(sym.Analyzer().can_prove_equal(count, other))
 
 
 def _is_data_parallel(block: s_tir.SBlock) -> bool:

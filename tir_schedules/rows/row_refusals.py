@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import s_tir, sym, tirx
 
 from tvm_ext.tir_schedules.block_access import operands_of, static_extent
 from tvm_ext.tir_schedules.inlining import kernel_blocks, walk
@@ -81,8 +81,9 @@ def _reads_once(kernel: RowKernel, block: RowBlock, most_mixed: int) -> bool:
     for load in (load for load in loads if buffer_key(load.source) not in own):
         used = [_variables(index) for index in load.indices]
         mixed = sum(bool(u & rows and u & columns) for u in used)
-        size = kernel.size_of(load.source)
-        if rows | columns <= set().union(*used) and mixed <= most_mixed and size == steps:
+        if not rows | columns <= set().union(*used) or mixed > most_mixed:
+            continue
+        if sym.Analyzer().can_prove_equal(kernel.size_of(load.source), steps):
             return True
     return False
 

@@ -22,14 +22,21 @@ from tvm_ext.tir_schedules.rows.row_kernel import (
 def unfused(value: Any, axes: Sequence[Axis], dtype: str) -> dict[int, Any]:
     """The values of ``axes`` at one iteration of the loop that they are fused into."""
     values: dict[int, Any] = {}
-    step = 1
+    step: Any = 1
     for position, axis in enumerate(reversed(axes)):
-        part = tirx.FloorDiv(value, tirx.const(step, dtype)) if step > 1 else value
+        # A constant or an expression; of no loops inside, nothing is to be divided by.
+        whole = position == 0 or (isinstance(step, int) and step == 1)
+        part = value if whole else tirx.FloorDiv(value, sized(step, dtype))
         if position < len(axes) - 1:
-            part = tirx.FloorMod(part, tirx.const(axis.extent, dtype))
+            part = tirx.FloorMod(part, sized(axis.extent, dtype))
         values[buffer_key(axis.var)] = part
-        step *= axis.extent
+        step = step * axis.extent
     return values
+
+
+def sized(count: Any, dtype: str) -> Any:
+    """A number of iterations as an expression of a type."""
+    return tirx.const(count, dtype) if isinstance(count, int) else count.astype(dtype)
 
 
 def index_in_row(kernel: RowKernel, buffer: tvm.ir.Var, indices: Sequence[Any]) -> Any:
@@ -76,18 +83,19 @@ def strides(
         for axis in [*kernel.rows, *block.columns, fused]:
             analyzer.bind(axis.var, tvm.ir.Range(0, axis.extent))
         for buffer, indices in accesses(block.stores):
-            address = substituted(_address(kernel, buffer, indices), values)
+            address = substituted(address_of(kernel, buffer, indices), values)
             linear = detect_linear_equation(analyzer.simplify(address), [fused.var])
             found.append(static_extent(linear[0]) if len(linear) == 2 else None)
     return found
 
 
-def _address(kernel: RowKernel, buffer: tvm.ir.Var, indices: Sequence[Any]) -> Any:
+def address_of(kernel: RowKernel, buffer: tvm.ir.Var, indices: Sequence[Any]) -> Any:
     """The flat position of an element in the buffer, or in its row when it is an inner one."""
     if buffer_key(buffer) in kernel.inner:
         return index_in_row(kernel, buffer, indices)
     address: Any = tirx.const(0, kernel.index_dtype)
     for size, index in zip(buffer.shape, indices, strict=True):
-        length = tirx.const(static_extent(size) or 1, kernel.index_dtype)
+        known = static_extent(size)
+        length = sized(size if known is None else known or 1, kernel.index_dtype)
         address = address * length + index.astype(kernel.index_dtype)
     return address

@@ -7,6 +7,7 @@ from tvm import tirx
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import element_bytes
+from tvm_ext.tir_schedules.cuda.products.open_sizes import nominal_extent
 from tvm_ext.tir_schedules.cuda.vector_group import powers_down
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.rows.row_kernel import (
@@ -34,6 +35,9 @@ _VECTORS_PER_LANE = 8
 _SHORT_ROW = 8
 
 _BLOCK_THREADS = 128
+
+# Rows for each multiprocessor where their number is known in the run only.
+_ROWS_OF_OPEN_COUNT = 16
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,12 @@ def decide_launch(
     default = min(options, key=lambda parts: (abs(parts.bit_length() - wanted.bit_length()), parts))
     parts = decisions.pick("parts", options, default)
     fewest = warp if across else 1
+    nominal = nominal_count(kernel, machine)
     counts = [
-        n for n in PARTS if fewest <= n and n * parts <= most and n < 2 * max(kernel.count, fewest)
+        n for n in PARTS if fewest <= n and n * parts <= most and n < 2 * max(nominal, fewest)
     ]
     occupying = [
-        n for n in counts if n * parts <= _BLOCK_THREADS and -(-kernel.count // n) >= machine.sms
+        n for n in counts if n * parts <= _BLOCK_THREADS and -(-nominal // n) >= machine.sms
     ]
     rows = decisions.pick("rows", counts, max(occupying, default=min(counts)))
     return RowLaunch(across, parts, rows, vector)
@@ -102,12 +107,23 @@ def decide_launch(
 def _wanted_parts(kernel: RowKernel, vectors: int, across: bool, machine: GpuDescription) -> int:
     """Threads for a row: few while there are rows enough for all multiprocessors."""
     resident = 2048 * machine.sms // 2
+    count = nominal_count(kernel, machine)
     if across:
-        enough = max(1, resident // max(kernel.count, machine.warp_size))
+        enough = max(1, resident // max(count, machine.warp_size))
         return min(_power_of_two(enough), max(1, _power_of_two(vectors) // 4), 32)
-    if vectors <= machine.warp_size * _VECTORS_PER_LANE and kernel.count >= 4 * machine.sms:
+    if vectors <= machine.warp_size * _VECTORS_PER_LANE and count >= 4 * machine.sms:
         return machine.warp_size
     return max(machine.warp_size, _power_of_two(-(-vectors // 4)))
+
+
+def nominal_count(kernel: RowKernel, machine: GpuDescription) -> int:
+    """How many rows a launch is chosen for: enough for all multiprocessors when it is not known.
+
+    The fewer there are in the run, the less it matters how they are dealt.
+    """
+    if isinstance(kernel.count, int):
+        return kernel.count
+    return max(nominal_extent(kernel.count), _ROWS_OF_OPEN_COUNT * machine.sms)
 
 
 def runs_across(kernel: RowKernel) -> bool:
@@ -115,11 +131,16 @@ def runs_across(kernel: RowKernel) -> bool:
     if kernel.length <= _SHORT_ROW:
         return True
     longest = [block for block in kernel.blocks if block.length == kernel.length]
-    if not kernel.rows:
-        return False
-    along = _unit_steps(kernel, longest, lambda block: block.columns[-1:])
-    beside = _unit_steps(kernel, longest, lambda block: kernel.rows[-1:])
+    along, beside = along_and_beside(kernel, longest)
     return beside > along
+
+
+def along_and_beside(kernel: RowKernel, blocks: list[RowBlock]) -> tuple[int, int]:
+    """How many accesses move by one element along the rows of some blocks, and from row to row."""
+    if not kernel.rows:
+        return 1, 0
+    along = _unit_steps(kernel, blocks, lambda block: block.columns[-1:])
+    return along, _unit_steps(kernel, blocks, lambda block: kernel.rows[-1:])
 
 
 def _unit_steps(kernel: RowKernel, blocks: list[RowBlock], axes: Any) -> int:
@@ -127,12 +148,12 @@ def _unit_steps(kernel: RowKernel, blocks: list[RowBlock], axes: Any) -> int:
     zero = tirx.const(0, "int32")
     total = 0
     for block in blocks:
-        # A reduction stores once a row, and keeps what it adds to in a register.
-        once = {buffer_key(store.buffer) for store in block.stores} if block.starts else set()
+        # What is reduced to is in registers until the end of the row.
+        held = {buffer_key(store.buffer) for store in block.stores} if block.starts else set()
         outside = tuple(
             Store(buffer, indices, zero)
             for buffer, indices in accesses(block.stores)
-            if buffer_key(buffer) not in kernel.inner and buffer_key(buffer) not in once
+            if buffer_key(buffer) not in {*kernel.inner, *held}
         )
         total += strides(kernel, axes(block), [replace(block, stores=outside)]).count(1)
     return total
@@ -162,18 +183,24 @@ def inner_buffers(kernel: RowKernel) -> list[tuple[Any, int]]:
 
 
 def _widest(kernel: RowKernel, machine: GpuDescription) -> int:
-    """Elements in 16 bytes of the widest type that the longest blocks load or store."""
+    """Elements in 16 bytes of the widest type that moves along the longest rows in memory."""
     dtypes: set[str] = set()
     for block in kernel.blocks:
-        if block.length == kernel.length:
-            for store in block.stores:
-                dtypes |= {str(load.source.dtype) for load in loads_of(store.value)}
-                if not block.starts:
-                    dtypes.add(str(store.buffer.dtype))
+        if block.length != kernel.length:
+            continue
+        columns = {buffer_key(axis.var) for axis in block.columns}
+        stores = block.stores if not block.starts else ()
+        moved = [(store.buffer, store.indices) for store in stores]
+        values = [store.value for store in block.stores]
+        moved += [(load.source, load.indices) for value in values for load in loads_of(value)]
+        for buffer, indices in moved:
+            used = {buffer_key(v) for i in indices for v in tirx.analysis.undefined_vars(i)}
+            if used & columns and buffer_key(buffer) not in kernel.inner:
+                dtypes.add(str(buffer.dtype))
     return min((machine.vector_lanes(dtype) for dtype in dtypes - {"bool"}), default=1)
 
 
-def step_axis(name: str, extent: int, dtype: str) -> Axis:
+def step_axis(name: str, extent: Any, dtype: str) -> Axis:
     """A variable with its range."""
     return Axis(tirx.Var(name, dtype), extent)
 

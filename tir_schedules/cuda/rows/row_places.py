@@ -16,7 +16,7 @@ from tvm_ext.tir_schedules.rows.row_kernel import (
     buffer_key,
     substituted,
 )
-from tvm_ext.tir_schedules.rows.row_strides import unfused
+from tvm_ext.tir_schedules.rows.row_strides import sized, unfused
 
 
 class RowPlaces:
@@ -56,11 +56,12 @@ class RowPlaces:
     def row(self) -> tuple[Any, Any]:
         """The thread's row, behind the end the last one, and whether it is inside."""
         position = self.x if self.launch.across else self.y
-        row = self.block * self.number(self.launch.rows) + position
-        if self.kernel.count % self.launch.rows == 0:
+        rows, count = self.launch.rows, self.kernel.count
+        row = self.block * self.number(rows) + position
+        if rows == 1 or (isinstance(count, int) and count % rows == 0):
             return row, None
-        last = self.number(self.kernel.count - 1)
-        return tirx.Min(row, last), row < self.number(self.kernel.count)
+        end = sized(count, self.dtype)
+        return tirx.Min(row, end - self.number(1)), row < end
 
     def mine(self) -> list[tuple[Any, int]]:
         return [(self.y, self.extents[0]), (self.x, self.extents[1])]

@@ -8,6 +8,7 @@ from tvm import s_tir, tirx
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import Arrays
+from tvm_ext.tir_schedules.cuda.rows.open_length import has_open_length, open_length_rows
 from tvm_ext.tir_schedules.cuda.rows.row_decision import RowLaunch, decide_launch
 from tvm_ext.tir_schedules.cuda.rows.row_split import split_rows
 from tvm_ext.tir_schedules.cuda.rows.row_split_decision import decide_splits
@@ -50,11 +51,11 @@ class RowReduction:
             kernel = staged(kernel) if stage else kernel
             launch = _launch(kernel, machine, decisions)
             if isinstance(launch, RowLaunch):
-                views = FlatViews()
+                views = FlatViews(open_sizes=True)
                 writer = ThreadRows(kernel, launch, views)
                 code = writer.write()
                 return s_tir.Schedule(with_arrays(func, views, [code], writer.arrays))
-        return launch
+        return open_length_rows(func, machine, decisions) if has_open_length(func) else launch
 
 
 def _in_parts(
@@ -82,10 +83,11 @@ def _in_parts(
 def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotMine:
     sch = s_tir.Schedule(func)
     inline_blocks(sch, repeat=repeat)
-    kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
+    blocks = [sch.get(block) for block in kernel_blocks(sch)]
+    kernel = read_rows(blocks, func.params, open_rows=True)
     if isinstance(kernel, NotMine):
         return kernel
-    if any(not is_compact(load.source) for load in kernel.loads()):
+    if any(not is_compact(load.source, open_sizes=True) for load in kernel.loads()):
         return NotMine("a buffer is not laid out row by row")
     refusal = refuse_rows(kernel)
     return hoisted(kernel) if refusal is None else refusal
@@ -94,7 +96,7 @@ def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotMine:
 def _launch(
     kernel: RowKernel, machine: GpuDescription, decisions: Decisions
 ) -> RowLaunch | NotMine:
-    probe = ThreadRows(kernel, RowLaunch(False, machine.warp_size, 1, 1), FlatViews())
+    probe = ThreadRows(kernel, RowLaunch(False, machine.warp_size, 1, 1), FlatViews(True))
     if not probe.keeps_rows_in_place():
         return NotMine("a thread would read elements of a row that another one computes")
     return decide_launch(kernel, probe.fits, machine, decisions)

@@ -34,13 +34,19 @@ class ThreadRows(RowCombining):
 
     def write(self) -> tirx.Stmt:
         """The grid."""
-        count = -(-self.kernel.count // self.launch.rows)
 
         def block(index: Any) -> tirx.Stmt:
             self.block = index
             return sequence([stmt for b in self.kernel.blocks for stmt in self._block(b)])
 
-        return bound("blockIdx.x", count, self.dtype, block)
+        return bound("blockIdx.x", self.blocks(), self.dtype, block)
+
+    def blocks(self) -> Any:
+        """How many blocks of threads there are: an int, or an expression."""
+        count, rows = self.kernel.count, self.launch.rows
+        if isinstance(count, int):
+            return -(-count // rows)
+        return tirx.floordiv(count + (rows - 1), rows) if rows > 1 else count
 
     def fits(self, width: int) -> bool:
         """Whether all blocks along the rows can move vectors of ``width`` elements."""

@@ -5,11 +5,8 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import element_bytes
-from tvm_ext.tir_schedules.cuda.elementwise import (
-    decide_flat,
-    flat_code,
-    with_arrays,
-)
+from tvm_ext.tir_schedules.cuda.elementwise import flat_code, with_arrays
+from tvm_ext.tir_schedules.cuda.flat_decision import decide_flat
 from tvm_ext.tir_schedules.cuda.launch import Arrays
 from tvm_ext.tir_schedules.cuda.windows.strip_code import StripCode
 from tvm_ext.tir_schedules.cuda.windows.strip_decision import StripShape, decide_strips
@@ -49,7 +46,7 @@ def schedule_strips(
     nests: list[Nest] = [with_own_variables(joined(in_order_of_writing(n))) for n in later]
     for number, nest in enumerate(nests):
         asked = Numbered(decisions, number + 1)
-        code.append(flat_code(nest, decide_flat(nest, machine, asked), arrays))
+        code.append(flat_code(decide_flat(nest, machine, asked), arrays))
     return s_tir.Schedule(with_arrays(func, kernel.views, code, arrays))
 
 

@@ -80,7 +80,7 @@ def resized_along(
         For tf_crop_and_resize: the region of interest as float64[2n], the place of the axis in it,
         and n.
     """
-    taps = _taps(bb, scale, how)
+    taps = taps_of(bb, scale, how)
     roi = [] if region is None else [region[0]]
     places = (0, 0) if region is None else (region[1], region[1] + region[2])
 
@@ -88,13 +88,13 @@ def resized_along(
         data: te.Tensor, scale: te.Tensor, roi: list[te.Tensor], size: Any, taps: Any
     ) -> te.Tensor:
         window = (roi[0][places[0]], roi[0][places[1]]) if roi else None
-        point = _points(data.shape[axis], size, scale[0], window, how)
+        point = points(data.shape[axis], size, scale[0], window, how)
         return _resample(data, axis, size, point, scale[0], taps, how)
 
     return bb.emit_te(kernel, data, scale, roi, size, taps, primfunc_name_hint="resize")
 
 
-def _taps(bb: relax.BlockBuilder, scale: relax.Expr, how: Interpolation) -> Any:
+def taps_of(bb: relax.BlockBuilder, scale: relax.Expr, how: Interpolation) -> Any:
     """How many neighbours a point is computed from; antialias has more the smaller the scale."""
     if how.mode == "nearest":
         return 1
@@ -117,7 +117,7 @@ def _real(value: Any) -> tirx.Expr:
     return value.astype(_PRECISE)
 
 
-def _points(old: Any, new: Any, scale: tirx.Expr, window: Any, how: Interpolation) -> te.Tensor:
+def points(old: Any, new: Any, scale: tirx.Expr, window: Any, how: Interpolation) -> te.Tensor:
     """Where in the input each output element lies, float64[new]."""
     size = _real(old)
     scaled, one, half = scale * size, _real(1.0), _real(0.5)
@@ -181,13 +181,13 @@ def _resample(
     if how.mode == "nearest":
         return te.compute(
             shape,
-            lambda *i: guarded(i, element(i, _rounded(point[i[axis]], how.rounding))),
+            lambda *i: guarded(i, element(i, rounded(point[i[axis]], how.rounding))),
             name="resize",
         )
-    weight = _weights(old, new, point, scale, taps, how)
+    weight = weights(old, new, point, scale, taps, how)
 
     def term(index: tuple, tap: Any) -> tirx.Expr:
-        place = _first(point[index[axis]], taps) + tap
+        place = first_neighbour(point[index[axis]], taps) + tap
         return element(index, place).astype(computed) * weight[index[axis], tap].astype(computed)
 
     if isinstance(taps, int):
@@ -196,15 +196,15 @@ def _resample(
             value = term(index, 0)
             for tap in range(1, taps):
                 value = value + term(index, tap)
-            return guarded(index, _stored(value, dtype))
+            return guarded(index, stored(value, dtype))
 
         return te.compute(shape, total, name="resize")
     tap = te.reduce_axis((0, taps), "tap")
     summed = te.compute(shape, lambda *i: te.sum(term(i, tap), axis=tap), name="summed")
-    return te.compute(shape, lambda *i: guarded(i, _stored(summed(*i), dtype)), name="resize")
+    return te.compute(shape, lambda *i: guarded(i, stored(summed(*i), dtype)), name="resize")
 
 
-def _rounded(x: tirx.Expr, rounding: str) -> tirx.Expr:
+def rounded(x: tirx.Expr, rounding: str) -> tirx.Expr:
     half = _real(0.5)
     if rounding == "floor":
         x = tirx.floor(x)
@@ -217,20 +217,20 @@ def _rounded(x: tirx.Expr, rounding: str) -> tirx.Expr:
     return x.astype("int64")
 
 
-def _first(x: tirx.Expr, taps: Any) -> tirx.Expr:
+def first_neighbour(x: tirx.Expr, taps: Any) -> tirx.Expr:
     """The first of the neighbours of a point."""
     half = taps // 2 if isinstance(taps, int) else tirx.floordiv(taps, 2)
     return tirx.floor(x).astype("int64") - half + 1
 
 
-def _weights(
+def weights(
     old: Any, new: Any, point: te.Tensor, scale: tirx.Expr, taps: Any, how: Interpolation
 ) -> te.Tensor:
     """The share of each neighbour, float64[new, taps]."""
     shrunk = tirx.min(scale, _real(1.0)) if how.antialias else _real(1.0)
 
     def share(place: tirx.Var, tap: tirx.Expr) -> tirx.Expr:
-        neighbour = _first(point[place], taps) + tap
+        neighbour = first_neighbour(point[place], taps) + tap
         distance = tirx.abs(_real(neighbour) - point[place]) * shrunk
         value = _filter(distance, how)
         if how.exclude_outside:
@@ -262,7 +262,7 @@ def _filter(x: tirx.Expr, how: Interpolation) -> tirx.Expr:
     return tirx.Select(x <= one, near, tirx.Select(x < _real(2.0), far, zero))
 
 
-def _stored(value: tirx.Expr, dtype: str) -> tirx.Expr:
+def stored(value: tirx.Expr, dtype: str) -> tirx.Expr:
     """A computed value in the tensor's type; integers are rounded and kept in range."""
     if dtype.startswith(("float", "bfloat")):
         return value.astype(dtype)

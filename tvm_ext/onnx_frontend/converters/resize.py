@@ -16,6 +16,7 @@ from tvm import relax, te, tirx
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of, text
 from tvm_ext.onnx_frontend.converters.interpolation import Interpolation, resized_along
+from tvm_ext.onnx_frontend.converters.interpolation_tables import are_known, resized_by_tables
 from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     computed_dimensions,
     constant_integers,
@@ -74,15 +75,12 @@ class Resize(OnnxOpConverter):
         for place, axis in enumerate(target.axes):
             if roi is None and _stays(sizes_of(data)[axis], target, place):
                 continue
-            data = resized_along(
-                bb,
-                data,
-                axis,
-                target.sizes[place],
-                _scale(bb, target, place),
-                None if roi is None else (roi, place, len(target.axes)),
-                interpolation,
-            )
+            size, scale = target.sizes[place], _scale(bb, target, place)
+            if roi is None and are_known(data, axis, size, scale):
+                data = resized_by_tables(bb, data, axis, size, scale, interpolation)
+                continue
+            region = None if roi is None else (roi, place, len(target.axes))
+            data = resized_along(bb, data, axis, size, scale, region, interpolation)
         return data
 
 
@@ -104,6 +102,9 @@ def _plain(bb: relax.BlockBuilder, given: Any, attr: dict, params: Any) -> relax
     Its converter takes no sizes that are symbolic, and makes floats of those that scales give.
     """
     data, sizes = given[0], sizes_of(given[0])
+    if text(attr, "coordinate_transformation_mode", "half_pixel") == "pytorch_half_pixel":
+        # They differ where one element is all that is left.
+        attr = {**attr, "coordinate_transformation_mode": b"half_pixel"}
     new = constant_integers(given[3], params) if given[3] is not None else None
     if new is None:
         scales = constant_array(given[2], params)
@@ -139,6 +140,8 @@ def _tvm_is_right(given: Any, attr: dict, params: Any) -> bool:
     rounding = text(attr, "nearest_mode", "round_prefer_floor")
     if len(shape) == 5 and not all(isinstance(size, int) for size in shape):
         return False
+    if coordinates == "pytorch_half_pixel" and all(isinstance(size, int) for size in shape):
+        coordinates = "half_pixel"
     plain = {
         "linear": coordinates in ("half_pixel", "asymmetric", "align_corners"),
         "nearest": (coordinates, rounding)
