@@ -136,7 +136,7 @@ class Contraction:
         if instruction.on_tensor_cores:
             schedule_warps(sch, main, tiles, instruction, found.axes.depth_last, self.described)
         else:
-            schedule_registers(sch, main, tiles, self.described)
+            schedule_registers(sch, main, tiles, found.axes.depth_last, self.described)
         if total is not None:
             schedule_total(sch, total)
         schedule_following(sch)
