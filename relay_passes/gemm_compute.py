@@ -95,7 +95,7 @@ class GemmCompute:
             at_b = (j, k) if self.transpose_b else (k, j)
             left = a(*_broadcast_index(a, outer), *at_a)
             right = b(*_broadcast_index(b, outer), *at_b)
-            return te.sum(self._widened(left) * self._widened(right), axis=k)
+            return te.sum(left.astype(self.out_dtype) * right.astype(self.out_dtype), axis=k)
 
         return te.compute((*batch, rows, columns), element, name="matmul")
 
@@ -103,9 +103,6 @@ class GemmCompute:
         ends = [0] * len(b.shape)
         ends[-2 if self.transpose_b else -1] = self.extra_columns
         return topi.nn.pad(b, [0] * len(ends), ends)
-
-    def _widened(self, value: tirx.Expr) -> tirx.Expr:
-        return value if str(value.ty.dtype) == self.out_dtype else value.astype(self.out_dtype)
 
 
 def cropped(tensor: te.Tensor, columns: int) -> te.Tensor:

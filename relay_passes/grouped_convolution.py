@@ -79,10 +79,14 @@ class GroupedKernel:
                     spatial, self.strides, taps, self.dilation, strict=True
                 )
             ]
-            value = self._wide(data(batch, group, i, places))
+            value = data(batch, group, i, places).astype(self.out_dtype)
             if self.channels_last:
-                return te.sum(value * self._wide(weight(*taps, i, group, channel)), [*taps, i])
-            return te.sum(value * self._wide(weight(group, channel, i, *taps)), [i, *taps])
+                return te.sum(
+                    value * weight(*taps, i, group, channel).astype(self.out_dtype), [*taps, i]
+                )
+            return te.sum(
+                value * weight(group, channel, i, *taps).astype(self.out_dtype), [i, *taps]
+            )
 
         sides = self._output_sides([int(extent) for extent in self._spatial(x.shape)], kernel)
         channels = weight.shape[-2:] if self.channels_last else weight.shape[:2]
@@ -148,9 +152,6 @@ class GroupedKernel:
         if self.channels_last:
             return index[0], list(index[1 : 1 + rank]), list(index[1 + rank :])
         return index[0], list(index[3:]), list(index[1:3])
-
-    def _wide(self, value: tirx.Expr) -> tirx.Expr:
-        return value if str(value.ty.dtype) == self.out_dtype else value.astype(self.out_dtype)
 
 
 class _Rewriter(BindingRewriter):

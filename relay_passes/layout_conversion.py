@@ -19,7 +19,8 @@ from tvm_ext.configs.errors import TvmExtError
 from tvm_ext.relay_passes.cancel_transposes import cancel_transposes
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, Layout
 from tvm_ext.relay_passes.layout_graph import LayoutGraph, Leaves, flat
-from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS, canonical_call, operator_name
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS, canonical_call
+from tvm_ext.relay_passes.operator_name import operator_name
 
 
 class LayoutConversionError(TvmExtError):

@@ -15,9 +15,6 @@ import tvm_ffi
 from tvm import relax
 from tvm.ir import Op
 
-# What TVM passes: the call, the layouts wanted by operator name, the layouts of the variables.
-LayoutFunction = Callable[[relax.Call, Mapping[str, Any], Mapping[relax.Var, Any]], Any]
-
 _ATTRIBUTE = "FRelaxInferLayout"
 
 # Above the level that TVM registers its own attributes at, 10.

@@ -24,8 +24,9 @@ from tvm_ext.relay_passes.layout_graph import (
     is_described,
     layout_graph,
 )
-from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS, operator_name
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 from tvm_ext.relay_passes.layout_solver import is_converted, least_cost_layouts
+from tvm_ext.relay_passes.operator_name import operator_name
 from tvm_ext.relay_passes.origin import describe_origin
 from tvm_ext.relay_passes.pass_log import record_applied, record_refusal
 

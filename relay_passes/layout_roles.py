@@ -16,6 +16,7 @@ from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, Layout
 from tvm_ext.relay_passes.layout_inference import register_layout_functions
+from tvm_ext.relay_passes.operator_name import operator_name
 
 register_layout_functions()
 
@@ -70,13 +71,6 @@ class Role(Enum):
     """Makes what it takes, in either layout at the same cost."""
     CLOSES = auto()
     """Takes either layout; its result is the same for both (channels first, or no image)."""
-
-
-def operator_name(value: relax.Expr) -> str:
-    """Name of the operator that ``value`` calls; empty when it calls none."""
-    if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
-        return str(value.op.name)
-    return ""
 
 
 def infers_layout(name: str) -> bool:

@@ -177,8 +177,8 @@ class InterleavedKernel:
                 m + tap + axis.skipped
                 for m, tap, axis in zip(positions, taps, self.axes, strict=True)
             ]
-            value = self._wide(padded(batch, *places, group * inputs + i))
-            product = value * self._wide(weight(*phases, *taps, i, *rest))
+            value = padded(batch, *places, group * inputs + i).astype(self.out_dtype)
+            product = value * weight(*phases, *taps, i, *rest).astype(self.out_dtype)
             conditions = [
                 condition
                 for phase, tap, axis in zip(phases, taps, self.axes, strict=False)
@@ -203,9 +203,6 @@ class InterleavedKernel:
             list(index[2 : 1 + spatial : 2]),
             list(index[1 + spatial :]),
         )
-
-    def _wide(self, value: tirx.Expr) -> tirx.Expr:
-        return value if str(value.ty.dtype) == self.out_dtype else value.astype(self.out_dtype)
 
 
 @dataclass(frozen=True)

@@ -262,3 +262,8 @@ def renamed(axes: Sequence[Axis]) -> tuple[tuple[Axis, ...], dict[tirx.Var, tirx
 
 def _fresh(var: tirx.Var) -> tirx.Var:
     return tirx.Var(var.name, str(var.ty))
+
+
+def index_of(value: Any, like: tirx.Var) -> Any:
+    """``value`` as an index of the type of ``like``; expressions as they are."""
+    return tirx.const(value, str(like.ty)) if isinstance(value, int) else value

@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.hardware.cuda.device_code import making_device_code
-from tvm_ext.tir_schedules.cuda.pass_options import pass_options
+from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 from tvm_ext.tuning.gpu_build import GpuCheck, checked_build
 
 
@@ -49,9 +49,7 @@ def build(job: BuildJob) -> None:
     mod = tvm.ir.load_json(job.mod_json)
     target = tvm.target.Target(job.target)
     with _making_code(target, job.check) as instruments:
-        options = pass_options(target)
-        with tvm.transform.PassContext(opt_level=3, config=options, instruments=instruments):
-            built = tvm.compile(mod, target=target)
+        built = compile_kernels(mod, target, instruments)
     built.export_library(job.library)
 
 

@@ -8,7 +8,7 @@ from tvm import relax
 
 from tvm_ext.hardware.cost import Work
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
-from tvm_ext.relay_passes.layout_roles import operator_name
+from tvm_ext.relay_passes.operator_name import operator_name
 from tvm_ext.relay_passes.origin import span_of
 from tvm_ext.relay_passes.pass_log import PassDecision, recording
 

@@ -11,7 +11,8 @@ from tvm import relax
 
 from tvm_ext.hardware.cost import Work
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
-from tvm_ext.relay_passes.layout_roles import Role, operator_name, role_of
+from tvm_ext.relay_passes.layout_roles import Role, role_of
+from tvm_ext.relay_passes.operator_name import operator_name
 
 RNG = np.random.default_rng(3)
 

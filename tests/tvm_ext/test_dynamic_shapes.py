@@ -10,7 +10,7 @@ from tvm import relax
 import tvm_ext
 from tvm_ext.errors import RunError
 from tvm_ext.onnx_frontend import import_model
-from tvm_ext.relay_passes.layout_roles import operator_name
+from tvm_ext.relay_passes.operator_name import operator_name
 from tvm_ext.relay_passes.origin_writer import all_bindings_of
 
 INT64, BOOL = onnx.TensorProto.INT64, onnx.TensorProto.BOOL

@@ -1,12 +1,10 @@
-"""Whether threads run all of a kernel, and launches that may turn out to be empty."""
+"""Whether threads run all of a kernel."""
 
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 
-from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.flat_views import nodes
 
 
@@ -22,24 +20,6 @@ def is_bound(func: tirx.PrimFunc) -> bool:
 def binds_threads(body: tirx.Stmt) -> bool:
     """Whether some loop of a kernel is bound to threads."""
     return any(_launches(stmt) for stmt in nodes(body, tirx.For, tirx.AttrStmt))
-
-
-def with_guarded_grids(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` without launches of no threads, which a driver refuses, where sizes are symbolic.
-
-    Kernels whose threads wait for one another stay as they are: TVM puts no barrier below a
-    condition, not even below one that holds for all of them.
-    """
-    return func if _waits(func.body) else func.with_body(_guarded(func.body))
-
-
-def _waits(body: tirx.Stmt) -> bool:
-    """Whether threads share memory, or reduce together."""
-    blocks = nodes(body, s_tir.SBlock)
-    arrays = [array for block in blocks for array in block.alloc_buffers]
-    arrays += [stmt.buffer for stmt in nodes(body, tirx.AllocBuffer)]
-    shared = any(str(array.scope()).startswith("shared") for array in arrays)
-    return shared or any(block.init is not None for block in blocks)
 
 
 def _launches(stmt: Any) -> bool:
@@ -74,50 +54,3 @@ def _is_bound(stmt: tirx.Stmt) -> bool:
 
 def _reads(*values: Any) -> bool:
     return any(nodes(value, tvm.ir.TensorLoad) for value in values)
-
-
-def _guarded(stmt: Any) -> Any:
-    """``stmt`` with a condition around each outermost launch of a symbolic size."""
-    if _launches(stmt):
-        extents = _symbolic_extents(stmt)
-        if not extents:
-            return stmt
-        condition: Any = tirx.const(True, "bool")
-        for extent in extents:
-            positive = extent > tirx.const(0, str(extent.ty))
-            condition = (
-                positive if isinstance(condition, tirx.IntImm) else tirx.And(condition, positive)
-            )
-        return tirx.IfThenElse(condition, stmt, None)
-    if isinstance(stmt, tirx.SeqStmt):
-        return tirx.SeqStmt([_guarded(part) for part in stmt.seq])
-    if isinstance(stmt, s_tir.SBlockRealize):
-        block = stmt.block
-        if block.iter_vars or block.init is not None:
-            return stmt
-        changed = s_tir.SBlock(
-            block.iter_vars,
-            block.reads,
-            block.writes,
-            block.name_hint,
-            _guarded(block.body),
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-        )
-        return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, changed)
-    return stmt
-
-
-def _symbolic_extents(launch: Any) -> list[Any]:
-    """Extents of a launch that are known in the run only, each once."""
-    found: list[Any] = []
-    for stmt in nodes(launch, tirx.For, tirx.AttrStmt):
-        if not _launches(stmt):
-            continue
-        extent = stmt.extent if isinstance(stmt, tirx.For) else stmt.value
-        known = any(tvm_ffi.structural_equal(extent, other) for other in found)
-        if static_extent(extent) is None and not known:
-            found.append(extent)
-    return found

@@ -5,7 +5,6 @@ import math
 import tvm_ffi
 from tvm import tirx
 
-from tvm_ext.tir_schedules.cuda.bound_loops import with_guarded_grids
 from tvm_ext.tir_schedules.cuda.launch import with_launch_bounds
 
 # IEEE 754's infinity, with the exponent of bfloat16.
@@ -13,9 +12,9 @@ _INFINITY, _SIGN, _NAN = 0x7F80, 0x8000, 0x7FC0
 
 
 def finished_for_gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """``func`` without empty launches, and with constants and bounds that CUDA code can spell."""
+    """``func`` with constants and bounds that CUDA code can spell."""
     body = with_launch_bounds(tvm_ffi.structural_map(func.body, (tirx.FloatImm, _spelled)))
-    return with_guarded_grids(func if body.same_as(func.body) else func.with_body(body))
+    return func if body.same_as(func.body) else func.with_body(body)
 
 
 def _spelled(value: tirx.FloatImm) -> tirx.Expr:

@@ -204,11 +204,7 @@ class _Launches:
 
             return bound("threadIdx.x", threads, dtype, thread)
 
-        if count is not None:
-            return bound("blockIdx.x", -(-count // threads), dtype, block)
-        # A launch without blocks is an error of the driver.
-        some = total > tirx.const(0, dtype)
-        return guarded(some, bound("blockIdx.x", blocks, dtype, block))
+        return bound("blockIdx.x", blocks if count is None else -(-count // threads), dtype, block)
 
 
 def dealt_loops(loop: tirx.For) -> tuple[list[tirx.For], tirx.Stmt]:

@@ -1,6 +1,11 @@
-"""What TVM's passes are told when kernels for a GPU are built."""
+"""How TVM's passes are told to build kernels for a GPU."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import tvm
+
+from tvm_ext.tir_schedules.cuda.empty_launches import register_pipeline
 
 # Copies that a template marks as asynchronous become cp.async; without it they are plain copies.
 _CUDA_OPTIONS = {"tirx.use_async_copy": True}
@@ -9,3 +14,19 @@ _CUDA_OPTIONS = {"tirx.use_async_copy": True}
 def pass_options(target: tvm.target.Target) -> dict[str, bool]:
     """Options of ``tvm.transform.PassContext`` for a build for ``target``."""
     return dict(_CUDA_OPTIONS) if target.kind.name == "cuda" else {}
+
+
+def lowering_pipeline(target: tvm.target.Target) -> str:
+    """The name of the pipeline that lowers the kernels of ``target``, TVM's own but for CUDA."""
+    return register_pipeline() if target.kind.name == "cuda" else "default"
+
+
+def compile_kernels(
+    mod: tvm.IRModule | tvm.tirx.PrimFunc,
+    target: tvm.target.Target,
+    instruments: Sequence[Any] = (),
+) -> Any:
+    """``tvm.compile`` of scheduled kernels. Raises what TVM raises."""
+    options = pass_options(target)
+    with tvm.transform.PassContext(opt_level=3, config=options, instruments=list(instruments)):
+        return tvm.compile(mod, target=target, tir_pipeline=lowering_pipeline(target))

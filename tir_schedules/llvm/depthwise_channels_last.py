@@ -11,7 +11,7 @@ from tvm_ext.tir_schedules.llvm.channels_last_decision import ChannelsLastDecisi
 from tvm_ext.tir_schedules.llvm.depthwise_window import DepthwiseWindow
 from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
-from tvm_ext.tir_schedules.nest import Axis, substitute
+from tvm_ext.tir_schedules.nest import Axis, index_of, substitute
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.windows.sliding_window import Slide
 
@@ -127,7 +127,7 @@ class ChannelsLast:
             values = {
                 self.result: tirx.BufferLoad(sums, [lane.var + place * self.lanes]),
                 self.channels.var: channel + vector * self.lanes + lane.var,
-                self.window.columns.output.var: _expr(first + result, self.channels.var),
+                self.window.columns.output.var: index_of(first + result, self.channels.var),
             }
             if self.window.rows is not None:
                 values[self.window.rows.output.var] = row
@@ -144,7 +144,7 @@ class ChannelsLast:
 
     def _vector(self, first: Any) -> tirx.Ramp:
         dtype = str(self.channels.var.ty)
-        return tirx.Ramp(_expr(first, self.channels.var), tirx.const(1, dtype), self.lanes)
+        return tirx.Ramp(index_of(first, self.channels.var), tirx.const(1, dtype), self.lanes)
 
     def _load(self, like: Any, address: Any) -> Any:
         return tirx.BufferLoad(like.source, [self._vector(address)])
@@ -165,7 +165,3 @@ def tap_rows(rows: Slide | None, row: Any, body: Callable[[Any], tirx.Stmt]) -> 
     count = tirx.max(last - first, 0)
     zero = tirx.const(0, str(tap.var.ty))
     return tirx.For(tap.var, zero, count, tirx.ForKind.SERIAL, body(first + tap.var))
-
-
-def _expr(value: Any, like: tirx.Var) -> Any:
-    return tirx.const(value, str(like.ty)) if isinstance(value, int) else value

@@ -8,7 +8,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.nest import Axis, slope, substitute
+from tvm_ext.tir_schedules.nest import Axis, index_of, slope, substitute
 from tvm_ext.tir_schedules.template import NotMine
 from tvm_ext.tir_schedules.windows.sliding_window import Slide, Window, at_position
 
@@ -63,9 +63,9 @@ class DepthwiseWindow:
 
     def weight_at(self, row: Any, column: Any) -> Any:
         """Address of the weight for a row and a column of the window."""
-        values = {self.columns.position.var: _constant(column, self.columns.position.var)}
+        values = {self.columns.position.var: index_of(column, self.columns.position.var)}
         if self.rows is not None:
-            values[self.rows.position.var] = _constant(row, self.rows.position.var)
+            values[self.rows.position.var] = index_of(row, self.rows.position.var)
         return substitute(self.weight.indices[0], values)
 
     def column_steps(self) -> tuple[int, int]:
@@ -84,7 +84,7 @@ def depthwise_window(window: Window) -> DepthwiseWindow | NotMine:
     slides = [slide for slide in window.slides if not any(slide is one for one in single)]
     if not 1 <= len(slides) <= 2 or any(slide.position.extent > 1 for slide in single):
         return NotMine("the window does not slide along one or two axes")
-    zero = {slide.position.var: _constant(0, slide.position.var) for slide in single}
+    zero = {slide.position.var: index_of(0, slide.position.var) for slide in single}
     data, weight = nodes(substitute(window.store.value, zero), tvm.ir.TensorLoad)
     if {str(data.ty), str(weight.ty)} != {str(window.start.ty)}:
         return NotMine("sums have another type than the input and the weights")
@@ -133,7 +133,3 @@ def _step(data: Any, slide: Slide) -> int | None:
     """Elements of the input from one position of the window to the next."""
     step = slope(data.indices[0], slide.position.var)
     return None if not step or step % slide.spread else step // slide.spread
-
-
-def _constant(value: Any, like: tirx.Var) -> Any:
-    return tirx.const(value, str(like.ty)) if isinstance(value, int) else value

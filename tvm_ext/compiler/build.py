@@ -4,7 +4,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.errors import BuildError, reason_of
-from tvm_ext.tir_schedules.cuda.pass_options import pass_options
+from tvm_ext.tir_schedules.cuda.pass_options import lowering_pipeline, pass_options
 
 # What code generation raises.
 BUILD_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError)
@@ -20,7 +20,9 @@ def build(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
     """
     try:
         with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
-            return relax.build(mod, target=target, relax_pipeline=None)
+            return relax.build(
+                mod, target=target, relax_pipeline=None, tir_pipeline=lowering_pipeline(target)
+            )
     except BUILD_ERRORS as error:
         raise BuildError(
             f"no code could be generated for target {target.kind.name} ({reason_of(error)}); "

@@ -7,6 +7,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.errors import ModelError
+from tvm_ext.relay_passes.operator_name import operator_name
 from tvm_ext.relay_passes.origin import describe_origin
 from tvm_ext.relay_passes.origin_writer import bindings_of
 
@@ -49,13 +50,6 @@ def relax_bindings(mod: tvm.IRModule) -> Iterator[relax.VarBinding]:
 
     for name in ("main", *functions):
         yield from inside(name)
-
-
-def operator_name(value: relax.Expr) -> str:
-    """Name of the operator that ``value`` calls, "" when it calls none."""
-    if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
-        return str(value.op.name)
-    return ""
 
 
 def operator_counts(mod: tvm.IRModule) -> dict[str, int]:

@@ -6,8 +6,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.compiler.graph_facts import operator_name, relax_bindings, weight_bytes
+from tvm_ext.compiler.graph_facts import relax_bindings, weight_bytes
 from tvm_ext.open_size import SizeRange
+from tvm_ext.relay_passes.operator_name import operator_name
 from tvm_ext.relay_passes.origin_writer import bindings_of
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tir_schedules.block_access import static_extent

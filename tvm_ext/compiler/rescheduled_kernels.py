@@ -9,7 +9,7 @@ from tvm_ext.compiler.build import BUILD_ERRORS, build
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
 from tvm_ext.errors import BuildError, reason_of
 from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.cuda.pass_options import pass_options
+from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 from tvm_ext.tir_schedules.select import ScheduleChoice, schedule_by_last_resort
 from tvm_ext.tir_schedules.template import Machine
 
@@ -65,8 +65,7 @@ def build_with_last_resort(
 def _refusal(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
     """Why no code can be generated for a kernel; empty where it can."""
     try:
-        with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
-            tvm.compile(func.with_attr("global_symbol", "main"), target=target)
+        compile_kernels(func.with_attr("global_symbol", "main"), target)
     except BUILD_ERRORS as error:
         return reason_of(error)
     return ""

@@ -6,8 +6,9 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_map, structural_walk
 
-from tvm_ext.compiler.graph_facts import operator_name, relax_bindings
+from tvm_ext.compiler.graph_facts import relax_bindings
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.operator_name import operator_name
 from tvm_ext.relay_passes.origin_writer import bindings_of
 from tvm_ext.relay_passes.pass_log import record_applied, record_refusal
 

@@ -26,7 +26,7 @@ to memory is seen through the hooks of -fsanitize=thread (runtime/memory.cpp). A
   a warp group without ``wgmma.fence``, or whose results are not waited for;
 - blocks that read what another one wrote in the same launch, or write other values to its place,
   unless the launch uses atomic operations or fences of the GPU;
-- more threads or shared memory than a block can have.
+- more threads or shared memory than a block can have, an empty grid or a larger one than can be.
 
 Shared memory is filled with NaN before each block. ``set_seed`` changes the order in which threads
 and blocks run. Not seen: races on global memory within a block, speed, and what only the compiler

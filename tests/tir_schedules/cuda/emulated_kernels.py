@@ -15,7 +15,7 @@ from machines import GPU
 from tvm import tirx
 
 from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.cuda.pass_options import pass_options
+from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 
 
 def emulated(
@@ -25,9 +25,8 @@ def emulated(
     symbols = {f"k{number}": name for number, name in enumerate(functions)}
     named = {s: functions[name].with_attr("global_symbol", s) for s, name in symbols.items()}
     target = tvm.target.Target(machine.tvm_target(), host="llvm")
-    options = tvm.transform.PassContext(opt_level=3, config=pass_options(target))
-    with emulated_builds(), options:
-        library = tvm.compile(tvm.IRModule(named), target=target)
+    with emulated_builds():
+        library = compile_kernels(tvm.IRModule(named), target)
     return {name: library[symbol] for symbol, name in symbols.items()}
 
 

@@ -18,7 +18,7 @@ from tvm_ext.hardware.cuda.resources import KernelResources, resource_report
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.pass_options import pass_options
+from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.template import NotMine, Template
@@ -148,8 +148,7 @@ def whole_source(*functions: tirx.PrimFunc, machine: GpuDescription = GPU) -> st
     pairs = zip(names, functions, strict=True)
     mod = tvm.IRModule({name: func.with_attr("global_symbol", name) for name, func in pairs})
     target = tvm.target.Target(machine.tvm_target(), host="llvm")
-    with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
-        return str(tvm.compile(mod, target=target).mod.imports[0].inspect_source())
+    return str(compile_kernels(mod, target).mod.imports[0].inspect_source())
 
 
 def shared_bytes(source: str) -> int:

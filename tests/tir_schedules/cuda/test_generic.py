@@ -9,7 +9,7 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.bound_loops import is_bound, with_guarded_grids
+from tvm_ext.tir_schedules.cuda.bound_loops import is_bound
 from tvm_ext.tir_schedules.cuda.generic import Generic
 from tvm_ext.tir_schedules.cuda.independence import accesses_of, independent
 from tvm_ext.tir_schedules.template import NotMine
@@ -127,14 +127,6 @@ def test_windows(index: object, apart: bool) -> None:
     zero, four = tirx.const(0, "int64"), tirx.const(4, "int64")
     body = tirx.For(j, zero, four, tirx.ForKind.SERIAL, store)
     assert independent(i, accesses_of(body)) is apart
-
-
-def test_symbolic_sizes_may_be_zero() -> None:
-    n = tirx.Var("n", "int64")
-    (func,) = kernels_of(relax.op.exp, ((n, 24), "float32")).values()
-    found = scheduled(TEMPLATE, func)
-    assert "if n * T.int64(24) > T.int64(0)" in found.script()
-    assert is_bound(with_guarded_grids(found))
 
 
 def test_refusals() -> None:

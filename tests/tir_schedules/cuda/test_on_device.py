@@ -15,7 +15,7 @@ from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.hardware.targets import resolve_processor
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
-from tvm_ext.tir_schedules.cuda.pass_options import pass_options
+from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 
@@ -34,8 +34,8 @@ def assert_on_device(plain: tirx.PrimFunc, func: tirx.PrimFunc, machine: GpuDesc
     device = [tvm.runtime.tensor(array, tvm.cuda()) for array in arrays]
     target = tvm.target.Target(machine.tvm_target(), host="llvm")
     named = {"kernel": func.with_attr("global_symbol", "kernel")}
-    with making_device_code(machine.arch), tvm.transform.PassContext(config=pass_options(target)):
-        built = tvm.compile(tvm.IRModule(named), target=target)
+    with making_device_code(machine.arch):
+        built = compile_kernels(tvm.IRModule(named), target)
     tirx.build(plain.with_attr("global_symbol", "kernel"), target=SERIAL_TARGET)["kernel"](*host)
     built["kernel"](*device)
     assert_same([one.numpy() for one in host], [one.numpy() for one in device], "kernel")

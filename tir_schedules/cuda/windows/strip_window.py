@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.nest import Axis, slope, substitute
+from tvm_ext.tir_schedules.nest import Axis, index_of, slope, substitute
 from tvm_ext.tir_schedules.template import NotMine
 from tvm_ext.tir_schedules.windows.sliding_window import Slide, at_position
 from tvm_ext.tir_schedules.windows.window_kernel import WindowKernel
@@ -120,7 +120,7 @@ class StripWindow:
         numbers = [*zip(self.planes, planes, strict=True), (self.columns, column)]
         if self.rows is not None:
             numbers.append((self.rows, row))
-        values = {slide.position.var: _constant(n, slide.position.var) for slide, n in numbers}
+        values = {slide.position.var: index_of(n, slide.position.var) for slide, n in numbers}
         return substitute(self.weight_load, values)
 
 
@@ -142,7 +142,7 @@ def strip_window(kernel: WindowKernel, weighted: bool) -> StripWindow | NotMine:
             return NotMine("weights are computed")
     single = [slide for slide in window.slides if _is_single_input(slide, weight)]
     slides = [slide for slide in window.slides if not any(slide is one for one in single)]
-    zero = {slide.position.var: _constant(0, slide.position.var) for slide in single}
+    zero = {slide.position.var: index_of(0, slide.position.var) for slide in single}
     data, weight = (None if e is None else substitute(e, zero) for e in (data, weight))
     moving = [slide for slide in slides if slide.output.extent > 1]
     if not moving:
@@ -204,7 +204,3 @@ def _stride(kernel: WindowKernel, axis: Axis) -> int:
 def _is_linear(load: Any, slide: Slide) -> bool:
     step = slope(load.indices[0], slide.position.var)
     return step is not None and step % slide.spread == 0
-
-
-def _constant(value: Any, like: tirx.Var) -> Any:
-    return tirx.const(value, str(like.ty)) if isinstance(value, int) else value

@@ -121,6 +121,11 @@ void set_up(const Launch& what) {
   if (size == 0 || size > kMaxThreads)
     throw std::runtime_error(std::to_string(size) + " threads a block; at most 1024 are possible");
   block.threads = int(size);
+  // CUDA C++ Programming Guide, compute capabilities: largest and least sizes of a grid.
+  for (int axis = 0; axis < 3; ++axis)
+    if (what.grid[axis] == 0 || what.grid[axis] > (axis == 0 ? 0x7fffffffu : 65535u))
+      throw std::runtime_error("a grid of " + std::to_string(what.grid[axis]) +
+                               " blocks along one axis is refused by the driver");
   size_t alignment = std::max<size_t>(16, what.dynamic_alignment);
   block.dynamic_begin = (what.static_shared + alignment - 1) / alignment * alignment;
   block.dynamic_bytes = what.dynamic_shared;

@@ -86,6 +86,7 @@ int cuLaunchKernelEx(const launch_config* config, struct fake_kernel* kernel, vo
     fake.fail_next = 0;
     return 0;
   }
+  if (!config->grid[0] || !config->grid[1] || !config->grid[2]) return 1;  // invalid value
   fake.launches++;
   if (fake.capturing != config->stream || fake.capturing == NULL) {
     kernel->run(config->grid, config->block, arguments);

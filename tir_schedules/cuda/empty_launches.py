@@ -1,0 +1,70 @@
+"""Launches that turn out to be empty in a run: a driver refuses them, so the host leaves them out.
+
+Sizes that are known in the run only may be zero. The condition goes around the launch after TVM has
+lowered the kernel and cut it from its host code: before that, TVM takes every condition around a
+kernel for one within it, and allows no barrier there.
+"""
+
+from functools import cache
+from typing import Any
+
+import tvm
+from tvm import tirx
+from tvm_ffi import structural_map
+
+PIPELINE = "tvm_ext_cuda"
+"""The name under which TVM knows its own pipeline with this pass behind it."""
+
+_GRID = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
+
+
+@cache
+def register_pipeline() -> str:
+    """Makes ``PIPELINE`` known to TVM; returns its name."""
+    tirx.register_tir_pipeline(PIPELINE, _pipeline)
+    return PIPELINE
+
+
+def _pipeline() -> tuple[tvm.transform.Pass, Any, Any]:
+    lowered, host_passes, device_passes = tirx.get_tir_pipeline("s_tir")
+    passes = tvm.transform.Sequential([lowered, LeaveOutEmptyLaunches()])
+    return passes, host_passes, device_passes
+
+
+@tvm.transform.module_pass(opt_level=0, name="LeaveOutEmptyLaunches")
+class LeaveOutEmptyLaunches:
+    """Host code that launches a kernel only if its grid has blocks.
+
+    Before: ``call_ffi_kernel("kernel", x, (n + 31) // 32, 128)``
+    After:  ``if (n + 31) // 32 > 0: call_ffi_kernel("kernel", x, (n + 31) // 32, 128)``
+
+    Run after: SplitHostDevice, MakePackedAPI.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Launches of known size stay as they are."""
+        functions = {
+            variable: func.with_body(structural_map(func.body, (tirx.Evaluate, _guarded)))
+            if isinstance(func, tirx.PrimFunc)
+            else func
+            for variable, func in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+def _guarded(stmt: tirx.Evaluate) -> tirx.Stmt:
+    call = stmt.value
+    if not isinstance(call, tvm.ir.Call) or not call.op.same_as(_launch()):
+        return stmt
+    tags = [str(tag) for tag in call.attrs["launch_params"]]
+    sizes = dict(zip(tags, call.args[-len(tags) :], strict=True))
+    for tag in _GRID:
+        size = sizes.get(tag)
+        if size is not None and not isinstance(size, tirx.IntImm):
+            stmt = tirx.IfThenElse(size > tirx.const(0, str(size.ty)), stmt, None)
+    return stmt
+
+
+@cache
+def _launch() -> tvm.ir.Op:
+    return tvm.ir.Op.get("tirx.call_ffi_kernel")
