@@ -14,6 +14,9 @@ from tvm_ext.hardware.description import GpuDescription
 
 # Exponentials a cycle of a multiprocessor: CUDA C++ Programming Guide, "Arithmetic Instructions".
 _FUNCTIONS_PER_CYCLE = 16
+# Bytes a cycle that L2 sends to one multiprocessor: C. Wei et al., "Dissecting the NVIDIA Hopper
+# Architecture through Microbenchmarking", 2024, and NVIDIA's whitepapers since Volta.
+_L2_BYTES_PER_CYCLE = 64
 WORST_SITES = 3
 
 
@@ -28,8 +31,8 @@ class KernelTimes:
     floor : float
         Its arrays, each moved once, or its matrix instructions if they take longer.
     sectors, wavefronts, functions : float
-        Sectors at the rate of L2; wavefronts and exponentials at one multiprocessor's rate, for as
-        many of them as there are blocks.
+        Sectors at the rate of L2; they, wavefronts and exponentials at one multiprocessor's rate,
+        for as many of them as there are blocks.
     """
 
     kernel: KernelAccesses
@@ -56,7 +59,10 @@ def kernel_times(kernel: KernelAccesses, machine: GpuDescription) -> KernelTimes
     return KernelTimes(
         kernel,
         floor,
-        sectors=kernel.moved_bytes / (machine.l2_gbs * 1e9),
+        sectors=max(
+            kernel.moved_bytes / (machine.l2_gbs * 1e9),
+            kernel.moved_bytes * kernel.share / (_L2_BYTES_PER_CYCLE * busy),
+        ),
         wavefronts=kernel.wavefronts / busy,
         functions=kernel.functions / _FUNCTIONS_PER_CYCLE / busy,
     )

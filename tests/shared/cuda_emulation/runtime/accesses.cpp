@@ -129,7 +129,7 @@ void count_piece(const Key& key, uintptr_t address) {
 }
 
 void append(const char* format, ...) {
-  char text[512];
+  char text[8192];  // names of fused kernels are long
   va_list arguments;
   va_start(arguments, format);
   std::vsnprintf(text, sizeof text, format, arguments);
