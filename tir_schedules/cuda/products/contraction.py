@@ -14,6 +14,10 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import access_of, static_extent
+from tvm_ext.tir_schedules.cuda.products.constant_operands import (
+    constant_operands,
+    with_padded_constant,
+)
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import (
     MAX_BATCH,
     WARP_TILES,
@@ -88,8 +92,10 @@ class Contraction:
             if _open_steps(sch.get(main), found.axes):
                 return NotMine("the number of steps is known in the run only")
             tiles = replace(tiles, splits=1, group=1)
+        constants = constant_operands(sch.mod["main"], sch.get(main), found.axes)
         sch, main = as_product(sch, main, found.axes, found.instruction.accumulator)
         sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth * tiles.splits])
+        sch, main = with_padded_constant(sch, main, constants)
         if nominal is func:
             operands = operands_of(sch, main)
             staged = decide_staging(operands, found.product, tiles, machine, decisions)
