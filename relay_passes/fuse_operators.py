@@ -8,6 +8,7 @@ from tvm import relax
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.origin import origins_of
 from tvm_ext.relay_passes.origin_writer import all_bindings_of, write_origins
+from tvm_ext.relay_passes.size_parameters import sizes_in_one_shape
 from tvm_ext.relay_passes.symbolic_order import sizes_defined_first
 
 
@@ -35,7 +36,7 @@ class FuseOperators:
             if isinstance(func, relax.Function):
                 name = str(global_var.name_hint)
                 merged.update(_Replay(func, fused).origins(fused[name]))
-        return write_origins(fused, merged)
+        return sizes_in_one_shape(write_origins(fused, merged))
 
 
 class _Replay:

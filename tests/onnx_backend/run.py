@@ -6,6 +6,7 @@ python tests/onnx_backend/run.py --json               one object a case, for oth
 """
 
 import argparse
+import functools
 import json
 import os
 import re
@@ -59,10 +60,12 @@ def main() -> int:
     parser.add_argument("--filter", default="", help="regular expression for names and operators")
     parser.add_argument("--shard", default="0/1", help="the i-th of n parts, as i/n")
     parser.add_argument("--jobs", type=int, default=1, help="processes at a time")
+    parser.add_argument("--opt-level", default="O0", help="of the compilation; default %(default)s")
     parser.add_argument("--json", action="store_true", help="print outcomes as JSON")
     arguments = parser.parse_args()
     cases = chosen(all_cases(), arguments.filter, arguments.shard)
-    outcomes = list(run_cases(Job(cases, run_case, lost_case), arguments.jobs))
+    run = functools.partial(run_case, opt_level=arguments.opt_level)
+    outcomes = list(run_cases(Job(cases, run, lost_case), arguments.jobs))
     if arguments.json:
         json.dump([asdict(outcome) for outcome in outcomes], sys.stdout, indent=1)
     else:

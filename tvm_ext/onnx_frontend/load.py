@@ -11,6 +11,7 @@ from onnx import numpy_helper
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.attribute_values import require_flags
 from tvm_ext.onnx_frontend.constant_values import densify_constants, refuse_nan
+from tvm_ext.onnx_frontend.microsoft_domain import name_own_operators
 from tvm_ext.onnx_frontend.negative_sizes import (
     forget_negative_sizes,
     refuse_negative_sizes,
@@ -65,6 +66,7 @@ def load_with_weights(
     _require_graph(model, label)
     _require_known_opset(model, label)
     _complete(model.graph)
+    name_own_operators(model)
     forget_negative_sizes(model.graph)
     sort_nodes(model.graph, label)
     _check(model, label)

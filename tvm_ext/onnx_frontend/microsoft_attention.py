@@ -16,90 +16,118 @@ _Results = list[ir.Value | None]
 _HIDDEN = -10_000.0
 
 # Axes of a tensor with one row for each position.
-_ROWS = 3
+ROWS = 3
 
 
 def multi_head_attention(b: Builder) -> _Results:
     """Query, key and value with one row for each position: heads side by side."""
-    if any(b.optional(index) is not None for index in (6, 7, 8, 9)) or b.used(3):
-        raise CannotRewrite("keys and values of earlier runs")
+    if any(b.optional(index) is not None for index in (8, 9)) or b.used(3):
+        raise CannotRewrite("beam search, or scores as a result")
     query, key, value = b.input(0), b.input(1), b.input(2)
-    if _rank(query) != _ROWS or {_rank(key), _rank(value)} - {_ROWS, 4}:
+    if rank(query) != ROWS or {rank(key), rank(value)} - {ROWS, 4}:
         raise CannotRewrite("query, key and value in one tensor")
-    depth, bias = _last(query) // b.attribute("num_heads"), b.optional(3)
+    depth, bias = last_size(query) // b.attribute("num_heads"), b.optional(3)
     # What is added up here has no shape yet.
-    ranks = [_rank(operand) for operand in (query, key, value)]
+    ranks = [rank(operand) for operand in (query, key, value)]
     if bias is not None:
-        if set(ranks) != {_ROWS}:
+        if set(ranks) != {ROWS}:
             raise CannotRewrite("a bias for heads that are apart")
-        sizes = [_last(operand) for operand in (query, key, value)]
-        parts = _parts(b, bias, sizes, axis=0)
+        sizes = [last_size(operand) for operand in (query, key, value)]
+        parts = cut(b, bias, sizes, axis=0)
         pairs = zip((query, key, value), parts, strict=True)
         query, key, value = (b.op("Add", operand, part) for operand, part in pairs)
     heads = [
-        _heads(b, operand) if rank == _ROWS else operand
+        cut_heads(b, operand, b.attribute("num_heads")) if rank == ROWS else operand
         for operand, rank in zip((query, key, value), ranks, strict=True)
     ]
-    return _attend(b, heads, depth, b.optional(4), b.optional(5))
+    past = (b.optional(6), b.optional(7))
+    heads[1:] = [
+        new if old is None else b.op("Concat", old, new, axis=2)
+        for old, new in zip(past, heads[1:], strict=True)
+    ]
+    return [_attend(b, heads, depth, b.optional(4), b.optional(5)), *heads[1:]]
 
 
 def attention(b: Builder) -> _Results:
     """The same, with the products that make query, key and value of one input."""
-    if any(b.optional(index) is not None for index in (4, 6)) or b.attribute("do_rotary", 0):
-        raise CannotRewrite("keys and values of earlier runs")
-    if b.used(1):
-        raise CannotRewrite("keys and values for later runs")
-    total = _last(b.input(1))
+    if b.optional(6) is not None or b.attribute("do_rotary", 0):
+        raise CannotRewrite("a shared buffer of keys and values, or rotary embeddings")
+    total = last_size(b.input(1))
     sizes = list(b.attribute("qkv_hidden_sizes", ())) or [total // 3] * 3
     rows = b.op("MatMul", b.input(0), b.input(1))
     bias = b.optional(2)
     rows = rows if bias is None else b.op("Add", rows, bias)
-    heads = [_heads(b, part) for part in _parts(b, rows, sizes, axis=2)]
-    depth = sizes[0] // b.attribute("num_heads")
-    return _attend(b, heads, depth, b.optional(3), b.optional(5))[:1]
+    count = b.attribute("num_heads")
+    query, *new = [cut_heads(b, part, count) for part in cut(b, rows, sizes, axis=2)]
+    both: ir.Value | None = None
+    if b.optional(4) is not None or b.used(1):
+        # Keys are one half of the tensor that later runs start from, values the other.
+        both = b.op("Concat", *(b.unsqueezed(half, 0) for half in new), axis=0)
+    if both is not None and b.optional(4) is not None:
+        both = b.op("Concat", b.input(4), both, axis=3)
+        new = [b.op("Gather", both, b.constant(np.array(half)), axis=0) for half in (0, 1)]
+    result = _attend(b, [query, *new], sizes[0] // count, b.optional(3), b.optional(5))
+    return [result, both]
 
 
 def _attend(
     b: Builder, heads: list[ir.Value], depth: int, mask: ir.Value | None, added: ir.Value | None
-) -> _Results:
-    """The result, and the keys and values that a later run may start from."""
+) -> ir.Value:
+    """Rows with the heads' results side by side."""
+    hidden = [] if mask is None else [_hidden(b, mask)]
     if b.attribute("unidirectional", 0):
-        raise CannotRewrite("a causal mask")
+        hidden.append(hidden_where(b, b.op("Not", _seen_causally(b, heads))))
+    hidden += [] if added is None else [added]
     query, key, value = heads
+    scores = scaled_scores(b, query, key, depth)
+    for one in hidden:
+        scores = b.op("Add", scores, one)
+    return joined_heads(b, b.op("MatMul", b.op("Softmax", scores, axis=-1), value))
+
+
+def scaled_scores(b: Builder, query: ir.Value, key: ir.Value, depth: int) -> ir.Value:
+    """Scores of heads of ``depth`` elements, times the node's scale."""
     scale = b.attribute("scale", 0.0) or 1 / math.sqrt(depth)
     turned = b.op("Transpose", key, perm=[0, 1, 3, 2])
-    scores = b.op("Mul", b.op("MatMul", query, turned), b.number(scale))
-    if mask is not None:
-        scores = b.op("Add", scores, _hidden(b, mask))
-    if added is not None:
-        scores = b.op("Add", scores, added)
-    weights = b.op("Softmax", scores, axis=-1)
-    rows = b.op("Transpose", b.op("MatMul", weights, value), perm=[0, 2, 1, 3])
-    return [b.op("Reshape", rows, b.constant(np.array([0, 0, -1]))), key, value]
+    return b.op("Mul", b.op("MatMul", query, turned), b.number(scale))
+
+
+def joined_heads(b: Builder, heads: ir.Value) -> ir.Value:
+    """[batch, heads, positions, elements] as rows: [batch, positions, all elements]."""
+    rows = b.op("Transpose", heads, perm=[0, 2, 1, 3])
+    return b.op("Reshape", rows, b.constant(np.array([0, 0, -1])))
+
+
+def hidden_where(b: Builder, hidden: ir.Value) -> ir.Value:
+    """What is added to scores so that none is left where ``hidden`` is true."""
+    return b.op("Where", hidden, b.number(-math.inf), b.number(0))
+
+
+def _seen_causally(b: Builder, heads: list[ir.Value]) -> ir.Value:
+    """For each query and key whether the key is no later; the last query is at the last key."""
+    queries, keys = (b.size(operand, 2) for operand in heads[:2])
+    own = b.op("Add", b.counted(queries), b.op("Sub", keys, queries))
+    return b.op("Not", b.op("Greater", b.counted(keys), b.unsqueezed(own, 1)))
 
 
 def _hidden(b: Builder, mask: ir.Value) -> ir.Value:
     """What is added to the scores, of a mask by key, or by query and key."""
-    axes = {2: [1, 2], 3: [1], 4: []}.get(_rank(mask) or 0)
+    axes = {2: [1, 2], 3: [1], 4: []}.get(rank(mask) or 0)
     if axes is None or mask.dtype is None:
         raise CannotRewrite("a mask of lengths, or of unknown rank")
     none = b.constant(np.array(0, mask.dtype.numpy()))
     lowest = b.number(b.attribute("mask_filter_value", _HIDDEN))
     found = b.op("Where", b.op("Greater", mask, none), b.number(0), lowest)
-    if not axes:
-        return found
-    if b.opset < 13:
-        return b.op("Unsqueeze", found, axes=axes)
-    return b.op("Unsqueeze", found, b.constant(np.array(axes)))
+    return b.unsqueezed(found, *axes) if axes else found
 
 
-def _heads(b: Builder, rows: ir.Value) -> ir.Value:
+def cut_heads(b: Builder, rows: ir.Value, count: int) -> ir.Value:
     """Rows cut into heads: [batch, heads, positions, elements]."""
-    shape = b.constant(np.array([0, 0, b.attribute("num_heads"), -1]))
+    shape = b.constant(np.array([0, 0, count, -1]))
     return b.op("Transpose", b.op("Reshape", rows, shape), perm=[0, 2, 1, 3])
 
 
-def _parts(b: Builder, value: ir.Value, sizes: list[int], axis: int) -> list[ir.Value]:
+def cut(b: Builder, value: ir.Value, sizes: list[int], axis: int) -> list[ir.Value]:
     """A tensor cut along an axis."""
     if b.opset < 13:
         return list(b.ops("Split", len(sizes), [value], {"axis": axis, "split": sizes}))
@@ -107,11 +135,13 @@ def _parts(b: Builder, value: ir.Value, sizes: list[int], axis: int) -> list[ir.
     return list(b.ops("Split", len(sizes), [value, cuts], {"axis": axis}))
 
 
-def _rank(value: ir.Value) -> int | None:
+def rank(value: ir.Value) -> int | None:
+    """Axes of a tensor, None where they are not known."""
     return None if value.shape is None else len(value.shape)
 
 
-def _last(value: ir.Value) -> int:
+def last_size(value: ir.Value) -> int:
+    """Elements of a row."""
     size = None if value.shape is None else value.shape[-1]
     if not isinstance(size, int):
         raise CannotRewrite("the size of a row is not known")

@@ -89,6 +89,20 @@ class Builder:
             return self.op("ReduceSum", value, axes=[axis], keepdims=0)
         return self.op("ReduceSum", value, self.constant(np.array([axis])), keepdims=0)
 
+    def unsqueezed(self, value: ir.Value, *axes: int) -> ir.Value:
+        """With axes of size 1 at these places of the result."""
+        if self.opset < 13:
+            return self.op("Unsqueeze", value, axes=list(axes))
+        return self.op("Unsqueeze", value, self.constant(np.array(axes)))
+
+    def size(self, value: ir.Value, axis: int) -> ir.Value:
+        """The size of an axis in the run, a scalar."""
+        return self.op("Gather", self.op("Shape", value), self.constant(np.array(axis)), axis=0)
+
+    def counted(self, count: ir.Value) -> ir.Value:
+        """The numbers from 0 below ``count``."""
+        return self.op("Range", self.constant(np.array(0)), count, self.constant(np.array(1)))
+
     def transposed(self, value: ir.Value) -> ir.Value:
         """With the last two axes exchanged."""
         if value.shape is None:

@@ -87,9 +87,20 @@ def skip_simplified_layer_normalization(b: Builder) -> _Results:
     total = b.op("Add", b.input(0), b.input(1))
     if b.optional(3) is not None:
         total = b.op("Add", total, b.input(3))
-    square = b.mean(b.op("Mul", total, total), -1)
-    root = b.op("Sqrt", b.op("Add", square, b.number(_epsilon(b))))
-    return [b.op("Mul", b.op("Div", total, root), b.input(2)), None, None, total]
+    return [_over_root_mean_square(b, total, b.input(2), _epsilon(b)), None, None, total]
+
+
+def simplified_layer_normalization(b: Builder) -> _Results:
+    """Rows divided by their root mean square, times a scale."""
+    if b.attribute("axis", -1) != -1 or b.used(1):
+        raise CannotRewrite("another axis than the last, or the reciprocal root as a result")
+    return [_over_root_mean_square(b, b.input(0), b.input(1), b.attribute("epsilon", 1e-5))]
+
+
+def _over_root_mean_square(b: Builder, x: ir.Value, scale: ir.Value, epsilon: float) -> ir.Value:
+    square = b.mean(b.op("Mul", x, x), -1)
+    root = b.op("Sqrt", b.op("Add", square, b.number(epsilon)))
+    return b.op("Mul", b.op("Div", x, root), scale)
 
 
 def embed_layer_normalization(b: Builder) -> _Results:
@@ -145,9 +156,7 @@ def _positions(b: Builder, ids: ir.Value) -> ir.Value:
     given = b.optional(8)
     if given is not None:
         return given
-    shape = b.op("Shape", ids)
-    length = b.op("Gather", shape, b.constant(np.array(1)))
-    return b.op("Range", b.constant(np.array(0)), length, b.constant(np.array(1)))
+    return b.counted(b.size(ids, 1))
 
 
 def _mask_index(b: Builder, ids: ir.Value) -> ir.Value:

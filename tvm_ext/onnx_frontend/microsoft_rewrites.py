@@ -12,8 +12,9 @@ from tvm_ext.onnx_frontend import microsoft_attention as heads
 from tvm_ext.onnx_frontend import microsoft_fused as fused
 from tvm_ext.onnx_frontend import microsoft_quantized as quantized
 from tvm_ext.onnx_frontend.microsoft_builder import Builder, CannotRewrite
-
-MICROSOFT = "com.microsoft"
+from tvm_ext.onnx_frontend.microsoft_domain import MICROSOFT
+from tvm_ext.onnx_frontend.microsoft_grouped_attention import group_query_attention
+from tvm_ext.onnx_frontend.microsoft_rotary import rotary_embedding
 
 REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "Attention": heads.attention,
@@ -26,6 +27,7 @@ REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "FusedGemm": fused.fused_gemm,
     "FusedMatMul": fused.fused_matmul,
     "Gelu": fused.gelu,
+    "GroupQueryAttention": group_query_attention,
     "MatMulIntegerToFloat": quantized.matmul_integer_to_float,
     "MatMulNBits": quantized.matmul_n_bits,
     "MultiHeadAttention": heads.multi_head_attention,
@@ -40,6 +42,8 @@ REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "QLinearSoftmax": quantized.qlinear_softmax,
     "QLinearWhere": quantized.qlinear_where,
     "QuickGelu": fused.quick_gelu,
+    "RotaryEmbedding": rotary_embedding,
+    "SimplifiedLayerNormalization": fused.simplified_layer_normalization,
     "SkipLayerNormalization": fused.skip_layer_normalization,
     "SkipSimplifiedLayerNormalization": fused.skip_simplified_layer_normalization,
 }

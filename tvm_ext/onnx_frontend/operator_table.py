@@ -8,7 +8,8 @@ import onnx
 
 from tvm_ext.onnx_frontend import import_prepared, prepare_model
 from tvm_ext.onnx_frontend.converters import CONVERTERS
-from tvm_ext.onnx_frontend.microsoft_rewrites import MICROSOFT, REWRITES, SAME
+from tvm_ext.onnx_frontend.microsoft_domain import MICROSOFT
+from tvm_ext.onnx_frontend.microsoft_rewrites import REWRITES, SAME
 from tvm_ext.onnx_frontend.node_order import subgraphs_of
 from tvm_ext.onnx_frontend.operator_key import operator_key
 from tvm_ext.onnx_frontend.support import is_supported, unsupported_operators
