@@ -26,6 +26,7 @@ from tvm_ext.tir_schedules.cuda.products.contraction_decision import (
     decide_tiles,
 )
 from tvm_ext.tir_schedules.cuda.products.following_kernels import schedule_following
+from tvm_ext.tir_schedules.cuda.products.lane_order import OWN
 from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import MatrixInstruction
 from tvm_ext.tir_schedules.cuda.products.open_sizes import with_nominal_sizes
 from tvm_ext.tir_schedules.cuda.products.operand_staging import (
@@ -43,7 +44,10 @@ from tvm_ext.tir_schedules.cuda.products.product_form import (
     as_product,
     only_reduction,
 )
-from tvm_ext.tir_schedules.cuda.products.register_product import REGISTER_TILE, schedule_registers
+from tvm_ext.tir_schedules.cuda.products.register_product import (
+    REGISTER_TILES,
+    schedule_registers,
+)
 from tvm_ext.tir_schedules.cuda.products.split_reduction import schedule_total, split_reduction
 from tvm_ext.tir_schedules.cuda.products.warp_product import schedule_warps
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
@@ -126,7 +130,8 @@ class Contraction:
             dtype=instruction.rate,
             element_bytes=access.element_bytes,
             depth=instruction.depth,
-            warp_tiles=WARP_TILES if instruction.on_tensor_cores else (REGISTER_TILE,),
+            warp_tiles=WARP_TILES if instruction.on_tensor_cores else REGISTER_TILES,
+            own=0 if instruction.on_tensor_cores else OWN,
         )
         if min(product.rows, product.columns, product.steps) < 2 or product.batch > MAX_BATCH:
             return NotMine("it has a single row, column or step, or too many products")

@@ -1,7 +1,8 @@
 """A product of float32 without tensor cores: every thread adds up 8x8 results in registers.
 
-A warp computes 32 x 64 results as 4 x 8 threads. For four steps of the reduction a thread loads
-its rows and its columns from shared memory and does 256 multiply-adds.
+A warp computes 32 x 64 results as 4 x 8 threads, or more of one and less of the other where a
+product is narrow. For four steps of the reduction a thread loads its rows and its columns from
+shared memory and does 256 multiply-adds.
 """
 
 from tvm import s_tir
@@ -16,7 +17,6 @@ from tvm_ext.tir_schedules.cuda.products.shared_tile import (
     write_results,
 )
 
-LANE_ROWS, LANE_COLUMNS = 4, 8
 ROWS = COLUMNS = OWN
 VECTOR, OTHER_VECTOR = 2, 4
 """Neighbours that are loaded at a time, the second where two are copied from global memory.
@@ -28,7 +28,9 @@ asynchronous copies to it.
 STEPS = 4
 """Steps of the reduction whose operands are in registers."""
 
-REGISTER_TILE = (LANE_ROWS * ROWS, LANE_COLUMNS * COLUMNS)
+LANES = 32
+REGISTER_TILES = tuple((n * ROWS, LANES // n * COLUMNS) for n in (1, 2, 4, 8, 16, 32))
+"""Rows and columns that a warp may compute."""
 
 
 def schedule_registers(
@@ -44,13 +46,14 @@ def schedule_registers(
     ``described``: copies are not asynchronous, so that a CPU can run them.
     """
     batch, i, j, k = sch.get_loops(main)
-    factors = [None, tiles.rows // tiles.warp_rows, LANE_ROWS, ROWS]
+    lane_counts = tiles.warp_rows // ROWS, tiles.warp_columns // COLUMNS
+    factors = [None, tiles.rows // tiles.warp_rows, lane_counts[0], ROWS]
     row_block, row_warp, row_lane, row = sch.split(i, factors)
-    factors = [None, tiles.columns // tiles.warp_columns, LANE_COLUMNS, COLUMNS]
+    factors = [None, tiles.columns // tiles.warp_columns, lane_counts[1], COLUMNS]
     column_block, column_warp, column_lane, column = sch.split(j, factors)
     steps, part, step = sch.split(k, [None, tiles.depth // STEPS, STEPS])
     blocks, warps = (batch, row_block, column_block), (row_warp, column_warp)
-    lanes, lane_counts = (row_lane, column_lane), (LANE_ROWS, LANE_COLUMNS)
+    lanes = (row_lane, column_lane)
     sch.reorder(*blocks, *warps, *lanes, steps, part, step, row, column)
     block = bind_blocks(sch, blocks, tiles)
     warp, lane = sch.fuse(*warps), sch.fuse(*lanes)
@@ -70,7 +73,7 @@ def schedule_registers(
     sch.reverse_compute_at(kept, lane)
     sch.reverse_compute_at(results, block)
     _in_vectors(sch, kept, OTHER_VECTOR)
-    order_columns(sch, kept, "write", LANE_COLUMNS)
+    order_columns(sch, kept, "write", lane_counts[1])
     for loop in (step, row, column):
         sch.unroll(loop)
     start = sch.decompose_reduction(main, steps)
