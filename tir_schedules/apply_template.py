@@ -11,7 +11,7 @@ from tvm_ext.tir_schedules.cuda.finish import finished_for_gpu
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, DecisionError, Decisions
 from tvm_ext.tir_schedules.llvm.masked_tails import has_masked_memory, with_masked_tails
 from tvm_ext.tir_schedules.llvm.overlapping_tiles import with_overlapping_tiles
-from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
+from tvm_ext.tir_schedules.packing import Packed, packed_operand, without_notes
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
 from tvm_ext.tir_schedules.wafer.skewed_steps import with_skewed_steps
 
@@ -27,12 +27,12 @@ class ScheduledKernel:
     ----------
     func : tirx.PrimFunc
         The kernel.
-    packed : PackedOperand or None
+    packed : PackedOperand, PaddedOperand or None
         The constant parameter that the kernel now expects packed.
     """
 
     func: tirx.PrimFunc
-    packed: PackedOperand | None = None
+    packed: Packed | None = None
 
 
 def apply_template(
@@ -71,7 +71,7 @@ def finished_schedule(sch: s_tir.Schedule, func: tirx.PrimFunc, machine: Machine
 
 def marked_as_scheduled(scheduled: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``scheduled`` with the name of ``func`` and the note that its loops are final."""
-    marked = scheduled.with_attr(SCHEDULED_ATTRIBUTE, True)
+    marked = without_notes(scheduled.with_attr(SCHEDULED_ATTRIBUTE, True))
     if CONSTANTS_ATTRIBUTE in marked.attrs:
         marked = marked.without_attr(CONSTANTS_ATTRIBUTE)
     symbol = func.attrs.get("global_symbol") if func.attrs is not None else None

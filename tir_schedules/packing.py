@@ -4,6 +4,7 @@ A tile of a matrix product reads a few columns of each row of the weights: from 
 piece here and a piece there, each in a page of its own. Packed, what a tile reads is one stretch.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from tvm_ext.tir_schedules.block_access import (
 )
 
 _PACKED_ANNOTATION = "tvm_ext.packed_operand"
+_PADDED_ATTRIBUTE = "tvm_ext.padded_operand"
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,53 @@ class PackedOperand:
         cut = array.reshape(*shape[: self.axis], pieces, self.block, *shape[self.axis + 1 :])
         moved = np.moveaxis(cut, (self.axis, self.axis + 1), (0, -1))
         return np.ascontiguousarray(moved)
+
+
+@dataclass(frozen=True)
+class PaddedOperand:
+    """A parameter of a kernel that reads it with other axes, and zeros at their ends.
+
+    Attributes
+    ----------
+    parameter : int
+        Position among the kernel's parameters.
+    order : tuple[int, ...]
+        The array's axes in the order in which they are fused.
+    shape : tuple[int, ...]
+        After axes are fused.
+    padded : tuple[int, ...]
+        With the zeros; no size is below that of ``shape``.
+    """
+
+    parameter: int
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+    padded: tuple[int, ...]
+
+    def pack(self, array: np.ndarray) -> np.ndarray:
+        """The array as the kernel reads it: of shape ``padded``."""
+        result = np.zeros(self.padded, array.dtype)
+        inside = tuple(slice(size) for size in self.shape)
+        result[inside] = array.transpose(self.order).reshape(self.shape)
+        return result
+
+    def noted_on(self, func: tirx.PrimFunc) -> tirx.PrimFunc:
+        """The kernel with a note of what it expects, which ``packed_operand`` reads."""
+        numbers = [self.parameter, len(self.order), *self.order, *self.shape, *self.padded]
+        return func.with_attr(_PADDED_ATTRIBUTE, numbers)
+
+    @staticmethod
+    def noted(numbers: Sequence[int]) -> "PaddedOperand":
+        """What ``noted_on`` has noted."""
+        parameter, rank, *rest = (int(number) for number in numbers)
+        sizes = rest[rank:]
+        half = len(sizes) // 2
+        return PaddedOperand(
+            parameter, tuple(rest[:rank]), tuple(sizes[:half]), tuple(sizes[half:])
+        )
+
+
+Packed = PackedOperand | PaddedOperand
 
 
 def pack_operand(
@@ -93,8 +142,11 @@ def _pack(sch: s_tir.Schedule, block: SBlockRV, read_index: int, variable: int, 
     return True
 
 
-def packed_operand(sch: s_tir.Schedule) -> PackedOperand | None:
+def packed_operand(sch: s_tir.Schedule) -> Packed | None:
     """What was packed in a scheduled kernel, None if nothing."""
+    attributes = sch.mod["main"].attrs
+    if attributes is not None and _PADDED_ATTRIBUTE in attributes:
+        return PaddedOperand.noted(attributes[_PADDED_ATTRIBUTE])
     root = sch.get_sblock("root")
     for block in (root, *sch.get_child_blocks(root)):
         annotations = sch.get(block).annotations
@@ -120,3 +172,9 @@ def _axis_of(region: Any, variable: tirx.Var) -> int | None:
     if len(axes) != 1 or not region.region[axes[0]].min.same_as(variable):
         return None
     return axes[0]
+
+
+def without_notes(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel without what ``packed_operand`` reads of its attributes."""
+    noted = func.attrs is not None and _PADDED_ATTRIBUTE in func.attrs
+    return func.without_attr(_PADDED_ATTRIBUTE) if noted else func

@@ -19,7 +19,7 @@ from tvm_ext.tir_schedules.cuda.tvm_rules import TVM_RULES
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
 from tvm_ext.tir_schedules.machine_templates import templates_for
-from tvm_ext.tir_schedules.packing import PackedOperand
+from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.scope_marks import without_scope_marks
 from tvm_ext.tir_schedules.template import Machine, NotMine, Template
@@ -40,7 +40,7 @@ class ScheduleChoice:
         Why this one.
     refusals : tuple[str, ...]
         "template: reason" for each that was asked before and declined.
-    packed : PackedOperand or None
+    packed : PackedOperand, PaddedOperand or None
         The constant parameter that the kernel now expects packed.
     miss : str
         Why no record was used; empty when one was, or when there was none to look in.
@@ -50,7 +50,7 @@ class ScheduleChoice:
     source: str
     reason: str
     refusals: tuple[str, ...] = ()
-    packed: PackedOperand | None = None
+    packed: Packed | None = None
     miss: str = ""
 
 
@@ -149,9 +149,7 @@ def _schedule_by_rule(
     return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
 
 
-def _choice(
-    template: Template, refusals: list[str], packed: PackedOperand | None
-) -> ScheduleChoice:
+def _choice(template: Template, refusals: list[str], packed: Packed | None) -> ScheduleChoice:
     if template in TVM_RULES:
         reason = "first rule of TVM that takes it"
         return ScheduleChoice(template.name, "tvm rule", reason, tuple(refusals), packed)

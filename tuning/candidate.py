@@ -10,7 +10,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel
 from tvm_ext.tir_schedules.kernel_identity import kernel_hash
-from tvm_ext.tir_schedules.packing import PackedOperand
+from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import (
     RecordedSchedule,
     recorded_schedule,
@@ -36,7 +36,7 @@ class Candidate:
         How it is scheduled.
     mod : tvm.IRModule
         The scheduled kernel, named "main", ready for code generation.
-    packed : PackedOperand or None
+    packed : PackedOperand, PaddedOperand or None
         The constant parameter that it expects packed.
     hash : str
         Equal for equal loops, however they came about.
@@ -45,7 +45,7 @@ class Candidate:
     task: KernelTask
     recorded: RecordedSchedule
     mod: tvm.IRModule
-    packed: PackedOperand | None
+    packed: Packed | None
     hash: str
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_ext.tir_schedules.packing import PackedOperand
+from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tuning.kernel_data import before_run, difference, finite_share, numpy_dtype
 from tvm_ext.tuning.run_device import RunDeviceAddress, open_device
 
@@ -57,7 +57,7 @@ class RunJob:
     ----------
     library, reference : str
         Shared libraries with a kernel "main".
-    packed, reference_packed : PackedOperand or None
+    packed, reference_packed : PackedOperand, PaddedOperand or None
         The parameter that each of them expects packed.
     data : str
         File that ``compute_expected`` wrote.
@@ -70,9 +70,9 @@ class RunJob:
     """
 
     library: str
-    packed: PackedOperand | None
+    packed: Packed | None
     reference: str
-    reference_packed: PackedOperand | None
+    reference_packed: Packed | None
     data: str
     threads: int
     plan: TimingPlan
@@ -206,7 +206,7 @@ def _note(file: "np.lib.npyio.NpzFile") -> tuple[list[list[int]], list[str], lis
     return shapes, dtypes, results
 
 
-def _packed(arrays: Sequence[np.ndarray], packed: PackedOperand | None) -> list[np.ndarray]:
+def _packed(arrays: Sequence[np.ndarray], packed: Packed | None) -> list[np.ndarray]:
     changed = list(arrays)
     if packed is not None:
         changed[packed.parameter] = packed.pack(arrays[packed.parameter])

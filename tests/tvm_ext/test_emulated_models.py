@@ -73,3 +73,11 @@ def test_an_open_size_is_run_with_several() -> None:
     compiled = emulated_model(mlp())
     for rows in (1, 3, 130):
         assert check_compiled(compiled, mlp(), {"x": rand(rows, 6)}).ok
+
+
+def test_constants_of_odd_sizes_are_padded_while_compiling() -> None:
+    nodes = [node("MatMul", ["x", "w"], ["y"]), node("MatMul", ["y", "v"], ["z"])]
+    weights = {"w": rand(75, 51).astype("float16"), "v": rand(51, 45).astype("float16")}
+    half = onnx.TensorProto.FLOAT16
+    source = model(nodes, [value("x", [40, 75], half)], [value("z", [40, 45], half)], **weights)
+    assert_matches(source, {"x": rand(40, 75).astype("float16")}, "nvidia-a100")

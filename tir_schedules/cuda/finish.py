@@ -6,6 +6,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_ext.tir_schedules.cuda.launch import with_launch_bounds
+from tvm_ext.tir_schedules.cuda.whole_vectors import with_whole_vectors
 
 # IEEE 754's infinity, with the exponent of bfloat16.
 _INFINITY, _SIGN, _NAN = 0x7F80, 0x8000, 0x7FC0
@@ -14,6 +15,7 @@ _INFINITY, _SIGN, _NAN = 0x7F80, 0x8000, 0x7FC0
 def finished_for_gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func`` with constants and bounds that CUDA code can spell."""
     body = with_launch_bounds(tvm_ffi.structural_map(func.body, (tirx.FloatImm, _spelled)))
+    body = with_whole_vectors(body)
     return func if body.same_as(func.body) else func.with_body(body)
 
 

@@ -1,6 +1,7 @@
 """Constants that kernels read: marks them for the templates, packs them as the templates ask."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import tvm
 from tvm import relax, tirx
@@ -9,7 +10,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.compiler.graph_facts import relax_bindings
 from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tir_schedules.packing import PackedOperand
+from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.select import ScheduleChoice
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
@@ -62,11 +63,11 @@ def pack_weights(mod: tvm.IRModule, choices: Mapping[str, ScheduleChoice]) -> tv
 
 @mutator
 class _WeightPacker(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, packed: Mapping[str, PackedOperand]) -> None:
+    def __init__(self, mod: tvm.IRModule, packed: Mapping[str, Packed]) -> None:
         super().__init__(mod)
         self.packed = packed
         self.kernels: dict[str, tvm.ir.GlobalVar] = {}
-        self.constants: dict[tuple[GenericConst, int, int], relax.Expr] = {}
+        self.constants: dict[tuple[GenericConst, Packed], relax.Expr] = {}
 
     def add_kernel(self, name: str, func: tirx.PrimFunc) -> None:
         self.kernels[name] = self.builder_.add_func(func, name)
@@ -89,8 +90,8 @@ class _WeightPacker(PyExprMutator):
         )
         return super().visit_call_(changed)
 
-    def _pack(self, constant: GenericConst, operand: PackedOperand) -> relax.Expr:
-        key = (constant, operand.axis, operand.block)
+    def _pack(self, constant: GenericConst, operand: Packed) -> relax.Expr:
+        key = (constant, replace(operand, parameter=0))
         if key not in self.constants:
             array = operand.pack(constant.value.numpy())
             self.constants[key] = relax.const(array, str(constant.value.dtype))

@@ -29,10 +29,11 @@ to memory is seen through the hooks of -fsanitize=thread (runtime/memory.cpp). A
 - more threads or shared memory than a block can have, an empty grid or a larger one than can be.
 
 Shared memory is filled with NaN before each block. ``set_seed`` changes the order in which threads
-and blocks run. Not seen: races on global memory within a block, bank conflicts, speed, and what
-only the compiler of device code does. Sums of matrix instructions are rounded once, not at every
-step. With CUDA_EMULATION_TRACE set in the environment, each kernel's time is printed;
-CUDA_EMULATION_CACHE names the folder where compiled code is kept.
+and blocks run. Not seen: races on global memory within a block, speed, and what only the compiler
+of device code does. Sectors, bank conflicts and instructions are counted on demand (accesses.py).
+Sums of matrix instructions are rounded once, not at every step. With CUDA_EMULATION_TRACE set in
+the environment, each kernel's time is printed; CUDA_EMULATION_CACHE names the folder where compiled
+code is kept.
 """
 
 from cuda_emulation.building import CudaEmulationError, emulated_builds

@@ -26,6 +26,7 @@ _KERNEL = [
     "-fvisibility=hidden",
     "-fno-strict-aliasing",
     "-fwrapv",
+    "-fno-tree-sra",  # accesses of a vector stay one: they are counted and checked as such
     "-fsanitize=thread,alignment,bounds,integer-divide-by-zero",
 ]
 
@@ -75,6 +76,8 @@ def _runtime() -> ctypes.CDLL:
     library = ctypes.CDLL(str(runtime_library()))
     library.emu_array.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.emu_seed.argtypes = [ctypes.c_uint32]
+    library.emu_count_accesses.argtypes = [ctypes.c_size_t, ctypes.c_int]
+    library.emu_counted.restype = ctypes.c_char_p
     return library
 
 
@@ -91,6 +94,16 @@ def _announce(address: object, size: int) -> None:
 def set_seed(seed: int) -> None:
     """The order of threads and blocks in later runs; 0 is the order of their numbers."""
     _runtime().emu_seed(seed)
+
+
+def count_accesses(blocks: int, only: bool) -> None:
+    """Counts accesses of so many blocks of every later launch: see ``accesses.py``."""
+    _runtime().emu_count_accesses(blocks, int(only))
+
+
+def counted() -> str:
+    """What was counted since the last call, one line a fact."""
+    return str(_runtime().emu_counted().decode())
 
 
 def _pointer(at: object) -> int:

@@ -11,6 +11,8 @@ from tvm_ext.tir_schedules.cuda.products.contraction_decision import (
     TileSizes,
     decide_tiles,
 )
+from tvm_ext.tir_schedules.cuda.products.lane_order import OWN
+from tvm_ext.tir_schedules.cuda.products.register_product import REGISTER_TILES
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, DecisionError, Drawn
 from tvm_ext.tir_schedules.template import NotMine
 
@@ -38,6 +40,23 @@ def test_a_product_of_few_tiles_has_smaller_ones():
 def test_thin_products_have_thin_tiles():
     assert decided(replace(HALF, rows=16)).rows == 16
     assert decided(replace(HALF, columns=24)).columns <= 32
+
+
+SINGLE = Product(1, 4096, 4096, 4096, "float32", 4, 4, REGISTER_TILES, OWN)
+
+
+def test_narrow_products_in_registers_waste_no_lanes():
+    for rows, columns in ((4096, 8), (5, 4096), (3000, 16)):
+        tiles = decided(replace(SINGLE, rows=rows, columns=columns))
+        assert (tiles.warp_rows, tiles.warp_columns) != (32, 64)
+        assert min(tiles.rows, tiles.columns) < 2 * max(8, min(rows, columns))
+    assert {decided(SINGLE).warp_rows, decided(SINGLE).warp_columns} == {32, 64}
+
+
+@pytest.mark.parametrize("rows", [2, 9, 30, 70])
+@pytest.mark.parametrize("columns", [2, 9, 30, 70])
+def test_some_tile_in_registers_fits_every_product(rows, columns):
+    decided(replace(SINGLE, rows=rows, columns=columns))
 
 
 def test_a_short_reduction_has_no_more_stages_than_tiles():

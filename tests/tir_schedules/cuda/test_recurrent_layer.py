@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from emulated_kernels import assert_emulated
 from gpu_kernels import (
     assert_numbers,
     cuda_source,
@@ -15,6 +16,7 @@ from gpu_kernels import (
 )
 from machines import GPU, MACHINE
 from recurrent_kernels import SIGMOID, TANH, recurrence, recurrent_kernel
+from tvm import tirx
 
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.recurrence.recurrence import RecurrentLayer, decide_recurrence
@@ -50,6 +52,8 @@ LAYERS: dict[str, tuple[Recurrence, int, int]] = {
         (tuple(LAYERS), {"ways": 4}),
         (("lstm", "gru", "gru in one"), {"rows": 2, "held": 0}),
         (("lstm", "rnn"), {"rows": 1, "ways": 8, "held": 1}),
+        (("lstm", "gru in one", "rnn"), {"held": 0, "blocks": 2}),
+        (("lstm with everything",), {"held": 0, "blocks": 4}),
     ],
 )
 def test_numbers(names: tuple[str, ...], decided: dict[str, int]) -> None:
@@ -97,12 +101,37 @@ def test_closed_form() -> None:
         assert operands is not None
         return decide_recurrence(operands, GPU)
 
-    small, large, many = decided("LSTM", 64, 1), decided("LSTM", 512, 1), decided("GRU", 64, 1000)
+    small, large, many = decided("LSTM", 64, 1), decided("GRU", 512, 1), decided("GRU", 64, 1000)
     assert small.held
     assert not large.held
     assert small.units * small.ways == large.units * large.ways == 512
     assert small.rows == large.rows == 1
     assert many.rows > 1, "more sequences than multiprocessors"
+
+
+def test_a_launch_for_each_step_of_large_layers() -> None:
+    """Where one multiprocessor would read all weights in every step, at its share of L2."""
+
+    def decided(cell: str, hidden: int, batch: int, steps: Any = 8) -> Any:
+        operands = recurrence_of(recurrent_kernel(recurrence(cell, hidden), steps, batch))
+        assert operands is not None
+        return decide_recurrence(operands, GPU)
+
+    assert decided("LSTM", 64, 1).blocks == 1
+    assert decided("LSTM", 512, 1).blocks > GPU.sms // 4
+    assert decided("LSTM", 512, 8).rows > 1, "sequences share the weights"
+    assert decided("LSTM", 512, 1, tirx.Var("steps", "int64")).blocks == 1
+    assert decided("GRU", 512, 1).blocks == 1, "its second product waits for the first"
+
+
+def test_steps_and_groups_of_sequences_emulated() -> None:
+    cases = {"lstm with everything": {"blocks": 4, "rows": 2}, "gru in one": {"blocks": 2}}
+    plain = {name: recurrent_kernel(*LAYERS[name]) for name in cases}
+    found = {
+        name: scheduled(TEMPLATE, plain[name], decisions=Chosen({"held": 0, **how}))
+        for name, how in cases.items()
+    }
+    assert_emulated(plain, found)
 
 
 def test_it_is_the_template_of_such_layers() -> None:

@@ -14,6 +14,10 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.block_access import access_of, static_extent
+from tvm_ext.tir_schedules.cuda.products.constant_operands import (
+    constant_operands,
+    with_padded_constant,
+)
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import (
     MAX_BATCH,
     WARP_TILES,
@@ -22,6 +26,7 @@ from tvm_ext.tir_schedules.cuda.products.contraction_decision import (
     decide_tiles,
 )
 from tvm_ext.tir_schedules.cuda.products.following_kernels import schedule_following
+from tvm_ext.tir_schedules.cuda.products.lane_order import OWN
 from tvm_ext.tir_schedules.cuda.products.matrix_fragments import MatrixInstruction
 from tvm_ext.tir_schedules.cuda.products.open_sizes import with_nominal_sizes
 from tvm_ext.tir_schedules.cuda.products.operand_staging import (
@@ -39,7 +44,10 @@ from tvm_ext.tir_schedules.cuda.products.product_form import (
     as_product,
     only_reduction,
 )
-from tvm_ext.tir_schedules.cuda.products.register_product import REGISTER_TILE, schedule_registers
+from tvm_ext.tir_schedules.cuda.products.register_product import (
+    REGISTER_TILES,
+    schedule_registers,
+)
 from tvm_ext.tir_schedules.cuda.products.split_reduction import schedule_total, split_reduction
 from tvm_ext.tir_schedules.cuda.products.warp_product import schedule_warps
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
@@ -88,8 +96,10 @@ class Contraction:
             if _open_steps(sch.get(main), found.axes):
                 return NotMine("the number of steps is known in the run only")
             tiles = replace(tiles, splits=1, group=1)
+        constants = constant_operands(sch.mod["main"], sch.get(main), found.axes)
         sch, main = as_product(sch, main, found.axes, found.instruction.accumulator)
         sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth * tiles.splits])
+        sch, main = with_padded_constant(sch, main, constants)
         if nominal is func:
             operands = operands_of(sch, main)
             staged = decide_staging(operands, found.product, tiles, machine, decisions)
@@ -120,7 +130,8 @@ class Contraction:
             dtype=instruction.rate,
             element_bytes=access.element_bytes,
             depth=instruction.depth,
-            warp_tiles=WARP_TILES if instruction.on_tensor_cores else (REGISTER_TILE,),
+            warp_tiles=WARP_TILES if instruction.on_tensor_cores else REGISTER_TILES,
+            own=0 if instruction.on_tensor_cores else OWN,
         )
         if min(product.rows, product.columns, product.steps) < 2 or product.batch > MAX_BATCH:
             return NotMine("it has a single row, column or step, or too many products")
@@ -136,7 +147,7 @@ class Contraction:
         if instruction.on_tensor_cores:
             schedule_warps(sch, main, tiles, instruction, found.axes.depth_last, self.described)
         else:
-            schedule_registers(sch, main, tiles, self.described)
+            schedule_registers(sch, main, tiles, found.axes.depth_last, self.described)
         if total is not None:
             schedule_total(sch, total)
         schedule_following(sch)

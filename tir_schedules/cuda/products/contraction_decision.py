@@ -22,7 +22,7 @@ BANKS_BYTES = 128
 ROW_PADDING_BYTES = 16
 """Bytes after each row in shared memory: rows of eight lanes then begin in different banks."""
 
-TILE_SIZES = (16, 32, 64, 128, 256)
+TILE_SIZES = (8, 16, 32, 64, 128, 256)
 WARP_TILES = tuple(itertools.product((16, 32, 64), (16, 32, 64)))
 """Rows and columns that a warp may compute with matrix instructions."""
 
@@ -52,7 +52,9 @@ START_SECONDS = 0.8e-6
 class Product:
     """What is computed: ``batch`` products of ``rows x steps`` and ``steps x columns`` matrices.
 
-    ``depth`` is how many steps one instruction takes, ``warp_tiles`` what a warp may compute.
+    ``depth`` is how many steps one instruction takes, ``warp_tiles`` what a warp may compute,
+    ``own`` how many rows and columns each lane loads for itself; with matrix instructions, whose
+    operands the lanes of a warp share, it is 0.
     """
 
     batch: int
@@ -63,6 +65,7 @@ class Product:
     element_bytes: int
     depth: int
     warp_tiles: tuple[tuple[int, int], ...] = WARP_TILES
+    own: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,16 +150,25 @@ def decide_tiles(
 
 def _fitting(product: Product, machine: GpuDescription) -> Iterator[TileSizes]:
     """Tiles that are not larger than the product needs and that a block has room for."""
-    least = [min(sizes) for sizes in zip(*product.warp_tiles, strict=True)]
-    blocks = itertools.product(_sizes(product.rows, least[0]), _sizes(product.columns, least[1]))
     pipelines = tuple(_pipelines(product))
-    for (rows, columns), (warp_rows, warp_columns) in itertools.product(blocks, product.warp_tiles):
-        if warp_rows > rows or warp_columns > columns:
-            continue
+    for rows, columns, warp_rows, warp_columns in _blocks(product):
         for depth, stages in pipelines:
             tile = TileSizes(rows, columns, depth, warp_rows, warp_columns, stages)
             if _fits(tile, product, machine):
                 yield tile
+
+
+def _blocks(product: Product) -> Iterator[tuple[int, int, int, int]]:
+    """Rows and columns of a block's tile, and of a warp's."""
+    least = [min(sizes) for sizes in zip(*product.warp_tiles, strict=True)]
+    for warp_rows, warp_columns in product.warp_tiles:
+        if product.own:
+            # What is a warp's least in one dimension is its most in the other.
+            least = [warp_rows, warp_columns]
+        sizes = _sizes(product.rows, least[0]), _sizes(product.columns, least[1])
+        for rows, columns in itertools.product(*sizes):
+            if warp_rows <= rows and warp_columns <= columns:
+                yield rows, columns, warp_rows, warp_columns
 
 
 def _pipelines(product: Product) -> Iterator[tuple[int, int]]:
@@ -192,7 +204,7 @@ def _fits(tile: TileSizes, product: Product, machine: GpuDescription) -> bool:
 def _splits(tile: TileSizes, product: Product, machine: GpuDescription) -> list[int]:
     """Into how many parts a reduction may go: each has a full pipeline, and none is empty."""
     parts = math.ceil(product.steps / tile.depth)
-    blocks = 2 * machine.sms // _tiles(tile, product)
+    blocks = 2 * _busy_blocks(tile, product, machine) // _tiles(tile, product)
     most = min(parts // tile.stages, MAX_SPLITS, blocks, MAX_BATCH // product.batch)
     return sorted(
         {math.ceil(parts / math.ceil(parts / count)) for count in range(1, most + 1)} | {1}
@@ -222,13 +234,14 @@ def _seconds(tile: TileSizes, product: Product, machine: GpuDescription) -> tupl
     """Estimated time, and what breaks a tie: four warps, deep enough a pipeline."""
     parts = math.ceil(product.steps / tile.depth)
     # As many parts as there are idle multiprocessors for each tile.
-    splits = max(1, min(machine.sms // _tiles(tile, product), parts // tile.stages, MAX_SPLITS))
+    blocks = _busy_blocks(tile, product, machine) // _tiles(tile, product)
+    splits = max(1, min(blocks, parts // tile.stages, MAX_SPLITS))
     seconds = min(_split_seconds(tile, count, product, machine) for count in {1, splits})
     in_flight = (tile.stages - 1) * tile.depth * product.element_bytes
     # Three loads of 128 bytes for each row in flight hide the memory's latency; no more are needed.
     few_or_many_warps = abs(math.log2(tile.warps) - 2)
-    fragments = _fragment_bytes(tile, product)
-    return (seconds, few_or_many_warps, abs(in_flight - 192), fragments, tile.depth)
+    sides = (tile.warp_rows + tile.warp_columns) * tile.warps
+    return (seconds, few_or_many_warps, abs(in_flight - 192), sides, tile.depth)
 
 
 def _split_seconds(
@@ -239,7 +252,8 @@ def _split_seconds(
     rounds = rounds_of(tile, product, machine)
     rate = machine.peak_flops(product.dtype) / 2 / machine.sms
     # Four schedulers of a multiprocessor issue matrix instructions, each for a warp of its own.
-    rate *= min(1.0, tile.warps / 4)
+    warps = tile.warps * _resident(tile, product, machine, rounds)
+    rate *= min(1.0, warps / 4)
     arithmetic = tile.rows * tile.columns / rate
     # What the warps read from shared memory for each step: 128 bytes a cycle.
     shared = _fragment_bytes(tile, product) / (BANKS_BYTES * machine.clock_ghz * 1e9)
@@ -268,5 +282,22 @@ def steps_of_block(tile: TileSizes, product: Product) -> int:
     return math.ceil(math.ceil(product.steps / tile.depth) / tile.splits)
 
 
+def _busy_blocks(tile: TileSizes, product: Product, machine: GpuDescription) -> int:
+    """Blocks that give every multiprocessor work: four warps where lanes add up for themselves."""
+    return machine.sms * (max(1, 4 // tile.warps) if product.own else 1)
+
+
+def _resident(tile: TileSizes, product: Product, machine: GpuDescription, rounds: int) -> int:
+    """Blocks that a multiprocessor works on at a time; large tiles of instructions are alone."""
+    if not product.own:
+        return 1
+    shared = machine.dynamic_shared_memory_bytes // tile.shared_bytes(product.element_bytes)
+    registers = tile.registers(product.element_bytes, product.depth) * tile.warps
+    return max(1, min(rounds, shared, machine.registers_per_block // (registers * 32)))
+
+
 def _fragment_bytes(tile: TileSizes, product: Product) -> int:
+    """What the warps of a block load from shared memory for each step."""
+    if product.own:
+        return 32 * 2 * product.own * product.element_bytes * tile.warps
     return (tile.warp_rows + tile.warp_columns) * product.element_bytes * tile.warps

@@ -15,6 +15,8 @@ from tvm.tirx.analysis import undefined_vars
 from tvm_ext.tir_schedules.block_access import BlockAccess
 from tvm_ext.tir_schedules.template import NotMine
 
+LANES, SECTOR_BYTES = 32, 32
+
 
 @dataclass(frozen=True)
 class ProductAxes:
@@ -71,14 +73,17 @@ def product_axes(access: BlockAccess, block: s_tir.SBlock) -> ProductAxes | NotM
     swapped = _has_unit_stride(access, kinds["first"])
     rows, columns = ("second", "first") if swapped else ("first", "second")
     operands = (1, 0) if swapped else (0, 1)
-    depth = [axis for axis in access.reduction if access.extents[axis] > 1]
+    reduced = [axis for axis in access.reduction if access.extents[axis] > 1]
+    depth = _in_order(reduced, access.read_strides[operands[0]])
+    selecting = [_in_order(kinds[kind], access.write_strides) for kind in (rows, columns)]
+    order = [_depth_last(access, *pair, depth) for pair in zip(operands, selecting, strict=True)]
     return ProductAxes(
         batch=_in_order(kinds["batch"], access.write_strides),
-        rows=_in_order(kinds[rows], access.write_strides),
-        columns=_in_order(kinds[columns], access.write_strides),
-        steps=_in_order(depth, access.read_strides[operands[0]]),
+        rows=selecting[0],
+        columns=selecting[1],
+        steps=depth,
         operands=operands,
-        depth_last=tuple(_depth_last(access, operand) for operand in operands),  # type: ignore[arg-type]
+        depth_last=(order[0], order[1]),
         extents=tuple(access.extents),
     )
 
@@ -154,10 +159,42 @@ def _in_order(axes: list[int], strides: list[int | None]) -> tuple[int, ...]:
     return tuple(sorted(axes, key=lambda axis: -abs(strides[axis] or 1 << 60)))
 
 
-def _depth_last(access: BlockAccess, operand: int) -> bool:
+def _depth_last(
+    access: BlockAccess, operand: int, selecting: tuple[int, ...], steps: tuple[int, ...]
+) -> bool:
+    """Whether an operand's tile is kept, and copied, with the steps as neighbours.
+
+    Windows of an image have neighbours in memory along the steps, a kernel's width of them, and
+    along the pixels. Unless of bytes, which matrix instructions cannot turn, a tile is kept in the
+    order in which a warp touches fewer sectors.
+    """
     strides = access.read_strides[operand]
     unit = [axis for axis, stride in enumerate(strides) if stride == 1 and access.extents[axis] > 1]
-    return not unit or any(access.is_reduction[axis] for axis in unit)
+    if unit and not any(access.is_reduction[axis] for axis in unit):
+        return False
+    if access.element_bytes == 1:
+        return True
+    along = [_sectors(access, strides, axes) for axes in (steps, selecting)]
+    return along[0] <= along[1]
+
+
+def _run(access: BlockAccess, strides: list[int | None], axes: tuple[int, ...]) -> tuple[int, int]:
+    """How many neighbours along fused axes are equally far apart, and how far, in elements."""
+    if not axes or strides[axes[-1]] is None:
+        return 1, LANES
+    stride, length = abs(strides[axes[-1]] or 0), access.extents[axes[-1]]
+    for axis in reversed(axes[:-1]):
+        if strides[axis] != stride * length:
+            break
+        length *= access.extents[axis]
+    return length, stride
+
+
+def _sectors(access: BlockAccess, strides: list[int | None], axes: tuple[int, ...]) -> float:
+    """Sectors of memory that 32 lanes touch along fused axes."""
+    length, stride = _run(access, strides, axes)
+    length = min(length, LANES)
+    return LANES / length * max(1.0, length * stride * access.element_bytes / SECTOR_BYTES)
 
 
 def loads_of(block: s_tir.SBlock) -> list[Any]:

@@ -129,17 +129,19 @@ def pad_rows(sch: s_tir.Schedule, writer: SBlockRV, vector: int = 1) -> None:
     sch.storage_align(writer, 0, axis=-2, factor=factor, offset=offset)
 
 
-def write_results(sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes) -> int:
+def write_results(
+    sch: s_tir.Schedule, results: SBlockRV, tiles: TileSizes, most: int = VECTOR_BYTES
+) -> int:
     """Writes a finished tile, with all that follows the product applied to it.
 
-    Returns how many neighbours a thread writes at a time.
+    Returns how many neighbours a thread writes at a time: no more than ``most``.
     """
     dtype = str(sch.get(results).writes[0].source.dtype)
     inline_consumers(sch, results)
     rows, columns = sch.get_loops(results)[-2:]
     written = sch.get(results).writes[0].source
     widest = _WIDEST_REPEATED if _repeats_float32(sch.get(results)) else _WIDEST[dtype]
-    widest = min(VECTOR_BYTES // element_bytes(written), widest)
+    widest = min(VECTOR_BYTES // element_bytes(written), widest, most)
     vector = math.gcd(widest, static_extent(written.shape[-1]) or 1)
     _spread(sch, [rows, columns], tiles.warps, vector)
     return vector

@@ -14,8 +14,8 @@ from tvm_ext.tir_schedules.cuda.products.shared_tile import inline_consumers
 VECTOR = 4
 """Partial results that a thread loads at a time, 16 bytes."""
 
-THREADS, LANES = 64, 16
-"""Threads of a block, and of those the most along a row: with their vectors they divide tiles."""
+THREADS, COLUMNS = 64, 64
+"""Threads of a block, and the most results of a row that they add up: they divide tiles."""
 
 MAX_UNROLLED = 16
 
@@ -42,21 +42,32 @@ def schedule_total(sch: s_tir.Schedule, total: SBlockRV) -> None:
     """
     results = sch.cache_write(total, 0, "local")
     batch, rows, columns, parts = sch.get_loops(total)
-    lanes = math.gcd(LANES, (static_extent(sch.get(columns).extent) or 1) // VECTOR)
+    vector = _vector(sch, results)
+    lanes = math.gcd(COLUMNS, static_extent(sch.get(columns).extent) or 1) // vector
     row_block, row = sch.split(rows, [None, THREADS // lanes])
-    column_block, lane, neighbours = sch.split(columns, [None, lanes, VECTOR])
+    column_block, lane, neighbours = sch.split(columns, [None, lanes, vector])
     sch.reorder(batch, row_block, column_block, row, lane, parts, neighbours)
     sch.bind(sch.fuse(batch, row_block, column_block), "blockIdx.x")
     sch.bind(row, "threadIdx.y")
     sch.bind(lane, "threadIdx.x")
     sch.reverse_compute_at(results, lane)
     inline_consumers(sch, results)
-    sch.vectorize(neighbours)
+    if vector > 1:
+        sch.vectorize(neighbours)
     if (static_extent(sch.get(parts).extent) or 0) <= MAX_UNROLLED:
         sch.unroll(parts)
     start = sch.decompose_reduction(total, parts)
-    sch.vectorize(sch.get_loops(start)[-1])
-    width = static_extent(sch.get(results).writes[0].source.shape[-1]) or 1
-    rest, vector = sch.split(sch.get_loops(results)[-1], [None, math.gcd(VECTOR, width)])
-    sch.unroll(rest)
-    sch.vectorize(vector)
+    if vector > 1:
+        sch.vectorize(sch.get_loops(start)[-1])
+        sch.vectorize(sch.get_loops(results)[-1])
+
+
+def _vector(sch: s_tir.Schedule, results: SBlockRV) -> int:
+    """How many neighbours are written at a time, after all that follows; ``sch`` stays as it is.
+
+    More for a thread would be written one by one, to each sector in pieces.
+    """
+    trial = sch.copy()
+    block = trial.get_sblock(sch.get(results).name_hint)
+    inline_consumers(trial, block)
+    return math.gcd(VECTOR, static_extent(trial.get(block).writes[0].source.shape[-1]) or 1)

@@ -32,11 +32,13 @@ def recurrence_code(
     operands: RecurrenceOperands, launch: RecurrenceLaunch
 ) -> tuple[tirx.Stmt, list[Any]]:
     """The grid of a layer, and the arrays that it allocates."""
-    kernel = _Kernel(operands, launch)
+    kernel = RecurrenceKernel(operands, launch)
     return kernel.grid(), kernel.arrays.buffers
 
 
-class _Kernel(RecurrencePlaces):
+class RecurrenceKernel(RecurrencePlaces):
+    """All steps of a layer in one launch."""
+
     def grid(self) -> tirx.Stmt:
         """A block for each direction and group of sequences."""
         batch, rows = self.operands.batch, self.launch.rows
@@ -195,7 +197,7 @@ class _Kernel(RecurrencePlaces):
 
     def _partial_at(self, way: Any, row: int, place: int, gates: int, unit: Any) -> Any:
         before = (way * number(self.launch.rows) + number(row)) * number(gates) + number(place)
-        return before * number(self.recurrence.padded) + unit
+        return before * number(self.units_of_block) + unit - self.first_unit
 
     def _cell(self, index: int, product: Product, step: Any) -> tirx.Stmt:
         def cells(part: int, unit: Any) -> tirx.Stmt:
@@ -250,14 +252,13 @@ class _Kernel(RecurrencePlaces):
         """The new state becomes the state and the step's output; zeros behind a sequence's end."""
         next_h = tirx.BufferLoad(*self.element("next_h", row, part, unit))
         state, at = self.element("h", row, part, unit)
-        shared, place = self.published("h", row, unit)
         where = self.operands.y_indices(time.position, self.direction, self.row(row), unit)
         y = self.operands.arrays["y"]
 
         def stored(value: Any) -> tirx.Stmt:
             return guarded(self.inside(row), tirx.BufferStore(y, value, where))
 
-        new = [tirx.BufferStore(state, next_h, at), tirx.BufferStore(shared, next_h, place)]
+        new = [tirx.BufferStore(state, next_h, at), *self._publish(next_h, row, unit)]
         running = sequence([*new, stored(next_h)])
         if time.active is not None:
             ended = stored(tirx.const(0, self.operands.dtype))
@@ -265,6 +266,11 @@ class _Kernel(RecurrencePlaces):
         # The states of the padding stay zero.
         whole = self.recurrence.hidden == self.recurrence.padded
         return guarded(None if whole else unit < number(self.recurrence.hidden), running)
+
+    def _publish(self, state: Any, row: int, unit: Any) -> list[tirx.Stmt]:
+        """What shows a unit's new state to all threads."""
+        shared, place = self.published("h", row, unit)
+        return [tirx.BufferStore(shared, state, place)]
 
     def _end(self) -> list[tirx.Stmt]:
         def last(part: int, unit: Any) -> tirx.Stmt:

@@ -32,12 +32,15 @@ class RecurrenceLaunch:
         Threads along y, which share the sum of a unit.
     held : bool
         Whether a thread keeps its weights in registers over all steps.
+    blocks : int
+        Blocks that share the units of a layer; with more than one, each step is a launch.
     """
 
     rows: int
     units: int
     ways: int
     held: bool
+    blocks: int = 1
 
     def depth(self, recurrence: Recurrence) -> int:
         """Elements of the state over which a thread sums."""
@@ -51,9 +54,9 @@ class RecurrencePlaces:
         self.operands, self.launch = operands, launch
         self.recurrence = operands.recurrence
         self.arrays = Arrays(INDEX)
-        self.parts = range(-(-self.recurrence.padded // launch.units))
+        self.parts = range(-(-self.recurrence.padded // (launch.units * launch.blocks)))
         self.rows = range(launch.rows)
-        self.x = self.y = self.direction = self.first = number(0)
+        self.x = self.y = self.direction = self.first = self.first_unit = number(0)
         size = launch.rows * self.recurrence.padded
         shared = ("h", "rh") if len(self.recurrence.products()) > 1 else ("h",)
         self.shared = {name: self._allocated(name, [size], "shared") for name in shared}
@@ -86,8 +89,13 @@ class RecurrencePlaces:
         # One for all products, which is in use all the time: TVM would put a state into the memory
         # of one that has been read, and a barrier between the read and the store, in a branch.
         gates = max(len(product.gates) for product in self.recurrence.products())
-        count = self.launch.ways * self.launch.rows * gates * self.recurrence.padded
+        count = self.launch.ways * self.launch.rows * gates * self.units_of_block
         return self._allocated("partial", [count], "shared")
+
+    @property
+    def units_of_block(self) -> int:
+        """Units whose sums one block has."""
+        return self.recurrence.padded // self.launch.blocks
 
     def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
         """``body`` for all threads: what stands between two barriers."""
@@ -106,8 +114,8 @@ class RecurrencePlaces:
         """``body`` for each of the thread's units below ``end``, by its number and its place."""
         found = []
         for part in self.parts:
-            unit = self.x + number(part * self.launch.units)
-            whole = (part + 1) * self.launch.units <= end
+            unit = self.first_unit + self.x + number(part * self.launch.units)
+            whole = (part + 1) * self.launch.units * self.launch.blocks <= end
             found.append(guarded(None if whole else unit < number(end), body(part, unit)))
         return sequence(found)
 

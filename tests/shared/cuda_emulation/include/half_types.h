@@ -58,7 +58,7 @@
   inline T __hmax(T a, T b) { return T(std::fmax(float(a), float(b))); }                          \
   inline T __hmin(T a, T b) { return T(std::fmin(float(a), float(b))); }                          \
   inline T __habs(T a) { return T(std::fabs(float(a))); }                                         \
-  inline T hexp(T a) { return T(std::exp(float(a))); }                                            \
+  inline T hexp(T a) { return T((emu::count_call(), std::exp(float(a)))); }                                            \
   inline T hexp2(T a) { return T(std::exp2(float(a))); }                                          \
   inline T hexp10(T a) { return T(std::pow(10.0f, float(a))); }                                   \
   inline T hlog(T a) { return T(std::log(float(a))); }                                            \
@@ -69,7 +69,7 @@
   inline T hrcp(T a) { return T(1.0f / float(a)); }                                               \
   inline T hsin(T a) { return T(std::sin(float(a))); }                                            \
   inline T hcos(T a) { return T(std::cos(float(a))); }                                            \
-  inline T htanh(T a) { return T(std::tanh(float(a))); }                                          \
+  inline T htanh(T a) { return T((emu::count_call(), std::tanh(float(a)))); }                                          \
   inline T hfloor(T a) { return T(std::floor(float(a))); }                                        \
   inline T hceil(T a) { return T(std::ceil(float(a))); }                                          \
   inline T htrunc(T a) { return T(std::trunc(float(a))); }                                        \

@@ -102,3 +102,11 @@ inline int __dp4a(int a, int b, int sum) { return emu::dot_of_bytes<int8_t, int8
 inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
   return emu::dot_of_bytes<uint8_t, uint8_t>(int(a), int(b), int(sum));
 }
+
+// Calls of exponentials, and of functions made of them, are counted.
+#define expf(x) (emu::count_call(), expf(x))
+#define exp2f(x) (emu::count_call(), exp2f(x))
+#define logf(x) (emu::count_call(), logf(x))
+#define tanhf(x) (emu::count_call(), tanhf(x))
+#define erff(x) (emu::count_call(), erff(x))
+#define powf(x, y) (emu::count_call(), powf(x, y))

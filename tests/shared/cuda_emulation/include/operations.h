@@ -83,6 +83,13 @@ void atomic_access(const void* pointer, size_t bytes, int line);
 void global_fence();
 [[noreturn]] void trap(const char* what, int line);
 
+// Exponentials and functions that are made of them, called while `calls_are_counted`.
+extern bool calls_are_counted;
+extern uint64_t function_calls;
+__attribute__((no_sanitize("thread"))) inline void count_call() {
+  if (calls_are_counted) ++function_calls;
+}
+
 // The launch of one kernel.
 struct Launch {
   const char* kernel;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "accesses.h"
 #include "half_bits.h"
 #include "operations.h"
 #include "state.h"
@@ -44,6 +45,8 @@ void copy_row(const BulkCopy& copy, const int* at, uint32_t to) {
   const TensorMap& map = copy.map;
   uint64_t from = map.base;
   bool inside = true;
+  size_t moved = 0;
+  uint64_t begin = 0;
   for (uint32_t d = 1; d < map.rank; ++d) {
     inside = inside && at[d] >= 0 && uint64_t(at[d]) < map.extent[d];
     from += uint64_t(int64_t(at[d])) * map.stride[d - 1];
@@ -57,9 +60,12 @@ void copy_row(const BulkCopy& copy, const int* at, uint32_t to) {
     }
     uint64_t source = from + uint64_t(column) * map.width;
     global_access(source, map.width, false, copy.pc);
+    begin = moved == 0 ? source : begin;
+    moved += map.width;
     std::memcpy(place, reinterpret_cast<const void*>(source), map.width);
     if (map.rounds != 0) round_to_tf32(place);
   }
+  if (counting && moved > 0) count_bulk_row(begin, moved, copy.pc);
 }
 
 void copy_box(const BulkCopy& copy) {
@@ -103,6 +109,7 @@ bool finish_bulk_copy() {
     copy_box(copy);
   } else {
     global_access(copy.from, copy.bytes, false, copy.pc);
+    if (counting) count_bulk_row(copy.from, copy.bytes, copy.pc);
     std::memcpy(shared_memory + copy.to, reinterpret_cast<const void*>(copy.from), copy.bytes);
   }
   count_bytes(copy.barrier, copy.bytes, copy.clock, copy.pc);

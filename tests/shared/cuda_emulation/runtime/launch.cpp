@@ -12,6 +12,7 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "accesses.h"
 #include "operations.h"
 #include "state.h"
 
@@ -95,8 +96,15 @@ std::vector<GuardedCopy> guard(const Launch& what) {
   return copies;
 }
 
+// Zero where blocks that were left out would have written.
+void fill(const GuardedCopy& copy) {
+  for (size_t i = 0; i < copy.bytes; ++i)
+    if (copy.writers[i] == 0) copy.begin()[i] = 0;
+}
+
 void put_back(const std::vector<GuardedCopy>& copies) {
   for (size_t i = 0; i < copies.size(); ++i) {
+    if (block.arrays[i].written && only_counted_blocks()) fill(copies[i]);
     if (block.arrays[i].written)
       std::memcpy(copies[i].original, copies[i].begin(), copies[i].bytes);
     munmap(copies[i].memory, copies[i].mapped);
@@ -143,16 +151,23 @@ void set_up(const Launch& what) {
 
 void run_blocks(void (*body)(void*), void* data) {
   const unsigned* grid = block.grid;
-  size_t count = size_t(grid[0]) * grid[1] * grid[2];
-  for (size_t i = 0; i < count; i += block.cluster) {
+  size_t count = size_t(grid[0]) * grid[1] * grid[2] / block.cluster;
+  size_t counted = counted_blocks(), next = 0;
+  for (size_t i = 0; i < count; ++i) {
+    // Blocks, or clusters of them, that are counted are at equal distances.
+    bool chosen = next < counted && i == (2 * next + 1) * count / (2 * counted);
+    next += chosen;
+    if (!chosen && only_counted_blocks()) continue;
     // Blocks have no order either.
-    size_t at = seed % 2 == 0 ? i : count - block.cluster - i;
+    size_t at = (seed % 2 == 0 ? i : count - 1 - i) * block.cluster;
     block.index[0] = at % grid[0];
     block.index[1] = at / grid[0] % grid[1];
     block.index[2] = at / (size_t(grid[0]) * grid[1]);
     if (block.next_clock > 1u << 24) reset_shadow();
     begin_shared_memory();
+    begin_block_count(chosen);
     run_block(body, data);
+    end_block_count();
     check_overwritten();
   }
 }
@@ -225,11 +240,14 @@ int launch(const Launch& what, void (*body)(void*), void* data) {
   try {
     set_up(what);
     copies = guard(what);
+    begin_counting(what);
     run_blocks(body, data);
   } catch (const std::runtime_error& error) {
     last_error = failed ? last_error : std::string("kernel ") + what.kernel + ": " + error.what();
     result = -1;
   }
+  end_counting(what, result != 0);
+  if (only_counted_blocks()) result = 0;  // it may have waited for a block that was left out
   block.current = nullptr;
   put_back(copies);
   return result;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "accesses.h"
 #include "elements.h"
 #include "operations.h"
 #include "state.h"
@@ -77,6 +78,7 @@ uint16_t* row_of(void** payloads, int at, bool write, uintptr_t pc) {
   Thread* self = block.current;
   block.current = &threads[self->index / kWarp * kWarp + at];
   check_shared_window(lane.row, 16, 16, write ? "a row of stmatrix" : "a row of ldmatrix", pc);
+  if (counting) count_access(Memory::kMatrixRow, lane.row, 16, write, pc);
   shared_access(lane.row, 16, write, pc);
   block.current = self;
   return reinterpret_cast<uint16_t*>(shared_memory + lane.row);
@@ -144,6 +146,7 @@ void finish_product(void** payloads, unsigned /*mask*/) {
   ProductLane* lanes[kWarp];
   for (int lane = 0; lane < kWarp; ++lane) lanes[lane] = static_cast<ProductLane*>(payloads[lane]);
   const Product& product = *lanes[0]->product;
+  if (counting) count_product(16.0 * 8 * product.depth, 1);
   int bits = bits_per_element(product.a), each = 32 / bits;  // elements of a register
   double a[16][64], b[64][8];
   for (int lane = 0; lane < kWarp; ++lane) {

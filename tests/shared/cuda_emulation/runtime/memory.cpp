@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "accesses.h"
 #include "state.h"
 
 namespace emu {
@@ -120,9 +121,13 @@ void any_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc) {
   if (self == nullptr) return;
   if (--block.steps_left < 0) fail("100 million accesses with nobody else's turn: an endless loop", pc);
   uintptr_t offset = address - reinterpret_cast<uintptr_t>(shared_memory);
-  if (offset < kMaxCluster * kWindow) return shared_access(offset, bytes, write, pc);
+  if (offset < kMaxCluster * kWindow) {
+    if (counting) count_access(Memory::kShared, offset, bytes, write, pc);
+    return shared_access(offset, bytes, write, pc);
+  }
   if (address - reinterpret_cast<uintptr_t>(self->stack) < kStackBytes) return;
   if (!write && address >= block.code && address < block.code_end) return;
+  if (counting) count_access(Memory::kGlobal, address, bytes, write, pc);
   global_access(address, bytes, write, pc);
 }
 
@@ -181,6 +186,7 @@ uint32_t shared_address(const void* pointer) {
 void load_shared(int /*line*/, void* to, uint32_t from, unsigned bytes) {
   uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   check_shared_window(from, bytes, bytes, "ld.shared", pc);
+  if (counting) count_access(Memory::kShared, from, bytes, false, pc);
   shared_access(from, bytes, false, pc);
   std::memcpy(to, shared_memory + from, bytes);
 }
@@ -188,6 +194,7 @@ void load_shared(int /*line*/, void* to, uint32_t from, unsigned bytes) {
 void store_shared(int /*line*/, uint32_t to, const void* from, unsigned bytes) {
   uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   check_shared_window(to, bytes, bytes, "st.shared", pc);
+  if (counting) count_access(Memory::kShared, to, bytes, true, pc);
   shared_access(to, bytes, true, pc);
   std::memcpy(shared_memory + to, from, bytes);
 }
@@ -201,6 +208,8 @@ void copy_async(int /*line*/, uint32_t to, uint64_t from, unsigned bytes, unsign
   if (from % bytes != 0)
     fail("cp.async of " + std::to_string(bytes) + " bytes from a misaligned address", pc);
   if (copied > 0) global_access(from, copied, false, pc);
+  if (counting && copied > 0) count_access(Memory::kGlobal, from, copied, false, pc);
+  if (counting) count_access(Memory::kShared, to, bytes, true, pc);
   shared_access(to, bytes, true, pc);
   std::memset(shared_memory + to, kPoison, bytes);
   std::memset(pending + to, 1, bytes);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "accesses.h"
 #include "elements.h"
 #include "operations.h"
 #include "state.h"
@@ -207,6 +208,7 @@ void finish_issue(void** payloads, unsigned /*mask*/) {
   int registers = what.product.columns / (what.product.result == Element::kF16 ? 4 : 2);
   begin(warp, payloads, registers);
   warp.open.push_back(what);
+  if (counting) count_product(16.0 * what.product.columns * what.product.depth, 1);
   warp.count++;
 }
 
