@@ -167,7 +167,8 @@ void begin_counting(const Launch& what) {
   product_operations = 0;
   function_calls = 0;
   size_t blocks = size_t(what.grid[0]) * what.grid[1] * what.grid[2];
-  blocks_of_launch = std::min(blocks, wanted_blocks);
+  size_t clusters = (wanted_blocks + block.cluster - 1) / block.cluster;
+  blocks_of_launch = std::min(blocks, clusters * block.cluster);
 }
 
 void begin_block_count(bool counted) {

@@ -152,7 +152,7 @@ void set_up(const Launch& what) {
 void run_blocks(void (*body)(void*), void* data) {
   const unsigned* grid = block.grid;
   size_t count = size_t(grid[0]) * grid[1] * grid[2] / block.cluster;
-  size_t counted = counted_blocks(), next = 0;
+  size_t counted = counted_blocks() / block.cluster, next = 0;
   for (size_t i = 0; i < count; ++i) {
     // Blocks, or clusters of them, that are counted are at equal distances.
     bool chosen = next < counted && i == (2 * next + 1) * count / (2 * counted);
