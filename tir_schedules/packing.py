@@ -155,9 +155,12 @@ def packed_operand(sch: s_tir.Schedule) -> Packed | None:
     return None
 
 
-def packed_annotations(packed: PackedOperand | None) -> dict[str, Any]:
-    """Annotations of the outermost block of a kernel that is written anew."""
-    if packed is None:
+def packed_annotations(packed: Packed | None) -> dict[str, Any]:
+    """Annotations of the outermost block of a kernel that is written anew.
+
+    What is padded is noted on the kernel itself.
+    """
+    if not isinstance(packed, PackedOperand):
         return {}
     return {_PACKED_ANNOTATION: [packed.parameter, packed.axis, packed.block]}
 
