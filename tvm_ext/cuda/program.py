@@ -15,6 +15,7 @@ from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.cuda.current_device import current_device_kept
 from tvm_ext.cuda.device_memory import forget_last_error
 from tvm_ext.cuda.failures import context_is_lost, device_error, require_context
+from tvm_ext.cuda.host_results import register_host_results
 from tvm_ext.cuda.plain_runs import register_plain_run, without_graphs
 from tvm_ext.cuda.requirements import gpu, gpu_architecture, require_architecture, require_gpu
 from tvm_ext.cuda.streams import has_unknown_stream, ordered_with_others
@@ -152,6 +153,7 @@ class CudaProgram:
         if self._machine is None or self._inputs is None:
             register_failed_branch()
             register_plain_run()
+            register_host_results()
             device = gpu()
             self._machine = relax.VirtualMachine(self._code.opened(), device)
             self._inputs = DeviceInputs(device)
