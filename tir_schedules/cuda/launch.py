@@ -20,6 +20,18 @@ Without it the assembler weighs occupancy as well, and may spill a few registers
 _MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
 
 
+def alone(loop: tirx.For) -> tirx.For:
+    """A loop over blocks with the annotation ``ALL_REGISTERS``.
+
+    Kernels whose warps change their numbers of registers need it: without it the assembler may not
+    know how many there are at first, and leaves the changes out.
+    """
+    kept = {**loop.annotations, ALL_REGISTERS: 1}
+    return tirx.For(
+        loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, kept
+    )
+
+
 def with_launch_bounds(body: tirx.Stmt) -> tirx.Stmt:
     """``body`` with the annotation ``ALL_REGISTERS`` as TVM wants to have it said."""
     return structural_map(body, (tirx.For, _bounded))

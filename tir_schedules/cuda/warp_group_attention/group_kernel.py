@@ -7,7 +7,7 @@ from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.cuda.attention.attention_scores import INDEX, number
-from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded
+from tvm_ext.tir_schedules.cuda.launch import Arrays, alone, bound, guarded
 from tvm_ext.tir_schedules.cuda.warp_group_attention.group_copies import GroupCopies
 from tvm_ext.tir_schedules.cuda.warp_group_attention.group_decision import REGISTERS
 from tvm_ext.tir_schedules.cuda.warp_group_attention.group_products import GroupProducts
@@ -41,7 +41,7 @@ class GroupAttentionKernel:
             return bound("threadIdx.x", self.tiles.threads, INDEX, lambda t: self._block(block, t))
 
         launch = bound("blockIdx.x", self.copies.tiles.grid, INDEX, threads)
-        return [*self.copies.on_host(), launch]
+        return [*self.copies.on_host(), alone(launch)]
 
     def _new_tiles(self) -> GroupTiles:
         return GroupTiles(self.problem, self.tiles, self.sms)
