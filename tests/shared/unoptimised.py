@@ -10,13 +10,16 @@ import tvm
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.template import Machine
 
 # 0 to 3, as of LLVM's own tools.
 LLVM_LEVEL = int(os.environ.get("TEST_LLVM_LEVEL", "0"))
 
 
-def unoptimised(machine: CpuDescription) -> CpuDescription:
-    """``machine``, but for what LLVM does."""
+def unoptimised(machine: Machine) -> Machine:
+    """``machine``, but for what LLVM does to code for a CPU."""
+    if not isinstance(machine, CpuDescription):
+        return machine
     options = {**machine.target_options, "opt-level": LLVM_LEVEL}
     return machine.model_copy(update={"target_options": options})
 
