@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.tir_schedules.cuda.device_functions import in_use
-from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded
+from tvm_ext.tir_schedules.cuda.launch import Arrays, alone, bound, guarded
 from tvm_ext.tir_schedules.cuda.warp_groups import cluster_instructions as cluster
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warp_groups.image_tensor import Operand
@@ -83,7 +83,7 @@ class GroupKernel:
             several = self.tiles.cluster > 1
             return bound("clusterCtaIdx.x", 2, self.dtype, one) if several else threads(block)
 
-        main = bound("blockIdx.x", self.work.grid, self.dtype, blocks)
+        main = alone(bound("blockIdx.x", self.work.grid, self.dtype, blocks))
         return [*host, main, *([self.total.statement()] if self.total is not None else [])]
 
     def _boxes_of(self, index: int) -> tuple[int, int]:
