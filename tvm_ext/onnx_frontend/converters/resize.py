@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from tvm_ext.hardware.targets import current_gpu
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of, text
 from tvm_ext.onnx_frontend.converters.interpolation import Interpolation, resized_along
@@ -140,7 +141,9 @@ def _tvm_is_right(given: Any, attr: dict, params: Any) -> bool:
     rounding = text(attr, "nearest_mode", "round_prefer_floor")
     if len(shape) == 5 and not all(isinstance(size, int) for size in shape):
         return False
-    if coordinates == "pytorch_half_pixel" and all(isinstance(size, int) for size in shape):
+    known = all(isinstance(size, int) for size in shape)
+    if coordinates == "pytorch_half_pixel" and known and current_gpu() is not None:
+        # One kernel on a GPU; on a CPU one for each axis is faster by a half.
         coordinates = "half_pixel"
     plain = {
         "linear": coordinates in ("half_pixel", "asymmetric", "align_corners"),
