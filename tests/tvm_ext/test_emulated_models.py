@@ -75,6 +75,23 @@ def test_an_open_size_is_run_with_several() -> None:
         assert check_compiled(compiled, mlp(), {"x": rand(rows, 6)}).ok
 
 
+def test_scatters_of_an_open_number_of_updates() -> None:
+    long = onnx.TensorProto.INT64
+    nodes = [
+        node("ScatterElements", ["x", "i", "u"], ["e"], axis=1),
+        node("ScatterND", ["e", "j", "v"], ["y"]),
+    ]
+    inputs = [value("x", [9, 20]), value("i", [9, "n"], long), value("u", [9, "n"])]
+    inputs += [value("j", ["m", 1], long), value("v", ["m", 20])]
+    source = model(nodes, inputs, [value("y", [9, 20])], opset=18)
+    compiled = emulated_model(source)
+    for count in (1, 7):
+        places = np.random.default_rng(count).permutation(9)[:count]
+        given = {"x": rand(9, 20), "i": np.tile(places, (9, 1)), "u": rand(9, count)}
+        given |= {"j": places[:, None], "v": rand(count, 20)}
+        assert check_compiled(compiled, source, given).ok
+
+
 def test_constants_of_odd_sizes_are_padded_while_compiling() -> None:
     nodes = [node("MatMul", ["x", "w"], ["y"]), node("MatMul", ["y", "v"], ["z"])]
     weights = {"w": rand(75, 51).astype("float16"), "v": rand(51, 45).astype("float16")}

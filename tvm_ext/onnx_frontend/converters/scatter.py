@@ -50,15 +50,15 @@ def _scattered(
     updates: relax.Expr,
     place: Any,
 ) -> relax.Expr:
-    sizes, updated, dtype = sizes_of(data), sizes_of(updates), str(data.ty.dtype)
-
     def body(data: Any, indices: Any, updates: Any, written: Any) -> None:
-        with nested(*sizes) as at:
+        # Open sizes have other variables in the kernel than in the program.
+        with nested(*data.shape) as at:
             written[tuple(at)] = data[tuple(at)]
-        with in_any_order(*updated) as at:
-            written[tuple(place(indices, at, sizes))] = updates[tuple(at)]
+        with in_any_order(*updates.shape) as at:
+            written[tuple(place(indices, at, data.shape))] = updates[tuple(at)]
 
-    return emit_loops(bb, "scatter", [data, indices, updates], [(sizes, dtype)], body)[0]
+    result = (sizes_of(data), str(data.ty.dtype))
+    return emit_loops(bb, "scatter", [data, indices, updates], [result], body)[0]
 
 
 def _inside(index: Any, size: Any) -> tirx.Expr:
