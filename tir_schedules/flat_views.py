@@ -51,22 +51,23 @@ class FlatViews:
         """
         inside = self.allocated(func)
         loads = nodes(store.value, tvm.ir.TensorLoad)
-        return _among(store.buffer, inside) and any(_among(load.source, inside) for load in loads)
+        return among(store.buffer, inside) and any(among(load.source, inside) for load in loads)
 
     def declarations(self, func: tirx.PrimFunc) -> list[tirx.Stmt]:
         """Statements that make the views of parameters known; the others are to be allocated."""
         return [
             tirx.DeclBuffer(flat, data=buffer_data(original))
             for original, flat in self._pairs
-            if _among(original, func.params)
+            if among(original, func.params)
         ]
 
     def allocated(self, func: tirx.PrimFunc) -> list[Any]:
         """The views that are not of parameters."""
-        return [flat for original, flat in self._pairs if not _among(original, func.params)]
+        return [flat for original, flat in self._pairs if not among(original, func.params)]
 
 
-def _among(buffer: Any, buffers: Sequence[Any]) -> bool:
+def among(buffer: Any, buffers: Sequence[Any]) -> bool:
+    """Whether ``buffer`` is one of ``buffers``."""
     return any(buffer.same_as(other) for other in buffers)
 
 

@@ -2,6 +2,8 @@
 
 from tvm import s_tir, tirx
 
+from tvm_ext.tir_schedules.statements import changed_block
+
 # Groups statements while a kernel is built (ScatterND, ScatterElements, NonMaxSuppression); means
 # nothing afterwards.
 _MARK = "pragma_scope"
@@ -27,15 +29,5 @@ def _stripped(stmt: tirx.Stmt) -> tirx.Stmt:
     body = _stripped(block.body)
     if body.same_as(block.body):
         return stmt
-    stripped = s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
+    stripped = changed_block(block, body=body)
     return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, stripped)

@@ -14,6 +14,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.statements import changed_block
 
 
 def with_whole_vectors(body: tirx.Stmt) -> tirx.Stmt:
@@ -43,17 +44,7 @@ def _rewritten(loop: tirx.For) -> tirx.For:
         body = _in_two_steps(body, variable, lanes)
     if body.same_as(block.body):
         return loop
-    changed = s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        body,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
+    changed = changed_block(block, body=body)
     again = s_tir.SBlockRealize(realize.iter_values, realize.predicate, changed)
     return tirx.For(
         loop.loop_var,

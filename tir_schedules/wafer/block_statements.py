@@ -10,6 +10,7 @@ from tvm import s_tir, tirx
 from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.nest import substitute
 from tvm_ext.tir_schedules.rows.row_kernel import buffer_key
+from tvm_ext.tir_schedules.statements import changed_block
 
 
 @dataclass(frozen=True)
@@ -154,17 +155,7 @@ def _with_value(stmt: Any, change: Change) -> Any:
     staged = {buffer_key(stage.buffer) for stage in change.stages}
     new = _regions([load for load in loads if buffer_key(load.source) in staged])
     old = [region for region in block.reads if buffer_key(region.source) in left]
-    changed = s_tir.SBlock(
-        block.iter_vars,
-        [*new, *old],
-        block.writes,
-        block.name_hint,
-        store,
-        block.init,
-        block.alloc_buffers,
-        block.match_buffers,
-        block.annotations,
-    )
+    changed = changed_block(block, reads=[*new, *old], body=store)
     return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, changed)
 
 

@@ -9,6 +9,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_walk
 
 from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tir_schedules.statements import changed_block
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
@@ -113,17 +114,7 @@ def _with_parameters(func: tirx.PrimFunc, buffers: Sequence[tvm.ir.Var]) -> tirx
     realize = func.body
     block = realize.block
     kept = [b for b in block.alloc_buffers if not any(b.same_as(other) for other in buffers)]
-    body = s_tir.SBlock(
-        block.iter_vars,
-        block.reads,
-        block.writes,
-        block.name_hint,
-        block.body,
-        block.init,
-        kept,
-        block.match_buffers,
-        block.annotations,
-    )
+    body = changed_block(block, alloc_buffers=kept)
     return tirx.PrimFunc(
         [*func.params, *buffers],
         s_tir.SBlockRealize(realize.iter_values, realize.predicate, body),

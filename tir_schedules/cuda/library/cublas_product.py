@@ -26,7 +26,7 @@ from tvm_ext.tir_schedules.cuda.products.product_axes import ProductAxes, loads_
 from tvm_ext.tir_schedules.cuda.products.product_form import only_reduction
 from tvm_ext.tir_schedules.cuda.products.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.flat_views import FlatViews, flattened, is_compact, nodes
+from tvm_ext.tir_schedules.flat_views import FlatViews, among, flattened, is_compact, nodes
 from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import Machine, NotMine
@@ -113,7 +113,7 @@ def _operands(func: tirx.PrimFunc, block: s_tir.SBlock, axes: ProductAxes) -> _O
         return NotMine(f"it adds up in {block.writes[0].source.dtype}")
     reads = [r.source for r in block.reads if not r.source.same_as(block.writes[0].source)]
     first, second = (reads[operand] for operand in axes.operands)
-    if not all(_among(buffer, func.params) for buffer in (first, second)):
+    if not all(among(buffer, func.params) for buffer in (first, second)):
         return NotMine("an operand is computed in the kernel")
     batch, row, column, step = (
         _fused(block, group) for group in (axes.batch, axes.rows, axes.columns, axes.steps)
@@ -157,7 +157,7 @@ def _following(
     if len(kernel_blocks(sch)) != 2 or plain is None:
         return NotMine("what follows is not one assignment")
     store, result = last.body, last.body.buffer
-    if not _among(result, func.params):
+    if not among(result, func.params):
         return NotMine("the result is needed inside of the kernel")
     own = [load for load in _loads(store) if load.source.same_as(product)]
     same = [flattened(tirx.BufferStore(product, one, one.indices), FlatViews()) for one in own]
@@ -187,7 +187,7 @@ def _is_bias(func: tirx.PrimFunc, load: Any, columns: int, plain: Any, block: An
     row = sizes[-1:] == [columns] and math.prod(sizes) == columns
     typed = str(buffer.dtype) == str(block.body.buffer.dtype)
     column = tirx.floormod(plain.indices[0], columns)
-    return row and typed and _among(buffer, func.params) and _is_at(load.indices[-1], column, block)
+    return row and typed and among(buffer, func.params) and _is_at(load.indices[-1], column, block)
 
 
 def _is_at(one: Any, other: Any, block: s_tir.SBlock) -> bool:
@@ -200,10 +200,6 @@ def _is_at(one: Any, other: Any, block: s_tir.SBlock) -> bool:
 
 def _loads(store: tirx.BufferStore) -> list[Any]:
     return nodes(store.value, tvm.ir.TensorLoad)
-
-
-def _among(buffer: Any, buffers: Any) -> bool:
-    return any(buffer.same_as(other) for other in buffers)
 
 
 def _uncast(value: Any) -> Any:

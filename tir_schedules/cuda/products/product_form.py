@@ -14,6 +14,7 @@ from tvm_ext.tir_schedules.cuda.products.product_axes import (
 )
 from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.inlining import reduction_blocks
+from tvm_ext.tir_schedules.statements import changed_block
 from tvm_ext.tir_schedules.template import NotMine
 
 # The result in which products of a type are added up.
@@ -92,17 +93,7 @@ def _with_plain_products(
         reads = [r for o in operands for r in block.reads if r.source.same_as(o)]
         if not any(write.source.same_as(total) for write in block.writes) or len(reads) < 2:
             return block
-        return s_tir.SBlock(
-            block.iter_vars,
-            reads,
-            block.writes,
-            block.name_hint,
-            block.body,
-            block.init,
-            block.alloc_buffers,
-            block.match_buffers,
-            block.annotations,
-        )
+        return changed_block(block, reads=reads)
 
     body = structural_map(func.body, (tirx.BufferStore, plain))
     body = structural_map(body, (s_tir.SBlock, ordered))
