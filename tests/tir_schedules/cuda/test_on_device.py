@@ -1,27 +1,18 @@
 """Templates on a real GPU, with ``make test-cuda``: the numbers of kernels as TVM wrote them."""
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
 import pytest
 import test_attention
 import test_emulated_templates
 import test_resources
 import test_warp_group_attention
-import tvm
 from attention_cases import Case, compare
-from gpu_kernels import SERIAL_TARGET, scheduled
-from lowering import _filled, assert_same, kernel_of
+from gpu_kernels import scheduled
+from lowering import kernel_of
 from matrix_products import in_instructions
 from needs_gpu import NEEDS_GPU
-from tvm import tirx
+from on_device import assert_on_device, built, machine
 
-from tvm_ext.hardware.cuda.device_code import making_device_code
-from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.hardware.targets import resolve_processor
 from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
-from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import Transpose
 from tvm_ext.tir_schedules.cuda.warp_group_attention.warp_group_attention import WarpGroupAttention
@@ -29,39 +20,6 @@ from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import ARCHIT
 from tvm_ext.tir_schedules.select import schedule_kernel
 
 pytestmark = NEEDS_GPU
-
-
-def assert_on_device(plain: tirx.PrimFunc, func: tirx.PrimFunc, machine: GpuDescription) -> None:
-    """The scheduled kernel computes on the device what the plain one does on the CPU."""
-    generator = np.random.default_rng(0)
-    params = [p for p in plain.params if isinstance(p.ty, tirx.BufferType)]
-    arrays = [_filled(param, generator) for param in params]
-    host, device = ([tvm.runtime.tensor(array) for array in arrays] for _ in range(2))
-    tirx.build(plain.with_attr("global_symbol", "kernel"), target=SERIAL_TARGET)["kernel"](*host)
-    built(func, machine)(*device)
-    assert_same([one.numpy() for one in host], [one.numpy() for one in device], "kernel")
-
-
-def built(func: tirx.PrimFunc, machine: GpuDescription) -> Callable[..., None]:
-    """The scheduled kernel as a function of tensors on the host, copied to the device and back."""
-    target = tvm.target.Target(machine.tvm_target(), host="llvm")
-    named = {"kernel": func.with_attr("global_symbol", "kernel")}
-    with making_device_code(machine.arch):
-        library = compile_kernels(tvm.IRModule(named), target)
-
-    def run(*host: Any) -> None:
-        device = [tvm.runtime.tensor(one.numpy(), tvm.cuda()) for one in host]
-        library["kernel"](*device)
-        for one, other in zip(host, device, strict=True):
-            one.copyfrom(other.numpy())
-
-    return run
-
-
-def machine() -> GpuDescription:
-    found = resolve_processor("cuda")
-    assert isinstance(found, GpuDescription)
-    return found
 
 
 @pytest.mark.parametrize("number", range(len(test_resources.KERNELS)))

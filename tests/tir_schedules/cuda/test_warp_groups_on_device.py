@@ -8,7 +8,8 @@ nearest tf32.
 import pytest
 from gpu_kernels import scheduled
 from matrix_products import product
-from test_on_device import assert_on_device, machine, pytestmark
+from needs_gpu import NEEDS_GPU
+from on_device import assert_on_device, machine
 from test_warp_group_convolution import SLOW, WINDOWS, Shape, convolved
 from test_warp_group_types import of_integers
 from tvm import te, tirx
@@ -20,7 +21,7 @@ from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import (
 )
 from tvm_ext.tir_schedules.decisions import Chosen
 
-__all__ = ["pytestmark"]
+pytestmark = NEEDS_GPU
 
 
 def check(
