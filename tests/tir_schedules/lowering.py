@@ -159,8 +159,8 @@ def _filled(buffer: tvm.ir.Var, generator: np.random.Generator) -> np.ndarray:
 def assert_same(plain: Sequence[np.ndarray], scheduled: Sequence[np.ndarray], name: str) -> None:
     """Equal but for the order of sums."""
     for index, (wanted, found) in enumerate(zip(plain, scheduled, strict=True)):
-        half = wanted.dtype == np.float16
-        tolerance = {"rtol": 2e-2, "atol": 2e-2} if half else {"rtol": 2e-5, "atol": 1e-5}
+        narrow = str(wanted.dtype) in ("float16", "bfloat16")
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if narrow else {"rtol": 2e-5, "atol": 1e-5}
         np.testing.assert_allclose(
             found, wanted, **tolerance, err_msg=f"{name}, buffer {index}", equal_nan=False
         )
