@@ -15,7 +15,6 @@ from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.hardware.cuda.vendor_libraries import vendor_libraries
 from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.block_access import access_of
 from tvm_ext.tir_schedules.cuda.library.library_call import (
     LIBRARY_CALL,
     Epilogue,
@@ -23,7 +22,7 @@ from tvm_ext.tir_schedules.cuda.library.library_call import (
 )
 from tvm_ext.tir_schedules.cuda.library.library_code import argument_order
 from tvm_ext.tir_schedules.cuda.products.product_axes import ProductAxes, loads_of, product_axes
-from tvm_ext.tir_schedules.cuda.products.product_form import only_reduction
+from tvm_ext.tir_schedules.cuda.products.product_form import access_of_reduction, only_reduction
 from tvm_ext.tir_schedules.cuda.products.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import FlatViews, among, flattened, is_compact, nodes
@@ -55,9 +54,9 @@ class CublasProduct:
         main = only_reduction(sch)
         if isinstance(main, NotMine):
             return main
-        access = access_of(sch, main)
-        if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
-            return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
+        access = access_of_reduction(sch, main)
+        if isinstance(access, NotMine):
+            return access
         axes = product_axes(access, sch.get(main))
         if isinstance(axes, NotMine):
             return axes

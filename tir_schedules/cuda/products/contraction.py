@@ -13,7 +13,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.block_access import access_of, static_extent
+from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.cuda.products.constant_operands import (
     constant_operands,
     with_padded_constant,
@@ -41,6 +41,7 @@ from tvm_ext.tir_schedules.cuda.products.product_axes import (
 )
 from tvm_ext.tir_schedules.cuda.products.product_form import (
     ACCUMULATORS,
+    access_of_reduction,
     as_product,
     only_reduction,
 )
@@ -51,7 +52,6 @@ from tvm_ext.tir_schedules.cuda.products.register_product import (
 from tvm_ext.tir_schedules.cuda.products.split_reduction import schedule_total, split_reduction
 from tvm_ext.tir_schedules.cuda.products.warp_product import schedule_warps
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 
@@ -113,9 +113,9 @@ class Contraction:
         main = only_reduction(sch)
         if isinstance(main, NotMine):
             return main
-        access = access_of(sch, main)
-        if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
-            return NotMine("a loop is of unknown extent, scans, or writes several buffers")
+        access = access_of_reduction(sch, main)
+        if isinstance(access, NotMine):
+            return access
         axes = product_axes(access, sch.get(main))
         if isinstance(axes, NotMine):
             return axes

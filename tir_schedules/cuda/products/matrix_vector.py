@@ -12,7 +12,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, element_bytes
+from tvm_ext.tir_schedules.block_access import BlockAccess, element_bytes
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import MAX_BATCH
 from tvm_ext.tir_schedules.cuda.products.following_kernels import schedule_following
 from tvm_ext.tir_schedules.cuda.products.matrix_vector_decision import (
@@ -23,6 +23,7 @@ from tvm_ext.tir_schedules.cuda.products.matrix_vector_decision import (
 from tvm_ext.tir_schedules.cuda.products.product_axes import ProductAxes, loads_of, product_axes
 from tvm_ext.tir_schedules.cuda.products.product_form import (
     ACCUMULATORS,
+    access_of_reduction,
     as_product,
     only_reduction,
 )
@@ -32,7 +33,6 @@ from tvm_ext.tir_schedules.cuda.products.shared_tile import (
     widest_copy,
 )
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 SHARED_VECTOR = 2
@@ -57,9 +57,9 @@ class MatrixVector:
         main = only_reduction(sch)
         if isinstance(main, NotMine):
             return main
-        access = access_of(sch, main)
-        if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
-            return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
+        access = access_of_reduction(sch, main)
+        if isinstance(access, NotMine):
+            return access
         axes = _matrix_first(access, sch.get(main))
         if isinstance(axes, NotMine):
             return axes

@@ -7,13 +7,14 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 from tvm_ffi import structural_map
 
+from tvm_ext.tir_schedules.block_access import BlockAccess, access_of
 from tvm_ext.tir_schedules.cuda.products.product_axes import (
     ProductAxes,
     fused_map,
     moved_by_dimension,
 )
 from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.inlining import reduction_blocks
+from tvm_ext.tir_schedules.inlining import kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.statements import changed_block
 from tvm_ext.tir_schedules.template import NotMine
 
@@ -33,6 +34,14 @@ def only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotMine:
     if len(reductions) != 1:
         return NotMine(f"the kernel has {len(reductions)} reductions, not one")
     return reductions[0]
+
+
+def access_of_reduction(sch: s_tir.Schedule, main: SBlockRV) -> BlockAccess | NotMine:
+    """What a reduction reads and writes, in a kernel all of whose blocks are as plain."""
+    access = access_of(sch, main)
+    if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
+        return NotMine("a loop is of unknown extent, scans, or writes several buffers")
+    return access
 
 
 def as_product(

@@ -1,13 +1,12 @@
 """Where the threads of a row kernel stand, and where its values are: in registers or memory."""
 
-from collections.abc import Callable
 from typing import Any
 
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.cuda.launch import Arrays, bound
 from tvm_ext.tir_schedules.cuda.rows.row_decision import RowLaunch, inner_buffers
+from tvm_ext.tir_schedules.cuda.thread_plane import ThreadPlane
 from tvm_ext.tir_schedules.flat_views import FlatViews, with_flat_memory
 from tvm_ext.tir_schedules.rows.row_kernel import (
     RowBlock,
@@ -19,35 +18,17 @@ from tvm_ext.tir_schedules.rows.row_kernel import (
 from tvm_ext.tir_schedules.rows.row_strides import sized, unfused
 
 
-class RowPlaces:
+class RowPlaces(ThreadPlane):
     """The threads of a row kernel under a launch, and the places of its buffers."""
 
     def __init__(self, kernel: RowKernel, launch: RowLaunch, views: FlatViews) -> None:
-        self.kernel, self.launch, self.views = kernel, launch, views
-        self.dtype = kernel.index_dtype
-        self.arrays = Arrays(self.dtype)
-        self.y = self.x = self.block = self.number(0)
         across = launch.across
-        self.extents = (launch.parts, launch.rows) if across else (launch.rows, launch.parts)
+        extents = (launch.parts, launch.rows) if across else (launch.rows, launch.parts)
+        super().__init__(extents, kernel.index_dtype)
+        self.kernel, self.launch, self.views = kernel, launch, views
+        self.block = self.number(0)
         self.held: dict[int, tvm.ir.Var] = {}
         self.sizes = {buffer_key(buffer): size for buffer, size in inner_buffers(kernel)}
-
-    def number(self, value: int) -> Any:
-        """A constant of the type of the loops."""
-        return tirx.const(value, self.dtype)
-
-    def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
-        """``body`` for all threads: what stands between two barriers."""
-
-        def column(x: Any) -> tirx.Stmt:
-            self.x = x
-            return body()
-
-        def row(y: Any) -> tirx.Stmt:
-            self.y = y
-            return bound("threadIdx.x", self.extents[1], self.dtype, column)
-
-        return bound("threadIdx.y", self.extents[0], self.dtype, row)
 
     @property
     def part(self) -> Any:
@@ -62,9 +43,6 @@ class RowPlaces:
             return row, None
         end = sized(count, self.dtype)
         return tirx.Min(row, end - self.number(1)), row < end
-
-    def mine(self) -> list[tuple[Any, int]]:
-        return [(self.y, self.extents[0]), (self.x, self.extents[1])]
 
     def is_inner(self, block: RowBlock) -> bool:
         return all(buffer_key(store.buffer) in self.kernel.inner for store in block.stores)

@@ -5,9 +5,10 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, bound
+from tvm_ext.tir_schedules.cuda.launch import ThreadArray
 from tvm_ext.tir_schedules.cuda.scan.scan_decision import ScanLaunch
 from tvm_ext.tir_schedules.cuda.scan.scan_kernel import ScanKernel
+from tvm_ext.tir_schedules.cuda.thread_plane import ThreadPlane
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes
 from tvm_ext.tir_schedules.flat_views import FlatViews, with_flat_memory
 from tvm_ext.tir_schedules.rows.row_kernel import buffer_key, substituted
@@ -17,35 +18,17 @@ from tvm_ext.tir_schedules.rows.row_strides import unfused
 AtPosition = Callable[[Any, Any], tirx.BufferStore]
 
 
-class ScanPlaces:
+class ScanPlaces(ThreadPlane):
     """The threads of a scan under a launch, what they keep, and what they load and store."""
 
     def __init__(self, kernel: ScanKernel, launch: ScanLaunch, views: FlatViews) -> None:
-        self.kernel, self.launch, self.views = kernel, launch, views
-        self.dtype = kernel.index_dtype
-        self.arrays = Arrays(self.dtype)
         across = launch.across
-        self.extents = (launch.parts, launch.rows) if across else (launch.rows, launch.parts)
-        self.y = self.x = self.group = self.chunk = self.number(0)
+        extents = (launch.parts, launch.rows) if across else (launch.rows, launch.parts)
+        super().__init__(extents, kernel.index_dtype)
+        self.kernel, self.launch, self.views = kernel, launch, views
+        self.group = self.chunk = self.number(0)
         # What is carried where a result sees it, for each of the thread's neighbours.
         self.values: Any = None
-
-    def number(self, value: int) -> Any:
-        """A constant of the type of the loops."""
-        return tirx.const(value, self.dtype)
-
-    def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
-        """``body`` for all threads: what stands between two barriers."""
-
-        def column(x: Any) -> tirx.Stmt:
-            self.x = x
-            return body()
-
-        def line(y: Any) -> tirx.Stmt:
-            self.y = y
-            return bound("threadIdx.x", self.extents[1], self.dtype, column)
-
-        return bound("threadIdx.y", self.extents[0], self.dtype, line)
 
     def registers(self, name: str, size: int = 1) -> Any:
         """An array of the carried type in each thread, for ``held``."""
@@ -67,8 +50,7 @@ class ScanPlaces:
     def neighbours(self, make: AtPosition, row: Any, vector: Any) -> tirx.Stmt:
         """What ``make`` assigns at the elements of a vector, number ``vector`` of the row."""
         lanes, row_var, vector_var = self._lanes(make)
-        mine = [(self.y, self.extents[0]), (self.x, self.extents[1])]
-        code = lanes.code(self.arrays, mine)
+        code = lanes.code(self.arrays, self.mine())
         return substituted(code, {buffer_key(row_var): row, buffer_key(vector_var): vector})
 
     def fits(self, make: AtPosition) -> bool:

@@ -12,7 +12,6 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.block_access import access_of
 from tvm_ext.tir_schedules.cuda.launch import Arrays
 from tvm_ext.tir_schedules.cuda.products.contraction_decision import Product
 from tvm_ext.tir_schedules.cuda.products.product_axes import (
@@ -21,7 +20,7 @@ from tvm_ext.tir_schedules.cuda.products.product_axes import (
     moved_by_dimension,
     product_axes,
 )
-from tvm_ext.tir_schedules.cuda.products.product_form import only_reduction
+from tvm_ext.tir_schedules.cuda.products.product_form import access_of_reduction, only_reduction
 from tvm_ext.tir_schedules.cuda.products.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.cuda.warp_groups import warp_group_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warp_groups.group_operands import (
@@ -67,9 +66,9 @@ class WarpGroupContraction:
         if isinstance(main, NotMine):
             return main
         _inline_copies(sch, main)
-        access = access_of(sch, main)
-        if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
-            return NotMine("a loop has a symbolic extent, scans, or writes several buffers")
+        access = access_of_reduction(sch, main)
+        if isinstance(access, NotMine):
+            return access
         axes = product_axes(access, sch.get(main))
         if isinstance(axes, NotMine):
             return axes
