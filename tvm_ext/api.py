@@ -18,7 +18,7 @@ from tvm_ext.compiler.memory_limit import default_limit, require_memory
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
 from tvm_ext.compiler.packed_weights import pack_weights
 from tvm_ext.compiler.phases import Phases
-from tvm_ext.compiler.programs import build_programs
+from tvm_ext.compiler.program import build_program
 from tvm_ext.compiler.tuned_kernels import (
     RecordsSource,
     find_records,
@@ -115,29 +115,31 @@ def compile(
             require_memory(memory, lowered.imported.name, default_limit(machine))
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
-            programs = build_programs(planned, tvm_target, machine, lowered.kernels, choices)
+            program = build_program(planned, tvm_target, machine, lowered.kernels, choices)
         report = _report(lowered, pipeline.opt_level, machine)
         report.kernels = kernel_records(
             lowered.kernels,
             lowered.calls,
-            programs.choices,
+            program.choices,
             cost_model(machine),
             bool(record_folders(records)),
         )
     report.phases = phases.records
     report.passes = runner.records
     report.memory = memory
-    report.device = _with_graph_refusal(programs.device, report)
+    report.device = _with_graph_refusal(program.device, report)
     report.warnings = [*_warnings(report), *(str(problem) for problem in lookup.problems)]
-    return CompiledModel(
-        program=programs.to_run,
-        to_save=programs.to_save,
+    model_to_run = CompiledModel(
+        program=program.executable,
         inputs=lowered.imported.inputs,
         outputs=lowered.imported.outputs,
         target=target_record(machine),
         threads=machine.cores if isinstance(machine, CpuDescription) else 1,
         report=report,
     )
+    with phases.timed("link"):
+        model_to_run.prepare()
+    return model_to_run
 
 
 def load(path: str | Path) -> CompiledModel:

@@ -1,21 +1,16 @@
 """A compiled model: runs, profiles, saves and explains itself."""
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext.artifact import (
-    LoadedArtifact,
-    TargetRecord,
-    export_library_bytes,
-    read_artifact,
-    write_artifact,
-)
+from tvm_ext.artifact import TargetRecord, read_artifact, write_artifact
 from tvm_ext.artifact.manifest import host_architecture
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.configs.atomic_file import check_writable
@@ -27,12 +22,17 @@ from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.host import host_cpu_features
 from tvm_ext.hardware.threads import use_threads
 from tvm_ext.model_inputs import check_inputs
-from tvm_ext.narrow_dtypes import release
+from tvm_ext.narrow_dtypes import hold, numpy_type, release
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.program_module import ProgramModule
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.units import format_bytes
 from tvm_ext.tensor_spec import TensorSpec
+
+# Modelled time of a run, up to which a model is run once before it is handed out.
+_WARM_UP_SECONDS = 0.25
+
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
 class CompiledModel:
@@ -48,24 +48,17 @@ class CompiledModel:
 
     def __init__(
         self,
-        program: relax.VMExecutable | LoadedArtifact,
+        program: relax.VMExecutable | bytes,
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         target: TargetRecord,
         threads: int,
         report: CompileReport,
-        library: bytes | None = None,
-        to_save: relax.VMExecutable | None = None,
     ) -> None:
-        self._program = program
-        self._to_save = to_save if to_save is not None else program
-        self._library = library
+        self._program = ProgramModule(program)
         self._target = target
         self._threads = threads
         self._machines = threading.local()
-        # TVM writes the program's objects to link or to save them, and cannot in two threads.
-        self._exporting = threading.Lock()
-        self._opener = ProgramModule(program, self._exporting)
         self.inputs = inputs
         self.outputs = outputs
         self.report = report
@@ -102,16 +95,13 @@ class CompiledModel:
         RunError
             The program failed while it ran, for example for want of memory.
         ArtifactError
-            At the first run: there is no compiler to link the program.
+            At the first run of a model for a GPU: there is no compiler to link the program.
         """
         if self._gpu is not None:
             return self._gpu.run(inputs, on_device)
         require_no_device(on_device)
         arrays = check_inputs(self.inputs, inputs)
-        machine, buffers = self._virtual_machine()
-        use_threads(self._threads)
-        with _run_errors():
-            result = machine["main"](*buffers.filled(arrays))
+        result = self._run_program(arrays)
         values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return {
             spec.name: release(to_array(value), spec.dtype)
@@ -154,12 +144,9 @@ class CompiledModel:
             There is no compiler to link the program.
         """
         check_writable(path)
-        with self._exporting:
-            if self._library is None:
-                self._library = export_library_bytes(self._to_save)
         write_artifact(
             path,
-            library=self._library,
+            library=self._program.library(),
             report_json=self.report.to_json(),
             model_name=self.report.model,
             inputs=self.inputs,
@@ -185,6 +172,45 @@ class CompiledModel:
             for origin in kernel.origins
         ]
 
+    def prepare(self) -> None:
+        """Links and loads the program, so that the first run takes as long as the others.
+
+        ``compile`` and ``load`` do it. Programs of known sizes that take under a quarter of a
+        second run once, on zeros: code, weights and buffers are then where a run finds them. A
+        model for another machine than this is left as it is: it is linked when it is saved. On a
+        GPU the weights are uploaded at the first run.
+
+        Raises
+        ------
+        ArtifactError
+            There is no compiler to link the program, or the system refuses the library.
+        """
+        if self._target.machine != host_architecture():
+            return
+        if self._gpu is not None:
+            self._program.library()
+        elif not self._missing_features():
+            self._virtual_machine()
+            use_threads(self._threads)
+            if self._may_warm_up():
+                with suppress(RunError):
+                    self._run_program([_zeros(spec) for spec in self.inputs])
+
+    def _may_warm_up(self) -> bool:
+        """Whether a run on zeros is short for certain: nothing in it is repeated or chosen."""
+        return (
+            self.report.estimated_seconds < _WARM_UP_SECONDS
+            and not _CONTROL_FLOW & self.report.graph.prepared_nodes.keys()
+            and all(isinstance(size, int) for spec in self.inputs for size in spec.shape)
+        )
+
+    def _run_program(self, arrays: Sequence[np.ndarray]) -> Any:
+        """What the program returns: one tensor, or an array of several."""
+        machine, buffers = self._virtual_machine()
+        use_threads(self._threads)
+        with _run_errors():
+            return machine["main"](*buffers.filled(arrays))
+
     def _virtual_machine(self) -> tuple[relax.VirtualMachine, InputBuffers]:
         """TVM's virtual machine with this program in it, and its inputs; made once a thread.
 
@@ -198,12 +224,12 @@ class CompiledModel:
     def _new_machine(self) -> relax.VirtualMachine:
         self._require_this_machine()
         register_failed_branch()
-        return relax.VirtualMachine(self._opener.opened(), tvm.cpu())
+        return relax.VirtualMachine(self._program.opened(), tvm.cpu())
 
     def _cuda_program(self) -> CudaProgram:
         record = self.report.device
         code = DeviceCode(
-            self._opener.opened,
+            self._program.opened,
             self._target.name,
             self._target.mcpu,
             record.code if record is not None else "source",
@@ -221,12 +247,15 @@ class CompiledModel:
                 f"the model was compiled for {self._target.machine} ({self._target.name}), this "
                 f"machine is {here}: compile it for target 'cpu', or run it on such a machine"
             )
-        missing = set(self._target.required_features) - host_cpu_features()
+        missing = self._missing_features()
         if missing:
             raise TargetError(
                 f"the model was compiled for {self._target.name}, and this CPU lacks "
-                f"{', '.join(sorted(missing))}: compile it for target 'cpu'"
+                f"{', '.join(missing)}: compile it for target 'cpu'"
             )
+
+    def _missing_features(self) -> list[str]:
+        return sorted(set(self._target.required_features) - host_cpu_features())
 
     @classmethod
     def load(cls, path: str | Path) -> "CompiledModel":
@@ -241,18 +270,21 @@ class CompiledModel:
         manifest = artifact.manifest
         report = CompileReport.from_json(artifact.report_json)
         loaded = cls(
-            program=artifact,
+            program=artifact.library,
             inputs=tuple(manifest.inputs),
             outputs=tuple(manifest.outputs),
             target=manifest.target,
             threads=int(report.target.get("cores", 1)),
             report=report,
-            library=artifact.library,
         )
-        if loaded._gpu is None:
-            # A library that the system refuses is found out now; one for a GPU can be looked at.
-            loaded._opener.opened()
+        loaded.prepare()
         return loaded
+
+
+def _zeros(spec: TensorSpec) -> np.ndarray:
+    """An input of known sizes, as the program takes it."""
+    sizes = [int(size) for size in spec.shape]
+    return hold(np.zeros(sizes, numpy_type(spec.dtype)), spec.dtype)
 
 
 @contextmanager

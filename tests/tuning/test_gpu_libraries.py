@@ -7,6 +7,7 @@ from cublas_stand_in import cublas_stand_in
 from serial_gpu import gpu, serial_gpu
 
 import tvm_ext
+from tvm_ext.compiler.program import Program, build_program
 from tvm_ext.tir_schedules import machine_templates
 from tvm_ext.tir_schedules.cuda import CUDA_TEMPLATES
 from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
@@ -80,7 +81,20 @@ def product_model(folder) -> str:
     return str(path)
 
 
-def test_a_library_is_measured_and_used_where_it_was_fastest(workers_here, tmp_path) -> None:
+@pytest.fixture
+def built(monkeypatch) -> list[Program]:
+    """The programs that were built since."""
+    programs: list[Program] = []
+
+    def build(*arguments) -> Program:
+        programs.append(build_program(*arguments))
+        return programs[-1]
+
+    monkeypatch.setattr("tvm_ext.api.build_program", build)
+    return programs
+
+
+def test_a_library_is_measured_and_used_where_it_was_fastest(workers_here, tmp_path, built) -> None:
     model = product_model(tmp_path)
     records = tmp_path / "records"
     with cublas_stand_in() as asked, serial_gpu():
@@ -95,10 +109,10 @@ def test_a_library_is_measured_and_used_where_it_was_fastest(workers_here, tmp_p
         compiled = tvm_ext.compile(model, GPU, records=records, require_records=True)
         (used,) = compiled.report.kernels
         assert (used.schedule, used.source, used.tuned) == ("cublas", "record", "hit")
-        # The library's module is beside the kernels', in what is run and in what is saved.
-        for program in (compiled._program, compiled._to_save):
-            (kernels,) = [one for one in program.mod.imports if one.imports]
-            assert [one.kind for one in kernels.imports] == ["llvm"]
+        # The library's module is beside the kernels', in what is run and saved.
+        (program,) = built
+        (kernels,) = [one for one in program.executable.mod.imports if one.imports]
+        assert [one.kind for one in kernels.imports] == ["llvm"]
     without = tvm_ext.compile(model, GPU, records=records)
     (other,) = without.report.kernels
     assert (other.source, other.tuned) == ("template", "miss")

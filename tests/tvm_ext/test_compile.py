@@ -133,6 +133,14 @@ def test_first_runs_in_several_threads_beside_a_save(attempt, tmp_path):
     assert_mlp(tvm_ext.load(tmp_path / "model.tvmx"), rand(2, 6))
 
 
+@pytest.mark.parametrize("shape", [(3, 6), ("N", 6)])
+def test_nothing_is_left_to_the_first_run(shape, monkeypatch):
+    made = tvm_ext.compile(mlp(), input_shapes={"x": shape})
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("tvm_ext.program_module.load_library_bytes", None)
+    assert_mlp(made, rand(3, 6))
+
+
 def test_two_threads_may_compile_at_once():
     made: list = []
     workers = [
@@ -174,6 +182,7 @@ def test_the_report_comes_back_from_json_and_is_filled(compiled):
         "schedule",
         "memory",
         "build",
+        "link",
     ]
     assert report.inputs == ["x: float32['N', 6]"]
     assert report.graph.onnx_nodes == {"MatMul": 2, "Relu": 1}

@@ -12,9 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import tvm
 
@@ -22,8 +22,6 @@ from tvm_ext.errors import ArtifactError
 
 # Compilers of C first: those of C++ link a library that nothing here needs, in twice the time.
 _COMPILERS = ("gcc", "clang", "cc", "g++", "clang++", "c++")
-
-Result = TypeVar("Result")
 
 
 def find_compiler() -> tuple[str, ...]:
@@ -75,28 +73,12 @@ def export_library_bytes(executable: Any) -> bytes:
     ArtifactError
         There is no compiler, linking failed, or the temporary folder is full.
     """
-    return _linked(executable, Path.read_bytes)
-
-
-def link_and_load(executable: Any) -> tvm.runtime.Module:
-    """The same library as a module of this process: TVM's ``jit`` with our call of the compiler.
-
-    Raises
-    ------
-    ArtifactError
-        As ``export_library_bytes``.
-    """
-    return _linked(executable, lambda path: tvm.runtime.load_module(str(path)))
-
-
-def _linked(executable: Any, take: Callable[[Path], Result]) -> Result:
-    """What ``take`` makes of the library's file, which is gone afterwards."""
     linker = _Linker(find_compiler())
     try:
         with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:
             output = Path(folder) / "model.so"
             executable.export_library(str(output), fcompile=linker, workspace_dir=folder)
-            return take(output)
+            return output.read_bytes()
     except (OSError, RuntimeError, ValueError) as error:
         raise ArtifactError(
             f"cannot link the model: {_one_line(error)}; expected a compiler for the model's "

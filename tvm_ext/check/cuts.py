@@ -16,7 +16,7 @@ from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.graph_facts import require_lowered
 from tvm_ext.compiler.kernel_calls import KernelCall, kernel_calls
 from tvm_ext.compiler.memory import plan_memory
-from tvm_ext.compiler.programs import build_programs
+from tvm_ext.compiler.program import build_program
 from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.targets import compiling_for
@@ -135,16 +135,15 @@ class SteppedCompilation:
                 mod, _ = schedule_kernels(mod, machine)
             if _comes_before(stage, "memory"):
                 mod, _ = plan_memory(mod, reuse=False)
-            programs = build_programs(mod, target, machine, mod, {})
+            program = build_program(mod, target, machine, mod, {})
         return CompiledModel(
-            program=programs.to_run,
-            to_save=programs.to_save,
+            program=program.executable,
             inputs=self._imported.inputs,
             outputs=self._imported.outputs,
             target=target_record(machine),
             threads=machine.cores if isinstance(machine, CpuDescription) else 1,
             report=CompileReport(
-                model=self._imported.name, opt_level=self._opt_level, device=programs.device
+                model=self._imported.name, opt_level=self._opt_level, device=program.device
             ),
         )
 

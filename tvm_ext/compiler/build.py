@@ -33,21 +33,3 @@ def build(mod: tvm.IRModule, target: tvm.target.Target) -> relax.VMExecutable:
             f"no code could be generated for target {target.kind.name} ({reason_of(error)}); "
             "expected a module that its tool chain accepts: try --opt-level 0 or another target"
         ) from error
-
-
-def twin(
-    executable: relax.VMExecutable, mod: tvm.IRModule, target: tvm.target.Target
-) -> relax.VMExecutable:
-    """The executable of ``mod`` once more, with the same kernels and weights in memory.
-
-    A virtual machine writes a memory scope for each constant into the executable that it runs. When
-    such a one is saved, TVM prints a warning for each, and again at every load: so one twin runs,
-    the other is saved.
-    """
-    functions = {v: f for v, f in mod.functions.items() if isinstance(f, relax.Function)}
-    second = build(tvm.IRModule(functions, attrs=mod.attrs), target)
-    # Without kernels of its own it imports an empty C file, which a compiler would be started for.
-    second.mod.clear_imports()
-    for kernels in executable.mod.imports:
-        second.mod.import_module(kernels)
-    return second
