@@ -1,8 +1,8 @@
 """A compiled model: runs, profiles, saves and explains itself."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.host import host_cpu_features
 from tvm_ext.hardware.threads import use_threads
 from tvm_ext.model_inputs import check_inputs
-from tvm_ext.narrow_dtypes import hold, numpy_type, release
+from tvm_ext.narrow_dtypes import numpy_type, release
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.program_module import ProgramModule
 from tvm_ext.report.compile_report import CompileReport
@@ -58,7 +58,7 @@ class CompiledModel:
         self._program = ProgramModule(program)
         self._target = target
         self._threads = threads
-        self._machines = threading.local()
+        self._threads_own = threading.local()
         self.inputs = inputs
         self.outputs = outputs
         self.report = report
@@ -100,8 +100,15 @@ class CompiledModel:
         if self._gpu is not None:
             return self._gpu.run(inputs, on_device)
         require_no_device(on_device)
-        arrays = check_inputs(self.inputs, inputs)
-        result = self._run_program(arrays)
+        main, buffers = self._made()
+        tensors = buffers.refilled(inputs) if isinstance(inputs, dict) else None
+        if tensors is None:
+            tensors = buffers.filled(check_inputs(self.inputs, inputs))
+        use_threads(self._threads)
+        try:
+            result = main(*tensors)
+        except TVM_ERRORS as error:
+            raise _run_error(error) from error
         values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return {
             spec.name: release(to_array(value), spec.dtype)
@@ -128,10 +135,13 @@ class CompiledModel:
             return self._gpu.profile(inputs, self.kernel_calls(), repeat)
         arrays = check_inputs(self.inputs, inputs)
         # TVM cannot take a hook out again, so the machine that has it is not kept.
-        machine, buffers = self._new_machine(), InputBuffers(tvm.cpu())
+        machine = self._new_machine()
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
         use_threads(self._threads)
-        with _run_errors():
-            return profile_run(machine, buffers.filled(arrays), self.kernel_calls(), repeat)
+        try:
+            return profile_run(machine, tensors, self.kernel_calls(), repeat)
+        except TVM_ERRORS as error:
+            raise _run_error(error) from error
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file, atomically; see ``tvm_ext.artifact`` for the format.
@@ -190,11 +200,11 @@ class CompiledModel:
         if self._gpu is not None:
             self._program.library()
         elif not self._missing_features():
-            self._virtual_machine()
+            self._made()
             use_threads(self._threads)
             if self._may_warm_up():
                 with suppress(RunError):
-                    self._run_program([_zeros(spec) for spec in self.inputs])
+                    self.run({spec.name: _zeros(spec) for spec in self.inputs})
 
     def _may_warm_up(self) -> bool:
         """Whether a run on zeros is short for certain: nothing in it is repeated or chosen."""
@@ -204,22 +214,17 @@ class CompiledModel:
             and all(isinstance(size, int) for spec in self.inputs for size in spec.shape)
         )
 
-    def _run_program(self, arrays: Sequence[np.ndarray]) -> Any:
-        """What the program returns: one tensor, or an array of several."""
-        machine, buffers = self._virtual_machine()
-        use_threads(self._threads)
-        with _run_errors():
-            return machine["main"](*buffers.filled(arrays))
-
-    def _virtual_machine(self) -> tuple[relax.VirtualMachine, InputBuffers]:
-        """TVM's virtual machine with this program in it, and its inputs; made once a thread.
+    def _made(self) -> tuple[Callable[..., Any], InputBuffers]:
+        """The program in a virtual machine of TVM, and its inputs; made once a thread.
 
         A virtual machine has one stack of frames: two threads in the same one crash the process.
         """
-        if not hasattr(self._machines, "machine"):
-            self._machines.machine = self._new_machine()
-            self._machines.buffers = InputBuffers(tvm.cpu())
-        return self._machines.machine, self._machines.buffers
+        threads = self._threads_own
+        if not hasattr(threads, "main"):
+            # Looking the function up takes as long as a small kernel.
+            threads.main = self._new_machine()["main"]
+            threads.buffers = InputBuffers(tvm.cpu(), [spec.name for spec in self.inputs])
+        return threads.main, threads.buffers
 
     def _new_machine(self) -> relax.VirtualMachine:
         self._require_this_machine()
@@ -282,21 +287,15 @@ class CompiledModel:
 
 
 def _zeros(spec: TensorSpec) -> np.ndarray:
-    """An input of known sizes, as the program takes it."""
-    sizes = [int(size) for size in spec.shape]
-    return hold(np.zeros(sizes, numpy_type(spec.dtype)), spec.dtype)
+    return np.zeros([int(size) for size in spec.shape], numpy_type(spec.dtype))
 
 
-@contextmanager
-def _run_errors() -> Iterator[None]:
-    """What TVM raises in a run, as our own error."""
-    try:
-        yield
-    except TVM_ERRORS as error:
-        raise RunError(
-            f"the run failed in TVM ({reason_of(error)}); expected enough memory and values "
-            "that the model's operators allow: check the inputs with tvm-ext check"
-        ) from error
+def _run_error(error: Exception) -> RunError:
+    """What TVM raised in a run, as our own error."""
+    return RunError(
+        f"the run failed in TVM ({reason_of(error)}); expected enough memory and values "
+        "that the model's operators allow: check the inputs with tvm-ext check"
+    )
 
 
 def target_record(machine: Processor) -> TargetRecord:

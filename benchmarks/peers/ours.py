@@ -11,7 +11,7 @@ import tvm
 
 import tvm_ext
 from peers.peer import Job, PeerError, Program
-from tvm_ext.device_buffers import InputBuffers, to_array
+from tvm_ext.device_buffers import to_array
 from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.threads import use_threads
 from tvm_ext.hardware.timing import Timer
@@ -75,7 +75,7 @@ def program(model: tvm_ext.CompiledModel, job: Job) -> Program:
 def kernel_timer(model: tvm_ext.CompiledModel, job: Job, kernels: Collection[str]) -> Timer:
     """A timer of a run that counts the calls of ``kernels`` only, by the hook of TVM's machine."""
     machine = model._new_machine()
-    tensors = InputBuffers(tvm.cpu()).filled(check_inputs(model.inputs, job.inputs))
+    tensors = [tvm.runtime.tensor(a) for a in check_inputs(model.inputs, job.inputs)]
     watch = _KernelWatch(frozenset(kernels))
     machine.set_instrument(watch)
     main = machine["main"]
@@ -108,8 +108,8 @@ class _KernelWatch:
 
 def _bound(model: tvm_ext.CompiledModel, job: Job) -> tuple[Any, list[tvm.runtime.Tensor]]:
     """The program's entry and its inputs as tensors: what ``run`` uses, without the copies."""
-    machine, buffers = model._virtual_machine()
-    return machine["main"], buffers.filled(check_inputs(model.inputs, job.inputs))
+    main, buffers = model._made()
+    return main, buffers.filled(check_inputs(model.inputs, job.inputs))
 
 
 def _in_order(outputs: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:

@@ -11,7 +11,7 @@ from small_models import model, node, value
 from use_fake import ALONE, CHAIN, chain, chain_reference, compiled, error_of, rand, state
 
 import tvm_ext
-from tvm_ext.compiler import programs
+from tvm_ext.compiler import program as program_module
 from tvm_ext.compiler.rescheduled_kernels import Built
 
 
@@ -134,8 +134,8 @@ def as_it_is(mod, target, machine, unscheduled, choices) -> Built:
 
 
 with (
-    mock.patch.object(programs, "launches_only", return_value=False),
-    mock.patch.object(programs, "build_with_last_resort", as_it_is),
+    mock.patch.object(program_module, "launches_only", return_value=False),
+    mock.patch.object(program_module, "build_with_last_resort", as_it_is),
 ):
     taken_out = compiled(chain(), disabled_passes=ALONE)
 assert taken_out.report.device.graphs == 0
