@@ -1,6 +1,8 @@
 """Computes at compile time what depends on constants only."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tvm
@@ -16,6 +18,16 @@ from tvm_ext.relay_passes.pass_log import record_applied
 
 NAME = "FoldConstantCalls"
 
+_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+
+# Kernels without a schedule that run once; the default level takes longer to compile than to run.
+_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 1})
+
+# Elements of a result: of tables that are computed from little, and of what is computed from
+# nothing, which is cheaper to make than to store.
+_MOST_ELEMENTS = 1 << 22
+_MOST_OF_NOTHING = 1024
+
 
 @graph_pass
 class FoldConstantCalls:
@@ -24,16 +36,15 @@ class FoldConstantCalls:
     Before: ``w = permute_dims(W)``; ``y = matmul(x, w)``
     After:  ``y = matmul(x, W')`` with the constant ``W' = W.T``
 
-    Views and casts are computed here, the rest by TVM's FoldConstant. On its own that lowers every
-    operator of a module to see whether the result can be computed, and compiles each one that can;
-    here it is given the calls on constants only, in a module of their own.
+    Views and casts are computed here, the rest by its kernels, which are built together. TVM's
+    FoldConstant lowers every operator of a module to see whether its result can be computed, and
+    starts the code generator for each one that can.
 
-    Leaves alone: calls outside of dataflow blocks; functions that are fused already; what
-    FoldConstant leaves alone (operators without lowering, large results of operators that create
-    tensors from nothing).
+    Leaves alone: functions that are fused already; operators without a kernel; results much larger
+    than what they are computed from, and more than a few elements from nothing.
 
     Run after: import, and passes that leave operators on constants. Run before: passes that want
-    constants as weights.
+    constants as weights, and fusion.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -67,36 +78,32 @@ def _folded_values(mod: tvm.IRModule, func: relax.Function) -> dict[relax.Var, r
     rest = [var for var in wanted if var not in values]
     if rest:
         results = _computed(mod, {**candidates, **values}, rest)
-        values.update((v, r) for v, r in zip(rest, results, strict=True) if _is_literal(r))
+        values.update((v, r) for v, r in zip(rest, results, strict=True) if r is not None)
     for var in values:
         if isinstance(candidates[var], relax.Call):
             record_applied(NAME, describe_origin(var), "computed at compile time")
     return values
 
 
-def _is_literal(value: relax.Expr) -> bool:
-    """Whether ``value`` may take the place of its variable wherever that is used."""
-    return isinstance(value, tvm.ir.GenericConst | relax.ShapeExpr)
-
-
 def _evaluated(view: GraphView, variables: list[relax.Var]) -> dict[relax.Var, relax.Expr]:
-    """What needs no compiler: views and casts of constants, nearly all there is in a model."""
-    arrays = {var: constant_value(view, var) for var in variables}
-    return {
-        var: relax.const(np.asarray(array, order="C"), str(var.ty.dtype))
-        for var, array in arrays.items()
-        if array is not None
-    }
+    """Views, casts and shapes of constants: nearly all there is, and nothing for a kernel."""
+    found: dict[relax.Var, relax.Expr] = {}
+    for var in variables:
+        sizes = view.call(var, "relax.tensor_to_shape")
+        array = constant_value(view, var if sizes is None else sizes.args[0])
+        if array is not None and sizes is not None:
+            found[var] = relax.ShapeExpr([int(size) for size in array])
+        elif array is not None:
+            found[var] = relax.const(np.asarray(array, order="C"), str(var.ty.dtype))
+    return found
 
 
 def _constant_bindings(func: relax.Function) -> dict[relax.Var, relax.Expr]:
-    """The bindings in dataflow blocks that depend on constants only, in program order."""
+    """The bindings that depend on constants only, in program order."""
     found: dict[relax.Var, relax.Expr] = {}
     if func.attrs is not None and "Primitive" in func.attrs:
         return found
     for block in blocks_of(func.body):
-        if not isinstance(block, relax.DataflowBlock):
-            continue
         for binding in block.bindings:
             if isinstance(binding, relax.VarBinding) and _is_constant(binding.value, found):
                 found[binding.var] = binding.value
@@ -119,8 +126,21 @@ def _is_constant(value: relax.Expr, known: Mapping[relax.Var, relax.Expr]) -> bo
 
 def _computed(
     mod: tvm.IRModule, bindings: Mapping[relax.Var, relax.Expr], wanted: list[relax.Var]
-) -> list[relax.Expr]:
-    """What FoldConstant makes of the variables ``wanted`` in a function of ``bindings`` alone."""
+) -> list[relax.Expr | None]:
+    """The values of ``wanted``, by their kernels; None where one of those cannot run here."""
+    lowered = _lowered(mod, bindings, wanted)
+    func = lowered["constants"]
+    known = _Known(lowered)
+    for block in func.body.blocks:
+        for binding in block.bindings:
+            known.look_at(binding.var, binding.value)
+    return known.values_of(_result(func).fields)
+
+
+def _lowered(
+    mod: tvm.IRModule, bindings: Mapping[relax.Var, relax.Expr], wanted: list[relax.Var]
+) -> tvm.IRModule:
+    """A module of the kernels and of a function "constants", which returns ``wanted``."""
     all_wanted = relax.Tuple(wanted)
     result = relax.Var("result", all_wanted.ty)
     pairs = [*bindings.items(), (result, all_wanted)]
@@ -128,10 +148,88 @@ def _computed(
     func = relax.Function([], relax.SeqExpr([block], result), result.ty)
     kernels = {g: f for g, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)}
     alone = tvm.IRModule({**kernels, tvm.ir.GlobalVar("constants"): func})
-    for step in (relax.transform.FoldConstant(), relax.transform.CanonicalizeBindings()):
-        alone = step(alone)
-    view = GraphView(alone["constants"])
-    return [view.value(field) for field in view.value(alone["constants"].body.body).fields]
+    return relax.transform.LegalizeOps()(alone)
+
+
+def _result(func: relax.Function) -> relax.Tuple:
+    return GraphView(func).value(func.body.body)
+
+
+class _Known:
+    """Which variables can be computed, and their values, from kernels that are built together."""
+
+    def __init__(self, mod: tvm.IRModule) -> None:
+        self._mod = mod
+        self._bound: dict[relax.Var, relax.Expr] = {}
+        self._values: dict[relax.Var, Any] = {}
+
+    def look_at(self, var: relax.Var, value: relax.Expr) -> None:
+        """Notes the next binding, if it can be computed."""
+        if self._is_kernel_call(value, var) if isinstance(value, relax.Call) else self._has(value):
+            self._bound[var] = value
+
+    def values_of(self, wanted: Sequence[relax.Expr]) -> list[relax.Expr | None]:
+        """Constants, None for what cannot be computed."""
+        calls = [value for value in self._bound.values() if isinstance(value, relax.Call)]
+        names = {str(call.args[0].name_hint) for call in calls}
+        kernels = {name: self._mod[name].with_attr("global_symbol", name) for name in names}
+        library = tirx.build(tvm.IRModule(kernels), target=_TARGET) if kernels else {}
+        for var, value in self._bound.items():
+            if isinstance(value, relax.Call):
+                results = [_empty(ty) for ty in _tensor_types(var.ty)]
+                operands = [self._value(argument) for argument in value.args[1].fields]
+                library[str(value.args[0].name_hint)](*operands, *results)
+                self._values[var] = results if isinstance(var.ty, relax.TupleType) else results[0]
+            else:
+                self._values[var] = self._value(value)
+        return [relax.const(self._value(one)) if self._has(one) else None for one in wanted]
+
+    def _is_kernel_call(self, call: relax.Call, var: relax.Var) -> bool:
+        return (
+            call.op == _CALL_TIR
+            and len(call.args) == 2
+            and all(self._has(argument) for argument in call.args[1].fields)
+            and _is_worth_keeping(call, _tensor_types(var.ty))
+        )
+
+    def _has(self, value: relax.Expr) -> bool:
+        if isinstance(value, relax.Tuple):
+            return all(self._has(field) for field in value.fields)
+        if isinstance(value, relax.TupleGetItem):
+            return self._has(value.tuple_value)
+        return isinstance(value, tvm.ir.GenericConst) or value in self._bound
+
+    def _value(self, value: relax.Expr) -> Any:
+        if isinstance(value, relax.Tuple):
+            return [self._value(field) for field in value.fields]
+        if isinstance(value, relax.TupleGetItem):
+            return self._value(value.tuple_value)[int(value.index)]
+        return value.value if isinstance(value, tvm.ir.GenericConst) else self._values[value]
+
+
+def _is_worth_keeping(call: relax.Call, results: Sequence[relax.TensorType]) -> bool:
+    """Whether results have known sizes, and are not much larger than what they come from."""
+    sizes = [_elements(ty) for ty in results]
+    read = sum(_elements(argument.ty) or 0 for argument in call.args[1].fields)
+    most = max(_MOST_ELEMENTS, 4 * read) if call.args[1].fields else _MOST_OF_NOTHING
+    return all(size is not None for size in sizes) and sum(size or 0 for size in sizes) <= most
+
+
+def _elements(ty: relax.TensorType) -> int | None:
+    """How many elements a tensor has; None where that is not known."""
+    if not isinstance(ty.shape, relax.ShapeExpr):
+        return None
+    if not all(isinstance(size, tirx.IntImm) for size in ty.shape.values):
+        return None
+    return math.prod(int(size) for size in ty.shape.values)
+
+
+def _tensor_types(ty: tvm.ir.Type) -> list[relax.TensorType]:
+    return list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
+
+
+def _empty(ty: relax.TensorType) -> tvm.runtime.Tensor:
+    return tvm.runtime.empty([int(size) for size in ty.shape.values], str(ty.dtype))
 
 
 @mutator

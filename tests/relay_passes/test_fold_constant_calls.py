@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.tirx import Var
@@ -142,32 +142,41 @@ def test_outside_of_a_dataflow_block() -> None:
             w = R.exp(R.const([1.0, 2.0], "float32"))
             return R.add(x, w)
 
-    assert fold(Module).same_as(Module)
+    new = fold(Module)
+    assert operators(new) == ["relax.add"]
+    assert_same(Module, new, 2)
 
 
-def test_operators_on_inputs_are_not_lowered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FoldConstant sees the constant part alone: that is what the pass is for."""
-    seen: list[int] = []
-    real = relax.transform.FoldConstant
+def test_kernels_are_built_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[set[str]] = []
+    real = tirx.build
 
-    def counting() -> tvm.transform.Pass:
-        @tvm.transform.module_pass(opt_level=0)
-        def step(mod: tvm.IRModule, _ctx: object) -> tvm.IRModule:
-            (func,) = mod.functions.values()
-            seen.append(len(func.body.blocks[0].bindings))
-            return real()(mod)
+    def counting(mod: tvm.IRModule, **options: object) -> tvm.runtime.Executable:
+        built.append({global_var.name_hint for global_var in mod.functions})
+        return real(mod, **options)
 
-        return step
-
-    monkeypatch.setattr(relax.transform, "FoldConstant", counting)
+    monkeypatch.setattr(tirx, "build", counting)
 
     def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
-        for _ in range(5):
-            x = emit(relax.op.exp(x))
-        return [relax.op.add(x, emit(relax.op.exp(relax.const(1.0))))]
+        x = emit(relax.op.exp(x))
+        parts = [emit(relax.op.exp(relax.const(np.full(3, n, "float32")))) for n in range(5)]
+        tall = emit(relax.op.concat([emit(relax.op.tanh(part)) for part in parts]))
+        return [relax.op.matmul(x, emit(relax.op.reshape(tall, (3, 5))))]
 
-    FoldConstantCalls()(build(body))
-    assert seen == [2]
+    mod = build(body)
+    new = fold(mod)
+    assert built == [{"tir_exp", "tir_tanh", "concatenate", "reshape"}]
+    assert operators(relax.transform.DeadCodeElimination()(new)) == ["relax.exp", "relax.matmul"]
+    assert_same(mod, new, 4, 3)
+
+
+def test_a_table_much_larger_than_what_it_comes_from() -> None:
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        one = relax.const(np.ones((1, 3), "float32"))
+        return [relax.op.add(x, emit(relax.op.broadcast_to(one, (1 << 21, 3))))]
+
+    mod = build(body, 1 << 21, 3)
+    assert fold(mod).same_as(mod)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int64", "bool"])
