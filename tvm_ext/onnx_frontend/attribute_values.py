@@ -3,8 +3,8 @@
 import onnx
 
 from tvm_ext.errors import ModelError
-from tvm_ext.onnx_frontend.node_order import subgraphs_of
 from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
+from tvm_ext.onnx_frontend.scopes import nodes_within
 
 # Attributes of type int that mean yes or no: some converters ask for 1, others for anything but 0.
 FLAGS = frozenset(
@@ -27,7 +27,7 @@ def require_flags(graph: onnx.GraphProto, label: str) -> None:
     ModelError
         An attribute that is a flag is neither 0 nor 1.
     """
-    for node in graph.node:
+    for node in nodes_within(graph):
         for attribute in node.attribute if node.domain in DEFAULT_DOMAINS else ():
             if attribute.type != onnx.AttributeProto.INT or attribute.ref_attr_name:
                 continue
@@ -36,5 +36,3 @@ def require_flags(graph: onnx.GraphProto, label: str) -> None:
                     f"{label}: {node.op_type} node '{node.name}' has {attribute.name} "
                     f"{attribute.i}; expected 0 or 1: export it again"
                 )
-        for subgraph in subgraphs_of(node):
-            require_flags(subgraph, label)

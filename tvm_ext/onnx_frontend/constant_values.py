@@ -10,7 +10,7 @@ from onnx import numpy_helper
 
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.input_shapes import MAX_ELEMENTS
-from tvm_ext.onnx_frontend.node_order import subgraphs_of
+from tvm_ext.onnx_frontend.scopes import subgraphs_of
 
 _SINGLE = {"value_float": np.float32, "value_int": np.int64}
 _LISTS = {"value_floats": np.float32, "value_ints": np.int64}

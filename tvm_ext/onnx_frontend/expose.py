@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 
 from tvm_ext.onnx_frontend.input_shapes import model_inputs
-from tvm_ext.onnx_frontend.node_order import names_read
+from tvm_ext.onnx_frontend.scopes import names_read
 from tvm_ext.precision import narrowest_float
 
 _INTEGERS = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
@@ -71,12 +71,12 @@ def node_alone(
     read = names_read(node)
     graph = onnx.GraphProto(name="node_alone")
     graph.node.add().CopyFrom(node)
-    for name in sorted(read & set(values)):
+    for name in sorted(read.keys() & set(values)):
         element_type = onnx.helper.np_dtype_to_tensor_dtype(values[name].dtype)
         info = onnx.helper.make_tensor_value_info(name, element_type, values[name].shape)
         graph.input.add().CopyFrom(info)
     graph.initializer.extend(
-        tensor for tensor in model.graph.initializer if tensor.name in read - set(values)
+        tensor for tensor in model.graph.initializer if tensor.name in read.keys() - set(values)
     )
     types = value_types(model.graph)
     for name in filter(None, node.output):
@@ -93,7 +93,7 @@ def nodes_behind(graph: onnx.GraphProto, names: Iterable[str]) -> list[onnx.Node
     found = []
     for node in reversed(graph.node):
         if wanted.intersection(node.output):
-            wanted |= names_read(node)
+            wanted |= names_read(node).keys()
             found.append(node)
     return found[::-1]
 
@@ -104,7 +104,7 @@ def runtime_values(graph: onnx.GraphProto, node: onnx.NodeProto) -> list[str]:
     computed |= {
         name for other in graph.node if other.op_type != "Constant" for name in other.output
     }
-    return sorted(names_read(node) & (computed - {""}))
+    return sorted(names_read(node).keys() & (computed - {""}))
 
 
 def _can_be_output(type_: onnx.TypeProto | None) -> bool:

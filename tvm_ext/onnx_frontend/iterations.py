@@ -11,17 +11,13 @@ import onnx_ir as ir
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.converters.random import ITERATIONS
 from tvm_ext.onnx_frontend.converters.traits import draws_numbers
-from tvm_ext.onnx_frontend.node_order import subgraphs_of
 from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS, operator_key
+from tvm_ext.onnx_frontend.scopes import nodes_within
 
 
 def draws_inside(graph: onnx.GraphProto) -> bool:
     """Whether a node of a body, or of the bodies in it, draws random numbers."""
-    return any(
-        draws_numbers(CONVERTERS.get(operator_key(node)))
-        or any(map(draws_inside, subgraphs_of(node)))
-        for node in graph.node
-    )
+    return any(draws_numbers(CONVERTERS.get(operator_key(node))) for node in nodes_within(graph))
 
 
 def number_copy(node: ir.Node, iteration: int) -> None:

@@ -16,9 +16,15 @@ from tvm_ext.onnx_frontend.negative_sizes import (
     forget_negative_sizes,
     refuse_negative_sizes,
 )
-from tvm_ext.onnx_frontend.node_order import sort_nodes, subgraphs_of
+from tvm_ext.onnx_frontend.node_order import sort_nodes
 from tvm_ext.onnx_frontend.old_opsets import modernize
 from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
+from tvm_ext.onnx_frontend.scopes import (
+    copy_passed_on,
+    graphs_within,
+    subgraphs_of,
+    tell_names_apart,
+)
 from tvm_ext.onnx_frontend.stored_weights import StoredWeights, take_out_large_weights
 from tvm_ext.onnx_frontend.value_types import require_tensors_of_numbers
 
@@ -66,6 +72,8 @@ def load_with_weights(
     _require_graph(model, label)
     _require_known_opset(model, label)
     _complete(model.graph)
+    copy_passed_on(model.graph)
+    tell_names_apart(model)
     name_own_operators(model)
     forget_negative_sizes(model.graph)
     sort_nodes(model.graph, label)
@@ -209,7 +217,7 @@ def _forget_inner_shapes(graph: onnx.GraphProto) -> None:
 
 def _check_structure(model: onnx.ModelProto) -> None:
     """The checker wants every output to have a type and a shape, which many exporters leave out."""
-    outputs = list(_outputs_of(model.graph))
+    outputs = [value for graph in graphs_within(model.graph) for value in graph.output]
     untyped = [value for value in outputs if not value.HasField("type")]
     tensors = [
         value.type.tensor_type
@@ -231,14 +239,6 @@ def _check_structure(model: onnx.ModelProto) -> None:
             tensor.ClearField("shape")
 
 
-def _outputs_of(graph: onnx.GraphProto) -> Iterator[onnx.ValueInfoProto]:
-    """The outputs of a graph and of the bodies of If, Loop and Scan in it."""
-    yield from graph.output
-    for node in graph.node:
-        for subgraph in subgraphs_of(node):
-            yield from _outputs_of(subgraph)
-
-
 def _refuse_nan(graph: onnx.GraphProto, label: str) -> None:
     for name, tensor in _stored_tensors(graph):
         if tensor.data_type not in _FLOATS:
@@ -248,14 +248,13 @@ def _refuse_nan(graph: onnx.GraphProto, label: str) -> None:
 
 def _stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
     """Initializers and Constant nodes with their names, bodies of If, Loop and Scan included."""
-    for tensor in graph.initializer:
-        yield tensor.name, tensor
-    for node in graph.node:
-        for attr in node.attribute:
-            if node.op_type == "Constant" and attr.name == "value":
-                yield node.output[0], attr.t
-        for subgraph in subgraphs_of(node):
-            yield from _stored_tensors(subgraph)
+    for inner in graphs_within(graph):
+        for tensor in inner.initializer:
+            yield tensor.name, tensor
+        for node in inner.node:
+            for attr in node.attribute:
+                if node.op_type == "Constant" and attr.name == "value":
+                    yield node.output[0], attr.t
 
 
 _FLOATS = (

@@ -1,11 +1,9 @@
 """ONNX Runtime's own domain, and its operators that models have in the default one."""
 
-from collections.abc import Iterator
-
 import onnx
 
-from tvm_ext.onnx_frontend.node_order import subgraphs_of
 from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
+from tvm_ext.onnx_frontend.scopes import nodes_within
 
 MICROSOFT = "com.microsoft"
 
@@ -17,17 +15,10 @@ def name_own_operators(model: onnx.ModelProto) -> None:
     """Gives such operators their own domain, in place: ONNX's checker knows none of them."""
     found = [
         node
-        for node in _nodes(model.graph)
+        for node in nodes_within(model.graph)
         if node.domain in DEFAULT_DOMAINS and node.op_type in _IN_DEFAULT_DOMAIN
     ]
     for node in found:
         node.domain = MICROSOFT
     if found and all(opset.domain != MICROSOFT for opset in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    for node in graph.node:
-        yield node
-        for subgraph in subgraphs_of(node):
-            yield from _nodes(subgraph)

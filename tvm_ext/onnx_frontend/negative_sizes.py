@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import onnx
 
 from tvm_ext.errors import ModelError
-from tvm_ext.onnx_frontend.node_order import subgraphs_of
+from tvm_ext.onnx_frontend.scopes import graphs_within, nodes_within
 
 # Slices are left out of the inference by this domain, until their input is known to be sound.
 _LEFT_OUT = "tvm_ext.left_out"
@@ -24,7 +24,7 @@ def forget_negative_sizes(graph: onnx.GraphProto) -> None:
 
     Some exporters write -1 for a size that only the run knows.
     """
-    for inner in _graphs(graph):
+    for inner in graphs_within(graph):
         for value in (*inner.input, *inner.output, *inner.value_info):
             for dim in _dims(value.type):
                 if dim.dim_value < 0:
@@ -40,9 +40,8 @@ def refuse_negative_sizes(model: onnx.ModelProto, label: str) -> None:
         A node gives a value of a negative size.
     """
     skeleton = _light(model)
-    waiting = [
-        node for graph in _graphs(skeleton.graph) for node in graph.node if node.op_type == "Slice"
-    ]
+    within = nodes_within(skeleton.graph)
+    waiting = [node for node in within if node.op_type == "Slice"]
     if not waiting:
         # Converters say more of what is wrong.
         return
@@ -71,7 +70,7 @@ def _inferred(skeleton: onnx.ModelProto, sliced: set[str], label: str) -> set[st
         # The checker says what it is.
         return set()
     known: set[str] = set()
-    whole, *bodies = _graphs(inferred.graph)
+    whole, *bodies = graphs_within(inferred.graph)
     for graph in (whole, *bodies):
         for value in (*graph.input, *graph.value_info, *graph.output):
             if value.HasField("type"):
@@ -108,13 +107,6 @@ def _light(model: onnx.ModelProto) -> onnx.ModelProto:
             info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             light_graph.input.add().CopyFrom(info)
     return light
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for subgraph in subgraphs_of(node):
-            yield from _graphs(subgraph)
 
 
 def _dims(type_: onnx.TypeProto) -> Iterator[onnx.TensorShapeProto.Dimension]:

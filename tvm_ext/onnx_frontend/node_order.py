@@ -5,6 +5,7 @@ from graphlib import CycleError, TopologicalSorter
 import onnx
 
 from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.scopes import names_read, subgraphs_of
 
 
 def sort_nodes(graph: onnx.GraphProto, label: str) -> None:
@@ -41,21 +42,3 @@ def sort_nodes(graph: onnx.GraphProto, label: str) -> None:
         copies.append(copy)
     del graph.node[:]
     graph.node.extend(copies)
-
-
-def subgraphs_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
-    """The graphs in the attributes of a node (bodies of If, Loop and Scan)."""
-    found = [attr.g for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH]
-    for attr in node.attribute:
-        found.extend(attr.graphs)
-    return found
-
-
-def names_read(node: onnx.NodeProto) -> set[str]:
-    """Every value that a node may read: its inputs, and what its subgraphs mention."""
-    names = set(node.input)
-    for subgraph in subgraphs_of(node):
-        for inner in subgraph.node:
-            names |= names_read(inner)
-        names |= {output.name for output in subgraph.output}
-    return names

@@ -10,8 +10,8 @@ from tvm_ext.onnx_frontend import import_prepared, prepare_model
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.microsoft_domain import MICROSOFT
 from tvm_ext.onnx_frontend.microsoft_rewrites import REWRITES, SAME
-from tvm_ext.onnx_frontend.node_order import subgraphs_of
 from tvm_ext.onnx_frontend.operator_key import operator_key
+from tvm_ext.onnx_frontend.scopes import nodes_within
 from tvm_ext.onnx_frontend.support import is_supported, unsupported_operators
 
 SUPPORTED = "supported"
@@ -59,7 +59,7 @@ def operator_uses(
     model, prepared = ready.model, ready.prepared
     refused = [node for names in unsupported_operators(prepared.graph).values() for node in names]
     found: dict[tuple[str, str], list[str]] = {}
-    for node in _all_nodes(model.graph):
+    for node in nodes_within(model.graph):
         support = _support(node, model, refused)
         found.setdefault((operator_key(node), support), []).append(node.name)
     order = (UNSUPPORTED, EXPANDED, SUPPORTED)
@@ -67,14 +67,6 @@ def operator_uses(
     if not refused:
         import_prepared(*ready)
     return sorted(uses, key=lambda use: (order.index(use.support), use.operator))
-
-
-def _all_nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    found = list(graph.node)
-    for node in graph.node:
-        for body in subgraphs_of(node):
-            found += _all_nodes(body)
-    return found
 
 
 def _support(node: onnx.NodeProto, model: onnx.ModelProto, refused: Sequence[str]) -> str:

@@ -69,6 +69,7 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         The model cannot be simplified because its graph contradicts itself, or one of its values
         is too large.
     """
+    _type_alike(model.graph)
     try:
         simplified = ir.serde.deserialize_model(model)
         # NumPy computes the constants: 0 / 0 in a branch that is never chosen is no news.
@@ -98,6 +99,14 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         ) from error
     name_nodes(prepared.graph)
     return prepared
+
+
+def _type_alike(graph: onnx.GraphProto) -> None:
+    """Gives outputs that are inputs the types of these; onnx_ir believes the output instead."""
+    given = {value.name: value.type for value in graph.input}
+    for value in graph.output:
+        if value.name in given:
+            value.type.CopyFrom(given[value.name])
 
 
 def _write_out(model: ir.Model) -> bool:

@@ -7,8 +7,8 @@ import onnx
 from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.hardware.tvm_compat import onnx_converter_names
 from tvm_ext.onnx_frontend.converters import CONVERTERS
-from tvm_ext.onnx_frontend.node_order import subgraphs_of
 from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS, operator_key
+from tvm_ext.onnx_frontend.scopes import graphs_within
 
 # TVM's table of converters knows no domains; these are the names that it implements for
 # com.microsoft, the rest of it is for the default domain.
@@ -52,12 +52,11 @@ def unsupported_operators(graph: onnx.GraphProto) -> dict[str, list[str]]:
     Bodies of If, Loop and Scan are looked into, also where the outer operator is unsupported.
     """
     found: dict[str, list[str]] = {}
-    for index, node in enumerate(graph.node):
-        if not is_supported(node):
-            found.setdefault(operator_key(node), []).append(node.name or f"{node.op_type}_{index}")
-        for subgraph in subgraphs_of(node):
-            for key, names in unsupported_operators(subgraph).items():
-                found.setdefault(key, []).extend(names)
+    for inner in graphs_within(graph):
+        for index, node in enumerate(inner.node):
+            if not is_supported(node):
+                name = node.name or f"{node.op_type}_{index}"
+                found.setdefault(operator_key(node), []).append(name)
     return found
 
 

@@ -17,7 +17,7 @@ from tvm_ext.onnx_frontend.control_flow.values import bound, is_value
 from tvm_ext.onnx_frontend.converters.random import ITERATIONS
 from tvm_ext.onnx_frontend.converters.runtime_sizes import is_size
 from tvm_ext.onnx_frontend.iterations import draws_inside
-from tvm_ext.onnx_frontend.node_order import subgraphs_of
+from tvm_ext.onnx_frontend.scopes import free_names
 from tvm_ext.tir_schedules.nest import substitute
 
 
@@ -112,20 +112,6 @@ def capture(
                 nodes[name] = bound(bb, nodes[name])
                 found[name] = nodes[name]
     return Captured(found)
-
-
-def free_names(graph: onnx.GraphProto) -> list[str]:
-    """Names that a body or the bodies in it read and that it does not define itself."""
-    own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    found: dict[str, None] = {}
-    for node in graph.node:
-        read = list(node.input)
-        for subgraph in subgraphs_of(node):
-            read += free_names(subgraph)
-        found.update(dict.fromkeys(name for name in read if name and name not in own))
-        own.update(node.output)
-    found.update(dict.fromkeys(value.name for value in graph.output if value.name not in own))
-    return list(found)
 
 
 def _leaves(value: Any) -> list[Any]:
