@@ -16,7 +16,8 @@ class TensorSpec:
     dtype : str
         Element type as TVM and NumPy spell it, for example ``float32``.
     shape : tuple[int | str, ...]
-        One entry per dimension: a size, or the name of a symbolic dimension. Empty for a scalar.
+        One entry per dimension: a size, or the name of a symbolic dimension. Empty for a scalar,
+        ``("...",)`` for an output whose number of dimensions only the run knows.
     ranges : tuple[SizeRange | None, ...]
         One entry per dimension: the sizes that a symbolic dimension may have, None for any. Empty
         where no dimension has a range.

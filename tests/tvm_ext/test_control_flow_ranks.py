@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from control_flow_models import assert_same, loop_body
 from onnx import TensorProto, helper
 from small_models import model, node, rand, value
 from unoptimised import HOST
@@ -69,21 +70,165 @@ def test_known_sizes_leave_the_branch_that_they_choose(condition, swapped, x):
     np.testing.assert_allclose(z, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("level", ["O0", "O3"])
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_size_with_a_name_is_squeezed_and_the_run_names_the_if_when_it_is_not_1(condition, level):
+def test_a_size_with_a_name_is_squeezed_where_it_is_1(condition):
     for swapped in (False, True):
-        compiled = tvm_ext.compile(squeeze_or_not(condition, NAMED, swapped), HOST, opt_level=level)
-        (z,) = compiled.run({"x": ONE}).values()
-        np.testing.assert_allclose(z, np.exp(ONE.squeeze(1)), rtol=1e-5)
-        side, other = ("then", "else") if swapped else ("else", "then")
-        reason = f"If node 'choice' chose its {side} branch, which gives a value of rank 3; the "
-        reason += f"model is compiled for the {other} branch, which squeezes it to rank 2"
-        with pytest.raises(RunError, match=reason) as raised:
-            compiled.run({"x": OTHER})
-        assert "\n" not in str(raised.value)
-        (z,) = compiled.run({"x": ONE}).values()
-        np.testing.assert_allclose(z, np.exp(ONE.squeeze(1)), rtol=1e-5)
+        proto = squeeze_or_not(condition, NAMED, swapped)
+        assert_same(proto, {"x": ONE}, {"x": OTHER}, {"x": ONE})
+        assert tvm_ext.compile(proto, HOST, opt_level="O0").outputs[0].shape == ("...",)
+
+
+def with_readers(*readers: onnx.NodeProto, results: str = "z", **weights) -> onnx.ModelProto:
+    """``y = x.squeeze(1)`` where the size is 1, and nodes that read it."""
+    nodes = [
+        *CONDITIONS["a size"],
+        node(
+            "If",
+            ["c"],
+            ["y"],
+            then_branch=branch("Squeeze", "x", "axes"),
+            else_branch=branch("Identity", "x"),
+            name="choice",
+        ),
+        *readers,
+    ]
+    numbers = {"second": np.array(1), "one": np.array(1), "axes": np.array([1])}
+    outputs = [value(name, None) for name in results.split()]
+    return model(nodes, [value("x", NAMED)], outputs, **numbers, **weights)
+
+
+ROWS = node("Reshape", ["y", "rows"], ["flat"])
+AXES = {"rows": np.array([-1, 3]), "w": rand(3, 2, seed=1)}
+
+
+def functions_of(proto: onnx.ModelProto) -> dict[str, str]:
+    return {
+        str(gv.name_hint): func.script(show_meta=False)
+        for gv, func in import_model(proto).mod.functions.items()
+    }
+
+
+def test_what_reads_a_value_of_two_ranks_moves_into_the_branches_and_nothing_else():
+    readers = [node("Exp", ["y"], ["e"]), node("Reshape", ["e", "rows"], ["flat"])]
+    readers += [node("Sin", ["x"], ["s"]), node("MatMul", ["flat", "w"], ["z"])]
+    proto = with_readers(*readers, results="z s", **AXES)
+    assert_same(proto, {"x": ONE}, {"x": OTHER})
+    found = functions_of(proto)
+    assert "R.exp" not in found["main"]
+    assert all(word in found["main"] for word in ("R.matmul", "R.sin"))
+    assert ["R.exp" in text for name, text in found.items() if name.startswith("choice")].count(
+        True
+    ) == 2
+
+
+def test_a_value_of_two_ranks_is_an_output_and_is_read_as_well():
+    proto = with_readers(ROWS, node("MatMul", ["flat", "w"], ["z"]), results="z y", **AXES)
+    assert_same(proto, {"x": ONE}, {"x": OTHER})
+
+
+def test_a_reader_that_takes_one_rank_only_is_an_error_of_the_run_that_has_the_other(tmp_path):
+    readers = [
+        node("Transpose", ["y"], ["t"], perm=[1, 0], name="turn"),
+        node("Relu", ["t"], ["z"]),
+    ]
+    for level in ("O0", "O3"):
+        compiled = tvm_ext.compile(with_readers(*readers), HOST, opt_level=level)
+        compiled.save(tmp_path / "m.tvmx")
+        for ready in (compiled, tvm_ext.load(tmp_path / "m.tvmx")):
+            for _ in range(2):
+                wanted = np.maximum(ONE.squeeze(1).T, 0)
+                np.testing.assert_allclose(ready.run({"x": ONE})["z"], wanted)
+                reason = "If node 'choice' chose its else branch, where Transpose node 'turn'"
+                with pytest.raises(RunError, match=reason) as raised:
+                    ready.run({"x": OTHER})
+                assert "\n" not in str(raised.value)
+
+
+def test_readers_of_two_ifs_of_the_same_condition_have_two_cases_not_four():
+    second = node(
+        "If",
+        ["c"],
+        ["y2"],
+        then_branch=branch("Squeeze", "x2", "axes"),
+        else_branch=branch("Identity", "x2"),
+        name="second",
+    )
+    readers = [node("Neg", ["x"], ["x2"]), second, node("Mul", ["y", "y2"], ["z"])]
+    proto = with_readers(*readers)
+    assert_same(proto, {"x": ONE}, {"x": OTHER})
+    text = "".join(functions_of(proto).values())
+    assert text.count("R.multiply") == 2
+
+
+def test_two_ifs_of_other_conditions_have_four_cases():
+    second = node(
+        "If",
+        ["c2"],
+        ["y2"],
+        then_branch=branch("Squeeze", "y", "first"),
+        else_branch=branch("Identity", "y"),
+        name="second",
+    )
+    asked = [
+        node("Gather", ["sizes", "zero"], ["rows"]),
+        node("Equal", ["rows", "one"], ["c2"]),
+    ]
+    readers = [*asked, second, node("Exp", ["y2"], ["z"])]
+    weights = {"zero": np.array(0), "first": np.array([0])}
+    feeds = [{"x": rand(n, m, 3)} for n in (1, 4) for m in (1, 5)]
+    assert_same(with_readers(*readers, **weights), *feeds, levels=["O0"])
+
+
+def test_a_sum_over_an_axis_from_the_end_of_either_rank():
+    readers = [node("ReduceSum", ["y", "last"], ["s"], keepdims=0), node("Relu", ["s"], ["z"])]
+    assert_same(with_readers(*readers, last=np.array([-1])), {"x": ONE}, {"x": OTHER})
+
+
+def test_an_if_in_a_branch_gives_two_ranks():
+    inner = node(
+        "If",
+        ["c"],
+        ["part"],
+        then_branch=branch("Squeeze", "x", "axes"),
+        else_branch=branch("Identity", "x"),
+        name="inner",
+    )
+    outer = node(
+        "If",
+        ["b"],
+        ["y"],
+        then_branch=helper.make_graph([inner], "branch", [], [value("part", None)]),
+        else_branch=branch("Neg", "x"),
+        name="outer",
+    )
+    nodes = [*CONDITIONS["a size"], outer, node("Exp", ["y"], ["z"])]
+    numbers = {"second": np.array(1), "one": np.array(1), "axes": np.array([1])}
+    inputs = [value("x", NAMED), value("b", [], TensorProto.BOOL)]
+    proto = model(nodes, inputs, [value("z", None)], **numbers)
+    feeds = [{"x": x, "b": np.array(b)} for x in (ONE, OTHER) for b in (True, False)]
+    assert_same(proto, *feeds, levels=["O0"])
+
+
+def test_a_loop_squeezes_inside_and_goes_on_with_one_rank():
+    steps = [
+        node(
+            "If",
+            ["c"],
+            ["y"],
+            then_branch=branch("Squeeze", "x", "axes"),
+            else_branch=branch("Identity", "x"),
+            name="choice",
+        ),
+        ROWS,
+        node("Add", ["s", "flat"], ["s2"]),
+    ]
+    loop = node("Loop", ["m", "", "start"], ["z"], body=loop_body(steps, ["s"], "s2"), name="loop")
+    nodes = [*CONDITIONS["a size"], node("Reshape", ["x", "rows"], ["start"]), loop]
+    numbers = {"second": np.array(1), "one": np.array(1), "axes": np.array([1])}
+    inputs = [value("x", NAMED), value("m", [], TensorProto.INT64)]
+    proto = model(nodes, inputs, [value("z", None)], **numbers, rows=AXES["rows"])
+    feeds = [{"x": x, "m": np.array(m)} for x in (ONE, OTHER) for m in (1, 3)]
+    assert_same(proto, *feeds, levels=["O0"])
 
 
 def test_sizes_with_names_that_cannot_be_1_leave_the_branch_without_squeeze():

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 import warnings
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,11 @@ from tvm import relax
 from tvm_ext.errors import ModelError, reason_of
 from tvm_ext.hardware.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.control_flow import CONTROL_FLOW
+from tvm_ext.onnx_frontend.control_flow.choice_regions import (
+    UnequalRanks,
+    divided,
+    with_readers,
+)
 from tvm_ext.onnx_frontend.control_flow.functions import without_unused_functions
 from tvm_ext.onnx_frontend.control_flow.values import as_tensor, is_value
 from tvm_ext.onnx_frontend.converters import CONVERTERS
@@ -20,9 +26,10 @@ from tvm_ext.onnx_frontend.converters.agreement import with_agreeing_sizes
 from tvm_ext.onnx_frontend.converters.runtime_sizes import is_size
 from tvm_ext.onnx_frontend.converters.traits import Shapes, gives_sequence, shapes_taken_by
 from tvm_ext.onnx_frontend.iterations import written_iterations
-from tvm_ext.onnx_frontend.node_failure import NodeFailed, is_impossible
+from tvm_ext.onnx_frontend.node_failure import NodeFailed, is_impossible, place_of
 from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
 from tvm_ext.onnx_frontend.plain_casts import with_plain_casts
+from tvm_ext.onnx_frontend.scopes import names_read
 from tvm_ext.onnx_frontend.stored_weights import StoredWeights
 from tvm_ext.relay_passes import InheritOrigins
 from tvm_ext.relay_passes.origin_writer import write_origins
@@ -93,6 +100,10 @@ def conversion_error(label: str, place: str, error: Exception) -> ModelError:
     )
 
 
+def _place(node: onnx.NodeProto) -> str:
+    return place_of(node.op_type, node.name)
+
+
 class _OriginImporter(ONNXGraphImporter):
     """TVM's importer, with each node's result bound to a variable that is noted down."""
 
@@ -126,8 +137,8 @@ class _OriginImporter(ONNXGraphImporter):
         """Nothing: ``support`` did it, which looks into bodies and knows domains."""
 
     def convert_body(self, graph: onnx.GraphProto, nodes: dict[str, Any]) -> list[Any]:
-        """The outputs of a body of If or Loop whose surroundings are ``nodes``."""
-        around, self._nodes = self._nodes, dict(nodes)
+        """The outputs of a body of If or Loop whose surroundings are ``nodes``; adds its values."""
+        around, self._nodes = self._nodes, nodes
         try:
             self._parse_graph_initializers(graph)
             self._construct_nodes(graph)
@@ -140,26 +151,80 @@ class _OriginImporter(ONNXGraphImporter):
 
         ``from_onnx`` gets a graph without nodes: it gives up dataflow where it sees an If.
         """
-        for node in self.model.graph.node if isinstance(graph, SimpleNamespace) else graph.node:
-            attrs = self._parse_attr(node.attribute)
-            attrs["tvm_custom"] = {
-                "name": node.name,
-                "num_outputs": len(node.output),
-                "iterations": written_iterations(node),
-            }
-            key = operator_key(node)
-            inputs = onnx_input(self._nodes[name] if name else None for name in node.input)
-            inputs = _without_shapes(self.bb, key, inputs)
+        nodes = self.model.graph.node if isinstance(graph, SimpleNamespace) else graph.node
+        self._convert_nodes(nodes, [value.name for value in graph.output])
+
+    def _convert_nodes(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        results: list[str],
+        later: Sequence[onnx.NodeProto] = (),
+    ) -> None:
+        """Converts nodes in order; ``results`` are what their graph gives.
+
+        ``later`` are nodes behind them that are not converted here.
+        """
+        for place, node in enumerate(nodes):
+            behind = [*nodes[place + 1 :], *later]
             try:
-                result = self._convert_operator(key, inputs, attrs, self.opset)
+                self._convert_node(node, behind)
             except NodeFailed as failed:
-                # One in a body has been looked at there.
-                failed.impossible |= key not in CONTROL_FLOW and is_impossible(
-                    node, inputs, self.model.opset_import
-                )
-                raise
-            for name, value in zip(node.output, self._results(node, result), strict=False):
-                self._nodes[name] = value
+                own = isinstance(failed.reason, UnequalRanks) and failed.place == _place(node)
+                if not own or any(other in later for other in divided(behind, [node])[0]):
+                    raise
+                self._convert_choice(node, nodes[place + 1 :], results, failed)
+                return
+
+    def _convert_choice(
+        self,
+        node: onnx.NodeProto,
+        behind: Sequence[onnx.NodeProto],
+        results: list[str],
+        failed: NodeFailed,
+    ) -> None:
+        """An If that must hold nodes that read its outputs, and the nodes behind it."""
+        choices = [node]
+        while True:
+            dependent, others = divided(behind, choices)
+            waiting = [o for o in others if any(n and n not in self._nodes for n in o.output)]
+            try:
+                self._convert_nodes(waiting, results, dependent)
+                break
+            except NodeFailed as other:
+                # Another If, whose values meet those of this one.
+                met = [o for o in others if _place(o) == other.place]
+                if not isinstance(other.reason, UnequalRanks) or not met:
+                    raise
+                choices += met
+        joined = with_readers(self, node, dependent, results)
+        if joined[:1] == [node]:
+            raise failed
+        self._convert_nodes(joined, results)
+
+    def _convert_node(self, node: onnx.NodeProto, behind: Sequence[onnx.NodeProto]) -> None:
+        """``behind`` are the nodes that may read what this one gives."""
+        attrs = self._parse_attr(node.attribute)
+        attrs["tvm_custom"] = {
+            "name": node.name,
+            "num_outputs": len(node.output),
+            "iterations": written_iterations(node),
+        }
+        key = operator_key(node)
+        if key == "If":
+            read = {name for other in behind for name in names_read(other)}
+            attrs["tvm_custom"]["read"] = [name in read for name in node.output]
+        inputs = onnx_input(self._nodes[name] if name else None for name in node.input)
+        inputs = _without_shapes(self.bb, key, inputs)
+        try:
+            result = self._convert_operator(key, inputs, attrs, self.opset)
+        except NodeFailed as failed:
+            # One in a body has been looked at there.
+            failed.impossible |= key not in CONTROL_FLOW and is_impossible(
+                node, inputs, self.model.opset_import
+            )
+            raise
+        for name, value in zip(node.output, self._results(node, result), strict=False):
+            self._nodes[name] = value
 
     def _results(self, node: onnx.NodeProto, result: Any) -> list[Any]:
         """The values of a node's outputs, which may be fewer than the operator has."""
@@ -171,7 +236,7 @@ class _OriginImporter(ONNXGraphImporter):
         results = list(result) if isinstance(result, relax.Tuple | list) else [result]
         if len(results) < len(node.output):
             reason = ValueError(f"{len(results)} of its {len(node.output)} outputs are known")
-            raise NodeFailed(f"{node.op_type} node '{node.name}'", reason)
+            raise NodeFailed(place_of(node.op_type, node.name), reason)
         return results
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:
@@ -179,7 +244,7 @@ class _OriginImporter(ONNXGraphImporter):
         try:
             result = self._converted(op_name, inputs, attrs)
         except Exception as error:
-            raise NodeFailed(f"{split_key(op_name)[1]} node '{node}'", error) from error
+            raise NodeFailed(place_of(split_key(op_name)[1], node), error) from error
         return self._bound(node, result)
 
     def _converted(self, key: str, inputs: Any, attrs: dict) -> Any:

@@ -34,6 +34,11 @@ class NodeFailed(BaseException):
         self.impossible = impossible
 
 
+def place_of(op_type: str, name: str) -> str:
+    """How errors name a node."""
+    return f"{op_type} node '{name}'"
+
+
 def is_impossible(
     node: onnx.NodeProto, inputs: Sequence[Any], opsets: Sequence[onnx.OperatorSetIdProto]
 ) -> bool:

@@ -42,8 +42,10 @@ def _spec(
             f"'{name}' is a {type(ty).__name__}, expected a tensor: sequences, optionals and maps "
             "cannot be inputs or outputs; export the model with tensors only"
         )
-    if ty.shape is None or not hasattr(ty.shape, "values"):
-        shape: tuple[int | str, ...] = tuple(f"{name}_{axis}" for axis in range(max(ty.ndim, 0)))
+    if ty.ndim < 0:
+        shape: tuple[int | str, ...] = ("...",)
+    elif ty.shape is None or not hasattr(ty.shape, "values"):
+        shape = tuple(f"{name}_{axis}" for axis in range(ty.ndim))
     else:
         shape = tuple(_size(size) for size in ty.shape.values)
     allowed = tuple((ranges or {}).get(str(size)) for size in shape)

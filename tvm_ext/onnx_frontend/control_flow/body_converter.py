@@ -13,4 +13,7 @@ class BodyConverter(Protocol):
     _nodes: dict[str, Any]
 
     def convert_body(self, graph: onnx.GraphProto, nodes: dict[str, Any]) -> list[Any]:
-        """The outputs of a body whose surroundings are ``nodes``, emitted where ``bb`` is."""
+        """The outputs of a body whose surroundings are ``nodes``, emitted where ``bb`` is.
+
+        All values of the body are in ``nodes`` afterwards.
+        """

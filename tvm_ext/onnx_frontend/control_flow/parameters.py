@@ -72,6 +72,10 @@ class Captured:
 
     values: dict[str, Any]
 
+    def names_of(self, value: Any) -> list[str]:
+        """Under which names the body reads a value."""
+        return [name for name, other in self.values.items() if other is value]
+
     def symbols(self) -> list[tirx.Var]:
         """Symbolic sizes in them."""
         found: dict[tirx.Var, None] = {}
