@@ -1,4 +1,4 @@
-"""Outputs that are inputs or weights get memory of their own."""
+"""Outputs that are inputs, weights or views of other outputs get memory of their own."""
 
 import tvm
 from tvm import relax, te
@@ -12,10 +12,10 @@ _VIEWS = ("relax.reshape",)
 
 
 def with_fresh_outputs(mod: tvm.IRModule) -> tvm.IRModule:
-    """``mod`` whose function ``main`` copies each output that is an input or a constant.
+    """``mod`` whose function ``main`` copies each output that lies in memory of something else.
 
-    On a device such an output would be the input's or the weight's own memory, and whoever writes
-    to the one changes the other.
+    On a device an output that is an input, a constant or a view of another output would be that
+    one's own memory, and whoever writes to the one changes the other.
     """
     main = _with_bound_result(mod["main"])
     copier = _OutputCopier(mod, main)
@@ -47,7 +47,13 @@ class _OutputCopier(PyExprMutator):
         self._result = main.body.body
         value = self._values.get(self._result, self._result)
         fields = value.fields if isinstance(value, relax.Tuple) else [value]
-        self.found = any(self._is_shared(field) for field in fields)
+        places = [self._place(field) for field in fields]
+        self._shared = [
+            isinstance(place, GenericConst)
+            or any(place.same_as(other) for other in (*self._params, *places[:position]))
+            for position, place in enumerate(places)
+        ]
+        self.found = any(self._shared)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         if not binding.var.same_as(self._result):
@@ -55,16 +61,16 @@ class _OutputCopier(PyExprMutator):
             return
         value = binding.value
         if isinstance(value, relax.Tuple):
-            changed: relax.Expr = relax.Tuple([self._fresh(field) for field in value.fields])
+            fields = zip(value.fields, self._shared, strict=True)
+            changed: relax.Expr = relax.Tuple([self._fresh(*field) for field in fields])
         else:
-            changed = self._fresh(value)
+            changed = self._fresh(value, self._shared[0])
         in_dataflow = self.builder_.current_block_is_dataflow()
         is_output = in_dataflow and not isinstance(binding.var, relax.DataflowVar)
         emit = self.builder_.emit_output if is_output else self.builder_.emit
         self.set_var_remap(binding.var, emit(changed, binding.var.name))
 
-    def _fresh(self, field: relax.Expr) -> relax.Expr:
-        shared = self._is_shared(field)
+    def _fresh(self, field: relax.Expr, shared: bool) -> relax.Expr:
         visited = self.visit_expr(field)
         return (
             self.builder_.emit_te(_copied, visited, primfunc_name_hint="copy_output")
@@ -72,15 +78,18 @@ class _OutputCopier(PyExprMutator):
             else visited
         )
 
-    def _is_shared(self, value: relax.Expr) -> bool:
-        """Whether a value is, or looks at, the memory of an input or a constant."""
-        while isinstance(value, relax.Var):
-            if any(value.same_as(param) for param in self._params):
-                return True
-            value = self._values.get(value)
-            if isinstance(value, relax.Call) and str(getattr(value.op, "name", "")) in _VIEWS:
-                value = value.args[0]
-        return isinstance(value, GenericConst)
+    def _place(self, value: relax.Expr) -> relax.Expr:
+        """The variable or constant whose memory a value looks at."""
+        while isinstance(value, relax.Var) and value in self._values:
+            bound = self._values[value]
+            if isinstance(bound, relax.Call):
+                if str(getattr(bound.op, "name", "")) not in _VIEWS:
+                    return value
+                bound = bound.args[0]
+            elif not isinstance(bound, relax.Var | GenericConst):
+                return value
+            value = bound
+        return value
 
 
 def _copied(tensor: te.Tensor) -> te.Tensor:

@@ -8,6 +8,7 @@ from tvm import relax
 
 from tvm_ext.passes.attention.attention_fusion import AttentionFusion
 from tvm_ext.passes.cuda_graphs import CudaGraphs
+from tvm_ext.passes.legalize_ops import legalize_ops
 from tvm_ext.passes.registry import Level, PassEntry, add, first_line
 from tvm_ext.passes.sort_dispatch import DispatchSortScan
 from tvm_ext.passes.vector_math import VectorMath
@@ -25,7 +26,7 @@ _TVM_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
     "EliminateCommonSubexpr": relax.transform.EliminateCommonSubexpr,
     "FoldConstant": relax.transform.FoldConstant,
     "FuseTIR": relax.transform.FuseTIR,
-    "LegalizeOps": relax.transform.LegalizeOps,
+    "LegalizeOps": legalize_ops,
     "RewriteDataflowReshape": relax.transform.RewriteDataflowReshape,
 }
 

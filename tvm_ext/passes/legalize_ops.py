@@ -1,0 +1,40 @@
+"""LegalizeOps: TVM's pass, but reshapes of sizes that a run decides stay views of memory."""
+
+from typing import Any
+
+import tvm
+from tvm import relax
+
+from tvm_ext.relay_passes.static_shape import static_shape
+
+
+def legalize_ops() -> tvm.transform.Pass:
+    """Turns operators into kernels, except for reshapes whose sizes are symbolic.
+
+    Before: ``y = reshape(x, (b, c, h * w))``
+    After:  the same, which the virtual machine runs: another shape for the memory of ``x``
+
+    TVM makes such a reshape a kernel that divides by every size for each element, which operator
+    fusion leaves alone. Reshapes of known sizes become kernels, so that they can be fused;
+    RewriteDataflowReshape makes those views again that nothing was fused with.
+    """
+    return relax.transform.LegalizeOps({"relax.reshape": _reshape, "relax.flatten": _flatten})
+
+
+def _reshape(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return call if _is_symbolic(call) else _by_tvm(builder, call)
+
+
+def _flatten(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if _is_symbolic(call):
+        return relax.op.reshape(call.args[0], call.ty.shape)
+    return _by_tvm(builder, call)
+
+
+def _is_symbolic(call: relax.Call) -> bool:
+    return static_shape(call) is None or static_shape(call.args[0]) is None
+
+
+def _by_tvm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    legalize: Any = call.op.get_attr("FLegalize")
+    return legalize(builder, call)
