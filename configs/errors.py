@@ -6,23 +6,42 @@ A message is one line: what was found, what was expected, what to do about it.
 
 
 class TvmExtError(Exception):
-    """Base of all errors that this package raises on purpose; the command line exits with 2."""
+    """Base of all errors that this package raises on purpose.
 
-    def __init__(self, message: str = "") -> None:
+    Attributes
+    ----------
+    defect : bool
+        Whether it is a defect of this package, and not of what it was given: the command line exits
+        with 3 then, else with 2.
+    """
+
+    defect = False
+
+    def __init__(self, message: str = "", *, defect: bool = False) -> None:
         # Names in models may hold line breaks.
         super().__init__(" ".join(message.splitlines()))
+        if defect:
+            self.defect = True
 
 
 class ConfigError(TvmExtError):
     """A configuration file, or an option given in its place, is not valid."""
 
 
-def reason_of(error: BaseException, limit: int = 300) -> str:
-    """The line of an error's text in which TVM says what is wrong; its type without a text.
+class FormError(ValueError):
+    """A part of a model has a form that is not taken.
 
-    That is the last one, unless TVM shows below where in a module it happened.
+    Its text is written for users. It says what was found and what was expected, in words that can
+    stand behind a node's name: "its axis is 5, and its input has rank 2".
     """
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    places = [i for i, line in enumerate(lines) if line.startswith("Error in pass:")]
-    lines = lines[: places[0]] if places and places[0] else lines
-    return lines[-1][:limit] if lines else type(error).__name__
+
+
+def own_words(error: BaseException | None) -> str:
+    """What an error says, if that was written for users; empty for texts of TVM, ONNX or Python."""
+    if isinstance(error, TvmExtError | FormError):
+        return " ".join(str(error).splitlines())
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, MemoryError):
+        return "there is no memory left"
+    return ""

@@ -15,9 +15,10 @@ class InheritOrigins:
     Before: ``lv = permute_dims(x)`` (no origin); ``conv = conv2d(lv, w)`` (origin "Conv_3")
     After:  both carry "Conv_3"
 
-    A binding takes the origin of the first binding that uses it, else of what it reads.
+    A binding takes the origin of the first binding that uses it, else of what it reads, else of the
+    next one that has an origin: checks of sizes, which nothing reads, stand ahead of what needs it.
 
-    Leaves alone: bindings that have an origin; bindings that nothing with an origin touches.
+    Leaves alone: bindings that have an origin; the last ones, if nothing with an origin follows.
 
     Run after: all graph passes. Run before: FuseOperators, which merges the origins of a kernel.
     """
@@ -55,4 +56,9 @@ def _missing_origins(func: relax.Function) -> dict[relax.Var, tuple[str, ...]]:
         names = next((found for found in sources if found), None)
         if names:
             missing[binding.var] = names
+    following: tuple[str, ...] = ()
+    for binding in reversed(bindings):
+        following = known.get(binding.var) or missing.get(binding.var) or following
+        if following and binding.var not in known:
+            missing.setdefault(binding.var, following)
     return missing

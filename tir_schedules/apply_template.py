@@ -47,10 +47,8 @@ def apply_template(
         scheduled = template.apply(func, machine, decisions)
     except DecisionError as error:
         return NotMine(str(error))
-    except s_tir.ScheduleError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        reason = next((line for line in lines if line.startswith("Error message")), lines[-1])
-        return NotMine(reason.removeprefix("Error message: ")[:200])
+    except s_tir.ScheduleError:
+        return NotMine("a step of its schedule does not apply to these loops")
     if isinstance(scheduled, NotMine):
         return scheduled
     return ScheduledKernel(finished_schedule(scheduled, func, machine), packed_operand(scheduled))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tvm_ext.configs.atomic_file import OutputPathError
-from tvm_ext.configs.errors import reason_of
 from tvm_ext.tuning.errors import RecordsError
 
 
@@ -117,5 +116,9 @@ def append_line(path: Path, line: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """The end of an error's text, where TVM says what is wrong; its type without a text."""
-    return reason_of(error, 200)
+    """The end of an error's text, where TVM says what is wrong; its type without a text.
+
+    For logs, which keep what a candidate failed of. Messages are in words of our own.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:200] if lines else type(error).__name__

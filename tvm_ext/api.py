@@ -115,7 +115,9 @@ def compile(
             require_memory(memory, lowered.imported.name, default_limit(machine))
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
-            program = build_program(planned, tvm_target, machine, lowered.kernels, choices)
+            program = build_program(
+                planned, tvm_target, machine, lowered.kernels, choices, lowered.calls
+            )
         report = _report(lowered, pipeline.opt_level, machine)
         report.kernels = kernel_records(
             lowered.kernels,

@@ -16,8 +16,9 @@ from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.cuda.program import TVM_ERRORS, CudaProgram, DeviceCode, require_no_device
 from tvm_ext.device_buffers import InputBuffers, to_array
-from tvm_ext.errors import RunError, TargetError, reason_of
+from tvm_ext.errors import RunError, TargetError
 from tvm_ext.failed_branch import register_failed_branch
+from tvm_ext.failed_run import failing_node, run_error
 from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.host import host_cpu_features
 from tvm_ext.hardware.threads import use_threads
@@ -108,7 +109,7 @@ class CompiledModel:
         try:
             result = main(*tensors)
         except TVM_ERRORS as error:
-            raise _run_error(error) from error
+            raise self._run_error(error, inputs) from error
         values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         return {
             spec.name: release(to_array(value), spec.dtype)
@@ -141,7 +142,7 @@ class CompiledModel:
         try:
             return profile_run(machine, tensors, self.kernel_calls(), repeat)
         except TVM_ERRORS as error:
-            raise _run_error(error) from error
+            raise self._run_error(error, inputs) from error
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file, atomically; see ``tvm_ext.artifact`` for the format.
@@ -231,6 +232,15 @@ class CompiledModel:
         register_failed_branch()
         return relax.VirtualMachine(self._program.opened(), tvm.cpu())
 
+    def _run_error(self, error: Exception, inputs: Mapping[str, Any]) -> RunError:
+        """What TVM raised in a run of these inputs, as our own error."""
+        if isinstance(error, RunError):
+            return error
+        arrays = check_inputs(self.inputs, inputs)
+        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        node = failing_node(self._new_machine(), tensors, self.kernel_calls())
+        return run_error(error, self.inputs, arrays, node)
+
     def _cuda_program(self) -> CudaProgram:
         record = self.report.device
         code = DeviceCode(
@@ -288,14 +298,6 @@ class CompiledModel:
 
 def _zeros(spec: TensorSpec) -> np.ndarray:
     return np.zeros([int(size) for size in spec.shape], numpy_type(spec.dtype))
-
-
-def _run_error(error: Exception) -> RunError:
-    """What TVM raised in a run, as our own error."""
-    return RunError(
-        f"the run failed in TVM ({reason_of(error)}); expected enough memory and values "
-        "that the model's operators allow: check the inputs with tvm-ext check"
-    )
 
 
 def target_record(machine: Processor) -> TargetRecord:

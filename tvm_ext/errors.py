@@ -4,15 +4,17 @@ A message is one line: what was found, what was expected, what to do about it.
 """
 
 from tvm_ext.configs.atomic_file import OutputPathError
-from tvm_ext.configs.errors import ConfigError, TvmExtError, reason_of
+from tvm_ext.configs.errors import ConfigError, FormError, TvmExtError, own_words
 from tvm_ext.hardware.errors import BuildError, TargetError
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tuning.errors import RecordsError, TuningError
 
 __all__ = [
+    "REPORT_IT",
     "ArtifactError",
     "BuildError",
     "ConfigError",
+    "FormError",
     "InputError",
     "ModelError",
     "OutputPathError",
@@ -25,8 +27,11 @@ __all__ = [
     "TuningError",
     "TvmExtError",
     "UnsupportedOperatorError",
-    "reason_of",
+    "own_words",
 ]
+
+# What to do about a failure that is no fault of the model.
+REPORT_IT = "report it with the file that 'tvm-ext report-bug MODEL -o report.zip' writes"
 
 
 class ModelError(TvmExtError):

@@ -92,9 +92,9 @@ def test_an_operator_that_was_not_lowered_is_named_with_its_node(register):
         return builder.get()
 
     register(put_back, after="LegalizeOps")
-    with pytest.raises(ModelError, match=r"no kernel could be made for relax\.nn\.softmax") as e:
+    with pytest.raises(ModelError, match="no kernel can be made") as e:
         tvm_ext.compile(mlp(4), opt_level="O0")
-    assert "nodes: " in str(e.value)
+    assert "the nodes 'gv'" in str(e.value)
     assert "\n" not in str(e.value)
 
 
@@ -103,6 +103,6 @@ def test_what_no_code_can_be_made_for_is_one_line(register):
         return mod.with_attr("external_mods", 3)
 
     register(not_buildable, level="target")
-    with pytest.raises(BuildError, match="no code could be generated") as error:
+    with pytest.raises(BuildError, match="no code can be generated") as error:
         tvm_ext.compile(mlp(4))
     assert "\n" not in str(error.value)

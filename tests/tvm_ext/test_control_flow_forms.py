@@ -8,7 +8,7 @@ from small_models import model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.errors import ModelError, RunError
+from tvm_ext.errors import FormError, ModelError, RunError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend import import_model, prepare_model
 from tvm_ext.onnx_frontend.converters import CONVERTERS
@@ -64,7 +64,7 @@ class _Narrow(OnnxOpConverter):
 
     @classmethod
     def _impl_v1(cls, bb, inputs, attr, params):
-        raise ValueError("this form is not known")
+        raise FormError("this form is not known")
 
 
 def test_a_branch_that_is_only_not_supported_is_refused(monkeypatch):

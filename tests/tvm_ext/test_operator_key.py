@@ -9,7 +9,7 @@ from tvm import relax
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.errors import ModelError, UnsupportedOperatorError
+from tvm_ext.errors import FormError, ModelError, UnsupportedOperatorError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
@@ -69,8 +69,8 @@ def test_an_error_names_the_operator_without_its_domain(monkeypatch):
     class Failing(OnnxOpConverter):
         @classmethod
         def _impl_v1(cls, bb, inputs, attr, params):
-            raise ValueError("not this form")
+            raise FormError("not this form")
 
     monkeypatch.setitem(CONVERTERS, "my.domain::Relu", Failing)
-    with pytest.raises(ModelError, match=r"Relu node 'n' cannot be converted \(not this form\)"):
+    with pytest.raises(ModelError, match=r"Relu node 'n' cannot be converted: not this form"):
         tvm_ext.compile(two_domains("Relu", "my.domain"))

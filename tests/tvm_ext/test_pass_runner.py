@@ -185,8 +185,8 @@ def ill_formed(mod):
         (raises, "boom"),
         (raises_at_length, "the reason"),
         (raises_silently, "ValueError"),
-        (nothing, "return value"),
-        (number, "`int`"),
+        (nothing, "--debug"),
+        (number, "--debug"),
         (ill_formed, "not well-formed"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import FormError, ModelError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 
@@ -53,11 +53,11 @@ def test_a_converter_that_fails(monkeypatch, capfd):
         @classmethod
         def _impl_v1(cls, bb, inputs, attr, params):
             seen.append(sys.stdout)
-            raise ValueError("no such form")
+            raise FormError("no such form")
 
     monkeypatch.setitem(CONVERTERS, "Relu", Failing)
     stdout = sys.stdout
-    with pytest.raises(ModelError, match=r"Relu node 'relu' cannot be converted \(no such form\)"):
+    with pytest.raises(ModelError, match=r"Relu node 'relu' cannot be converted: no such form"):
         tvm_ext.compile(model())
     # Another thread may print meanwhile: its output is not ours to swallow.
     assert seen == [stdout]

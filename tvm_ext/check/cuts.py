@@ -21,6 +21,7 @@ from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.onnx_frontend import ImportedModel
+from tvm_ext.open_dimensions import shapes_of
 from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import Pipeline, Step, load_pipelines
 from tvm_ext.passes.runner import PassRunner
@@ -80,7 +81,7 @@ class SteppedCompilation:
         with compiling_for(machine):
             self._run_passes("graph", pipeline.graph)
             self._run_passes("lower", pipeline.lower)
-            require_lowered(self.cuts[-1].mod, imported.name)
+            require_lowered(self.cuts[-1].mod, imported.name, shapes_of(imported.inputs))
             self._run_passes("schedule", pipeline.schedule)
             kernels = self.cuts[-1].mod
             self._add("kernels", "schedule of the kernels", schedule_kernels(kernels, machine)[0])
@@ -152,7 +153,7 @@ class SteppedCompilation:
         names = plain.lower if stage == "lower" else [*plain.graph, *plain.lower]
         steps = [Step(registry.get(name), {}) for name in names]
         mod = PassRunner().run(steps, mod)
-        require_lowered(mod, self._imported.name)
+        require_lowered(mod, self._imported.name, shapes_of(self._imported.inputs))
         return mod
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import tvm
 from tvm import relax
 
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import REPORT_IT, ModelError
+from tvm_ext.open_dimensions import InputShapes, freezing_hint, listed
 from tvm_ext.relay_passes.operator_name import operator_name
 from tvm_ext.relay_passes.origin import describe_origin
 from tvm_ext.relay_passes.origin_writer import bindings_of
@@ -77,19 +78,22 @@ def weight_bytes(mod: tvm.IRModule) -> int:
     return sum(seen.values())
 
 
-def require_lowered(mod: tvm.IRModule, label: str) -> None:
-    """Raises ModelError that names every operator left without a kernel, and its nodes."""
-    left: dict[str, list[str]] = {}
+def require_lowered(mod: tvm.IRModule, label: str, inputs: InputShapes) -> None:
+    """Raises ModelError that names the nodes for which no kernel was made.
+
+    ``inputs`` are the sizes of the model's inputs.
+    """
+    left: list[str] = []
     for binding in relax_bindings(mod):
         name = operator_name(binding.value)
         if not name or name.startswith(_RUN_BY_VM):
             continue
         if binding.value.op.get_attr("FCallPacked") is not None:
             continue
-        left.setdefault(name, []).append(describe_origin(binding.var))
+        left.append(describe_origin(binding.var))
     if left:
-        listed = "; ".join(f"{op} (nodes: {', '.join(nodes)})" for op, nodes in left.items())
+        nodes = listed([f"'{node}'" for node in dict.fromkeys(left)])
         raise ModelError(
-            f"{label}: no kernel could be made for {listed}; expected operators with static "
-            "shapes and constant shape arguments: give input shapes or export without them"
+            f"{label}: no kernel can be made for the nodes {nodes}; expected operators whose sizes "
+            f"are known: {freezing_hint(inputs) or 'export the model without them'}, or {REPORT_IT}"
         )

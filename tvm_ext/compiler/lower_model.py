@@ -15,6 +15,7 @@ from tvm_ext.compiler.packed_weights import mark_constant_parameters
 from tvm_ext.compiler.phases import Phases
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend import ImportedModel, import_model
+from tvm_ext.open_dimensions import shapes_of
 from tvm_ext.passes.pipeline import Pipeline
 from tvm_ext.passes.runner import PassRunner
 
@@ -56,12 +57,14 @@ def lower_model(
     """Imports the model, runs the graph passes, lowers and fuses; raises as ``compile``."""
     with phases.timed("import"):
         imported = import_model(model, input_shapes)
+    phases.model, phases.inputs = imported.name, shapes_of(imported.inputs)
+    runner.inputs = phases.inputs
     with phases.timed("graph passes"):
         graph = runner.run(pipeline.graph, imported.mod)
     with phases.timed("lower and fuse"):
         fusion = FusionObserver()
         kernels = runner.run(pipeline.lower, graph, extra=[fusion])
-        require_lowered(kernels, imported.name)
+        require_lowered(kernels, imported.name, phases.inputs)
         if current_cpu() is None:
             kernels = with_fresh_outputs(kernels)
         kernels = mark_constant_parameters(runner.run(pipeline.schedule, kernels))

@@ -4,29 +4,48 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import tvm
-
-from tvm_ext.errors import BuildError, TvmExtError, reason_of
+from tvm_ext.errors import REPORT_IT, BuildError, TvmExtError
+from tvm_ext.open_dimensions import InputShapes, freezing_hint
 from tvm_ext.report.records import PhaseRecord
 
 
 class Phases:
-    """Wall time of the phases, in order; an error of TVM's gets the name of its phase."""
+    """Wall time of the phases, in order; an error that is not ours gets the name of its phase.
+
+    Attributes
+    ----------
+    model : str
+        The model's name, once it is known.
+    inputs : InputShapes
+        The sizes of its inputs, once they are known.
+    """
 
     def __init__(self) -> None:
         self.records: list[PhaseRecord] = []
+        self.model = "the model"
+        self.inputs: InputShapes = {}
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Times the block. Raises BuildError for an error of TVM's in it."""
+        """Times the block. Raises BuildError for an error in it that no step expects."""
         begun = time.perf_counter()
         try:
             yield
         except TvmExtError:
             raise
-        except (tvm.error.InternalError, RuntimeError, ValueError, TypeError) as error:
+        except MemoryError as error:
             raise BuildError(
-                f"phase '{name}' failed in TVM ({reason_of(error)}); expected a model that TVM can "
-                "lower: try --opt-level 0 and find the step with --dump-ir"
+                f"there is no memory left in phase '{name}' of {self.model}; expected more: give "
+                "smaller input shapes, or end other programs"
+            ) from error
+        except Exception as error:
+            raise BuildError(
+                f"bug in tvm-ext: phase '{name}' failed on {self.model}; expected a program: "
+                f"{self._advice()}try --opt-level 0, and {REPORT_IT}",
+                defect=True,
             ) from error
         self.records.append(PhaseRecord(name, time.perf_counter() - begun))
+
+    def _advice(self) -> str:
+        hint = freezing_hint(self.inputs)
+        return f"{hint}, or " if hint else ""

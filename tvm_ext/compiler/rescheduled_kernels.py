@@ -1,15 +1,15 @@
 """Kernels for a GPU whose code TVM refuses to generate, scheduled once more by the last resort."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext.compiler.build import BUILD_ERRORS, build
+from tvm_ext.compiler.build import build, can_be_built
 from tvm_ext.compiler.nan_operands import with_nan_passed_on
-from tvm_ext.errors import BuildError, reason_of
+from tvm_ext.errors import BuildError
 from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 from tvm_ext.tir_schedules.select import ScheduleChoice, schedule_by_last_resort
 from tvm_ext.tir_schedules.template import Machine
 
@@ -29,12 +29,13 @@ def build_with_last_resort(
     machine: Machine,
     unscheduled: tvm.IRModule,
     choices: dict[str, ScheduleChoice],
+    origins: Mapping[str, Sequence[str]] | None = None,
 ) -> Built:
     """The executable of ``planned``.
 
     A schedule for a GPU can break a rule that only code generation checks. Where the build fails,
     each kernel is built alone, and those that fail get the schedule that any kernel can have, from
-    their form in ``unscheduled``.
+    their form in ``unscheduled``. ``origins`` are the nodes of each kernel, for messages.
 
     Raises
     ------
@@ -42,7 +43,7 @@ def build_with_last_resort(
         Code generation fails, and for another reason than the schedule of a kernel for a GPU.
     """
     try:
-        return Built(build(planned, target), planned, choices)
+        return Built(build(planned, target, origins), planned, choices)
     except BuildError:
         if not isinstance(machine, GpuDescription):
             raise
@@ -51,24 +52,14 @@ def build_with_last_resort(
             name = str(global_var.name_hint)
             if not isinstance(func, tirx.PrimFunc) or name not in choices or choices[name].packed:
                 continue
-            reason = _refusal(func, target)
-            if reason:
+            if not can_be_built(func, target):
                 again, choice = schedule_by_last_resort(unscheduled[name], machine)
                 functions[global_var] = _like(func, again)
-                changed[name] = _explained(choice, choices[name], reason)
+                changed[name] = _explained(choice, choices[name])
         if changed == choices:
             raise
     mod = with_nan_passed_on(tvm.IRModule(functions, attrs=planned.attrs))
-    return Built(build(mod, target), mod, changed)
-
-
-def _refusal(func: tirx.PrimFunc, target: tvm.target.Target) -> str:
-    """Why no code can be generated for a kernel; empty where it can."""
-    try:
-        compile_kernels(func.with_attr("global_symbol", "main"), target)
-    except BUILD_ERRORS as error:
-        return reason_of(error)
-    return ""
+    return Built(build(mod, target, origins), mod, changed)
 
 
 def _like(func: tirx.PrimFunc, again: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -86,6 +77,6 @@ def _like(func: tirx.PrimFunc, again: tirx.PrimFunc) -> tirx.PrimFunc:
     return again.without_attr("global_symbol") if "global_symbol" in again.attrs else again
 
 
-def _explained(choice: ScheduleChoice, before: ScheduleChoice, reason: str) -> ScheduleChoice:
-    refusal = f"{before.schedule}: no code could be generated ({reason})"
+def _explained(choice: ScheduleChoice, before: ScheduleChoice) -> ScheduleChoice:
+    refusal = f"{before.schedule}: no code could be generated"
     return replace(choice, refusals=(*before.refusals, refusal), miss=before.miss)

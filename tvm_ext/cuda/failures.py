@@ -8,7 +8,7 @@ only the CPU can be used.
 import re
 from collections.abc import Callable
 
-from tvm_ext.errors import RunError, TargetError, TvmExtError, reason_of
+from tvm_ext.errors import REPORT_IT, RunError, TargetError, TvmExtError, own_words
 
 _NAME = re.compile(r"\b(cudaError[A-Za-z]+|CUDA_ERROR_[A-Z_0-9]+)\b")
 _LAUNCH = re.compile(r"grid=\(([\d,]+)\).*?block=\(([\d,]+)\)", re.DOTALL)
@@ -69,8 +69,9 @@ def device_error(
         )
     if found is None:
         return RunError(
-            f"the run of {name} failed in TVM ({reason_of(error)}); expected values that the "
-            "model's operators allow: check the inputs with tvm-ext check"
+            f"the run of {name} failed{f' ({own_words(error)})' if own_words(error) else ''}; "
+            "expected sizes and values that the model's operators allow: check them with ONNX "
+            f"Runtime (tvm-ext check), or {REPORT_IT}"
         )
     code = found.group(1)
     if code in _NO_MEMORY:

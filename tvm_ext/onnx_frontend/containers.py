@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.ir_edits import Inserter, constant_of, opset_of, replace_outputs
 from tvm_ext.onnx_frontend.unroll import unsqueezed
 
@@ -64,7 +65,7 @@ def _position(node: ir.Node, index: int, default: int) -> int:
 
 def _checked(node: ir.Node, position: int, length: int) -> int:
     if not -length <= position < length:
-        raise ValueError(
+        raise FormError(
             f"{node.op_type} node '{node.name}' has position {position} in a sequence of {length}"
         )
     return position % length
@@ -205,7 +206,7 @@ def _optional(node: ir.Node, known: _Known) -> bool:
 def _get_element(node: ir.Node, known: _Known) -> bool:
     given = node.inputs[0]
     if isinstance(known.contents.get(given), _Nothing):
-        raise ValueError(f"OptionalGetElement node '{node.name}' asks an empty optional")
+        raise FormError(f"OptionalGetElement node '{node.name}' asks an empty optional")
     return _optional(node, known)
 
 

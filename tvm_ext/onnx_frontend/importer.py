@@ -11,7 +11,7 @@ import onnx
 import tvm
 from tvm import relax
 
-from tvm_ext.errors import ModelError, reason_of
+from tvm_ext.errors import REPORT_IT, FormError, ModelError, TvmExtError
 from tvm_ext.hardware.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.control_flow import CONTROL_FLOW
 from tvm_ext.onnx_frontend.control_flow.choice_regions import (
@@ -26,7 +26,7 @@ from tvm_ext.onnx_frontend.converters.agreement import with_agreeing_sizes
 from tvm_ext.onnx_frontend.converters.runtime_sizes import is_size
 from tvm_ext.onnx_frontend.converters.traits import Shapes, gives_sequence, shapes_taken_by
 from tvm_ext.onnx_frontend.iterations import written_iterations
-from tvm_ext.onnx_frontend.node_failure import NodeFailed, is_impossible, place_of
+from tvm_ext.onnx_frontend.node_failure import NodeFailed, conversion_error, place_of
 from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
 from tvm_ext.onnx_frontend.plain_casts import with_plain_casts
 from tvm_ext.onnx_frontend.scopes import names_read
@@ -59,13 +59,19 @@ def import_graph(
             mod = importer.from_onnx(_without_nodes(model.graph), opset_of(model, ""))
         except NodeFailed as failed:
             importer.end_blocks()
-            raise conversion_error(label, failed.place, failed.reason) from failed.reason
-        except ModelError:
+            if isinstance(failed.reason, TvmExtError):
+                raise failed.reason from failed.reason.__cause__
+            raise conversion_error(label, model.graph, failed) from failed.reason
+        except TvmExtError:
             importer.end_blocks()
             raise
         except Exception as error:
             importer.end_blocks()
-            raise conversion_error(label, "the graph", error) from error
+            raise ModelError(
+                f"bug in tvm-ext: the graph of {label} cannot be imported, whatever its nodes are; "
+                f"expected a program: {REPORT_IT}",
+                defect=True,
+            ) from error
     mod = write_origins(
         without_unused_functions(mod), {var: (node,) for var, node in importer.node_of.items()}
     )
@@ -90,18 +96,6 @@ def _shape_as_tensor(bb: relax.BlockBuilder, value: Any, computed: bool) -> Any:
     """Shapes as tensors; sizes as well beside ``computed`` operands, among themselves they fold."""
     is_shape = isinstance(value, relax.Expr) and isinstance(value.ty, relax.ShapeType)
     return as_tensor(bb, value) if is_shape or (computed and is_size(value)) else value
-
-
-def conversion_error(label: str, place: str, error: Exception) -> ModelError:
-    """One line for whatever an importer or a lowering raised at ``place``."""
-    return ModelError(
-        f"{label}: {place} cannot be converted ({reason_of(error)}); expected static shapes and "
-        "constant shape arguments: give input shapes, or export the model without this form"
-    )
-
-
-def _place(node: onnx.NodeProto) -> str:
-    return place_of(node.op_type, node.name)
 
 
 class _OriginImporter(ONNXGraphImporter):
@@ -169,7 +163,7 @@ class _OriginImporter(ONNXGraphImporter):
             try:
                 self._convert_node(node, behind)
             except NodeFailed as failed:
-                own = isinstance(failed.reason, UnequalRanks) and failed.place == _place(node)
+                own = isinstance(failed.reason, UnequalRanks) and failed.place == place_of(node)
                 if not own or any(other in later for other in divided(behind, [node])[0]):
                     raise
                 self._convert_choice(node, nodes[place + 1 :], results, failed)
@@ -192,7 +186,7 @@ class _OriginImporter(ONNXGraphImporter):
                 break
             except NodeFailed as other:
                 # Another If, whose values meet those of this one.
-                met = [o for o in others if _place(o) == other.place]
+                met = [o for o in others if place_of(o) == other.place]
                 if not isinstance(other.reason, UnequalRanks) or not met:
                     raise
                 choices += met
@@ -216,14 +210,11 @@ class _OriginImporter(ONNXGraphImporter):
         inputs = onnx_input(self._nodes[name] if name else None for name in node.input)
         inputs = _without_shapes(self.bb, key, inputs)
         try:
-            result = self._convert_operator(key, inputs, attrs, self.opset)
+            results = self._results(node, self._convert_operator(key, inputs, attrs, self.opset))
         except NodeFailed as failed:
-            # One in a body has been looked at there.
-            failed.impossible |= key not in CONTROL_FLOW and is_impossible(
-                node, inputs, self.model.opset_import
-            )
+            failed.look_at(node, inputs, self.model)
             raise
-        for name, value in zip(node.output, self._results(node, result), strict=False):
+        for name, value in zip(node.output, results, strict=False):
             self._nodes[name] = value
 
     def _results(self, node: onnx.NodeProto, result: Any) -> list[Any]:
@@ -235,8 +226,8 @@ class _OriginImporter(ONNXGraphImporter):
             result = [self._bound(node.name, self.bb.normalize(item)) for item in items]
         results = list(result) if isinstance(result, relax.Tuple | list) else [result]
         if len(results) < len(node.output):
-            reason = ValueError(f"{len(results)} of its {len(node.output)} outputs are known")
-            raise NodeFailed(place_of(node.op_type, node.name), reason)
+            reason = FormError(f"{len(results)} of its {len(node.output)} outputs are known")
+            raise NodeFailed(place_of(node), reason)
         return results
 
     def _convert_operator(self, op_name: str, inputs: Any, attrs: dict, opset: int) -> Any:
@@ -244,7 +235,7 @@ class _OriginImporter(ONNXGraphImporter):
         try:
             result = self._converted(op_name, inputs, attrs)
         except Exception as error:
-            raise NodeFailed(place_of(split_key(op_name)[1], node), error) from error
+            raise NodeFailed(f"{split_key(op_name)[1]} node '{node}'", error) from error
         return self._bound(node, result)
 
     def _converted(self, key: str, inputs: Any, attrs: dict) -> Any:

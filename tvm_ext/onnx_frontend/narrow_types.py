@@ -8,6 +8,7 @@ inputs and outputs of the model keep the name of the type among their properties
 import onnx
 import onnx_ir as ir
 
+from tvm_ext.errors import FormError
 from tvm_ext.narrow_dtypes import HOLDERS, numpy_type
 
 NARROW_ATTRIBUTE = "tvm_ext_narrow_type"
@@ -35,7 +36,7 @@ def hold_narrow_types(model: ir.Model) -> None:
 
     Raises
     ------
-    ValueError
+    FormError
         An operator makes numbers of a narrow type from ones of another type.
     """
     if not any(_name(value) in _HELD for value in _values(model)):
@@ -89,7 +90,7 @@ def _mark(node: ir.Node) -> None:
         key = "to" if node.op_type == "Cast" else "output_dtype"
         node.attributes[key] = ir.AttrInt64(key, int(holder))
     elif all(_name(value) != made for value in node.inputs) and not _has_body(node):
-        raise ValueError(f"{node.op_type} node '{node.name}' makes {made} of another type")
+        raise FormError(f"{node.op_type} node '{node.name}' makes {made} of another type")
 
 
 def _has_body(node: ir.Node) -> bool:

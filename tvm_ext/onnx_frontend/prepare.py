@@ -13,7 +13,7 @@ import onnx
 import onnx_ir as ir
 from onnxscript import optimizer
 
-from tvm_ext.errors import ModelError, TvmExtError
+from tvm_ext.errors import TvmExtError
 from tvm_ext.onnx_frontend.cast_like import cast_likes_to_casts
 from tvm_ext.onnx_frontend.constant_values import spell_constants_out
 from tvm_ext.onnx_frontend.containers import resolve_containers
@@ -21,6 +21,7 @@ from tvm_ext.onnx_frontend.function_bodies import expand_functions
 from tvm_ext.onnx_frontend.loop_invariants import hoist_loop_invariants
 from tvm_ext.onnx_frontend.microsoft_rewrites import to_default_domain
 from tvm_ext.onnx_frontend.narrow_types import hold_narrow_types
+from tvm_ext.onnx_frontend.node_failure import preparation_error
 from tvm_ext.onnx_frontend.normal_forms import to_normal_forms
 from tvm_ext.onnx_frontend.scan_to_loop import scans_to_loops
 from tvm_ext.onnx_frontend.unroll import unroll_loops
@@ -92,11 +93,7 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     except Exception as error:
         # Whatever onnxscript, ONNX's own NumPy operators and our rewrites raise at forms that the
         # checker lets through.
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        raise ModelError(
-            f"{label}: shapes and constants cannot be propagated ({reason}); "
-            "expected a consistent graph: check the model with onnx.checker or give other shapes"
-        ) from error
+        raise preparation_error(model, label, error) from error
     name_nodes(prepared.graph)
     return prepared
 

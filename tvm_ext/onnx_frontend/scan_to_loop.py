@@ -3,7 +3,7 @@
 import numpy as np
 import onnx_ir as ir
 
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import FormError, ModelError
 from tvm_ext.onnx_frontend.ir_edits import Inserter, opset_of, replace_outputs
 
 _BACKWARD = 1
@@ -39,7 +39,7 @@ def _rewrite(node: ir.Node) -> None:
     scanned = node.attributes["num_scan_inputs"].as_int()
     states = len(node.inputs) - scanned
     if scanned < 1 or states < 0:
-        raise ValueError(
+        raise FormError(
             f"Scan node '{node.name}' has num_scan_inputs {scanned} and {len(node.inputs)} inputs"
         )
     outer = Inserter(node, f"{node.name}/outside")

@@ -4,7 +4,7 @@ import math
 
 import onnx_ir as ir
 
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import FormError, ModelError
 from tvm_ext.onnx_frontend.input_shapes import MAX_ELEMENTS
 
 
@@ -46,15 +46,15 @@ def range_steps(start: float, limit: float, delta: float) -> int:
 
     Raises
     ------
-    ValueError
+    FormError
         There are too many steps, or no number of them.
     """
     if delta == 0:
-        raise ValueError("the delta of a Range is 0")
+        raise FormError("the delta of a Range is 0")
     if isinstance(start, int):
         steps = -((start - limit) // delta)
     else:
         steps = math.ceil((limit - start) / delta)
     if steps > MAX_ELEMENTS:
-        raise ValueError(f"a Range has {steps} steps, expected at most {MAX_ELEMENTS}")
+        raise FormError(f"a Range has {steps} steps, expected at most {MAX_ELEMENTS}")
     return max(int(steps), 0)

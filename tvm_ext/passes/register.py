@@ -93,7 +93,15 @@ def _factory(pass_like: PassLike, name: str) -> Callable[..., tvm.transform.Pass
             f"'{name}' is a {type(pass_like).__name__}; expected a tvm.transform.Pass, a class of "
             "passes, or a function of an IRModule"
         )
-    return lambda: tvm.transform.module_pass(_two_arguments(pass_like), opt_level=0, name=name)
+    run = _two_arguments(pass_like)
+
+    def checked(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        after = run(mod, ctx)
+        if not isinstance(after, tvm.IRModule):
+            raise TypeError(f"it returned a {type(after).__name__}, expected an IRModule")
+        return after
+
+    return lambda: tvm.transform.module_pass(checked, opt_level=0, name=name)
 
 
 def _two_arguments(function: Callable[..., tvm.IRModule]) -> Callable[..., tvm.IRModule]:

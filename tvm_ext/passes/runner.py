@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tvm
-from tvm import relax
 from tvm_ffi import structural_equal
 
-from tvm_ext.errors import ConfigError, PassError, reason_of
+from tvm_ext.errors import ConfigError
+from tvm_ext.open_dimensions import InputShapes
+from tvm_ext.passes.failed_pass import PassFailure, is_well_formed
 from tvm_ext.passes.pipeline import Step
 from tvm_ext.relay_passes.pass_log import PassDecision, recording
 from tvm_ext.report.records import Decision, PassRecord
@@ -22,6 +23,13 @@ class PassRunner:
     dump_dir : Path, optional
         Folder into which TVM's DumpIR writes the module after each pass.
 
+    Attributes
+    ----------
+    records : list[PassRecord]
+        What each pass did.
+    inputs : InputShapes
+        The sizes of the model's inputs, for messages.
+
     Raises
     ------
     ConfigError
@@ -30,6 +38,7 @@ class PassRunner:
 
     def __init__(self, dump_dir: Path | None = None) -> None:
         self.records: list[PassRecord] = []
+        self.inputs: InputShapes = {}
         self._instruments: list[object] = []
         if dump_dir is not None:
             self._instruments.append(_dump_instrument(dump_dir))
@@ -59,14 +68,24 @@ class PassRunner:
                     continue
                 first = len(decisions)
                 begun = time.perf_counter()
-                after = _apply(name, made, mod)
+                after = self._applied(step, made, mod)
                 seconds = time.perf_counter() - begun
                 changed = not after.same_as(mod) and not structural_equal(after, mod)
-                if changed and not relax.analysis.check_well_formed(after, check_ty=False):
-                    raise _pass_error(name, "left a module that is not well-formed")
                 self.records.append(_record(step, seconds, changed, decisions[first:]))
                 mod = after
         return mod
+
+    def _applied(self, step: Step, made: tvm.transform.Pass, mod: tvm.IRModule) -> tvm.IRModule:
+        # A pass that asks for others ahead of it gets them from a Sequential only.
+        runnable = tvm.transform.Sequential([made]) if made.info.required else made
+        failure = PassFailure(step.entry, runnable, mod, self.inputs)
+        try:
+            after = runnable(mod)
+        except Exception as error:
+            raise failure.error(error) from error
+        if not after.same_as(mod) and not is_well_formed(after):
+            raise failure.error(None)
+        return after
 
 
 def _dump_instrument(folder: Path) -> object:
@@ -79,23 +98,6 @@ def _dump_instrument(folder: Path) -> object:
             "or a free name: choose another path"
         ) from error
     return instrument
-
-
-def _apply(name: str, made: tvm.transform.Pass, mod: tvm.IRModule) -> tvm.IRModule:
-    # A pass that asks for others ahead of it gets them from a Sequential only.
-    runnable = tvm.transform.Sequential([made]) if made.info.required else made
-    try:
-        after = runnable(mod)
-    except Exception as error:
-        raise _pass_error(name, reason_of(error)) from error
-    return after
-
-
-def _pass_error(name: str, reason: str) -> PassError:
-    return PassError(
-        f"pass '{name}' failed: {reason}; expected a valid module: "
-        f"compile without it (--disable-pass {name}) and look at the IR with --dump-ir"
-    )
 
 
 def _record(

@@ -15,6 +15,7 @@ import onnx
 from onnx import helper
 from tvm import relax
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.control_flow.body_converter import BodyConverter
 from tvm_ext.onnx_frontend.control_flow.functions import function
 from tvm_ext.onnx_frontend.control_flow.parameters import Signature, capture
@@ -27,7 +28,7 @@ MOVED = "tvm_ext_moved_nodes"
 _BRANCHES = ("then_branch", "else_branch")
 
 
-class UnequalRanks(ValueError):
+class UnequalRanks(FormError):
     """The branches of an If differ in the rank of an output that other nodes read."""
 
 

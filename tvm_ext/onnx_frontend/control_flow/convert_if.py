@@ -12,7 +12,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
-from tvm_ext.errors import reason_of
+from tvm_ext.errors import FormError
 from tvm_ext.failed_branch import FAILED_BRANCH
 from tvm_ext.onnx_frontend.control_flow.body_converter import BodyConverter
 from tvm_ext.onnx_frontend.control_flow.choice_regions import MOVED, UnequalRanks
@@ -37,7 +37,7 @@ def convert_if(importer: BodyConverter, name: str, inputs: Any, attrs: dict) -> 
     ------
     UnequalRanks
         The branches differ in the rank of an output that a node reads.
-    ValueError
+    FormError
         The branches differ in the type of an output, or one is a sequence.
     """
     graphs = (attrs["then_branch"], attrs["else_branch"])
@@ -104,8 +104,9 @@ def _is_of(failed: NodeFailed, names: Iterable[bytes]) -> bool:
 def _impossible(name: str, side: str, failed: NodeFailed) -> str:
     """What the run says when it chooses a branch that ONNX's rules forbid."""
     return (
-        f"If node '{name}' chose its {side} branch, where {failed.place} cannot be run with the "
-        f"shapes that the model was compiled for ({reason_of(failed.reason)})"
+        f"If node '{name}' chose its {side} branch, where {failed.where} cannot be run with the "
+        f"shapes that the model was compiled for: {failed.words}; expected the other branch: give "
+        "other inputs, or compile for other shapes"
     )
 
 
@@ -188,7 +189,7 @@ def _joined(first: relax.TensorType, second: relax.TensorType, read: bool) -> re
     """A type of which both are; an axis on which they differ gets a symbol of its own."""
     dtype, other = str(first.dtype), str(second.dtype)
     if dtype != other:
-        raise ValueError(
+        raise FormError(
             f"one branch gives a value of type {dtype} and the other of type {other}; a compiled "
             "model needs them alike"
         )

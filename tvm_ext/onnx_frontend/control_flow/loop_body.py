@@ -5,6 +5,7 @@ import tvm
 import tvm_ffi
 from tvm import relax, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.control_flow.body_converter import BodyConverter
 from tvm_ext.onnx_frontend.control_flow.functions import function, function_name
 from tvm_ext.onnx_frontend.control_flow.loop_calls import Loop
@@ -129,7 +130,7 @@ def _widened(
 ) -> relax.TensorType:
     """``before``, or a type that covers both, with a symbol for each size that changes."""
     if str(before.dtype) != str(after.dtype) or before.ndim != after.ndim:
-        raise ValueError(
+        raise FormError(
             f"loop-carried value '{name}' begins as {before.ndim}-dimensional {before.dtype} and "
             f"becomes {after.ndim}-dimensional {after.dtype}; a compiled model needs them alike"
         )

@@ -8,6 +8,7 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.control_flow.symbolic_types import with_symbols
 from tvm_ext.onnx_frontend.converters.runtime_sizes import is_size, sizes_as_tensor
 
@@ -17,19 +18,19 @@ def as_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
 
     Raises
     ------
-    ValueError
+    FormError
         The value is a sequence, an optional or of unknown rank.
     """
     if isinstance(value, relax.ShapeExpr) or is_size(value):
         return sizes_as_tensor(bb, value)
     if not isinstance(value, relax.Expr):
-        raise ValueError("it passes an empty optional, where a tensor is expected")
+        raise FormError("it passes an empty optional, where a tensor is expected")
     if isinstance(value, relax.Tuple) or isinstance(value.ty, relax.TupleType):
-        raise ValueError("it passes a sequence whose length is not known, where a tensor can be")
+        raise FormError("it passes a sequence whose length is not known, where a tensor can be")
     if isinstance(value.ty, relax.ShapeType):
         value = bb.emit(relax.op.shape_to_tensor(value))
     if value.ty.ndim < 0:
-        raise ValueError("it passes a tensor whose rank is not known")
+        raise FormError("it passes a tensor whose rank is not known")
     value = bound(bb, value)
     if isinstance(value.ty.shape, relax.ShapeExpr):
         return value

@@ -13,6 +13,7 @@ import tvm
 from tvm import relax, te, tirx
 from tvm.sym import Analyzer
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.checked_sizes import equal_sizes, of_sizes
 from tvm_ext.onnx_frontend.converters.runtime_sizes import vector, wide
@@ -39,7 +40,7 @@ def with_agreeing_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: di
 
     Raises
     ------
-    ValueError
+    FormError
         Two known sizes differ.
     """
     if has_weights(key):
@@ -164,7 +165,7 @@ def _common(column: list[Size]) -> Any:
     """The size of the result along an axis with these sizes; None when only the run can tell."""
     known = [size for size in column if isinstance(size, int)]
     if len(known) > 1:
-        raise ValueError(f"it combines sizes {known[0]} and {known[1]}, expected equal ones or 1")
+        raise FormError(f"it combines sizes {known[0]} and {known[1]}, expected equal ones or 1")
     if len(column) < 2:
         return column[0] if column else 1
     # All others must then be equal to this one, which a cast checks.

@@ -6,6 +6,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import onnx_constant
 
 Size: TypeAlias = int | tirx.Expr
@@ -24,12 +25,12 @@ def sizes_of(value: relax.Expr) -> list[Size]:
 
     Raises
     ------
-    ValueError
+    FormError
         Not even the rank is known.
     """
     shape = getattr(value.ty, "shape", None)
     if not isinstance(shape, relax.ShapeExpr):
-        raise ValueError("the rank of its input is not known")
+        raise FormError("the rank of its input is not known")
     return [int(s) if isinstance(s, tirx.IntImm) else s for s in shape.values]
 
 
@@ -44,7 +45,7 @@ def size_argument(bb: relax.BlockBuilder, value: Any, params: Any, name: str) ->
 
     Raises
     ------
-    ValueError
+    FormError
         The input has more than one element.
     """
     if isinstance(value, int) or tvm.ir.is_prim_expr(value):
@@ -52,7 +53,7 @@ def size_argument(bb: relax.BlockBuilder, value: Any, params: Any, name: str) ->
     stored = constant_array(value, params)
     if stored is not None:
         if stored.size != 1:
-            raise ValueError(f"its {name} has {stored.size} elements, expected one")
+            raise FormError(f"its {name} has {stored.size} elements, expected one")
         return int(stored.reshape(()).item())
     listed = bb.emit(relax.op.reshape(bb.emit(relax.op.astype(value, "int64")), (1,)))
     variable = tirx.Var(name, "int64")

@@ -13,6 +13,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxCast, OnnxOpConverter, onnx_type_name
 from tvm_ext.onnx_frontend.converters.narrow_floats import (
     NARROW_FLOATS,
@@ -57,7 +58,7 @@ class CastLike(OnnxOpConverter):
     def _impl_v15(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
         wanted = "int64" if isinstance(inputs[1], relax.ShapeExpr) else _dtype(inputs[1])
         if not wanted:
-            raise ValueError("the type of its second input is not known")
+            raise FormError("the type of its second input is not known")
         return Cast._impl_v13(bb, inputs, {**attr, "to": wanted}, params)
 
 

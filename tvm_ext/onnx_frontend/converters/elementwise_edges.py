@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx, topi
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 
 
@@ -108,7 +109,7 @@ class IsInf(OnnxOpConverter):
     def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         data, dtype = inputs[0], str(inputs[0].ty.dtype)
         if dtype.startswith("float8"):
-            raise ValueError(f"its elements are {dtype}")
+            raise FormError(f"its elements are {dtype}")
         signs = [("detect_positive", np.inf), ("detect_negative", -np.inf)]
         chosen = [sign for flag, sign in signs if attr.get(flag, 1)]
         if not chosen:

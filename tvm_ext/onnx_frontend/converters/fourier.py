@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 
 # Points of the longest transform by one table: 4 MiB for a real signal and half of the spectrum.
@@ -76,7 +77,7 @@ def transformed(
 
     Raises
     ------
-    ValueError
+    FormError
         The length is long and cannot be split, as a prime cannot, or is out of bounds.
     """
     dtype = str(x.ty.dtype)
@@ -84,9 +85,9 @@ def transformed(
         table = bb.emit_te(lambda points: _run_time_table(points, form, dtype), form.points)
         return _multiplied(bb, x, table, form)
     if form.points < 1:
-        raise ValueError(f"its length is {form.points}, expected at least one point")
+        raise FormError(f"its length is {form.points}, expected at least one point")
     if form.points > MOST_POINTS:
-        raise ValueError(f"its length is {form.points}, expected at most {MOST_POINTS}")
+        raise FormError(f"its length is {form.points}, expected at most {MOST_POINTS}")
     if form.points > DIRECT_POINTS:
         return _split(bb, x, form)
     table = basis(form)
@@ -179,7 +180,7 @@ def _factor(points: int) -> int:
     """The largest divisor up to the square root; both factors must be below ``points``."""
     divisors = [d for d in range(2, math.isqrt(points) + 1) if points % d == 0]
     if not divisors:
-        raise ValueError(
+        raise FormError(
             f"its length {points} is a prime above {DIRECT_POINTS}, which cannot be split; "
             "expected a shorter or a composite one"
         )

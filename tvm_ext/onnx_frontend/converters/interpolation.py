@@ -7,6 +7,7 @@ from typing import Any
 import tvm
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import text
 from tvm_ext.onnx_frontend.converters.runtime_sizes import computed_dimensions
 
@@ -35,7 +36,7 @@ class Interpolation:
 
     @classmethod
     def of(cls, attr: dict) -> "Interpolation":
-        """From a node's attributes; raises ValueError for a value that ONNX does not have."""
+        """From a node's attributes; raises FormError for a value that ONNX does not have."""
         found = cls(
             mode=text(attr, "mode", "nearest"),
             coordinates=text(attr, "coordinate_transformation_mode", "half_pixel"),
@@ -46,11 +47,11 @@ class Interpolation:
             extrapolation=float(attr.get("extrapolation_value", 0.0)),
         )
         if found.mode not in ("nearest", "linear", "cubic"):
-            raise ValueError(f"its mode is {found.mode}, expected nearest, linear or cubic")
+            raise FormError(f"its mode is {found.mode}, expected nearest, linear or cubic")
         if found.coordinates not in _COORDINATES:
-            raise ValueError(f"its coordinates are {found.coordinates}, which ONNX does not have")
+            raise FormError(f"its coordinates are {found.coordinates}, which ONNX does not have")
         if found.rounding not in _ROUNDINGS:
-            raise ValueError(f"its nearest_mode is {found.rounding}, which ONNX does not have")
+            raise FormError(f"its nearest_mode is {found.rounding}, which ONNX does not have")
         return found
 
     @property

@@ -12,6 +12,8 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
+
 # float32: 23 bits of mantissa, exponents biased by 127.
 _MANTISSA, _BIAS, _INFINITY = 23, 127, 0x7F800000
 _HOLDER = "float8_e4m3fn"
@@ -170,6 +172,6 @@ def _exponent_code(x: tvm.ir.Expr, saturate: bool, rounding: str) -> tvm.ir.Expr
     elif rounding == "down":
         return exponent
     else:
-        raise ValueError(f"round_mode '{rounding}' is none of up, down and nearest")
+        raise FormError(f"round_mode '{rounding}' is none of up, down and nearest")
     last = _bits(0xFE if saturate else 0xFF)
     return exponent + tirx.Select(tirx.all(up, exponent < last), _bits(1), _bits(0))

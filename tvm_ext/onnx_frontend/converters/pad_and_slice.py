@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of, text
 from tvm_ext.onnx_frontend.converters.runtime_sizes import (
@@ -65,7 +66,7 @@ def _padded(
     _require_mode(mode)
     shape = [old + b + a for old, b, a in zip(sizes_of(data), before, after, strict=True)]
     if any(isinstance(size, int) and size < 0 for size in shape):
-        raise ValueError("its negative pads take away more than there is")
+        raise FormError("its negative pads take away more than there is")
 
     def kernel(data: te.Tensor, fill: te.Tensor, *before: Any) -> te.Tensor:
         return _pad_compute(data, fill, before, shape, mode)
@@ -119,7 +120,7 @@ def _padded_in_the_run(
 
 def _require_mode(mode: str) -> None:
     if mode not in MODES:
-        raise ValueError(f"its mode is {mode}, expected one of {', '.join(MODES)}")
+        raise FormError(f"its mode is {mode}, expected one of {', '.join(MODES)}")
 
 
 def _pad_compute(

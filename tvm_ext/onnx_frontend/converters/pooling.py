@@ -10,6 +10,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
@@ -38,9 +39,9 @@ def _with_indices(bb: relax.BlockBuilder, data: relax.Expr, attr: dict) -> relax
     """Values, and places in the flattened input, by rows or (``storage_order``) by columns."""
     sizes = static_sizes(data)
     if sizes is None:
-        raise ValueError("it gives indices and its input has symbolic sizes")
+        raise FormError("it gives indices and its input has symbolic sizes")
     if text(attr, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise ValueError("its auto_pad was not resolved")
+        raise FormError("its auto_pad was not resolved")
     kernel, count = list(attr["kernel_shape"]), len(attr["kernel_shape"])
     strides = list(attr.get("strides", [1] * count))
     dilations = list(attr.get("dilations", [1] * count))

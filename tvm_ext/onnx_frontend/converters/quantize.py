@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant, onnx_type_name
 from tvm_ext.onnx_frontend.converters.cast import NARROW_INTEGERS, converted, wanted_type
 from tvm_ext.onnx_frontend.converters.narrow_floats import (
@@ -129,7 +130,7 @@ def integer_range(dtype: str) -> tuple[int, int, str]:
         low = -(1 << (bits - 1)) if holder == "int8" else 0
         return low, low + (1 << bits) - 1, holder
     if dtype not in ("int8", "uint8", "int16", "uint16", "int32"):
-        raise ValueError(f"numbers cannot be quantised to {dtype}")
+        raise FormError(f"numbers cannot be quantised to {dtype}")
     info = np.iinfo(dtype)
     return int(info.min), int(info.max), dtype
 

@@ -11,6 +11,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
 from tvm_ext.onnx_frontend.converters.quantize import (
     DequantizeLinear,
@@ -77,9 +78,9 @@ def _convolved(
 ) -> relax.Expr:
     rank = x.ty.ndim
     if rank not in _CONVOLUTIONS:
-        raise NotImplementedError(f"a convolution of rank {rank}")
+        raise FormError(f"a convolution of rank {rank}")
     if attr.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        raise NotImplementedError("auto_pad with sizes that are not known")
+        raise FormError("auto_pad with sizes that are not known")
     if w_zero is not None and w_zero.ty.ndim:
         w_zero = _reshaped(bb, w_zero, [-1] + [1] * (rank - 1))
     if x_zero is not None:
@@ -114,7 +115,7 @@ def _per_row(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
 def _centred(bb: relax.BlockBuilder, value: relax.Expr, zero: relax.Expr | None) -> relax.Expr:
     """``value - zero`` in int16."""
     if str(value.ty.dtype) not in ("int8", "uint8"):
-        raise NotImplementedError(f"a product of {value.ty.dtype}; expected int8 or uint8")
+        raise FormError(f"a product of {value.ty.dtype}; expected int8 or uint8")
     numbers, offset = numbers_of(value), numbers_of(zero)
     if numbers is not None and (zero is None or offset is not None):
         shift = np.int16(0) if offset is None else offset.astype(np.int16)

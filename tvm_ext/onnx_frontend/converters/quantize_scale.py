@@ -6,6 +6,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
+from tvm_ext.errors import FormError
+
 
 def numbers_of(value: Any) -> np.ndarray | None:
     """The numbers of a constant, float8 as float32; None for what is computed in the run."""
@@ -20,7 +22,7 @@ def spread(bb: relax.BlockBuilder, value: relax.Expr, x: relax.Expr, attr: dict)
 
     Raises
     ------
-    ValueError
+    FormError
         Its rank is neither 0 nor 1 nor, with ``block_size``, that of ``x``; or the axis is none
         of ``x``.
     """
@@ -34,12 +36,12 @@ def spread(bb: relax.BlockBuilder, value: relax.Expr, x: relax.Expr, attr: dict)
     if rank == 1:
         axis = 0
     if not -rank <= axis < rank:
-        raise ValueError(f"axis {axis} is out of range for an input of rank {rank}")
+        raise FormError(f"axis {axis} is out of range for an input of rank {rank}")
     axis %= rank
     if block:
         return _blocks(bb, value, x, axis, block)
     if value.ty.ndim != 1:
-        raise ValueError(f"a scale of rank {value.ty.ndim} without block_size")
+        raise FormError(f"a scale of rank {value.ty.ndim} without block_size")
     return _reshaped(bb, value, [-1] + [1] * (rank - axis - 1))
 
 
@@ -59,12 +61,12 @@ def _blocks(
 ) -> relax.Expr:
     """Each element ``block`` times along the axis, the last one as often as is left of ``x``."""
     if block < 0 or value.ty.ndim != x.ty.ndim:
-        raise ValueError(
+        raise FormError(
             f"block_size {block} with a scale of rank {value.ty.ndim} for rank {x.ty.ndim}"
         )
     size = x.ty.shape[axis] if isinstance(x.ty.shape, relax.ShapeExpr) else None
     if not isinstance(size, tirx.IntImm):
-        raise ValueError("block_size along a size that is not known")
+        raise FormError("block_size along a size that is not known")
     if isinstance(value, tvm.ir.GenericConst):
         array = np.repeat(value.value.numpy(), block, axis)
         array = array[(slice(None),) * axis + (slice(0, int(size)),)]

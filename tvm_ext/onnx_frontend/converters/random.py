@@ -22,6 +22,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_type_name
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops
@@ -157,7 +158,7 @@ def normal(
 
 def _require_float(dtype: str) -> None:
     if dtype not in _BITS:
-        raise ValueError(f"its numbers are of {dtype}; expected a floating-point type")
+        raise FormError(f"its numbers are of {dtype}; expected a floating-point type")
 
 
 def _wanted_type(attr: dict, like: relax.Expr | None = None) -> str:
@@ -230,7 +231,7 @@ class Multinomial(OnnxOpConverter):
             logarithms = bb.emit(relax.op.astype(logarithms, "float64"))
         sizes = sizes_of(logarithms)
         if len(sizes) != 2:
-            raise ValueError(f"its input has rank {len(sizes)}, expected batch and classes")
+            raise FormError(f"its input has rank {len(sizes)}, expected batch and classes")
         sampled = [sizes[0], int(attr.get("sample_size", 1))]
         numbers = uniform(bb, sampled, Stream.of_node(attr, params), 0.0, 1.0, "float64")
         shares = bb.emit(relax.op.nn.softmax(logarithms, axis=-1))

@@ -12,6 +12,7 @@ from onnx import numpy_helper
 from tvm import relax, te, tirx
 from tvm.sym import Analyzer
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name
 from tvm_ext.onnx_frontend.converters.agreement import broadcast_sizes
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
@@ -67,7 +68,7 @@ class Expand(OnnxOpConverter):
 def _both_ways(old: Size, new: Size) -> Any:
     """The size of the result; None when only the run can tell which of the two is 1."""
     if isinstance(old, int) and isinstance(new, int) and 1 not in (old, new) and old != new:
-        raise ValueError(f"size {old} cannot be expanded to {new}")
+        raise FormError(f"size {old} cannot be expanded to {new}")
     if isinstance(old, int):
         return new if old == 1 else old
     if isinstance(new, int):
@@ -131,7 +132,7 @@ class Reshape(OnnxOpConverter):
             if not allow_zero:
                 known = [sizes[i] if s == 0 else s for i, s in enumerate(known)]
             if 0 in known and -1 in known:
-                raise ValueError("its shape has a size of 0 beside one to be inferred")
+                raise FormError("its shape has a size of 0 beside one to be inferred")
             if -1 not in known:
                 data = with_as_many_elements(bb, data, known)
             return relax.op.reshape(data, relax.ShapeExpr(known) if 0 in known else known)

@@ -10,6 +10,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
 from tvm_ext.onnx_frontend.converters.recurrent_activations import activations_of
 from tvm_ext.onnx_frontend.converters.recurrent_arrays import Arrays, RecurrentWeights
@@ -176,7 +177,7 @@ class _Layer:
 def _recurrence(cell: Cell, given: dict[str, relax.Expr], attr: dict) -> Recurrence:
     direction = _text(attr.get("direction", "forward"))
     if direction not in _REVERSE:
-        raise ValueError(f"direction is '{direction}', not one of {', '.join(_REVERSE)}")
+        raise FormError(f"direction is '{direction}', not one of {', '.join(_REVERSE)}")
     reverse = _REVERSE[direction]
     clip = attr.get("clip")
     recurrence = Recurrence(
@@ -201,7 +202,7 @@ def _hidden_size(r: relax.Expr, attr: dict) -> int:
     hidden = _sizes(r, "R")[-1]
     stated = attr.get("hidden_size")
     if stated is not None and int(stated) != hidden:
-        raise ValueError(f"hidden_size is {stated}, but R has {hidden} columns")
+        raise FormError(f"hidden_size is {stated}, but R has {hidden} columns")
     return hidden
 
 
@@ -217,7 +218,7 @@ def _require_shapes(recurrence: Recurrence, given: dict[str, relax.Expr]) -> Non
         wanted["P"] = [directions, 3 * hidden]
     for name, shape in wanted.items():
         if name in given and _sizes(given[name], name) != shape:
-            raise ValueError(f"{name} has shape {_sizes(given[name], name)}, not {shape}")
+            raise FormError(f"{name} has shape {_sizes(given[name], name)}, not {shape}")
 
 
 def _sizes(value: relax.Expr, name: str) -> list[int]:
@@ -225,27 +226,27 @@ def _sizes(value: relax.Expr, name: str) -> list[int]:
     if not isinstance(shape, relax.ShapeExpr) or not all(
         isinstance(size, tirx.IntImm) for size in shape.values
     ):
-        raise ValueError(f"the shape of its weights {name} is not known")
+        raise FormError(f"the shape of its weights {name} is not known")
     return [int(size) for size in shape.values]
 
 
 def _steps_and_batch(x: relax.Expr, batch_first: bool) -> tuple[Any, Any]:
     values = x.ty.shape.values
     if len(values) != 3:
-        raise ValueError(f"its input X has {len(values)} axes, not 3")
+        raise FormError(f"its input X has {len(values)} axes, not 3")
     first, second, _ = values
     return (second, first) if batch_first else (first, second)
 
 
 def _require_same(found: list[Any], wanted: list[Any]) -> None:
-    """Raises ValueError for shapes that differ whatever the open sizes are."""
+    """Raises FormError for shapes that differ whatever the open sizes are."""
     fits = len(found) == len(wanted) and all(
         int(a) == int(b)
         for a, b in zip(found, wanted, strict=True)
         if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm)
     )
     if not fits:
-        raise ValueError(f"a state or its lengths have shape {found}, not {wanted}")
+        raise FormError(f"a state or its lengths have shape {found}, not {wanted}")
 
 
 def _text(value: str | bytes) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 
+from tvm_ext.errors import FormError
 from tvm_ext.tir_schedules.recurrence.description import Activation, Cell
 
 # The functions of one direction where the node names none (ONNX operators LSTM, GRU, RNN).
@@ -36,7 +37,7 @@ def activations_of(cell: Cell, directions: int, attr: dict) -> tuple[tuple[Activ
 
     Raises
     ------
-    ValueError
+    FormError
         There are not as many functions as the node needs, more parameters than they take or fewer
         than they need, or a name is unknown.
     """
@@ -44,15 +45,15 @@ def activations_of(cell: Cell, directions: int, attr: dict) -> tuple[tuple[Activ
     names = [_text(name).lower() for name in attr.get("activations", ())]
     names = names or list(_DEFAULTS[cell]) * directions
     if len(names) != count * directions:
-        raise ValueError(f"it has {len(names)} activations, not {count * directions}")
+        raise FormError(f"it has {len(names)} activations, not {count * directions}")
     unknown = [name for name in names if name not in _PARAMETERS]
     if unknown:
-        raise ValueError(f"activation '{unknown[0]}' is none of ONNX's")
+        raise FormError(f"activation '{unknown[0]}' is none of ONNX's")
     alphas = iter([float(value) for value in attr.get("activation_alpha", ())])
     betas = iter([float(value) for value in attr.get("activation_beta", ())])
     found = [_activation(name, alphas, betas) for name in names]
     if next(alphas, None) is not None or next(betas, None) is not None:
-        raise ValueError("it has more activation_alpha or activation_beta than its functions take")
+        raise FormError("it has more activation_alpha or activation_beta than its functions take")
     return tuple(tuple(found[i : i + count]) for i in range(0, len(found), count))
 
 
@@ -61,7 +62,7 @@ def _activation(name: str, alphas: Iterator[float], betas: Iterator[float]) -> A
     alpha = 0.0 if alpha is None else next(alphas, alpha)
     beta = 0.0 if beta is None else next(betas, beta)
     if math.isnan(alpha) or math.isnan(beta):
-        raise ValueError(f"activation '{name}' has no activation_alpha or activation_beta")
+        raise FormError(f"activation '{name}' has no activation_alpha or activation_beta")
     return Activation(name, alpha, beta)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_input
 from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of
 from tvm_ext.onnx_frontend.converters.runtime_sizes import computed_dimensions, wide
@@ -225,7 +226,7 @@ def _remaining(x: relax.Expr, axes: relax.Expr, attr: dict) -> int:
         return 0
     (count,) = sizes_of(axes)
     if not isinstance(count, int):
-        raise ValueError("it drops the axes that it reduces, whose number is not known")
+        raise FormError("it drops the axes that it reduces, whose number is not known")
     return max(len(sizes_of(x)) - count, 0)
 
 

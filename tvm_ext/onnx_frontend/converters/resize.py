@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.targets import current_gpu
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of, text
@@ -69,7 +70,7 @@ class Resize(OnnxOpConverter):
         target = _target(bb, given, attr, params)
         if interpolation.coordinates == "tf_crop_and_resize":
             if roi is None:
-                raise ValueError("it crops and has no region of interest")
+                raise FormError("it crops and has no region of interest")
             roi = bb.emit(relax.op.astype(roi, "float64"))
         else:
             roi = None
@@ -93,7 +94,7 @@ def _without_empty(inputs: Any, params: Any) -> Any:
         array = constant_array(value, params) if place else None
         kept.append(None if array is not None and array.size == 0 else value)
     if kept[2] is None and kept[3] is None:
-        raise ValueError("it has neither scales nor sizes")
+        raise FormError("it has neither scales nor sizes")
     return type(inputs)(kept)
 
 
@@ -110,7 +111,7 @@ def _plain(bb: relax.BlockBuilder, given: Any, attr: dict, params: Any) -> relax
     if new is None:
         scales = constant_array(given[2], params)
         if scales is None:
-            raise ValueError("its scales are computed in the run")
+            raise FormError("its scales are computed in the run")
         new = _scaled_sizes(sizes, [np.float32(scale) for scale in scales])
     if all(isinstance(size, int) for size in (*sizes, *new)):
         return _TvmResize._impl_v18(bb, given, attr, params)

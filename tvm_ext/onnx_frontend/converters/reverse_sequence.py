@@ -4,6 +4,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
@@ -16,7 +17,7 @@ class ReverseSequence(OnnxOpConverter):
     def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         time, batch = attr.get("time_axis", 0), attr.get("batch_axis", 1)
         if {time, batch} != {0, 1}:
-            raise ValueError(f"its axes are {time} and {batch}, expected 0 and 1")
+            raise FormError(f"its axes are {time} and {batch}, expected 0 and 1")
 
         def kernel(data: te.Tensor, lengths: te.Tensor) -> te.Tensor:
             def read(*index: tirx.Var) -> tirx.Expr:
@@ -39,7 +40,7 @@ class TensorScatter(OnnxOpConverter):
         axis = attr.get("axis", -2) % len(sizes_of(cache))
         mode = text(attr, "mode", "linear")
         if axis == 0 or mode not in ("linear", "circular"):
-            raise ValueError(f"its axis is {axis} and its mode {mode}")
+            raise FormError(f"its axis is {axis} and its mode {mode}")
         starts = [inputs[2]] if inputs[2] is not None else []
 
         def kernel(cache: te.Tensor, update: te.Tensor, *starts: te.Tensor) -> te.Tensor:

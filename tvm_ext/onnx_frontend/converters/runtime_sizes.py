@@ -12,6 +12,7 @@ import numpy as np
 import tvm
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of
 
 
@@ -113,10 +114,10 @@ def integer_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
 
 
 def vector_length(value: relax.Expr, what: str) -> int:
-    """How many elements a tensor of one dimension has; raises ValueError when that is symbolic."""
+    """How many elements a tensor of one dimension has; raises FormError when that is symbolic."""
     sizes = static_sizes(value)
     if sizes is None or len(sizes) != 1:
-        raise ValueError(f"the number of its {what} is not known")
+        raise FormError(f"the number of its {what} is not known")
     return sizes[0]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
@@ -26,7 +27,7 @@ class AffineGrid(OnnxOpConverter):
         shape = target_sizes(bb, inputs[1], params)
         spatial, count = shape[2:], len(shape) - 2
         if count not in (2, 3):
-            raise ValueError(f"its size has {count} spatial axes, expected 2 or 3")
+            raise FormError(f"its size has {count} spatial axes, expected 2 or 3")
 
         def point(place: Any, size: Any) -> tirx.Expr:
             """From -1 to 1: by the middles of the first and last element, or by their ends."""
@@ -70,7 +71,7 @@ def _pooled(bb: relax.BlockBuilder, inputs: Any, attr: dict, coordinates: str) -
     data, regions, batches = inputs[:3]
     half_pixel, mode = coordinates == "half_pixel", text(attr, "mode", "avg")
     if mode not in ("avg", "max"):
-        raise ValueError(f"its mode is {mode}, expected avg or max")
+        raise FormError(f"its mode is {mode}, expected avg or max")
     sizes, count = sizes_of(data), sizes_of(regions)[0]
     height, width = attr.get("output_height", 1), attr.get("output_width", 1)
     ratio, scale = int(attr.get("sampling_ratio", 0)), float(attr.get("spatial_scale", 1.0))

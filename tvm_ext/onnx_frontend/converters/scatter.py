@@ -11,6 +11,7 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, nested
 
@@ -33,7 +34,7 @@ def scattered_slices(
     """``out[index[i]] = updates[i]``, a slice of the data where an index is short."""
     *counted, coordinates = sizes_of(indices)
     if not isinstance(coordinates, int):
-        raise ValueError("the number of coordinates of its indices is not known")
+        raise FormError("the number of coordinates of its indices is not known")
 
     def place(read: Any, at: Sequence[Any], sizes: Sequence[Any]) -> list[Any]:
         first = at[: len(counted)]

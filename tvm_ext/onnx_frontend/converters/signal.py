@@ -6,6 +6,7 @@ import numpy as np
 import tvm_ffi
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import (
     Size,
@@ -47,7 +48,7 @@ def _dft(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any, axis: int
     x = inputs[0]
     shape = sizes_of(x)
     if not -len(shape) <= axis < len(shape) or axis % len(shape) == len(shape) - 1:
-        raise ValueError(f"its axis {axis} is no axis of the signal, of rank {len(shape)}")
+        raise FormError(f"its axis {axis} is no axis of the signal, of rank {len(shape)}")
     axis %= len(shape)
     form = _transform(bb, inputs, attr, params, shape[axis])
     order = [*(a for a in range(len(shape) - 1) if a != axis), axis, len(shape) - 1]
@@ -58,9 +59,9 @@ def _dft_of_any_axis(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: An
     """The transform along each axis, of which the run's is taken."""
     sizes = static_sizes(inputs[0])
     if sizes is None:
-        raise ValueError("its axis is computed in the run and its signal has symbolic sizes")
+        raise FormError("its axis is computed in the run and its signal has symbolic sizes")
     if inputs[1] is not None and constant_array(inputs[1], params) is None:
-        raise ValueError("both its axis and its dft_length are computed in the run")
+        raise FormError("both its axis and its dft_length are computed in the run")
     axes = range(len(sizes) - 1)
     every = [_dft(bb, inputs, attr, params, axis) for axis in axes]
     shapes = [sizes_of(spectrum) for spectrum in every]
@@ -137,14 +138,14 @@ class STFT(OnnxOpConverter):
             signal = bb.emit(relax.op.expand_dims(signal, -1))
         shape = sizes_of(signal)
         if len(shape) != 3:
-            raise ValueError(f"its signal has rank {len(shape)}, expected batch, time and parts")
+            raise FormError(f"its signal has rank {len(shape)}, expected batch, time and parts")
         channels = _channels(shape)
         step = size_argument(bb, inputs[1], params, "frame_step")
         length = _frame_length(bb, inputs, params, shape)
         _require_frames(shape[1], length, step)
         onesided = bool(attr.get("onesided", 1))
         if onesided and channels == 2:
-            raise ValueError("its signal is complex; expected onesided=0 for a complex signal")
+            raise FormError("its signal is complex; expected onesided=0 for a complex signal")
         form = Transform(length, channels, onesided=onesided)
         stored = constant_array(window, params)
         in_table = stored is not None and isinstance(length, int) and length <= DIRECT_POINTS
@@ -162,22 +163,22 @@ def _frame_length(bb: relax.BlockBuilder, inputs: Any, params: Any, shape: list[
     length = size_argument(bb, inputs[3], params, "frame_length")
     if width is not None and isinstance(width, int) and isinstance(length, int):
         if width != length:
-            raise ValueError(f"its window has {width} elements, expected frame_length, {length}")
+            raise FormError(f"its window has {width} elements, expected frame_length, {length}")
         return width
     return length if width is None else width
 
 
 def _require_frames(samples: Size, length: Size, step: Size) -> None:
     if isinstance(step, int) and step < 1:
-        raise ValueError(f"its frame_step is {step}, expected at least one")
+        raise FormError(f"its frame_step is {step}, expected at least one")
     if isinstance(samples, int) and isinstance(length, int) and not 0 < length <= samples:
-        raise ValueError(f"its frames of {length} samples do not fit into a signal of {samples}")
+        raise FormError(f"its frames of {length} samples do not fit into a signal of {samples}")
 
 
 def _channels(shape: list[Size]) -> int:
     if len(shape) < 2 or shape[-1] not in (1, 2):
         last = shape[-1] if shape else "nothing"
-        raise ValueError(f"the last axis of its input is {last}, expected 1 (real) or 2 (complex)")
+        raise FormError(f"the last axis of its input is {last}, expected 1 (real) or 2 (complex)")
     return int(shape[-1])
 
 

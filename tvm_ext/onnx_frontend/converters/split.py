@@ -5,6 +5,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.onnx_frontend.converters.runtime_sizes import (
@@ -41,11 +42,11 @@ def _split(
     count, size = attr["tvm_custom"]["num_outputs"], sizes[axis]
     if parts is None:
         if not isinstance(size, int):
-            raise ValueError("it splits a symbolic dimension into equal parts")
+            raise FormError("it splits a symbolic dimension into equal parts")
         each = -(-size // count)
         parts = [max(0, min(each, size - place * each)) for place in range(count)]
     if len(parts) != count or (isinstance(size, int) and sum(parts) != size):
-        raise ValueError(f"it splits size {size} into {len(parts)} parts of {parts}")
+        raise FormError(f"it splits size {size} into {len(parts)} parts of {parts}")
     if count == 1:
         return data
     ends = list(itertools.accumulate(parts))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 
@@ -23,16 +24,16 @@ class TfIdfVectorizer(OnnxOpConverter):
     @classmethod
     def _impl_v9(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         if attr.get("pool_strings"):
-            raise ValueError("its pool holds strings, which no tensor holds here")
+            raise FormError("its pool holds strings, which no tensor holds here")
         x = inputs[0]
         sizes = sizes_of(x)
         if len(sizes) not in (1, 2) or not isinstance(sizes[-1], int):
-            raise ValueError("its input has no static number of columns, expected [C] or [B, C]")
+            raise FormError("its input has no static number of columns, expected [C] or [B, C]")
         rows = bb.emit(relax.op.reshape(x, (1 if len(sizes) == 1 else sizes[0], sizes[-1])))
         rows = bb.emit(relax.op.astype(rows, "int64"))
         indexes = np.array(attr["ngram_indexes"], np.int64)
         if indexes.size and not 0 <= indexes.min() <= indexes.max() < MOST_COLUMNS:
-            raise ValueError(
+            raise FormError(
                 f"its ngram_indexes reach from {indexes.min()} to {indexes.max()}, expected "
                 f"columns from 0 to {MOST_COLUMNS - 1}"
             )
@@ -45,7 +46,7 @@ class TfIdfVectorizer(OnnxOpConverter):
             counts = bb.emit(relax.op.matmul(counts, relax.const(place, "float32")))
             total = counts if total is None else bb.emit(relax.op.add(total, counts))
         if total is None:
-            raise ValueError("its pool has no n-gram of a length that it counts")
+            raise FormError("its pool has no n-gram of a length that it counts")
         result = _weighted(bb, total, attr)
         return result if len(sizes) == 2 else bb.emit(relax.op.reshape(result, (-1,)))
 
@@ -58,13 +59,13 @@ def _pools(attr: dict) -> list[tuple[np.ndarray, int]]:
     found, first = [], 0
     for length, (start, end) in enumerate(itertools.pairwise(starts), 1):
         if not 0 <= start <= end <= len(pool) or (end - start) % length:
-            raise ValueError(f"its ngram_counts {starts[:-1]} do not fit its pool of {len(pool)}")
+            raise FormError(f"its ngram_counts {starts[:-1]} do not fit its pool of {len(pool)}")
         grams = pool[start:end].reshape(-1, length)
         if len(grams) and shortest <= length <= longest:
             found.append((grams, first))
         first += len(grams)
     if first != len(attr["ngram_indexes"]):
-        raise ValueError(f"it has {first} n-grams and {len(attr['ngram_indexes'])} ngram_indexes")
+        raise FormError(f"it has {first} n-grams and {len(attr['ngram_indexes'])} ngram_indexes")
     return found
 
 
@@ -88,7 +89,7 @@ def _counted(rows: te.Tensor, grams: te.Tensor, distances: int) -> te.Tensor:
 def _weighted(bb: relax.BlockBuilder, counts: relax.Expr, attr: dict) -> relax.Expr:
     mode = text(attr, "mode")
     if mode not in ("TF", "IDF", "TFIDF"):
-        raise ValueError(f"its mode '{mode}' is unknown")
+        raise FormError(f"its mode '{mode}' is unknown")
     if mode == "IDF":
         counts = bb.emit(relax.op.minimum(counts, relax.const(1, "float32")))
     weights = np.array(attr.get("weights", ()), np.float32)
@@ -97,6 +98,6 @@ def _weighted(bb: relax.BlockBuilder, counts: relax.Expr, attr: dict) -> relax.E
     # The weights are those of the n-grams, in the order of the pool.
     columns = np.ones(max(attr["ngram_indexes"]) + 1, np.float32)
     if weights.size != len(attr["ngram_indexes"]):
-        raise ValueError(f"it has {weights.size} weights and {len(attr['ngram_indexes'])} n-grams")
+        raise FormError(f"it has {weights.size} weights and {len(attr['ngram_indexes'])} n-grams")
     columns[list(attr["ngram_indexes"])] = weights
     return bb.emit(relax.op.multiply(counts, relax.const(columns, "float32")))

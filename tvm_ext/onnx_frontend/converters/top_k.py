@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import size_argument, sizes_of
 
@@ -36,7 +37,7 @@ def _top(bb: relax.BlockBuilder, data: relax.Expr, k: Any, attr: dict) -> relax.
     sizes, largest = sizes_of(data), bool(attr.get("largest", 1))
     axis = attr.get("axis", -1) % len(sizes)
     if isinstance(k, int) and isinstance(sizes[axis], int) and not 0 <= k <= sizes[axis]:
-        raise ValueError(f"its k is {k}, and the axis has {sizes[axis]} elements")
+        raise FormError(f"its k is {k}, and the axis has {sizes[axis]} elements")
     if isinstance(k, int) and k > 0 and str(data.ty.dtype) in _SORTED:
         return relax.op.topk(data, k, axis, ret_type="both", largest=largest, dtype="int64")
     keys = sortable(bb, data)
@@ -66,5 +67,5 @@ def sortable(bb: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
         top = relax.const(np.iinfo(np.int64).min, "int64")
         return bb.emit(relax.op.bitwise_xor(signed, top))
     if dtype not in _WIDER:
-        raise ValueError(f"its elements are {dtype}, which have no order")
+        raise FormError(f"its elements are {dtype}, which have no order")
     return bb.emit(relax.op.astype(data, _WIDER[dtype]))

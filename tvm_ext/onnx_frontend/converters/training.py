@@ -8,6 +8,7 @@ from typing import Any
 
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import text
 
@@ -22,7 +23,7 @@ def _updated(bb: relax.BlockBuilder, inputs: Any, parts: int, update: _Update) -
     """
     rate, step, tensors = inputs[0], inputs[1], list(inputs)[2:]
     if len(tensors) % parts or not tensors:
-        raise ValueError(f"it has {len(tensors)} tensors, expected {parts} for each one optimised")
+        raise FormError(f"it has {len(tensors)} tensors, expected {parts} for each one optimised")
     count = len(tensors) // parts
     outputs: list[list[relax.Expr]] = [[] for _ in range(parts - 1)]
     for place in range(count):
@@ -94,7 +95,7 @@ class Momentum(OnnxOpConverter):
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         mode = text(attr, "mode")
         if mode not in ("standard", "nesterov"):
-            raise ValueError(f"its mode '{mode}' is unknown")
+            raise FormError(f"its mode '{mode}' is unknown")
         decay, alpha, beta = (attr[name] for name in ("norm_coefficient", "alpha", "beta"))
 
         def update(rate: Any, step: Any, group: list) -> list:

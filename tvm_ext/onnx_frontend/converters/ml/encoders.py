@@ -6,6 +6,7 @@ import numpy as np
 from onnx import numpy_helper
 from tvm import relax
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 
@@ -35,7 +36,7 @@ class LabelEncoder(OnnxOpConverter):
     ) -> relax.Expr:
         keys, values = _table(attr, "keys"), _table(attr, "values")
         if len(keys) != len(values) or not len(keys):
-            raise ValueError(f"it has {len(keys)} keys and {len(values)} values")
+            raise FormError(f"it has {len(keys)} keys and {len(values)} values")
         default = _default(attr, values.dtype)
         keys = keys.astype(str(x.ty.dtype))
         expanded = bb.emit(relax.op.expand_dims(x, -1))
@@ -56,12 +57,12 @@ class LabelEncoder(OnnxOpConverter):
 
 def _table(attr: dict, name: str) -> np.ndarray:
     if attr.get(f"{name}_strings"):
-        raise ValueError(f"its {name} are {_STRINGS}")
+        raise FormError(f"its {name} are {_STRINGS}")
     tensor = attr.get(f"{name}_tensor")
     if tensor is not None:
         array = numpy_helper.to_array(tensor).reshape(-1)
         if array.dtype.kind not in "iufb":
-            raise ValueError(f"its {name} are {_STRINGS}")
+            raise FormError(f"its {name} are {_STRINGS}")
         return array
     if attr.get(f"{name}_floats"):
         return np.array(attr[f"{name}_floats"], np.float32)
@@ -86,12 +87,12 @@ class OneHotEncoder(OnnxOpConverter):
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         if attr.get("cats_strings"):
-            raise ValueError(f"its categories are {_STRINGS}")
+            raise FormError(f"its categories are {_STRINGS}")
         categories = np.array(attr.get("cats_int64s", ()), np.int64)
         if not categories.size:
-            raise ValueError("it has no categories")
+            raise FormError("it has no categories")
         if not attr.get("zeros", 1):
-            raise ValueError(
+            raise FormError(
                 "its zeros=0 wants an error for an unknown category, which a compiled model does "
                 "not raise; expected zeros=1"
             )

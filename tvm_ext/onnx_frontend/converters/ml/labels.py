@@ -3,6 +3,7 @@
 import numpy as np
 from tvm import relax
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 
 
@@ -11,17 +12,17 @@ def integer_labels(attr: dict, integers: str, strings: str = "classlabels_string
 
     Raises
     ------
-    ValueError
+    FormError
         They are strings, or there are none.
     """
     if attr.get(strings):
-        raise ValueError(
+        raise FormError(
             "its class labels are strings, which no tensor holds here; expected integers: "
             "train or export it with integer labels"
         )
     labels = attr.get(integers)
     if not labels:
-        raise ValueError("it has no class labels")
+        raise FormError("it has no class labels")
     return np.array(labels, np.int64)
 
 
@@ -47,13 +48,13 @@ def floats(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
 
     Raises
     ------
-    ValueError
+    FormError
         The input has more than two axes.
     """
     sizes = sizes_of(x)
     if len(sizes) == 1:
         x = bb.emit(relax.op.reshape(x, (1, sizes[0])))
     elif len(sizes) != 2:
-        raise ValueError(f"its input has rank {len(sizes)}, expected rows and columns")
+        raise FormError(f"its input has rank {len(sizes)}, expected rows and columns")
     dtype = str(x.ty.dtype)
     return x if dtype in ("float32", "float64") else bb.emit(relax.op.astype(x, "float32"))

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.ml.labels import chosen, floats, integer_labels, one_of_two
@@ -35,21 +36,19 @@ class LinearClassifier(OnnxOpConverter):
         x = floats(bb, inputs[0])
         columns = sizes_of(x)[1]
         if not isinstance(columns, int):
-            raise ValueError("the number of its columns is not known")
+            raise FormError("the number of its columns is not known")
         rows = len(attr["coefficients"]) // columns
         post = text(attr, "post_transform", "NONE")
         scores = _scores(bb, x, attr, rows)
         if rows > 1:
             if rows != len(labels):
-                raise ValueError(f"it has {rows} rows of coefficients and {len(labels)} labels")
+                raise FormError(f"it has {rows} rows of coefficients and {len(labels)} labels")
             return relax.Tuple([chosen(bb, scores, labels), post_transformed(bb, scores, post)])
         if len(labels) != 2:
-            raise ValueError(f"it has {len(labels)} labels for one score, expected two")
+            raise FormError(f"it has {len(labels)} labels for one score, expected two")
         label = one_of_two(bb, scores, 0.0, int(labels[0]), int(labels[1]))
         if post not in ("NONE", "LOGISTIC"):
-            raise ValueError(
-                f"its post_transform {post} is of one score, expected NONE or LOGISTIC"
-            )
+            raise FormError(f"its post_transform {post} is of one score, expected NONE or LOGISTIC")
         scores = post_transformed(bb, scores, post)
         rest = bb.emit(relax.op.subtract(relax.const(1, str(x.ty.dtype)), scores))
         return relax.Tuple([label, bb.emit(relax.op.concat([rest, scores], axis=1))])
@@ -60,15 +59,15 @@ def _scores(bb: relax.BlockBuilder, x: relax.Expr, attr: dict, targets: int) -> 
     dtype = str(x.ty.dtype)
     weights = np.array(attr["coefficients"], dtype)
     if targets < 1 or weights.size % targets:
-        raise ValueError(f"it has {weights.size} coefficients for {targets} targets")
+        raise FormError(f"it has {weights.size} coefficients for {targets} targets")
     matrix = np.ascontiguousarray(weights.reshape(targets, -1).T)
     columns = sizes_of(x)[1]
     if isinstance(columns, int) and len(matrix) != columns:
-        raise ValueError(f"it has {len(matrix)} coefficients a target, its input {columns} columns")
+        raise FormError(f"it has {len(matrix)} coefficients a target, its input {columns} columns")
     scores = bb.emit(relax.op.matmul(x, relax.const(matrix, dtype)))
     intercepts = attr.get("intercepts")
     if not intercepts:
         return scores
     if len(intercepts) != targets:
-        raise ValueError(f"it has {len(intercepts)} intercepts for {targets} targets")
+        raise FormError(f"it has {len(intercepts)} intercepts for {targets} targets")
     return bb.emit(relax.op.add(scores, relax.const(np.array(intercepts, dtype), dtype)))

@@ -5,6 +5,8 @@ import math
 import numpy as np
 from tvm import relax
 
+from tvm_ext.errors import FormError
+
 # As ONNX Runtime and onnx.reference compute them.
 _ALMOST_ZERO = 1e-7
 _WINITZKI = 0.147
@@ -15,7 +17,7 @@ def post_transformed(bb: relax.BlockBuilder, scores: relax.Expr, how: str) -> re
 
     Raises
     ------
-    ValueError
+    FormError
         There is no such transform.
     """
     if how == "NONE":
@@ -28,7 +30,7 @@ def post_transformed(bb: relax.BlockBuilder, scores: relax.Expr, how: str) -> re
         return _softmax_of_what_is_not_zero(bb, scores)
     if how == "PROBIT":
         return _probit(bb, scores)
-    raise ValueError(f"its post_transform '{how}' is unknown")
+    raise FormError(f"its post_transform '{how}' is unknown")
 
 
 def _softmax_of_what_is_not_zero(bb: relax.BlockBuilder, scores: relax.Expr) -> relax.Expr:

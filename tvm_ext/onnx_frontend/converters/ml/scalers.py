@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te, tirx
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.ml.labels import floats
@@ -39,7 +40,7 @@ class Normalizer(OnnxOpConverter):
             x = bb.emit(relax.op.astype(x, "float32"))
         sizes, norm = sizes_of(x), text(attr, "norm", "MAX")
         if len(sizes) not in (1, 2):
-            raise ValueError(f"its input has rank {len(sizes)}, expected rows and columns")
+            raise FormError(f"its input has rank {len(sizes)}, expected rows and columns")
         if norm == "L2":
             squares = bb.emit(relax.op.sum(bb.emit(relax.op.multiply(x, x)), -1, keepdims=True))
             size = bb.emit(relax.op.sqrt(squares))
@@ -48,7 +49,7 @@ class Normalizer(OnnxOpConverter):
         elif norm == "MAX":
             size = bb.emit(relax.op.max(bb.emit(relax.op.abs(x)), -1, keepdims=True))
         else:
-            raise ValueError(f"its norm '{norm}' is unknown")
+            raise FormError(f"its norm '{norm}' is unknown")
         nothing = bb.emit(relax.op.equal(size, relax.const(0, "float32")))
         size = bb.emit(relax.op.where(nothing, relax.const(1, "float32"), size))
         return bb.emit(relax.op.divide(x, size))
@@ -64,7 +65,7 @@ class Imputer(OnnxOpConverter):
         kind = "float" if dtype.startswith("float") else "int64"
         values = np.array(attr.get(f"imputed_value_{kind}s", ()), dtype)
         if not values.size:
-            raise ValueError(f"it has no values to put into an input of {dtype}")
+            raise FormError(f"it has no values to put into an input of {dtype}")
         _require_columns(x, values.size, f"imputed_value_{kind}s")
         replaced = attr.get(f"replaced_value_{kind}", 0)
         if replaced != replaced:
@@ -94,7 +95,7 @@ class FeatureVectorizer(OnnxOpConverter):
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         widths = attr.get("inputdimensions", ())
         if len(widths) != len(inputs):
-            raise ValueError(f"it has {len(inputs)} inputs and {len(widths)} inputdimensions")
+            raise FormError(f"it has {len(inputs)} inputs and {len(widths)} inputdimensions")
         columns = []
         for x, width in zip(inputs, widths, strict=True):
             sizes = sizes_of(x)
@@ -116,4 +117,4 @@ def _wide(x: te.Tensor, width: int) -> te.Tensor:
 def _require_columns(x: relax.Expr, count: int, name: str) -> None:
     columns = sizes_of(x)[-1]
     if count > 1 and isinstance(columns, int) and count != columns:
-        raise ValueError(f"its {name} has {count} values, its input {columns} columns")
+        raise FormError(f"its {name} has {count} values, its input {columns} columns")

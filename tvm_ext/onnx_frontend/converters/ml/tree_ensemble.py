@@ -6,6 +6,7 @@ import numpy as np
 from onnx import numpy_helper
 from tvm import relax
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import text
 from tvm_ext.onnx_frontend.converters.ml.labels import chosen, floats, integer_labels, one_of_two
@@ -31,9 +32,9 @@ class TreeEnsembleRegressor(OnnxOpConverter):
         targets = int(attr.get("n_targets", 1))
         how, post = text(attr, "aggregate_function", "SUM"), _post(attr)
         if how not in _AGGREGATES:
-            raise ValueError(f"its aggregate_function '{how}' is unknown")
+            raise FormError(f"its aggregate_function '{how}' is unknown")
         if targets == 1 and post not in ("NONE", "PROBIT"):
-            raise ValueError(
+            raise FormError(
                 f"its post_transform {post} is of one target, which ONNX Runtime leaves out; "
                 "expected NONE or PROBIT: add the transform as an operator of its own"
             )
@@ -61,13 +62,13 @@ class TreeEnsembleClassifier(OnnxOpConverter):
         mentioned = set(attr["class_ids"])
         if len(labels) == 2:
             if mentioned != {0}:
-                raise ValueError(
+                raise FormError(
                     f"its two classes get weights under the class_ids {sorted(mentioned)}, for "
                     "which ONNX Runtime and the specification give other labels; expected the "
                     "score of the second class alone, under class_id 0"
                 )
             if base.size > 1:
-                raise ValueError(f"its one score has {base.size} base_values, expected at most one")
+                raise FormError(f"its one score has {base.size} base_values, expected at most one")
             positive = bool((_numbers(attr, "class_weights") >= 0).all())
             column = relax.const([0], "int64")
             score = bb.emit(relax.op.take(scores, column, axis=1, mode="clip"))
@@ -86,7 +87,7 @@ def _binary(
     it and the specification differ the model is refused.
     """
     if post != "NONE" and (positive or post != "LOGISTIC"):
-        raise ValueError(
+        raise FormError(
             f"its post_transform {post} is of one score for two classes, which ONNX Runtime leaves "
             "out; expected NONE, or LOGISTIC with weights of both signs"
         )
@@ -147,7 +148,7 @@ def _forest(attr: dict, kind: str, targets: int) -> Forest:
     modes = [mode.decode() for mode in attr["nodes_modes"]]
     unknown = sorted(set(modes) - {*MODES, "LEAF"})
     if unknown:
-        raise ValueError(f"its nodes have the mode {unknown[0]}, which is unknown")
+        raise FormError(f"its nodes have the mode {unknown[0]}, which is unknown")
     leaves = np.array([mode == "LEAF" for mode in modes])
     following = {
         name: np.array(
@@ -183,7 +184,7 @@ def _leaf_table(
     for tree, node, target, weight in zip(*keys, _numbers(attr, f"{kind}_weights"), strict=True):
         leaf = place.get((tree, node))
         if leaf is None or not 0 <= target < targets:
-            raise ValueError(f"a weight is of node {node} and {kind} {target}, which do not exist")
+            raise FormError(f"a weight is of node {node} and {kind} {target}, which do not exist")
         weights[leaf, target] += weight
         hit[leaf, target] = True
     return weights, hit
@@ -202,12 +203,12 @@ def _forest_of_version_5(attr: dict) -> Forest:
         ends = np.array(attr[f"nodes_{side}leafs"]).astype(bool)
         limit = np.where(ends, leaves, inner)
         if ((ids < 0) | (ids >= limit)).any():
-            raise ValueError("its trees lead to nodes or leaves that do not exist")
+            raise FormError("its trees lead to nodes or leaves that do not exist")
         following[name] = np.where(ends, ids, ids + leaves).tolist()
     roots = []
     for root in attr["tree_roots"]:
         if not 0 <= root < inner:
-            raise ValueError(f"its tree_roots name node {root} of {inner}")
+            raise FormError(f"its tree_roots name node {root} of {inner}")
         one, other = following["if_true"][root], following["if_false"][root]
         roots.append(one if one == other < leaves else root + leaves)
     rows = {
@@ -221,7 +222,7 @@ def _forest_of_version_5(attr: dict) -> Forest:
     tables = {name: [0] * leaves + row for name, row in rows.items()}
     targets = int(attr["n_targets"])
     if leaf_targets.size != leaves or (leaves and not 0 <= leaf_targets.max() < targets):
-        raise ValueError(f"its leaves are of targets beyond n_targets, {targets}")
+        raise FormError(f"its leaves are of targets beyond n_targets, {targets}")
     hit = leaf_targets[:, None] == np.arange(targets)
     weights = np.where(hit, leaf_weights[:, None].astype(np.float64), 0.0)
     front = np.arange(len(tables["feature"])) < leaves
@@ -244,9 +245,7 @@ def _spread_memberships(rows: dict[str, list], attr: dict, leaves: int) -> None:
             sets[-1].append(value)
     sets = sets[: len(tests)] if not sets[-1] else sets
     if len(sets) != len(tests):
-        raise ValueError(
-            f"it has {len(tests)} tests for membership and {len(sets)} lists of values"
-        )
+        raise FormError(f"it has {len(tests)} tests for membership and {len(sets)} lists of values")
     equal = MODES.index("BRANCH_EQ")
     for node, members in zip(tests, sets, strict=True):
         rows["mode"][node] = equal

@@ -13,6 +13,7 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops
 
@@ -51,13 +52,13 @@ class Forest:
 
     @property
     def depth(self) -> int:
-        """Steps from the roots to the deepest leaf; raises ValueError for a circle of nodes."""
+        """Steps from the roots to the deepest leaf; raises FormError for a circle of nodes."""
         leaves = len(self.weights)
         level, depth = np.unique(self.roots), 0
         while (inner := level[level >= leaves]).size:
             depth += 1
             if depth > len(self.feature):
-                raise ValueError("its nodes lead in a circle; expected trees")
+                raise FormError("its nodes lead in a circle; expected trees")
             level = np.unique(np.concatenate([self.if_true[inner], self.if_false[inner]]))
         return depth
 
@@ -67,16 +68,16 @@ def from_nodes(tables: dict[str, Sequence[Any]], leaves: np.ndarray, **values: A
 
     Raises
     ------
-    ValueError
+    FormError
         A table has another length, or a node leads to one that does not exist.
     """
     short = sorted(name for name, table in tables.items() if len(table) != len(leaves))
     if short or not len(leaves):
-        raise ValueError(f"its tables {', '.join(short)} do not fit its {len(leaves)} nodes")
+        raise FormError(f"its tables {', '.join(short)} do not fit its {len(leaves)} nodes")
     followed = [np.asarray(tables[name])[~leaves] for name in ("if_true", "if_false")]
     for places in (*followed, values["roots"]):
         if places.size and not (places.min() >= 0 and places.max() < len(leaves)):
-            raise ValueError(f"its trees lead outside of their {len(leaves)} nodes")
+            raise FormError(f"its trees lead outside of their {len(leaves)} nodes")
     order = np.argsort(~leaves, kind="stable")
     place = np.empty(len(order), np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
@@ -95,14 +96,14 @@ def leaves_of(bb: relax.BlockBuilder, x: relax.Expr, forest: Forest) -> relax.Ex
 
     Raises
     ------
-    ValueError
+    FormError
         A node compares a column that ``x`` does not have, or the nodes lead in a circle.
     """
     rows, columns = sizes_of(x)
     inner = slice(len(forest.weights), None)
     used = forest.feature[inner]
     if used.size and (used.min() < 0 or (isinstance(columns, int) and used.max() >= columns)):
-        raise ValueError(f"its trees read column {used.max()}, its input has {columns}")
+        raise FormError(f"its trees read column {used.max()}, its input has {columns}")
     depth, count = forest.depth, len(forest.roots)
     modes = sorted(set(forest.mode[inner].tolist()))
     dtype = str(x.ty.dtype)

@@ -1,0 +1,91 @@
+"""Says of a run that failed at which of the model's nodes it did, and what can be done."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.errors import REPORT_IT, RunError
+from tvm_ext.model_inputs import describe
+from tvm_ext.open_dimensions import listed, open_names, shapes_of
+from tvm_ext.tensor_spec import TensorSpec
+
+# How the virtual machine and TVM's allocators begin what they say.
+_SIZES = ("ErrorContext(", "Check failed: input_shape", "Check failed: (input_shape")
+_MEMORY = ("bad_alloc", "cannot allocate", "out of memory", "failed to allocate")
+
+
+def run_error(
+    error: BaseException, specs: Sequence[TensorSpec], arrays: Sequence[np.ndarray], node: str
+) -> RunError:
+    """TVM's error in a run as one of ours.
+
+    Parameters
+    ----------
+    error : BaseException
+        What TVM raised.
+    specs, arrays
+        The model's inputs, and what was given for them.
+    node : str
+        The last node that was computed; empty where none is known.
+    """
+    given = listed([f"{s.name} {describe(a)}" for s, a in zip(specs, arrays, strict=True)])
+    where = f" at or right after '{node}'" if node else ""
+    text = str(error)
+    if isinstance(error, MemoryError) or any(word in text.lower() for word in _MEMORY):
+        return RunError(
+            f"there is no memory left{where} for the inputs {given}; expected room for all values "
+            "of the run: give smaller inputs, or end other programs"
+        )
+    if any(word in text for word in _SIZES):
+        names = open_names(shapes_of(specs))
+        open_sizes = f" (the model leaves {listed(names)} open)" if names else ""
+        return RunError(
+            f"sizes do not fit together{where} for the inputs {given}{open_sizes}; expected inputs "
+            "whose sizes the model's operators can combine: give others, and see with ONNX Runtime "
+            "which it takes (tvm-ext check)"
+        )
+    return RunError(
+        f"the run failed{where} for the inputs {given}; expected sizes and values that the model's "
+        f"operators allow: see with ONNX Runtime which it takes (tvm-ext check), or {REPORT_IT}"
+    )
+
+
+def failing_node(
+    machine: relax.VirtualMachine, tensors: Sequence[Any], calls: Sequence[KernelCall]
+) -> str:
+    """The nodes of the last kernel that a run calls before it fails; empty for none.
+
+    Parameters
+    ----------
+    machine : relax.VirtualMachine
+        One for this run alone: a hook cannot be taken out again.
+    tensors : sequence
+        Its inputs.
+    calls : sequence of KernelCall
+        The kernels of the program, with their nodes.
+    """
+    origins: dict[str, list[str]] = {}
+    for call in calls:
+        origins.setdefault(call.kernel, []).append(call.where)
+    last, counts = "", dict.fromkeys(origins, 0)
+
+    def note(func: Any, name: str, before: bool, result: Any, *args: Any) -> int:
+        nonlocal last
+        if before and name in origins:
+            last = str(name)
+            counts[last] += 1
+        return int(tvm.runtime.vm.VMInstrumentReturnKind.NO_OP)
+
+    machine.set_instrument(note)
+    try:
+        machine["main"](*tensors)
+    except Exception:  # noqa: BLE001
+        # It fails again, and where was noted.
+        if last:
+            # The kernel of a loop's body is called more often than it stands in the program.
+            return origins[last][(counts[last] - 1) % len(origins[last])]
+    return ""

@@ -1,0 +1,155 @@
+"""Says of a pass that failed on which of the model's nodes it does, and what can be done."""
+
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.errors import REPORT_IT, PassError, own_words
+from tvm_ext.open_dimensions import InputShapes, freezing_hint, listed
+from tvm_ext.passes.registry import PassEntry
+from tvm_ext.relay_passes.origin import origins_of
+from tvm_ext.relay_passes.origin_writer import bindings_of
+
+# Parts of a large module are tried no longer than this.
+_SECONDS = 10.0
+_TVM = tuple(Path(package.__file__).parent for package in (tvm, tvm_ffi))
+_OURS = ("built-in", "tvm")
+
+
+@dataclass(frozen=True)
+class PassFailure:
+    """A pass and the module on which it may fail.
+
+    Attributes
+    ----------
+    entry : PassEntry
+        The pass as it is registered.
+    run : callable
+        The pass itself.
+    mod : tvm.IRModule
+        What it was given.
+    inputs : InputShapes
+        The sizes of the model's inputs.
+    """
+
+    entry: PassEntry
+    run: Callable[[tvm.IRModule], tvm.IRModule]
+    mod: tvm.IRModule
+    inputs: InputShapes
+
+    def error(self, raised: Exception | None) -> PassError:
+        """The error to raise: for what the pass raised, or for a module that is not well-formed."""
+        name = self.entry.name
+        nodes = failing_nodes(self.run, self.mod)
+        where = f" on '{listed(nodes)}'" if nodes else ""
+        reason = "it left a module that is not well-formed" if raised is None else ""
+        if self.entry.source not in _OURS:
+            return PassError(
+                f"pass '{name}' failed{where}: {reason or users_words(raised)}; expected a valid "
+                f"module: correct the pass, leave it out (--disable-pass {name}), or look at the "
+                "IR with --dump-ir"
+            )
+        # An expected error of a pass, say for a wrong option, says itself what to do.
+        reason = reason or own_words(raised)
+        return PassError(
+            f"bug in tvm-ext: pass '{name}' failed{where}{f': {reason}' if reason else ''}; "
+            f"expected a valid module: {self._advice()}try --disable-pass {name}, and {REPORT_IT}",
+            defect=True,
+        )
+
+    def _advice(self) -> str:
+        hint = freezing_hint(self.inputs)
+        return f"{hint}, or " if hint else ""
+
+
+def is_well_formed(mod: tvm.IRModule) -> bool:
+    """Whether TVM's own check finds no fault in the module."""
+    return bool(relax.analysis.check_well_formed(mod, check_ty=False))
+
+
+def users_words(raised: BaseException | None) -> str:
+    """What code of a user raised, if it is a text of that code and not of TVM's."""
+    file = ""
+    for frame, _ in traceback.walk_tb(raised.__traceback__ if raised is not None else None):
+        file = frame.f_code.co_filename
+    own = Path(file).suffix == ".py" and not any(Path(file).is_relative_to(f) for f in _TVM)
+    if not own:
+        return own_words(raised) or "it raised an error, which --debug shows"
+    lines = [line.strip() for line in str(raised).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(raised).__name__
+
+
+def failing_nodes(run: Callable[[tvm.IRModule], tvm.IRModule], mod: tvm.IRModule) -> list[str]:
+    """Names of the nodes on which a pass fails by themselves; empty where no part alone does.
+
+    Each call of the module is made a module of its own, in which the pass runs again.
+    """
+    begun = time.monotonic()
+    for names, part in _parts(mod):
+        if time.monotonic() - begun > _SECONDS:
+            break
+        if names and _fails(run, part):
+            return list(names)
+    return []
+
+
+def _fails(run: Callable[[tvm.IRModule], tvm.IRModule], part: tvm.IRModule) -> bool:
+    try:
+        return not is_well_formed(run(part))
+    except Exception:  # noqa: BLE001
+        return True
+
+
+def _parts(mod: tvm.IRModule) -> Iterator[tuple[tuple[str, ...], tvm.IRModule]]:
+    """The calls of a module, each as a module, with the names of their nodes."""
+    for func in mod.functions.values():
+        if not isinstance(func, relax.Function) or _is_primitive(func):
+            continue
+        for binding in bindings_of(func):
+            if isinstance(binding.value, relax.Call):
+                part = _alone(mod, binding)
+                if part is not None:
+                    yield origins_of(binding.var), part
+
+
+def _is_primitive(func: relax.Function) -> bool:
+    return func.attrs is not None and "Primitive" in func.attrs
+
+
+def _alone(mod: tvm.IRModule, binding: relax.VarBinding) -> tvm.IRModule | None:
+    """A module whose ``main`` is just this binding; None where it cannot stand alone."""
+    given = [var for var in relax.analysis.free_vars(binding.value)]
+    params = [relax.Var(str(var.name), var.ty, var.span) for var in given]
+    inner = relax.DataflowVar("value", binding.var.ty, binding.var.span)
+    result = relax.Var("result", binding.var.ty, binding.var.span)
+    try:
+        value = _Renaming(dict(zip(given, params, strict=True))).visit_expr(binding.value)
+        bindings = [relax.VarBinding(inner, value), relax.VarBinding(result, inner)]
+        body = relax.SeqExpr([relax.DataflowBlock(bindings)], result)
+        main = relax.Function(params, body, binding.var.ty)
+        symbols = relax.analysis.free_symbolic_vars(main)
+        if symbols:
+            sizes = relax.Var("sizes", relax.ShapeType(list(symbols)))
+            main = relax.Function([sizes, *params], body, binding.var.ty)
+        others = {var: func for var, func in mod.functions.items() if str(var.name_hint) != "main"}
+        name = tvm.ir.GlobalVar("main")
+        part = tvm.IRModule({name: main.with_attr("global_symbol", "main"), **others})
+        return part if is_well_formed(part) else None
+    except Exception:  # noqa: BLE001
+        # Not every part is a module: then it is not the one that is looked for.
+        return None
+
+
+@mutator
+class _Renaming(PyExprMutator):
+    def __init__(self, renamed: dict[relax.Var, relax.Var]) -> None:
+        super().__init__()
+        for old, new in renamed.items():
+            self.set_var_remap(old, new)
