@@ -28,6 +28,10 @@ class ConfigError(TvmExtError):
     """A configuration file, or an option given in its place, is not valid."""
 
 
+class DefectWarning(UserWarning):
+    """A part of this package failed, and another one took its place."""
+
+
 class FormError(ValueError):
     """A part of a model has a form that is not taken.
 

@@ -75,8 +75,13 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
     names = preset_names()
     if target in names:
         return preset(target)
+    if not isinstance(target, str):
+        raise TargetError(
+            f"the target is a {type(target).__name__}; expected the name of a target, the path of "
+            "a .toml file or a target of TVM: see 'tvm-ext targets list'"
+        )
     known = ["cpu", "cuda", *names]
-    close = difflib.get_close_matches(str(target), known, n=1)
+    close = difflib.get_close_matches(target, known, n=1)
     hint = f" (nearest known: '{close[0]}')" if close else ""
     raise TargetError(
         f"unknown target '{target}'{hint}; expected one of {', '.join(known)}, "

@@ -56,10 +56,9 @@ def convert_layouts(
         converted = relax.transform.ConvertLayout({}, desired_layouts)(pinned)
     except (RuntimeError, TypeError, ValueError) as error:
         # The three that errors of TVM's C++ code arrive as; InternalError is a RuntimeError.
-        detail = (str(error).strip().splitlines() or ["no message"])[-1]
         raise LayoutConversionError(
-            f"ConvertLayout failed: {detail}; expected operators it can convert: leave them as "
-            "they are"
+            "layouts cannot be changed around it; expected operators that take either: they stay "
+            "as they are"
         ) from error
     unpinner = _Unpinner(converted, pinner.pin_weights)
     for global_var in plans:

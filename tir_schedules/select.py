@@ -1,11 +1,12 @@
 """Chooses a schedule for every kernel of a module: the first template that takes it."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import tvm
 from tvm import s_tir, tirx
 
+from tvm_ext.configs.errors import TvmExtError
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
@@ -44,6 +45,8 @@ class ScheduleChoice:
         The constant parameter that the kernel now expects packed.
     miss : str
         Why no record was used; empty when one was, or when there was none to look in.
+    failures : dict[str, Exception]
+        What templates of ours raised, by their names: defects, for which others take their place.
     """
 
     schedule: str
@@ -52,6 +55,7 @@ class ScheduleChoice:
     refusals: tuple[str, ...] = ()
     packed: Packed | None = None
     miss: str = ""
+    failures: dict[str, Exception] = field(default_factory=dict, compare=False)
 
 
 def schedule_kernels(
@@ -138,15 +142,33 @@ def _schedule_by_rule(
     if not _has_blocks(func):
         return func, ScheduleChoice("as written", "as written", reason)
     refusals: list[str] = []
+    failures: dict[str, Exception] = {}
     for template in templates_for(machine):
-        scheduled = apply_template(template, func, machine)
+        scheduled = _tried(template, func, machine, failures)
         if isinstance(scheduled, NotMine):
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
-        return scheduled.func, _choice(template, refusals, scheduled.packed)
+        choice = _choice(template, refusals, scheduled.packed)
+        return scheduled.func, replace(choice, failures=failures)
     if isinstance(machine, GpuDescription):
         return _by_last_resort(func, machine, refusals)
-    return func, ScheduleChoice("as written", "as written", refusals[-1], tuple(refusals[:-1]))
+    reason = refusals.pop()
+    return func, ScheduleChoice(
+        "as written", "as written", reason, tuple(refusals), failures=failures
+    )
+
+
+def _tried(
+    template: Template, func: tirx.PrimFunc, machine: Machine, failures: dict[str, Exception]
+) -> ScheduledKernel | NotMine:
+    """A template applied; what it raises, which none should, goes into ``failures``."""
+    try:
+        return apply_template(template, func, machine)
+    except TvmExtError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        failures[template.name] = error
+        return NotMine("it failed, which is a bug in tvm-ext")
 
 
 def _choice(template: Template, refusals: list[str], packed: Packed | None) -> ScheduleChoice:

@@ -1,5 +1,6 @@
 """``compile`` and ``load``: the road that a model takes, from ONNX to a program."""
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from tvm_ext.compiler.tuned_kernels import (
     record_folders,
     require_hits,
 )
+from tvm_ext.errors import REPORT_IT, DefectWarning
 from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription, Processor
 from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
@@ -33,7 +35,7 @@ from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.device_record import DeviceRecord
 from tvm_ext.report.records import GraphRecord
-from tvm_ext.tir_schedules.select import schedule_kernels
+from tvm_ext.tir_schedules.select import ScheduleChoice, schedule_kernels
 
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | Description"
 
@@ -100,6 +102,7 @@ def compile(
         with phases.timed("schedule"):
             lookup = find_records(records, machine, lowered.calls)
             scheduled, choices = schedule_kernels(lowered.kernels, machine, lookup)
+            _warn_of_defects(choices, lowered)
             if require_records:
                 require_hits(choices, lowered.kernels, lowered.calls)
             scheduled = pack_weights(scheduled, choices)
@@ -153,6 +156,23 @@ def load(path: str | Path) -> CompiledModel:
         The file is damaged, newer, of another version of TVM, or for another machine.
     """
     return CompiledModel.load(path)
+
+
+def _warn_of_defects(choices: Mapping[str, ScheduleChoice], lowered: LoweredModel) -> None:
+    """Warns of templates that failed, with the nodes of the first kernel on which they did."""
+    nodes = {call.kernel: call.where for call in reversed(lowered.calls)}
+    failed = {
+        template: (nodes.get(kernel, kernel), error)
+        for kernel, choice in choices.items()
+        for template, error in choice.failures.items()
+    }
+    for template, (where, error) in failed.items():
+        warning = DefectWarning(
+            f"bug in tvm-ext: template '{template}' failed on what '{where}' computes, which gets "
+            f"another schedule and may be slower; expected one of its own: {REPORT_IT}"
+        )
+        warning.__cause__ = error
+        warnings.warn(warning, stacklevel=3)
 
 
 def _report(lowered: LoweredModel, opt_level: str, machine: Processor) -> CompileReport:

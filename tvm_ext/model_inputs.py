@@ -84,8 +84,8 @@ def check_host_array(spec: TensorSpec, value: Any, sizes: dict[str, int]) -> np.
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(
-            f"input '{spec.name}' cannot be read as an array ({error}); expected "
-            f"{spec.describe()}: pass a NumPy array"
+            f"input '{spec.name}' cannot be read as an array; expected {spec.describe()}: pass a "
+            "NumPy array"
         ) from error
     if not _is_named(array.dtype, spec.dtype):
         raise InputError(

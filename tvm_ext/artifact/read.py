@@ -175,7 +175,7 @@ def _read_members(path: Path, file: BinaryIO) -> dict[str, bytes]:
                 _check_member(path, info)
             return {info.filename: archive.read(info) for info in infos}
     except _ZIP_ERRORS as error:
-        raise _invalid(path, f"its archive cannot be read: {error}") from error
+        raise _invalid(path, "its archive cannot be read") from error
 
 
 def _check_member(path: Path, info: zipfile.ZipInfo) -> None:

@@ -11,7 +11,7 @@ from tvm_ext.check.findings import NodeFinding
 from tvm_ext.check.reference import run_reference
 from tvm_ext.check.request import CheckRequest
 from tvm_ext.check.tolerance import OutputDifference, compare
-from tvm_ext.errors import ReferenceUnavailableError
+from tvm_ext.errors import ReferenceUnavailableError, own_words
 from tvm_ext.onnx_frontend import import_prepared
 from tvm_ext.onnx_frontend.expose import (
     expose_intermediates,
@@ -47,7 +47,7 @@ def find_node(
             imported = import_prepared(name, prepared, exposed)
             ours = SteppedCompilation(imported, request.machine, pipeline).program().run(inputs)
         except CANNOT_RUN as error:
-            reason = (str(error).strip() or repr(error)).splitlines()[-1]
+            reason = own_words(error) or "it cannot be compiled and run"
             notes.append(f"with its intermediate values exposed, at {level}: {reason}")
             continue
         finding = _first_node(view, ours, level, request.rtol)

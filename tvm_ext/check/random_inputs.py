@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from tvm_ext.configs.nearest import nearest_hint
-from tvm_ext.errors import InputError
+from tvm_ext.errors import InputError, own_words
 from tvm_ext.tensor_spec import TensorSpec
 
 # Sizes of symbolic dimensions when none are given: a batch of one, and more than one of whatever
@@ -159,8 +159,8 @@ def _load_archive(path: Path) -> dict[str, np.ndarray]:
 
 
 def _unreadable(path: Path, error: Exception) -> InputError:
-    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    reason = own_words(error) or "it is damaged, of another format, or holds Python objects"
     return InputError(
-        f"{path} cannot be read ({reason}); expected NumPy's format without Python objects: "
-        "write it with numpy.savez(path, **inputs)"
+        f"{path} cannot be read ({reason}); expected arrays of numbers in NumPy's format: write "
+        "it with numpy.savez(path, **inputs)"
     )

@@ -110,9 +110,14 @@ def _failed(error: Exception, debug: bool) -> typer.Exit:
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, TvmExtError):
         _print_error(str(error))
-        return typer.Exit(BAD_INPUT)
-    hint = "" if debug else "run again with --debug and "
-    _print_error(f"internal error ({_describe(error)}): {hint}report it")
+        return typer.Exit(INTERNAL_ERROR if error.defect else BAD_INPUT)
+    from tvm_ext.errors import REPORT_IT
+
+    hint = "" if debug else "run again with --debug to see it, and "
+    _print_error(
+        "bug in tvm-ext: an error that nothing expects; expected a result or a refusal: "
+        f"{hint}{REPORT_IT}"
+    )
     return typer.Exit(INTERNAL_ERROR)
 
 
@@ -126,11 +131,6 @@ def _one_line(message: str) -> str:
     from tvm_ext.report.units import plain
 
     return plain(" ".join(message.split()))
-
-
-def _describe(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1][:200]}" if lines else type(error).__name__
 
 
 def _usage_message(error: Any) -> str:

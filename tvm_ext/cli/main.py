@@ -9,7 +9,19 @@ from typing import Annotated, TextIO
 
 import typer
 
-from tvm_ext.cli import check, compile, logs, passes, profile, run, targets, tune, wafer, worker
+from tvm_ext.cli import (
+    check,
+    compile,
+    logs,
+    passes,
+    profile,
+    report_bug,
+    run,
+    targets,
+    tune,
+    wafer,
+    worker,
+)
 from tvm_ext.cli.error_group import INTERRUPTED, ErrorGroup, discard_stdout, remember_interrupts
 
 app = typer.Typer(
@@ -26,6 +38,7 @@ app.command("run", epilog=run.EXAMPLE)(run.run_command)
 app.command("check", epilog=check.EXAMPLE)(check.check_command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.profile_command)
 app.command("tune", epilog=tune.EXAMPLE)(tune.tune_command)
+app.command("report-bug", epilog=report_bug.EXAMPLE)(report_bug.report_bug_command)
 app.command("worker", epilog=worker.EXAMPLE)(worker.worker_command)
 app.add_typer(logs.app, name="logs")
 app.add_typer(passes.app, name="passes")
@@ -73,6 +86,8 @@ def _root(
 def main() -> None:
     """Entry point of the console script."""
     _repair_streams()
+    if "--debug" not in sys.argv:
+        _keep_native_output_out()
     try:
         remember_interrupts()
         app(prog_name="tvm-ext")
@@ -90,6 +105,19 @@ def _repair_streams() -> None:
         # A terminal without Unicode gets question marks, not a traceback.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+
+
+def _keep_native_output_out() -> None:
+    """Sends what C++ code writes to stderr to nowhere: TVM prints warnings about its own state."""
+    try:
+        kept = os.dup(2)
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 2)
+        os.close(null)
+    except OSError:  # there is no stderr
+        return
+    encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+    sys.stderr = os.fdopen(kept, "w", encoding=encoding, errors="replace", buffering=1)
 
 
 def _nowhere() -> TextIO:

@@ -64,7 +64,7 @@ def check_input(spec: TensorSpec, value: Any, sizes: dict[str, int]) -> Any:
         tensor = dlpack_tensor(value, DEFAULT_STREAM)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(
-            f"input '{spec.name}' cannot be taken from the device ({error}); expected "
+            f"input '{spec.name}' cannot be taken from the device; expected "
             f"{spec.describe()}: pass it without gradient, such as x.detach()"
         ) from error
     wanted = HOLDERS.get(spec.dtype, spec.dtype)

@@ -86,7 +86,7 @@ def _dense(sparse: onnx.SparseTensorProto, name: str, label: str) -> onnx.Tensor
             array.reshape(-1)[indices] = values
     except (IndexError, ValueError) as error:
         raise ModelError(
-            f"{label}: sparse tensor '{name}' does not fit together ({error}); expected an index "
+            f"{label}: sparse tensor '{name}' does not fit together; expected an index "
             f"inside of {list(sparse.dims)} for each value: export it again"
         ) from error
     return numpy_helper.from_array(array, name)

@@ -12,6 +12,7 @@ from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.attribute_values import require_flags
 from tvm_ext.onnx_frontend.constant_values import densify_constants, refuse_nan
 from tvm_ext.onnx_frontend.microsoft_domain import name_own_operators
+from tvm_ext.onnx_frontend.model_faults import external_fault, model_fault
 from tvm_ext.onnx_frontend.negative_sizes import (
     forget_negative_sizes,
     refuse_negative_sizes,
@@ -121,7 +122,7 @@ def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
         onnx.load_external_data_for_model(model, str(path.parent))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ModelError(
-            f"{path}: external data cannot be loaded ({_one_line(error)}); "
+            f"{path}: external data cannot be loaded ({external_fault(model, path.parent)}); "
             "expected the data files in the model's folder: copy them beside the model"
         ) from error
 
@@ -177,7 +178,7 @@ def _check(model: onnx.ModelProto, label: str) -> None:
         onnx.shape_inference.InferenceError,
     ) as error:
         raise ModelError(
-            f"{label} is not a valid ONNX model: {_one_line(error)}; "
+            f"{label} is not a valid ONNX model: {model_fault(model, error)}; "
             "expected a graph that passes onnx.checker: repair or export it again"
         ) from error
 
@@ -263,8 +264,3 @@ _FLOATS = (
     onnx.TensorProto.FLOAT16,
     onnx.TensorProto.BFLOAT16,
 )
-
-
-def _one_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return "; ".join(line for line in lines if not line.startswith("==>"))[:400] or repr(error)

@@ -41,10 +41,9 @@ class StoredWeights:
         try:
             values = numpy_helper.to_array(tensor, label)
         except (OSError, ValueError, onnx.checker.ValidationError) as error:
-            reason = " ".join(str(error).split())[:400]
             raise ModelError(
-                f"{label}: stored tensor '{tensor.name}' cannot be read ({reason}); expected its "
-                "values in a file in the model's folder: copy it there"
+                f"{label}: stored tensor '{tensor.name}' cannot be read; expected its values, all "
+                "of them, in a file in the model's folder: copy it there"
             ) from error
         if values.dtype.kind == "f":
             refuse_nan(values, tensor.name, label)

@@ -1,25 +1,22 @@
 """Says of a pass that failed on which of the model's nodes it does, and what can be done."""
 
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import tvm
-import tvm_ffi
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.errors import REPORT_IT, PassError, own_words
 from tvm_ext.open_dimensions import InputShapes, freezing_hint, listed
 from tvm_ext.passes.registry import PassEntry
+from tvm_ext.passes.users_words import users_words
 from tvm_ext.relay_passes.origin import origins_of
 from tvm_ext.relay_passes.origin_writer import bindings_of
 
 # Parts of a large module are tried no longer than this.
 _SECONDS = 10.0
-_TVM = tuple(Path(package.__file__).parent for package in (tvm, tvm_ffi))
 _OURS = ("built-in", "tvm")
 
 
@@ -47,7 +44,8 @@ class PassFailure:
     def error(self, raised: Exception | None) -> PassError:
         """The error to raise: for what the pass raised, or for a module that is not well-formed."""
         name = self.entry.name
-        nodes = failing_nodes(self.run, self.mod)
+        # An interrupt comes back from TVM as an error without a text: nothing is run again then.
+        nodes = failing_nodes(self.run, self.mod) if raised is None or str(raised) else []
         where = f" on '{listed(nodes)}'" if nodes else ""
         reason = "it left a module that is not well-formed" if raised is None else ""
         if self.entry.source not in _OURS:
@@ -72,18 +70,6 @@ class PassFailure:
 def is_well_formed(mod: tvm.IRModule) -> bool:
     """Whether TVM's own check finds no fault in the module."""
     return bool(relax.analysis.check_well_formed(mod, check_ty=False))
-
-
-def users_words(raised: BaseException | None) -> str:
-    """What code of a user raised, if it is a text of that code and not of TVM's."""
-    file = ""
-    for frame, _ in traceback.walk_tb(raised.__traceback__ if raised is not None else None):
-        file = frame.f_code.co_filename
-    own = Path(file).suffix == ".py" and not any(Path(file).is_relative_to(f) for f in _TVM)
-    if not own:
-        return own_words(raised) or "it raised an error, which --debug shows"
-    lines = [line.strip() for line in str(raised).splitlines() if line.strip()]
-    return lines[-1][:300] if lines else type(raised).__name__
 
 
 def failing_nodes(run: Callable[[tvm.IRModule], tvm.IRModule], mod: tvm.IRModule) -> list[str]:
@@ -125,12 +111,14 @@ def _is_primitive(func: relax.Function) -> bool:
 
 def _alone(mod: tvm.IRModule, binding: relax.VarBinding) -> tvm.IRModule | None:
     """A module whose ``main`` is just this binding; None where it cannot stand alone."""
-    given = [var for var in relax.analysis.free_vars(binding.value)]
-    params = [relax.Var(str(var.name), var.ty, var.span) for var in given]
+    params, renaming = [], _Renaming()
+    for var in relax.analysis.free_vars(binding.value):
+        params.append(relax.Var(str(var.name), var.ty, var.span))
+        renaming.set_var_remap(var, params[-1])
     inner = relax.DataflowVar("value", binding.var.ty, binding.var.span)
     result = relax.Var("result", binding.var.ty, binding.var.span)
     try:
-        value = _Renaming(dict(zip(given, params, strict=True))).visit_expr(binding.value)
+        value = renaming.visit_expr(binding.value)
         bindings = [relax.VarBinding(inner, value), relax.VarBinding(result, inner)]
         body = relax.SeqExpr([relax.DataflowBlock(bindings)], result)
         main = relax.Function(params, body, binding.var.ty)
@@ -149,7 +137,4 @@ def _alone(mod: tvm.IRModule, binding: relax.VarBinding) -> tvm.IRModule | None:
 
 @mutator
 class _Renaming(PyExprMutator):
-    def __init__(self, renamed: dict[relax.Var, relax.Var]) -> None:
-        super().__init__()
-        for old, new in renamed.items():
-            self.set_var_remap(old, new)
+    """Replaces variables; which, is said with ``set_var_remap``."""

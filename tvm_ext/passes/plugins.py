@@ -16,6 +16,7 @@ import tvm
 from tvm_ext.errors import PassError
 from tvm_ext.passes import registry
 from tvm_ext.passes.register import register_pass
+from tvm_ext.passes.users_words import users_words
 
 GROUP = "tvm_ext.passes"
 
@@ -36,7 +37,8 @@ def _load_once() -> tuple[str, ...]:
         try:
             _load(point)
         except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
-            warnings.warn(f"plugin '{point.name}' of {GROUP} was left out: {error}", stacklevel=2)
+            reason = users_words(error)
+            warnings.warn(f"plugin '{point.name}' of {GROUP} was left out: {reason}", stacklevel=2)
             continue
         loaded.append(point.name)
     return tuple(loaded)

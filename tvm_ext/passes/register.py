@@ -98,7 +98,7 @@ def _factory(pass_like: PassLike, name: str) -> Callable[..., tvm.transform.Pass
     def checked(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         after = run(mod, ctx)
         if not isinstance(after, tvm.IRModule):
-            raise TypeError(f"it returned a {type(after).__name__}, expected an IRModule")
+            raise PassError("it returned something that is no module")
         return after
 
     return lambda: tvm.transform.module_pass(checked, opt_level=0, name=name)

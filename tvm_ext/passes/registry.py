@@ -9,6 +9,7 @@ import tvm
 
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import PassError
+from tvm_ext.passes.users_words import users_words
 from tvm_ext.relay_passes.graph_pass import build_options
 
 Level = Literal["graph", "schedule", "tile", "memory", "target"]
@@ -70,10 +71,10 @@ class PassEntry:
         try:
             made = self.factory()
         except Exception as error:
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
             raise PassError(
-                f"pass '{self.name}' cannot be made ({reason}); expected a class or factory that "
-                "needs no arguments: register an instance, or use graph_pass for options"
+                f"pass '{self.name}' cannot be made ({users_words(error)}); expected a class or "
+                "factory that needs no arguments: register an instance, or use graph_pass for "
+                "options"
             ) from error
         if not isinstance(made, tvm.transform.Pass):
             raise PassError(

@@ -1,0 +1,6 @@
+"""The modules beside this file, for the tests in it."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

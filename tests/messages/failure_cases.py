@@ -1,0 +1,272 @@
+"""Faults injected into the compiler: passes, templates, code generation, memory, an interrupt."""
+
+import warnings
+
+import numpy as np
+import tvm
+from provoked import case, command, compiled, model, node, relu, replaced, saved, user_pass, value
+from tvm import relax
+
+import tvm_ext
+from tvm_ext.errors import DefectWarning
+
+
+def layers(batch="N"):
+    nodes = [
+        node("MatMul", ["x", "w"], ["m"], name="product"),
+        node("Tanh", ["m"], ["y"], name="activation"),
+    ]
+    return model(nodes, [value("x", [batch, 3])], [value("y", None)], w=np.ones((3, 4), np.float32))
+
+
+def fails_on(operator, raised):
+    """A pass that raises at the first call of an operator."""
+
+    def run(mod):
+        for func in mod.functions.values():
+            if isinstance(func, relax.Function):
+                relax.analysis.post_order_visit(func, lambda e: look_at(e))
+        return mod
+
+    def look_at(expr):
+        if isinstance(expr, relax.Call) and str(getattr(expr.op, "name", "")) == operator:
+            raise raised
+
+    return run
+
+
+INTERNAL = tvm.error.InternalError(
+    "Traceback (most recent call last):\n  File src/relax/op.cc, line 3\nCheck failed: (x) is false"
+)
+
+
+@case("a pass of a user that raises", "pass 'Injected' failed", "my own words")
+def _(folder):
+    with user_pass(fails_on("relax.tanh", ValueError("my own words"))):
+        compiled(layers())
+
+
+@case("a pass of a user in which TVM raises", "pass 'Injected' failed on 'activation'")
+def _(folder):
+    with user_pass(fails_on("relax.tanh", INTERNAL)):
+        compiled(layers())
+
+
+@case("a pass of a user that returns nothing", "Injected")
+def _(folder):
+    with user_pass(lambda mod: None):
+        compiled(layers())
+
+
+def _cut_off(mod):
+    func = mod["main"]
+    body = relax.SeqExpr([], relax.Var("stranger", func.ret_ty))
+    main = relax.Function(func.params, body, func.ret_ty).with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": main})
+
+
+@case("a pass of a user that breaks the module", "not well-formed")
+def _(folder):
+    with user_pass(_cut_off):
+        compiled(layers())
+
+
+@case("a pass of ours that raises", "bug in tvm-ext", "on 'activation'", "--disable-pass Injected")
+def _(folder):
+    with user_pass(fails_on("relax.tanh", INTERNAL), source="built-in"):
+        compiled(layers())
+
+
+@case("a pass of ours that breaks the module", "bug in tvm-ext", "not well-formed", "freeze N")
+def _(folder):
+    with user_pass(_cut_off, source="built-in"):
+        compiled(layers())
+
+
+@case("a pass on kernels that raises", "bug in tvm-ext", "report-bug")
+def _(folder):
+    def raises(mod):
+        raise IndexError("list index out of range")
+
+    with user_pass(raises, level="tile", source="built-in"):
+        compiled(layers(2))
+
+
+@case("an operator that a pass leaves without a kernel", "no kernel can be made")
+def _(folder):
+    def put_back(mod):
+        builder = relax.BlockBuilder()
+        x = relax.Var("x", mod["main"].params[0].ty)
+        with builder.function("main", [x]):
+            builder.emit_func_output(builder.emit(relax.op.nn.softmax(x)))
+        return builder.get()
+
+    with user_pass(put_back, after="LegalizeOps"):
+        compiled(relu(["N", 3]))
+
+
+@case("a template that raises", "bug in tvm-ext", "'product", "report-bug")
+def _(folder):
+    from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
+
+    named = {template.name: type(template) for template in CPU_TEMPLATES}
+
+    def broken(*_):
+        raise AttributeError("'Add' object has no attribute 'value'")
+
+    with (
+        replaced(named["blockwise"], "apply", broken),
+        replaced(named["register tile"], "apply", broken),
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        compiled(layers(2))
+    return str(next(w.message for w in caught if w.category is DefectWarning))
+
+
+@case("a kernel that LLVM refuses", "bug in tvm-ext", "llvm", "'activation'")
+def _(folder):
+    def unbuildable(mod):
+        functions = dict(mod.functions.items())
+        for var, func in functions.items():
+            if "tanh" in str(var.name_hint):
+                x = tvm.tirx.Var("x", "float32")
+                twice = [tvm.tirx.Let(x, tvm.tirx.const(v, "float32"), x) for v in (1.0, 2.0)]
+                body = tvm.tirx.SeqStmt([tvm.tirx.Evaluate(twice[0] + twice[1]), func.body])
+                functions[var] = tvm.tirx.PrimFunc(func.params, body, func.ret_type, func.attrs)
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    with user_pass(unbuildable, level="target"):
+        compiled(layers(2))
+
+
+@case("planning of storage that fails", "bug in tvm-ext", "memory", "freeze N")
+def _(folder):
+    from tvm_ext import api
+
+    def broken(*_, **__):
+        raise INTERNAL
+
+    with replaced(api, "plan_memory", broken):
+        compiled(layers())
+
+
+@case("no memory while compiling", "memory")
+def _(folder):
+    from tvm_ext import api
+
+    def exhausted(*_, **__):
+        raise MemoryError
+
+    with replaced(api, "plan_memory", exhausted):
+        compiled(layers())
+
+
+@case("a defect of the importer", "bug in tvm-ext")
+def _(folder):
+    from tvm_ext.onnx_frontend.importer import _OriginImporter
+
+    def broken(self, *_, **__):
+        raise TypeError("'NoneType' object is not iterable")
+
+    with replaced(_OriginImporter, "_construct_nodes", broken):
+        compiled(layers())
+
+
+@case("a run that fails in a kernel", "float32[2, 3]")
+def _(folder):
+    made = compiled(layers())
+    made._virtual_machine()
+
+    class Broken:
+        def __getitem__(self, name):
+            def main(*_):
+                raise RuntimeError("Check failed: tensor->strides == nullptr : src/runtime/vm.cc:4")
+
+            return main
+
+    with replaced(made._machines, "machine", Broken()):
+        made.run({"x": np.ones((2, 3), np.float32)})
+
+
+@case("a run without memory", "memory")
+def _(folder):
+    made = compiled(layers())
+    made._virtual_machine()
+
+    class Exhausted:
+        def __getitem__(self, name):
+            def main(*_):
+                raise RuntimeError("std::bad_alloc")
+
+            return main
+
+    with replaced(made._machines, "machine", Exhausted()):
+        made.run({"x": np.ones((2, 3), np.float32)})
+
+
+@case("a defect that no step expects, on the command line", "bug in tvm-ext", "--debug")
+def _(folder):
+    from tvm_ext import api
+
+    def broken(*_, **__):
+        raise KeyError("kernel_17")
+
+    with replaced(api, "build_pipeline", broken):
+        return command("compile", saved(folder, relu()))
+
+
+@case("a linker that does not exist", "CXX")
+def _(folder):
+    import os
+
+    before = dict(os.environ)
+    os.environ["CXX"] = "/no/such/compiler"
+    try:
+        compiled(relu()).save(folder / "m.tvmx")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@case("a linker that fails", "CXX")
+def _(folder):
+    import os
+
+    before = dict(os.environ)
+    os.environ["CXX"] = "false"
+    try:
+        compiled(relu()).save(folder / "m.tvmx")
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@case("ONNX Runtime refuses the model", "ONNX Runtime")
+def _(folder):
+    from tvm_ext.check.reference import run_reference
+
+    made = model([node("Relu", ["x"], ["y"])], [value("x", [2])], [value("y", [2])])
+    made.graph.node[0].op_type = "NoSuchOperator"
+    run_reference(made, {"x": np.ones(2, np.float32)})
+
+
+@case("a pass whose options it does not take", "Injected")
+def _(folder):
+    with user_pass(lambda mod: mod):
+        compiled(relu(), pass_config={"Injected": {"limit": 3}})
+
+
+@case("a pass of a class that needs arguments", "Injected")
+def _(folder):
+    class NeedsMore:
+        def __init__(self, limit):
+            self.limit = limit
+
+    with user_pass(NeedsMore):
+        compiled(relu())
+
+
+@case("a pass at a level that does not exist", "level")
+def _(folder):
+    tvm_ext.register_pass(lambda mod: mod, level="loops", name="Injected")

@@ -1,0 +1,35 @@
+"""Every refusal that can be provoked is one line in words of our own."""
+
+import failure_cases  # noqa: F401
+import file_cases  # noqa: F401
+import graph_cases  # noqa: F401
+import option_cases  # noqa: F401
+import pytest
+from message_form import faults
+from provoked import CASES
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_refusal_says_what_to_do_in_words_of_our_own(case, tmp_path):
+    message = case.message(tmp_path)
+    assert faults(message) == [], message
+    for word in case.says:
+        assert word in message
+
+
+def test_names_are_distinct():
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Check failed: (a == b) is false; expected equal ones: give others",
+        "it cannot be converted ('NoneType' object has no attribute 'shape'): give shapes",
+        "relax.sqrt requires argument 0 (x) to be a tensor; expected one: give it",
+        "two lines\nof text; expected one: drop the other",
+        "something is wrong",
+    ],
+)
+def test_internal_texts_are_seen(text):
+    assert faults(text)
