@@ -11,8 +11,8 @@ _HEAD = """# Models
 Written by `make models` from what `tests/real_models/run.py` found; do not edit.
 
 Models with random weights, few layers and small widths, as exporters write them. Each file is
-compiled in a process of its own at {level} and compared with ONNX Runtime; files of dynamic sizes at
-two sizes, without a new compilation.
+compiled in a process of its own at {level} and compared with ONNX Runtime, files of dynamic sizes
+at two sizes without a new compilation.
 
 - **difference**: the largest of any output and size, as a share of that output's largest magnitude;
 - **ratio**: ONNX Runtime's time by ours at the first sizes, two threads, measured in turns but for
