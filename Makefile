@@ -4,12 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+# Exporters have an environment of their own, which needs nothing of ours.
+MODELS_VENV := .venv-models
+MODELS_STAMP := $(MODELS_VENV)/.installed
+MODELS_CACHE ?= .models
 MAPPED := relay_passes tir_schedules tuning hardware configs
 # Two test processes fill two cores; TVM's own threads are few in tests.
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cuda check bench docs clean typings
+.PHONY: help install demo test test-all test-cuda check bench models docs clean typings
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -47,6 +51,15 @@ $(BENCH_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --editable ".[bench]"
 	@touch $(BENCH_STAMP)
 
+models: $(STAMP) $(MODELS_STAMP) ## export a few hundred small models, compare each with ONNX Runtime, write docs/models.md: hours
+	$(BIN)/python tests/real_models/run.py $(MODELS_CACHE) --export-with $(MODELS_VENV)/bin/python \
+	    --page docs/models.md $(ARGS)
+
+$(MODELS_STAMP): tests/real_models/requirements.txt
+	$(PYTHON) -m venv $(MODELS_VENV)
+	$(MODELS_VENV)/bin/python -m pip install --quiet --no-deps --requirement $<
+	@touch $(MODELS_STAMP)
+
 docs: $(STAMP) ## write docs/operators.md anew from the table of operators
 	$(BIN)/python -m tvm_ext.onnx_frontend.operators_page docs/operators.md
 
@@ -56,4 +69,4 @@ typings: ## links for the type checker, which cannot see the folder mapping of s
 	@for folder in $(MAPPED); do ln -sfn ../../$$folder typings/tvm_ext/$$folder; done
 
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) typings build .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) typings build .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info

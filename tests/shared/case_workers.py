@@ -16,10 +16,6 @@ from typing import Generic, TypeVar
 
 CRASH, TIMEOUT = "crash", "timeout"
 
-SECONDS = 60.0
-# Address space, not memory in use: the libraries alone are mapped into about three.
-GIBIBYTES = 10
-
 # A child starts with everything imported and all cases made, so that replacing one is cheap. The
 # parent never runs anything of TVM's: its threads would be missing in the child.
 _fork = multiprocessing.get_context("fork")
@@ -41,11 +37,21 @@ class Job(Generic[Case, Outcome]):
     lost : callable
         The outcome of a case that a worker did not survive, from the case, ``CRASH`` or
         ``TIMEOUT``, and one line about it.
+    seconds : float
+        How long a case may take.
+    gibibytes : int
+        Address space of a worker, not memory in use: the libraries alone are mapped into about
+        three.
+    cases_per_process : int, optional
+        After that many a worker is replaced by a new one.
     """
 
     cases: Sequence[Case]
     run: Callable[[Case], Outcome]
     lost: Callable[[Case, str, str], Outcome]
+    seconds: float = 60.0
+    gibibytes: int = 10
+    cases_per_process: int | None = None
 
 
 class _Worker(Generic[Case, Outcome]):
@@ -57,10 +63,12 @@ class _Worker(Generic[Case, Outcome]):
         self.process = _fork.Process(target=_serve, args=(other, job), daemon=True)
         self.process.start()
         other.close()
+        self.given = 0
         self.give(index)
 
     def give(self, index: int) -> None:
-        self.case, self.deadline = self.job.cases[index], monotonic() + SECONDS
+        self.case, self.deadline = self.job.cases[index], monotonic() + self.job.seconds
+        self.given += 1
         self.pipe.send(index)
 
     def end(self) -> None:
@@ -71,9 +79,9 @@ class _Worker(Generic[Case, Outcome]):
     def result(self) -> tuple[Outcome, bool]:
         """The outcome of its case, and whether it can be given another one."""
         if not self.pipe.poll():
-            return self.job.lost(self.case, TIMEOUT, f"over {SECONDS:.0f} s"), False
+            return self.job.lost(self.case, TIMEOUT, f"over {self.job.seconds:.0f} s"), False
         try:
-            return self.pipe.recv(), True
+            return self.pipe.recv(), self.given != self.job.cases_per_process
         except EOFError:
             self.process.join()
             reason = f"exit code {self.process.exitcode}"
@@ -115,7 +123,7 @@ def _ready(busy: list[_Worker[Case, Outcome]]) -> list[_Worker[Case, Outcome]]:
 
 def _serve(pipe: connection.Connection, job: Job[Case, Outcome]) -> None:
     """Answers case after case; what libraries print in between is dropped."""
-    size = GIBIBYTES << 30
+    size = job.gibibytes << 30
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sink = os.open(os.devnull, os.O_WRONLY)

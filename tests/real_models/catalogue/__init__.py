@@ -1,0 +1,43 @@
+"""The models of the sweep, as data: one file a family."""
+
+from pathlib import Path
+
+from . import (
+    keras_models,
+    optimum_models,
+    scikit_models,
+    speech_models,
+    timm_models,
+    torchvision_models,
+    transformers_language,
+    transformers_speech,
+    transformers_vision,
+    tree_models,
+    ultralytics_models,
+)
+from .entry import Case, Entry
+
+ENTRIES: tuple[Entry, ...] = (
+    *torchvision_models.ENTRIES,
+    *timm_models.ENTRIES,
+    *transformers_language.ENTRIES,
+    *transformers_vision.ENTRIES,
+    *transformers_speech.ENTRIES,
+    *optimum_models.ENTRIES,
+    *speech_models.ENTRIES,
+    *ultralytics_models.ENTRIES,
+    *keras_models.ENTRIES,
+    *scikit_models.ENTRIES,
+    *tree_models.ENTRIES,
+)
+
+
+def all_cases(cache: Path) -> list[Case]:
+    """Every entry, by each of its exporters, in each of its forms; the dynamic ones first."""
+    cases = [
+        Case(entry, exporter, form, cache)
+        for entry in ENTRIES
+        for exporter in entry.exporters
+        for form in entry.forms
+    ]
+    return sorted(cases, key=lambda case: case.form)
