@@ -133,7 +133,8 @@ def compile(
     report.passes = runner.records
     report.memory = memory
     report.device = _with_graph_refusal(program.device, report)
-    report.warnings = [*_warnings(report), *(str(problem) for problem in lookup.problems)]
+    problems = (str(problem) for problem in lookup.problems)
+    report.warnings = [*lowered.imported.warnings, *_warnings(report), *problems]
     model_to_run = CompiledModel(
         program=program.executable,
         inputs=lowered.imported.inputs,

@@ -106,9 +106,32 @@ def test_refusals(shapes: dict, reason: str) -> None:
         import_model(added("n", "m"), shapes)
 
 
-def test_one_symbol_is_not_frozen_and_open() -> None:
-    with pytest.raises(InputError, match="which is 3 in the model"):
-        import_model(added("n", "n"), {"a": [3, 4], "b": ["k", 4]})
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"a": [3, 4], "b": ["k", 4]}, [(3, 4), ("k", 4)]),
+        ({"a": ["2:5", 4], "b": ["7:9", 4]}, [("n", 4), ("n_of_b_0", 4)]),
+        ({"a": ["?", 4], "b": [1, 4]}, [("n", 4), (1, 4)]),
+    ],
+)
+def test_one_name_with_several_sizes_is_several_dimensions(given: dict, kept: list) -> None:
+    imported = import_model(added("n", "n"), given)
+    assert [spec.shape for spec in imported.inputs] == kept
+    (warning,) = imported.warnings
+    assert "'n' was given the size" in warning
+
+
+def test_a_feature_map_and_a_table_of_one_name() -> None:
+    nodes = [node("Relu", ["x"], ["y"]), node("Neg", ["t"], ["z"])]
+    inputs = [value("x", ["batch", 3, "height", "width"]), value("t", ["height", 4])]
+    proto = model(nodes, inputs, [value("y", None), value("z", None)])
+    feed = {"x": np.ones((1, 3, 6, 5), np.float32), "t": np.ones((9, 4), np.float32)}
+    sizes = {"x": [1, 3, 6, 5], "t": [9, 4]}
+    compiled = tvm_ext.compile(proto, HOST, input_shapes=sizes)
+    assert [array.shape for array in compiled.run(feed).values()] == [(1, 3, 6, 5), (9, 4)]
+    assert (
+        "'height' was given the size 6, and 9 on axis 0 of input 't'" in compiled.report.warnings[0]
+    )
 
 
 def test_random_inputs_keep_to_the_range() -> None:

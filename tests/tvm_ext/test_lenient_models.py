@@ -61,6 +61,15 @@ def test_inner_value_of_a_wrong_shape() -> None:
     assert tvm_ext.compile(proto, HOST).run({"x": X})["y"].tolist() == [1, 0]
 
 
+@pytest.mark.parametrize("written", [[7, 7], [1], []])
+def test_output_of_a_wrong_shape(written: list) -> None:
+    nodes = [node("Neg", ["x"], ["a"]), node("Relu", ["a"], ["y"])]
+    proto = model_of(nodes, [tensor("x", ["n"])], [tensor("y", written), tensor("a", ["n", 2])])
+    compiled = tvm_ext.compile(proto, HOST)
+    assert compiled.run({"x": X})["y"].tolist() == [1, 0]
+    assert "shapes written in the model contradict" in compiled.report.warnings[0]
+
+
 def test_output_and_inner_value_without_a_type() -> None:
     nodes = [node("Neg", ["x"], ["a"]), node("Relu", ["a"], ["y"])]
     proto = model_of(nodes, [tensor("x", [2])], [onnx.ValueInfoProto(name="y")])

@@ -48,7 +48,7 @@ def find_causes(
     TvmExtError
         The model cannot be compiled, or ONNX Runtime cannot run it.
     """
-    name, model, prepared, ranges, stored = prepare_model(request.source, request.input_shapes)
+    name, model, prepared, ranges, stored, _ = prepare_model(request.source, request.input_shapes)
     judge = _Judge(inputs, reference, request.rtol, value_precision(with_types(prepared).graph))
     plain = run_reference(request.source, inputs, optimise=False)
     # What counts is the distance, not whether it is allowed.

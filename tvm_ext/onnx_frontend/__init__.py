@@ -37,6 +37,8 @@ class ImportedModel:
         The model that was imported: the given one with shapes and constants propagated.
     ranges : dict[str, SizeRange]
         The sizes that symbolic dimensions may have, by name, where they are limited.
+    warnings : tuple[str, ...]
+        What is wrong with the model, or with the sizes given for it, and does no harm.
     """
 
     name: str
@@ -47,6 +49,7 @@ class ImportedModel:
     prepared_operators: dict[str, int]
     prepared: onnx.ModelProto
     ranges: dict[str, SizeRange]
+    warnings: tuple[str, ...] = ()
 
 
 class PreparedModel(NamedTuple):
@@ -64,6 +67,8 @@ class PreparedModel(NamedTuple):
         The sizes that symbolic dimensions may have, by name, where they are limited.
     stored : StoredWeights
         The weights of a model above 2 GB: inputs of ``model``, initializers of ``prepared``.
+    warnings : tuple[str, ...]
+        What is wrong with the model, or with the sizes given for it, and does no harm.
     """
 
     name: str
@@ -71,6 +76,7 @@ class PreparedModel(NamedTuple):
     prepared: onnx.ModelProto
     ranges: dict[str, SizeRange]
     stored: StoredWeights
+    warnings: tuple[str, ...]
 
 
 def prepare_model(
@@ -84,9 +90,9 @@ def prepare_model(
     ModelError, InputError
         The model or the shapes given for it are not valid.
     """
-    model, stored = load_with_weights(source)
+    model, stored, warnings = load_with_weights(source)
     name = model_name(source, model)
-    given = set_input_shapes(model, input_shapes or {}, name)
+    given, contradictions = set_input_shapes(model, input_shapes or {}, name)
     if input_shapes:
         refuse_negative_sizes(model, name)
     name_dimensions(model.graph)
@@ -99,7 +105,7 @@ def prepare_model(
     }
     prepared = prepare(model, name)
     put_back(prepared.graph, stored)
-    return PreparedModel(name, model, prepared, ranges, stored)
+    return PreparedModel(name, model, prepared, ranges, stored, (*warnings, *contradictions))
 
 
 def import_model(
@@ -122,6 +128,7 @@ def import_prepared(
     prepared: onnx.ModelProto,
     ranges: Mapping[str, SizeRange] | None = None,
     stored: StoredWeights | None = None,
+    warnings: tuple[str, ...] = (),
 ) -> ImportedModel:
     """As ``import_model``, from what ``prepare_model`` returned."""
     require_supported(prepared.graph)
@@ -135,6 +142,7 @@ def import_prepared(
         prepared_operators=operator_counts(prepared.graph),
         prepared=prepared,
         ranges=dict(ranges or {}),
+        warnings=warnings,
     )
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -20,18 +21,29 @@ def model_inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     return [value for value in graph.input if value.name not in stored]
 
 
+class SetSizes(NamedTuple):
+    """What ``set_input_shapes`` found.
+
+    Attributes
+    ----------
+    ranges : dict[tuple[str, int], SizeRange]
+        The ranges that were given, by input and axis.
+    warnings : tuple[str, ...]
+        One line when a name of the model was given several sizes.
+    """
+
+    ranges: dict[tuple[str, int], SizeRange]
+    warnings: tuple[str, ...]
+
+
 def set_input_shapes(
     model: onnx.ModelProto, input_shapes: Mapping[str, Sequence[int | str]], label: str
-) -> dict[tuple[str, int], SizeRange]:
+) -> SetSizes:
     """Sets the given sizes in place, and drops shapes that were inferred for other sizes.
 
     A symbolic dimension that is frozen or named in one input is so in all inputs that share its
-    name.
-
-    Returns
-    -------
-    dict[tuple[str, int], SizeRange]
-        The ranges that were given, by input and axis.
+    name, but for those that are given another size. Exporters use one name for several things, and
+    ONNX Runtime only warns when their sizes differ.
 
     Raises
     ------
@@ -41,12 +53,15 @@ def set_input_shapes(
     """
     inputs = {value.name: value for value in model_inputs(model.graph)}
     by_symbol: dict[str, int | OpenSize] = {}
+    contradictions: list[str] = []
     ranges: dict[tuple[str, int], SizeRange] = {}
     named: dict[str, SizeRange] = {}
     for name, shape in _plain_shapes(input_shapes, label).items():
         if name not in inputs:
             raise InputError(f"{label} has no input '{name}'; {nearest_hint(name, inputs)}")
-        for axis, size in enumerate(_set_one(inputs[name], shape, by_symbol, label)):
+        for axis, size in enumerate(
+            _set_one(inputs[name], shape, by_symbol, contradictions, label)
+        ):
             if isinstance(size, OpenSize) and size.range is not None:
                 ranges[name, axis] = size.range
                 _require_one_range(size.name, size.range, named, label)
@@ -57,7 +72,16 @@ def set_input_shapes(
     if input_shapes:
         del model.graph.value_info[:]
         _forget_output_shapes(model.graph)
-    return ranges
+    return SetSizes(ranges, _warnings(contradictions, label))
+
+
+def _warnings(contradictions: Sequence[str], label: str) -> tuple[str, ...]:
+    if not contradictions:
+        return ()
+    return (
+        f"{label}: {'; '.join(contradictions)}: dimensions of one name with different sizes are "
+        "taken for different dimensions",
+    )
 
 
 def _set_size(dim: onnx.TensorShapeProto.Dimension, size: int | OpenSize | None) -> None:
@@ -117,6 +141,7 @@ def _set_one(
     value: onnx.ValueInfoProto,
     shape: list[object],
     by_symbol: dict[str, int | OpenSize],
+    contradictions: list[str],
     label: str,
 ) -> list[int | OpenSize]:
     tensor_type = value.type.tensor_type
@@ -134,10 +159,15 @@ def _set_one(
         where = f"axis {axis} of input '{value.name}'"
         size = _size(given, where, label)
         symbol = dim.dim_param
-        _require_same(dim, size, by_symbol, f"{label}: size {given} was given for {where}")
+        _require_same(dim, size, f"{label}: size {given} was given for {where}")
         # "?" is what some exporters write for every unknown dimension: it names nothing.
-        if symbol and symbol != "?":
-            by_symbol[symbol] = size
+        if symbol and symbol != "?" and by_symbol.setdefault(symbol, size) != size:
+            contradictions.append(
+                f"dimension '{symbol}' was given the size {_spelled(by_symbol[symbol])}, and "
+                f"{given} on {where}"
+            )
+            size = _named_apart(size, f"{symbol}_of_{value.name}_{axis}")
+            dim.dim_param = ""
         if isinstance(size, OpenSize) and dim.HasField("dim_value"):
             dim.ClearField("dim_value")
         _set_size(dim, size)
@@ -159,20 +189,24 @@ def _size(given: object, where: str, label: str) -> int | OpenSize:
     return given
 
 
-def _require_same(
-    dim: onnx.TensorShapeProto.Dimension,
-    size: int | OpenSize,
-    by_symbol: dict[str, int | OpenSize],
-    what: str,
-) -> None:
+def _require_same(dim: onnx.TensorShapeProto.Dimension, size: int | OpenSize, what: str) -> None:
     """A size that the model fixes cannot be another one; it can be left open."""
-    known: int | OpenSize | None = by_symbol.get(dim.dim_param) if dim.dim_param else None
-    if known is None and isinstance(size, int) and dim.dim_value > 0:
-        known = int(dim.dim_value)
-    if known is None or known == size:
-        return
-    there = f"'{known.name or dim.dim_param}'" if isinstance(known, OpenSize) else f"{known}"
-    raise InputError(f"{what}, which is {there} in the model: give {there} or leave the shape out")
+    known = int(dim.dim_value)
+    if isinstance(size, int) and known > 0 and size != known:
+        raise InputError(
+            f"{what}, which is {known} in the model: give {known} or leave the shape out"
+        )
+
+
+def _spelled(size: int | OpenSize) -> str:
+    if isinstance(size, int):
+        return str(size)
+    return f"'{size.name or '?'}'" + (f" ({size.range})" if size.range is not None else "")
+
+
+def _named_apart(size: int | OpenSize, name: str) -> int | OpenSize:
+    """A size that is open without a name would keep the name that it contradicts."""
+    return size if isinstance(size, int) or size.name else OpenSize(name, size.range)
 
 
 def _forget_output_shapes(graph: onnx.GraphProto) -> None:

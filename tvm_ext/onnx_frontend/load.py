@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 from google.protobuf import json_format, text_format
@@ -39,17 +40,31 @@ _UNREADABLE = (
 )
 
 
+class LoadedModel(NamedTuple):
+    """A checked model.
+
+    Attributes
+    ----------
+    model : onnx.ModelProto
+        Large weights of a model above 2 GB are inputs of it.
+    stored : StoredWeights
+        Reads these weights.
+    warnings : tuple[str, ...]
+        What is wrong with the model and does no harm.
+    """
+
+    model: onnx.ModelProto
+    stored: StoredWeights
+    warnings: tuple[str, ...]
+
+
 def load_model(source: str | Path | onnx.ModelProto) -> onnx.ModelProto:
     """As ``load_with_weights``, the model alone."""
-    return load_with_weights(source)[0]
+    return load_with_weights(source).model
 
 
-def load_with_weights(
-    source: str | Path | onnx.ModelProto,
-) -> tuple[onnx.ModelProto, StoredWeights]:
+def load_with_weights(source: str | Path | onnx.ModelProto) -> LoadedModel:
     """A checked copy of the model, with nodes in topological order and external data loaded.
-
-    Large weights of a model above 2 GB are inputs instead; the second result reads them.
 
     Raises
     ------
@@ -78,12 +93,12 @@ def load_with_weights(
     name_own_operators(model)
     forget_negative_sizes(model.graph)
     sort_nodes(model.graph, label)
-    _check(model, label)
+    warnings = _check(model, label)
     require_flags(model.graph, label)
     require_tensors_of_numbers(model.graph, label)
     densify_constants(model, label)
     _refuse_nan(model.graph, label)
-    return modernize(model), stored
+    return LoadedModel(modernize(model), stored, warnings)
 
 
 def _copied(source: onnx.ModelProto, label: str) -> onnx.ModelProto:
@@ -166,12 +181,12 @@ def _complete(graph: onnx.GraphProto) -> None:
         graph.output.extend(copies)
 
 
-def _check(model: onnx.ModelProto, label: str) -> None:
-    """Structure and types."""
+def _check(model: onnx.ModelProto, label: str) -> tuple[str, ...]:
+    """Structure and types; returns warnings."""
     try:
         _check_structure(model)
         refuse_negative_sizes(model, label)
-        _check_types(model)
+        return _check_types(model, label)
     except (
         ValueError,
         onnx.checker.ValidationError,
@@ -183,17 +198,22 @@ def _check(model: onnx.ModelProto, label: str) -> None:
         ) from error
 
 
-def _check_types(model: onnx.ModelProto) -> None:
+def _check_types(model: onnx.ModelProto, label: str) -> tuple[str, ...]:
     """Infers types; where shapes that are written in the model contradict, without those.
 
-    Exporters leave shapes of inner values behind that do not fit any more, and wrong ones on the
-    outputs of loop bodies. ONNX Runtime warns about them and goes by what it infers.
+    Exporters leave shapes of inner values and outputs behind that do not fit, or never did. ONNX
+    Runtime warns about them and goes by what it infers.
     """
     try:
         _infer_types(model)
-    except onnx.shape_inference.InferenceError:
-        _forget_inner_shapes(model.graph)
+    except onnx.shape_inference.InferenceError as error:
+        _forget_written_shapes(model.graph)
         _infer_types(model)
+        return (
+            f"{label}: shapes written in the model contradict what its operators compute "
+            f"({_one_line(error)}); none of them is used but those of its inputs",
+        )
+    return ()
 
 
 def _infer_types(model: onnx.ModelProto) -> None:
@@ -205,13 +225,11 @@ def _infer_types(model: onnx.ModelProto) -> None:
     onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
 
 
-def _forget_inner_shapes(graph: onnx.GraphProto) -> None:
-    inner = list(graph.value_info)
+def _forget_written_shapes(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         for subgraph in subgraphs_of(node):
-            inner.extend(subgraph.output)
-            _forget_inner_shapes(subgraph)
-    for value in inner:
+            _forget_written_shapes(subgraph)
+    for value in (*graph.value_info, *graph.output):
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
 

@@ -77,11 +77,11 @@ class Builder:
         """``value`` in another type."""
         return self.op("Cast", value, to=int(dtype))
 
-    def mean(self, value: ir.Value, axis: int) -> ir.Value:
-        """Over one axis, which stays with size 1."""
+    def mean(self, value: ir.Value, *axes: int) -> ir.Value:
+        """Over some axes, which stay with size 1."""
         if self.opset < 18:
-            return self.op("ReduceMean", value, axes=[axis], keepdims=1)
-        return self.op("ReduceMean", value, self.constant(np.array([axis])), keepdims=1)
+            return self.op("ReduceMean", value, axes=list(axes), keepdims=1)
+        return self.op("ReduceMean", value, self.constant(np.array(axes)), keepdims=1)
 
     def total(self, value: ir.Value, axis: int) -> ir.Value:
         """The sum over one axis, which goes away."""

@@ -2,23 +2,32 @@
 
 import onnx
 
-from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
+from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS, opset_of
 from tvm_ext.onnx_frontend.scopes import nodes_within
 
 MICROSOFT = "com.microsoft"
 
-# ONNX Runtime registers it in the default domain, and its optimiser writes it so.
-_IN_DEFAULT_DOMAIN = frozenset({"SimplifiedLayerNormalization"})
+# The opset in which ONNX took over an operator that ONNX Runtime registers in the default domain
+# for every one; None for one that it never took over. Its optimiser writes them so.
+_TAKEN_OVER: dict[str, int | None] = {
+    "Gelu": 20,
+    "LayerNormalization": 17,
+    "SimplifiedLayerNormalization": None,
+}
 
 
 def name_own_operators(model: onnx.ModelProto) -> None:
     """Gives such operators their own domain, in place: ONNX's checker knows none of them."""
-    found = [
-        node
-        for node in nodes_within(model.graph)
-        if node.domain in DEFAULT_DOMAINS and node.op_type in _IN_DEFAULT_DOMAIN
-    ]
+    opset = opset_of(model, "")
+    found = [node for node in nodes_within(model.graph) if _is_own(node, opset)]
     for node in found:
         node.domain = MICROSOFT
     if found and all(opset.domain != MICROSOFT for opset in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
+
+
+def _is_own(node: onnx.NodeProto, opset: int) -> bool:
+    if node.domain not in DEFAULT_DOMAINS or node.op_type not in _TAKEN_OVER:
+        return False
+    since = _TAKEN_OVER[node.op_type]
+    return since is None or opset < since

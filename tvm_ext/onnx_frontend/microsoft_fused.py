@@ -4,6 +4,7 @@ The formulas are those of ONNX Runtime's ContribOperators.md.
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -14,7 +15,9 @@ _Results = list[ir.Value | None]
 
 
 def gelu(b: Builder) -> _Results:
-    """``x / 2 * (1 + erf(x / sqrt(2)))``."""
+    """``x / 2 * (1 + erf(x / sqrt(2)))``, or the approximation with tanh."""
+    if b.attribute("approximate", "none") == "tanh":
+        return fast_gelu(b)
     return [_gelu(b, b.input(0))]
 
 
@@ -71,6 +74,15 @@ def fused_matmul(b: Builder) -> _Results:
     result = b.op("MatMul", *operands)
     alpha = b.attribute("alpha", 1.0)
     return [result if alpha == 1 else b.op("Mul", result, b.number(alpha))]
+
+
+def layer_normalization(b: Builder) -> _Results:
+    """Over the axes from ``axis`` on, with the mean and the reciprocal deviation as results."""
+    x, axis = b.input(0), b.attribute("axis", -1)
+    if axis >= 0 and x.shape is None:
+        raise CannotRewrite("the rank of its input is not known")
+    axes = range(axis, len(x.shape) if axis >= 0 and x.shape is not None else 0)
+    return list(_normalized(b, x, b.input(1), b.optional(2), axes, b.attribute("epsilon", 1e-5)))
 
 
 def skip_layer_normalization(b: Builder) -> _Results:
@@ -145,11 +157,25 @@ def _layer_normalization(
 ) -> ir.Value:
     if b.opset >= 17:
         return b.op("LayerNormalization", x, gamma, beta, axis=-1, epsilon=_epsilon(b))
-    centred = b.op("Sub", x, b.mean(x, -1))
-    variance = b.mean(b.op("Mul", centred, centred), -1)
-    deviation = b.op("Sqrt", b.op("Add", variance, b.number(_epsilon(b))))
+    return _normalized(b, x, gamma, beta, (-1,), _epsilon(b))[0]
+
+
+def _normalized(
+    b: Builder,
+    x: ir.Value,
+    gamma: ir.Value,
+    beta: ir.Value | None,
+    axes: Sequence[int],
+    epsilon: float,
+) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """The result, the mean, and the reciprocal deviation."""
+    mean = b.mean(x, *axes)
+    centred = b.op("Sub", x, mean)
+    variance = b.mean(b.op("Mul", centred, centred), *axes)
+    deviation = b.op("Sqrt", b.op("Add", variance, b.number(epsilon)))
     result = b.op("Mul", b.op("Div", centred, deviation), gamma)
-    return result if beta is None else b.op("Add", result, beta)
+    result = result if beta is None else b.op("Add", result, beta)
+    return result, mean, b.op("Reciprocal", deviation)
 
 
 def _positions(b: Builder, ids: ir.Value) -> ir.Value:

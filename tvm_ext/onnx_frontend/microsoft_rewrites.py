@@ -28,6 +28,7 @@ REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "FusedMatMul": fused.fused_matmul,
     "Gelu": fused.gelu,
     "GroupQueryAttention": group_query_attention,
+    "LayerNormalization": fused.layer_normalization,
     "MatMulIntegerToFloat": quantized.matmul_integer_to_float,
     "MatMulNBits": quantized.matmul_n_bits,
     "MultiHeadAttention": heads.multi_head_attention,

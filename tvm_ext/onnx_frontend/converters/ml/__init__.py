@@ -19,6 +19,7 @@ from tvm_ext.onnx_frontend.converters.ml.scalers import (
     Normalizer,
     Scaler,
 )
+from tvm_ext.onnx_frontend.converters.ml.svm import SVMClassifier, SVMRegressor
 from tvm_ext.onnx_frontend.converters.ml.tree_ensemble import (
     TreeEnsemble,
     TreeEnsembleClassifier,
@@ -35,6 +36,8 @@ _CONVERTERS = (
     LinearRegressor,
     Normalizer,
     OneHotEncoder,
+    SVMClassifier,
+    SVMRegressor,
     Scaler,
     TreeEnsemble,
     TreeEnsembleClassifier,
