@@ -1,10 +1,12 @@
 """Functions of functions: taken apart, so that compiling them takes no longer than one each."""
 
+import math
 import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tvm
@@ -131,3 +133,83 @@ def test_a_comparison_in_the_argument() -> None:
     tvm.compile(mod, target=machine.tvm_target())["main"](tvm.runtime.tensor(values), found)
     wanted = np.exp(np.where(values > 0.5, values, 0.0))
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
+
+
+def quantised(value: tirx.Expr, scale: float) -> tirx.Expr:
+    """The nearest of 256 steps, as QuantizeLinear and DequantizeLinear give it."""
+    steps = te.nearbyint(te.max(te.min(value, 0.5), -0.5) / scale) + 127.0
+    numbers = steps.astype("int32").astype("uint8").astype("float32")
+    return (numbers - 127.0) * tirx.const(scale, "float32")
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 12])
+def test_a_function_under_steps_of_quantisation(steps: int) -> None:
+    x = te.placeholder((64,), "float32", "x")
+
+    def body(i: tirx.Var) -> tirx.Expr:
+        value = te.erf(x[i])
+        for _ in range(steps):
+            value = quantised(value, 0.125)
+        return value
+
+    sch = s_tir.Schedule(te.create_prim_func([x, te.compute((64,), body, "y")]))
+    sch.vectorize(sch.get_loops(sch.get_sblock("y"))[0])
+    kernel = with_vector_math(sch.mod["main"]).func.with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": kernel}), target=host_description().tvm_target())
+    values = np.linspace(-1, 1, 64).astype("float32")
+    found = tvm.runtime.tensor(np.zeros(64, "float32"))
+    library["main"](tvm.runtime.tensor(values), found)
+    errors = found.numpy() - np.clip([math.erf(value) for value in values], -0.5, 0.5)
+    assert np.abs(errors).max() <= 0.0626
+    np.testing.assert_array_equal(found.numpy() % 0.125, 0)
+
+
+def test_a_long_chain_of_products_is_cut() -> None:
+    """TVM visits the vector that a number multiplies twice, so 40 of them would never end."""
+    x = te.placeholder((64,), "float32", "x")
+
+    def body(i: tirx.Var) -> tirx.Expr:
+        value = x[i]
+        for _ in range(40):
+            value = te.nearbyint(value) * 1.5
+        return value
+
+    sch = s_tir.Schedule(te.create_prim_func([x, te.compute((64,), body, "y")]))
+    sch.vectorize(sch.get_loops(sch.get_sblock("y"))[0])
+    staged = with_staged_calls(sch.mod["main"].body, lambda _: False)
+    mod = tvm.IRModule({"main": sch.mod["main"].with_body(staged).with_attr("global_symbol", "f")})
+    library = tvm.compile(mod, target=host_description().tvm_target())
+    values = np.linspace(-3, 3, 64).astype("float32")
+    found = tvm.runtime.tensor(np.zeros(64, "float32"))
+    library["f"](tvm.runtime.tensor(values), found)
+    wanted = values
+    for _ in range(40):
+        wanted = np.rint(wanted) * np.float32(1.5)
+    np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+BFLOAT16_CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "alone": (te.exp, np.exp),
+    "of arithmetic": (lambda v: te.exp(v * v - v), lambda v: np.exp(v * v - v)),
+    "within arithmetic": (lambda v: te.exp(v / 2) * 2 - 1, lambda v: np.exp(v / 2) * 2 - 1),
+    "of one another": (lambda v: te.tanh(te.exp(v)) * v, lambda v: np.tanh(np.exp(v)) * v),
+    "between casts": (
+        lambda v: te.exp(v.astype("float32") - 1.0).astype("bfloat16"),
+        lambda v: np.exp(v - 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BFLOAT16_CASES)
+def test_functions_of_bfloat16(name: str) -> None:
+    ours, wanted = BFLOAT16_CASES[name]
+    x = te.placeholder((64,), "bfloat16", "x")
+    machine = host_description()
+    func = te.create_prim_func([x, te.compute((64,), lambda i: ours(x[i]), "y")])
+    kernel = with_vector_math(schedule_kernel(func, machine)[0]).func
+    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
+    values = np.linspace(-3, 3, 64).astype(ml_dtypes.bfloat16)
+    found = tvm.runtime.tensor(np.zeros(64, ml_dtypes.bfloat16))
+    tvm.compile(mod, target=machine.tvm_target())["main"](tvm.runtime.tensor(values), found)
+    exact = wanted(values.astype("float64"))
+    np.testing.assert_allclose(found.numpy().astype("float64"), exact, rtol=5e-3, atol=2e-2)

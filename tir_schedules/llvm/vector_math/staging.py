@@ -1,9 +1,14 @@
-"""Takes functions of functions apart: the inner one's result waits in a small array.
+"""Takes deep expressions apart: the result of an inner part waits in a small array.
 
 Written out, every function names its intermediate values. To learn about a name, TVM's simplifier
 puts what it stands for in its place: harmless for one function, but the work multiplies with each
 that is nested. An array as long as the vector ends that; it is on the stack, and LLVM keeps it in
 a register. A function that one store calls twice gets an array as well, and is computed once.
+
+Some operations are visited twice by TVM, and what they hold twice by each of them: VectorizeLoop
+goes twice into a vector that a scalar multiplies, StmtSimplify into what becomes an integer. A name
+that is met three times is an error ("Let cannot bind the same var to two different values"), and
+twenty such operations, as the steps of quantisation fuse to, take minutes.
 """
 
 from collections import Counter
@@ -12,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
+from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import (
     StructuralMutator,
     structural_equal,
@@ -26,6 +32,14 @@ from tvm_ext.tir_schedules.llvm.borders import COMPARISONS
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 
 _CONDITIONAL = "if_then_else"
+
+# Operations visited twice that a function may be under, and that any expression may be under.
+_AROUND_FUNCTION = 1
+_AROUND_ANY = 8
+
+# TVM computes this type in float32. It does not look into what a name stands for, and rounds by
+# writing out twice what it rounds.
+_LEGALISED = "bfloat16"
 
 
 def with_staged_calls(body: tirx.Stmt, is_function: Callable[[tvm.ir.Call], bool]) -> tirx.Stmt:
@@ -41,12 +55,29 @@ def _staged_loop(loop: tirx.For, is_function: Callable[[tvm.ir.Call], bool]) -> 
     """A vectorised loop with an array, declared around it, for each inner call."""
     if loop.kind != tirx.ForKind.VECTORIZED:
         return loop
-    stage = _Stage(is_function, loop.loop_var - loop.min, loop.extent)
+    stage = _Stage(is_function, loop.loop_var - loop.min, loop.extent, _lanes(loop))
     body = structural_map(loop.body, (tirx.BufferStore, stage.split))
     if not stage.declarations:
         return loop
     vector = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
     return tirx.SeqStmt([*stage.declarations, vector])
+
+
+def _lanes(loop: tirx.For) -> list[tirx.Var]:
+    """The loop's variable, and those of blocks in it that depend on it."""
+    lanes = [loop.loop_var]
+
+    def look(realize: s_tir.SBlockRealize) -> None:
+        pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        lanes.extend(axis.var for axis, value in pairs if _uses(value, lanes))
+
+    structural_walk(loop.body, (s_tir.SBlockRealize, look), order="pre")
+    return lanes
+
+
+def _uses(value: tirx.Expr, variables: Sequence[tirx.Var]) -> bool:
+    used = undefined_vars(value)
+    return any(variable.same_as(other) for variable in variables for other in used)
 
 
 def _staged_store(store: tirx.BufferStore, is_function: Callable[[tvm.ir.Call], bool]) -> tirx.Stmt:
@@ -57,14 +88,22 @@ def _staged_store(store: tirx.BufferStore, is_function: Callable[[tvm.ir.Call], 
 
 
 class _Stage:
-    """The arrays of one loop; ``index`` is the position in them, below ``size``."""
+    """The arrays of one loop; ``index`` is the position in them, below ``size``.
+
+    ``lanes`` are the variables that differ from lane to lane of a vectorised loop.
+    """
 
     def __init__(
-        self, is_function: Callable[[tvm.ir.Call], bool], index: tirx.Expr, size: tirx.Expr
+        self,
+        is_function: Callable[[tvm.ir.Call], bool],
+        index: tirx.Expr,
+        size: tirx.Expr,
+        lanes: Sequence[tirx.Var] = (),
     ) -> None:
         self.is_function = is_function
         self.index = index
         self.size = size
+        self.lanes = lanes
         # The arrays, to stand before the loop.
         self.declarations: list[tirx.Stmt] = []
 
@@ -75,6 +114,10 @@ class _Stage:
             return store
         last = tirx.BufferStore(store.buffer, split.value, list(store.indices))
         return tirx.SeqStmt([*split.before, last])
+
+    def varies(self, value: tirx.Expr) -> bool:
+        """Whether ``value`` becomes a vector."""
+        return _uses(value, self.lanes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,21 +146,67 @@ class _Split:
         self._conditions: tuple[_Condition, ...] = ()
         self._staged: list[_Staged] = []
         self._uses = Counter(structural_hash(call) for call in self._functions_below(value))
+        # Operations visited twice around what is being taken apart.
+        self._twice = _doubled_by(str(value.ty)) if str(value.ty) == _LEGALISED else 0
         self.value = structural_mutate(
-            value, [(tvm.ir.Call, self._call), (tirx.Select, self._select)]
+            value,
+            [
+                (tvm.ir.Call, self._call),
+                (tirx.Select, self._select),
+                (tirx.Mul, self._product),
+                (tirx.Cast, self._cast),
+            ],
         )
 
     def _call(self, call: tvm.ir.Call, mutator: StructuralMutator) -> tirx.Expr:
         if isinstance(call.op, tvm.ir.Op) and str(call.op.name).endswith(_CONDITIONAL):
             return self._branch(call.args, tirx.if_then_else, mutator)
-        changed = mutator.default_mutate(call)
         if not self._stage.is_function(call):
-            return changed
-        arguments = [
-            self._put(a) if self._functions_below(a) or _compares(a) else a for a in changed.args
-        ]
-        flat = tirx.call_intrin(str(call.ty), call.op, *arguments)
-        return self._put(flat) if self._uses[structural_hash(call)] > 1 else flat
+            return mutator.default_mutate(call)
+        legalised = str(call.ty) == _LEGALISED
+        waits = legalised or self._twice > _AROUND_FUNCTION or self._uses[structural_hash(call)] > 1
+        twice = 0 if waits else self._twice
+        arguments = [self._argument(a, twice, mutator) for a in call.args]
+        dtype = "float32" if legalised else str(call.ty)
+        flat = tirx.call_intrin(dtype, call.op, *arguments)
+        return self._put(flat).astype(str(call.ty)) if waits else flat
+
+    def _argument(self, value: tirx.Expr, twice: int, mutator: StructuralMutator) -> tirx.Expr:
+        changed = self._inside(value, twice, mutator)
+        if str(changed.ty) == _LEGALISED:
+            changed = changed.astype("float32")
+        waits = self._functions_below(changed) or _compares(changed) or _is_legalised(changed)
+        return self._put(changed) if waits else changed
+
+    def _product(self, product: tirx.Mul, mutator: StructuralMutator) -> tirx.Expr:
+        factors = (product.a, product.b)
+        vectors = [self._stage.varies(factor) for factor in factors]
+        if "float" not in str(product.ty) or all(vectors) or not any(vectors):
+            return mutator.default_mutate(product)
+        return tirx.Mul(
+            *(
+                self._within(factor, mutator) if is_vector else factor
+                for factor, is_vector in zip(factors, vectors, strict=True)
+            )
+        )
+
+    def _cast(self, cast: tirx.Cast, mutator: StructuralMutator) -> tirx.Expr:
+        dtype = str(cast.ty)
+        if "float" not in str(cast.value.ty) or ("float" in dtype and dtype != _LEGALISED):
+            return mutator.default_mutate(cast)
+        return tirx.Cast(dtype, self._within(cast.value, mutator, _doubled_by(dtype)))
+
+    def _within(self, value: tirx.Expr, mutator: StructuralMutator, more: int = 1) -> tirx.Expr:
+        """What an operation that is visited twice holds; it waits where they are too many."""
+        waits = self._twice >= _AROUND_ANY
+        changed = self._inside(value, 0 if waits else self._twice + more, mutator)
+        return self._put(changed) if waits else changed
+
+    def _inside(self, value: tirx.Expr, twice: int, mutator: StructuralMutator) -> tirx.Expr:
+        around, self._twice = self._twice, twice
+        changed = mutator.mutate(value)
+        self._twice = around
+        return changed
 
     def _select(self, select: tirx.Select, mutator: StructuralMutator) -> tirx.Expr:
         parts = (select.condition, select.true_value, select.false_value)
@@ -164,3 +253,14 @@ def _compares(value: Any) -> bool:
     found: list[Any] = []
     structural_walk(value, (COMPARISONS, found.append))
     return bool(found)
+
+
+def _doubled_by(dtype: str) -> int:
+    """How many operations that are visited twice a cast to ``dtype`` is worth."""
+    return _AROUND_FUNCTION + 1 if dtype == _LEGALISED else 1
+
+
+def _is_legalised(value: Any) -> bool:
+    found: list[Any] = []
+    structural_walk(value, (tirx.Cast, lambda cast: found.append(str(cast.value.ty))))
+    return _LEGALISED in found
