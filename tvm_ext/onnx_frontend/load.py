@@ -211,7 +211,7 @@ def _check_types(model: onnx.ModelProto, label: str) -> tuple[str, ...]:
         _infer_types(model)
         return (
             f"{label}: shapes written in the model contradict what its operators compute "
-            f"({_one_line(error)}); none of them is used but those of its inputs",
+            f"({model_fault(model, error)}); none of them is used but those of its inputs",
         )
     return ()
 

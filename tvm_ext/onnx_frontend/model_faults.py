@@ -8,8 +8,8 @@ import onnx
 from onnx import TensorProto, defs, helper
 
 from tvm_ext.onnx_frontend.node_failure import place_of
-from tvm_ext.onnx_frontend.node_order import subgraphs_of
 from tvm_ext.onnx_frontend.operator_key import opset_of
+from tvm_ext.onnx_frontend.scopes import subgraphs_of
 from tvm_ext.open_dimensions import listed
 
 # How shape inference names the node it was at; in a body also those around it, outermost first.
