@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tvm_ext.errors import ModelError
+from tvm_ext.onnx_frontend.concat_in_groups import concat_in_groups
 from tvm_ext.onnx_frontend.size_casts import widen_size_casts
 from tvm_ext.onnx_frontend.transposed_convolution import explicit_output_shape
 
@@ -241,6 +242,7 @@ _FORMS: dict[str, Callable[[ir.Node], None]] = {
     **dict.fromkeys(_POOLS, _pool),
     **dict.fromkeys(("ConvInteger", "QLinearConv"), _explicit_padding),
     **dict.fromkeys(("Gemm", "LogSoftmax", "MatMul", "Softmax"), _product),
+    "Concat": concat_in_groups,
     "Conv": _convolution,
     "ConvTranspose": _transposed_convolution,
     **dict.fromkeys(_FLOAT32_OPERATORS, _in_float32),
