@@ -77,7 +77,7 @@ FOLDED = {
     ],
     "NonZero": [
         node("Unsqueeze", ["d2", "l0"], ["a"]),
-        node("ConstantOfShape", ["a"], ["b"]),
+        node("ConstantOfShape", ["a"], ["b"], value=onnx.numpy_helper.from_array(ints(1))),
         node("NonZero", ["b"], ["y"]),
     ],
 }
