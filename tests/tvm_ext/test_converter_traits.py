@@ -1,4 +1,4 @@
-"""What a converter says of itself: how it takes shapes, and whether its tuple is a sequence."""
+"""What a converter says of itself: which sizes it takes, and whether its tuple is a sequence."""
 
 import numpy as np
 import pytest
@@ -11,57 +11,49 @@ from tvm_ext.errors import ModelError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend import import_model
 from tvm_ext.onnx_frontend.converters import CONVERTERS
-from tvm_ext.onnx_frontend.converters.traits import Shapes, of_tvm, shapes_taken_by, takes_shapes
+from tvm_ext.onnx_frontend.converters.traits import of_tvm, size_inputs, takes_sizes
 from tvm_ext.onnx_frontend.operator_key import split_key
+from tvm_ext.onnx_frontend.sizes import SizeValues
 
 X = rand(2, 3)
 
 
-def seen_by(monkeypatch, shapes: Shapes, other: str) -> list:
-    """Whether a converter gets the shape of ``x`` as it is, beside another input."""
+def seen_by(monkeypatch, positions: tuple[int, ...], batch: int | str) -> list[bool]:
+    """Which of its inputs, both the shape of ``x``, a converter gets as sizes."""
     seen = []
 
     class OfShape(OnnxOpConverter):
         @classmethod
         def _impl_v1(cls, bb, inputs, attr, params):
-            seen.extend(isinstance(value, relax.ShapeExpr) for value in inputs)
+            seen.extend(isinstance(value, SizeValues) for value in inputs)
             return relax.const(np.zeros(2, np.float32))
 
-    monkeypatch.setitem(CONVERTERS, "own::OfShape", takes_shapes(shapes)(OfShape))
+    monkeypatch.setitem(CONVERTERS, "own::OfShape", takes_sizes(*positions)(OfShape))
     nodes = [
         node("Shape", ["x"], ["sizes"]),
-        node("OfShape", ["sizes", other], ["y"], domain="own"),
+        node("OfShape", ["sizes", "sizes"], ["y"], domain="own"),
     ]
-    proto = model(nodes, [value("x", ["N", 3])], [value("y", [2])], stored=np.zeros(2))
+    proto = model(nodes, [value("x", [batch, 3])], [value("y", [2])])
     proto.opset_import.add(domain="own", version=1)
     import_model(proto)
     return seen
 
 
-@pytest.mark.parametrize(
-    ("shapes", "beside_constant", "beside_tensor"),
-    [
-        (Shapes.AS_TENSORS, False, False),
-        (Shapes.AMONG_THEMSELVES, True, False),
-        (Shapes.AS_THEY_ARE, True, True),
-    ],
-)
-def test_shapes_come_as_the_converter_takes_them(
-    monkeypatch, shapes, beside_constant, beside_tensor
-):
-    assert seen_by(monkeypatch, shapes, "stored")[0] is beside_constant
-    assert seen_by(monkeypatch, shapes, "x")[0] is beside_tensor
+@pytest.mark.parametrize(("positions", "seen"), [((), [0, 0]), ((1,), [0, 1]), ((0, 1), [1, 1])])
+def test_sizes_come_where_the_converter_takes_them(monkeypatch, positions, seen):
+    assert seen_by(monkeypatch, positions, "N") == seen
+    assert seen_by(monkeypatch, positions, 2) == [0, 0], "known sizes are constants"
 
 
 def test_a_converter_that_says_nothing_takes_tensors():
-    assert shapes_taken_by(CONVERTERS["Max"]) is Shapes.AS_TENSORS
-    assert shapes_taken_by(None) is Shapes.AS_TENSORS
+    assert size_inputs(CONVERTERS["Max"]) == ()
+    assert size_inputs(None) == ()
 
 
 def test_traits_of_a_converter_of_tvm_are_not_written_into_tvm():
-    marked = of_tvm("Relu", sequence=True, shapes=Shapes.AS_THEY_ARE)
-    assert shapes_taken_by(marked) is Shapes.AS_THEY_ARE
-    assert shapes_taken_by(of_tvm("Relu")) is Shapes.AS_TENSORS
+    marked = of_tvm("Relu", sequence=True, size_inputs=(0,))
+    assert size_inputs(marked) == (0,)
+    assert size_inputs(of_tvm("Relu")) == ()
 
 
 @pytest.mark.parametrize("sequence", [True, False])

@@ -20,16 +20,16 @@ from tvm_ext.onnx_frontend.control_flow.choice_regions import (
     with_readers,
 )
 from tvm_ext.onnx_frontend.control_flow.functions import without_unused_functions
-from tvm_ext.onnx_frontend.control_flow.values import as_tensor, is_value
+from tvm_ext.onnx_frontend.control_flow.values import as_tensor
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.converters.agreement import with_agreeing_sizes
-from tvm_ext.onnx_frontend.converters.runtime_sizes import is_size
-from tvm_ext.onnx_frontend.converters.traits import Shapes, gives_sequence, shapes_taken_by
+from tvm_ext.onnx_frontend.converters.traits import gives_sequence, size_inputs
 from tvm_ext.onnx_frontend.iterations import written_iterations
 from tvm_ext.onnx_frontend.node_failure import NodeFailed, conversion_error, place_of
 from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
 from tvm_ext.onnx_frontend.plain_casts import with_plain_casts
 from tvm_ext.onnx_frontend.scopes import names_read
+from tvm_ext.onnx_frontend.sizes import SizeValues, computed_from_sizes
 from tvm_ext.onnx_frontend.stored_weights import StoredWeights
 from tvm_ext.relay_passes import InheritOrigins
 from tvm_ext.relay_passes.origin_writer import write_origins
@@ -83,19 +83,19 @@ def _without_nodes(graph: onnx.GraphProto) -> SimpleNamespace:
     return SimpleNamespace(**parts, node=())
 
 
-def _without_shapes(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:
-    """The inputs with tensors for the shapes that the operator's converter does not take."""
-    taken = Shapes.AS_THEY_ARE if key in CONTROL_FLOW else shapes_taken_by(CONVERTERS.get(key))
-    computed = any(is_value(value) for value in inputs)
-    if taken is Shapes.AS_THEY_ARE or (taken is Shapes.AMONG_THEMSELVES and not computed):
-        return inputs
-    return onnx_input(_shape_as_tensor(bb, value, computed) for value in inputs)
+def _given(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:
+    """The inputs with tensors for numbers, and for sizes that the converter does not take."""
+    taken = range(len(inputs)) if key in CONTROL_FLOW else size_inputs(CONVERTERS.get(key))
+    return onnx_input(
+        value.as_tensor(bb)
+        if isinstance(value, SizeValues) and (value.is_known or place not in taken)
+        else value
+        for place, value in enumerate(inputs)
+    )
 
 
-def _shape_as_tensor(bb: relax.BlockBuilder, value: Any, computed: bool) -> Any:
-    """Shapes as tensors; sizes as well beside ``computed`` operands, among themselves they fold."""
-    is_shape = isinstance(value, relax.Expr) and isinstance(value.ty, relax.ShapeType)
-    return as_tensor(bb, value) if is_shape or (computed and is_size(value)) else value
+def _is_open_tuple(value: relax.Expr) -> bool:
+    return isinstance(value.ty, relax.TupleType) and not isinstance(value, relax.Tuple)
 
 
 class _OriginImporter(ONNXGraphImporter):
@@ -147,6 +147,9 @@ class _OriginImporter(ONNXGraphImporter):
         """
         nodes = self.model.graph.node if isinstance(graph, SimpleNamespace) else graph.node
         self._convert_nodes(nodes, [value.name for value in graph.output])
+        if isinstance(graph, SimpleNamespace):
+            for output in graph.output:
+                self._nodes[output.name] = self._without_sizes(self._nodes[output.name])
 
     def _convert_nodes(
         self,
@@ -203,26 +206,44 @@ class _OriginImporter(ONNXGraphImporter):
             "num_outputs": len(node.output),
             "iterations": written_iterations(node),
         }
-        key = operator_key(node)
-        if key == "If":
+        if operator_key(node) == "If":
             read = {name for other in behind for name in names_read(other)}
             attrs["tvm_custom"]["read"] = [name in read for name in node.output]
-        inputs = onnx_input(self._nodes[name] if name else None for name in node.input)
-        inputs = _without_shapes(self.bb, key, inputs)
-        try:
-            results = self._results(node, self._convert_operator(key, inputs, attrs, self.opset))
-        except NodeFailed as failed:
-            failed.look_at(node, inputs, self.model)
-            raise
-        for name, value in zip(node.output, results, strict=False):
+        for name, value in zip(node.output, self._outputs(node, attrs), strict=False):
             self._nodes[name] = value
+
+    def _without_sizes(self, value: Any) -> Any:
+        return value.as_tensor(self.bb) if isinstance(value, SizeValues) else value
+
+    def _outputs(self, node: onnx.NodeProto, attrs: dict) -> list[Any]:
+        """The values of a node's outputs: sizes as far as they can be told before the run."""
+        key = operator_key(node)
+        inputs = onnx_input(self._nodes[name] if name else None for name in node.input)
+        sizes = computed_from_sizes(node, inputs, self.opset) if key == node.op_type else None
+        if sizes is not None and not any(value.unknown for value in sizes):
+            return sizes
+        given = _given(self.bb, key, inputs)
+        try:
+            results = self._results(node, self._convert_operator(key, given, attrs, self.opset))
+        except NodeFailed as failed:
+            failed.look_at(node, given, self.model)
+            raise
+        if sizes is None:
+            return results
+        return [
+            SizeValues(known.dtype, known.elements, tensor)
+            for known, tensor in zip(sizes, results, strict=True)
+        ]
 
     def _results(self, node: onnx.NodeProto, result: Any) -> list[Any]:
         """The values of a node's outputs, which may be fewer than the operator has."""
-        if gives_sequence(CONVERTERS.get(operator_key(node))) or not isinstance(result, relax.Expr):
+        if gives_sequence(CONVERTERS.get(operator_key(node))):
             return [result]
-        if isinstance(result.ty, relax.TupleType) and not isinstance(result, relax.Tuple):
-            items = [relax.TupleGetItem(result, i) for i in range(len(result.ty.fields))]
+        if not isinstance(result, relax.Expr | list):
+            return [result]
+        if isinstance(result, relax.Expr) and _is_open_tuple(result):
+            count = len(result.ty.fields)
+            items = [relax.TupleGetItem(result, i) for i in range(count)]
             result = [self._bound(node.name, self.bb.normalize(item)) for item in items]
         results = list(result) if isinstance(result, relax.Tuple | list) else [result]
         if len(results) < len(node.output):
@@ -252,6 +273,10 @@ class _OriginImporter(ONNXGraphImporter):
         return self.bb.normalize(result) if isinstance(result, relax.Expr) else result
 
     def _bound(self, node: str, result: Any) -> Any:
+        if isinstance(result, SizeValues):
+            return result
+        if isinstance(result, list):
+            return [self._bound(node, value) for value in result]
         if isinstance(result, relax.Tuple):
             return relax.Tuple([self._bound(node, field) for field in result.fields])
         if isinstance(result, relax.Call | relax.TupleGetItem) and isinstance(
@@ -262,6 +287,6 @@ class _OriginImporter(ONNXGraphImporter):
             # Converters need a size for each axis, if only one that the run defines. TVM's Slice
             # with bounds that are computed in the run gives none.
             result = as_tensor(self.bb, result)
-        if isinstance(result, relax.Var) and not tvm.ir.is_prim_expr(result):
+        if isinstance(result, relax.Var):
             self.node_of.setdefault(result, node)
         return result

@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.concat_in_groups import concat_in_groups
-from tvm_ext.onnx_frontend.size_casts import widen_size_casts
 from tvm_ext.onnx_frontend.transposed_convolution import explicit_output_shape
 
 # Which input of a convolution are its weights.
@@ -238,7 +237,6 @@ def _text(node: ir.Node, name: str) -> str:
 
 
 _FORMS: dict[str, Callable[[ir.Node], None]] = {
-    "Cast": widen_size_casts,
     **dict.fromkeys(_POOLS, _pool),
     **dict.fromkeys(("ConvInteger", "QLinearConv"), _explicit_padding),
     **dict.fromkeys(("Gemm", "LogSoftmax", "MatMul", "Softmax"), _product),

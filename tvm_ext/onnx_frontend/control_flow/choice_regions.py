@@ -19,9 +19,9 @@ from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.control_flow.body_converter import BodyConverter
 from tvm_ext.onnx_frontend.control_flow.functions import function
 from tvm_ext.onnx_frontend.control_flow.parameters import Signature, capture
-from tvm_ext.onnx_frontend.converters.runtime_sizes import is_size
 from tvm_ext.onnx_frontend.node_failure import NodeFailed
 from tvm_ext.onnx_frontend.scopes import names_read
+from tvm_ext.onnx_frontend.sizes import SizeValues
 
 # On an If that holds such nodes: their names.
 MOVED = "tvm_ext_moved_nodes"
@@ -131,12 +131,10 @@ def _ranks(
 
 
 def _rank(value: Any) -> int | None:
-    if is_size(value):
-        return 0
+    if isinstance(value, SizeValues):
+        return value.elements.ndim
     if not isinstance(value, relax.Expr):
         return None
-    if isinstance(value.ty, relax.ShapeType):
-        return 1
     return int(value.ty.ndim) if isinstance(value.ty, relax.TensorType) else None
 
 

@@ -23,7 +23,7 @@ from tvm_ext.onnx_frontend.control_flow.values import as_tensor, fields, is_valu
 from tvm_ext.onnx_frontend.node_failure import NodeFailed
 
 
-def convert_if(importer: BodyConverter, name: str, inputs: Any, attrs: dict) -> relax.Tuple:
+def convert_if(importer: BodyConverter, name: str, inputs: Any, attrs: dict) -> Any:
     """The outputs of the If.
 
     A constant condition leaves one branch, in place. An output of which the branches differ in a
@@ -44,7 +44,7 @@ def convert_if(importer: BodyConverter, name: str, inputs: Any, attrs: dict) -> 
     constant = truth(inputs[0])
     if constant is not None:
         chosen = graphs[0] if constant else graphs[1]
-        return relax.Tuple(importer.convert_body(chosen, dict(importer._nodes)))
+        return importer.convert_body(chosen, dict(importer._nodes))
     bb = importer.bb
     captured = capture(bb, graphs, importer._nodes)
     fixed = tuple(captured.symbols())

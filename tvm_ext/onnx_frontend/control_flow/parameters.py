@@ -15,9 +15,10 @@ from tvm import relax, tirx
 from tvm_ext.onnx_frontend.control_flow.symbolic_types import Symbols
 from tvm_ext.onnx_frontend.control_flow.values import bound, is_value
 from tvm_ext.onnx_frontend.converters.random import ITERATIONS
-from tvm_ext.onnx_frontend.converters.runtime_sizes import is_size
 from tvm_ext.onnx_frontend.iterations import draws_inside
 from tvm_ext.onnx_frontend.scopes import free_names
+from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.sizes.scalar_rules import variables_of
 from tvm_ext.tir_schedules.nest import substitute
 
 
@@ -98,8 +99,9 @@ class Captured:
                 return relax.Tuple([seen(field) for field in value.fields])
             if is_value(value):
                 return known[value]
-            if isinstance(value, relax.ShapeExpr) or is_size(value):
-                return substitute(value, symbols)
+            if isinstance(value, SizeValues):
+                tensor = seen(value.tensor) if value.unknown else None
+                return value.with_symbols(lambda e: substitute(e, symbols), tensor)
             return value
 
         return {name: seen(value) for name, value in self.values.items()}
@@ -121,14 +123,14 @@ def capture(
 def _leaves(value: Any) -> list[Any]:
     if isinstance(value, relax.Tuple):
         return [leaf for field in value.fields for leaf in _leaves(field)]
+    if isinstance(value, SizeValues) and value.unknown:
+        return [value, value.tensor]
     return [value]
 
 
 def _symbols_of(value: Any) -> list[tirx.Var]:
-    if isinstance(value, relax.ShapeExpr):
-        return list(relax.analysis.tir_vars_in_type(relax.ShapeType(list(value.values))))
-    if is_size(value):
-        return list(relax.analysis.tir_vars_in_type(relax.ShapeType([value])))
+    if isinstance(value, SizeValues):
+        return variables_of(*value.expressions())
     if is_value(value):
         return list(relax.analysis.tir_vars_in_type(value.ty))
     return []

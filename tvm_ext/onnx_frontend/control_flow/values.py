@@ -10,19 +10,19 @@ from tvm import relax
 
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.control_flow.symbolic_types import with_symbols
-from tvm_ext.onnx_frontend.converters.runtime_sizes import is_size, sizes_as_tensor
+from tvm_ext.onnx_frontend.sizes import SizeValues
 
 
 def as_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
-    """Shapes and sizes as integers in a tensor, and every tensor with a size for each axis.
+    """Sizes as a tensor of numbers, and every tensor with a size for each axis.
 
     Raises
     ------
     FormError
         The value is a sequence, an optional or of unknown rank.
     """
-    if isinstance(value, relax.ShapeExpr) or is_size(value):
-        return sizes_as_tensor(bb, value)
+    if isinstance(value, SizeValues):
+        return value.as_tensor(bb)
     if not isinstance(value, relax.Expr):
         raise FormError("it passes an empty optional, where a tensor is expected")
     if isinstance(value, relax.Tuple) or isinstance(value.ty, relax.TupleType):
@@ -56,15 +56,15 @@ def truth(value: Any) -> bool | None:
 
 
 def is_value(value: Any) -> bool:
-    """Whether it is a variable of the graph; a symbolic size is a variable to TVM as well."""
-    return isinstance(value, relax.Var) and not is_size(value)
+    """Whether it is a variable of the graph."""
+    return isinstance(value, relax.Var)
 
 
 def bound(bb: relax.BlockBuilder, value: Any) -> Any:
     """Calls and the like as variables; a body can only name those."""
     if isinstance(value, relax.Tuple):
         return relax.Tuple([bound(bb, field) for field in value.fields])
-    if isinstance(value, relax.Call | relax.TupleGetItem) and not is_size(value):
+    if isinstance(value, relax.Call | relax.TupleGetItem):
         return bb.emit(value)
     return value
 

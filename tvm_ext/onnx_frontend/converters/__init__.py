@@ -26,11 +26,9 @@ from tvm_ext.onnx_frontend.converters.quantize_products import QUANTIZE_CONVERTE
 from tvm_ext.onnx_frontend.converters.random import RANDOM_CONVERTERS
 from tvm_ext.onnx_frontend.converters.recurrent import GRU, LSTM, RNN
 from tvm_ext.onnx_frontend.converters.reductions import REDUCTIONS
+from tvm_ext.onnx_frontend.converters.sequences import SEQUENCE_CONVERTERS
 from tvm_ext.onnx_frontend.converters.shapes_and_detection import (
     SHAPE_AND_DETECTION_CONVERTERS,
-)
-from tvm_ext.onnx_frontend.converters.shapes_and_sequences import (
-    SHAPE_AND_SEQUENCE_CONVERTERS,
 )
 from tvm_ext.onnx_frontend.converters.signal import DFT, STFT
 from tvm_ext.onnx_frontend.converters.smooth_activations import SMOOTH_ACTIVATIONS
@@ -54,7 +52,7 @@ CONVERTERS: dict[str, Any] = {
     **REDUCTIONS,
     **RANDOM_CONVERTERS,
     **SHAPE_AND_DETECTION_CONVERTERS,
-    **SHAPE_AND_SEQUENCE_CONVERTERS,
+    **SEQUENCE_CONVERTERS,
     **TRAINING_CONVERTERS,
     **SMOOTH_ACTIVATIONS,
     "BlackmanWindow": BlackmanWindow,

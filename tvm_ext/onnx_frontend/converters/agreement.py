@@ -9,15 +9,15 @@ one operand as the other has, beyond its end. Here the run checks that they agre
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import tvm
 from tvm import relax, te, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.checked_sizes import equal_sizes, of_sizes
-from tvm_ext.onnx_frontend.converters.runtime_sizes import vector, wide
+from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 from tvm_ext.onnx_frontend.converters.weighted_sizes import has_weights, with_weighted_sizes
+from tvm_ext.onnx_frontend.sizes.size_values import vector
 
 BROADCASTING = frozenset(
     {
@@ -209,7 +209,6 @@ def _complexity(size: Size) -> tuple[bool, bool, int]:
 def _is_tensor(value: Any) -> bool:
     return (
         isinstance(value, relax.Expr)
-        and not tvm.ir.is_prim_expr(value)
         and isinstance(value.ty, relax.TensorType)
         and isinstance(value.ty.shape, relax.ShapeExpr)
     )

@@ -8,6 +8,7 @@ from tvm import relax, tirx
 
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import onnx_constant
+from tvm_ext.onnx_frontend.sizes.size_values import SizeValues
 
 Size: TypeAlias = int | tirx.Expr
 
@@ -48,8 +49,13 @@ def size_argument(bb: relax.BlockBuilder, value: Any, params: Any, name: str) ->
     FormError
         The input has more than one element.
     """
-    if isinstance(value, int) or tvm.ir.is_prim_expr(value):
-        return value
+    if isinstance(value, SizeValues):
+        if value.unknown:
+            value = value.as_tensor(bb)
+        elif len(value.listed()) == 1:
+            return value.listed()[0]
+        else:
+            raise FormError(f"its {name} has {len(value.listed())} elements, expected one")
     stored = constant_array(value, params)
     if stored is not None:
         if stored.size != 1:

@@ -22,7 +22,6 @@ from tvm_ext.onnx_frontend.converters.narrow_floats import (
     is_narrow_float,
     to_float32,
 )
-from tvm_ext.onnx_frontend.converters.traits import Shapes, takes_shapes
 from tvm_ext.onnx_frontend.narrow_types import NARROW_ATTRIBUTE
 
 # Narrow integers go through one that the processor converts to, and wrap around from there.
@@ -35,7 +34,6 @@ _THROUGH = {
 }
 
 
-@takes_shapes(Shapes.AS_THEY_ARE)
 class Cast(OnnxCast):
     """TVM's converter, except for floats that become integers, for bools and for narrow types."""
 
@@ -50,7 +48,6 @@ class Cast(OnnxCast):
         return converted(bb, x, wanted)
 
 
-@takes_shapes(Shapes.AS_THEY_ARE)
 class CastLike(OnnxOpConverter):
     """Cast to the type of the second input."""
 

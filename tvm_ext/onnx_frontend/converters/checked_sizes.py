@@ -9,7 +9,8 @@ from tvm import relax, te, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
-from tvm_ext.onnx_frontend.converters.runtime_sizes import vector, wide
+from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
+from tvm_ext.onnx_frontend.sizes.size_values import vector
 
 
 def of_sizes(bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]) -> relax.Expr:

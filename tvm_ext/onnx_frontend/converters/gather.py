@@ -11,10 +11,8 @@ import tvm
 from tvm import relax
 
 from tvm_ext.hardware.tvm_compat import OnnxGather
-from tvm_ext.onnx_frontend.converters.traits import Shapes, takes_shapes
 
 
-@takes_shapes(Shapes.AS_THEY_ARE)
 class Gather(OnnxGather):
     """TVM's converter with the indices clamped to the data."""
 

@@ -13,11 +13,13 @@ from tvm import relax, te, tirx
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
 from tvm_ext.onnx_frontend.converters.arguments import size_argument
+from tvm_ext.onnx_frontend.converters.traits import takes_sizes
 
 # Up to here the positions are a constant of the program.
 LISTED_DEPTH = 1 << 20
 
 
+@takes_sizes(1)
 class OneHot(OnnxOpConverter):
     """``where(positions == indices, on, off)``; indices below zero count from the end."""
 

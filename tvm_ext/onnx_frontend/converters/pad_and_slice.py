@@ -15,13 +15,16 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     computed_dimensions,
     constant_integers,
     integer_tensor,
+    sizes_in_the_run,
     vector_length,
     wide,
 )
+from tvm_ext.onnx_frontend.converters.traits import takes_sizes
 
 MODES = ("constant", "edge", "reflect", "wrap")
 
 
+@takes_sizes(1)
 class Pad(OnnxOpConverter):
     """Pads, or crops where a pad is negative; modes constant, edge, reflect and wrap."""
 
@@ -68,10 +71,10 @@ def _padded(
     if any(isinstance(size, int) and size < 0 for size in shape):
         raise FormError("its negative pads take away more than there is")
 
-    def kernel(data: te.Tensor, fill: te.Tensor, *before: Any) -> te.Tensor:
+    def kernel(data: te.Tensor, fill: te.Tensor, before: list[Any], shape: list[Any]) -> te.Tensor:
         return _pad_compute(data, fill, before, shape, mode)
 
-    return bb.emit_te(kernel, data, fill, *before, primfunc_name_hint="pad")
+    return bb.emit_te(kernel, data, fill, list(before), shape, primfunc_name_hint="pad")
 
 
 def _padded_in_the_run(
@@ -163,6 +166,7 @@ def _inside(place: Any, before: Any, size: Any, mode: str) -> Any:
     return tirx.min(turned, 2 * (size - 1) - turned)
 
 
+@takes_sizes(1)
 class CenterCropPad(OnnxOpConverter):
     """Crops or pads each axis around its middle to a wanted size.
 
@@ -175,13 +179,7 @@ class CenterCropPad(OnnxOpConverter):
         data, sizes = inputs[0], sizes_of(inputs[0])
         rank = len(sizes)
         axes = [axis % rank for axis in attr.get("axes", range(rank))]
-        wanted = constant_integers(inputs[1], params)
-        if wanted is None:
-            tensor = integer_tensor(bb, inputs[1])
-            names = [f"centered_{axis}" for axis in axes]
-            wanted = computed_dimensions(
-                bb, names, lambda given: [given[i] for i in range(len(axes))], tensor
-            )
+        wanted = sizes_in_the_run(bb, inputs[1], params, "centered")
         shape = list(sizes)
         for axis, size in zip(axes, wanted, strict=True):
             shape[axis] = size

@@ -14,8 +14,8 @@ from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
-from tvm_ext.onnx_frontend.converters.range_and_expand import target_sizes
-from tvm_ext.onnx_frontend.converters.runtime_sizes import static_sizes
+from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run, static_sizes
+from tvm_ext.onnx_frontend.converters.traits import takes_sizes
 
 _TvmMaxPool = onnx_converter_map()["MaxPool"]
 
@@ -92,6 +92,7 @@ def _with_indices(bb: relax.BlockBuilder, data: relax.Expr, attr: dict) -> relax
     )
 
 
+@takes_sizes(2)
 class MaxUnpool(OnnxOpConverter):
     """Values at their places, zero elsewhere.
 
@@ -110,7 +111,7 @@ class MaxUnpool(OnnxOpConverter):
             for k in range(count)
         ]
         given = inputs[2] if len(inputs) > 2 else None
-        shape = plain if given is None else target_sizes(bb, given, params)
+        shape = plain if given is None else sizes_in_the_run(bb, given, params, "size")
 
         def body(values: Any, places: Any, written: Any) -> None:
             with nested(*shape) as index:
@@ -134,14 +135,15 @@ class MaxUnpool(OnnxOpConverter):
         return emit_loops(bb, "max_unpool", [data, indices], [(shape, dtype)], body)[0]
 
 
+@takes_sizes(1, 2)
 class Col2Im(OnnxOpConverter):
     """Adds up columns of blocks into an image: each element sums the blocks that cover it."""
 
     @classmethod
     def _impl_v18(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         columns = inputs[0]
-        image = target_sizes(bb, inputs[1], params)
-        block = target_sizes(bb, inputs[2], params)
+        image = sizes_in_the_run(bb, inputs[1], params, "image")
+        block = sizes_in_the_run(bb, inputs[2], params, "block")
         count = len(image)
         strides = list(attr.get("strides", [1] * count))
         dilations = list(attr.get("dilations", [1] * count))

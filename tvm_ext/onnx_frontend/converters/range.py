@@ -11,11 +11,14 @@ from typing import Any
 
 import tvm
 from tvm import relax, te, tirx
-from tvm.sym import Analyzer
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array
 from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
+from tvm_ext.onnx_frontend.converters.traits import takes_sizes
+from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of
+from tvm_ext.onnx_frontend.sizes.size_values import FLOATS
 from tvm_ext.onnx_frontend.value_sizes import range_steps
 
 # Longer ones are computed in the run and are no constant of the program.
@@ -24,6 +27,7 @@ LISTED_STEPS = 1 << 20
 _TvmRange = onnx_converter_map()["Range"]
 
 
+@takes_sizes(0, 1, 2)
 class Range(OnnxOpConverter):
     """Numbers from a start to a limit; TVM's converter where one is computed from values."""
 
@@ -41,7 +45,8 @@ class Range(OnnxOpConverter):
         bounds = [_whole_number(value, params) for value in inputs]
         delta = bounds[2]
         if None in bounds or not isinstance(delta, int) or not delta:
-            return _TvmRange.get_converter(11)(bb, inputs, attr, params)
+            tensors = [v.as_tensor(bb) if isinstance(v, SizeValues) else v for v in inputs]
+            return _TvmRange.get_converter(11)(bb, type(inputs)(tensors), attr, params)
         start, limit = (wide(bound) for bound in bounds[:2])
         length, dtype = _number_of_steps(start, limit, delta), _dtype_of(inputs)
         return _sequence(bb, length, lambda i, start: (start + i * delta).astype(dtype), start)
@@ -57,9 +62,7 @@ def _sequence(bb: relax.BlockBuilder, length: Size, element: Any, *values: Any) 
 def _number_of_steps(start: tirx.Expr, limit: tirx.Expr, delta: int) -> Size:
     """How many steps of ``delta`` there are from ``start`` until before ``limit``."""
     distance = limit - start if delta > 0 else start - limit
-    analyzer = Analyzer()
-    for size in tirx.analysis.undefined_vars(distance):
-        analyzer.bind(size, tvm.ir.Range(0, 1 << 31))
+    analyzer = analyzer_of(distance)
     length = analyzer.simplify(tirx.floordiv(distance + (abs(delta) - 1), abs(delta)))
     if isinstance(length, tirx.IntImm):
         return max(0, int(length))
@@ -68,10 +71,12 @@ def _number_of_steps(start: tirx.Expr, limit: tirx.Expr, delta: int) -> Size:
 
 def _whole_number(value: Any, params: Any) -> Size | None:
     """A bound as an integer or as an expression of sizes; None where it is neither."""
-    if tvm.ir.is_prim_expr(value):
-        while isinstance(value, tirx.Cast):
-            value = value.value
-        return value if str(value.ty).startswith("int") else None
+    if isinstance(value, SizeValues):
+        (element,) = value.listed()
+        if isinstance(element, tirx.Cast) and value.dtype in FLOATS:
+            element = element.value
+        is_whole = isinstance(element, tvm.ir.Expr) and str(element.ty.dtype) == "int64"
+        return element if is_whole else None
     stored = constant_array(value, params)
     if stored is None or stored.size != 1 or float(stored.item()) != int(stored.item()):
         return None
@@ -80,7 +85,5 @@ def _whole_number(value: Any, params: Any) -> Size | None:
 
 def _dtype_of(inputs: Any) -> str:
     """The type of the elements, which is that of the bounds."""
-    for value in inputs:
-        if isinstance(value, tvm.ir.GenericConst):
-            return str(value.ty.dtype)
-    return str(inputs[1].ty)
+    first = inputs[0]
+    return first.dtype if isinstance(first, SizeValues) else str(first.ty.dtype)

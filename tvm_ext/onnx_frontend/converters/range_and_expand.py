@@ -1,19 +1,22 @@
-"""Tensors made from sizes: Expand, ConstantOfShape, Reshape and EyeLike.
+"""Tensors made from sizes: Expand, ConstantOfShape, Reshape, Tile and EyeLike.
 
 TVM's Expand takes a size of 1 that the run's shape gives for the result's ([3, 1] expanded to
 [2, 1, 6] came out as [2, 1, 6] and not [2, 3, 6]); its ConstantOfShape and Reshape take no shape
-that is computed in the run; its EyeLike takes no type of its own.
+that is computed in the run, its Tile gives new sizes even where they are known; its EyeLike takes
+no type of its own.
 """
 
 from typing import Any
 
 import numpy as np
+import tvm
+import tvm_ffi
 from onnx import numpy_helper
 from tvm import relax, te, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_type_name
 from tvm_ext.onnx_frontend.converters.agreement import broadcast_sizes
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.checked_sizes import with_as_many_elements
@@ -21,36 +24,22 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     computed_dimensions,
     constant_integers,
     integer_tensor,
+    sizes_in_the_run,
     vector_length,
     wide,
 )
-from tvm_ext.onnx_frontend.converters.traits import Shapes, takes_shapes
+from tvm_ext.onnx_frontend.converters.traits import takes_sizes
+from tvm_ext.onnx_frontend.sizes import SizeValues
 
 
-@takes_shapes(Shapes.AS_THEY_ARE)
+@takes_sizes(1)
 class Expand(OnnxOpConverter):
     """Broadcasts both ways: a size of 1 on either side takes the other side's."""
 
     @classmethod
     def _impl_v8(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        data, target = inputs[0], constant_integers(inputs[1], params)
-        sizes = sizes_of(data)
-        if target is None:
-            wanted = integer_tensor(bb, inputs[1])
-            count = vector_length(wanted, "sizes")
-            rank = max(count, len(sizes))
-            padded: list[Size] = [1] * (rank - len(sizes)) + sizes
-
-            def formula(wanted: te.Tensor, *padded: Any) -> list[tirx.Expr]:
-                given = [wide(1)] * (rank - count) + [wanted[i] for i in range(count)]
-                return [
-                    tirx.Select(wide(old) == 1, new, wide(old))
-                    for old, new in zip(padded, given, strict=True)
-                ]
-
-            names = [f"expanded_{axis}" for axis in range(rank)]
-            shape = computed_dimensions(bb, names, formula, wanted, *padded)
-            return bb.emit_te(_expanded, data, shape, primfunc_name_hint="expand")
+        data, sizes = inputs[0], sizes_of(inputs[0])
+        target = sizes_in_the_run(bb, inputs[1], params, "expanded")
         rank = max(len(target), len(sizes))
         old, new = [1] * (rank - len(sizes)) + sizes, [1] * (rank - len(target)) + target
         shape = [_both_ways(a, b) for a, b in zip(old, new, strict=True)]
@@ -89,7 +78,7 @@ def _expanded(data: te.Tensor, shape: list[Any]) -> te.Tensor:
     return te.compute(shape, read, name="expand")
 
 
-@takes_shapes(Shapes.AS_THEY_ARE)
+@takes_sizes(0)
 class ConstantOfShape(OnnxOpConverter):
     """One value everywhere."""
 
@@ -97,54 +86,64 @@ class ConstantOfShape(OnnxOpConverter):
     def _impl_v9(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         value = numpy_helper.to_array(attr["value"]) if "value" in attr else np.zeros(1, np.float32)
         fill = relax.const(value.reshape(()), str(value.dtype))
-        shape = target_sizes(bb, inputs[0], params)
+        shape = sizes_in_the_run(bb, inputs[0], params, "size")
         return relax.op.full(relax.ShapeExpr(shape), fill, str(value.dtype))
 
 
-def target_sizes(bb: relax.BlockBuilder, shape: Any, params: Any) -> list[Size]:
-    """A shape that is an input: known sizes, or symbolic ones that the run defines."""
-    known = constant_integers(shape, params)
-    if known is not None:
-        return known
-    sizes = integer_tensor(bb, shape)
-    count = vector_length(sizes, "sizes")
-    names = [f"size_{axis}" for axis in range(count)]
-    return list(
-        computed_dimensions(bb, names, lambda given: [given[i] for i in range(count)], sizes)
-    )
-
-
-_TvmReshape = onnx_converter_map()["Reshape"]
-
-
-@takes_shapes(Shapes.AS_THEY_ARE)
+@takes_sizes(1)
 class Reshape(OnnxOpConverter):
-    """TVM's converter, and shapes that are computed in the run."""
+    """With sizes that are known, that follow from other sizes, or that are computed in the run."""
 
     @classmethod
     def _impl_v5(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         data, target = inputs[0], inputs[1]
         known = constant_integers(target, params)
-        if isinstance(data, relax.ShapeExpr) or isinstance(target, relax.ShapeExpr):
-            return _TvmReshape._impl_v13(bb, inputs, attr, params)
         sizes, allow_zero = sizes_of(data), bool(attr.get("allowzero", 0))
-        if known is not None:
+        if known is not None and not any(map(_may_be_inferred, known)):
             if not allow_zero:
-                known = [sizes[i] if s == 0 else s for i, s in enumerate(known)]
-            if 0 in known and -1 in known:
+                known = [sizes[i] if _is(s, 0) else s for i, s in enumerate(known)]
+            if any(_is(s, 0) for s in known) and any(_is(s, -1) for s in known):
                 raise FormError("its shape has a size of 0 beside one to be inferred")
-            if -1 not in known:
+            if not any(_is(s, -1) for s in known):
                 data = with_as_many_elements(bb, data, known)
-            return relax.op.reshape(data, relax.ShapeExpr(known) if 0 in known else known)
+            is_empty = any(_is(s, 0) for s in known)
+            return relax.op.reshape(data, relax.ShapeExpr(known) if is_empty else known)
         wanted = integer_tensor(bb, target)
         count = vector_length(wanted, "sizes")
+        found: list[Any] = [None] * count
+        if isinstance(target, SizeValues):
+            found = target.listed()
+        if not allow_zero:
+            found = [sizes[i] if _is(s, 0) else s for i, s in enumerate(found)]
+        places = [i for i, s in enumerate(found) if s is None or _is(s, -1) or _may_be_inferred(s)]
 
         def formula(wanted: te.Tensor, *sizes: Any) -> list[tirx.Expr]:
-            return _resolved([wanted[i] for i in range(count)], sizes, allow_zero)
+            every = _resolved([wanted[i] for i in range(count)], sizes, allow_zero)
+            return [every[place] for place in places]
 
-        names = [f"reshaped_{axis}" for axis in range(count)]
-        dimensions = computed_dimensions(bb, names, formula, wanted, *sizes)
-        return relax.op.reshape(data, relax.ShapeExpr(dimensions))
+        names = [f"reshaped_{place}" for place in places]
+        new = computed_dimensions(bb, names, formula, wanted, *sizes)
+        for place, dimension in zip(places, new, strict=True):
+            found[place] = dimension
+        return relax.op.reshape(data, relax.ShapeExpr(found))
+
+
+def _is(size: Any, number: int) -> bool:
+    return isinstance(size, int) and size == number
+
+
+def _may_be_inferred(size: Any) -> bool:
+    """Whether a size is chosen in the run among some of which one is negative."""
+    if not isinstance(size, tvm.ir.Expr):
+        return False
+    found: list[tirx.Expr] = []
+
+    def look(choice: tirx.Select) -> None:
+        arms = (choice.true_value, choice.false_value)
+        found.extend(arm for arm in arms if isinstance(arm, tirx.IntImm) and int(arm) < 0)
+
+    tvm_ffi.structural_walk(size, (tirx.Select, look), order="post")
+    return bool(found)
 
 
 def _resolved(wanted: list[Any], sizes: Any, allow_zero: bool) -> list[tirx.Expr]:
@@ -161,6 +160,29 @@ def _resolved(wanted: list[Any], sizes: Any, allow_zero: bool) -> list[tirx.Expr
         known = known * tirx.Select(size == -1, wide(1), size)
     left = tirx.floordiv(total, tirx.max(known, wide(1)))
     return [tirx.Select(size == -1, left, size) for size in wanted]
+
+
+@takes_sizes(1)
+class Tile(OnnxOpConverter):
+    """As many copies along each axis as an input says."""
+
+    @classmethod
+    def _impl_v6(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        sizes = sizes_of(inputs[0])
+        counts = sizes_in_the_run(bb, inputs[1], params, "copies")
+        if len(counts) != len(sizes):
+            raise FormError(f"it has {len(counts)} numbers of copies for {len(sizes)} axes")
+        shape = [size * count for size, count in zip(sizes, counts, strict=True)]
+        once = [_is(count, 1) for count in counts]
+
+        def kernel(data: te.Tensor, shape: list[Any]) -> te.Tensor:
+            def read(*index: tirx.Var) -> tirx.Expr:
+                places = zip(index, data.shape, once, strict=True)
+                return data(*(i if same else tirx.floormod(i, size) for i, size, same in places))
+
+            return te.compute(shape, read, name="tile")
+
+        return bb.emit_te(kernel, inputs[0], shape, primfunc_name_hint="tile")
 
 
 class EyeLike(OnnxOpConverter):

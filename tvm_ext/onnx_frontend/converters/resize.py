@@ -11,20 +11,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.targets import current_gpu
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of, text
+from tvm_ext.onnx_frontend.converters.checked_sizes import equal_sizes
 from tvm_ext.onnx_frontend.converters.interpolation import Interpolation, resized_along
 from tvm_ext.onnx_frontend.converters.interpolation_tables import are_known, resized_by_tables
 from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     computed_dimensions,
     constant_integers,
     integer_tensor,
+    sizes_in_the_run,
 )
-from tvm_ext.onnx_frontend.converters.traits import Shapes, takes_shapes
+from tvm_ext.onnx_frontend.converters.traits import takes_sizes
+from tvm_ext.onnx_frontend.sizes import SizeValues
 
 _TvmResize = onnx_converter_map()["Resize"]
 _WHOLE = 1e-6
@@ -49,7 +53,7 @@ class _Target:
     sizes: list[Any]
 
 
-@takes_shapes(Shapes.AS_THEY_ARE)
+@takes_sizes(2, 3)
 class Resize(OnnxOpConverter):
     """Separable interpolation, one axis after the other."""
 
@@ -184,7 +188,10 @@ def _target(bb: relax.BlockBuilder, given: Any, attr: dict, params: Any) -> _Tar
             return _Target(axes, [float(s) for s in single], _scaled_sizes(old, single))
         return _scaled_in_the_run(bb, given[2], axes, old)
     policy = text(attr, "keep_aspect_ratio_policy", "stretch")
-    sizes = constant_integers(given[3], params)
+    if policy == "stretch":
+        sizes: list[Any] | None = sizes_in_the_run(bb, given[3], params, "resized")
+    else:
+        sizes = constant_integers(given[3], params)
     if sizes is not None and all(isinstance(size, int) for size in (*sizes, *old)):
         return _fitted(axes, old, sizes, policy)
     if sizes is not None and policy == "stretch":
@@ -192,13 +199,18 @@ def _target(bb: relax.BlockBuilder, given: Any, attr: dict, params: Any) -> _Tar
     return _fitted_in_the_run(bb, integer_tensor(bb, given[3]), axes, old, policy)
 
 
-def _scaled_sizes(old: list[Size], scales: list[np.float32]) -> list[Size]:
+def _scaled_sizes(old: list[Size], scales: list[Any]) -> list[Size]:
     found: list[Size] = []
     for size, scale in zip(old, scales, strict=True):
-        if isinstance(size, int):
+        if isinstance(size, int) and isinstance(scale, tvm.ir.Expr):
+            scaled = tirx.floor(scale * tirx.const(float(size), "float32"))
+            found.append(scaled.astype("int64"))
+        elif isinstance(size, int):
             found.append(int(scale * np.float32(size)))
         elif scale == 1.0:
             found.append(size)
+        elif isinstance(scale, tvm.ir.Expr):
+            found.append(tirx.floor(scale * size.astype("float32")).astype("int64"))
         elif float(scale).is_integer():
             found.append(size * int(scale))
         else:
@@ -208,8 +220,14 @@ def _scaled_sizes(old: list[Size], scales: list[np.float32]) -> list[Size]:
 
 
 def _scaled_in_the_run(
-    bb: relax.BlockBuilder, scales: relax.Expr, axes: list[int], old: list[Size]
+    bb: relax.BlockBuilder, scales: Any, axes: list[int], old: list[Size]
 ) -> _Target:
+    if isinstance(scales, SizeValues):
+        tensor = bb.emit(relax.op.astype(scales.as_tensor(bb), "float64"))
+        if not scales.unknown and scales.dtype == "float32":
+            return _Target(axes, tensor, _scaled_sizes(old, scales.listed()))
+        scales = scales.as_tensor(bb)
+
     def formula(scales: te.Tensor, *old: Any) -> list[tirx.Expr]:
         return [
             tirx.floor(scales[place] * _float(size).astype("float32")).astype("int64")
@@ -290,7 +308,7 @@ def _stays(size: Size, target: _Target, place: int) -> bool:
         new = target.sizes[place]
         same = new == size if isinstance(new, int) and isinstance(size, int) else new is size
         return bool(same) and target.scales[place] == 1.0
-    return target.sizes[place] is size
+    return equal_sizes(target.sizes[place], size)
 
 
 def _scale(bb: relax.BlockBuilder, target: _Target, place: int) -> relax.Expr:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of
+from tvm_ext.onnx_frontend.sizes.size_values import SizeValues, vector
 
 
 def computed_dimensions(
@@ -53,18 +53,6 @@ def wide(value: Any) -> tirx.Expr:
     return tirx.const(value, "int64") if isinstance(value, int) else value.astype("int64")
 
 
-def vector(values: Sequence[Any], name: str = "values") -> te.Tensor:
-    """int64[len(values)] from scalar expressions."""
-
-    def pick(place: tirx.Var) -> tirx.Expr:
-        picked = wide(values[-1])
-        for index in range(len(values) - 2, -1, -1):
-            picked = tirx.Select(place == index, wide(values[index]), picked)
-        return picked
-
-    return te.compute((len(values),), pick, name=name)
-
-
 def static_sizes(value: relax.Expr) -> list[int] | None:
     """The sizes of a tensor; None when one of them is symbolic."""
     sizes = sizes_of(value)
@@ -72,40 +60,39 @@ def static_sizes(value: relax.Expr) -> list[int] | None:
 
 
 def constant_integers(value: Any, params: Any) -> list[Size] | None:
-    """What an input of integers holds, as far as it is known; None when it is a run's tensor.
+    """What an input of integers holds; None when an element is known in the run only.
 
-    A shape of the model gives its sizes, symbolic ones among them.
+    Expressions of symbolic sizes are among them.
     """
-    if isinstance(value, relax.ShapeExpr):
-        return [int(s) if isinstance(s, tirx.IntImm) else s for s in value.values]
-    if value is not None and tvm.ir.is_prim_expr(value):
-        return [value]
+    if isinstance(value, SizeValues):
+        return None if value.unknown else value.listed()
     array = constant_array(value, params)
     return None if array is None else [int(number) for number in np.atleast_1d(array)]
 
 
-def is_size(value: Any) -> bool:
-    """Whether it is one size, computed while the model is compiled or from other sizes."""
-    return isinstance(value, tvm.ir.Expr) and tvm.ir.is_prim_expr(value)
+def sizes_in_the_run(bb: relax.BlockBuilder, value: Any, params: Any, name: str) -> list[Size]:
+    """The sizes that an input of one axis holds; those that only the run knows get new dimensions.
 
-
-def sizes_as_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
-    """A shape as int64[n], or one size as int64[]; constant where all sizes are known."""
-    sizes = list(value.values) if isinstance(value, relax.ShapeExpr) else [value]
-    scalar = not isinstance(value, relax.ShapeExpr)
-    if all(isinstance(size, tirx.IntImm) for size in sizes):
-        array = np.array([int(size) for size in sizes], np.int64)
-        return relax.const(array.reshape(()) if scalar else array, "int64")
-    tensor = bb.emit(relax.op.shape_to_tensor(relax.ShapeExpr(sizes)))
-    return bb.emit(relax.op.reshape(tensor, ())) if scalar else tensor
+    A negative one of these counts as zero.
+    """
+    known = constant_integers(value, params)
+    if known is not None:
+        return known
+    tensor = integer_tensor(bb, value)
+    count = vector_length(tensor, "sizes")
+    found = value.listed() if isinstance(value, SizeValues) else [None] * count
+    open_places = [place for place, element in enumerate(found) if element is None]
+    names = [f"{name}_{place}" for place in open_places]
+    new = computed_dimensions(bb, names, lambda t: [t[place] for place in open_places], tensor)
+    for place, dimension in zip(open_places, new, strict=True):
+        found[place] = dimension
+    return found
 
 
 def integer_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
-    """``value`` as int64[n]: a tensor of any integer type, a scalar, or a shape."""
-    if isinstance(value.ty, relax.ShapeType):
-        return bb.emit(relax.op.shape_to_tensor(value))
-    if tvm.ir.is_prim_expr(value):
-        return bb.emit(relax.op.shape_to_tensor(relax.ShapeExpr([value])))
+    """``value`` as int64[n]: a tensor of any integer type, a scalar, or sizes."""
+    if isinstance(value, SizeValues):
+        value = value.as_tensor(bb)
     if str(value.ty.dtype) != "int64":
         value = bb.emit(relax.op.astype(value, "int64"))
     if value.ty.ndim == 0:

@@ -14,9 +14,11 @@ from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
-from tvm_ext.onnx_frontend.converters.range_and_expand import target_sizes
+from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run
+from tvm_ext.onnx_frontend.converters.traits import takes_sizes
 
 
+@takes_sizes(1)
 class AffineGrid(OnnxOpConverter):
     """The points of an image of the given size, moved by a matrix for each batch."""
 
@@ -24,7 +26,7 @@ class AffineGrid(OnnxOpConverter):
     def _impl_v20(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         theta, corners = inputs[0], bool(attr.get("align_corners", 0))
         dtype = str(theta.ty.dtype)
-        shape = target_sizes(bb, inputs[1], params)
+        shape = sizes_in_the_run(bb, inputs[1], params, "size")
         spatial, count = shape[2:], len(shape) - 2
         if count not in (2, 3):
             raise FormError(f"its size has {count} spatial axes, expected 2 or 3")

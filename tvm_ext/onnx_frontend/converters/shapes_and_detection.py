@@ -16,6 +16,7 @@ from tvm_ext.onnx_frontend.converters.range_and_expand import (
     Expand,
     EyeLike,
     Reshape,
+    Tile,
 )
 from tvm_ext.onnx_frontend.converters.resize import Resize
 from tvm_ext.onnx_frontend.converters.reverse_sequence import ReverseSequence, TensorScatter
@@ -37,6 +38,7 @@ SHAPE_AND_DETECTION_CONVERTERS: dict[str, Any] = {
     "Resize": Resize,
     "Slice": Slice,
     "Split": Split,
+    "Tile": Tile,
     "NonMaxSuppression": NonMaxSuppression,
     "TopK": TopK,
     "Mod": Mod,

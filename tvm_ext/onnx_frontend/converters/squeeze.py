@@ -14,12 +14,10 @@ from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.onnx_frontend.converters.checked_sizes import of_sizes
 from tvm_ext.onnx_frontend.converters.runtime_sizes import constant_integers
-from tvm_ext.onnx_frontend.converters.traits import Shapes, takes_shapes
 
 _TvmSqueeze = onnx_converter_map()["Squeeze"]
 
 
-@takes_shapes(Shapes.AS_THEY_ARE)
 class Squeeze(OnnxOpConverter):
     """TVM's converter, behind a check of the sizes that it would refuse."""
 

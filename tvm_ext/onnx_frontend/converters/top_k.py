@@ -11,6 +11,7 @@ from tvm import relax, te, tirx
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import size_argument, sizes_of
+from tvm_ext.onnx_frontend.converters.traits import takes_sizes
 
 # What the sorting function of the runtime takes; others are turned into one of these.
 _SORTED = ("float32", "float64", "int32", "int64")
@@ -21,6 +22,7 @@ _WIDER = {
 }
 
 
+@takes_sizes(1)
 class TopK(OnnxOpConverter):
     """Values and their places along an axis; of equal ones the first comes first."""
 

@@ -12,6 +12,7 @@ import numpy as np
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops
 
@@ -32,7 +33,7 @@ def coupled_probabilities(
     """
     places = list(combinations(range(classes), 2))
     if min(slopes.size, offsets.size) < len(places):
-        raise ValueError(
+        raise FormError(
             f"it has {slopes.size} prob_a and {offsets.size} prob_b, expected {len(places)}"
         )
     scale, shift = (relax.const(a[: len(places)], "float32") for a in (slopes, offsets))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, te
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.ml.labels import chosen, floats, integer_labels, one_of_two
@@ -66,7 +67,7 @@ class _Kernel:
     def of(cls, attr: dict) -> "_Kernel":
         given = [float(value) for value in attr.get("kernel_params") or (0.0, 0.0, 0.0)]
         if len(given) < 3:
-            raise ValueError(f"its kernel_params are {len(given)} numbers, expected three")
+            raise FormError(f"its kernel_params are {len(given)} numbers, expected three")
         return cls(text(attr, "kernel_type", "LINEAR"), *given[:3])
 
 
@@ -91,7 +92,7 @@ def _kernels(
     if kernel.kind == "SIGMOID":
         return bb.emit(relax.op.tanh(shifted))
     if kernel.kind != "POLY":
-        raise ValueError(f"its kernel_type '{kernel.kind}' is unknown")
+        raise FormError(f"its kernel_type '{kernel.kind}' is unknown")
     return _power(bb, shifted, kernel.degree)
 
 
@@ -123,13 +124,13 @@ def _pair_scores(bb: relax.BlockBuilder, x: relax.Expr, attr: dict, classes: int
     """
     counts = [int(count) for count in attr["vectors_per_class"]]
     if len(counts) != classes:
-        raise ValueError(f"it has {len(counts)} vectors_per_class and {classes} labels")
+        raise FormError(f"it has {len(counts)} vectors_per_class and {classes} labels")
     ends = np.cumsum(counts)
     owned = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
     total, pairs = int(ends[-1]), list(combinations(range(classes), 2))
     given = np.array(attr["coefficients"], np.float32)
     if given.size < (classes - 1) * total:
-        raise ValueError(
+        raise FormError(
             f"it has {given.size} coefficients, expected {(classes - 1) * total} for {total} "
             f"vectors of {classes} classes"
         )
@@ -168,7 +169,7 @@ def _scores_of_pairs(
     if classes > 2:
         return post_transformed(bb, pairs, post)
     if post == "PROBIT":
-        raise ValueError(
+        raise FormError(
             "its post_transform PROBIT is of one score for two classes, of which ONNX Runtime "
             "leaves the second undefined; expected another one"
         )
@@ -185,7 +186,7 @@ def _scores_of_pairs(
 def _linear(bb: relax.BlockBuilder, x: relax.Expr, attr: dict, labels: np.ndarray) -> relax.Tuple:
     coefficients = np.array(attr["coefficients"], np.float32)
     if coefficients.size % len(labels):
-        raise ValueError(f"it has {coefficients.size} coefficients for {len(labels)} classes")
+        raise FormError(f"it has {coefficients.size} coefficients for {len(labels)} classes")
     matrix = coefficients.reshape(len(labels), -1).T
     scores = _product(bb, x, np.ascontiguousarray(matrix), _rho(attr, 1))
     label = chosen(bb, scores, labels)
@@ -215,14 +216,14 @@ def _float32_rows(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
 def _support_vectors(attr: dict, count: int) -> np.ndarray:
     given = np.array(attr.get("support_vectors", ()), np.float32)
     if not given.size or given.size % count:
-        raise ValueError(f"it has {given.size} numbers for {count} support_vectors")
+        raise FormError(f"it has {given.size} numbers for {count} support_vectors")
     return given.reshape(count, -1)
 
 
 def _rho(attr: dict, count: int) -> np.ndarray:
     given = np.array(attr.get("rho", ()), np.float32)
     if given.size < count:
-        raise ValueError(f"it has {given.size} values of rho, expected {count}")
+        raise FormError(f"it has {given.size} values of rho, expected {count}")
     return given[:count]
 
 
@@ -237,4 +238,4 @@ def _product(
 def _require_columns(x: relax.Expr, count: int) -> None:
     columns = sizes_of(x)[1]
     if isinstance(columns, int) and columns != count:
-        raise ValueError(f"it expects {count} columns, its input has {columns}")
+        raise FormError(f"it expects {count} columns, its input has {columns}")

@@ -1,0 +1,297 @@
+"""What ONNX's operators make of single numbers and of expressions of sizes.
+
+Every rule gives exactly what the operator computes in the run: integers of a narrow type wrap
+around, integer division cuts off, floats round. A rule gives None for what no expression says.
+"""
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm import tirx
+from tvm.sym import Analyzer
+
+from tvm_ext.onnx_frontend.sizes.size_values import FLOATS, INTEGERS, Element
+
+# What one size of a tensor is taken to be at most: with twice as many elements of a byte no kernel
+# could count them.
+LARGEST_SIZE = 1 << 30
+# Integers that float32 and float64 hold exactly.
+_EXACT = {"float32": 1 << 24, "float64": 1 << 53}
+
+
+def analyzer_of(*values: Any) -> Analyzer:
+    """An analyzer that knows what sizes can be."""
+    analyzer = Analyzer()
+    for variable in variables_of(*values):
+        bound = analyzer.const_int_bound(variable)
+        analyzer.update(variable, type(bound)(0, LARGEST_SIZE))
+    return analyzer
+
+
+def variables_of(*values: Any) -> list[tirx.Var]:
+    """The symbolic sizes in expressions."""
+    found: dict[tirx.Var, None] = {}
+    for value in values:
+        if is_expression(value):
+            found.update(dict.fromkeys(tirx.analysis.undefined_vars(value)))
+    return list(found)
+
+
+def is_expression(value: Any) -> bool:
+    """Whether an element is an expression of sizes."""
+    return isinstance(value, tvm.ir.Expr)
+
+
+def is_positive(value: Element, least: int = 1) -> bool:
+    """Whether an integer is known to be ``least`` or more in every run."""
+    if is_expression(value):
+        return bool(analyzer_of(value).can_prove(value >= least))
+    return value is not None and value >= least
+
+
+def _integer(value: Element, dtype: str) -> Element:
+    """An integer in the range of its type, simplified."""
+    if not is_expression(value):
+        return int(np.array(value & ((1 << 64) - 1), np.uint64).astype(dtype))
+    analyzer = analyzer_of(value)
+    value = analyzer.simplify(value)
+    if isinstance(value, tirx.IntImm):
+        return _integer(int(value), dtype)
+    if dtype == "int64":
+        return value
+    bound, ends = analyzer.const_int_bound(value), np.iinfo(dtype)
+    if int(ends.min) <= bound.min_value and bound.max_value <= int(ends.max):
+        return value
+    return tirx.Cast("int64", tirx.Cast(dtype, value))
+
+
+def _float(value: Element, dtype: str) -> Any:
+    """A float as an expression; None where there is none."""
+    if is_expression(value):
+        return value
+    return tirx.const(float(value), dtype) if math.isfinite(value) else None
+
+
+def arithmetic(
+    numbers: Callable[[Any, Any], Any], expressions: Callable[[Any, Any], Any]
+) -> Callable[[Element, Element, str], Element]:
+    """A rule of two operands, the same for integers and floats but for how these round."""
+
+    def rule(a: Element, b: Element, dtype: str) -> Element:
+        if a is None or b is None:
+            return None
+        known = not is_expression(a) and not is_expression(b)
+        if dtype in INTEGERS:
+            return _integer(numbers(a, b) if known else expressions(_wide(a), _wide(b)), dtype)
+        if known:
+            return np.dtype(dtype).type(numbers(a, b))
+        a, b = _float(a, dtype), _float(b, dtype)
+        return None if a is None or b is None else expressions(a, b)
+
+    return rule
+
+
+def _wide(value: Element) -> tirx.Expr:
+    return value if is_expression(value) else tirx.const(int(value), "int64")
+
+
+add = arithmetic(operator.add, operator.add)
+subtract = arithmetic(operator.sub, operator.sub)
+multiply = arithmetic(operator.mul, operator.mul)
+maximum = arithmetic(max, tirx.max)
+minimum = arithmetic(min, tirx.min)
+_quotient = arithmetic(np.divide, tirx.div)
+
+
+def divide(a: Element, b: Element, dtype: str) -> Element:
+    """Integers are cut off, whatever their signs."""
+    if dtype in FLOATS:
+        return _quotient(a, b, dtype)
+    if a is None or b is None or (not is_expression(b) and b == 0):
+        return None
+    if not is_expression(b) and b < 0:
+        return negative(divide(a, -b, dtype), dtype)
+    if not is_expression(a) and not is_expression(b):
+        return _integer(a // b if a >= 0 else -(-a // b), dtype)
+    if not is_positive(b):
+        return None
+    cut = tirx.floordiv if is_positive(a, 0) else tirx.truncdiv
+    return _integer(cut(_wide(a), _wide(b)), dtype)
+
+
+def remainder(a: Element, b: Element, dtype: str, like_dividend: bool) -> Element:
+    """With the sign of the divisor, or that of the dividend."""
+    if a is None or b is None:
+        return None
+    known = not is_expression(a) and not is_expression(b)
+    if dtype in FLOATS:
+        return np.dtype(dtype).type(np.fmod(a, b)) if known and like_dividend else None
+    if like_dividend:
+        product = multiply(divide(a, b, dtype), b, dtype)
+        return None if product is None else subtract(a, product, dtype)
+    if not is_expression(b) and b < 0:
+        turned = remainder(negative(a, dtype), -b, dtype, like_dividend)
+        return negative(turned, dtype)
+    if not is_positive(b):
+        return None
+    return a % b if known else _integer(tirx.floormod(_wide(a), _wide(b)), dtype)
+
+
+def negative(a: Element, dtype: str) -> Element:
+    """``-a``."""
+    return subtract(0 if dtype in INTEGERS else np.dtype(dtype).type(-0.0), a, dtype)
+
+
+def absolute(a: Element, dtype: str) -> Element:
+    """``|a|``."""
+    if dtype in FLOATS and is_expression(a):
+        return None
+    return maximum(a, negative(a, dtype), dtype)
+
+
+def power(a: Element, exponent: Element, dtype: str) -> Element:
+    """Small whole exponents, as ONNX Runtime multiplies them out."""
+    if a is None or exponent is None or is_expression(exponent):
+        return None
+    if exponent not in (1, 2, 3):
+        return None
+    result = a
+    for _ in range(int(exponent) - 1):
+        result = multiply(result, a, dtype)
+    return result
+
+
+def _rounding(
+    numbers: Callable[[Any], Any], expressions: Callable[[Any], Any] | None
+) -> Callable[[Element, str], Element]:
+    """A rule for floats; without ``expressions``, TVM has no form that a shape may contain."""
+
+    def rule(a: Element, dtype: str) -> Element:
+        if a is None or dtype not in FLOATS:
+            return None
+        if not is_expression(a):
+            return np.dtype(dtype).type(numbers(a))
+        if isinstance(a, tirx.Cast) and expressions is not None:
+            return a
+        return None if expressions is None else expressions(a)
+
+    return rule
+
+
+floor = _rounding(np.floor, tirx.floor)
+ceil = _rounding(np.ceil, tirx.ceil)
+# Halves go to the even neighbour.
+nearest = _rounding(np.rint, None)
+square_root = _rounding(np.sqrt, None)
+
+
+_CONTRARY = {
+    operator.eq: operator.ne,
+    operator.gt: operator.le,
+    operator.ge: operator.lt,
+    operator.lt: operator.ge,
+    operator.le: operator.gt,
+}
+_EXPRESSIONS = {
+    operator.eq: tirx.EQ,
+    operator.ne: tirx.NE,
+    operator.gt: tirx.GT,
+    operator.ge: tirx.GE,
+    operator.lt: tirx.LT,
+    operator.le: tirx.LE,
+}
+
+
+def comparison(relation: Callable[[Any, Any], Any]) -> Callable[[Element, Element, str], Element]:
+    """A rule that says True or False where that is so in every run."""
+
+    def rule(a: Element, b: Element, dtype: str) -> Element:
+        if a is None or b is None:
+            return None
+        if not is_expression(a) and not is_expression(b):
+            return bool(relation(a, b))
+        if dtype == "bool":
+            return None
+        if dtype in FLOATS:
+            a, b = _float(a, dtype), _float(b, dtype)
+            return None if a is None or b is None else _EXPRESSIONS[relation](a, b)
+        a, b = _wide(a), _wide(b)
+        return _decided(_EXPRESSIONS[relation](a, b), _EXPRESSIONS[_CONTRARY[relation]](a, b))
+
+    return rule
+
+
+def _decided(holds: tirx.Expr, contrary: tirx.Expr) -> Element:
+    analyzer = analyzer_of(holds)
+    if analyzer.can_prove(holds):
+        return True
+    return False if analyzer.can_prove(contrary) else holds
+
+
+def both(a: Element, b: Element, dtype: str) -> Element:
+    """Logical and; False beside what only the run knows is False."""
+    if a is False or b is False:
+        return False
+    if a is None or b is None:
+        return None
+    return tirx.all(a, b) if is_expression(a) and is_expression(b) else (b if a is True else a)
+
+
+def either(a: Element, b: Element, dtype: str) -> Element:
+    """Logical or; True beside what only the run knows is True."""
+    if a is True or b is True:
+        return True
+    if a is None or b is None:
+        return None
+    return tirx.any(a, b) if is_expression(a) and is_expression(b) else (b if a is False else a)
+
+
+def contrary(a: Element, dtype: str) -> Element:
+    """Logical not."""
+    if a is None:
+        return None
+    return tirx.Not(a) if is_expression(a) else not a
+
+
+def chosen(condition: Element, a: Element, b: Element, dtype: str) -> Element:
+    """``a`` where the condition holds, else ``b``."""
+    if condition is True or condition is False:
+        return a if condition else b
+    if condition is None or a is None or b is None:
+        return None
+    if dtype in INTEGERS:
+        return _integer(tirx.Select(condition, _wide(a), _wide(b)), dtype)
+    if dtype == "bool":
+        return None
+    a, b = _float(a, dtype), _float(b, dtype)
+    return None if a is None or b is None else tirx.Select(condition, a, b)
+
+
+def converted(a: Element, source: str, target: str) -> Element:
+    """Cast between integers, floats and booleans."""
+    if a is None or source == target:
+        return a
+    if target == "bool":
+        return contrary(comparison(operator.eq)(a, 0, source), "bool")
+    if source == "bool" and is_expression(a):
+        a, source = tirx.Select(a, _wide(1), _wide(0)), "int64"
+    if target in INTEGERS:
+        return _integer(_whole(a, source), target) if source in FLOATS else _integer(a, target)
+    if not is_expression(a):
+        return np.dtype(target).type(a)
+    return tirx.Cast(target, a)
+
+
+def _whole(a: Element, dtype: str) -> Element:
+    """A float cut off to an integer."""
+    if not is_expression(a):
+        return int(a) if math.isfinite(a) else 0
+    if isinstance(a, tirx.Cast) and str(a.value.ty.dtype) == "int64":
+        bound = analyzer_of(a).const_int_bound(a.value)
+        if -_EXACT[dtype] <= bound.min_value and bound.max_value <= _EXACT[dtype]:
+            return a.value
+    return tirx.Cast("int64", a)
