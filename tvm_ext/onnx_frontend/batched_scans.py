@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
 from tvm_ext.onnx_frontend.scopes import graphs_within
 
@@ -43,9 +44,10 @@ def _loops(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     body, scanned = attributes["body"], attributes["num_scan_inputs"]
     lengths, *given = node.input
     if not 1 <= scanned <= len(given) or len(body.input) != len(given):
-        raise ValueError(
+        raise ModelError(
             f"Scan node '{node.name}' has num_scan_inputs {scanned} and {len(given)} inputs beside "
-            f"the lengths, its body {len(body.input)}"
+            f"the lengths; expected its body's {len(body.input)} and at least one that is scanned: "
+            "export the model again"
         )
     name = _Names(node)
     states = len(given) - scanned
