@@ -189,17 +189,3 @@ def test_scan_along_other_axes_and_backwards(length):
     x = np.random.default_rng(0).random((size, 3), np.float32)
     feed = {"s0": np.ones(3, np.float32), "x": x / size, "x2": x.T.copy()}
     assert_as_reference(proto, feed, levels=["O3"])
-
-
-def test_scan_of_opset_8_is_refused():
-    body = helper.make_graph(
-        [node("Add", ["s", "a"], ["s2"]), node("Identity", ["s2"], ["o"])],
-        "body",
-        [value("s", [3]), value("a", [3])],
-        [value("s2", [3]), value("o", [3])],
-    )
-    scan = node("Scan", ["", "s0", "x"], ["y", "ys"], body=body, num_scan_inputs=1, name="scan")
-    inputs = [value("s0", [1, 3]), value("x", [1, 4, 3])]
-    outputs = [value("y", [1, 3]), value("ys", [1, 4, 3])]
-    with pytest.raises(ModelError, match="Scan node 'scan' is of opset 8"):
-        import_model(model([scan], inputs, outputs, opset=8))

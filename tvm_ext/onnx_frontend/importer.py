@@ -162,7 +162,7 @@ class _OriginImporter(ONNXGraphImporter):
         ``later`` are nodes behind them that are not converted here.
         """
         for place, node in enumerate(nodes):
-            behind = [*nodes[place + 1 :], *later]
+            behind = [*nodes[place + 1 :], *later] if node.op_type == "If" else ()
             try:
                 self._convert_node(node, behind)
             except NodeFailed as failed:
@@ -199,7 +199,7 @@ class _OriginImporter(ONNXGraphImporter):
         self._convert_nodes(joined, results)
 
     def _convert_node(self, node: onnx.NodeProto, behind: Sequence[onnx.NodeProto]) -> None:
-        """``behind`` are the nodes that may read what this one gives."""
+        """``behind`` are the nodes that may read what an If gives."""
         attrs = self._parse_attr(node.attribute)
         attrs["tvm_custom"] = {
             "name": node.name,

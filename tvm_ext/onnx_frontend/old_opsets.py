@@ -2,9 +2,12 @@
 
 import onnx
 
+from tvm_ext.onnx_frontend.batched_scans import batched_scans_to_loops
+
 # Slice, Pad, Clip, Resize and Upsample took their last arguments for attributes, or in another
 # order, before it; Softmax changed its meaning after it, which TVM's converters know about.
 OLDEST_OPSET = 11
+_BATCHED_SCAN = 8
 
 
 def modernize(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -15,9 +18,9 @@ def modernize(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 0)
     too_large = model.ByteSize() >= onnx.checker.MAXIMUM_PROTOBUF
-    # ONNX's converter drops the batch that Scan of opset 8 has.
-    batched = opset < 9 and any(node.op_type == "Scan" for node in model.graph.node)
-    if not 0 < opset < OLDEST_OPSET or too_large or model.functions or batched:
+    if opset == _BATCHED_SCAN:
+        batched_scans_to_loops(model)
+    if not 0 < opset < OLDEST_OPSET or too_large or model.functions:
         return model
     try:
         converted = onnx.version_converter.convert_version(model, OLDEST_OPSET)

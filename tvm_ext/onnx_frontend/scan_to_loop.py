@@ -4,7 +4,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tvm_ext.errors import FormError, ModelError
-from tvm_ext.onnx_frontend.ir_edits import Inserter, opset_of, replace_outputs
+from tvm_ext.onnx_frontend.ir_edits import Inserter, replace_outputs
 
 _BACKWARD = 1
 
@@ -21,15 +21,10 @@ def scans_to_loops(model: ir.Model) -> bool:
     Raises
     ------
     ModelError
-        A Scan of opset 8, or the rank of an output that is stacked along another axis is unknown.
+        The rank of an output that is stacked along another axis is unknown.
     """
     found = [n for n in model.graph.all_nodes() if n.op_type == "Scan" and n.domain == ""]
     for node in found:
-        if opset_of(model) < 9:
-            raise ModelError(
-                f"Scan node '{node.name}' is of opset 8, which scans each element of a batch; "
-                "expected opset 9 or later: export the model with a newer opset"
-            )
         _rewrite(node)
     return bool(found)
 

@@ -1,0 +1,55 @@
+"""Scan of opset 8 against ONNX Runtime: a batch, lengths of the sequences, directions."""
+
+import numpy as np
+import onnx
+import pytest
+from control_flow_models import assert_same
+from onnx import TensorProto, helper
+from small_models import model, node, rand, value
+
+from tvm_ext.onnx_frontend import prepare_model
+
+VECTOR = [3]
+
+
+def batched_scan(lengths: bool, **attributes: list[int]) -> onnx.ModelProto:
+    """``s = s + a`` and ``o = s * b`` along two sequences."""
+    steps = [node("Add", ["s", "a"], ["s2"]), node("Mul", ["s2", "b"], ["o"])]
+    formal = [value(name, VECTOR) for name in ("s", "a", "b")]
+    body = helper.make_graph(steps, "body", formal, [value("s2", VECTOR), value("o", VECTOR)])
+    scan = node(
+        "Scan",
+        ["n" if lengths else "", "first", "x", "x2"],
+        ["y", "ys"],
+        body=body,
+        num_scan_inputs=2,
+        name="scan",
+        **attributes,
+    )
+    inputs = [value("n", ["B"], TensorProto.INT64)] if lengths else []
+    inputs += [value("first", ["B", 3]), *(value(name, ["B", "T", 3]) for name in ("x", "x2"))]
+    proto = model([scan], inputs, [value("y", ["B", 3]), value("ys", ["B", "T", 3])], opset=8)
+    proto.ir_version = 3
+    return proto
+
+
+def feed(batch: int, steps: int) -> dict[str, np.ndarray]:
+    sequences = {n: rand(batch, steps, 3, seed=s) for s, n in enumerate(("x", "x2"), 1)}
+    return {"first": rand(batch, 3), **sequences}
+
+
+@pytest.mark.parametrize("directions", [{}, {"directions": [1, 0]}])
+def test_a_scan_of_each_element_of_a_batch(directions):
+    proto = batched_scan(lengths=False, **directions)
+    assert_same(proto, feed(3, 4), feed(1, 3), feed(2, 1))
+    assert "Scan" not in {n.op_type for n in prepare_model(proto).prepared.graph.node}
+
+
+@pytest.mark.parametrize("directions", [{}, {"directions": [1, 0]}, {"directions": [1, 1]}])
+def test_sequences_end_at_lengths_of_their_own(directions):
+    proto = batched_scan(lengths=True, **directions)
+    feeds = [
+        {"n": np.array(n), **feed(len(n), steps)}
+        for n, steps in (([4, 1, 2], 4), ([3], 3), ([1, 6], 6))
+    ]
+    assert_same(proto, *feeds)
