@@ -103,7 +103,7 @@ def _own_time(model: tvm_ext.CompiledModel, job: Job, kernel: KernelModel) -> di
     Only of convolutions: these conversions are due to the layout that ONNX prescribes for a
     model's inputs and outputs, and lie between the kernels of no network. Nothing else is excused.
     """
-    names = {record.name for record in model.report.kernels if record.flops > 0}
+    names = {record.name for record in model.report.kernels if record.flops}
     if kernel.group != "conv" or len(names) == len(model.report.kernels):
         return {}
     return {"kernel": kernel_timer(model, job, names)}

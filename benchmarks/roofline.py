@@ -38,7 +38,7 @@ def roofline_row(
     The floor takes every tensor to be in memory: a kernel whose tensors are in a cache can be below
     it. The operations are those that the kernel executes, not those of the textbook.
     """
-    flops, nbytes = record.flops * time.calls, record.bytes * time.calls
+    flops, nbytes = (record.flops or 0.0) * time.calls, (record.bytes or 0.0) * time.calls
     seconds = max(time.microseconds, 1e-3) * 1e-6
     return RooflineRow(
         kernel=time.kernel,

@@ -131,7 +131,7 @@ def compile(
         )
     report.phases = phases.records
     report.passes = runner.records
-    report.memory = memory
+    report.memory = memory.without_bounds()
     report.device = _with_graph_refusal(program.device, report)
     problems = (str(problem) for problem in lookup.problems)
     report.warnings = [*lowered.imported.warnings, *_warnings(report), *problems]
@@ -208,7 +208,8 @@ def _warnings(report: CompileReport) -> list[str]:
         if kernel.source == "as written"
     ]
     if report.memory.dynamic:
-        found.append("some buffers have sizes known only at run time: memory is a lower bound")
+        hint = "give them ranges (--input-shape x=N:1:8,...) so that storage is planned"
+        found.append(f"memory is {report.not_known}{f': {hint}' if report.open_sizes else ''}")
     return found
 
 

@@ -210,7 +210,7 @@ class CompiledModel:
     def _may_warm_up(self) -> bool:
         """Whether a run on zeros is short for certain: nothing in it is repeated or chosen."""
         return (
-            self.report.estimated_seconds < _WARM_UP_SECONDS
+            (self.report.estimated_seconds or 0.0) < _WARM_UP_SECONDS
             and not _CONTROL_FLOW & self.report.graph.prepared_nodes.keys()
             and all(isinstance(size, int) for spec in self.inputs for size in spec.shape)
         )
@@ -249,9 +249,10 @@ class CompiledModel:
             self._target.mcpu,
             record.code if record is not None else "source",
         )
+        planned = self.report.memory.planned_peak_bytes
+        buffers = format_bytes(planned) if planned is not None else "the run's sizes"
         memory = (
-            f"{format_bytes(self.report.memory.weights_bytes)} of weights, "
-            f"{format_bytes(self.report.memory.planned_peak_bytes)} of buffers"
+            f"{format_bytes(self.report.memory.weights_bytes)} of weights, {buffers} of buffers"
         )
         return CudaProgram(code, self.report.model_name, memory, self.inputs, self.outputs)
 

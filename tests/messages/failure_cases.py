@@ -173,36 +173,26 @@ def _(folder):
         compiled(layers())
 
 
+def _run_with(raised):
+    """A run in which the virtual machine raises this."""
+
+    def main(*_):
+        raise raised
+
+    made = compiled(layers())
+    made._made()
+    with replaced(made._threads_own, "main", main):
+        made.run({"x": np.ones((2, 3), np.float32)})
+
+
 @case("a run that fails in a kernel", "float32[2, 3]")
 def _(folder):
-    made = compiled(layers())
-    made._virtual_machine()
-
-    class Broken:
-        def __getitem__(self, name):
-            def main(*_):
-                raise RuntimeError("Check failed: tensor->strides == nullptr : src/runtime/vm.cc:4")
-
-            return main
-
-    with replaced(made._machines, "machine", Broken()):
-        made.run({"x": np.ones((2, 3), np.float32)})
+    _run_with(RuntimeError("Check failed: tensor->strides == nullptr : src/runtime/vm.cc:4"))
 
 
 @case("a run without memory", "memory")
 def _(folder):
-    made = compiled(layers())
-    made._virtual_machine()
-
-    class Exhausted:
-        def __getitem__(self, name):
-            def main(*_):
-                raise RuntimeError("std::bad_alloc")
-
-            return main
-
-    with replaced(made._machines, "machine", Exhausted()):
-        made.run({"x": np.ones((2, 3), np.float32)})
+    _run_with(RuntimeError("std::bad_alloc"))
 
 
 @case("a defect that no step expects, on the command line", "bug in tvm-ext", "--debug")

@@ -81,7 +81,7 @@ def export_library_bytes(executable: Any) -> bytes:
             return output.read_bytes()
     except (OSError, RuntimeError, ValueError) as error:
         raise ArtifactError(
-            f"cannot link the model: {_one_line(error)}; expected a compiler for the model's "
+            f"cannot link the model: {_reason(error)}; expected a compiler for the model's "
             "target and room in the temporary folder: set CXX to one (for another architecture a "
             "cross compiler such as aarch64-linux-gnu-g++), TMPDIR to a folder with free space"
         ) from error
@@ -103,7 +103,7 @@ def load_library_bytes(library: bytes) -> tvm.runtime.Module:
             module = tvm.runtime.load_module(str(path))
         except RuntimeError as error:
             raise ArtifactError(
-                f"cannot load the model's code: {_one_line(error)}; expected a library for this "
+                f"cannot load the model's code: {_reason(error)}; expected a library for this "
                 "system, in a temporary folder that allows execution: set TMPDIR to such a "
                 "folder, or compile the model again on this machine"
             ) from error
@@ -176,11 +176,12 @@ def _temporary_library(library: bytes) -> Iterator[Path]:
 
 def _unwritable(error: OSError) -> ArtifactError:
     return ArtifactError(
-        f"cannot unpack the model's code: {_one_line(error)}; expected a temporary folder with "
+        f"cannot unpack the model's code: {_reason(error)}; expected a temporary folder with "
         "free space: set TMPDIR to one"
     )
 
 
-def _one_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].strip() if lines else type(error).__name__
+def _reason(error: Exception) -> str:
+    """What the system or the compiler says, which is about the machine; TVM's texts are not."""
+    own = error.strerror or str(error) if isinstance(error, OSError) else ""
+    return (own.strip().splitlines() or ["its code cannot be written or read"])[0].strip()

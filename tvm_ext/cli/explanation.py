@@ -91,7 +91,10 @@ def _pass_lines(record: dict[str, Any]) -> Iterator[str]:
 
 
 def _kernel_lines(kernel: dict[str, Any]) -> Iterator[str]:
-    seconds = format_seconds(kernel["calls"] * kernel["estimated_seconds"])
+    estimated = kernel["estimated_seconds"]
+    seconds = "time not known"
+    if estimated is not None:
+        seconds = format_seconds(kernel["calls"] * estimated)
     yield f"{plain(kernel['name'])}: {kernel['calls']} call(s), {seconds}"
     for origin in kernel["origins"]:
         yield f"    {plain(origin)}"

@@ -33,7 +33,7 @@ def kernel_records(
     for name, places in origins.items():
         func = unscheduled[name]
         choice = choices[name]
-        flops, moved = kernel_flops(func), kernel_bytes(func)
+        known = has_known_sizes(func)
         records.append(
             KernelRecord(
                 name=name,
@@ -43,14 +43,20 @@ def kernel_records(
                 source=choice.source,
                 reason=choice.reason,
                 refusals=list(choice.refusals),
-                flops=flops,
-                bytes=moved,
-                estimated_seconds=kernel_seconds(func, cost_model),
+                flops=kernel_flops(func) if known else None,
+                bytes=kernel_bytes(func) if known else None,
+                estimated_seconds=kernel_seconds(func, cost_model) if known else None,
                 tuned=_tuned(choice) if asked_records or choice.source == "record" else "",
                 miss=choice.miss if asked_records else "",
             )
         )
     return records
+
+
+def has_known_sizes(func: tirx.PrimFunc) -> bool:
+    """Whether all tensors that a kernel takes have sizes that no run decides."""
+    shapes = [param.shape for param in func.params if hasattr(param, "shape")]
+    return all(static_extent(size) is not None for shape in shapes for size in shape)
 
 
 def kernel_seconds(func: tirx.PrimFunc, cost_model: CostModel) -> float:

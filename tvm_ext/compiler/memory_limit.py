@@ -36,7 +36,7 @@ def require_memory(
         holds no number.
     """
     limit = _limit(limit_gibibytes)
-    needed = record.planned_peak_bytes / 2**30
+    needed = (record.planned_peak_bytes or 0) / 2**30
     if needed > limit:
         raise BuildError(
             f"{label} needs {needed:.1f} GiB for the values that it computes; expected at most "

@@ -73,17 +73,22 @@ def is_well_formed(mod: tvm.IRModule) -> bool:
 
 
 def failing_nodes(run: Callable[[tvm.IRModule], tvm.IRModule], mod: tvm.IRModule) -> list[str]:
-    """Names of the nodes on which a pass fails by themselves; empty where no part alone does.
+    """Names of the nodes on which a pass fails by themselves.
 
-    Each call of the module is made a module of its own, in which the pass runs again.
+    Each call of the module is made a module of its own, in which the pass runs again. None is named
+    where no part alone fails, or where all of them do, so that it is no node's fault.
     """
     begun = time.monotonic()
+    found: list[str] = []
+    passed, tried = False, 0
     for names, part in _parts(mod):
-        if time.monotonic() - begun > _SECONDS:
+        if (found and passed) or time.monotonic() - begun > _SECONDS:
             break
-        if names and _fails(run, part):
-            return list(names)
-    return []
+        failed = _fails(run, part)
+        tried += 1
+        passed |= not failed
+        found = found or (list(names) if failed else [])
+    return found if passed or tried == 1 else []
 
 
 def _fails(run: Callable[[tvm.IRModule], tvm.IRModule], part: tvm.IRModule) -> bool:

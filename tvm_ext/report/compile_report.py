@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from tvm_ext.configs.atomic_file import write_text
+from tvm_ext.open_dimensions import listed
 from tvm_ext.report.device_record import DeviceRecord
 from tvm_ext.report.errors import ReportError
 from tvm_ext.report.page import render_html
@@ -59,9 +60,28 @@ class CompileReport:
         return sum(phase.seconds for phase in self.phases)
 
     @property
-    def estimated_seconds(self) -> float:
-        """Modelled time of one run: the sum over all kernel calls, in seconds."""
-        return sum(kernel.total_seconds for kernel in self.kernels)
+    def estimated_seconds(self) -> float | None:
+        """Modelled time of one run: the sum over all kernel calls, in seconds.
+
+        None where the time of some kernel is not known.
+        """
+        times = [kernel.total_seconds for kernel in self.kernels]
+        known = [seconds for seconds in times if seconds is not None]
+        return sum(known) if len(known) == len(times) else None
+
+    @property
+    def open_sizes(self) -> list[str]:
+        """Names of the dimensions of the inputs that each run decides."""
+        shapes = [text[text.rindex("[") :] for text in self.inputs if "[" in text]
+        return list(dict.fromkeys(name for shape in shapes for name in _NAME.findall(shape)))
+
+    @property
+    def not_known(self) -> str:
+        """What stands where a figure would, of a program whose sizes a run decides."""
+        names = listed(self.open_sizes)
+        if not names:
+            return "not known (sizes are computed in the run)"
+        return f"not known ({names} {'are' if len(self.open_sizes) > 1 else 'is'} open)"
 
     @property
     def tuned_figure(self) -> str:
@@ -81,7 +101,9 @@ class CompileReport:
     @property
     def kernels_by_cost(self) -> list[KernelRecord]:
         """The kernels, the one with the largest modelled time of a run first."""
-        return sorted(self.kernels, key=lambda kernel: (-kernel.total_seconds, kernel.name))
+        return sorted(
+            self.kernels, key=lambda kernel: (-(kernel.total_seconds or 0.0), kernel.name)
+        )
 
     @property
     def applied(self) -> int:
@@ -160,4 +182,6 @@ class CompileReport:
         write_text(path, self.to_html())
 
 
+# As ``TensorSpec.describe`` writes them.
+_NAME = re.compile(r"'([^']*)'")
 _ADAPTER = TypeAdapter(CompileReport)

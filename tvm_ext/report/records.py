@@ -3,7 +3,7 @@
 Records hold no TVM objects, only JSON values.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 # ONNX operators that multiply matrices: the work that other operators are fused into.
 _ANCHOR_OPERATORS = (
@@ -127,10 +127,10 @@ class KernelRecord:
         Why this schedule was taken.
     refusals : list[str]
         What was tried before it, and why each was not taken.
-    flops, bytes : float
-        Floating-point operations, and bytes moved, of one call.
-    estimated_seconds : float
-        Modelled time of one call. Never a measured one.
+    flops, bytes : float or None
+        Floating-point operations, and bytes moved, of one call; None where a run decides its sizes.
+    estimated_seconds : float or None
+        Modelled time of one call, None as for those. Never a measured one.
     tuned : str
         "hit" when a tuned record was used, "miss" when records were given and none fits.
     miss : str
@@ -144,16 +144,16 @@ class KernelRecord:
     source: str
     reason: str
     refusals: list[str]
-    flops: float
-    bytes: float
-    estimated_seconds: float
+    flops: float | None
+    bytes: float | None
+    estimated_seconds: float | None
     tuned: str = ""
     miss: str = ""
 
     @property
-    def total_seconds(self) -> float:
-        """Modelled time of all calls of one run, in seconds."""
-        return self.calls * self.estimated_seconds
+    def total_seconds(self) -> float | None:
+        """Modelled time of all calls of one run, in seconds; None where it is not known."""
+        return None if self.estimated_seconds is None else self.calls * self.estimated_seconds
 
 
 @dataclass(frozen=True)
@@ -162,22 +162,29 @@ class MemoryRecord:
 
     Attributes
     ----------
-    planned_peak_bytes, unplanned_bytes : int
-        Peak of the intermediate buffers as planned, and their sum if none were reused.
+    planned_peak_bytes, unplanned_bytes : int or None
+        Peak of the intermediate buffers as planned, and their sum if none were reused; of sizes
+        that have a range, the largest. None where a run decides sizes without a limit.
     weights_bytes : int
         Constants of the compiled model.
     dynamic : bool
-        Whether some buffer's size is known only at run time; such buffers are not counted.
+        Whether some buffer's size is known only at run time.
     """
 
-    planned_peak_bytes: int = 0
-    unplanned_bytes: int = 0
+    planned_peak_bytes: int | None = 0
+    unplanned_bytes: int | None = 0
     weights_bytes: int = 0
     dynamic: bool = False
 
     @property
     def saved_share(self) -> float:
         """Share (0 to 1) of the unplanned bytes that planning saves."""
-        if self.unplanned_bytes <= 0:
+        if not self.unplanned_bytes or self.planned_peak_bytes is None:
             return 0.0
         return max(0.0, 1.0 - self.planned_peak_bytes / self.unplanned_bytes)
+
+    def without_bounds(self) -> "MemoryRecord":
+        """The same without the figures of buffers, where these count some as if they were small."""
+        if not self.dynamic:
+            return self
+        return replace(self, planned_peak_bytes=None, unplanned_bytes=None)

@@ -101,14 +101,16 @@ def _kernel_figure(report: "CompileReport") -> str:
 
 def _memory_figure(report: "CompileReport") -> str:
     memory = report.memory
+    if memory.planned_peak_bytes is None or memory.unplanned_bytes is None:
+        return report.not_known
     figure = format_bytes(memory.planned_peak_bytes)
-    notes = [f"{format_bytes(memory.unplanned_bytes)} without reuse"]
-    if memory.dynamic:
-        notes.append("buffers sized at run time not counted")
-    return f"{figure}  ({', '.join(notes)})"
+    largest = ", for the largest sizes" if report.open_sizes else ""
+    return f"{figure}  ({format_bytes(memory.unplanned_bytes)} without reuse{largest})"
 
 
 def _latency_figure(report: "CompileReport") -> str:
+    if report.estimated_seconds is None:
+        return report.not_known
     if report.estimated_seconds <= 0:
         return ABSENT
     return f"{format_seconds(report.estimated_seconds)}  (modelled, not measured)"
@@ -180,7 +182,7 @@ def _kernels(report: "CompileReport") -> Table | None:
     ordered = report.kernels_by_cost
     shown, rest = ordered[:KERNELS_SHOWN], ordered[KERNELS_SHOWN:]
     total = report.estimated_seconds
-    times = seconds_scale(ordered[0].total_seconds)
+    times = seconds_scale(ordered[0].total_seconds or 0.0)
     table = flexible_table(
         "Kernels by estimated time of one run (modelled)",
         *("~Computes", "Schedule", "From", ">Calls", ">Time", ">Share"),
@@ -215,10 +217,14 @@ def _computes(kernel: "KernelRecord") -> str:
     return kernel.origins[0] + (f" (+{more} more)" if more else "")
 
 
-def _figures(kernels: "list[KernelRecord]", times: Scale, total: float) -> tuple[str, str, str]:
-    seconds = sum(kernel.total_seconds for kernel in kernels)
+def _figures(
+    kernels: "list[KernelRecord]", times: Scale, total: float | None
+) -> tuple[str, str, str]:
+    found = [kernel.total_seconds for kernel in kernels]
+    known = [seconds for seconds in found if seconds is not None]
+    seconds = sum(known) if len(known) == len(found) else None
     calls = sum(kernel.calls for kernel in kernels)
-    share = format_percent(seconds / total) if total > 0 else ABSENT
+    share = format_percent(seconds / total) if seconds is not None and total else ABSENT
     return f"{calls:,}", times(seconds), share
 
 

@@ -23,9 +23,9 @@ class Scale:
     unit: str
     decimals: int
 
-    def __call__(self, value: float) -> str:
-        """Return ``value`` (in the base unit) as text with its unit."""
-        return f"{self.number(value)} {self.unit}"
+    def __call__(self, value: float | None) -> str:
+        """Return ``value`` (in the base unit) as text with its unit; a dash where it is unknown."""
+        return ABSENT if value is None else f"{self.number(value)} {self.unit}"
 
     def number(self, value: float) -> str:
         """Return ``value`` as text without the unit; "<0.1" for what would round to zero."""

@@ -127,6 +127,8 @@ def tiles(report: "CompileReport") -> list[Tile]:
 
 def _latency_tile(report: "CompileReport") -> Tile:
     seconds = report.estimated_seconds
+    if seconds is None:
+        return Tile("Estimated latency", ABSENT, report.not_known)
     if seconds <= 0:
         return Tile("Estimated latency", ABSENT, "no estimate")
     return Tile("Estimated latency", format_seconds(seconds), "", badge="modelled")
@@ -145,11 +147,13 @@ def _kernel_tile(report: "CompileReport") -> Tile:
 
 def _memory_tile(report: "CompileReport") -> Tile:
     memory = report.memory
+    if memory.planned_peak_bytes is None:
+        return Tile("Peak memory", ABSENT, report.not_known)
     note = "buffers of one run, as planned"
     if memory.saved_share > 0:
         note = f"{format_percent(memory.saved_share)} less than without reuse"
-    if memory.dynamic:
-        note += "; buffers sized at run time not counted"
+    if report.open_sizes:
+        note += "; for the largest sizes"
     return Tile("Peak memory", format_bytes(memory.planned_peak_bytes), note)
 
 
@@ -218,33 +222,39 @@ def _comparison(
 def kernel_rows(report: "CompileReport") -> list[KernelRow]:
     total = report.estimated_seconds
     ordered = report.kernels_by_cost
-    if total <= 0:
+    if not total:
         return [KernelRow(kernel, 0.0, 0.0) for kernel in ordered]
-    largest = ordered[0].total_seconds
+    largest = _seconds(ordered[0])
     return [
-        KernelRow(kernel, kernel.total_seconds / total, kernel.total_seconds / largest)
+        KernelRow(kernel, _seconds(kernel) / total, _seconds(kernel) / largest)
         for kernel in ordered
     ]
+
+
+def _seconds(kernel: "KernelRecord") -> float:
+    return kernel.total_seconds or 0.0
 
 
 def kernel_scales(report: "CompileReport") -> KernelScales:
     kernels = report.kernels
     return KernelScales(
-        flops=flops_scale(max((kernel.flops for kernel in kernels), default=0.0)),
-        bytes=bytes_scale(max((kernel.bytes for kernel in kernels), default=0.0)),
-        call=seconds_scale(max((kernel.estimated_seconds for kernel in kernels), default=0.0)),
-        total=seconds_scale(max((kernel.total_seconds for kernel in kernels), default=0.0)),
+        flops=flops_scale(max((kernel.flops or 0.0 for kernel in kernels), default=0.0)),
+        bytes=bytes_scale(max((kernel.bytes or 0.0 for kernel in kernels), default=0.0)),
+        call=seconds_scale(
+            max((kernel.estimated_seconds or 0.0 for kernel in kernels), default=0.0)
+        ),
+        total=seconds_scale(max((_seconds(kernel) for kernel in kernels), default=0.0)),
     )
 
 
 def concentration(report: "CompileReport") -> str:
     """Return where the modelled time is: how few kernels make up 80 % of it."""
     total = report.estimated_seconds
-    if total <= 0:
+    if not total:
         return ""
     reached = 0.0
     for rank, kernel in enumerate(report.kernels_by_cost, start=1):
-        reached += kernel.total_seconds
+        reached += _seconds(kernel)
         if reached >= 0.8 * total:
             verb = "takes" if rank == 1 else "take"
             return f"{format_count(rank, 'kernel')} {verb} {format_percent(reached / total)}"
@@ -252,12 +262,12 @@ def concentration(report: "CompileReport") -> str:
 
 
 def source_rows(report: "CompileReport") -> list[SourceRow]:
-    total = report.estimated_seconds
+    total = report.estimated_seconds or 0.0
     names = list(_SOURCES) + sorted({kernel.source for kernel in report.kernels} - set(_SOURCES))
     rows = []
     for name in names:
         kernels = [kernel for kernel in report.kernels if kernel.source == name]
-        seconds = sum(kernel.total_seconds for kernel in kernels)
+        seconds = sum(_seconds(kernel) for kernel in kernels)
         share = seconds / total if total > 0 else 0.0
         calls = sum(kernel.calls for kernel in kernels)
         rows.append(SourceRow(name, len(kernels), calls, seconds, share))
@@ -279,10 +289,11 @@ def pass_rows(report: "CompileReport") -> list[PassRow]:
 def memory_parts(report: "CompileReport") -> list[tuple[str, int, float]]:
     """Return (label, bytes, length of the bar from 0 to 1) of each figure, on one scale."""
     memory = report.memory
-    figures = [
-        ("Intermediates without reuse", memory.unplanned_bytes),
-        ("Intermediates as planned", memory.planned_peak_bytes),
-        ("Weights", memory.weights_bytes),
-    ]
-    longest = max(1, *(value for _, value in figures))
-    return [(label, value, value / longest) for label, value in figures]
+    figures = {
+        "Intermediates without reuse": memory.unplanned_bytes,
+        "Intermediates as planned": memory.planned_peak_bytes,
+        "Weights": memory.weights_bytes,
+    }
+    known = [(label, value) for label, value in figures.items() if value is not None]
+    longest = max(1, *(value for _, value in known))
+    return [(label, value, value / longest) for label, value in known]

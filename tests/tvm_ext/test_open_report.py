@@ -1,0 +1,57 @@
+"""A report says what it cannot know of a program whose sizes each run decides."""
+
+import json
+
+import pytest
+from small_models import mlp
+from typer.testing import CliRunner
+from unoptimised import HOST
+
+import tvm_ext
+from tvm_ext.cli import main as cli_main
+from tvm_ext.cli.explanation import explain, explanation_text
+from tvm_ext.report.compile_report import CompileReport
+
+
+@pytest.fixture(scope="module")
+def free():
+    return tvm_ext.compile(mlp("rows"), HOST).report
+
+
+def test_no_figure_is_made_up(free):
+    assert free.estimated_seconds is None
+    assert free.memory.planned_peak_bytes is None
+    assert free.memory.unplanned_bytes is None
+    text = free.to_text()
+    assert text.count("not known (rows is open)") == 3
+    data = json.loads(free.to_json())
+    assert data["memory"]["planned_peak_bytes"] is None
+    assert all(kernel["estimated_seconds"] is None for kernel in data["kernels"])
+    assert CompileReport.from_json(free.to_json()) == free
+    page = free.to_html()
+    assert "not known (rows is open)" in page
+    assert "None" not in page
+    assert "time not known" in explanation_text(explain(free))
+
+
+def test_ranges_give_the_memory_of_the_largest_size():
+    bounded = tvm_ext.compile(mlp("rows"), HOST, input_shapes={"x": ["rows:1:32", 6]}).report
+    assert bounded.memory.planned_peak_bytes is not None
+    assert "for the largest sizes" in bounded.to_text()
+    assert bounded.estimated_seconds is None
+
+
+def test_known_sizes_have_figures():
+    report = tvm_ext.compile(mlp(4), HOST).report
+    assert report.estimated_seconds > 0
+    assert report.memory.planned_peak_bytes > 0
+    assert "not known" not in report.to_text()
+
+
+def test_the_command_prints_no_false_figure(tmp_path):
+    import onnx
+
+    onnx.save(mlp("rows"), tmp_path / "m.onnx")
+    result = CliRunner().invoke(cli_main.app, ["compile", str(tmp_path / "m.onnx"), "-O", "0"])
+    assert result.exit_code == 0
+    assert "not known (rows is open)" in result.stdout
