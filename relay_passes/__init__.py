@@ -12,6 +12,7 @@ from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
 from tvm_ext.relay_passes.delay_reshapes import DelayReshapes
+from tvm_ext.relay_passes.drop_padded_taps import DropPaddedTaps
 from tvm_ext.relay_passes.flatten_pointwise import FlattenPointwise
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
@@ -32,6 +33,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     FoldConstantCalls,
     ProductsInOwnType,
     ConvBnReluFold,
+    DropPaddedTaps,
     ConvTransposeToConv,
     GemmFusion,
     LayoutPlanning,
@@ -55,6 +57,7 @@ __all__ = [
     "ConvBnReluFold",
     "ConvTransposeToConv",
     "DelayReshapes",
+    "DropPaddedTaps",
     "FlattenPointwise",
     "FoldConstantCalls",
     "FuseOperators",

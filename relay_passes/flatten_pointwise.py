@@ -25,7 +25,8 @@ class FlattenPointwise:
     After:  ``v = conv1d(reshape(x), W); y = reshape(v, [1, O, 14, 14])``, v: [1, O, 196]
 
     A pixel of the result needs the same pixel of the input only, so that rows need not be kept
-    apart; reshapes are views. Done where more of the vectors' lanes become useful.
+    apart; reshapes are views. Done where more of the vectors' lanes become useful, and where the
+    input does not stay in L2: of one row, columns are copied next to each other (column_panel).
 
     Leaves alone: kernels larger than one pixel, strides, padding, groups; other layouts than
     channels first; unknown and symbolic shapes; targets without vectors of a fixed length.
@@ -58,7 +59,8 @@ class _Flattener(BindingRewriter):
         pixels, columns = prod(made[2:]), made[-1]
         lanes = self.machine.vector_lanes(str(var.ty.dtype))
         before, after = max(lane_use(columns, lanes)), max(lane_use(pixels, lanes))
-        if after <= before:
+        is_large = prod(data) * tvm.DataType(str(x.ty.dtype)).bits // 8 > self.machine.l2_bytes // 2
+        if after < before or (after == before and not is_large):
             return None
         flat_x = relax.op.reshape(x, [*data[:2], pixels])
         flat = relax.op.nn.conv1d(
@@ -70,7 +72,7 @@ class _Flattener(BindingRewriter):
         )
         what = (
             f"{made[-2]} rows of {columns} columns computed as one of {pixels}: "
-            f"{100 * after:.0f} % of the vector lanes useful instead of {100 * before:.0f} %"
+            f"{100 * after:.0f} % of the vector lanes useful, {100 * before:.0f} % before"
         )
         return Replacement(relax.op.reshape(self.bind(flat, var), made), (), what)
 

@@ -20,7 +20,7 @@ op = relax.op
 
 
 def sums_of(func: tirx.PrimFunc) -> list[int]:
-    """Elements of each tile of sums."""
+    """Elements of each row of sums, of one tile after the other."""
     found = [s.buffer for s in statements(func.body) if isinstance(s, tirx.AllocBuffer)]
     return [static_extent(array.shape[0]) for array in found if array.name == "sums"]
 
@@ -28,10 +28,10 @@ def sums_of(func: tirx.PrimFunc) -> list[int]:
 @pytest.mark.parametrize(
     ("machine", "columns", "tiles"),
     [
-        (MACHINE, 64, [8 * 32, 32]),
-        (MACHINE, 48, [8 * 16, 16]),
-        (MACHINE, 6, [8 * 4, 4]),
-        (NARROW, 64, [6 * 16, 16]),
+        (MACHINE, 64, [32] * 9),
+        (MACHINE, 48, [16] * 9),
+        (MACHINE, 6, [4] * 9),
+        (NARROW, 64, [16] * 7),
     ],
 )
 def test_tiles_fit_into_registers(machine, columns: int, tiles: list[int]) -> None:
@@ -42,8 +42,8 @@ def test_tiles_fit_into_registers(machine, columns: int, tiles: list[int]) -> No
     assert sums_of(found) == tiles
     loops = loops_of(found)
     # Tiles on threads, then the reduction, the rows and their vectors.
-    inner = [loop for loop in loops if loop.path == ("parallel", "serial", "unrolled")]
-    assert [(loop.kind, loop.extent) for loop in inner] == [("vectorized", tiles[-1])]
+    inner = [loop for loop in loops if loop.path == ("parallel", "serial")]
+    assert {(loop.kind, loop.extent) for loop in inner} == {("vectorized", tiles[-1])}
     assert {loop.kind for loop in loops if not loop.path} == {"parallel"}
     # One way for rows in tiles, one for fewer rows than a tile has.
     assert len([loop for loop in loops if not loop.path]) == 2

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from kernel_cases import nhwc
-from lowering import f32, kernel_of
+from lowering import f32, kernel_of, statements
 from open_extents import SIZES, built, call, close, random, scheduled, size
 from tvm import relax, tirx
 from tvm.relax.op import nn
@@ -159,3 +159,35 @@ def _known(shape: Sequence[object], numbers: dict[str, int]) -> list[int]:
         return int(Analyzer().simplify(substitute(extent, values)))
 
     return [known(extent) for extent in shape]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("outputs", [40, 37])
+def test_columns_of_many_channels_are_copied(outputs: int, cores: int) -> None:
+    """Pixels of all lines are one loop, and the columns of some tiles pass all rows of weights."""
+    func = kernel_of(
+        lambda x, w: nn.relu(nn.conv2d(x, w)),
+        ((size("batch"), 70, size("height"), size("width")), "float32"),
+        f32(outputs, 70, 1, 1),
+    ).with_attr(CONSTANTS_ATTRIBUTE, [1])
+    found = scheduled(func, host_description().with_cores(cores))
+    copies = [s for s in statements(found.func.body) if isinstance(s, tirx.AllocBuffer)]
+    assert "panel" in {copy.buffer.name for copy in copies}
+    # Rows of 40 are packed in tiles of 8; 37 leave a rest.
+    assert (found.packed is not None) == (outputs == 40)
+    function, weights = built(found.func), random(outputs, 70, 1, 1)
+    own = found.packed.pack(weights) if found.packed is not None else weights
+    for height, width in (
+        (0, 3),
+        (1, 1),
+        (1, 3),
+        (5, 3),
+        (3, 11),
+        (1, 63),
+        (8, 16),
+        (3, 43),
+        (23, 25),
+    ):
+        x = random(2, 70, height, width)
+        wanted = np.maximum(np.einsum("ncyx,fc->nfyx", x, weights[:, :, 0, 0]), 0)
+        close(call(function, [x, own], wanted.shape), wanted)

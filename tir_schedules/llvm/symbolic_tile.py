@@ -4,6 +4,7 @@ The sizes of the tiles are numbers, only how many there are is known when the ke
 tile code says about loops that are shorter than a tile, or no multiple of it, holds here as well.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import (
     buffer_bytes,
     constant_parameter,
+    element_bytes,
     operands_of,
     static_extent,
 )
@@ -24,6 +26,7 @@ from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.llvm.blockwise import schedule_block
+from tvm_ext.tir_schedules.llvm.column_panel import LEAST_TILES
 from tvm_ext.tir_schedules.llvm.contraction import (
     Contraction,
     OpenAxis,
@@ -33,8 +36,8 @@ from tvm_ext.tir_schedules.llvm.contraction import (
     joined,
 )
 from tvm_ext.tir_schedules.llvm.nest_code import vector_chunk
-from tvm_ext.tir_schedules.llvm.register_tile_decision import row_limit
-from tvm_ext.tir_schedules.llvm.symbolic_tile_code import SymbolicTile, symbolic_tile_code
+from tvm_ext.tir_schedules.llvm.register_tile_decision import L1_PERIOD, row_limit
+from tvm_ext.tir_schedules.llvm.symbolic_tile_code import Panel, SymbolicTile, symbolic_tile_code
 from tvm_ext.tir_schedules.llvm.transposed_operand import LEAST_USES, swapped_copy
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.statements import sequence
@@ -43,6 +46,12 @@ from tvm_ext.tir_schedules.template import Machine, NotMine
 # Rows of a tile, at most: with two vectors enough sums to keep the multiply-add units busy, and
 # few that are computed twice at the end of a loop.
 _MOST_ROWS = 8
+
+# Steps of a sum, at least, whose operand is copied: the rows that fewer steps read stay in L1.
+_LEAST_PANEL = 64
+
+# Tiles along the columns whose columns are copied together, at most.
+_MOST_TILES = 8
 
 # TVM's name for "the regions that the block says it reads are not to be worked out".
 _EXPLICIT_READS = "explicit_read_region"
@@ -84,7 +93,10 @@ class SymbolicTiles:
         packed = contraction_of(sch, anchor, epilogue)
         if isinstance(packed, NotMine):
             return packed
-        found, tile = _with_joined_rows(packed, _moved(tile, found, packed), sch.mod["main"])
+        func = sch.mod["main"]
+        found, tile = _with_joined_rows(packed, _moved(tile, found, packed), func)
+        found, tile = _with_joined_columns(found, tile, func, machine)
+        tile = replace(tile, panel=_panel(found, tile, func, machine))
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         done = [block for block in (anchor, epilogue) if block is not None]
         for block in kernel_blocks(sch):
@@ -164,24 +176,29 @@ def _is_long(axis: OpenAxis) -> bool:
 def _column_sizes(columns: OpenAxis, lanes: int) -> tuple[int, ...]:
     if columns.length is not None:
         return (vector_chunk(columns.length, lanes, 2),)
-    return tuple(size for size in (lanes, _FEW_COLUMNS, 1) if size == 1 or size <= lanes)
+    few = (size for size in (_FEW_COLUMNS, 1) if size == 1 or size < lanes)
+    return (2 * lanes, lanes, *few) if lanes > 1 else (1,)
 
 
 def _packed(sch: s_tir.Schedule, anchor: SBlockRV, tile: SymbolicTile) -> s_tir.Schedule:
-    """``sch``, or a copy of it with a constant packed by the columns of a tile."""
-    columns, sizes = tile.columns, tile.column_sizes
-    if columns.length is None or columns.length % sizes[0]:
-        return sch
+    """``sch``, or a copy of it with a constant packed by the columns of a tile, or by its rows.
+
+    With channels first the columns are pixels, and the rows select weights.
+    """
     packed = sch.copy()
     func = packed.mod["main"]
-    for index, read in enumerate(operands_of(packed.get(anchor))):
-        if constant_parameter(func, read.source) is None:
+    sizes = [(tile.columns, tile.column_sizes), (tile.rows, tile.row_sizes)]
+    for axis, (size, *_) in sizes:
+        if axis is None or axis.length is None or axis.length % size:
             continue
-        try:
-            if pack_operand(packed, anchor, index, columns.position, sizes[0]):
-                return packed
-        except ScheduleError:
-            return sch
+        for index, read in enumerate(operands_of(packed.get(anchor))):
+            if constant_parameter(func, read.source) is None:
+                continue
+            try:
+                if pack_operand(packed, anchor, index, axis.position, size):
+                    return packed
+            except ScheduleError:
+                return sch
     return sch
 
 
@@ -221,6 +238,42 @@ def _with_joined_rows(
     return found, replace(tile, rows=rows, row_sizes=_row_sizes(rows, max(tile.row_sizes)))
 
 
+def _with_joined_columns(
+    found: Contraction, tile: SymbolicTile, func: tirx.PrimFunc, machine: CpuDescription
+) -> tuple[Contraction, SymbolicTile]:
+    """The columns of a tile across all the loops that can be one: pixels of all lines."""
+    columns = tile.columns
+    while (position := found.spatial.index(columns)) > 0:
+        outer = found.spatial[position - 1]
+        one = joined(found, outer, columns, func.params) if outer is not tile.rows else None
+        if one is None:
+            break
+        found, columns = one
+    if columns is tile.columns:
+        return found, tile
+    sizes = _column_sizes(columns, machine.vector_lanes(str(found.start.ty)))
+    return found, replace(tile, columns=columns, column_sizes=sizes)
+
+
+def _panel(
+    found: Contraction, tile: SymbolicTile, func: tirx.PrimFunc, machine: CpuDescription
+) -> Panel | None:
+    """The operand whose columns are to be copied for tiles; None where a copy would not pay."""
+    rows, columns = tile.rows, tile.columns
+    steps = math.prod(axis.length or 0 for axis in found.reduction)
+    few_rows = rows is not None and rows.length and rows.length < LEAST_TILES * tile.row_sizes[0]
+    if rows is None or few_rows or steps < _LEAST_PANEL:
+        return None
+    for load in found.operands():
+        nbytes = element_bytes(load.source)
+        moves = found.step(load, columns) == 1 and found.step(load, rows) == 0
+        is_far = columns.length is None or columns.length * nbytes >= L1_PERIOD
+        tiles = machine.l2_bytes // 2 // (steps * tile.column_sizes[0] * nbytes)
+        if moves and is_far and tiles and constant_parameter(func, load.source) is None:
+            return Panel(load, rows, min(tiles, _MOST_TILES))
+    return None
+
+
 def _row_axis(found: Contraction, columns: OpenAxis, most: int) -> OpenAxis | None:
     """The innermost loop that a vector of an operand serves all of, or the longest such loop."""
     fitting = [
@@ -249,7 +302,10 @@ def _row_sizes(rows: OpenAxis, most: int) -> tuple[int, ...]:
     if rows.length is None:
         return (most, 1) if most > 1 else (1,)
     tiles = -(-rows.length // most)
-    return (-(-rows.length // tiles),)
+    even = -(-rows.length // tiles)
+    # Rows that leave no rest need not be computed twice, and their constants can be packed.
+    whole = (n for n in range(even, most * 3 // 4 - 1, -1) if rows.length % n == 0)
+    return (next(whole, even),)
 
 
 def _vector_bytes(found: Contraction, columns: OpenAxis, rows: OpenAxis) -> int:
