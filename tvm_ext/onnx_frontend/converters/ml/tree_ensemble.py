@@ -11,14 +11,8 @@ from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import text
 from tvm_ext.onnx_frontend.converters.ml.labels import chosen, floats, integer_labels, one_of_two
 from tvm_ext.onnx_frontend.converters.ml.post_transform import post_transformed
-from tvm_ext.onnx_frontend.converters.ml.trees import (
-    MEMBER,
-    MODES,
-    Forest,
-    aggregated,
-    from_nodes,
-    leaves_of,
-)
+from tvm_ext.onnx_frontend.converters.ml.tree_walk import tree_scores
+from tvm_ext.onnx_frontend.converters.ml.trees import MEMBER, MODES, Forest, from_nodes
 
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
@@ -40,8 +34,7 @@ class TreeEnsembleRegressor(OnnxOpConverter):
             )
         x = floats(bb, inputs[0])
         forest = _forest(attr, "target", targets)
-        scores = aggregated(bb, leaves_of(bb, x, forest), forest, how, str(x.ty.dtype))
-        scores = _based(bb, scores, _numbers(attr, "base_values"))
+        scores = tree_scores(bb, x, forest, how, _numbers(attr, "base_values"))
         return _single(bb, post_transformed(bb, scores, post))
 
 
@@ -57,7 +50,7 @@ class TreeEnsembleClassifier(OnnxOpConverter):
         labels = integer_labels(attr, "classlabels_int64s")
         x = floats(bb, inputs[0])
         forest = _forest(attr, "class", len(labels))
-        scores = aggregated(bb, leaves_of(bb, x, forest), forest, "SUM", str(x.ty.dtype))
+        scores = tree_scores(bb, x, forest, "SUM", np.zeros(0))
         base, post = _numbers(attr, "base_values"), _post(attr)
         mentioned = set(attr["class_ids"])
         if len(labels) == 2:
@@ -111,7 +104,7 @@ class TreeEnsemble(OnnxOpConverter):
         x = floats(bb, inputs[0])
         forest = _forest_of_version_5(attr)
         how = _AGGREGATES[int(attr.get("aggregate_function", 1))]
-        scores = aggregated(bb, leaves_of(bb, x, forest), forest, how, str(x.ty.dtype))
+        scores = tree_scores(bb, x, forest, how, np.zeros(0))
         scores = post_transformed(bb, scores, _TRANSFORMS[int(attr.get("post_transform", 0))])
         return bb.emit(relax.op.astype(scores, given)) if str(x.ty.dtype) != given else scores
 
