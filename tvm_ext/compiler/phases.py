@@ -18,7 +18,10 @@ class Phases:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Times the block. Raises BuildError for an error of TVM's in it."""
+        """Times the block, which may be one of several of its phase, one after the other.
+
+        Raises BuildError for an error of TVM's in it.
+        """
         begun = time.perf_counter()
         try:
             yield
@@ -29,4 +32,7 @@ class Phases:
                 f"phase '{name}' failed in TVM ({reason_of(error)}); expected a model that TVM can "
                 "lower: try --opt-level 0 and find the step with --dump-ir"
             ) from error
-        self.records.append(PhaseRecord(name, time.perf_counter() - begun))
+        seconds = time.perf_counter() - begun
+        if self.records and self.records[-1].name == name:
+            seconds += self.records.pop().seconds
+        self.records.append(PhaseRecord(name, seconds))
