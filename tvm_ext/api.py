@@ -2,13 +2,13 @@
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import tvm
 
-from tvm_ext.artifact import VersionsRecord
+from tvm_ext.artifact import VersionsRecord, read_artifact
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.graph_facts import operator_counts
 from tvm_ext.compiler.kernel_records import kernel_records
@@ -30,7 +30,10 @@ from tvm_ext.errors import REPORT_IT, DefectWarning
 from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription, Processor
 from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
-from tvm_ext.passes.pipeline import build_pipeline
+from tvm_ext.hosted_model import HostedModel, with_host_steps
+from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
+from tvm_ext.onnx_frontend.host.division import divide
+from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.device_record import DeviceRecord
@@ -95,15 +98,48 @@ def compile(
     """
     machine = with_tf32(resolve_processor(target)) if tf32 else resolve_processor(target)
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
-    runner = PassRunner(Path(dump_ir) if dump_ir is not None else None)
+    request = _Request(
+        machine,
+        pipeline,
+        Path(dump_ir) if dump_ir is not None else None,
+        records,
+        require_records,
+    )
     phases = Phases()
+    with phases.timed("import"):
+        ready = prepare_model(model, input_shapes)
+        division = divide(ready.prepared, ready.model.graph)
+    if division is None:
+        return _compiled(ready, request, phases)
+    parts = [_compiled(part_of(ready, part), request) for part in division.parts]
+    return with_host_steps(ready, division, parts, machine, pipeline.opt_level, phases)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """How a model, or each part of one with host steps, is compiled; see ``compile``."""
+
+    machine: Processor
+    pipeline: Pipeline
+    dump_ir: Path | None
+    records: RecordsSource
+    require_records: bool
+
+
+def _compiled(
+    model: PreparedModel, request: _Request, phases: Phases | None = None
+) -> CompiledModel:
+    """One program for all of a prepared model."""
+    machine, pipeline, records = request.machine, request.pipeline, request.records
+    runner = PassRunner(request.dump_ir)
+    phases = phases or Phases()
     with compiling_for(machine) as tvm_target:
-        lowered = lower_model(model, input_shapes, pipeline, runner, phases)
+        lowered = lower_model(model, None, pipeline, runner, phases)
         with phases.timed("schedule"):
             lookup = find_records(records, machine, lowered.calls)
             scheduled, choices = schedule_kernels(lowered.kernels, machine, lookup)
             _warn_of_defects(choices, lowered)
-            if require_records:
+            if request.require_records:
                 require_hits(choices, lowered.kernels, lowered.calls)
             scheduled = pack_weights(scheduled, choices)
             if isinstance(machine, GpuDescription):
@@ -156,7 +192,10 @@ def load(path: str | Path) -> CompiledModel:
     ArtifactError
         The file is damaged, newer, of another version of TVM, or for another machine.
     """
-    return CompiledModel.load(path)
+    artifact = read_artifact(path)
+    if artifact.has_host_steps:
+        return HostedModel.from_artifact(artifact)
+    return CompiledModel.from_artifact(artifact)
 
 
 def _warn_of_defects(choices: Mapping[str, ScheduleChoice], lowered: LoweredModel) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext.artifact import TargetRecord, read_artifact, write_artifact
+from tvm_ext.artifact import LoadedArtifact, TargetRecord, read_artifact, write_artifact
 from tvm_ext.artifact.manifest import host_architecture
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.configs.atomic_file import check_writable
@@ -282,7 +282,17 @@ class CompiledModel:
         ArtifactError
             The file is damaged, newer, of another version of TVM, or for another machine.
         """
-        artifact = read_artifact(path)
+        return cls.from_artifact(read_artifact(path))
+
+    @classmethod
+    def from_artifact(cls, artifact: LoadedArtifact) -> "CompiledModel":
+        """The model in a file that was read and checked.
+
+        Raises
+        ------
+        ArtifactError
+            The system refuses its library.
+        """
         manifest = artifact.manifest
         report = CompileReport.from_json(artifact.report_json)
         loaded = cls(

@@ -7,25 +7,6 @@ with a clear error, and every case that fails must match one.
 import re
 
 EXPECTED_FAILURES: dict[str, tuple[str, ...]] = {
-    "strings: a compiled model passes numbers only": (
-        r"test_equal_string(_broadcast)?",
-        r"test_string_(concat|split)_?.*",
-        r"test_strnorm(alizer|_model)_.*",
-        r"test_regex_full_match_.*",
-        r"test_ai_onnx_ml_label_encoder_(string_int(_no_default)?|tensor(_value_only)?_mapping)",
-    ),
-    "sequences and optionals: a compiled model passes tensors only": (
-        r"test_identity_(opt|sequence)",
-        r"test_if_(opt|seq)",
-        r"test_loop1[36]_seq(_none)?",
-        r"test_optional_get_element_.*sequence",
-        r"test_optional_get_element_optional_tensor",
-        r"test_optional_has_element_(empty_)?optional_input",
-        r"test_optional_has_element_tensor_input",
-        r"test_sequence_insert_at_(back|front)",
-        r"test_sequence_map_.*",
-        r"test_split_to_sequence_.*",
-    ),
     "compressed images are decoded before a model runs": (r"test_image_decoder_.*",),
     "training: gradients are no operators of a compiled model": (r"test_gradient_of_.*",),
     "training: a dropout that drops is random": (

@@ -68,10 +68,10 @@ def test_what_is_not_a_saved_model_is_refused(tmp_path, name, words):
 def test_newer_format_is_named_before_its_content_is_judged(tmp_path):
     path = tmp_path / "model.tvmx"
     save(path)
-    resave(path, lambda manifest: manifest.update(format_version=2, parts="new"), seal_format=2)
+    resave(path, lambda manifest: manifest.update(format_version=3, parts="new"), seal_format=3)
     path.write_bytes(path.read_bytes().replace(b"code", b"CODE"))
     with pytest.raises(
-        ArtifactError, match="written by format 2, this version reads 1: upgrade tvm-ext"
+        ArtifactError, match="written by format 3, this version reads 2: upgrade tvm-ext"
     ):
         read_artifact(path)
 

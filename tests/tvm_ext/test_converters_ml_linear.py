@@ -2,18 +2,8 @@
 
 import numpy as np
 import pytest
-from ml_models import check, ml_model, refused
+from ml_models import check, ml_model
 from onnx import TensorProto
-
-
-def test_string_labels_are_refused() -> None:
-    x = np.zeros((2, 2), np.float32)
-    proto = ml_model(
-        "LinearClassifier", [x], [TensorProto.STRING, TensorProto.FLOAT],
-        coefficients=[1.0, 2.0], classlabels_strings=["a", "b"],
-    )  # fmt: skip
-    del proto.graph.output[0]
-    refused(proto, "class labels are strings")
 
 
 @pytest.mark.parametrize("post", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"])

@@ -68,9 +68,6 @@ def test_feature_vectorizer_and_extractor() -> None:
 @pytest.mark.parametrize(
     ("operator", "attributes", "line"),
     [
-        ("OneHotEncoder", {"cats_strings": ["a"]}, "categories are strings"),
-        ("OneHotEncoder", {"cats_int64s": [1], "zeros": 0}, "zeros=0"),
-        ("LabelEncoder", {"keys_int64s": [1], "values_strings": ["a"]}, "holds STRING elements"),
         ("LabelEncoder", {"keys_int64s": [1, 2], "values_int64s": [4]}, "2 keys and 1 values"),
         ("Scaler", {"offset": [1.0, 2.0, 3.0]}, "offset has 3 values, its input 2 columns"),
         ("Normalizer", {"norm": "L3"}, "norm 'L3' is unknown"),
@@ -79,7 +76,6 @@ def test_feature_vectorizer_and_extractor() -> None:
 def test_scalers_and_encoders_that_are_refused(operator: str, attributes: dict, line: str) -> None:
     x = np.zeros((2, 2), np.int64)
     output = TensorProto.INT64 if "values_int64s" in attributes else TensorProto.FLOAT
-    output = TensorProto.STRING if "values_strings" in attributes else output
     proto = ml_model(operator, [x], [output], 2, **attributes)
     refused(proto, line)
 

@@ -39,16 +39,6 @@ def test_a_sequence_stacked_along_a_new_axis(opset):
     assert_as_reference(proto, {"x": rand(2, 3, seed=1)}, levels=["O0"])
 
 
-def test_a_position_of_the_run_is_refused():
-    nodes = [
-        node("SplitToSequence", ["x"], ["q"]),
-        node("SequenceAt", ["q", "i"], ["y"], name="at"),
-    ]
-    inputs = [value("x", [4, 3]), value("i", [], INT64)]
-    with pytest.raises(ModelError, match="SequenceAt node 'at'"):
-        import_model(model(nodes, inputs, [value("y", None)]))
-
-
 def test_a_position_outside_is_refused():
     nodes = [
         node("SplitToSequence", ["x"], ["q"]),

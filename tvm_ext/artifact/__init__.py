@@ -11,6 +11,13 @@ A ZIP archive without compression, so that ``unzip`` can look into it. Its membe
 ``report.json``
     How the model was compiled, as text that this package does not look into.
 
+Format 2 is that of a model with host steps. In the place of ``model.so`` it has
+
+``host.onnx``
+    The host steps as an ONNX graph, with a node for each call of a compiled part.
+``part_0.tvmx``, ``part_1.tvmx``, ...
+    The compiled parts, each a saved model of format 1.
+
 The archive's comment is the last thing in the file and reads, in ASCII,
 
     ``tvm-ext model format <N> sha256 <64 hexadecimal digits>``

@@ -14,11 +14,20 @@ from tvm_ext.tensor_spec import TensorSpec
 
 FORMAT_NAME: Final = "tvm-ext model"
 FORMAT_VERSION: Final = 1
+# Of a model with host steps, which older versions cannot run.
+HOST_FORMAT_VERSION: Final = 2
 
 MANIFEST_MEMBER = "manifest.json"
 LIBRARY_MEMBER = "model.so"
 REPORT_MEMBER = "report.json"
 PART_MEMBERS = (LIBRARY_MEMBER, REPORT_MEMBER)
+HOST_MEMBER = "host.onnx"
+
+
+def part_member(index: int) -> str:
+    """The name of a compiled part of a model with host steps: a saved model itself."""
+    return f"part_{index}.tvmx"
+
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # A leading sign belongs to a target string ("+avx2"), not to the name of the feature.
@@ -91,7 +100,7 @@ class Manifest(_Record):
     """Everything about a saved model but its code, weights and report."""
 
     format: Literal["tvm-ext model"] = FORMAT_NAME
-    format_version: Literal[1] = FORMAT_VERSION
+    format_version: Literal[1, 2] = FORMAT_VERSION
     versions: VersionsRecord
     created: AwareDatetime
     model_name: str
@@ -99,6 +108,13 @@ class Manifest(_Record):
     outputs: tuple[TensorSpec, ...]
     target: TargetRecord
     parts: dict[str, PartRecord]
+
+    def expected_members(self) -> tuple[str, ...]:
+        """The members that a file of this format has beside the manifest, in order."""
+        if self.format_version == FORMAT_VERSION:
+            return PART_MEMBERS
+        parts = (part_member(index) for index in range(max(len(self.parts) - 2, 0)))
+        return (HOST_MEMBER, *parts, REPORT_MEMBER)
 
 
 def _package_version() -> str:

@@ -15,10 +15,10 @@ from pydantic import ValidationError
 
 from tvm_ext.artifact.library import load_library_bytes
 from tvm_ext.artifact.manifest import (
-    FORMAT_VERSION,
+    HOST_FORMAT_VERSION,
+    HOST_MEMBER,
     LIBRARY_MEMBER,
     MANIFEST_MEMBER,
-    PART_MEMBERS,
     REPORT_MEMBER,
     Manifest,
     PartRecord,
@@ -29,7 +29,6 @@ from tvm_ext.artifact.seal import digest_of_sealed, read_seal
 from tvm_ext.artifact.write import describe_validation
 from tvm_ext.errors import ArtifactError
 
-_MEMBERS = (MANIFEST_MEMBER, *PART_MEMBERS)
 # The first member's header: signature, 26 bytes that vary, its name.
 _ZIP_SIGNATURE = b"PK\x03\x04"
 _NAME_OFFSET = 30
@@ -57,16 +56,32 @@ class LoadedArtifact:
         Where it was read from.
     manifest : Manifest
         What it is.
-    library : bytes
-        The shared library.
+    members : dict[str, bytes]
+        The parts by name: the shared library, or host steps and compiled parts.
     report_json : str
         The report of its compilation.
     """
 
     path: Path
     manifest: Manifest
-    library: bytes = field(repr=False)
+    members: dict[str, bytes] = field(repr=False)
     report_json: str = field(repr=False)
+
+    @property
+    def library(self) -> bytes:
+        """The shared library; raises ArtifactError for a model with host steps, which has none."""
+        if self.has_host_steps:
+            raise _refusal(
+                self.path,
+                "it has steps that the host computes; expected a single program: load it with "
+                "tvm_ext.load",
+            )
+        return self.members[LIBRARY_MEMBER]
+
+    @property
+    def has_host_steps(self) -> bool:
+        """Whether the host computes some steps of the model."""
+        return HOST_MEMBER in self.members
 
     def load_module(self) -> tvm.runtime.Module:
         """Load the code into this process, for ``relax.VirtualMachine(module, device)``.
@@ -113,7 +128,7 @@ def read_artifact(
         report_json = members[REPORT_MEMBER].decode("utf-8")
     except UnicodeDecodeError as error:
         raise _invalid(path, f"{REPORT_MEMBER} is not UTF-8") from error
-    return LoadedArtifact(path, manifest, members[LIBRARY_MEMBER], report_json)
+    return LoadedArtifact(path, manifest, members, report_json)
 
 
 @contextlib.contextmanager
@@ -152,15 +167,15 @@ def _check_seal(path: Path, file: BinaryIO) -> None:
         )
     if seal is None:
         raise _damaged(path, "it is cut short, or something was added at its end")
-    if seal.format_version > FORMAT_VERSION:
+    if seal.format_version > HOST_FORMAT_VERSION:
         raise _refusal(
             path,
             f"it was written by format {seal.format_version}, "
-            f"this version reads {FORMAT_VERSION}: upgrade tvm-ext",
+            f"this version reads {HOST_FORMAT_VERSION}: upgrade tvm-ext",
         )
     if digest_of_sealed(file) != seal.digest:
         raise _damaged(path, "its bytes do not have the checksum that it ends with")
-    if seal.format_version != FORMAT_VERSION or not ours:
+    if seal.format_version < 1 or not ours:
         raise _invalid(path, f"its start or its format {seal.format_version} does not exist")
 
 
@@ -169,7 +184,7 @@ def _read_members(path: Path, file: BinaryIO) -> dict[str, bytes]:
         with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
             names = tuple(info.filename for info in infos)
-            if names != _MEMBERS:
+            if names[:1] != (MANIFEST_MEMBER,) or len(set(names)) < len(names):
                 raise _invalid(path, f"its members are {', '.join(names) or 'none'}")
             for info in infos:
                 _check_member(path, info)
@@ -194,10 +209,13 @@ def _parse_manifest(path: Path, content: bytes) -> Manifest:
 
 
 def _check_parts(path: Path, manifest: Manifest, members: dict[str, bytes]) -> None:
-    if set(manifest.parts) != set(PART_MEMBERS):
+    expected = manifest.expected_members()
+    if set(manifest.parts) != set(expected):
         listed = ", ".join(sorted(manifest.parts)) or "none"
         raise _invalid(path, f"{MANIFEST_MEMBER} lists the parts {listed}")
-    for name in PART_MEMBERS:
+    if tuple(members) != (MANIFEST_MEMBER, *expected):
+        raise _invalid(path, f"its members are {', '.join(members)}")
+    for name in expected:
         if PartRecord.of(members[name]) != manifest.parts[name]:
             raise _damaged(path, f"{name} does not have the checksum that the manifest names")
 

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from tvm_ext.artifact.manifest import FORMAT_NAME, FORMAT_VERSION
+from tvm_ext.artifact.manifest import FORMAT_NAME
 
 _DIGEST_LENGTH = 64
 _CHUNK_BYTES = 1 << 20
@@ -15,8 +15,10 @@ _SEAL = re.compile(
 )
 _LONGEST_SEAL = 128
 
-# The archive is written with this comment; the digest takes the place of the zeros afterwards.
-EMPTY_SEAL = f"{FORMAT_NAME} format {FORMAT_VERSION} sha256 {'0' * _DIGEST_LENGTH}".encode("ascii")
+
+def empty_seal(version: int) -> bytes:
+    """The comment that the archive is written with; the digest takes the place of the zeros."""
+    return f"{FORMAT_NAME} format {version} sha256 {'0' * _DIGEST_LENGTH}".encode("ascii")
 
 
 @dataclass(frozen=True)

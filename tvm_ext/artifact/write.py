@@ -1,15 +1,17 @@
 """Writes a saved model: all of it under its final name, or nothing."""
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError
 
 from tvm_ext.artifact.manifest import (
+    FORMAT_VERSION,
+    HOST_FORMAT_VERSION,
     LIBRARY_MEMBER,
     MANIFEST_MEMBER,
     REPORT_MEMBER,
@@ -18,7 +20,7 @@ from tvm_ext.artifact.manifest import (
     TargetRecord,
     VersionsRecord,
 )
-from tvm_ext.artifact.seal import EMPTY_SEAL, write_seal
+from tvm_ext.artifact.seal import empty_seal, write_seal
 from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import ArtifactError
 from tvm_ext.tensor_spec import TensorSpec
@@ -29,7 +31,8 @@ _ZIP_EPOCH = (1980, 1, 1, 0, 0, 0)
 def write_artifact(
     path: str | Path,
     *,
-    library: bytes,
+    library: bytes = b"",
+    host: Mapping[str, bytes] | None = None,
     report_json: str,
     model_name: str,
     inputs: Sequence[TensorSpec],
@@ -45,6 +48,8 @@ def write_artifact(
         Where to save; an existing file is replaced, a symbolic link is followed.
     library : bytes
         The shared library, from :func:`tvm_ext.artifact.library.export_library_bytes`.
+    host : Mapping[str, bytes] | None
+        In its place, for a model with host steps: the members that hold these and the parts.
     report_json : str
         The report of the compilation.
     model_name, inputs, outputs, target
@@ -57,10 +62,13 @@ def write_artifact(
     ArtifactError
         The path cannot be written, or a value does not fit the manifest.
     """
-    parts = {LIBRARY_MEMBER: library, REPORT_MEMBER: _utf8(report_json)}
+    code = {LIBRARY_MEMBER: library} if host is None else host
+    parts = {**code, REPORT_MEMBER: _utf8(report_json)}
+    version: Literal[1, 2] = FORMAT_VERSION if host is None else HOST_FORMAT_VERSION
     moment = created or datetime.now(timezone.utc)
     try:
         manifest_json = Manifest(
+            format_version=version,
             versions=VersionsRecord.installed(),
             created=moment.astimezone(timezone.utc).replace(microsecond=0),
             # A file name that is not Unicode must not stand in the way of saving.
@@ -84,7 +92,7 @@ def write_artifact(
         ) from error
     members = {MANIFEST_MEMBER: f"{manifest_json}\n".encode(), **parts}
     with replacing(path) as file:
-        _write_archive(file, members)
+        _write_archive(file, members, empty_seal(version))
 
 
 def describe_validation(error: ValidationError) -> str:
@@ -98,9 +106,9 @@ def _utf8(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")
 
 
-def _write_archive(file: BinaryIO, members: dict[str, bytes]) -> None:
+def _write_archive(file: BinaryIO, members: dict[str, bytes], seal: bytes) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        archive.comment = EMPTY_SEAL
+        archive.comment = seal
         for name, content in members.items():
             info = zipfile.ZipInfo(name, date_time=_ZIP_EPOCH)
             info.create_system = 3  # Unix, on every system, for equal bytes everywhere

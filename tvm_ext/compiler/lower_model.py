@@ -14,12 +14,12 @@ from tvm_ext.compiler.kernel_calls import FusionObserver, KernelCall, kernel_cal
 from tvm_ext.compiler.packed_weights import mark_constant_parameters
 from tvm_ext.compiler.phases import Phases
 from tvm_ext.hardware.targets import current_cpu
-from tvm_ext.onnx_frontend import ImportedModel, import_model
+from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.open_dimensions import shapes_of
 from tvm_ext.passes.pipeline import Pipeline
 from tvm_ext.passes.runner import PassRunner
 
-ModelSource: TypeAlias = "str | Path | onnx.ModelProto"
+ModelSource: TypeAlias = "str | Path | onnx.ModelProto | PreparedModel"
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,10 @@ class Phases:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Times the block. Raises BuildError for an error in it that no step expects."""
+        """Times the block, which may be one of several of its phase, one after the other.
+
+        Raises BuildError for an error in it that no step expects.
+        """
         begun = time.perf_counter()
         try:
             yield
@@ -44,7 +47,10 @@ class Phases:
                 f"{self._advice()}try --opt-level 0, and {REPORT_IT}",
                 defect=True,
             ) from error
-        self.records.append(PhaseRecord(name, time.perf_counter() - begun))
+        seconds = time.perf_counter() - begun
+        if self.records and self.records[-1].name == name:
+            seconds += self.records.pop().seconds
+        self.records.append(PhaseRecord(name, seconds))
 
     def _advice(self) -> str:
         hint = freezing_hint(self.inputs)

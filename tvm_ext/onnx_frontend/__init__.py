@@ -8,7 +8,9 @@ from typing import NamedTuple
 import onnx
 import tvm
 
+from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.dimension_names import name_dimensions
+from tvm_ext.onnx_frontend.host.division import divide
 from tvm_ext.onnx_frontend.importer import import_graph
 from tvm_ext.onnx_frontend.input_shapes import model_inputs, set_input_shapes
 from tvm_ext.onnx_frontend.load import load_with_weights
@@ -108,8 +110,15 @@ def prepare_model(
     return PreparedModel(name, model, prepared, ranges, stored, (*warnings, *contradictions))
 
 
+def part_of(whole: PreparedModel, part: onnx.ModelProto) -> PreparedModel:
+    """A part of a model that was divided (see ``host.division``), ready to be imported."""
+    name_dimensions(part.graph)
+    name_nodes(part.graph)
+    return whole._replace(prepared=part)
+
+
 def import_model(
-    source: str | Path | onnx.ModelProto,
+    source: "str | Path | onnx.ModelProto | PreparedModel",
     input_shapes: Mapping[str, Sequence[int | str]] | None = None,
 ) -> ImportedModel:
     """ONNX to Relax.
@@ -117,9 +126,25 @@ def import_model(
     Raises
     ------
     ModelError, UnsupportedOperatorError, InputError
-        The model or the shapes given for it are not valid, or something in it has no converter.
+        The model or the shapes given for it are not valid, something in it has no converter, or it
+        has several compiled parts.
     """
-    return import_prepared(*prepare_model(source, input_shapes))
+    if isinstance(source, PreparedModel):
+        return import_prepared(*source)
+    return import_prepared(*_compiled_part(prepare_model(source, input_shapes)))
+
+
+def _compiled_part(whole: PreparedModel) -> PreparedModel:
+    """All of a model, or the only part of it that does not run on the host."""
+    division = divide(whole.prepared, whole.model.graph)
+    if division is None:
+        return whole
+    if len(division.parts) != 1:
+        raise ModelError(
+            f"{whole.name} is compiled in {len(division.parts)} parts with steps of the host in "
+            "between; expected one part: only compile, run and check take such a model"
+        )
+    return part_of(whole, division.parts[0])
 
 
 def import_prepared(

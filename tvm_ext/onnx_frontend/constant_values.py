@@ -12,14 +12,14 @@ from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.input_shapes import MAX_ELEMENTS
 from tvm_ext.onnx_frontend.scopes import subgraphs_of
 
-_SINGLE = {"value_float": np.float32, "value_int": np.int64}
-_LISTS = {"value_floats": np.float32, "value_ints": np.int64}
+_SINGLE = {"value_float": np.float32, "value_int": np.int64, "value_string": object}
+_LISTS = {"value_floats": np.float32, "value_ints": np.int64, "value_strings": object}
 
 
 def spell_constants_out(model: ir.Model) -> None:
     """``value_float``, ``value_ints`` and the like become ``value``, in place, bodies included.
 
-    ONNX operator Constant-13: the numbers are float32 or int64, of rank 0, or 1 for the lists.
+    ONNX operator Constant-13: float32, int64 or strings, of rank 0, or 1 for the lists.
     """
     for node in model.graph.all_nodes():
         if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
@@ -32,7 +32,12 @@ def _spell_out(node: ir.Node) -> None:
             dtype = _SINGLE.get(name) or _LISTS[name]
             array = np.array(attribute.value, dtype)
             del node.attributes[name]
-            tensor = ir.tensor(array, name=node.outputs[0].name)
+            made = node.outputs[0].name
+            tensor = (
+                ir.tensor(array, name=made)
+                if dtype is not object
+                else ir.StringTensor(array.astype(np.bytes_), name=made)
+            )
             node.attributes["value"] = ir.AttrTensor("value", tensor)
 
 

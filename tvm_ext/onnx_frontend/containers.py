@@ -4,7 +4,8 @@ A sequence whose length and positions are known is only a way to name tensors. W
 after ``resolve_containers`` depends on data, and is refused at import.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,22 @@ def resolve_containers(model: ir.Model) -> bool:
         except _Unknown:
             continue
     return changed
+
+
+@contextmanager
+def splits_hidden(model: ir.Model) -> Iterator[None]:
+    """Hides SplitToSequence with a size that the run decides from onnxscript, which fails on it."""
+    hidden = [
+        node
+        for node in model.graph.all_nodes()
+        if node.op_type == "SplitToSequence" and constant_of((*node.inputs, None)[1]) is None
+    ]
+    domains = [node.domain for node in hidden]
+    for node in hidden:
+        node.domain = "tvm_ext.hidden"
+    yield
+    for node, domain in zip(hidden, domains, strict=True):
+        node.domain = domain
 
 
 def _listed(value: ir.Value | None, known: _Known) -> list[ir.Value]:

@@ -9,6 +9,7 @@ import onnx
 
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import InputError
+from tvm_ext.onnx_frontend.host.values import is_host_type, type_text
 from tvm_ext.open_size import OpenSize, SizeRange, parse_size
 
 # Kernels count elements in 32 bits.
@@ -121,6 +122,8 @@ def _require_one_range(
 def _require_shape(
     value: onnx.ValueInfoProto, ranges: Mapping[tuple[str, int], SizeRange], label: str
 ) -> None:
+    if is_host_type(value.type):
+        return
     if not value.type.tensor_type.HasField("shape"):
         raise InputError(
             f"{label}: input '{value.name}' has no shape in the model; expected at least its "
@@ -144,6 +147,11 @@ def _set_one(
     contradictions: list[str],
     label: str,
 ) -> list[int | OpenSize]:
+    if value.type.WhichOneof("value") not in ("tensor_type", None):
+        raise InputError(
+            f"{label}: shape {shape} was given for input '{value.name}', which is of type "
+            f"{type_text(value.type)}; expected shapes of tensors: leave it out"
+        )
     tensor_type = value.type.tensor_type
     if not tensor_type.HasField("shape"):
         for _ in shape:

@@ -28,7 +28,7 @@ from tvm_ext.onnx_frontend.scopes import (
     tell_names_apart,
 )
 from tvm_ext.onnx_frontend.stored_weights import StoredWeights, take_out_large_weights
-from tvm_ext.onnx_frontend.value_types import require_tensors_of_numbers
+from tvm_ext.onnx_frontend.value_types import require_known_types
 
 # The ending of a file's name decides how onnx reads it: binary, .json, .textproto, .onnxtxt.
 _UNREADABLE = (
@@ -71,7 +71,8 @@ def load_with_weights(source: str | Path | onnx.ModelProto) -> LoadedModel:
     ModelError
         The file cannot be read or is not an ONNX model, external data is missing, the opset is
         newer than the installed onnx package, the graph has a cycle, its types do not fit, a flag
-        is neither 0 nor 1, an input or output is no tensor of numbers, or an initializer holds NaN.
+        is neither 0 nor 1, an input or output is of a type that no run takes, or an initializer
+        holds NaN.
     """
     if isinstance(source, onnx.ModelProto):
         label = source.graph.name or "the given ModelProto"
@@ -95,7 +96,7 @@ def load_with_weights(source: str | Path | onnx.ModelProto) -> LoadedModel:
     sort_nodes(model.graph, label)
     warnings = _check(model, label)
     require_flags(model.graph, label)
-    require_tensors_of_numbers(model.graph, label)
+    require_known_types(model.graph, label)
     densify_constants(model, label)
     _refuse_nan(model.graph, label)
     return LoadedModel(modernize(model), stored, warnings)

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import onnx
 
-from tvm_ext.onnx_frontend import import_prepared, prepare_model
+from tvm_ext.errors import UnsupportedOperatorError
+from tvm_ext.onnx_frontend import PreparedModel, import_prepared, part_of, prepare_model
 from tvm_ext.onnx_frontend.converters import CONVERTERS
+from tvm_ext.onnx_frontend.host.division import divide
+from tvm_ext.onnx_frontend.host.operators import HOST_OPERATORS
 from tvm_ext.onnx_frontend.microsoft_domain import MICROSOFT
 from tvm_ext.onnx_frontend.microsoft_rewrites import REWRITES, SAME
 from tvm_ext.onnx_frontend.operator_key import operator_key
@@ -16,6 +19,7 @@ from tvm_ext.onnx_frontend.support import is_supported, unsupported_operators
 
 SUPPORTED = "supported"
 EXPANDED = "by expansion"
+ON_HOST = "on the host"
 UNSUPPORTED = "unsupported"
 
 
@@ -29,7 +33,8 @@ class OperatorUse:
         ``Name`` in the default domain, ``domain::Name`` in every other.
     support : str
         SUPPORTED, EXPANDED (into other operators: the body in ONNX's schema, a function of the
-        model, or a rewrite of ours) or UNSUPPORTED.
+        model, or a rewrite of ours), ON_HOST (computed with NumPy around the compiled code) or
+        UNSUPPORTED.
     nodes : tuple[str, ...]
         The nodes that use it so, those in bodies of If, Loop and Scan too.
     """
@@ -56,23 +61,43 @@ def operator_uses(
         converted; the message names it.
     """
     ready = prepare_model(source, input_shapes)
-    model, prepared = ready.model, ready.prepared
-    refused = [node for names in unsupported_operators(prepared.graph).values() for node in names]
+    model = ready.model
+    parts, refused, on_host = _places(ready)
     found: dict[tuple[str, str], list[str]] = {}
     for node in nodes_within(model.graph):
-        support = _support(node, model, refused)
+        support = _support(node, model, refused, on_host)
         found.setdefault((operator_key(node), support), []).append(node.name)
-    order = (UNSUPPORTED, EXPANDED, SUPPORTED)
+    order = (UNSUPPORTED, ON_HOST, EXPANDED, SUPPORTED)
     uses = [OperatorUse(key, support, tuple(nodes)) for (key, support), nodes in found.items()]
-    if not refused:
-        import_prepared(*ready)
+    for part in parts if not refused else ():
+        import_prepared(*part)
     return sorted(uses, key=lambda use: (order.index(use.support), use.operator))
 
 
-def _support(node: onnx.NodeProto, model: onnx.ModelProto, refused: Sequence[str]) -> str:
+def _places(ready: PreparedModel) -> tuple[list[PreparedModel], list[str], list[str]]:
+    """What is compiled of a model, and the names of nodes that are refused or run on the host."""
+    try:
+        division = divide(ready.prepared, ready.model.graph)
+    except UnsupportedOperatorError as error:
+        return [], [node for names in error.operators.values() for node in names], []
+    parts = [ready] if division is None else [part_of(ready, part) for part in division.parts]
+    refused = [
+        node
+        for part in parts
+        for names in unsupported_operators(part.prepared.graph).values()
+        for node in names
+    ]
+    return parts, refused, [one.node for one in division.records] if division is not None else []
+
+
+def _support(
+    node: onnx.NodeProto, model: onnx.ModelProto, refused: Sequence[str], on_host: Sequence[str]
+) -> str:
     # What a node is expanded into is named after it.
     if any(name == node.name or name.startswith(f"{node.name}/") for name in refused):
         return UNSUPPORTED
+    if node.name in on_host:
+        return ON_HOST
     is_function = any((f.domain, f.name) == (node.domain, node.op_type) for f in model.functions)
     return EXPANDED if is_function or not is_supported(node) else SUPPORTED
 
@@ -88,6 +113,7 @@ def all_operators() -> dict[str, str]:
         if not schema.deprecated:
             found[operator_key(node)] = _support_of(node, schema)
     found |= {f"{MICROSOFT}::{name}": EXPANDED for name in (*REWRITES, *SAME)}
+    found |= {key: ON_HOST for key in HOST_OPERATORS if key not in found}
     found |= {key: SUPPORTED for key in CONVERTERS}
     return dict(sorted(found.items(), key=lambda item: ("::" in item[0], item[0])))
 
@@ -95,5 +121,7 @@ def all_operators() -> dict[str, str]:
 def _support_of(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> str:
     if is_supported(node):
         return SUPPORTED
+    if operator_key(node) in HOST_OPERATORS:
+        return ON_HOST
     has_body = schema.has_function or schema.has_context_dependent_function
     return EXPANDED if has_body else UNSUPPORTED

@@ -16,7 +16,7 @@ from onnxscript import optimizer
 from tvm_ext.errors import TvmExtError
 from tvm_ext.onnx_frontend.cast_like import cast_likes_to_casts
 from tvm_ext.onnx_frontend.constant_values import spell_constants_out
-from tvm_ext.onnx_frontend.containers import resolve_containers
+from tvm_ext.onnx_frontend.containers import resolve_containers, splits_hidden
 from tvm_ext.onnx_frontend.function_bodies import expand_functions
 from tvm_ext.onnx_frontend.loop_invariants import hoist_loop_invariants
 from tvm_ext.onnx_frontend.microsoft_rewrites import to_default_domain
@@ -24,6 +24,7 @@ from tvm_ext.onnx_frontend.narrow_types import hold_narrow_types
 from tvm_ext.onnx_frontend.node_failure import preparation_error
 from tvm_ext.onnx_frontend.normal_forms import to_normal_forms
 from tvm_ext.onnx_frontend.scan_to_loop import scans_to_loops
+from tvm_ext.onnx_frontend.string_labels import number_string_labels
 from tvm_ext.onnx_frontend.unroll import unroll_loops
 from tvm_ext.onnx_frontend.value_sizes import known_elements, range_steps, require_countable
 
@@ -72,11 +73,12 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
     """
     _type_alike(model.graph)
     try:
-        simplified = ir.serde.deserialize_model(model)
+        simplified = ir.serde.deserialize_model(_without_map_types(model))
         # NumPy computes the constants: 0 / 0 in a branch that is never chosen is no news.
         with np.errstate(all="ignore"):
             ir.passes.common.InlinePass()(simplified)
             to_default_domain(simplified)
+            number_string_labels(simplified)
             resolve_containers(simplified)
             cast_likes_to_casts(simplified)
             _fold(simplified)
@@ -106,6 +108,29 @@ def _type_alike(graph: onnx.GraphProto) -> None:
             value.type.CopyFrom(given[value.name])
 
 
+def _without_map_types(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, or a copy in which values with maps, which onnx_ir cannot read, have no type."""
+    if not any(_holds_map(v.type) for v in _described(model.graph)):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for value in _described(copy.graph):
+        if _holds_map(value.type):
+            value.ClearField("type")
+    return copy
+
+
+def _described(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
+    return [*graph.input, *graph.output, *graph.value_info]
+
+
+def _holds_map(type_: onnx.TypeProto) -> bool:
+    kind = type_.WhichOneof("value")
+    if kind in ("sequence_type", "optional_type"):
+        return _holds_map(getattr(type_, kind).elem_type)
+    return bool(kind == "map_type")
+
+
 def _write_out(model: ir.Model) -> bool:
     """Scan as Loop, short loops unrolled, containers resolved; whether something changed."""
     rewrites = (scans_to_loops, hoist_loop_invariants, unroll_loops, resolve_containers)
@@ -116,6 +141,14 @@ def _fold(model: ir.Model) -> None:
     """Inlines model-local functions, then folds until nothing changes."""
     common = ir.passes.common
     common.InlinePass()(model)
+    with splits_hidden(model):
+        _fold_constants(model)
+    # TVM reads a Constant node only when it holds a tensor.
+    spell_constants_out(model)
+    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+
+
+def _fold_constants(model: ir.Model) -> None:
     _forget_unknown_types(model)
     for _ in range(FOLD_ROUNDS):
         folded = optimizer.fold_constants_ir(
@@ -125,12 +158,9 @@ def _fold(model: ir.Model) -> None:
             output_size_limit=FOLD_OUTPUT_LIMIT,
             should_fold=_may_fold,
         )
-        pruned = common.RemoveUnusedNodesPass()(model)
+        pruned = ir.passes.common.RemoveUnusedNodesPass()(model)
         if not (folded.modified or pruned.modified):
             break
-    # TVM reads a Constant node only when it holds a tensor.
-    spell_constants_out(model)
-    common.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
 
 
 def _forget_unknown_types(model: ir.Model) -> None:
@@ -151,6 +181,9 @@ def _may_fold(node: ir.Node) -> bool | None:
     It would compute first and look at the size then: a few integers of a damaged model can ask for
     more than there is memory. ConstantOfShape, which it keeps, is folded.
     """
+    if any(not isinstance(output.type, ir.TensorType | None) for output in node.outputs):
+        # Sequences and optionals are resolved in ``containers``; onnxscript prints a line for each.
+        return False
     if node.op_type == "Range":
         range_steps(*(value.const_value.numpy().item() for value in node.inputs))
     sizes = [known_elements(output) for output in node.outputs if output.name]

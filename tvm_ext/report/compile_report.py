@@ -16,7 +16,14 @@ from tvm_ext.open_dimensions import listed
 from tvm_ext.report.device_record import DeviceRecord
 from tvm_ext.report.errors import ReportError
 from tvm_ext.report.page import render_html
-from tvm_ext.report.records import GraphRecord, KernelRecord, MemoryRecord, PassRecord, PhaseRecord
+from tvm_ext.report.records import (
+    GraphRecord,
+    HostRecord,
+    KernelRecord,
+    MemoryRecord,
+    PassRecord,
+    PhaseRecord,
+)
 from tvm_ext.report.storage import not_a_report, parse
 from tvm_ext.report.text import render_text, renderable
 
@@ -31,7 +38,7 @@ class CompileReport:
     """Everything that one compilation did.
 
     ``target`` holds JSON values only. ``inputs`` and ``outputs`` are one line of text a tensor.
-    ``device`` is there for GPUs only.
+    ``device`` is there for GPUs only, ``host`` for models with steps that the host computes.
     Phases and passes are in the order in which they ran.
     """
 
@@ -48,6 +55,7 @@ class CompileReport:
     memory: MemoryRecord = field(default_factory=MemoryRecord)
     warnings: list[str] = field(default_factory=list)
     device: DeviceRecord | None = None
+    host: list[HostRecord] = field(default_factory=list)
 
     @property
     def model_name(self) -> str:
@@ -121,6 +129,8 @@ class CompileReport:
         if self.device is None:
             # Reports of programs for a CPU read as they always did.
             del values["device"]
+        if not self.host:
+            del values["host"]
         return values
 
     def to_json(self, indent: int | None = 2) -> str:

@@ -35,6 +35,23 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class HostRecord:
+    """A node that the host computes around the compiled code.
+
+    Attributes
+    ----------
+    operator, node : str
+        The ONNX operator, with its domain outside of the default one, and the node's name.
+    reason : str
+        Why it is not compiled.
+    """
+
+    operator: str
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class PhaseRecord:
     """Wall time, in seconds, of one phase: import, graph passes, ..., build."""
 

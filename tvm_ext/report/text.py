@@ -38,6 +38,7 @@ def renderable(report: "CompileReport") -> RenderableType:
         _phases(report),
         _passes(report),
         _kernels(report),
+        _host_steps(report),
         _misses(report),
         _warnings(report),
     ]
@@ -226,6 +227,18 @@ def _figures(
     calls = sum(kernel.calls for kernel in kernels)
     share = format_percent(seconds / total) if seconds is not None and total else ABSENT
     return f"{calls:,}", times(seconds), share
+
+
+def _host_steps(report: "CompileReport") -> Table | None:
+    if not report.host:
+        return None
+    table = Table(box=box.SIMPLE_HEAD, title="On the host, around the compiled code")
+    table.title_justify = "left"
+    for column in ("Operator", "Node", "Why"):
+        table.add_column(column, overflow="fold")
+    for record in report.host:
+        table.add_row(*(Text(plain(t)) for t in (record.operator, record.node, record.reason)))
+    return table
 
 
 def _warnings(report: "CompileReport") -> Text | None:

@@ -1,4 +1,4 @@
-"""TfIdfVectorizer on integers; strings are refused, as tensors hold numbers."""
+"""TfIdfVectorizer on integers; strings are counted on the host."""
 
 import itertools
 from typing import Any
@@ -23,8 +23,6 @@ class TfIdfVectorizer(OnnxOpConverter):
 
     @classmethod
     def _impl_v9(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        if attr.get("pool_strings"):
-            raise FormError("its pool holds strings, which no tensor holds here")
         x = inputs[0]
         sizes = sizes_of(x)
         if len(sizes) not in (1, 2) or not isinstance(sizes[-1], int):

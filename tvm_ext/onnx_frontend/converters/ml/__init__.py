@@ -1,7 +1,6 @@
 """Converters of ai.onnx.ml, whose operators TVM's importer does not have.
 
-Strings are refused: tensors hold numbers. DictVectorizer, CastMap and ZipMap, which take or give
-maps, and CategoryMapper, one side of which is strings, have no converters.
+Strings and maps are the host's: ``host.operators.labels`` has what takes or gives them.
 """
 
 from typing import Any

@@ -170,9 +170,10 @@ def _records(forest: Forest, dtype: str) -> tuple[np.ndarray, bool]:
     equal, missing = equal & inner, missing & inner
     flagged = bool(equal.any() or missing.any())
     word = np.int32 if dtype == "float32" else np.int64
-    column = forest.feature.astype(word)
+    column: np.ndarray = forest.feature.astype(word)
     if flagged:
-        column = column * 4 + equal * 2 + missing
+        marks: np.ndarray = np.where(equal, 2, 0) + np.where(missing, 1, 0)
+        column = (column * 4 + marks).astype(word)
     ways = [forest.if_true, forest.if_false]
     ways = [np.where(exchanged, other, way) for way, other in zip(ways, ways[::-1], strict=True)]
     return np.stack([column, split.view(word), *ways], axis=1).astype(word), flagged
@@ -272,9 +273,9 @@ class _Loops:
 
     def _start(self, rows: Sequence[Any]) -> None:
         for row in rows:
-            self._each_target(lambda t, row=row: self._set(row, t, self.walk.nothing))
+            self._each_target(functools.partial(self._set, self.walk.nothing, row))
 
-    def _set(self, row: Any, target: Any, value: float) -> None:
+    def _set(self, value: float, row: Any, target: Any) -> None:
         self.written[row, target] = tirx.const(value, self.walk.dtype)
 
     def _finish(self, rows: Sequence[Any]) -> None:
@@ -286,7 +287,7 @@ class _Loops:
             written[row, t] = walk.finished(written[row, t], base[t])
 
         for row in rows:
-            self._each_target(lambda t, row=row: finish(row, t))
+            self._each_target(functools.partial(finish, row))
 
     def _each_target(self, body: Callable[[Any], None]) -> None:
         if self.walk.targets <= _UNROLLED_TARGETS:

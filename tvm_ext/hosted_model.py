@@ -1,0 +1,248 @@
+"""A compiled model with steps that the host computes: strings, sequences, maps and optionals."""
+
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from tvm_ext.artifact import (
+    LoadedArtifact,
+    TargetRecord,
+    VersionsRecord,
+    read_artifact,
+    write_artifact,
+)
+from tvm_ext.artifact.manifest import HOST_MEMBER, part_member
+from tvm_ext.compiled_model import CompiledModel, target_record
+from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.compiler.phases import Phases
+from tvm_ext.configs.atomic_file import check_writable
+from tvm_ext.cuda.program import CudaProgram, require_no_device
+from tvm_ext.errors import TargetError
+from tvm_ext.hardware.description import Processor
+from tvm_ext.model_inputs import check_inputs
+from tvm_ext.onnx_frontend import PreparedModel
+from tvm_ext.onnx_frontend.host.division import Division
+from tvm_ext.onnx_frontend.host.program import HostProgram
+from tvm_ext.onnx_frontend.host.values import checked_input, output_conversion, value_spec
+from tvm_ext.onnx_frontend.prepare import operator_counts
+from tvm_ext.profiling import KernelTime, Profile
+from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.report.records import GraphRecord, MemoryRecord, PhaseRecord
+from tvm_ext.tensor_spec import TensorSpec
+
+
+class HostedModel(CompiledModel):
+    """What ``tvm_ext.compile`` returns for a model that is not made of tensors of numbers only.
+
+    It runs as ``CompiledModel`` does. Inputs and outputs are as ONNX Runtime has them: arrays of
+    ``str`` objects, lists of arrays, dictionaries, None for an optional without an element.
+
+    Attributes
+    ----------
+    inputs, outputs : tuple[TensorSpec, ...]
+        Names (as in the ONNX model), dtypes and shapes.
+    report : CompileReport
+        What the compiler did in all parts; ``report.host`` has what falls to the host.
+    """
+
+    def __init__(
+        self,
+        host: onnx.ModelProto,
+        parts: Sequence[CompiledModel],
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        target: TargetRecord,
+        report: CompileReport,
+    ) -> None:
+        # Not that of CompiledModel: each part has a program of its own, and this none.
+        self.inputs = inputs
+        self.outputs = outputs
+        self.report = report
+        self._host = host
+        self._parts = tuple(parts)
+        self._target = target
+        versions = {opset.domain: opset.version for opset in host.opset_import}
+        self._program_of_host = HostProgram(host.graph, versions, [part.run for part in parts])
+        checks = {value.name: checked_input(value) for value in host.graph.input}
+        self._check = lambda spec, value, sizes: checks[spec.name](spec, value, sizes)
+        self._conversions = tuple(
+            (value.name, output_conversion(value.type)) for value in host.graph.output
+        )
+
+    def run(self, inputs: Mapping[str, Any], *, on_device: bool | None = None) -> dict[str, Any]:
+        """Runs the model once; see ``CompiledModel.run``."""
+        require_no_device(on_device)
+        values = self._program_of_host.run(self._checked(inputs))
+        return {name: convert(values[name]) for name, convert in self._conversions}
+
+    def profile(self, inputs: Mapping[str, Any], repeat: int = 10) -> Profile:
+        """Time per kernel and host step; see ``CompiledModel.profile``.
+
+        Steps of the host are named by their operators. Parts in bodies of the host's If and Loop
+        count to these.
+        """
+        given = self._checked(inputs)
+        run = partial(self._program_of_host.run, given)
+        run()
+        whole = statistics.median(_seconds(run) for _ in range(max(1, repeat)))
+        kernels: list[KernelTime] = []
+        values = run()
+        for step in self._program_of_host.steps:
+            if step.part is None:
+                median = statistics.median(
+                    _seconds(partial(step.apply, values)) for _ in range(max(1, repeat))
+                )
+                kernels.append(KernelTime(f"host {step.operator}", (step.name,), 1, 1e6 * median))
+                continue
+            feeds = {name: values[name] for name in step.inputs}
+            kernels += self._parts[step.part].profile(feeds, repeat).kernels
+        kernels.sort(key=lambda kernel: -kernel.microseconds)
+        return Profile(tuple(kernels), 1e6 * whole)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the model to one file, atomically; see ``tvm_ext.artifact`` for the format."""
+        check_writable(path)
+        members: dict[str, bytes] = {HOST_MEMBER: self._host.SerializeToString(deterministic=True)}
+        with tempfile.TemporaryDirectory() as folder:
+            for index, part in enumerate(self._parts):
+                file = Path(folder) / part_member(index)
+                part.save(file)
+                members[file.name] = file.read_bytes()
+        write_artifact(
+            path,
+            host=members,
+            report_json=self.report.to_json(),
+            model_name=self.report.model,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            target=self._target,
+        )
+
+    @property
+    def gpu_program(self) -> CudaProgram:
+        """Raises TargetError: there is no one program."""
+        raise TargetError(
+            "the model has steps on the host; expected one that runs on the GPU alone: "
+            "measure it with profile"
+        )
+
+    def kernel_calls(self) -> list[KernelCall]:
+        """Every kernel call of a run of each part with its original nodes."""
+        return [call for part in self._parts for call in part.kernel_calls()]
+
+    def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        arrays = check_inputs(self.inputs, inputs, self._check)
+        return {spec.name: array for spec, array in zip(self.inputs, arrays, strict=True)}
+
+    @classmethod
+    def from_artifact(cls, artifact: LoadedArtifact) -> "HostedModel":
+        """The model in a file that was read and checked.
+
+        Raises
+        ------
+        ArtifactError
+            A part of it cannot be loaded.
+        """
+        host = onnx.ModelProto.FromString(artifact.members[HOST_MEMBER])
+        names = [name for name in artifact.members if name.endswith(".tvmx")]
+        with tempfile.TemporaryDirectory() as folder:
+            parts = []
+            for name in names:
+                file = Path(folder) / name
+                file.write_bytes(artifact.members[name])
+                parts.append(CompiledModel.from_artifact(read_artifact(file)))
+        manifest = artifact.manifest
+        return cls(
+            host=host,
+            parts=parts,
+            inputs=tuple(manifest.inputs),
+            outputs=tuple(manifest.outputs),
+            target=manifest.target,
+            report=CompileReport.from_json(artifact.report_json),
+        )
+
+
+def _seconds(action: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    action()
+    return time.perf_counter() - begun
+
+
+def with_host_steps(
+    whole: PreparedModel,
+    division: Division,
+    parts: Sequence[CompiledModel],
+    machine: Processor,
+    opt_level: str,
+    phases: Phases,
+) -> HostedModel:
+    """The model of compiled parts and host steps, with one report for all of it."""
+    made = {spec.name: spec for part in parts for spec in part.outputs}
+    graph = division.host.graph
+    inputs = tuple(value_spec(value, whole.ranges) for value in graph.input)
+    outputs = tuple(made.get(value.name) or value_spec(value) for value in graph.output)
+    reports = [part.report for part in parts]
+    report = CompileReport(
+        model=whole.name,
+        opt_level=opt_level,
+        target=machine.model_dump(mode="json"),
+        versions=VersionsRecord.installed().model_dump(),
+        inputs=[spec.describe() for spec in inputs],
+        outputs=[spec.describe() for spec in outputs],
+        phases=[*phases.records, *_sums([p for one in reports for p in one.phases])],
+        graph=_whole_graph(whole, reports),
+        passes=[record for one in reports for record in one.passes],
+        kernels=[record for one in reports for record in one.kernels],
+        memory=_whole_memory([one.memory for one in reports]),
+        warnings=[warning for one in reports for warning in one.warnings],
+        device=next((one.device for one in reports if one.device is not None), None),
+        host=list(division.records),
+    )
+    return HostedModel(division.host, parts, inputs, outputs, target_record(machine), report)
+
+
+def _sums(phases: Sequence[PhaseRecord]) -> list[PhaseRecord]:
+    """The time of each phase over all parts."""
+    names = dict.fromkeys(phase.name for phase in phases)
+    return [PhaseRecord(n, sum(one.seconds for one in phases if one.name == n)) for n in names]
+
+
+def _whole_graph(whole: PreparedModel, reports: Sequence[CompileReport]) -> GraphRecord:
+    graphs = [report.graph for report in reports]
+    before: Counter[str] = Counter()
+    after: Counter[str] = Counter()
+    for graph in graphs:
+        before.update(graph.relax_before)
+        after.update(graph.relax_after)
+    return GraphRecord(
+        onnx_nodes=operator_counts(whole.model.graph),
+        prepared_nodes=operator_counts(whole.prepared.graph),
+        relax_before=dict(before),
+        relax_after=dict(after),
+        kernels_before_fusion=sum(graph.kernels_before_fusion for graph in graphs),
+        kernels=sum(graph.kernels for graph in graphs),
+        batch_norms_left=sum(graph.batch_norms_left for graph in graphs),
+    )
+
+
+def _whole_memory(parts: Sequence[MemoryRecord]) -> MemoryRecord:
+    """Parts run one after the other: the largest peak, and all weights."""
+    return MemoryRecord(
+        planned_peak_bytes=_largest([one.planned_peak_bytes for one in parts]),
+        unplanned_bytes=_largest([one.unplanned_bytes for one in parts]),
+        weights_bytes=sum(one.weights_bytes for one in parts),
+        dynamic=any(one.dynamic for one in parts),
+    )
+
+
+def _largest(sizes: Sequence[int | None]) -> int | None:
+    """None where one is not known."""
+    known = [size for size in sizes if size is not None]
+    return max(known, default=0) if len(known) == len(sizes) else None

@@ -1,0 +1,195 @@
+"""Operators on tensors of strings, as ONNX Runtime computes them."""
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+
+from tvm_ext.onnx_frontend.host.operators.operator import Compute, HostOperator
+
+_NUMBER = re.compile(
+    r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf(?:inity)?|nan))",
+    re.IGNORECASE,
+)
+_INTEGER = re.compile(r"\s*([+-]?\d+)")
+_CASES: dict[str, Callable[[str], str]] = {"LOWER": str.lower, "UPPER": str.upper, "NONE": str}
+
+
+def cast(attributes: dict[str, Any], opset: int) -> Compute:
+    """Numbers as text with 8 or 17 digits, as C's ``%g`` writes them, and text as numbers.
+
+    Text may go on after a number, and integers wrap around: so do C's functions.
+    """
+    to = attributes["to"]
+    if to == onnx.TensorProto.STRING:
+        return lambda given: (_texts(given[0]),)
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(to)
+    parse = _parsed_integer if dtype.kind in "iub" else _parsed_float
+
+    def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
+        x = np.asarray(given[0])
+        if x.dtype.kind not in "OU":
+            return (x.astype(dtype),)
+        numbers = [parse(one) for one in x.ravel().tolist()]
+        if dtype.kind in "iu":
+            wide = [(n + (1 << 63)) % (1 << 64) - (1 << 63) for n in numbers]
+            array = np.array(wide, np.int64).astype(dtype)
+        else:
+            array = np.array(numbers, np.float64 if dtype.kind != "b" else None).astype(dtype)
+        return (array.reshape(x.shape),)
+
+    return compute
+
+
+def _texts(x: np.ndarray) -> np.ndarray:
+    if x.dtype.kind in "OU":
+        return x
+    if x.dtype.kind in "iub":
+        found = [str(int(one)) for one in x.ravel().tolist()]
+    else:
+        digits = 17 if x.dtype == np.float64 else 8
+        found = [_float_text(float(one), digits) for one in x.ravel()]
+    result = np.empty(len(found), object)
+    result[:] = found
+    return result.reshape(x.shape)
+
+
+def _float_text(value: float, digits: int) -> str:
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "INF" if value > 0 else "-INF"
+    return f"{value:.{digits}g}"
+
+
+def _parsed_float(text: str) -> float:
+    found = _NUMBER.match(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no number")
+    number = found[1]
+    return float(int(number, 16)) if "x" in number.lower() else float(number)
+
+
+def _parsed_integer(text: str) -> int:
+    found = _INTEGER.match(text)
+    if found is None:
+        raise ValueError(f"{text!r} is no integer")
+    return int(found[1])
+
+
+def string_normalizer(attributes: dict[str, Any], opset: int) -> Compute:
+    """Elements without stop words, in lower or upper case; ``[""]`` where none is left."""
+    change = _CASES[attributes.get("case_change_action", "NONE")]
+    exact = bool(attributes.get("is_case_sensitive", 0))
+    compared: Callable[[str], str] = str if exact else str.lower
+    stopwords = {compared(word) for word in attributes.get("stopwords", ())}
+
+    def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
+        x = given[0]
+        if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
+            raise ValueError(f"its input has shape {list(x.shape)}; expected [C] or [1, C]")
+        kept = [change(one) for one in x.ravel().tolist() if compared(one) not in stopwords]
+        result = np.array(kept or [""], object)
+        return (result if x.ndim == 1 else result.reshape(1, -1),)
+
+    return compute
+
+
+def string_concat(attributes: dict[str, Any], opset: int) -> Compute:
+    """The texts of one array with those of the other behind them, broadcast."""
+    return lambda given: (np.asarray(given[0].astype(object) + given[1].astype(object), object),)
+
+
+def string_split(attributes: dict[str, Any], opset: int) -> Compute:
+    """Parts of each text along a new last axis, padded by empty ones, and how many there are."""
+    separator = attributes.get("delimiter") or None
+    most = int(attributes.get("maxsplit", -1))
+
+    def compute(given: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+        x = given[0]
+        parts = [one.split(separator, most) for one in x.ravel().tolist()]
+        counts = np.array([len(one) for one in parts], np.int64)
+        width = int(counts.max(initial=0))
+        result = np.full((len(parts), width), "", object)
+        for row, found in zip(result, parts, strict=True):
+            row[: len(found)] = found
+        return result.reshape(*x.shape, width), counts.reshape(x.shape)
+
+    return compute
+
+
+def regex_full_match(attributes: dict[str, Any], opset: int) -> Compute:
+    """Whether all of a text matches the pattern."""
+    fits = re.compile(attributes["pattern"]).fullmatch
+
+    def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
+        x = given[0]
+        found = [fits(one) is not None for one in x.ravel().tolist()]
+        return (np.array(found, np.bool_).reshape(x.shape),)
+
+    return compute
+
+
+def tfidf_vectorizer(attributes: dict[str, Any], opset: int) -> Compute:
+    """How often each n-gram of the pool occurs in a row of strings, weighted.
+
+    An n-gram may leave out the same number of elements, up to ``max_skip_count``, between its own.
+    """
+    pool, columns = _pool(attributes), np.array(attributes["ngram_indexes"], np.int64)
+    width = int(columns.max(initial=-1)) + 1
+    lengths = range(attributes["min_gram_length"], attributes["max_gram_length"] + 1)
+    skips = int(attributes["max_skip_count"]) + 1
+    weights, mode = np.ones(width, np.float32), attributes["mode"]
+    if mode != "TF" and attributes.get("weights"):
+        weights[columns] = attributes["weights"]
+
+    def counted(words: list[Any]) -> Counter[int]:
+        found: Counter[int] = Counter()
+        for length in lengths:
+            for step in range(1, skips + 1 if length > 1 else 2):
+                reach = (length - 1) * step + 1
+                grams = (
+                    tuple(words[at : at + reach : step]) for at in range(len(words) - reach + 1)
+                )
+                found.update(columns[pool[gram]] for gram in grams if gram in pool)
+        return found
+
+    def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
+        x = given[0]
+        if x.ndim not in (1, 2):
+            raise ValueError(f"its input has shape {list(x.shape)}; expected [C] or [B, C]")
+        result = np.zeros((1 if x.ndim == 1 else len(x), width), np.float32)
+        for row, words in zip(result, np.atleast_2d(x).tolist(), strict=False):
+            for column, count in counted(words).items():
+                row[column] = count
+        if mode != "TF":
+            result = (result > 0 if mode == "IDF" else result) * weights
+        return (result.reshape(-1) if x.ndim == 1 else result,)
+
+    return compute
+
+
+def _pool(attributes: dict[str, Any]) -> dict[tuple[Any, ...], int]:
+    """The n-grams with their positions; those of each length follow those of the one before."""
+    words = attributes.get("pool_strings") or attributes.get("pool_int64s") or []
+    starts = [*attributes["ngram_counts"], len(words)]
+    grams = [
+        tuple(words[at : at + length])
+        for length, (start, end) in enumerate(itertools.pairwise(starts), 1)
+        for at in range(start, end, length)
+    ]
+    return {gram: position for position, gram in enumerate(grams)}
+
+
+STRING_OPERATORS: dict[str, HostOperator] = {
+    "Cast": cast,
+    "RegexFullMatch": regex_full_match,
+    "StringConcat": string_concat,
+    "StringNormalizer": string_normalizer,
+    "StringSplit": string_split,
+    "TfIdfVectorizer": tfidf_vectorizer,
+}
