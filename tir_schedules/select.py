@@ -7,6 +7,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import TvmExtError
+from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.description import GpuDescription
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
@@ -67,10 +68,10 @@ def schedule_kernels(
     """
     functions = dict(mod.functions.items())
     choices: dict[str, ScheduleChoice] = {}
-    for global_var, func in mod.functions.items():
-        if not isinstance(func, tirx.PrimFunc):
-            continue
+    kernels = [(v, f) for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)]
+    for number, (global_var, func) in enumerate(kernels, start=1):
         name = str(global_var.name_hint)
+        tell(f"schedule of kernel {number} of {len(kernels)}")
         unmarked = without_scope_marks(func)
         functions[global_var], choices[name] = schedule_kernel(unmarked, machine, records, name)
     return tvm.IRModule(functions, attrs=mod.attrs), choices

@@ -1,5 +1,8 @@
 """Every refusal that can be provoked is one line in words of our own."""
 
+import ast
+from pathlib import Path
+
 import failure_cases  # noqa: F401
 import file_cases  # noqa: F401
 import graph_cases  # noqa: F401
@@ -7,6 +10,8 @@ import option_cases  # noqa: F401
 import pytest
 from message_form import faults
 from provoked import CASES
+
+import tvm_ext
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -33,3 +38,18 @@ def test_names_are_distinct():
 )
 def test_internal_texts_are_seen(text):
     assert faults(text)
+
+
+def test_the_front_end_raises_its_own_errors_only():
+    """The texts of others are not shown: a converter that raised one would be silent."""
+    folder = Path(tvm_ext.__file__).parent / "onnx_frontend"
+    builtin = [
+        f"{file.name}:{node.lineno}"
+        for file in folder.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Raise)
+        and isinstance(node.exc, ast.Call)
+        and isinstance(node.exc.func, ast.Name)
+        and node.exc.func.id in ("ValueError", "TypeError", "NotImplementedError", "RuntimeError")
+    ]
+    assert builtin == []

@@ -18,6 +18,7 @@ from typing import Any
 
 import tvm
 
+from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ArtifactError
 
 # Compilers of C first: those of C++ link a library that nothing here needs, in twice the time.
@@ -73,6 +74,7 @@ def export_library_bytes(executable: Any) -> bytes:
     ArtifactError
         There is no compiler, linking failed, or the temporary folder is full.
     """
+    tell("linking")
     linker = _Linker(find_compiler())
     try:
         with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:

@@ -7,6 +7,7 @@ from types import ModuleType
 import numpy as np
 import onnx
 
+from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ReferenceUnavailableError
 from tvm_ext.hardware.host_probe import usable_cores
 
@@ -38,6 +39,7 @@ class ReferenceSession:
         threads: int | None = None,
         optimise: bool = True,
     ) -> None:
+        tell("ONNX Runtime")
         runtime = _onnx_runtime()
         options = runtime.SessionOptions()
         options.intra_op_num_threads = usable_cores() if threads is None else threads

@@ -10,6 +10,7 @@ import typer
 from tvm_ext.cli import options
 from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
 from tvm_ext.cli.input_arrays import InputSource
+from tvm_ext.cli.progress_line import progress_line
 from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def check_file(
     from tvm_ext.check.random_inputs import load_inputs
 
     # Passes of users print; stdout belongs to the result.
-    with contextlib.redirect_stdout(sys.stderr):
+    with progress_line(), contextlib.redirect_stdout(sys.stderr):
         return check_model(
             model,
             chosen.machine(),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_ext.cli.input_parsing import parse_input_shapes, parse_pass_config
+from tvm_ext.cli.progress_line import progress_line
 from tvm_ext.errors import InputError, TargetError
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class CompileOptions:
         from tvm_ext import api
 
         # Passes of users print; stdout belongs to the command's own result.
-        with contextlib.redirect_stdout(sys.stderr):
+        with progress_line(), contextlib.redirect_stdout(sys.stderr):
             return api.compile(
                 model,
                 self.machine(),

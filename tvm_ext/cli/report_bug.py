@@ -9,6 +9,7 @@ import typer
 
 from tvm_ext.cli import options
 from tvm_ext.cli.compile_options import CompileOptions
+from tvm_ext.cli.progress_line import progress_line
 
 EXAMPLE = "Example: tvm-ext report-bug model.onnx -o report.zip --input-shape x=1,3,224,224"
 
@@ -35,7 +36,7 @@ def report_bug_command(
     from tvm_ext.cli import output as out
 
     # Passes of users print; stdout belongs to the result.
-    with contextlib.redirect_stdout(sys.stderr):
+    with progress_line(), contextlib.redirect_stdout(sys.stderr):
         report = write_bug_report(model, output, machine, **chosen.keywords())
     if json_output:
         found = {"failure": report.failure, "fails_alike_without_weights": report.reproduces}

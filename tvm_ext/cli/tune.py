@@ -172,6 +172,7 @@ def tune_command(
     from tvm_ext.cli import output as out
     from tvm_ext.cli.tune_view import TuneView
     from tvm_ext.configs.atomic_file import write_text
+    from tvm_ext.configs.progress import listening
     from tvm_ext.report.tuning_json import tuning_json
     from tvm_ext.report.tuning_page import render_tuning_html
     from tvm_ext.report.tuning_text import tuning_summary
@@ -183,7 +184,7 @@ def tune_command(
     if report is not None:
         out.check_result_files([model], [report])
     servers = rpc_devices(rpc_tracker, rpc_key, seconds) if rpc_tracker and rpc_key else ()
-    with TuneView() as view:
+    with TuneView() as view, listening(view.tell):
         progress = tune(
             model,
             chosen.machine(),

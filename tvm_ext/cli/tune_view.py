@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -63,12 +63,17 @@ class TuneView:
         if self._last is not None:
             self._guarded(self._display.end, self._last)
 
+    def tell(self, what: str) -> None:
+        """Shows what is done before the session begins."""
+        if self._last is None:
+            self._guarded(self._display.tell, what)
+
     def update(self, progress: "SessionProgress") -> None:
         """See ``ProgressListener.update``."""
         self._last = progress
         self._guarded(self._display.show, progress)
 
-    def _guarded(self, action: Callable[..., None], *arguments: "SessionProgress") -> None:
+    def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
         if self.failure is not None:
             return
         try:
@@ -98,6 +103,9 @@ class LiveTable:
     def begin(self) -> None:
         self._live.start()
 
+    def tell(self, what: str) -> None:
+        self._live.update(Text(plain(what)), refresh=True)
+
     def show(self, progress: "SessionProgress") -> None:
         now = self._clock()
         if len(self._drawn) == REDRAWS_PER_SECOND and now - self._drawn[0] < 1.0:
@@ -123,6 +131,9 @@ class MinuteLines:
 
     def begin(self) -> None:
         """Nothing is known yet."""
+
+    def tell(self, what: str) -> None:
+        """Too much for lines that stay."""
 
     def show(self, progress: "SessionProgress") -> None:
         now = self._clock()

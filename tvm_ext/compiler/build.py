@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import tvm
 from tvm import relax, tirx
 
+from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError
 from tvm_ext.open_dimensions import listed
 from tvm_ext.tir_schedules.cuda.library.library_code import library_modules
@@ -28,6 +29,8 @@ def build(
     BuildError
         Code generation fails: the tool chain lacks something, or a kernel breaks a limit.
     """
+    kernels = sum(isinstance(func, tirx.PrimFunc) for func in mod.functions.values())
+    tell(f"code for {kernels} kernels")
     try:
         with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
             built = relax.build(

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError, TvmExtError
 from tvm_ext.open_dimensions import InputShapes, freezing_hint
 from tvm_ext.report.records import PhaseRecord
@@ -32,6 +33,7 @@ class Phases:
         Raises BuildError for an error in it that no step expects.
         """
         begun = time.perf_counter()
+        tell(name)
         try:
             yield
         except TvmExtError:

@@ -11,6 +11,7 @@ import onnx
 import tvm
 from tvm import relax
 
+from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, FormError, ModelError, TvmExtError
 from tvm_ext.hardware.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.control_flow import CONTROL_FLOW
@@ -162,6 +163,7 @@ class _OriginImporter(ONNXGraphImporter):
         ``later`` are nodes behind them that are not converted here.
         """
         for place, node in enumerate(nodes):
+            tell(f"import of node {place + 1} of {len(nodes)}")
             behind = [*nodes[place + 1 :], *later] if node.op_type == "If" else ()
             try:
                 self._convert_node(node, behind)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.iterations import number_copy
 
 
@@ -14,7 +15,7 @@ class Inserter:
 
     def __init__(self, before: ir.Node, prefix: str) -> None:
         if before.graph is None:
-            raise ValueError(f"node '{before.name}' is in no graph")
+            raise FormError(f"node '{before.name}' is in no graph")
         self.before, self.graph, self.prefix = before, before.graph, prefix
         self._count = 0
 

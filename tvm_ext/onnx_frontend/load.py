@@ -9,6 +9,7 @@ from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError, EncodeError
 from onnx import numpy_helper
 
+from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.attribute_values import require_flags
 from tvm_ext.onnx_frontend.constant_values import densify_constants, refuse_nan
@@ -86,6 +87,7 @@ def load_with_weights(source: str | Path | onnx.ModelProto) -> LoadedModel:
         path = Path(source)
         model, stored = _read(path)
         label = str(path)
+    tell("checks of the model")
     _require_graph(model, label)
     _require_known_opset(model, label)
     _complete(model.graph)

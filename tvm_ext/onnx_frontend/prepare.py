@@ -13,6 +13,7 @@ import onnx
 import onnx_ir as ir
 from onnxscript import optimizer
 
+from tvm_ext.configs.progress import tell
 from tvm_ext.errors import TvmExtError
 from tvm_ext.onnx_frontend.cast_like import cast_likes_to_casts
 from tvm_ext.onnx_frontend.constant_values import spell_constants_out
@@ -150,7 +151,8 @@ def _fold(model: ir.Model) -> None:
 
 def _fold_constants(model: ir.Model) -> None:
     _forget_unknown_types(model)
-    for _ in range(FOLD_ROUNDS):
+    for count in range(FOLD_ROUNDS):
+        tell(f"shapes and constants, round {count + 1}")
         folded = optimizer.fold_constants_ir(
             model,
             onnx_shape_inference=True,

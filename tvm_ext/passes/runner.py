@@ -7,6 +7,7 @@ from pathlib import Path
 import tvm
 from tvm_ffi import structural_equal
 
+from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ConfigError
 from tvm_ext.open_dimensions import InputShapes
 from tvm_ext.passes.failed_pass import PassFailure, is_well_formed
@@ -78,6 +79,7 @@ class PassRunner:
     def _applied(self, step: Step, made: tvm.transform.Pass, mod: tvm.IRModule) -> tvm.IRModule:
         # A pass that asks for others ahead of it gets them from a Sequential only.
         runnable = tvm.transform.Sequential([made]) if made.info.required else made
+        tell(f"pass {step.entry.name}")
         failure = PassFailure(step.entry, runnable, mod, self.inputs)
         try:
             after = runnable(mod)

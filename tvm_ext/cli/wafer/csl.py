@@ -10,6 +10,7 @@ import typer
 
 from tvm_ext.cli import options
 from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
+from tvm_ext.cli.progress_line import progress_line
 from tvm_ext.cli.wafer.arguments import MeshTarget
 from tvm_ext.errors import InputError, TargetError
 
@@ -66,7 +67,7 @@ def csl_command(
     require_xdsl()
     mesh = _mesh(chosen, grid)
     # Passes of users print; stdout belongs to the command's own result.
-    with contextlib.redirect_stdout(sys.stderr):
+    with progress_line(), contextlib.redirect_stdout(sys.stderr):
         code, schedule = _code(model, kernel, mesh, chosen)
     paths = code.write(output)
     if json_output:

@@ -9,6 +9,7 @@ import typer
 
 from tvm_ext.cli import options
 from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
+from tvm_ext.cli.progress_line import progress_line
 from tvm_ext.cli.wafer.arguments import MeshTarget
 from tvm_ext.errors import InputError
 
@@ -59,7 +60,7 @@ def explain_command(
     if html is not None:
         out.check_result_files([model], [html])
     # Passes of users print; stdout belongs to the command's own result.
-    with contextlib.redirect_stdout(sys.stderr):
+    with progress_line(), contextlib.redirect_stdout(sys.stderr):
         cost = model_cost(model, target, records or (), **chosen.keywords())
     shown = _matching(cost, kernel)
     if json_output:

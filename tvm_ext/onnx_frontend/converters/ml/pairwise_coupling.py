@@ -28,7 +28,7 @@ def coupled_probabilities(
 
     Raises
     ------
-    ValueError
+    FormError
         There are fewer slopes or offsets than pairs.
     """
     places = list(combinations(range(classes), 2))

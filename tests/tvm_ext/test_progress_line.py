@@ -1,0 +1,59 @@
+"""What a compilation is at: told to who listens, shown on a terminal only, gone at the end."""
+
+import os
+import pty
+import subprocess
+import sys
+
+from small_models import mlp
+from unoptimised import HOST
+
+import tvm_ext
+from tvm_ext.configs.progress import listening, tell
+
+COMMAND = [sys.executable, "-c", "from tvm_ext.cli.main import main; main()"]
+
+
+def test_every_phase_pass_and_kernel_is_told(capfd):
+    told = []
+    with listening(told.append):
+        tvm_ext.compile(mlp(4), HOST)
+    names = ("import", "graph passes", "lower and fuse", "schedule", "memory", "build")
+    assert [what for what in told if what in names] == list(names)
+    for what in ("import of node 1 of 3", "pass LegalizeOps", "schedule of kernel 1 of 2"):
+        assert what in told
+    assert any(what.startswith("code for ") for what in told)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nobody_is_told_outside():
+    told = []
+    with listening(told.append):
+        pass
+    tell("something")
+    assert told == []
+
+
+def test_a_terminal_shows_a_line_and_a_pipe_does_not(abs_model_path):
+    arguments = [*COMMAND, "compile", str(abs_model_path), "-q", "-O", "0"]
+    ours, theirs = pty.openpty()
+    shown = subprocess.Popen(arguments, stderr=theirs, stdout=subprocess.PIPE)
+    os.close(theirs)
+    text = b""
+    while True:
+        try:
+            read = os.read(ours, 4096)
+        except OSError:  # Linux says so at the end of a terminal
+            break
+        if not read:
+            break
+        text += read
+    os.close(ours)
+    stdout, _ = shown.communicate()
+    assert shown.returncode == 0
+    assert stdout == b""
+    assert any(word in text for word in (b"import", b"pass ", b"code for", b"linking"))
+    # The line is taken back: erased, and the cursor shown again.
+    assert text.rstrip().endswith((b"\x1b[2K", b"\x1b[?25h")) or b"\x1b[2K" in text[-40:]
+    piped = subprocess.run(arguments, capture_output=True, check=True)
+    assert (piped.stdout, piped.stderr) == (b"", b"")
