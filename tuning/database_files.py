@@ -21,7 +21,7 @@ from tvm.s_tir.schedule import Trace
 from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.tir_schedules.kernel_identity import kernel_hash
 from tvm_ext.tuning.candidate import plain_json
-from tvm_ext.tuning.lines import Problem, append_line, last_line, read_lines, strict_json
+from tvm_ext.tuning.lines import Problem, append_line, read_lines, strict_json
 from tvm_ext.tuning.search.traces import read_trace
 
 WORKLOADS = "database_workload.json"
@@ -204,7 +204,7 @@ def _parse_workload(text: str) -> StoredWorkload:
         mod = ms.database.Workload.from_json(data).mod
         return StoredWorkload(text, mod, kernel_hash(mod))
     except (tvm.error.InternalError, RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise _LineError(f"no module that this TVM reads ({last_line(error)})") from error
+        raise _LineError("no module that this TVM reads") from error
 
 
 def _parse_record(
@@ -219,9 +219,7 @@ def _parse_record(
     try:
         return _record(workloads[data[0]].hash, data[1], number)
     except (TypeError, ValueError, OverflowError) as error:
-        raise _LineError(
-            f"no record: expected [trace, seconds, target, arguments] ({error})"
-        ) from error
+        raise _LineError("no record: expected [trace, seconds, target, arguments]") from error
 
 
 def _record(workload: str, body: list[Any], line: int) -> StoredRecord:

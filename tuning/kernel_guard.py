@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from tvm_ext.configs.errors import TvmExtError
 from tvm_ext.tuning.interrupt import Interrupt
 from tvm_ext.tuning.kernel_state import KernelState
-from tvm_ext.tuning.lines import last_line
 from tvm_ext.tuning.progress import SessionProgress
 
 
@@ -32,11 +31,12 @@ class KernelGuard:
             yield
         except TvmExtError:
             raise
-        except Exception as error:  # noqa: BLE001
+        except Exception:  # noqa: BLE001
             # Interrupts in TVM's callbacks come back as errors.
             if not self._interrupt.came:
-                reason = f"{type(error).__name__}: {last_line(error)}"
-                state.end("skipped", reason)
+                state.end("skipped", "its search failed, a bug in tvm-ext")
                 state.search = None
-                note = f"{state.task.name} failed ({reason}); please report it"
-                self._progress.notes.append(note)
+                self._progress.notes.append(
+                    f"bug in tvm-ext: the search of {state.task.name} failed, which keeps its "
+                    "default schedule; please report it"
+                )

@@ -98,13 +98,10 @@ class Pruner:
     def _optional(self) -> Iterator[None]:
         try:
             yield
-        except Exception as error:  # noqa: BLE001
+        except Exception:  # noqa: BLE001
             # Dismissing candidates saves time; a session must not end over it.
             self._model = None
-            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
-            self._note(
-                f"no candidates are dismissed by prediction: the predictor failed ({reason})"
-            )
+            self._note("no candidates are dismissed by prediction: the predictor failed")
 
 
 class NoPruner:

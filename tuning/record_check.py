@@ -5,7 +5,7 @@ from typing import Any
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.tuning.database_files import RECORDS, DatabaseFiles, StoredRecord
-from tvm_ext.tuning.lines import Problem, last_line
+from tvm_ext.tuning.lines import Problem
 
 
 class RecordCheck:
@@ -32,8 +32,8 @@ class RecordCheck:
         try:
             ms.database.TuningRecord.from_json(record.body, self._workloads[record.workload])
         # TVM's errors come as nearly any of Python's.
-        except Exception as error:  # noqa: BLE001
-            return f"TVM cannot read it or apply it to its workload ({last_line(error)})"
+        except Exception:  # noqa: BLE001
+            return "TVM cannot read it or apply it to its workload"
         return ""
 
 

@@ -86,7 +86,7 @@ def _strings(given: Any, spec: TensorSpec) -> np.ndarray:
     try:
         array = np.asarray(given)
     except ValueError as error:
-        raise _unfit(spec, f"cannot be read as an array ({error})") from error
+        raise _unfit(spec, "cannot be read as an array") from error
     if array.dtype.kind == "U":
         return array.astype(object)
     if array.dtype.kind != "O" or not all(isinstance(one, str) for one in array.flat):

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.host.operators.operator import Compute, HostOperator
 
 
@@ -14,7 +15,7 @@ def _position(given: Sequence[Any], index: int, length: int, otherwise: int) -> 
         return otherwise
     position = _number(given[index])
     if not -length <= position < length:
-        raise ValueError(f"position {position} is outside of a sequence of {length}")
+        raise FormError(f"position {position} is outside of a sequence of {length}")
     return position % length
 
 
@@ -46,7 +47,7 @@ def _erase(attributes: dict[str, Any], opset: int) -> Compute:
     def compute(given: Sequence[Any]) -> tuple[list[Any]]:
         items = list(given[0])
         if not items:
-            raise ValueError("the sequence is empty")
+            raise FormError("the sequence is empty")
         del items[_position(given, 1, len(items), -1)]
         return (items,)
 
@@ -68,7 +69,7 @@ def _optional(attributes: dict[str, Any], opset: int) -> Compute:
 def _get_element(attributes: dict[str, Any], opset: int) -> Compute:
     def compute(given: Sequence[Any]) -> tuple[Any]:
         if given[0] is None:
-            raise ValueError("the optional has no element")
+            raise FormError("the optional has no element")
         return (given[0],)
 
     return compute

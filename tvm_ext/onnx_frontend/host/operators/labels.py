@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from onnx import numpy_helper
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.host.operators.operator import Compute, HostOperator
 
 _KINDS = (("strings", object), ("int64s", np.int64), ("floats", np.float32))
@@ -23,7 +24,7 @@ def label_encoder(attributes: dict[str, Any], opset: int) -> Compute:
         return _category_mapper(attributes, attributes["classes_strings"], None)
     keys, values = _table(attributes, "keys"), _table(attributes, "values")
     if len(keys) != len(values) or not len(keys):
-        raise ValueError(f"it has {len(keys)} keys and {len(values)} values")
+        raise FormError(f"it has {len(keys)} keys and {len(values)} values")
     return _mapper(keys, values, _default(attributes, values.dtype))
 
 
@@ -84,7 +85,7 @@ def one_hot_encoder(attributes: dict[str, Any], opset: int) -> Compute:
     """A new last axis with 1 at an element's category; ``zeros=0`` refuses unknown elements."""
     categories = attributes.get("cats_strings") or attributes.get("cats_int64s") or ()
     if not categories:
-        raise ValueError("it has no categories")
+        raise FormError("it has no categories")
     place = {category: index for index, category in enumerate(categories)}
     count, allow_unknown = len(categories), bool(attributes.get("zeros", 1))
 
@@ -93,7 +94,7 @@ def one_hot_encoder(attributes: dict[str, Any], opset: int) -> Compute:
         flat = [place.get(one, -1) for one in x.ravel().tolist()]
         if not allow_unknown and -1 in flat:
             unknown = x.ravel()[flat.index(-1)]
-            raise ValueError(f"{unknown!r} is none of its {count} categories")
+            raise FormError(f"{unknown!r} is none of its {count} categories")
         hot = np.zeros((len(flat), count + 1), np.float32)
         # An unknown element has place -1: the column that is cut off.
         hot[np.arange(len(flat)), flat] = 1
@@ -121,7 +122,7 @@ def zip_map(attributes: dict[str, Any], opset: int) -> Compute:
     def compute(given: Sequence[Any]) -> tuple[list[dict[Any, float]]]:
         rows = np.atleast_2d(given[0])
         if rows.shape[1] != len(keys):
-            raise ValueError(f"it has {len(keys)} class labels for {rows.shape[1]} scores")
+            raise FormError(f"it has {len(keys)} class labels for {rows.shape[1]} scores")
         rows = rows if is_sorted else rows[:, order]
         return ([dict(zip(keys, row, strict=True)) for row in rows.tolist()],)
 

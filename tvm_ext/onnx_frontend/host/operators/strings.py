@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.host.operators.operator import Compute, HostOperator
 
 _NUMBER = re.compile(
@@ -69,7 +70,7 @@ def _float_text(value: float, digits: int) -> str:
 def _parsed_float(text: str) -> float:
     found = _NUMBER.match(text)
     if found is None:
-        raise ValueError(f"{text!r} is no number")
+        raise FormError(f"{text!r} is no number")
     number = found[1]
     return float(int(number, 16)) if "x" in number.lower() else float(number)
 
@@ -77,7 +78,7 @@ def _parsed_float(text: str) -> float:
 def _parsed_integer(text: str) -> int:
     found = _INTEGER.match(text)
     if found is None:
-        raise ValueError(f"{text!r} is no integer")
+        raise FormError(f"{text!r} is no integer")
     return int(found[1])
 
 
@@ -91,7 +92,7 @@ def string_normalizer(attributes: dict[str, Any], opset: int) -> Compute:
     def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
         x = given[0]
         if x.ndim not in (1, 2) or (x.ndim == 2 and x.shape[0] != 1):
-            raise ValueError(f"its input has shape {list(x.shape)}; expected [C] or [1, C]")
+            raise FormError(f"its input has shape {list(x.shape)}; expected [C] or [1, C]")
         kept = [change(one) for one in x.ravel().tolist() if compared(one) not in stopwords]
         result = np.array(kept or [""], object)
         return (result if x.ndim == 1 else result.reshape(1, -1),)
@@ -161,7 +162,7 @@ def tfidf_vectorizer(attributes: dict[str, Any], opset: int) -> Compute:
     def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
         x = given[0]
         if x.ndim not in (1, 2):
-            raise ValueError(f"its input has shape {list(x.shape)}; expected [C] or [B, C]")
+            raise FormError(f"its input has shape {list(x.shape)}; expected [C] or [B, C]")
         result = np.zeros((1 if x.ndim == 1 else len(x), width), np.float32)
         for row, words in zip(result, np.atleast_2d(x).tolist(), strict=False):
             for column, count in counted(words).items():

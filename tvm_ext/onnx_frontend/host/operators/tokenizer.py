@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.host.operators.operator import Compute, HostOperator
 
 _START, _END = "\x02", "\x03"
@@ -28,7 +29,7 @@ def tokenizer(attributes: dict[str, Any], opset: int) -> Compute:
     def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
         x = given[0]
         if x.ndim not in (1, 2):
-            raise ValueError(f"its input has shape {list(x.shape)}; expected [C] or [B, C]")
+            raise FormError(f"its input has shape {list(x.shape)}; expected [C] or [B, C]")
         rows = [tokens(text) for text in x.ravel().tolist()]
         width = max(map(len, rows), default=0)
         result = np.full((len(rows), width), pad, object)
