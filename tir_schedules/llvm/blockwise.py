@@ -153,10 +153,10 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
     """
     loops = list(sch.get_loops(block))
     stmt = sch.get(block)
-    if len(loops) != len(stmt.iter_vars) or not loops:
+    extents = [static_extent(sch.get(loop).extent) for loop in loops]
+    if len(loops) != len(stmt.iter_vars) or not loops or 0 in extents:
         return
     kinds = [v.iter_type for v in stmt.iter_vars]
-    extents = [static_extent(sch.get(loop).extent) for loop in loops]
     pairs = list(zip(loops, kinds, strict=True))
     spatial = [loop for loop, kind in pairs if kind == tirx.IterVar.DataPar]
     others = [loop for loop, kind in pairs if kind != tirx.IterVar.DataPar]

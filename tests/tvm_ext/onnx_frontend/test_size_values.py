@@ -244,3 +244,26 @@ def test_values_say_what_is_known() -> None:
     known = SizeValues.of("int32", array_of([1, 2], (2,)))
     assert known.is_known
     assert known.elements.dtype == np.int32
+
+
+@pytest.mark.parametrize("reduction", ["none", "add", "mul", "max", "min"])
+def test_scatters_of_open_sizes(reduction: str) -> None:
+    """Slices that are assigned, whose number the sizes of two inputs tell."""
+    nodes = [
+        node("Range", ["c0", "d0", "c1"], ["rows"]),
+        node("Unsqueeze", ["rows", "l-1"], ["at"]),
+        node("Slice", ["x", "l0", "n", "l0"], ["updates"]),
+        node("ScatterND", ["x", "at", "updates"], ["y"], reduction=reduction),
+        node("Slice", ["x", "l0", "l1", "l0"], ["first"]),
+        node("Shape", ["first"], ["sf"]),
+        node("Expand", ["l1", "sf"], ["places"]),
+        node("ScatterElements", ["x", "places", "first"], ["z"], axis=3, reduction=reduction),
+    ]
+    last = [node("Unsqueeze", ["d0", "l0"], ["n"])]
+    assert_as_runtime(sized([*last, *nodes], outputs=["y", "z"]))
+
+
+def test_a_slice_that_is_empty_beside_open_sizes() -> None:
+    nodes = [node("Mod", ["d2", "c1"], ["v"]), node("Unsqueeze", ["v", "l0"], ["end"])]
+    nodes += [node("Slice", ["x", "l0", "end", "l2"], ["y"])]
+    assert_as_runtime(sized(nodes, ("N", "C", "H", "W")))

@@ -20,6 +20,7 @@ from tvm_ext.hardware.tvm_compat import (
     OnnxScatterND,
     onnx_constant,
 )
+from tvm_ext.onnx_frontend.converters.arguments import text
 from tvm_ext.onnx_frontend.converters.scatter import scattered_elements, scattered_slices
 
 _Sizes = Callable[[list[int], int, dict], np.ndarray]
@@ -37,7 +38,7 @@ def _of_coordinates(shape: list[int], coordinates: int, attr: dict) -> np.ndarra
 def _clamping(converter: type, sizes: _Sizes, alone: Callable[..., Any] | None = None) -> type:
     """TVM's ``converter`` with indices that are clamped to ``sizes`` beforehand.
 
-    ``alone``: what takes its place on GPUs where updates are not combined.
+    ``alone``: what takes its place for open sizes, and on GPUs where updates are not combined.
     """
 
     class Clamping(converter):
@@ -48,7 +49,7 @@ def _clamping(converter: type, sizes: _Sizes, alone: Callable[..., Any] | None =
             def inside(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
                 given = type(inputs)(inputs)
                 given[1] = _clamped(bb, inputs, attr, params, sizes)
-                if alone is not None and _is_alone(attr) and current_gpu() is not None:
+                if alone is not None and _is_taken(given, attr):
                     return alone(bb, given, attr)
                 return convert(bb, given, attr, params)
 
@@ -84,18 +85,21 @@ def _static_shape(value: relax.Expr) -> list[int] | None:
     return [int(s) for s in sizes] if all(isinstance(s, tirx.IntImm) for s in sizes) else None
 
 
-def _is_alone(attr: dict) -> bool:
-    """Whether updates take the place of data, instead of being added to it, say."""
-    reduction = attr.get("reduction", "none")
-    return (reduction.decode() if isinstance(reduction, bytes) else reduction) in ("none", "update")
+def _is_taken(inputs: Any, attr: dict) -> bool:
+    """Whether sizes are open, or updates take the place of data on a GPU."""
+    if any(_static_shape(value) is None for value in inputs[:3]):
+        return True
+    return text(attr, "reduction", "none") == "none" and current_gpu() is not None
 
 
 def _elements_alone(bb: relax.BlockBuilder, inputs: Any, attr: dict) -> relax.Expr:
-    return scattered_elements(bb, inputs[0], inputs[1], inputs[2], attr.get("axis", 0))
+    axis, reduction = attr.get("axis", 0), text(attr, "reduction", "none")
+    return scattered_elements(bb, inputs[0], inputs[1], inputs[2], axis, reduction)
 
 
-def _slices_alone(bb: relax.BlockBuilder, inputs: Any, _attr: dict) -> relax.Expr:
-    return scattered_slices(bb, inputs[0], inputs[1], inputs[2])
+def _slices_alone(bb: relax.BlockBuilder, inputs: Any, attr: dict) -> relax.Expr:
+    reduction = text(attr, "reduction", "none")
+    return scattered_slices(bb, inputs[0], inputs[1], inputs[2], reduction)
 
 
 GatherElements = _clamping(OnnxGatherElements, _along_axis)
