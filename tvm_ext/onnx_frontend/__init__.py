@@ -8,7 +8,7 @@ from typing import NamedTuple
 import onnx
 import tvm
 
-from tvm_ext.onnx_frontend.dimension_names import name_dimensions
+from tvm_ext.onnx_frontend.dimension_names import name_dimensions, name_sizes_of_branches
 from tvm_ext.onnx_frontend.importer import import_graph
 from tvm_ext.onnx_frontend.input_shapes import model_inputs, set_input_shapes
 from tvm_ext.onnx_frontend.load import load_with_weights
@@ -96,6 +96,7 @@ def prepare_model(
     if input_shapes:
         refuse_negative_sizes(model, name)
     name_dimensions(model.graph)
+    name_sizes_of_branches(model.graph)
     name_nodes(model.graph)
     ranges = {
         dim.dim_param: given[value.name, axis]
