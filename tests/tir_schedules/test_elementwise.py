@@ -104,13 +104,6 @@ def test_declines_a_reduction() -> None:
     assert found == NotMine("the kernel reduces or scans")
 
 
-def test_declines_symbolic_extents() -> None:
-    batch = tirx.Var("n", "int64")
-    found = Elementwise().apply(kernel_of(op.exp, ((batch, 5), "float32")), MACHINE)
-    assert isinstance(found, NotMine)
-    assert "symbolic" in found.reason
-
-
 def test_declines_a_gpu() -> None:
     found = Elementwise().apply(kernel_of(op.exp, f32(5)), GPU)
     assert found == NotMine("the target is not a CPU")

@@ -13,6 +13,7 @@ from tvm_ext.tir_schedules.inlining import (
 from tvm_ext.tir_schedules.llvm.borders import split_at_borders
 from tvm_ext.tir_schedules.llvm.data_parallel import plan_blocks, scheduled
 from tvm_ext.tir_schedules.llvm.loop_nest import schedule_data_parallel
+from tvm_ext.tir_schedules.llvm.open_elements import open_elements
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 
@@ -32,7 +33,8 @@ class Elementwise:
             return NotMine("the kernel reduces or scans")
         plan = plan_blocks(sch, machine, decisions)
         if isinstance(plan, NotMine):
-            return _block_by_block(sch, machine)
+            found = _block_by_block(sch, machine)
+            return open_elements(func, machine) if isinstance(found, NotMine) else found
         return scheduled(func, plan, machine)
 
 

@@ -16,6 +16,7 @@ from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP
 from tvm_ext.tir_schedules.nest import (
     Axis,
     Nest,
+    index_of,
     load_strides,
     restricted,
     store_strides,
@@ -36,12 +37,11 @@ _MAX_REPEATED = 1 / 16
 
 def loop(axis: Axis, body: tirx.Stmt, kind: tirx.ForKind = tirx.ForKind.SERIAL) -> tirx.Stmt:
     """``body`` for every iteration of ``axis``."""
-    dtype = str(axis.var.ty)
-    first, count = tirx.const(0, dtype), tirx.const(axis.extent, dtype)
+    first, count = tirx.const(0, str(axis.var.ty)), index_of(axis.extent, axis.var)
     return tirx.For(axis.var, first, count, kind, body)
 
 
-def new_axis(name: str, extent: int, like: tirx.Var) -> Axis:
+def new_axis(name: str, extent: Any, like: tirx.Var) -> Axis:
     """A loop of the same integer type as another."""
     return Axis(tirx.Var(name, str(like.ty)), extent)
 
@@ -50,6 +50,8 @@ def loops_around(axes: Sequence[Axis], body: tirx.Stmt, cores: int) -> tirx.Stmt
     """``body`` inside of ``axes``; with more than one core, the outer ones run on threads."""
     if not axes:
         return body
+    if any(axis.is_open for axis in axes):
+        return _open_loops_around(axes, body, cores)
     count = 0 if cores < 2 else 1
     while 0 < count < len(axes) and not _balanced(_trips(axes[:count]), cores):
         count += 1
@@ -58,6 +60,35 @@ def loops_around(axes: Sequence[Axis], body: tirx.Stmt, cores: int) -> tirx.Stmt
     for axis in reversed(axes[count:]):
         body = loop(axis, body)
     return _parallel(axes[:count], body) if count else body
+
+
+def _open_loops_around(axes: Sequence[Axis], body: tirx.Stmt, cores: int) -> tirx.Stmt:
+    """The same where some extents are known in the run only.
+
+    The innermost loop stays by itself: its place in a joined one would take divisions every time.
+    """
+    count = max(1, len(axes) - 1)
+    if len(axes) == 2 and axes[1].is_open:
+        # The outer one is often a batch of one.
+        count = 2
+    if cores < 2:
+        count = 0
+    for axis in reversed(axes[count:]):
+        body = loop(axis, body)
+    if count < 2:
+        return loop(axes[0], body, tirx.ForKind.PARALLEL) if count else body
+    like = axes[0].var
+    fused = tirx.Var("fused", str(like.ty))
+    indices: list[tirx.Stmt] = []
+    one = tirx.const(1, str(like.ty))
+    inner: Any = one
+    for axis in reversed(axes[:count]):
+        extent = index_of(axis.extent, like)
+        # Never zero inside of the loop, which TVM cannot see.
+        place = tirx.truncmod(tirx.truncdiv(fused, tirx.max(inner, one)), tirx.max(extent, one))
+        indices.append(tirx.Bind(axis.var, Analyzer().simplify(place)))
+        inner = extent * inner
+    return loop(Axis(fused, inner), sequence([*indices, body]), tirx.ForKind.PARALLEL)
 
 
 def _trips(axes: Sequence[Axis]) -> int:
@@ -81,14 +112,16 @@ def _parallel(axes: Sequence[Axis], body: tirx.Stmt) -> tirx.Stmt:
     return loop(fused, sequence([*indices, body]), tirx.ForKind.PARALLEL)
 
 
-def chunks(extent: int, length: int, like: tirx.Var) -> tuple[Axis, tvm.ir.Expr]:
+def chunks(extent: Any, length: int, like: tirx.Var) -> tuple[Axis, tvm.ir.Expr]:
     """A loop over stretches of ``length`` iterations, and the first iteration of each.
 
     The last stretch starts earlier when ``extent`` is no multiple of ``length``: it repeats what
-    the one before has done, and needs no branch.
+    the one before has done, and needs no branch. An open extent is at least ``length``.
     """
-    axis = new_axis("chunk", -(-extent // length), like)
-    return axis, chunk_start(axis.var, length, tirx.const(extent, str(like.ty)))
+    is_known = isinstance(extent, int)
+    count = -(-extent // length) if is_known else tirx.truncdiv(extent + (length - 1), length)
+    axis = new_axis("chunk", count, like)
+    return axis, chunk_start(axis.var, length, index_of(extent, like))
 
 
 def chunk_start(chunk: Any, length: int, extent: Any) -> Any:

@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm_ext.tir_schedules.llvm.row_code import Writer, assign
 from tvm_ext.tir_schedules.llvm.row_decision import RowDecision
 from tvm_ext.tir_schedules.llvm.row_passes import partial_size, passes_of, row_in_output
-from tvm_ext.tir_schedules.llvm.row_stretches import stretches
+from tvm_ext.tir_schedules.llvm.row_stretches import Stretch, open_stretches
 from tvm_ext.tir_schedules.rows.row_combine import Combine, accumulated, combine_of
 from tvm_ext.tir_schedules.rows.row_kernel import (
     Axis,
@@ -33,13 +33,15 @@ class AlongRows(Writer):
     def write(self) -> tirx.Stmt:
         """The loop over all rows."""
         nests = []
-        for part in stretches(self.kernel.count, [self.decision.together, 1]):
+        widths = [self.decision.together, 1]
+        for part in open_stretches(self.kernel.count, widths, self.dtype):
             # Only the first of them is worth handing to threads.
-            decision = self.decision if part[0] == 0 else replace(self.decision, chunks=1)
+            is_first = isinstance(part[0], int) and part[0] == 0
+            decision = self.decision if is_first else replace(self.decision, chunks=1)
             nests.append(AlongRows(self.kernel, decision)._rows(part))
         return sequence(nests)
 
-    def _rows(self, part: tuple[int, int, int]) -> tirx.Stmt:
+    def _rows(self, part: Stretch) -> tirx.Stmt:
         start, count, width = part
         passes = passes_of(self.kernel)
         rows = [_Row(self.kernel, self.decision) for _ in range(width)]
@@ -102,7 +104,9 @@ class _Row(Writer):
         Vectors narrower than the first of ``widths`` count their lanes on from one to the next.
         """
         outer, inner = columns
-        parts = stretches(product(axis.extent for axis in inner), widths)
+        length = product(axis.extent for axis in inner)
+        is_open = not isinstance(length, int)
+        parts = open_stretches(length, [*widths, 1] if is_open else widths, self.dtype)
 
         def row(at: dict[int, Any]) -> tirx.Stmt:
             def at_row(columns: dict[int, Any], lane: Any) -> tirx.Stmt:
@@ -111,7 +115,8 @@ class _Row(Writer):
             done = []
             narrow = 0
             for part in parts:
-                whole = part[2] == widths[0]
+                # How many narrower vectors there are is not known: all count their lanes from 0.
+                whole = is_open or part[2] == widths[0]
                 lanes = None if whole else narrow
                 done.append(self._piece(part, lanes, inner, at_row))
                 narrow += 0 if whole else part[1] * part[2]
@@ -121,7 +126,7 @@ class _Row(Writer):
 
     def _piece(
         self,
-        part: tuple[int, int, int],
+        part: Stretch,
         lanes: int | None,
         inner: Sequence[Axis],
         body: ColumnBody,

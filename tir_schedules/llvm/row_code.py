@@ -19,7 +19,7 @@ from tvm_ext.tir_schedules.rows.row_kernel import (
     product,
     substituted,
 )
-from tvm_ext.tir_schedules.rows.row_strides import index_in_row
+from tvm_ext.tir_schedules.rows.row_strides import index_in_row, sized
 from tvm_ext.tir_schedules.statements import sequence
 
 Body = Callable[[Any], tirx.Stmt]
@@ -38,17 +38,16 @@ class Writer:
         self.locals: dict[int, tvm.ir.Var] = {}
         self.aliases: dict[int, tvm.ir.Var] = {}
 
-    def number(self, value: int) -> tvm.ir.Expr:
-        """A constant of the type of the loops."""
-        return tirx.const(value, self.dtype)
+    def number(self, value: Any) -> tvm.ir.Expr:
+        """A number of the type of the loops, or an expression for one."""
+        return sized(value, self.dtype)
 
     def loop(self, extent: Any, body: Body, kind: tirx.ForKind = tirx.ForKind.SERIAL) -> tirx.Stmt:
         """A loop from 0; the body alone when it runs once."""
         if static_extent(extent) == 1:
             return body(self.number(0))
         var = tirx.Var("i", self.dtype)
-        end = self.number(extent) if isinstance(extent, int) else extent
-        return tirx.For(var, self.number(0), end, kind, body(var))
+        return tirx.For(var, self.number(0), self.number(extent), kind, body(var))
 
     def vector(self, length: int, body: Body) -> tirx.Stmt:
         """A vectorised loop."""
@@ -132,15 +131,18 @@ class Writer:
 
         return [*(tirx.AllocBuffer(p) for p in partial), self.loop(size // width, fill)]
 
-    def in_chunks(self, count: int, body: Body, around: Callable[[], list[tirx.Stmt]]) -> tirx.Stmt:
+    def in_chunks(self, count: Any, body: Body, around: Callable[[], list[tirx.Stmt]]) -> tirx.Stmt:
         """A loop from 0 to ``count``, in parts on threads when the decision says so.
 
         ``around`` gives declarations, asked for after the body is written, for each part.
         """
-        chunks = min(self.decision.chunks, count)
+        is_open = not isinstance(count, int)
+        chunks = self.decision.chunks if is_open else min(self.decision.chunks, count)
         if chunks <= 1:
             loop = self.loop(count, body)
             return sequence([*around(), loop])
+        if is_open:
+            return self._in_open_chunks(self.number(count), chunks, body, around)
         size = -(-count // chunks)
 
         def part(chunk: Any) -> tirx.Stmt:
@@ -152,6 +154,18 @@ class Writer:
             return sequence([*around(), loop])
 
         return self.loop(-(-count // size), part, tirx.ForKind.PARALLEL)
+
+    def _in_open_chunks(
+        self, count: Any, chunks: int, body: Body, around: Callable[[], list[tirx.Stmt]]
+    ) -> tirx.Stmt:
+        size = tirx.truncdiv(count + (chunks - 1), self.number(chunks))
+
+        def part(chunk: Any) -> tirx.Stmt:
+            length = tirx.Max(tirx.Min(size, count - chunk * size), self.number(0))
+            loop = self.loop(length, lambda i: body(chunk * size + i))
+            return sequence([*around(), loop])
+
+        return self.loop(chunks, part, tirx.ForKind.PARALLEL)
 
 
 def with_body(

@@ -77,6 +77,8 @@ def decide_rows(
     ``chunks``; along the rows also for ``together`` and ``in_output``.
     """
     lanes = _lanes(kernel, machine)
+    if is_open(kernel):
+        return _open_rows(kernel, lanes, machine)
     runs_across = _runs_across(kernel, lanes)
     across = bool(decisions.pick("across", ways(kernel, lanes), int(runs_across)))
     busy = worth_threads(machine, operations(kernel, across, lanes), lanes)
@@ -94,6 +96,19 @@ def decide_rows(
     in_output = bool(decisions.pick("in_output", row.in_output(), 1))
     chunks = _chunks(lambda _: row.shared(together), busy, machine, decisions)
     return RowDecision(False, lanes, registers, chunks, together, in_output)
+
+
+def is_open(kernel: RowKernel) -> bool:
+    """Whether it is known in the run only how many rows there are, or how long they are."""
+    lengths = [block.length for block in kernel.blocks]
+    return not all(isinstance(count, int) for count in (kernel.count, *lengths))
+
+
+def _open_rows(kernel: RowKernel, lanes: int, machine: CpuDescription) -> RowDecision:
+    """Along the rows, on threads."""
+    known = all(isinstance(block.length, int) for block in kernel.blocks)
+    registers, together = _registers_along(kernel, lanes) if known else (ACCUMULATORS, 1)
+    return RowDecision(False, lanes, registers, machine.cores, together)
 
 
 def _chunks(

@@ -1,9 +1,10 @@
 """Passes over a row: which blocks share one, what they accumulate in, where the row waits."""
 
+from typing import Any
+
 import tvm
 from tvm_ffi import structural_equal
 
-from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.rows.row_kernel import (
     RowBlock,
     RowKernel,
@@ -34,7 +35,8 @@ def passes_of(kernel: RowKernel) -> list[Pass]:
 def _shared(before: RowBlock, block: RowBlock) -> RowBlock | None:
     """``before`` in the columns of ``block``; None when they cannot share a pass."""
     extents = [axis.extent for axis in block.columns]
-    if before.starts or not block.starts or [a.extent for a in before.columns] != extents:
+    others = [axis.extent for axis in before.columns]
+    if before.starts or not block.starts or not structural_equal(others, extents):
         return None
     if not extents or len(before.stores) != 1:
         return None
@@ -51,8 +53,10 @@ def _shared(before: RowBlock, block: RowBlock) -> RowBlock | None:
     return RowBlock(block.columns, (moved,), ())
 
 
-def partial_size(length: int, lanes: int, registers: int) -> tuple[int, int]:
+def partial_size(length: Any, lanes: int, registers: int) -> tuple[int, int]:
     """Lanes of a vector and of all partial results: powers of two, no more than the row has."""
+    if not isinstance(length, int):
+        return lanes, registers * lanes
     lanes = min(lanes, 1 << (length - 1).bit_length())
     while registers > 1 and registers * lanes > length:
         registers //= 2
@@ -84,7 +88,6 @@ def _fits_output(kernel: RowKernel, load: tvm.ir.TensorLoad, store: Store) -> bo
     return (
         key in kernel.inner
         and str(buffer.dtype) == str(store.buffer.dtype)
-        and [static_extent(s) for s in buffer.shape]
-        == [static_extent(s) for s in store.buffer.shape]
+        and structural_equal(list(buffer.shape), list(store.buffer.shape))
         and all(structural_equal(list(n.indices), list(store.indices)) for n in reads)
     )

@@ -7,15 +7,18 @@ of the whole row in a register.
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.row_code import with_body
-from tvm_ext.tir_schedules.llvm.row_decision import decide_rows
+from tvm_ext.tir_schedules.llvm.row_decision import decide_rows, is_open
 from tvm_ext.tir_schedules.llvm.row_nest import rows_nest
+from tvm_ext.tir_schedules.llvm.row_passes import row_in_output
 from tvm_ext.tir_schedules.rows.row_hoist import hoisted
-from tvm_ext.tir_schedules.rows.row_kernel import is_reduction_only
+from tvm_ext.tir_schedules.rows.row_kernel import RowKernel, buffer_key, is_reduction_only
 from tvm_ext.tir_schedules.rows.row_reader import read_rows
 from tvm_ext.tir_schedules.rows.row_refusals import refuse_early, refuse_rows
+from tvm_ext.tir_schedules.rows.row_strides import is_dense
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
 
@@ -35,10 +38,11 @@ class RowStitch:
         if refusal is not None:
             return refusal
         inline_blocks(sch)
-        kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
+        blocks = [sch.get(block) for block in kernel_blocks(sch)]
+        kernel = read_rows(blocks, func.params, open_rows=True, open_columns=True)
         if isinstance(kernel, NotMine):
             return kernel
-        refusal = refuse_rows(kernel)
+        refusal = refuse_rows(kernel) or _refuse_open(kernel)
         if refusal is not None:
             return refusal
         if is_reduction_only(kernel):
@@ -46,3 +50,23 @@ class RowStitch:
         kernel = hoisted(kernel)
         nest = rows_nest(kernel, decide_rows(kernel, machine, decisions))
         return s_tir.Schedule(with_body(func, nest))
+
+
+def _refuse_open(kernel: RowKernel) -> NotMine | None:
+    """Why rows of which the number or length is known in the run only cannot run along the row."""
+    if not is_open(kernel):
+        return None
+    if any(block.starts and len(block.stores) > 1 for block in kernel.blocks):
+        return NotMine("several results are reduced together, of rows known in the run only")
+    blocks = [block for block in kernel.blocks if block.columns]
+    if not all(is_dense(kernel, block.columns, [block]) for block in blocks):
+        return NotMine("rows known in the run only are not contiguous")
+    waiting = row_in_output(kernel)
+    kept = [waiting[0]] if waiting is not None else []
+    buffers = [store.buffer for block in kernel.blocks for store in block.stores]
+    for buffer in buffers:
+        inside = kernel.inner.get(buffer_key(buffer), ())
+        known = all(static_extent(buffer.shape[d]) is not None for d in inside)
+        if not known and not any(buffer.same_as(other) for other in kept):
+            return NotMine("a row of a length known in the run only waits outside of the output")
+    return None

@@ -87,8 +87,8 @@ def tile_code(nest: Nest, decision: TileDecision) -> tuple[list[Axis], tirx.Stmt
     binds = [tirx.Bind(first_write, write_start), tirx.Bind(first_read, read_start)]
     body = sequence([*binds, *tile.statements(first_write, first_read)])
     # Along the longer axis inside: fewer stretches of memory are under way at a time.
-    pair = [axis for axis in (write_chunk, read_chunk) if axis.extent > 1]
-    pair.sort(key=lambda axis: axis.extent)
+    pair = [axis for axis in (write_chunk, read_chunk) if not axis.runs_once]
+    pair.sort(key=lambda axis: (axis.is_open, 0 if axis.is_open else axis.extent))
     if decision.swapped:
         pair.reverse()
     once = {a.var: tirx.const(0, str(a.var.ty)) for a in (write_chunk, read_chunk)}
@@ -105,10 +105,14 @@ class _Tile:
         self.shape = decision.shape
         self.write = nest.axes[decision.write_axis]
         self.read = nest.axes[decision.read_axis]
-        self.rows = min(self.size, self.write.extent)
-        self.columns = min(self.size, self.read.extent)
+        self.rows = self._most(self.write)
+        self.columns = self._most(self.read)
         loads = nest.loads()
         self.staged = [loads[i] for i in decision.turned] or [nest.store.value]
+
+    def _most(self, axis: Axis) -> int:
+        """How many of an axis are in a tile; one of open extent is no shorter than that."""
+        return self.size if axis.is_open else min(self.size, axis.extent)
 
     def statements(self, first_write: tirx.Var, first_read: tirx.Var) -> list[tirx.Stmt]:
         """The statements of a tile whose first element is at these two iterations."""

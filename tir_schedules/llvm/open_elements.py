@@ -1,0 +1,128 @@
+"""Elementwise kernels and transposes of sizes that a run decides: vectors, tiles, or plain loops.
+
+Tiles and vectors have sizes that are numbers; the last of a loop laps over the one before. A loop
+that turns out shorter than one of them has a version of the code without.
+"""
+
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.flat_views import FlatViews
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.llvm.block_decision import lanes_of
+from tvm_ext.tir_schedules.llvm.borders import branch_comparisons
+from tvm_ext.tir_schedules.llvm.data_parallel import block_code, plan_block, with_body
+from tvm_ext.tir_schedules.llvm.loop_nest import REGISTERS_PER_VECTOR_LOOP
+from tvm_ext.tir_schedules.llvm.nest_code import chunks, loop, loops_around, new_axis, vector_loops
+from tvm_ext.tir_schedules.llvm.tile_code import TileDecision, tile_code
+from tvm_ext.tir_schedules.nest import (
+    Axis,
+    Nest,
+    in_order_of_writing,
+    index_of,
+    joined,
+    load_strides,
+    nest_of,
+    store_strides,
+    substitute,
+    with_own_variables,
+)
+from tvm_ext.tir_schedules.template import NotMine
+
+# Shorter axes give vectors too short to be worth turning.
+_MIN_EXTENT = 4
+
+
+def open_elements(func: tirx.PrimFunc, machine: CpuDescription) -> s_tir.Schedule | NotMine:
+    """The schedule of a kernel without reductions whose loops have any extents."""
+    sch = s_tir.Schedule(func)
+    inline_blocks(sch)
+    views = FlatViews(open_sizes=True)
+    code = []
+    for block in kernel_blocks(sch):
+        nest = nest_of(sch.get(block), views)
+        if nest is None:
+            return NotMine("a block is not one assignment")
+        if views.may_share_memory(nest.store, func):
+            return NotMine("a block may write over what it reads")
+        statement = _code(joined(in_order_of_writing(nest)), machine)
+        if statement is None:
+            return NotMine("a block walks what it reads or writes in steps that are not known")
+        code.append(statement)
+    return with_body(func, views, code)
+
+
+def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
+    """The loops of one block; None where neither vectors nor tiles fit its addresses."""
+    if not nest.is_open:
+        return block_code(plan_block(nest, machine), machine)
+    # Which way a branch goes would have to be known for whole vectors.
+    if store_strides(nest)[-1] != 1 or branch_comparisons(nest.store.value):
+        return None
+    if any(load.source.same_as(nest.store.buffer) for load in nest.loads()):
+        return None
+    across = [i for i, steps in enumerate(load_strides(nest)) if steps[-1] not in (0, 1)]
+    return _in_tiles(nest, across, machine) if across else _in_vectors(nest, machine)
+
+
+def _in_vectors(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
+    lanes, cores = lanes_of(nest, machine), machine.cores
+    inner = nest.axes[-1]
+    if not inner.is_open:
+        parts = vector_loops(with_own_variables(nest), lanes, once=False)
+        # Each with variables of its own: they are loops of their own, one after the other.
+        statements = [loops_around(outer, body, cores) for outer, body in parts]
+        return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+    length = lanes * REGISTERS_PER_VECTOR_LOOP
+    whole = with_own_variables(nest)
+    *outer, axis = whole.axes
+    chunk, start = chunks(axis.extent, length, axis.var)
+    lane = new_axis("lane", length, axis.var)
+    moved = whole.with_expressions(lambda e: substitute(e, {axis.var: start + lane.var}))
+    vector = loop(lane, moved.store, tirx.ForKind.VECTORIZED)
+    vectors = loops_around([*outer, chunk], vector, cores)
+    return _where_long([axis], length, vectors, _plain(nest))
+
+
+def _in_tiles(nest: Nest, across: list[int], machine: CpuDescription) -> tirx.Stmt | None:
+    """Tiles turned in registers, along the axis along which all of ``across`` are contiguous."""
+    strides = load_strides(nest)
+    read = [
+        axis
+        for axis in range(len(nest.axes) - 1)
+        if all(strides[i][axis] == 1 for i in across) and _is_long(nest.axes[axis])
+    ]
+    dtypes = {str(nest.store.buffer.dtype), *(str(load.source.dtype) for load in nest.loads())}
+    if not read or not _is_long(nest.axes[-1]) or "bool" in dtypes:
+        return None
+    size = min(machine.vector_lanes(dtype) for dtype in {"float32", *dtypes})
+    own = with_own_variables(nest)
+    decision = TileDecision(len(own.axes) - 1, read[-1], size, turned=tuple(across))
+    outer, body = tile_code(own, decision)
+    tiles = loops_around(outer, body, machine.cores)
+    return _where_long([own.axes[-1], own.axes[read[-1]]], size, tiles, _plain(nest))
+
+
+def _is_long(axis: Axis) -> bool:
+    return axis.is_open or axis.extent >= _MIN_EXTENT
+
+
+def _plain(nest: Nest) -> tirx.Stmt:
+    """Loops without vectors, for few elements: on one thread."""
+    nest = with_own_variables(nest)
+    return loops_around(nest.axes, nest.store, 1)
+
+
+def _where_long(axes: list[Axis], length: int, code: tirx.Stmt, other: tirx.Stmt) -> tirx.Stmt:
+    """``code`` where all open ones of ``axes`` have ``length`` iterations."""
+    conditions: list[Any] = [
+        index_of(axis.extent, axis.var) >= length for axis in axes if axis.is_open
+    ]
+    if not conditions:
+        return code
+    condition = conditions[0]
+    for more in conditions[1:]:
+        condition = tirx.And(condition, more)
+    return tirx.IfThenElse(condition, code, other)
