@@ -19,6 +19,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
 from tvm_ext.configs.atomic_file import write_text
+from tvm_ext.configs.errors import FormError, own_words
 from tvm_ext.tir_schedules.kernel_identity import kernel_hash
 from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.lines import Problem, append_line, read_lines, strict_json
@@ -219,16 +220,19 @@ def _parse_record(
     try:
         return _record(workloads[data[0]].hash, data[1], number)
     except (TypeError, ValueError, OverflowError) as error:
-        raise _LineError("no record: expected [trace, seconds, target, arguments]") from error
+        more = f" ({own_words(error)})" if own_words(error) else ""
+        raise _LineError(
+            f"no record: expected [trace, seconds, target, arguments]{more}"
+        ) from error
 
 
 def _record(workload: str, body: list[Any], line: int) -> StoredRecord:
     trace, seconds, target, _ = body
     if not isinstance(target, dict):
-        raise ValueError("it has no target")
+        raise FormError("it has no target")
     times = [float(value) for value in seconds or []]
     if any(value <= 0 for value in times):
-        raise ValueError("a time is not above zero")
+        raise FormError("a time is not above zero")
     mean = sum(times) / len(times) if times else float("inf")
     return StoredRecord(workload, trace, mean, dict(target), body, line)
 
