@@ -11,7 +11,7 @@ import tvm
 from tvm_ext.artifact import VersionsRecord, read_artifact
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.graph_facts import operator_counts
-from tvm_ext.compiler.kernel_records import kernel_records
+from tvm_ext.compiler.kernel_records import kernel_records, largest_result
 from tvm_ext.compiler.kernel_workspaces import plan_workspaces
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
 from tvm_ext.compiler.memory import plan_memory
@@ -151,7 +151,12 @@ def _compiled(
                 ranges=lowered.imported.ranges,
                 passes=lambda mod: runner.run(pipeline.memory, mod),
             )
-            require_memory(memory, lowered.imported.name, default_limit(machine))
+            require_memory(
+                memory,
+                lowered.imported.name,
+                default_limit(machine),
+                lambda: largest_result(lowered.kernels, lowered.calls),
+            )
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
             program = build_program(

@@ -53,6 +53,22 @@ def kernel_records(
     return records
 
 
+def largest_result(unscheduled: tvm.IRModule, calls: Sequence[KernelCall]) -> str:
+    """The nodes whose kernel gives the largest tensor, and its shape; empty for no kernels."""
+    found = {call.kernel: call.where for call in reversed(calls)}
+    sized = [
+        (math.prod(static_extent(size) or 1 for size in param.shape), name, list(param.shape))
+        for name in found
+        for param in unscheduled[name].params[-1:]
+        if hasattr(param, "shape")
+    ]
+    if not sized:
+        return ""
+    _, name, shape = max(sized, key=lambda one: one[0])
+    sizes = [str(static_extent(size) or "?") for size in shape]
+    return f"'{found[name]}', of shape [{', '.join(sizes)}]"
+
+
 def has_known_sizes(func: tirx.PrimFunc) -> bool:
     """Whether all tensors that a kernel takes have sizes that no run decides."""
     shapes = [param.shape for param in func.params if hasattr(param, "shape")]

@@ -5,6 +5,7 @@ have end the process then, and not the model.
 """
 
 import os
+from collections.abc import Callable
 
 from tvm_ext.errors import BuildError
 from tvm_ext.hardware.cuda.driver import driver_state
@@ -25,9 +26,14 @@ def default_limit(machine: Processor) -> float:
 
 
 def require_memory(
-    record: MemoryRecord, label: str, limit_gibibytes: float = DEFAULT_GIBIBYTES
+    record: MemoryRecord,
+    label: str,
+    limit_gibibytes: float = DEFAULT_GIBIBYTES,
+    largest: Callable[[], str] = str,
 ) -> None:
     """Checks the planned peak of a program's buffers, weights not counted.
+
+    ``largest`` says of what the largest of them is.
 
     Raises
     ------
@@ -38,8 +44,10 @@ def require_memory(
     limit = _limit(limit_gibibytes)
     needed = (record.planned_peak_bytes or 0) / 2**30
     if needed > limit:
+        where = largest()
         raise BuildError(
-            f"{label} needs {needed:.1f} GiB for the values that it computes; expected at most "
+            f"{label} needs {needed:.1f} GiB for the values that it computes"
+            f"{f', the largest of them that of {where}' if where else ''}; expected at most "
             f"{limit:g} GiB: give smaller input shapes, or set {VARIABLE} to the GiB it may use"
         )
 
