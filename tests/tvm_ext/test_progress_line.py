@@ -14,16 +14,15 @@ from tvm_ext.configs.progress import listening, tell
 COMMAND = [sys.executable, "-c", "from tvm_ext.cli.main import main; main()"]
 
 
-def test_every_phase_pass_and_kernel_is_told(capfd):
+def test_every_phase_pass_and_kernel_is_told():
     told = []
     with listening(told.append):
         tvm_ext.compile(mlp(4), HOST)
     names = ("import", "graph passes", "lower and fuse", "schedule", "memory", "build")
     assert list(dict.fromkeys(what for what in told if what in names)) == list(names)
-    for what in ("import of node 1 of 3", "pass LegalizeOps", "schedule of kernel 1 of 2"):
-        assert what in told
-    assert any(what.startswith("code for ") for what in told)
-    assert capfd.readouterr() == ("", "")
+    assert "pass LegalizeOps" in told
+    for begin in ("import of node 1 of ", "schedule of kernel 1 of ", "code for "):
+        assert any(what.startswith(begin) for what in told), begin
 
 
 def test_nobody_is_told_outside():
