@@ -24,11 +24,20 @@ class _Nothing:
     """An optional without an element."""
 
 
+@dataclass(frozen=True)
+class _Slices:
+    """A sequence of the slices of size 1 of a tensor, whose number only the run may know."""
+
+    data: ir.Value
+    axis: int
+    keeps_axis: bool
+
+
 @dataclass
 class _Known:
     """Contents of sequences and optionals by value, and the opset."""
 
-    contents: dict[ir.Value, list[ir.Value] | _Nothing]
+    contents: dict[ir.Value, list[ir.Value] | _Slices | _Nothing]
     opset: int
 
 
@@ -110,7 +119,20 @@ def _erase(node: ir.Node, known: _Known) -> bool:
     return False
 
 
+def _slices(value: ir.Value | None, known: _Known) -> _Slices | None:
+    found = known.contents.get(value) if value is not None else None
+    return found if isinstance(found, _Slices) else None
+
+
 def _at(node: ir.Node, known: _Known) -> bool:
+    slices = _slices(node.inputs[0], known)
+    if slices is not None:
+        inserter = Inserter(node, f"{node.name}/item")
+        item = inserter.node("Gather", [slices.data, node.inputs[1]], axis=slices.axis)
+        item.dtype = slices.data.dtype
+        if slices.keeps_axis:
+            item = unsqueezed(inserter, item, slices.axis, known.opset)
+        return _becomes(node, item)
     items = _listed(node.inputs[0], known)
     item = items[_checked(node, _position(node, 1, 0), len(items))]
     return _becomes(node, item)
@@ -125,22 +147,63 @@ def _becomes(node: ir.Node, value: ir.Value) -> bool:
 
 
 def _length(node: ir.Node, known: _Known) -> bool:
+    slices = _slices(node.inputs[0], known)
+    if slices is not None:
+        replace_outputs(node, [Inserter(node, f"{node.name}/n").size(slices.data, slices.axis)])
+        return True
     count = len(_listed(node.inputs[0], known))
     replace_outputs(node, [Inserter(node, f"{node.name}/n").constant(np.array(count, np.int64))])
     return True
 
 
 def _concat(node: ir.Node, known: _Known) -> bool:
-    items = _listed(node.inputs[0], known)
     inserter = Inserter(node, f"{node.name}/parts")
     axis = node.attributes["axis"].as_int()
     new_axis = node.attributes.get("new_axis")
-    if new_axis is not None and new_axis.as_int():
+    is_new = new_axis is not None and bool(new_axis.as_int())
+    slices = _slices(node.inputs[0], known)
+    if slices is not None:
+        return _becomes(node, _joined(inserter, slices, axis, is_new, known))
+    items = _listed(node.inputs[0], known)
+    if is_new:
         items = [unsqueezed(inserter, value, axis, known.opset) for value in items]
     joined = inserter.node("Concat", items, axis=axis)
     joined.dtype = items[0].dtype if items else None
     replace_outputs(node, [joined])
     return True
+
+
+def _joined(
+    inserter: Inserter, slices: _Slices, axis: int, is_new: bool, known: _Known
+) -> ir.Value:
+    """The slices along a new axis, or one after the other along one of theirs."""
+    data = slices.data
+    if data.shape is None:
+        raise _Unknown
+    rank = len(data.shape)
+    # A new axis is counted among those of the result.
+    axis %= rank if is_new or slices.keeps_axis else rank - 1
+    if slices.keeps_axis:
+        if is_new or axis != slices.axis:
+            raise _Unknown
+        return data
+    order = [other for other in range(rank) if other != slices.axis]
+    order.insert(axis, slices.axis)
+    if order != list(range(rank)):
+        data = inserter.node("Transpose", [data], perm=order)
+        data.dtype = slices.data.dtype
+    if is_new:
+        return data
+    # The sizes of the result, of which that of the joined axis is left to Reshape.
+    sizes = [
+        unsqueezed(inserter, inserter.size(data, place), 0, known.opset)
+        for place in range(rank)
+        if place != axis + 1
+    ]
+    sizes[axis] = inserter.constant(np.array([-1], np.int64))
+    merged = inserter.node("Reshape", [data, inserter.node("Concat", sizes, axis=0)])
+    merged.dtype = data.dtype
+    return merged
 
 
 def _split(node: ir.Node, known: _Known) -> bool:
@@ -149,6 +212,9 @@ def _split(node: ir.Node, known: _Known) -> bool:
         raise _Unknown
     axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
     axis %= len(data.shape)
+    if len(node.inputs) < 2 and not isinstance(data.shape[axis], int):
+        known.contents[node.outputs[0]] = _Slices(data, axis, _keeps_axis(node))
+        return False
     sizes, keep = _parts(node, data.shape[axis])
     inserter = Inserter(node, f"{node.name}/parts")
     items, start = [], 0
@@ -178,11 +244,14 @@ def _parts(node: ir.Node, size: object) -> tuple[list[int], bool]:
             return [int(n) for n in array], True
         step, keep = int(array.item()), True
     else:
-        step = 1
-        keep = "keepdims" not in node.attributes or bool(node.attributes["keepdims"].as_int())
+        step, keep = 1, _keeps_axis(node)
     if not isinstance(size, int) or step < 1:
         raise _Unknown
     return [min(step, size - start) for start in range(0, size, step)], keep
+
+
+def _keeps_axis(node: ir.Node) -> bool:
+    return "keepdims" not in node.attributes or bool(node.attributes["keepdims"].as_int())
 
 
 def _map(node: ir.Node, known: _Known) -> bool:

@@ -34,6 +34,13 @@ class Inserter:
         value.shape, value.dtype = ir.Shape(array.shape), ir.DataType.from_numpy(array.dtype)
         return value
 
+    def size(self, value: ir.Value, axis: int) -> ir.Value:
+        """One size of a value, int64[]."""
+        at = self.constant(np.array(axis, np.int64))
+        size = self.node("Gather", [self.node("Shape", [value]), at], axis=0)
+        size.dtype, size.shape = ir.DataType.INT64, ir.Shape([])
+        return size
+
     def body(self, body: ir.Graph, inputs: Sequence[ir.Value], iteration: int) -> list[ir.Value]:
         """The outputs of a copy of ``body`` for an iteration, with these values for its inputs."""
         copy = body.clone(allow_outer_scope_values=True)

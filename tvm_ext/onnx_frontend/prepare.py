@@ -14,6 +14,7 @@ import onnx_ir as ir
 from onnxscript import optimizer
 
 from tvm_ext.errors import TvmExtError
+from tvm_ext.onnx_frontend.appending_loops import appending_loops_to_scans
 from tvm_ext.onnx_frontend.cast_like import cast_likes_to_casts
 from tvm_ext.onnx_frontend.constant_values import spell_constants_out
 from tvm_ext.onnx_frontend.containers import resolve_containers, splits_hidden
@@ -132,9 +133,12 @@ def _holds_map(type_: onnx.TypeProto) -> bool:
 
 
 def _write_out(model: ir.Model) -> bool:
-    """Scan as Loop, short loops unrolled, containers resolved; whether something changed."""
+    """Scan as Loop, short loops unrolled, containers resolved; whether something changed.
+
+    A loop that appends to a sequence may have elements of any size where it is unrolled.
+    """
     rewrites = (scans_to_loops, hoist_loop_invariants, unroll_loops, resolve_containers)
-    return any([rewrite(model) for rewrite in rewrites])
+    return any([rewrite(model) for rewrite in rewrites]) or appending_loops_to_scans(model)
 
 
 def _fold(model: ir.Model) -> None:

@@ -40,7 +40,7 @@ def _rewrite(node: ir.Node) -> None:
     outer = Inserter(node, f"{node.name}/outside")
     axes = _numbers(node, "scan_input_axes", scanned)
     directions = _numbers(node, "scan_input_directions", scanned)
-    trips = _length(outer, node.inputs[states], axes[0])
+    trips = outer.size(node.inputs[states], axes[0])
     one = outer.constant(np.array(1, np.int64))
     last = outer.node("Sub", [trips, one])
     number = ir.Value(
@@ -117,13 +117,6 @@ def _arranged(node: ir.Node, loop: ir.Node, states: int, results: list[ir.Value]
         value.dtype = element.dtype
         found.append(value)
     return found
-
-
-def _length(outer: Inserter, value: ir.Value, axis: int) -> ir.Value:
-    shape = outer.node("Shape", [value])
-    length = outer.node("Gather", [shape, outer.constant(np.array(axis, np.int64))], axis=0)
-    length.dtype, length.shape = ir.DataType.INT64, ir.Shape([])
-    return length
 
 
 def _numbers(node: ir.Node, name: str, count: int) -> list[int]:

@@ -1,0 +1,80 @@
+"""Sequences whose length only the run knows, between the loops that make them and read them."""
+
+import numpy as np
+import onnx
+import pytest
+from control_flow_models import assert_same, loop_body
+from onnx import TensorProto, helper
+from small_models import model, node, rand, value
+
+from tvm_ext.onnx_frontend import prepare_model
+
+X = value("x", ["N", 3])
+FEEDS = [{"x": rand(rows, 3)} for rows in (1, 4, 7)]
+STORED = {"zero": np.array(0), "one": np.array(1), "axes": np.array([0])}
+ROWS = [node("Shape", ["x"], ["sizes"]), node("Gather", ["sizes", "zero"], ["n"], axis=0)]
+ROW = [node("Gather", ["x", "i"], ["row"], axis=0), node("Exp", ["row"], ["element"])]
+FIRST_ROWS = [
+    node("Add", ["i", "one"], ["next"]),
+    node("Unsqueeze", ["next", "axes"], ["end"]),
+    node("Slice", ["x", "axes", "end", "axes"], ["element"]),
+]
+
+
+def appending(steps: list[onnx.NodeProto], *readers: onnx.NodeProto) -> onnx.ModelProto:
+    """A loop over the rows of ``x`` that appends ``element``; ``readers`` make ``y`` of ``all``."""
+    insert = node("SequenceInsert", ["list", "element"], ["longer"])
+    inner = loop_body([*steps, insert], ["list", "s"], "longer s2")
+    inner.node.insert(0, node("Add", ["s", "one"], ["s2"]))
+    kind = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, None))
+    inner.input[2].type.CopyFrom(kind)
+    inner.output[1].type.CopyFrom(kind)
+    inner.input[3].type.tensor_type.elem_type = TensorProto.INT64
+    inner.output[2].type.tensor_type.elem_type = TensorProto.INT64
+    loop = node("Loop", ["n", "", "empty", "zero"], ["all", "count"], body=inner, name="loop")
+    nodes = [*ROWS, node("SequenceEmpty", [], ["empty"]), loop, *readers]
+    outputs = [value("y", None), value("count", [], TensorProto.INT64)]
+    return model(nodes, [X], outputs, **STORED)
+
+
+def joined(axis: int, new_axis: int) -> onnx.NodeProto:
+    return node("ConcatFromSequence", ["all"], ["y"], axis=axis, new_axis=new_axis)
+
+
+@pytest.mark.parametrize(("axis", "new_axis"), [(0, 1), (1, 1), (-1, 1), (0, 0), (-1, 0)])
+def test_what_a_loop_appends_is_stacked_or_joined(axis, new_axis):
+    proto = appending(ROW, joined(axis, new_axis))
+    assert_same(proto, *FEEDS, levels=["O0"])
+    left = {n.op_type for n in prepare_model(proto).prepared.graph.node}
+    assert not any("Sequence" in name for name in left)
+
+
+def test_elements_of_several_lengths_are_joined():
+    assert_same(appending(FIRST_ROWS, joined(0, 0)), *FEEDS)
+
+
+def test_one_element_of_what_a_loop_appended():
+    last = node("SequenceAt", ["all", "minus"], ["last"])
+    proto = appending(ROW, node("Constant", [], ["minus"], value_int=-1), last)
+    proto.graph.node.append(node("Neg", ["last"], ["y"]))
+    assert_same(proto, *FEEDS, levels=["O0"])
+
+
+@pytest.mark.parametrize("keepdims", [0, 1])
+def test_a_loop_over_the_parts_of_a_tensor(keepdims):
+    steps = [node("SequenceAt", ["parts", "i"], ["part"]), node("Add", ["s", "part"], ["s2"])]
+    loop = node("Loop", ["n", "", "start"], ["y", "ys"], body=loop_body(steps, ["s"], "s2 part"))
+    split = node("SplitToSequence", ["x"], ["parts"], axis=0, keepdims=keepdims)
+    nodes = [split, node("SequenceLength", ["parts"], ["n"]), loop]
+    start = np.zeros((1, 3) if keepdims else 3, np.float32)
+    proto = model(nodes, [X], [value("y", None), value("ys", None)], start=start)
+    assert_same(proto, *FEEDS, levels=["O0"])
+
+
+def test_parts_along_a_later_axis_are_put_together_again():
+    nodes = [
+        node("Transpose", ["x"], ["t"]),
+        node("SplitToSequence", ["t"], ["parts"], axis=1, keepdims=1),
+        node("ConcatFromSequence", ["parts"], ["y"], axis=-1),
+    ]
+    assert_same(model(nodes, [X], [value("y", None)]), *FEEDS, levels=["O0"])
