@@ -9,7 +9,7 @@ import onnx
 import tvm
 
 from tvm_ext.errors import ModelError
-from tvm_ext.onnx_frontend.dimension_names import name_dimensions
+from tvm_ext.onnx_frontend.dimension_names import name_dimensions, name_sizes_of_branches
 from tvm_ext.onnx_frontend.host.division import divide
 from tvm_ext.onnx_frontend.importer import import_graph
 from tvm_ext.onnx_frontend.input_shapes import model_inputs, set_input_shapes
@@ -98,6 +98,7 @@ def prepare_model(
     if input_shapes:
         refuse_negative_sizes(model, name)
     name_dimensions(model.graph)
+    name_sizes_of_branches(model.graph)
     name_nodes(model.graph)
     ranges = {
         dim.dim_param: given[value.name, axis]

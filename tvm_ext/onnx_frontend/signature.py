@@ -55,4 +55,7 @@ def _spec(
 
 
 def _size(size: object) -> int | str:
+    if isinstance(size, tirx.Var):
+        # As text, names that TVMScript takes for itself ("T", "R") become others.
+        return str(size.name)
     return int(size) if isinstance(size, int | tirx.IntImm) else str(size)
