@@ -7,7 +7,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
-from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.block_access import access_of, static_extent
 from tvm_ext.tir_schedules.flat_views import nodes
 
 # Nodes of an expression beyond which nothing more is inlined into it. Kernels of real networks
@@ -101,8 +101,14 @@ def _would_repeat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> b
         return False
     produced, consumed = access_of(sch, block), access_of(sch, consumer)
     if produced is None or consumed is None:
-        return not is_data_parallel(sch, consumer)
+        # Of open extents, what is known is along how many dimensions there are elements.
+        spread = _dimensions(sch, consumer) > _dimensions(sch, block)
+        return spread or not is_data_parallel(sch, consumer)
     return consumed.trip_count() > produced.trip_count()
+
+
+def _dimensions(sch: s_tir.Schedule, block: SBlockRV) -> int:
+    return sum(static_extent(v.dom.extent) != 1 for v in sch.get(block).iter_vars)
 
 
 def would_bloat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from lowering import f32, kernel_of, loops_of
 from open_extents import built, call, close, random, size
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.host import host_description
@@ -94,3 +94,21 @@ def test_steps_that_are_not_known_are_left_to_others() -> None:
     shape = ((size("batch"), size("n"), size("m")), "float32")
     func = kernel_of(lambda x: op.strided_slice(x, [2], [0], [2**31], [3]), shape)
     assert isinstance(apply_template(Elementwise(), func, host_description()), NotMine)
+
+
+def test_a_table_of_places_is_worked_out_once_and_read_in_vectors() -> None:
+    """Resize: the row is read where a table says, which calls a function for each place."""
+
+    x = te.placeholder((size("rows"), size("columns")), "float32", "x")
+    places = te.compute(
+        (size("columns"),),
+        lambda i: tirx.floor(i.astype("float64") / tirx.const(2.0, "float64")).astype("int32"),
+        name="places",
+    )
+    spread = te.compute(x.shape, lambda r, i: x[r, places[i]] * 2.0, name="spread")
+    func = te.create_prim_func([x, spread])
+    function = built(scheduled(func))
+    for columns in SIZES[1:]:
+        rows = random(3, columns)
+        wanted = rows[:, np.arange(columns) // 2] * 2
+        np.testing.assert_array_equal(call(function, [rows], rows.shape), wanted)

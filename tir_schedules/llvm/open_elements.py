@@ -6,10 +6,11 @@ that turns out shorter than one of them has a version of the code without.
 
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.flat_views import FlatViews
+from tvm_ext.tir_schedules.flat_views import FlatViews, nodes
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.llvm.block_decision import lanes_of
 from tvm_ext.tir_schedules.llvm.borders import branch_comparisons
@@ -46,7 +47,9 @@ def open_elements(func: tirx.PrimFunc, machine: CpuDescription) -> s_tir.Schedul
         if nest is None:
             return NotMine("a block is not one assignment")
         if views.may_share_memory(nest.store, func):
-            return NotMine("a block may write over what it reads")
+            # Nothing may be computed twice. Blocks inside of a kernel are small tables.
+            code.append(_plain(nest))
+            continue
         statement = _code(joined(in_order_of_writing(nest)), machine)
         if statement is None:
             return NotMine("a block walks what it reads or writes in steps that are not known")
@@ -63,8 +66,17 @@ def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
         return None
     if any(load.source.same_as(nest.store.buffer) for load in nest.loads()):
         return None
-    across = [i for i, steps in enumerate(load_strides(nest)) if steps[-1] not in (0, 1)]
+    across = [
+        i
+        for i, (load, steps) in enumerate(zip(nest.loads(), load_strides(nest), strict=True))
+        if steps[-1] not in (0, 1) and not _is_gathered(load)
+    ]
     return _in_tiles(nest, across, machine) if across else _in_vectors(nest, machine)
+
+
+def _is_gathered(load: Any) -> bool:
+    """Whether the place of what is read is read itself: no order of the loops changes that."""
+    return bool(nodes(load.indices[0], tvm.ir.TensorLoad))
 
 
 def _in_vectors(nest: Nest, machine: CpuDescription) -> tirx.Stmt:

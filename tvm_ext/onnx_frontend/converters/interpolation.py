@@ -167,9 +167,11 @@ def _resample(
     computed = dtype if dtype == "float64" else "float32"
     outside = how.coordinates == "tf_crop_and_resize"
 
+    def inside(place: tirx.Expr) -> tirx.Expr:
+        return tirx.max(tirx.min(place, tirx.Cast("int64", old) - 1), tirx.const(0, "int64"))
+
     def element(index: tuple, place: tirx.Expr) -> tirx.Expr:
-        inside = tirx.max(tirx.min(place, tirx.Cast("int64", old) - 1), tirx.const(0, "int64"))
-        return data(*index[:axis], inside, *index[axis + 1 :])
+        return data(*index[:axis], place, *index[axis + 1 :])
 
     def guarded(index: tuple, value: tirx.Expr) -> tirx.Expr:
         """``value``, or what stands for points outside of the input."""
@@ -182,14 +184,23 @@ def _resample(
     if how.mode == "nearest":
         return te.compute(
             shape,
-            lambda *i: guarded(i, element(i, rounded(point[i[axis]], how.rounding))),
+            lambda *i: guarded(i, element(i, inside(rounded(point[i[axis]], how.rounding)))),
             name="resize",
         )
     weight = weights(old, new, point, scale, taps, how)
+    # Worked out once for an element of the axis, and a row of each for a tap.
+    places = te.compute(
+        (taps, new),
+        lambda tap, i: inside(first_neighbour(point[i], taps) + tap).astype("int32"),
+        name="places",
+    )
+    parts = te.compute(
+        (taps, new), lambda tap, i: weight[i, tap].astype(computed), name="parts_of_taps"
+    )
 
     def term(index: tuple, tap: Any) -> tirx.Expr:
-        place = first_neighbour(point[index[axis]], taps) + tap
-        return element(index, place).astype(computed) * weight[index[axis], tap].astype(computed)
+        value = element(index, places[tap, index[axis]].astype("int64"))
+        return value.astype(computed) * parts[tap, index[axis]]
 
     if isinstance(taps, int):
 
