@@ -11,7 +11,6 @@ from tvm_ext.onnx_frontend.host.operators.strings import STRING_OPERATORS
 from tvm_ext.onnx_frontend.host.operators.tokenizer import TOKENIZERS
 
 HOST_OPERATORS: dict[str, HostOperator] = {
-    "Identity": lambda attributes, opset: lambda given: (given[0],),
     **CONTAINER_OPERATORS,
     **LABEL_OPERATORS,
     **STRING_OPERATORS,
