@@ -212,11 +212,11 @@ def test_sequences_in_and_out():
 
 
 def collecting_loop() -> onnx.ModelProto:
-    """A list of products, one for each iteration; how many the run decides."""
+    """A list of products, the last one in front; how many the run decides."""
     body = helper.make_graph(
         [
             node("MatMul", ["state", "w"], ["next"], "product"),
-            node("SequenceInsert", ["seen", "next"], ["seen2"]),
+            node("SequenceInsert", ["seen", "next", "front"], ["seen2"]),
             node("Identity", ["go"], ["go2"]),
         ],
         "body",
@@ -232,7 +232,7 @@ def collecting_loop() -> onnx.ModelProto:
     ]
     inputs = [value("n", INT64, []), value("x", FLOAT, [2, 2])]
     outputs = [value("y", FLOAT, None), value("last", FLOAT, [2, 2])]
-    return model(nodes, inputs, outputs, w=np.float32([[0, 1], [1, 1]]))
+    return model(nodes, inputs, outputs, w=np.float32([[0, 1], [1, 1]]), front=np.array(0))
 
 
 def test_a_loop_that_carries_a_sequence_calls_compiled_code():

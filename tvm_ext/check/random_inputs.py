@@ -3,6 +3,7 @@
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ import numpy as np
 from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import InputError, own_words
 from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.value_files import read_values
 
 # Sizes of symbolic dimensions when none are given: a batch of one, and more than one of whatever
 # comes after it, so that an axis that is summed, shifted or broadcast shows.
@@ -24,8 +26,9 @@ def random_inputs(
 
     Floating-point values are drawn from the standard normal distribution, booleans evenly, uint8
     (pixels and bytes) evenly from 0 to 255. All other integers are 0 or 1: these are right as a
-    mask, as an index into any axis of two, and as a token of any vocabulary. An integer that means
-    a length, a sample rate or a size cannot be guessed: give such inputs in a file.
+    mask, as an index into any axis of two, and as a token of any vocabulary. Strings are short
+    words. An integer that means a length, a sample rate or a size cannot be guessed: give such
+    inputs in a file.
 
     Parameters
     ----------
@@ -59,8 +62,8 @@ def random_inputs(
     return arrays
 
 
-def load_inputs(path: str | Path, specs: Sequence[TensorSpec] = ()) -> dict[str, np.ndarray]:
-    """The arrays of a file: ``.npz``, a folder of ``<input name>.npy``, or one ``.npy``.
+def load_inputs(path: str | Path, specs: Sequence[TensorSpec] = ()) -> dict[str, Any]:
+    """The values of a file: ``.npz``, ``.json``, a folder of ``<input name>.npy``, or one ``.npy``.
 
     Parameters
     ----------
@@ -83,12 +86,16 @@ def load_inputs(path: str | Path, specs: Sequence[TensorSpec] = ()) -> dict[str,
             raise InputError(f"{path} holds no .npy file; expected <input name>.npy for each input")
         return found
     if not path.exists():
-        raise InputError(f"{path}: no such file; expected an .npz, an .npy or a folder of .npy")
+        raise InputError(
+            f"{path}: no such file; expected an .npz, a .json, an .npy or a folder of .npy"
+        )
     if path.suffix == ".npz":
         return _load_archive(path)
+    if path.suffix == ".json":
+        return read_values(path, specs)
     if path.suffix != ".npy":
         raise InputError(
-            f"{path} ends in '{path.suffix}'; expected .npz, .npy or a folder of .npy: "
+            f"{path} ends in '{path.suffix}'; expected .npz, .json, .npy or a folder of .npy: "
             "write it with numpy.savez(path, **inputs)"
         )
     if len(specs) > 1:
@@ -123,7 +130,8 @@ def _draw(spec: TensorSpec, shape: tuple[int, ...], generator: np.random.Generat
             f"no random values for {spec.describe()}; expected numbers or booleans: "
             "give this input in a file"
         )
-    return np.asarray(draw(generator, shape, dtype), dtype)
+    drawn = draw(generator, shape, dtype)
+    return np.asarray(drawn, object if dtype.kind == "U" else dtype)
 
 
 def _integers(
@@ -132,10 +140,14 @@ def _integers(
     return np.asarray(generator.integers(0, 256 if dtype == np.uint8 else 2, shape))
 
 
+# Strings: words that can be read as numbers or be told apart by their case.
+_WORDS = ("a", "B", "word", "two words", "1")
+
 _DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...], np.dtype], np.ndarray]] = {
     "f": lambda generator, shape, _dtype: np.asarray(generator.standard_normal(shape)),
     "i": _integers,
     "u": _integers,
+    "U": lambda generator, shape, _dtype: generator.choice(np.array(_WORDS, object), shape),
     "b": lambda generator, shape, _dtype: np.asarray(generator.integers(0, 2, shape)),
 }
 

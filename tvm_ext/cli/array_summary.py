@@ -10,6 +10,8 @@ from rich.text import Text
 
 from tvm_ext.report.units import ABSENT, plain
 
+_TEXT = "OUS"
+
 
 def summarise(array: np.ndarray, top: int = 0) -> dict[str, Any]:
     """Shape, dtype, and minimum, mean and maximum of the finite values (None without any).
@@ -17,6 +19,8 @@ def summarise(array: np.ndarray, top: int = 0) -> dict[str, Any]:
     ``top`` asks for the largest values with their indices as well.
     """
     summary: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}
+    if array.dtype.kind in _TEXT:
+        return {**summary, "min": None, "mean": None, "max": None, "non_finite": 0}
     values = _as_float(array)
     finite = values[np.isfinite(values)]
     summary["min"], summary["mean"], summary["max"] = (
@@ -55,7 +59,7 @@ def summary_table(arrays: Mapping[str, np.ndarray], top: int = 0) -> Table:
         shape = " x ".join(map(str, array.shape)) or "scalar"
         bad = f"{summary['non_finite']:,}"
         table.add_row(Text(plain(name)), summary["dtype"], shape, *numbers, bad)
-        for index, value in largest(_as_float(array), top):
+        for index, value in () if array.dtype.kind in _TEXT else largest(_as_float(array), top):
             table.add_row(Text(f"  {list(index)}"), "", "", "", "", _number(value), "")
     return table
 

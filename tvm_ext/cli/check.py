@@ -94,14 +94,13 @@ def check_file(
             ".tvmx file: leave it out"
         )
     from tvm_ext.check.check import check_model
-    from tvm_ext.check.random_inputs import load_inputs
 
     # Passes of users print; stdout belongs to the result.
     with progress_line(), contextlib.redirect_stdout(sys.stderr):
         return check_model(
             model,
             chosen.machine(),
-            inputs=load_inputs(source.file) if source.file is not None else None,
+            inputs=source.file,
             seed=source.seed,
             rtol=rtol,
             bisect=bisect,

@@ -18,6 +18,9 @@ from tvm_ext.errors import InputError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+# Types that NumPy's format lacks: bfloat16 and its like, and strings as objects.
+_STORED = {"V": np.dtype(np.float32), "O": np.dtype(np.str_)}
+
 # What a pipe or a file gets: rich's own 80 columns cut names.
 _WIDTH_WITHOUT_TERMINAL = 120
 
@@ -92,6 +95,31 @@ def check_result_files(sources: list[Path], results: list[Path]) -> None:
         check_writable(path)
 
 
+def write_values(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes outputs by name, as JSON where the file's name ends so, else as ``write_npz``.
+
+    Raises
+    ------
+    InputError
+        A sequence or a map would have to go into an archive of arrays.
+    OutputPathError
+        The file cannot be written; an older one is then as it was.
+    """
+    if path.suffix == ".json":
+        from tvm_ext.value_files import values_as_json
+
+        with replacing(path) as file:
+            file.write(values_as_json(values).encode())
+        return
+    for name, value in values.items():
+        if not isinstance(value, np.ndarray):
+            raise InputError(
+                f"output '{name}' is a {type(value).__name__}, which {path} has no place for; "
+                "expected arrays: save to a .json file"
+            )
+    write_npz(path, values)
+
+
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays by name; types that NumPy's format lacks (bfloat16, float8) as float32.
 
@@ -104,7 +132,7 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
         # np.savez takes names as Python keywords: an output called "file" would not do.
         for name, array in arrays.items():
-            known = array.astype(np.float32) if array.dtype.kind == "V" else array
+            known = array.astype(_STORED[array.dtype.kind]) if array.dtype.kind in "VO" else array
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, known, allow_pickle=False)
     with replacing(path) as file:

@@ -29,7 +29,7 @@ def run_command(
     size: options.Sizes = None,
     outputs: Annotated[
         Path | None,
-        typer.Option("--outputs", metavar="FILE.npz", help="Save the outputs by name."),
+        typer.Option("--outputs", metavar="FILE", help="Save the outputs by name: .npz, or .json."),
     ] = None,
     repeat: Annotated[
         int, typer.Option("--repeat", min=0, help="Further runs, which are timed.")
@@ -66,7 +66,7 @@ def run_command(
     compiled = chosen.open(model)
     result = run_model(compiled, source.arrays(compiled.inputs), repeat)
     if outputs is not None:
-        out.write_npz(outputs, result.outputs)
+        out.write_values(outputs, result.outputs)
     if json_output:
         saved = str(outputs) if outputs is not None else None
         out.print_json({"model": str(model), "outputs_file": saved, **result.to_dict(print_top)})
@@ -82,29 +82,32 @@ class RunResult:
 
     Attributes
     ----------
-    outputs : dict[str, np.ndarray]
-        By ONNX name.
+    outputs : dict[str, Any]
+        By ONNX name, as ``CompiledModel.run`` gives them.
     seconds : tuple[float, ...]
         Wall time of each timed run, conversion of inputs and outputs included.
     """
 
-    outputs: "dict[str, np.ndarray]"
+    outputs: dict[str, Any]
     seconds: tuple[float, ...]
 
     def to_dict(self, top: int = 0) -> dict[str, Any]:
         """JSON values."""
+        from tvm_ext.check.plain_values import plain_arrays
         from tvm_ext.cli.array_summary import summarise
 
+        arrays = plain_arrays(self.outputs)
         return {
-            "outputs": {name: summarise(array, top) for name, array in self.outputs.items()},
+            "outputs": {name: summarise(array, top) for name, array in arrays.items()},
             "timing": self._timing(),
         }
 
     def to_rich(self, top: int = 0) -> "list[RenderableType]":
         """A table of the outputs, and the timing in one line."""
+        from tvm_ext.check.plain_values import plain_arrays
         from tvm_ext.cli.array_summary import summary_table
 
-        parts: list[RenderableType] = [summary_table(self.outputs, top)]
+        parts: list[RenderableType] = [summary_table(plain_arrays(self.outputs), top)]
         timing = self._timing()
         if timing is not None:
             parts.append(

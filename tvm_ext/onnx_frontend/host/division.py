@@ -123,7 +123,7 @@ def _only_host(node: onnx.NodeProto) -> str:
     if is_supported(node) or node.op_type in ("If", "Loop", "Scan", "Constant"):
         return ""
     if key in HOST_OPERATORS or _is_container(node):
-        return "no tensor of numbers is what it is about"
+        return "compiled code has no form of it"
     return ""
 
 

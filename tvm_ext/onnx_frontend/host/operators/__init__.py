@@ -5,14 +5,15 @@ ONNX Runtime, or takes long for what every classifier ends with.
 """
 
 from tvm_ext.onnx_frontend.host.operators.containers import CONTAINER_OPERATORS
+from tvm_ext.onnx_frontend.host.operators.images import IMAGE_OPERATORS
 from tvm_ext.onnx_frontend.host.operators.labels import LABEL_OPERATORS
 from tvm_ext.onnx_frontend.host.operators.operator import HostOperator
 from tvm_ext.onnx_frontend.host.operators.strings import STRING_OPERATORS
 from tvm_ext.onnx_frontend.host.operators.tokenizer import TOKENIZERS
 
 HOST_OPERATORS: dict[str, HostOperator] = {
-    "Identity": lambda attributes, opset: lambda given: (given[0],),
     **CONTAINER_OPERATORS,
+    **IMAGE_OPERATORS,
     **LABEL_OPERATORS,
     **STRING_OPERATORS,
     **TOKENIZERS,

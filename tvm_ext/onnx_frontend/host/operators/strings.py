@@ -46,6 +46,17 @@ def cast(attributes: dict[str, Any], opset: int) -> Compute:
     return compute
 
 
+def gather(attributes: dict[str, Any], opset: int) -> Compute:
+    """Elements or slices by their position along an axis, a column of strings for instance."""
+    axis = int(attributes.get("axis", 0))
+    return lambda given: (np.asarray(np.take(given[0], given[1], axis=axis), given[0].dtype),)
+
+
+def identity(attributes: dict[str, Any], opset: int) -> Compute:
+    """The value, of whatever type."""
+    return lambda given: (given[0],)
+
+
 def _texts(x: np.ndarray) -> np.ndarray:
     if x.dtype.kind in "OU":
         return x
@@ -188,6 +199,8 @@ def _pool(attributes: dict[str, Any]) -> dict[tuple[Any, ...], int]:
 
 STRING_OPERATORS: dict[str, HostOperator] = {
     "Cast": cast,
+    "Gather": gather,
+    "Identity": identity,
     "RegexFullMatch": regex_full_match,
     "StringConcat": string_concat,
     "StringNormalizer": string_normalizer,
