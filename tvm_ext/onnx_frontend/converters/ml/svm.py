@@ -73,7 +73,7 @@ class _Kernel:
 def _kernels(
     bb: relax.BlockBuilder, x: relax.Expr, kernel: _Kernel, vectors: np.ndarray
 ) -> relax.Expr:
-    """``(rows, vectors)`` of ``x`` (``(rows, columns)``) and ``vectors`` (``(vectors, columns)``)."""
+    """``(rows, vectors)`` of ``x``, rows of numbers, and ``vectors``, rows of numbers as well."""
     _require_columns(x, vectors.shape[1])
     transposed = relax.const(np.ascontiguousarray(vectors.T), "float32")
     if kernel.kind == "RBF":

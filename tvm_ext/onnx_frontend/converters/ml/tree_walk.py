@@ -20,6 +20,7 @@ from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order
 from tvm_ext.onnx_frontend.converters.ml.trees import MODES, Forest
+from tvm_ext.tir_schedules.llvm.loop_nest import PARALLEL_GAIN
 
 # Walks side by side: enough to fill the time that a step waits for its record, few enough that
 # where they are fits the registers.
@@ -27,7 +28,6 @@ _LANES = 8
 
 # Of one step in a walk beside others, for the choice of threads.
 _STEP_US = 1e-3
-_WORTH_THREADS_US = 40.0
 
 _UNROLLED_TARGETS = 4
 
@@ -132,8 +132,8 @@ class _Walk:
         if self.flagged:
             takes = tirx.Select((column & 2) != 0, tirx.EQ(value, split), takes)
             takes = tirx.any(takes, tirx.all((column & 1) != 0, tirx.isnan(value)))
-        following = tirx.Select(takes, records[node, 2], records[node, 3])
-        return following.astype("int32")
+        # A choice between two values would become a branch, which is as often taken as not.
+        return records[node, 3 - takes.astype("int32")].astype("int32")
 
     def combined(self, one: Any, other: Any) -> tirx.Expr:
         """Two values of one target."""
@@ -171,7 +171,7 @@ def _records(forest: Forest, dtype: str) -> tuple[np.ndarray, bool]:
     word = np.int32 if dtype == "float32" else np.int64
     column = forest.feature.astype(word)
     if flagged:
-        column = column * 4 + equal * 2 + missing
+        column = 4 * column + np.where(equal, 2, 0) + np.where(missing, 1, 0)
     ways = [forest.if_true, forest.if_false]
     ways = [np.where(exchanged, other, way) for way, other in zip(ways, ways[::-1], strict=True)]
     return np.stack([column, split.view(word), *ways], axis=1).astype(word), flagged
@@ -208,25 +208,18 @@ class _Loops:
             return
         count = self.x.shape[0]
         blocks = count // _LANES
-        self._dealt(blocks, rows)
+        with (T.parallel if self._worth_threads(rows) else T.serial)(0, blocks) as block:
+            self.block_of_rows(block * _LANES)
         with T.serial(0, count - blocks * _LANES) as left:
             self.one_row(blocks * _LANES + left)
 
-    def _dealt(self, blocks: Any, rows: Size) -> None:
-        """The blocks, on threads where there are enough of them."""
+    def _worth_threads(self, rows: Size) -> bool:
+        """Of an open number of rows a run decides (``ThreadsForLargeRuns``)."""
         cpu = current_cpu()
-        each = _LANES * float(self.walk.depths.sum()) * _STEP_US
-        least = math.inf if cpu is None or cpu.cores < 2 else _WORTH_THREADS_US / max(each, 1e-6)
-        if isinstance(rows, int) or least == math.inf:
-            many = isinstance(rows, int) and rows // _LANES > least
-            with (T.parallel if many else T.serial)(0, blocks) as block:
-                self.block_of_rows(block * _LANES)
-            return
-        with T.If(blocks > math.ceil(least)):
-            with T.Then(), T.parallel(0, blocks) as block:
-                self.block_of_rows(block * _LANES)
-            with T.Else(), T.serial(0, blocks) as block:
-                self.block_of_rows(block * _LANES)
+        if cpu is None or cpu.cores < 2:
+            return False
+        steps = rows * float(self.walk.depths.sum()) if isinstance(rows, int) else math.inf
+        return steps * _STEP_US > PARALLEL_GAIN * cpu.parallel_overhead_us
 
     def block_of_rows(self, first: Any) -> None:
         """As many rows as go side by side, tree after tree."""
@@ -271,9 +264,9 @@ class _Loops:
 
     def _start(self, rows: Sequence[Any]) -> None:
         for row in rows:
-            self._each_target(lambda t, row=row: self._set(row, t, self.walk.nothing))
+            self._each_target(functools.partial(self._set, self.walk.nothing, row))
 
-    def _set(self, row: Any, target: Any, value: float) -> None:
+    def _set(self, value: float, row: Any, target: Any) -> None:
         self.written[row, target] = tirx.const(value, self.walk.dtype)
 
     def _finish(self, rows: Sequence[Any]) -> None:
@@ -285,7 +278,7 @@ class _Loops:
             written[row, t] = walk.finished(written[row, t], base[t])
 
         for row in rows:
-            self._each_target(lambda t, row=row: finish(row, t))
+            self._each_target(functools.partial(finish, row))
 
     def _each_target(self, body: Callable[[Any], None]) -> None:
         if self.walk.targets <= _UNROLLED_TARGETS:
@@ -319,7 +312,9 @@ def _in_parts(bb: relax.BlockBuilder, x: relax.Expr, walk: _Walk) -> relax.Expr:
             found = leaves[row, tree]
             if target is None:
                 return leaf[found, t]
-            return tirx.Select(target[found] == t, leaf[found, 0], tirx.const(walk.nothing, walk.dtype))
+            return tirx.Select(
+                target[found] == t, leaf[found, 0], tirx.const(walk.nothing, walk.dtype)
+            )
 
         return te.compute(
             (leaves.shape[0], walk.targets),
