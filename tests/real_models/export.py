@@ -63,8 +63,10 @@ def note(case: Case, error: str) -> str:
 
 
 def chosen(cases: Iterable[Case], pattern: str) -> list[Case]:
+    """Those whose name or family matches; files of dynamic sizes, which show most, come first."""
     names = re.compile(pattern, re.IGNORECASE)
-    return [case for case in cases if names.search(case.name) or names.search(case.entry.family)]
+    found = [case for case in cases if names.search(case.name) or names.search(case.entry.family)]
+    return sorted(found, key=lambda case: case.form)
 
 
 def _import_libraries() -> None:

@@ -22,9 +22,12 @@ at two sizes without a new compilation.
 """
 
 
-def models_page(outcomes: Sequence[Outcome], level: str = "O3") -> str:
-    """The page, as Markdown."""
-    lines = [_HEAD.format(level=level), *_counts(outcomes), *_causes(outcomes)]
+def models_page(outcomes: Sequence[Outcome], untried: int = 0, level: str = "O3") -> str:
+    """The page, as Markdown; ``untried`` cases of the catalogue have no outcome yet."""
+    lines = [_HEAD.format(level=level), *_counts(outcomes)]
+    if untried:
+        lines.append(f"**{untried} cases of the catalogue are not tried yet.**\n")
+    lines += _causes(outcomes)
     for family in dict.fromkeys(outcome.family for outcome in outcomes):
         lines += [f"## {family}\n", *_TABLE]
         lines += [_row(outcome) for outcome in outcomes if outcome.family == family]

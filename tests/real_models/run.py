@@ -70,6 +70,16 @@ def all_outcomes(cases: Sequence[Case]) -> list[Outcome]:
     return found
 
 
+def untried(cases: Sequence[Case]) -> list[Case]:
+    """Those that were not exported yet, or whose files were not all compared."""
+    return [
+        case
+        for case in cases
+        if not case.mark.exists()
+        or any(not path.with_suffix(".outcome").exists() for path in case.folder.glob("*.onnx"))
+    ]
+
+
 def _line(outcome: Outcome) -> str:
     what = f"{outcome.name} {outcome.exporter} {outcome.form}: {outcome.status}"
     if outcome.status != MATCH:
@@ -108,7 +118,7 @@ def main() -> int:
         outcomes.append(outcome)
         print(_line(outcome), flush=True)
     if given.page:
-        given.page.write_text(models_page(all_outcomes(cases)))
+        given.page.write_text(models_page(all_outcomes(cases), len(untried(cases))))
     return 1 if any(o.status not in (MATCH, *UNJUDGED) for o in outcomes) else 0
 
 

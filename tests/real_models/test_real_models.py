@@ -119,8 +119,10 @@ def test_the_page_counts_what_onnx_runtime_runs():
             outcome("one", MATCH, difference=2e-6, ratio=2.0),
             outcome("two", REFUSED, reason="a | b"),
             outcome("three", NO_REFERENCE, reason="refused"),
-        ]
+        ],
+        untried=7,
     )
+    assert "7 cases of the catalogue are not tried yet" in page
     assert "2 models in 2 files that ONNX Runtime runs: **1 match (50.0 %)**" in page
     assert "| one | dynamo | dynamic | batch=2 | match | 2.0e-06 | 2.00 |" in page
     assert "| two | dynamo | dynamic | refused | a \\| b |" in page

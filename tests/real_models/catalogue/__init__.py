@@ -33,11 +33,10 @@ ENTRIES: tuple[Entry, ...] = (
 
 
 def all_cases(cache: Path) -> list[Case]:
-    """Every entry, by each of its exporters, in each of its forms; the dynamic ones first."""
-    cases = [
+    """Every entry, by each of its exporters, in each of its forms."""
+    return [
         Case(entry, exporter, form, cache)
         for entry in ENTRIES
         for exporter in entry.exporters
         for form in entry.forms
     ]
-    return sorted(cases, key=lambda case: case.form)
