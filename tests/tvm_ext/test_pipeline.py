@@ -116,7 +116,9 @@ def test_other_stages_hold_users_passes_in_their_order(stage):
 def test_users_tile_passes_stand_next_to_ours():
     register_pass(same, name="behind", level="tile")
     register_pass(same, name="ahead", level="tile", before="VectorMath")
-    assert names(build_pipeline("O3"), "tile") == ["ahead", "VectorMath", "behind"]
+    assert names(build_pipeline("O3"), "tile") == [
+        *("ahead", "VectorMath", "ThreadsForLargeRuns", "behind")
+    ]
 
 
 def test_disabled_passes_stay_and_say_so():

@@ -11,6 +11,7 @@ from tvm_ext.passes.cuda_graphs import CudaGraphs
 from tvm_ext.passes.legalize_ops import legalize_ops
 from tvm_ext.passes.registry import Level, PassEntry, add, first_line
 from tvm_ext.passes.sort_dispatch import DispatchSortScan
+from tvm_ext.passes.threads_for_large_runs import ThreadsForLargeRuns
 from tvm_ext.passes.vector_math import VectorMath
 from tvm_ext.relay_passes import BUILTIN_PASSES
 
@@ -42,6 +43,7 @@ def _register_builtin() -> None:
         _add_ours(factory, "graph")
     _add_ours(AttentionFusion, "graph")
     _add_ours(VectorMath, "tile")
+    _add_ours(ThreadsForLargeRuns, "tile")
     _add_ours(CudaGraphs, "memory")
     for name, tvm_factory in _TVM_PASSES.items():
         doc = tvm_factory.__doc__ or ""

@@ -21,6 +21,7 @@ from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order
 from tvm_ext.onnx_frontend.converters.ml.trees import MODES, Forest
+from tvm_ext.tir_schedules.llvm.loop_nest import PARALLEL_GAIN
 
 # Walks side by side: enough to fill the time that a step waits for its record, few enough that
 # where they are fits the registers.
@@ -28,7 +29,6 @@ _LANES = 8
 
 # Of one step in a walk beside others, for the choice of threads.
 _STEP_US = 1e-3
-_WORTH_THREADS_US = 40.0
 
 _UNROLLED_TARGETS = 4
 
@@ -133,8 +133,8 @@ class _Walk:
         if self.flagged:
             takes = tirx.Select((column & 2) != 0, tirx.EQ(value, split), takes)
             takes = tirx.any(takes, tirx.all((column & 1) != 0, tirx.isnan(value)))
-        following = tirx.Select(takes, records[node, 2], records[node, 3])
-        return following.astype("int32")
+        # A choice between two values would become a branch, which is as often taken as not.
+        return records[node, 3 - takes.astype("int32")].astype("int32")
 
     def combined(self, one: Any, other: Any) -> tirx.Expr:
         """Two values of one target."""
@@ -210,25 +210,18 @@ class _Loops:
             return
         count = self.x.shape[0]
         blocks = count // _LANES
-        self._dealt(blocks, rows)
+        with (T.parallel if self._worth_threads(rows) else T.serial)(0, blocks) as block:
+            self.block_of_rows(block * _LANES)
         with T.serial(0, count - blocks * _LANES) as left:
             self.one_row(blocks * _LANES + left)
 
-    def _dealt(self, blocks: Any, rows: Size) -> None:
-        """The blocks, on threads where there are enough of them."""
+    def _worth_threads(self, rows: Size) -> bool:
+        """Of an open number of rows a run decides (``ThreadsForLargeRuns``)."""
         cpu = current_cpu()
-        each = _LANES * float(self.walk.depths.sum()) * _STEP_US
-        least = math.inf if cpu is None or cpu.cores < 2 else _WORTH_THREADS_US / max(each, 1e-6)
-        if isinstance(rows, int) or least == math.inf:
-            many = isinstance(rows, int) and rows // _LANES > least
-            with (T.parallel if many else T.serial)(0, blocks) as block:
-                self.block_of_rows(block * _LANES)
-            return
-        with T.If(blocks > math.ceil(least)):
-            with T.Then(), T.parallel(0, blocks) as block:
-                self.block_of_rows(block * _LANES)
-            with T.Else(), T.serial(0, blocks) as block:
-                self.block_of_rows(block * _LANES)
+        if cpu is None or cpu.cores < 2:
+            return False
+        steps = rows * float(self.walk.depths.sum()) if isinstance(rows, int) else math.inf
+        return steps * _STEP_US > PARALLEL_GAIN * cpu.parallel_overhead_us
 
     def block_of_rows(self, first: Any) -> None:
         """As many rows as go side by side, tree after tree."""

@@ -1,0 +1,84 @@
+"""Loops of open size have a version without threads, which small runs take."""
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from small_models import model, node, rand, value
+from tvm import tirx
+from tvm.script import tirx as T
+from unoptimised import HOST
+
+import tvm_ext
+from tvm_ext.tir_schedules.llvm.thread_choice import with_thread_choice
+
+MACHINE = HOST.with_cores(2)
+
+
+@T.prim_func(s_tir=True)
+def doubled(x: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, b = T.match_buffer(x, (n, 8), "float32"), T.match_buffer(y, (n, 8), "float32")
+    for i in T.parallel(n):
+        for j in range(8):
+            b[i, j] = a[i, j] * T.float32(2)
+
+
+def kinds(func: tirx.PrimFunc) -> list[str]:
+    text = func.script()
+    return [word for word in ("if ", "T.parallel(n", "else:") if word in text]
+
+
+def test_a_run_decides() -> None:
+    found = with_thread_choice(doubled, MACHINE)
+    assert (found.loops, found.left) == (1, 0)
+    assert kinds(doubled) == ["T.parallel(n"]
+    assert kinds(found.func) == ["if ", "T.parallel(n", "else:"]
+    assert with_thread_choice(found.func, MACHINE).loops == 0
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 4000, 20000])
+def test_both_versions_compute_the_same(rows: int) -> None:
+    mod = tvm.IRModule({"main": with_thread_choice(doubled, MACHINE).func})
+    run = tvm.compile(mod, target="llvm")["main"]
+    x = rand(rows, 8)
+    y = tvm.runtime.tensor(np.zeros_like(x))
+    run(tvm.runtime.tensor(x), y)
+    np.testing.assert_array_equal(y.numpy(), x * 2)
+
+
+@T.prim_func(private=True, s_tir=True)
+def twice(x: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, b = T.match_buffer(x, (n, 8), "float32"), T.match_buffer(y, (n, 8), "float32")
+    kept = T.sblock_alloc_buffer((n, 8))
+    for i in T.parallel(n):
+        for j in range(8):
+            with T.sblock("first"):
+                row, column = T.axis.remap("SS", [i, j])
+                kept[row, column] = a[row, column] * T.float32(2)
+        for j in range(8):
+            with T.sblock("second"):
+                row, column = T.axis.remap("SS", [i, j])
+                b[row, column] = kept[row, column] + T.float32(1)
+
+
+def test_kernels_with_buffers_of_their_own_stay() -> None:
+    found = with_thread_choice(twice, MACHINE)
+    assert (found.loops, found.left) == (0, 1)
+    assert found.func.same_as(twice)
+
+
+def dense() -> onnx.ModelProto:
+    nodes = [node("MatMul", ["x", "w"], ["m"], name="dense"), node("Relu", ["m"], ["y"])]
+    return model(nodes, [value("x", ["n", 6])], [value("y", ["n", 4])], w=rand(6, 4))
+
+
+def test_the_report_says_where() -> None:
+    compiled = tvm_ext.compile(dense(), MACHINE)
+    (record,) = [r for r in compiled.report.passes if r.name == "ThreadsForLargeRuns"]
+    assert [d.applied for d in record.decisions] == [True]
+    for rows in (1, 3000):
+        x = rand(rows, 6)
+        wanted = np.maximum(x @ rand(6, 4), 0)
+        np.testing.assert_allclose(compiled.run({"x": x})["y"], wanted, rtol=1e-5, atol=1e-6)

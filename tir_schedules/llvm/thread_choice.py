@@ -1,0 +1,145 @@
+"""Threads for loops of open size only where the sizes of a run are worth it.
+
+Handing work to threads takes microseconds, and waking them up tens of these: a classifier of one
+row takes less in all. Where all sizes are known the schedules decide; here a run does.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.sym import Analyzer
+from tvm_ffi import structural_map, structural_walk
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.llvm.loop_nest import PARALLEL_GAIN
+
+# On loops that a run chooses from.
+_MARK = "tvm_ext_thread_choice"
+
+# Taken for a loop that only its condition ends.
+_TURNS_OF_WHILE = 8
+
+
+@dataclass(frozen=True)
+class ThreadChoice:
+    """A kernel after ``with_thread_choice``.
+
+    Attributes
+    ----------
+    func : tirx.PrimFunc
+        The kernel; the one given when nothing was changed.
+    loops : int
+        The loops that have a version without threads now.
+    left : int
+        Parallel loops of open size whose work no expression of the kernel's sizes says, or that
+        have buffers of their own, which TVM would place where both versions find them: outside of
+        the threads.
+    """
+
+    func: tirx.PrimFunc
+    loops: int
+    left: int
+
+
+def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadChoice:
+    """``func`` with a second version, in series, of its parallel loops of open size.
+
+    A run takes it where the statements in the loop are fewer than the threads' price in cycles.
+    """
+    least = round(PARALLEL_GAIN * machine.parallel_overhead_us * machine.clock_ghz * 1e3)
+    loops = left = 0
+    shared = _has_buffers(func)
+
+    def chosen(node: tirx.For) -> tirx.Stmt:
+        nonlocal loops, left
+        if tirx.ForKind(node.kind) != tirx.ForKind.PARALLEL or _is_decided(node):
+            return node
+        work = None if shared else _work(node, frozenset())
+        if work is None:
+            left += 1
+            return node
+        loops += 1
+        many = Analyzer().simplify(work) > tirx.const(least, "int64")
+        versions = [_version(node, kind) for kind in (tirx.ForKind.PARALLEL, tirx.ForKind.SERIAL)]
+        return tirx.IfThenElse(many, *versions)
+
+    body = structural_map(func.body, (tirx.For, chosen))
+    if not loops:
+        return ThreadChoice(func, loops, left)
+    # The versions have variables and buffers of their own.
+    mod = tirx.transform.ConvertSSA()(tvm.IRModule({"main": func.with_body(body)}))
+    return ThreadChoice(mod["main"], loops, left)
+
+
+def _has_buffers(func: tirx.PrimFunc) -> bool:
+    found: list[tirx.Buffer] = []
+
+    def look(node: Any) -> None:
+        if isinstance(node, s_tir.SBlock):
+            found.extend(node.alloc_buffers)
+
+    structural_walk(func.body, look, order="pre")
+    return bool(found)
+
+
+def _is_decided(loop: tirx.For) -> bool:
+    return isinstance(loop.extent, tirx.IntImm) or _MARK in loop.annotations
+
+
+def _version(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
+    marks = {_MARK: tirx.const(1, "int32")} if kind == tirx.ForKind.PARALLEL else {}
+    marks = {**loop.annotations, **marks}
+    return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, None, marks)
+
+
+def _work(stmt: Any, inner: frozenset[tirx.Var]) -> Any:
+    """Statements that run, int64; None where the variables ``inner`` decide it."""
+    match stmt:
+        case tirx.For():
+            extent = _known(stmt.extent, inner)
+            body = _work(stmt.body, inner | {stmt.loop_var})
+            if extent is None or body is None:
+                return None
+            return body if tirx.ForKind(stmt.kind) == tirx.ForKind.VECTORIZED else extent * body
+        case tirx.SeqStmt():
+            return _sequence_work(list(stmt.seq), inner)
+        case tirx.IfThenElse():
+            ways = [stmt.then_case] + ([stmt.else_case] if stmt.else_case is not None else [])
+            return _sequence_work(ways, inner)
+        case s_tir.SBlockRealize():
+            block = stmt.block
+            inside = inner | {one.var for one in block.iter_vars}
+            # The start value of a reduction is set once in many turns.
+            return _work(block.body, inside)
+        case tirx.While():
+            body = _work(stmt.body, inner)
+            return None if body is None else body * tirx.const(_TURNS_OF_WHILE, "int64")
+        case tirx.AttrStmt():
+            return _work(stmt.body, inner)
+        case _:
+            return tirx.const(1, "int64")
+
+
+def _sequence_work(parts: list[Any], inner: frozenset[tirx.Var]) -> Any:
+    total: Any = tirx.const(0, "int64")
+    for part in parts:
+        work = _work(part, inner)
+        if work is None:
+            return None
+        if isinstance(part, tirx.Bind):
+            inner = inner | {part.var}
+            continue
+        total = total + work
+    return total
+
+
+def _known(extent: Any, inner: frozenset[tirx.Var]) -> Any:
+    """The extent where the variables inside do not decide it, or what bounds it."""
+    if not any(variable in inner for variable in tirx.analysis.undefined_vars(extent)):
+        return extent.astype("int64")
+    if isinstance(extent, tirx.Min):
+        ways = (_known(way, inner) for way in (extent.a, extent.b))
+        return next((way for way in ways if way is not None), None)
+    return None

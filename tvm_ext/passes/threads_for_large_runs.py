@@ -1,0 +1,51 @@
+"""The pass that leaves threads alone where a run is too small for them."""
+
+import tvm
+from tvm import tirx
+
+from tvm_ext.compiler.kernel_calls import kernel_calls
+from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.pass_log import record_applied, record_refusal
+from tvm_ext.tir_schedules.llvm.thread_choice import with_thread_choice
+
+
+@graph_pass
+class ThreadsForLargeRuns:
+    """Runs loops of open size on threads only where the sizes of a run are worth it.
+
+    Before: ``for i in T.parallel(n): ...``
+    After:  ``if n * 12 > 60000: for i in T.parallel(n): ... else: for i in range(n): ...``
+
+    Handing work to threads takes microseconds, and waking them up tens of these: more than all
+    kernels of a small model take for a single row.
+
+    Leaves alone: loops of known size, for which the schedules decide; kernels with buffers of their
+    own; targets other than CPUs.
+
+    Run after: the schedules. Run before: nothing in particular.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself when no kernel has such a loop."""
+        machine = current_cpu()
+        if machine is None or machine.cores < 2:
+            return mod
+        origins = {call.kernel: call.where for call in kernel_calls(mod)}
+        changed: dict[tvm.ir.GlobalVar, tirx.PrimFunc] = {}
+        for global_var, func in mod.functions.items():
+            if not isinstance(func, tirx.PrimFunc):
+                continue
+            where = origins.get(str(global_var.name_hint)) or str(global_var.name_hint)
+            result = with_thread_choice(func, machine)
+            if result.loops:
+                record_applied(
+                    "ThreadsForLargeRuns", where, f"{result.loops} loops in two versions"
+                )
+                changed[global_var] = result.func
+            if result.left:
+                reason = "its work is not known beforehand, or it has buffers of its own"
+                record_refusal("ThreadsForLargeRuns", where, reason)
+        if not changed:
+            return mod
+        return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
