@@ -124,36 +124,34 @@ def test_tree_classifier(post: str, classes: list) -> None:
     check(proto, x)
 
 
+@pytest.mark.parametrize("base", [None, [0.25], [0.25, 0.5]])
+@pytest.mark.parametrize("classes", [[0], [1], [0, 1]])
 @pytest.mark.parametrize(
-    ("classes", "post", "line"),
-    [
-        ([0, 1], "NONE", r"class_ids \[0, 1\]"),
-        ([1], "NONE", r"class_ids \[1\]"),
-        ([0], "SOFTMAX", "post_transform SOFTMAX is of one score"),
-    ],
+    ("post", "positive"), [("NONE", True), ("LOGISTIC", False), ("SOFTMAX", False)]
 )
-def test_tree_classifier_that_is_refused(classes: list, post: str, line: str) -> None:
-    random = np.random.default_rng(8)
-    attributes = forest(random, "class", 2, 2, classes, MODES)
-    proto = ml_model(
-        "TreeEnsembleClassifier", [rows(random)], [TensorProto.INT64, TensorProto.FLOAT],
-        classlabels_int64s=[5, 9], post_transform=post, **attributes,
-    )  # fmt: skip
-    refused(proto, line)
-
-
-def test_tree_classifier_of_two_classes_with_a_base_value() -> None:
+def test_tree_classifier_of_two_classes(
+    classes: list, base: list | None, post: str, positive: bool
+) -> None:
     random = np.random.default_rng(8)
     x = rows(random)
-    attributes = forest(random, "class", 5, 4, [0], MODES)
+    attributes = forest(random, "class", 5, 4, classes, MODES)
+    if positive:
+        attributes["class_weights"] = [abs(w) / 8 for w in attributes["class_weights"]]
     proto = ml_model(
         "TreeEnsembleClassifier", [x], [TensorProto.INT64, TensorProto.FLOAT],
-        classlabels_int64s=[5, 9], base_values=[0.25], post_transform="LOGISTIC", **attributes,
+        classlabels_int64s=[5, 9], post_transform=post, base_values=base, **attributes,
     )  # fmt: skip
     check(proto, x)
-    doubled = next(a for a in proto.graph.node[0].attribute if a.name == "base_values")
-    doubled.floats.append(0.5)
-    refused(proto, "2 base_values")
+
+
+def test_tree_classifier_that_is_refused() -> None:
+    random = np.random.default_rng(8)
+    attributes = forest(random, "class", 2, 2, [0], MODES)
+    proto = ml_model(
+        "TreeEnsembleClassifier", [rows(random)], [TensorProto.INT64, TensorProto.FLOAT],
+        classlabels_int64s=[5, 9], post_transform="PROBIT", **attributes,
+    )  # fmt: skip
+    refused(proto, "post_transform PROBIT is of one score")
 
 
 def test_tree_classifier_of_two_classes_with_probabilities() -> None:

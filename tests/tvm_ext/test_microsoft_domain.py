@@ -56,3 +56,12 @@ def test_gelu_is_that_of_opset_20(approximate: str) -> None:
     )
     feeds = {"x": rand(2, 3, 4)}
     np.testing.assert_allclose(old.run(feeds)["y0"], new.run(feeds)["y0"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_domain_that_the_model_does_not_import() -> None:
+    proto = default_domain("Gelu", ["x"], 1, 17)
+    proto.graph.node[0].domain = "com.microsoft"
+    feeds = {"x": rand(2, 3, 4)}
+    (wanted,) = by_runtime(proto, feeds)
+    found = tvm_ext.compile(proto, HOST, opt_level=0).run(feeds)["y0"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -17,12 +17,17 @@ _TAKEN_OVER: dict[str, int | None] = {
 
 
 def name_own_operators(model: onnx.ModelProto) -> None:
-    """Gives such operators their own domain, in place: ONNX's checker knows none of them."""
+    """Gives such operators their own domain, in place: ONNX's checker knows none of them.
+
+    A model that uses the domain imports it then, which ONNX Runtime does not ask for.
+    """
     opset = opset_of(model, "")
-    found = [node for node in nodes_within(model.graph) if _is_own(node, opset)]
-    for node in found:
-        node.domain = MICROSOFT
-    if found and all(opset.domain != MICROSOFT for opset in model.opset_import):
+    nodes = list(nodes_within(model.graph))
+    for node in nodes:
+        if _is_own(node, opset):
+            node.domain = MICROSOFT
+    used = any(node.domain == MICROSOFT for node in nodes)
+    if used and all(opset.domain != MICROSOFT for opset in model.opset_import):
         model.opset_import.append(onnx.helper.make_opsetid(MICROSOFT, 1))
 
 

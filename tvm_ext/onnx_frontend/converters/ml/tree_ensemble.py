@@ -39,10 +39,10 @@ class TreeEnsembleRegressor(OnnxOpConverter):
 
 
 class TreeEnsembleClassifier(OnnxOpConverter):
-    """The labels, which must be integers, and the scores of the classes.
+    """The labels, which must be integers, and the scores of the classes, as in ONNX Runtime.
 
-    Of two classes the leaves give the score of the second one, under class 0, as exporters write
-    binary models; the first class gets what is left, as in ONNX Runtime.
+    Of two classes the leaves mostly give one score, of the second class under class_id 0; the
+    first class gets what is left.
     """
 
     @classmethod
@@ -50,49 +50,72 @@ class TreeEnsembleClassifier(OnnxOpConverter):
         labels = integer_labels(attr, "classlabels_int64s")
         x = floats(bb, inputs[0])
         forest = _forest(attr, "class", len(labels))
-        scores = tree_scores(bb, x, forest, "SUM", np.zeros(0))
         base, post = _numbers(attr, "base_values"), _post(attr)
-        mentioned = set(attr["class_ids"])
+        if base.size > len(labels):
+            raise FormError(f"it has {base.size} base_values for {len(labels)} classes")
         if len(labels) == 2:
-            if mentioned != {0}:
-                raise FormError(
-                    f"its two classes get weights under the class_ids {sorted(mentioned)}, for "
-                    "which ONNX Runtime and the specification give other labels; expected the "
-                    "score of the second class alone, under class_id 0"
-                )
-            if base.size > 1:
-                raise FormError(f"its one score has {base.size} base_values, expected at most one")
-            positive = bool((_numbers(attr, "class_weights") >= 0).all())
-            column = relax.const([0], "int64")
-            score = bb.emit(relax.op.take(scores, column, axis=1, mode="clip"))
-            return _binary(bb, _based(bb, score, base), labels, positive, post)
-        scores = _based(bb, scores, base)
+            return _of_two_classes(bb, x, forest, attr, labels)
+        base = np.pad(base, (0, len(labels) - base.size))
+        scores = tree_scores(bb, x, forest, "SUM", base)
         chosen_labels = chosen(bb, scores, labels)
         return relax.Tuple([chosen_labels, _single(bb, post_transformed(bb, scores, post))])
 
 
-def _binary(
-    bb: relax.BlockBuilder, score: relax.Expr, labels: np.ndarray, positive: bool, post: str
+def _of_two_classes(
+    bb: relax.BlockBuilder, x: relax.Expr, forest: Forest, attr: dict, labels: np.ndarray
 ) -> relax.Tuple:
-    """Probabilities when no weight is negative, else distances from zero.
+    """What ONNX Runtime makes of it depends on the classes that leaves mention, and on signs."""
+    base = _numbers(attr, "base_values")
+    first, second = (bool(forest.hit[:, place].any()) for place in (0, 1))
+    if second and not forest.hit[:, 1].all():
+        raise FormError("some of its leaves have no weight for the second class; expected all")
+    alone = first != second
+    positive = bool((_numbers(attr, "class_weights") >= 0).all())
+    # The base value of the first class stands for one score as well.
+    added = np.array([base[0] if base.size == 1 or (not second and base.size) else 0.0, 0.0])
+    scores = tree_scores(bb, x, forest, "SUM", added)
+    one, other = (_column(bb, scores, place) for place in (0, 1))
+    if second and base.size == 2:
+        other = bb.emit(relax.op.add(one, _number(base[1], one)))
+        one = bb.emit(relax.op.negative(other))
+    decisive = other if second else one
+    threshold = 0.5 if alone and positive else 0.0
+    # Without the one score of the second class the labels are these, whatever classlabels say.
+    negative_label, positive_label = (int(label) for label in labels) if alone else (0, 1)
+    label = one_of_two(bb, decisive, threshold, negative_label, positive_label)
+    if not second and base.size < 2:
+        return relax.Tuple([label, _single(bb, _both(bb, one, positive, _post(attr)))])
+    nothing = bb.emit(relax.op.zeros_like(one))
+    pair = [one if first else nothing, other if second else nothing]
+    both = bb.emit(relax.op.concat(pair, axis=1))
+    return relax.Tuple([label, _single(bb, post_transformed(bb, both, _post(attr)))])
 
-    ONNX Runtime leaves a transform out that the first do not need, or that is not LOGISTIC; where
-    it and the specification differ the model is refused.
+
+def _both(bb: relax.BlockBuilder, score: relax.Expr, positive: bool, post: str) -> relax.Expr:
+    """Two scores from one: probabilities when no weight is negative, else distances from zero.
+
+    Of one score ONNX Runtime knows no transform but LOGISTIC.
     """
-    if post != "NONE" and (positive or post != "LOGISTIC"):
+    if post == "PROBIT":
         raise FormError(
-            f"its post_transform {post} is of one score for two classes, which ONNX Runtime leaves "
-            "out; expected NONE, or LOGISTIC with weights of both signs"
+            "its post_transform PROBIT is of one score for two classes, of which ONNX Runtime "
+            "leaves the second undefined; expected another one"
         )
-    dtype = str(score.ty.dtype)
-    threshold = 0.5 if positive else 0.0
-    label = one_of_two(bb, score, threshold, int(labels[0]), int(labels[1]))
-    if positive:
-        other = bb.emit(relax.op.subtract(relax.const(1, dtype), score))
-    else:
-        other = bb.emit(relax.op.negative(score))
-    scores = bb.emit(relax.op.concat([other, score], axis=1))
-    return relax.Tuple([label, _single(bb, post_transformed(bb, scores, post))])
+    opposite = bb.emit(relax.op.negative(score))
+    if post == "LOGISTIC":
+        both = bb.emit(relax.op.concat([opposite, score], axis=1))
+        return post_transformed(bb, both, post)
+    other = bb.emit(relax.op.add(opposite, _number(1.0, score))) if positive else opposite
+    return bb.emit(relax.op.concat([other, score], axis=1))
+
+
+def _column(bb: relax.BlockBuilder, scores: relax.Expr, place: int) -> relax.Expr:
+    return bb.emit(relax.op.take(scores, relax.const([place], "int64"), axis=1, mode="clip"))
+
+
+def _number(value: float, like: relax.Expr) -> relax.Expr:
+    dtype = str(like.ty.dtype)
+    return relax.const(np.asarray(value, dtype), dtype)
 
 
 class TreeEnsemble(OnnxOpConverter):
@@ -119,13 +142,6 @@ def _numbers(attr: dict, name: str) -> np.ndarray:
     if tensor is not None and tensor.dims:
         return numpy_helper.to_array(tensor).reshape(-1)
     return np.array(attr.get(name, ()), np.float32)
-
-
-def _based(bb: relax.BlockBuilder, scores: relax.Expr, base: np.ndarray) -> relax.Expr:
-    if not base.size:
-        return scores
-    dtype = str(scores.ty.dtype)
-    return bb.emit(relax.op.add(scores, relax.const(base.astype(dtype).reshape(1, -1), dtype)))
 
 
 def _single(bb: relax.BlockBuilder, scores: relax.Expr) -> relax.Expr:
