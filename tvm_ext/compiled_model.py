@@ -208,10 +208,11 @@ class CompiledModel:
                     self.run({spec.name: _zeros(spec) for spec in self.inputs})
 
     def _may_warm_up(self) -> bool:
-        """Whether a run on zeros is short for certain: nothing in it is repeated or chosen."""
+        """Whether a run on zeros is short and ends well."""
         return (
             (self.report.estimated_seconds or 0.0) < _WARM_UP_SECONDS
             and not _CONTROL_FLOW & self.report.graph.prepared_nodes.keys()
+            and not self.report.graph.divides_by_data
             and all(isinstance(size, int) for spec in self.inputs for size in spec.shape)
         )
 

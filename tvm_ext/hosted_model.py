@@ -229,6 +229,7 @@ def _whole_graph(whole: PreparedModel, reports: Sequence[CompileReport]) -> Grap
         kernels_before_fusion=sum(graph.kernels_before_fusion for graph in graphs),
         kernels=sum(graph.kernels for graph in graphs),
         batch_norms_left=sum(graph.batch_norms_left for graph in graphs),
+        divides_by_data=any(graph.divides_by_data for graph in graphs),
     )
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 import pytest
 import tvm
+from onnx import TensorProto
 from small_models import V, W, assert_mlp, mlp, model, node, rand, value
 
 import tvm_ext
@@ -139,6 +140,18 @@ def test_nothing_is_left_to_the_first_run(shape, monkeypatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr("tvm_ext.program_module.load_library_bytes", None)
     assert_mlp(made, rand(3, 6))
+
+
+@pytest.mark.parametrize("operator", ["Div", "Mod"])
+def test_integers_are_not_divided_by_the_zeros_of_a_run_ahead(operator):
+    given = [value(name, [4], TensorProto.INT32) for name in ("x", "by")]
+    made = tvm_ext.compile(
+        model([node(operator, ["x", "by"], ["y"])], given, [value("y", [4], TensorProto.INT32)])
+    )
+    assert made.report.graph.divides_by_data
+    arrays = {"x": np.arange(4, dtype="int32"), "by": np.full(4, 2, "int32")}
+    found = made.run(arrays)["y"]
+    np.testing.assert_array_equal(found, [0, 0, 1, 1] if operator == "Div" else [0, 1, 0, 1])
 
 
 def test_two_threads_may_compile_at_once():

@@ -4,13 +4,14 @@ from collections import Counter
 from collections.abc import Iterator
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ext.errors import REPORT_IT, ModelError
 from tvm_ext.open_dimensions import InputShapes, freezing_hint, listed
 from tvm_ext.relay_passes.operator_name import operator_name
 from tvm_ext.relay_passes.origin import describe_origin
 from tvm_ext.relay_passes.origin_writer import bindings_of
+from tvm_ext.tir_schedules.flat_views import nodes
 
 # Operators that the virtual machine runs itself, by prefix.
 _RUN_BY_VM = (
@@ -51,6 +52,17 @@ def relax_bindings(mod: tvm.IRModule) -> Iterator[relax.VarBinding]:
 
     for name in ("main", *functions):
         yield from inside(name)
+
+
+def divides_by_data(mod: tvm.IRModule) -> bool:
+    """Whether a kernel divides integers by elements of a tensor: a 0 there ends the process."""
+    kernels = (func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc))
+    return any(
+        nodes(division.b, tvm.ir.TensorLoad)
+        for func in kernels
+        for division in nodes(func.body, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+        if "int" in str(division.ty.dtype)
+    )
 
 
 def operator_counts(mod: tvm.IRModule) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """Loops that append to a sequence, as Loops with a scan output: a sequence has no length in TVM."""
 
+from collections.abc import Container
+
 import numpy as np
 import onnx_ir as ir
 
@@ -13,13 +15,16 @@ def appending_loops_to_scans(model: ir.Model) -> bool:
     After:  ``xs = Loop(n, c)``, whose body gives ``x``; ``q = SplitToSequence(xs)``
 
     A sequence that is only concatenated, of elements that differ in size along that axis, becomes
-    a tensor that grows instead.
+    a tensor that grows instead. Other sequences, whose elements need not be alike, stay.
     """
     found = [n for n in model.graph.all_nodes() if n.op_type == "Loop" and n.domain == ""]
-    return any([_rewrite(node) for node in found])
+    shapes = [value.shape for value in model.graph.inputs if value.shape is not None]
+    fixed = {size for shape in shapes for size in shape if size != ir.SymbolicDim(None)}
+    return any([_rewrite(node, fixed) for node in found])
 
 
-def _rewrite(node: ir.Node) -> bool:
+def _rewrite(node: ir.Node, fixed: Container[int | ir.SymbolicDim]) -> bool:
+    """``fixed`` are sizes that are the same in all iterations."""
     body = node.attributes["body"].as_graph()
     for index, given in enumerate(node.inputs[2:]):
         insert = _append(body, index)
@@ -30,8 +35,14 @@ def _rewrite(node: ir.Node) -> bool:
         if growing is not None:
             _grow(node, body, index, insert, growing)
             return True
-        _scan(node, body, index, insert)
-        return True
+        element = insert.inputs[1]
+        if (
+            element is not None
+            and element.shape is not None
+            and all(isinstance(size, int) or size in fixed for size in element.shape)
+        ):
+            _scan(node, body, index, insert)
+            return True
     return False
 
 

@@ -103,6 +103,8 @@ class GraphRecord:
         Kernel calls of one run, before and after fusion.
     batch_norms_left : int
         Batch normalisations that were not folded away.
+    divides_by_data : bool
+        Whether integers are divided by elements of a tensor, which may be 0.
     """
 
     onnx_nodes: dict[str, int] = field(default_factory=dict)
@@ -112,6 +114,7 @@ class GraphRecord:
     kernels_before_fusion: int = 0
     kernels: int = 0
     batch_norms_left: int = 0
+    divides_by_data: bool = False
 
     @property
     def anchors(self) -> int:
