@@ -188,24 +188,22 @@ class CompiledModel:
 
         ``compile`` and ``load`` do it. Programs of known sizes that take under a quarter of a
         second run once, on zeros: code, weights and buffers are then where a run finds them. A
-        model for another machine than this is left as it is: it is linked when it is saved. On a
-        GPU the weights are uploaded at the first run.
+        model for a GPU or for another machine than this is left as it is: it is linked when it is
+        saved or first run.
 
         Raises
         ------
         ArtifactError
             There is no compiler to link the program, or the system refuses the library.
         """
-        if self._target.machine != host_architecture():
+        elsewhere = self._gpu is not None or self._target.machine != host_architecture()
+        if elsewhere or self._missing_features():
             return
-        if self._gpu is not None:
-            self._program.library()
-        elif not self._missing_features():
-            self._made()
-            use_threads(self._threads)
-            if self._may_warm_up():
-                with suppress(RunError):
-                    self.run({spec.name: _zeros(spec) for spec in self.inputs})
+        self._made()
+        use_threads(self._threads)
+        if self._may_warm_up():
+            with suppress(RunError):
+                self.run({spec.name: _zeros(spec) for spec in self.inputs})
 
     def _may_warm_up(self) -> bool:
         """Whether a run on zeros is short and ends well."""
