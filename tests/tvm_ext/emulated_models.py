@@ -19,8 +19,9 @@ def emulated_model(
     with emulated_builds():
         compiled = tvm_ext.compile(model, target, **{**_OPTIONS, **options})
     # Run as it is: a library file, which a program usually becomes first, cannot hold the emulator.
-    opened = SimpleNamespace(opened=lambda: compiled._program.mod)
-    mock.patch.object(compiled, "_opener", opened).start()
+    program = compiled._program._program
+    opened = SimpleNamespace(opened=lambda: program.mod)
+    mock.patch.object(compiled, "_program", opened).start()
     mock.patch.object(compiled, "_gpu", None).start()
     mock.patch.object(compiled, "_require_this_machine").start()
     return compiled
