@@ -232,6 +232,31 @@ def test_matmul_integer_of_rows():
     np.testing.assert_array_equal(found, centred @ inputs["w"].astype(np.int32))
 
 
+@pytest.mark.parametrize("level", ["O0", "O3"])
+def test_a_product_of_two_operands_that_are_quantised_in_the_run(level):
+    shapes = {"a": [2, 3, 7, 20], "b": [2, 3, 20, 9]}
+    nodes = [
+        node("DynamicQuantizeLinear", ["a"], ["aq", "as", "az"]),
+        node("DynamicQuantizeLinear", ["b"], ["bq", "bs", "bz"]),
+        node("MatMulInteger", ["aq", "bq", "az", "bz"], ["y"]),
+        node("Mul", ["as", "bs"], ["s"]),
+    ]
+    proto = model(
+        nodes,
+        [value(name, shape) for name, shape in shapes.items()],
+        [value("y", None, TensorProto.INT32), value("s", None)],
+    )
+    compiled = tvm_ext.compile(proto, HOST, opt_level=level)
+    session = runtime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    for seed in range(20):
+        shift = np.float32(seed % 4 - 1)
+        fed = {name: rand(*shape, seed=seed) + shift for name, shape in shapes.items()}
+        for found, wanted in zip(compiled.run(fed).values(), session.run(None, fed), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("stored", [True, False])
 def test_qlinear_matmul(stored):
     s, z = ("s", "z") if stored else ("xs", "xz")

@@ -1,5 +1,6 @@
 """Operators of com.microsoft, rewritten at ONNX level, against ONNX Runtime."""
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
@@ -235,6 +236,100 @@ def test_matmul_n_bits(bits, zero):
     proto, fed = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
     ((found, wanted),) = compared(proto, fed)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+def packed_table(bits: int, columns: int, blocks: int) -> dict:
+    return {
+        "w": bytes_of(9, columns * bits // 8),
+        "x": np.array([[3, -1], [8, 0]]),
+        "s": rand(9, blocks),
+        "z": bytes_of(9, -(-blocks * bits // 8)),
+    }
+
+
+def narrow_table(dtype: type, shape: tuple, scales: tuple, zero: bool = True) -> dict:
+    low = 0 if dtype is not ml_dtypes.int4 else -8
+    inputs = {
+        "w": RNG.integers(low, low + 12, shape).astype(dtype),
+        "x": np.array([1, 0, -2], np.int32),
+        "s": rand(*scales),
+        "z": RNG.integers(low, low + 12, scales).astype(dtype),
+    }
+    return inputs if zero else {key: inputs[key] for key in "wxs"}
+
+
+def half_scales(inputs: dict) -> dict:
+    return inputs | {"s": inputs["s"].astype(np.float16)}
+
+
+def without_zero(inputs: dict) -> dict:
+    return {key: inputs[key] for key in "wxs"}
+
+
+TABLES = {
+    "4 bits": (packed_table(4, 64, 2), {"block_size": 32}),
+    "4 bits, odd blocks": (packed_table(4, 40, 3), {"block_size": 16}),
+    "4 bits, no zero points": (without_zero(packed_table(4, 64, 4)), {"block_size": 16}),
+    "8 bits": (packed_table(8, 64, 2), {"block_size": 32, "bits": 8, "quantize_axis": -1}),
+    "8 bits, no zero points": (without_zero(packed_table(8, 20, 1)), {"bits": 8}),
+    "float16": (half_scales(packed_table(4, 64, 2)), {"block_size": 32, "gather_axis": -2}),
+    "int4": (narrow_table(ml_dtypes.int4, (5, 40), (5, 3)), {"block_size": 16}),
+    "uint4, no zero points": (
+        narrow_table(ml_dtypes.uint4, (5, 32), (5, 2), zero=False),
+        {"block_size": 16},
+    ),
+    "int4, blocks down the rows": (
+        narrow_table(ml_dtypes.int4, (33, 6), (3, 6)),
+        {"block_size": 16, "quantize_axis": 0, "gather_axis": 1},
+    ),
+    "uint4, gathered where quantised": (
+        narrow_table(ml_dtypes.uint4, (4, 20, 3), (4, 2, 3)),
+        {"block_size": 16, "quantize_axis": 1, "gather_axis": 1},
+    ),
+    "float8": (
+        narrow_table(ml_dtypes.float8_e4m3fn, (5, 8), (1, 1), zero=False),
+        {"block_size": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_gather_block_quantized(case):
+    inputs, attributes = TABLES[case]
+    made = {"y": element_type(inputs["s"])}
+    proto, fed = microsoft_model("GatherBlockQuantized", inputs, made, 21, **attributes)
+    proto.ir_version = 10
+    ((found, wanted),) = compared(proto, fed)
+    np.testing.assert_array_equal(found, wanted)
+    assert len(np.unique(wanted)) > 8
+
+
+@pytest.mark.parametrize("sizes", [[9, 32], [0, -1]])
+def test_an_embedding_shares_the_weights_of_the_last_product(sizes):
+    inputs = packed_table(4, 64, 2)
+    attributes = {"K": 64, "N": 9, "bits": 4, "block_size": 32}
+    table = inputs["w"]
+    inputs = {"e": 0, "w": table.reshape(9, 2, 16), "s": inputs["s"], "z": inputs["z"]}
+    proto, _ = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
+    del proto.graph.initializer[0]
+    proto.graph.input.append(value("x", [1, 3], TensorProto.INT64))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(sizes), "sizes"))
+    gather = helper.make_node(
+        *("GatherBlockQuantized", ["flat", "x", "s", "z"], ["e"]),
+        domain="com.microsoft",
+        block_size=32,
+    )
+    proto.graph.node.insert(0, gather)
+    proto.graph.node.insert(0, helper.make_node("Reshape", ["w", "sizes"], ["flat"]))
+    ((found, wanted),) = compared(proto, {"x": np.array([[4, -2, 0]])})
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_a_table_with_scales_for_other_blocks_is_refused():
+    inputs, attributes = packed_table(4, 64, 4), {"block_size": 32}
+    proto, _ = microsoft_model("GatherBlockQuantized", inputs, {"y": F}, **attributes)
+    with pytest.raises(UnsupportedOperatorError, match="GatherBlockQuantized"):
+        tvm_ext.compile(proto)
 
 
 def test_dynamic_quantize_lstm_is_the_lstm_of_its_weights():

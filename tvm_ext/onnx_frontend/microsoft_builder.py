@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from tvm_ext.onnx_frontend.ir_edits import constant_of
+
 
 class CannotRewrite(Exception):
     """Why a node is left as it is, which makes it an unsupported operator."""
@@ -124,9 +126,24 @@ class Builder:
 
 def stored(*values: ir.Value | None) -> list[np.ndarray | None] | None:
     """The arrays of stored tensors, None for inputs left out; None when one is computed."""
-    if any(value is not None and value.const_value is None for value in values):
+    arrays = [None if value is None else _array(value) for value in values]
+    if any(
+        array is None and value is not None for array, value in zip(arrays, values, strict=True)
+    ):
         return None
-    return [
-        value.const_value.numpy() if value is not None and value.const_value is not None else None
-        for value in values
-    ]
+    return arrays
+
+
+def _array(value: ir.Value) -> np.ndarray | None:
+    """The numbers of a stored tensor, or of one reshaped, as two operators share weights."""
+    node = value.producer()
+    if node is None or node.domain or node.op_type != "Reshape":
+        return constant_of(value)
+    given = stored(*node.inputs)
+    if given is None or given[0] is None or len(given) < 2 or given[1] is None:
+        return None
+    data, sizes = given[0], [int(size) for size in given[1]]
+    if "allowzero" not in node.attributes or not node.attributes["allowzero"].value:
+        # 0 is the size that the axis has.
+        sizes = [size or data.shape[axis] for axis, size in enumerate(sizes)]
+    return data.reshape(sizes)

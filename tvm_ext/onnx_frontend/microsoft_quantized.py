@@ -156,13 +156,54 @@ def _offsets(zeros: np.ndarray | None, bits: int, rows: int, blocks: int) -> np.
     return zeros.reshape(rows, blocks, 1).astype(np.float32)
 
 
+def gather_block_quantized(b: Builder) -> _Results:
+    """Gather from the stored weights that integers or narrow floats stand for, block by block.
+
+    The weights take the memory of floats.
+    """
+    arrays = stored(b.input(0), b.input(2), b.optional(3))
+    if arrays is None:
+        raise CannotRewrite("weights that are computed")
+    data, scales, zeros = arrays
+    if data is None or scales is None:
+        raise CannotRewrite("no weights")
+    offset: np.ndarray | float = 0.0 if zeros is None else zeros
+    if data.dtype == np.uint8:
+        data, offset = _unpacked_table(b, data, scales, zeros)
+    axis = b.attribute("quantize_axis", 1)
+    # A block of 0 elements is the whole axis.
+    block = b.attribute("block_size", 128) or max(data.shape[axis], 1)
+    if scales.shape[axis] != -(-data.shape[axis] // block):
+        raise CannotRewrite("scales for another number of blocks")
+    places = np.arange(data.shape[axis]) // block
+    if isinstance(offset, np.ndarray):
+        offset = np.take(offset, places, axis).astype(np.float32)
+    factor = np.take(scales, places, axis).astype(np.float32)
+    table = ((data.astype(np.float32) - offset) * factor).astype(scales.dtype)
+    gathered = b.op("Gather", b.constant(table), b.input(1), axis=b.attribute("gather_axis", 0))
+    gathered.dtype = b.input(2).dtype
+    return [gathered]
+
+
+def _unpacked_table(
+    b: Builder, data: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | float]:
+    """Integers of a few bits in bytes along the last axis, and their zero points."""
+    bits = b.attribute("bits", 4)
+    if b.attribute("quantize_axis", 1) not in (-1, data.ndim - 1):
+        raise CannotRewrite("bytes that are not packed along the last axis")
+    if zeros is None:
+        return _unpacked(data, bits), float(1 << (bits - 1))
+    return _unpacked(data, bits), _unpacked(zeros, bits)[..., : scales.shape[-1]]
+
+
 def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
     """The integers of each row, the first one in the lowest bits of its byte."""
     if bits not in (2, 4, 8):
         raise CannotRewrite(f"{bits} bits")
     shifts = np.arange(0, 8, bits, dtype=np.uint8)
     split = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    return split.reshape(packed.shape[0], -1)
+    return split.reshape(*packed.shape[:-1], -1)
 
 
 def _scaled(b: Builder, total: ir.Value, scale: ir.Value, bias: ir.Value | None) -> ir.Value:

@@ -26,6 +26,7 @@ REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "FusedConv": fused.fused_conv,
     "FusedGemm": fused.fused_gemm,
     "FusedMatMul": fused.fused_matmul,
+    "GatherBlockQuantized": quantized.gather_block_quantized,
     "Gelu": fused.gelu,
     "GroupQueryAttention": group_query_attention,
     "LayerNormalization": fused.layer_normalization,

@@ -90,6 +90,34 @@ def test_known_sizes_beside_open_ones_are_folded(name: str) -> None:
     assert_as_runtime(proto)
 
 
+SCALES = {
+    "power": [node("Pow", ["f", "minus"], ["scale"]), node("Mul", ["x", "scale"], ["y"])],
+    "root": [node("Sqrt", ["f"], ["root"]), node("Div", ["x", "root"], ["y"])],
+    "reciprocal": [
+        node("Sqrt", ["f"], ["root"]),
+        node("Reciprocal", ["root"], ["scale"]),
+        node("Mul", ["x", "scale"], ["y"]),
+    ],
+    "root of the reciprocal root": [
+        node("Sqrt", ["f"], ["root"]),
+        node("Div", ["one", "root"], ["inner"]),
+        node("Sqrt", ["inner"], ["scale"]),
+        node("Mul", ["x", "scale"], ["y"]),
+    ],
+}
+
+
+@pytest.mark.parametrize("last", [7, "D"])
+@pytest.mark.parametrize("name", SCALES)
+def test_scales_of_attention_from_the_size_of_a_head(name: str, last: int | str) -> None:
+    powers = {"minus": np.array(-0.5, np.float32), "one": np.array(1, np.float32)}
+    proto = sized([node("Cast", ["d3"], ["f"], to=F), *SCALES[name]], ("N", 3, 5, last))
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(array, key) for key, array in powers.items()
+    )
+    assert_as_runtime(proto)
+
+
 def test_the_end_of_a_slice_may_be_a_known_size() -> None:
     nodes = [
         node("Add", ["d2", "c2"], ["a"]),
