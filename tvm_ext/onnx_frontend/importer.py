@@ -26,6 +26,7 @@ from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.converters.agreement import with_agreeing_sizes
 from tvm_ext.onnx_frontend.converters.traits import gives_sequence, size_inputs
 from tvm_ext.onnx_frontend.iterations import written_iterations
+from tvm_ext.onnx_frontend.long_sizes import LongSizes
 from tvm_ext.onnx_frontend.node_failure import NodeFailed, conversion_error, place_of
 from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
 from tvm_ext.onnx_frontend.plain_casts import with_plain_casts
@@ -109,6 +110,7 @@ class _OriginImporter(ONNXGraphImporter):
         self.model = model
         self.stored = stored
         self.node_of: dict[relax.Var, str] = {}
+        self._long_sizes = LongSizes()
 
     def end_blocks(self) -> None:
         """Ends what an error left open; TVM would print a warning of it."""
@@ -288,7 +290,7 @@ class _OriginImporter(ONNXGraphImporter):
         if isinstance(result.ty, relax.TensorType) and result.ty.ndim >= 0:
             # Converters need a size for each axis, if only one that the run defines. TVM's Slice
             # with bounds that are computed in the run gives none.
-            result = as_tensor(self.bb, result)
+            result = self._long_sizes.shortened(self.bb, as_tensor(self.bb, result))
         if isinstance(result, relax.Var):
             self.node_of.setdefault(result, node)
         return result
