@@ -8,6 +8,7 @@ from typing import TypeAlias
 import onnx
 import tvm
 
+from tvm_ext.compiler.empty_constants import without_empty_constants
 from tvm_ext.compiler.fresh_outputs import with_fresh_outputs
 from tvm_ext.compiler.graph_facts import require_lowered
 from tvm_ext.compiler.kernel_calls import FusionObserver, KernelCall, kernel_calls
@@ -67,6 +68,7 @@ def lower_model(
         require_lowered(kernels, imported.name, phases.inputs)
         if current_cpu() is None:
             kernels = with_fresh_outputs(kernels)
+        kernels = without_empty_constants(kernels)
         kernels = mark_constant_parameters(runner.run(pipeline.schedule, kernels))
     calls = kernel_calls(kernels)
     return LoweredModel(imported, graph, kernels, calls, fusion.kernel_calls or len(calls))
