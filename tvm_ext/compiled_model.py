@@ -211,6 +211,7 @@ class CompiledModel:
             (self.report.estimated_seconds or 0.0) < _WARM_UP_SECONDS
             and not _CONTROL_FLOW & self.report.graph.prepared_nodes.keys()
             and not self.report.graph.divides_by_data
+            and not self.report.memory.dynamic
             and all(isinstance(size, int) for spec in self.inputs for size in spec.shape)
         )
 

@@ -9,8 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from tvm_ext.artifact import (
     LoadedArtifact,
     TargetRecord,
@@ -29,7 +27,7 @@ from tvm_ext.hardware.description import Processor
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.onnx_frontend import PreparedModel
 from tvm_ext.onnx_frontend.host.division import Division
-from tvm_ext.onnx_frontend.host.program import HostProgram
+from tvm_ext.onnx_frontend.host.program import HostProgram, HostSteps, read_host_steps
 from tvm_ext.onnx_frontend.host.values import checked_input, output_conversion, value_spec
 from tvm_ext.onnx_frontend.prepare import operator_counts
 from tvm_ext.profiling import KernelTime, Profile
@@ -54,7 +52,7 @@ class HostedModel(CompiledModel):
 
     def __init__(
         self,
-        host: onnx.ModelProto,
+        host: HostSteps,
         parts: Sequence[CompiledModel],
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
@@ -150,7 +148,7 @@ class HostedModel(CompiledModel):
         ArtifactError
             A part of it cannot be loaded.
         """
-        host = onnx.ModelProto.FromString(artifact.members[HOST_MEMBER])
+        host = read_host_steps(artifact.members[HOST_MEMBER])
         names = [name for name in artifact.members if name.endswith(".tvmx")]
         with tempfile.TemporaryDirectory() as folder:
             parts = []

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from tvm_ext.errors import InputError
 from tvm_ext.narrow_dtypes import numpy_type
+from tvm_ext.onnx_frontend.value_types import element_dtype
 from tvm_ext.tensor_spec import STRING, TensorSpec
 
 
@@ -62,8 +62,7 @@ def _of_kind(kind: str, value: Any) -> Any:
             (one if key == "string" else int(one)): (number if texts else float(number))
             for one, number in value.items()
         }
-    element_type = onnx.TensorProto.DataType.Value(inner.upper())
-    return np.array(value, onnx.helper.tensor_dtype_to_np_dtype(element_type))
+    return np.array(value, element_dtype(inner))
 
 
 def values_as_json(values: Mapping[str, Any]) -> str:

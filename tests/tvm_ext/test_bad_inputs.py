@@ -5,7 +5,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import tvm_ext
-from tvm_ext.errors import InputError, TargetError, TvmExtError
+from tvm_ext.errors import InputError, ModelError, TargetError, TvmExtError
 
 node = helper.make_node
 
@@ -65,13 +65,15 @@ def test_unknown_input_names_the_nearest():
     refused_model(model, *words, kind=InputError, input_shapes={"imgae": [2]})
 
 
-def test_one_symbol_with_two_sizes():
+def test_one_symbol_with_two_sizes_that_have_to_agree():
     model = model_of(
         [node("Add", ["a", "b"], ["y"])],
         [tensor("a", ["N"]), tensor("b", ["N"])],
         [tensor("y", ["N"])],
     )
-    refused_model(model, "give 2", kind=InputError, input_shapes={"a": [2], "b": [3]})
+    refused_model(
+        model, "Add node", "float32[3]", kind=ModelError, input_shapes={"a": [2], "b": [3]}
+    )
 
 
 def test_input_without_shape():

@@ -36,7 +36,7 @@ def attention_block() -> onnx.ModelProto:
 
 def cuda_code(compiled: tvm_ext.CompiledModel) -> str:
     """The CUDA code of all kernels of a model."""
-    modules = [compiled._program.mod]
+    modules = [compiled._program._program.mod]
     sources = []
     while modules:
         module = modules.pop()

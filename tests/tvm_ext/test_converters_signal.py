@@ -207,7 +207,7 @@ def test_stft_of_a_signal_whose_length_the_run_knows() -> None:
     ("form", "line"),
     [
         ({"length": 200, "window": None}, "frames of 200 samples do not fit into a signal of 100"),
-        ({"length": 8, "window": np.ones(16, np.float32)}, "window must match the frame_length"),
+        ({"length": 8, "window": np.ones(16, np.float32)}, "STFT node .* float32\\[16\\]"),
         ({"length": 8, "window": None, "step": 0}, "frame_step is 0"),
         ({"length": 8, "window": None, "channels": 2}, "complex; expected onesided=0"),
     ],

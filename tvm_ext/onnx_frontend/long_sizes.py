@@ -43,8 +43,12 @@ class LongSizes:
 
 
 def _is_long(size: Size) -> bool:
+    """A choice, which TVM writes for windows that are rounded up, counts as long.
+
+    TVM infers types anew in some passes, and knows none for a choice inside of a size.
+    """
     if isinstance(size, int):
         return False
     parts: list[object] = []
     tvm_ffi.structural_walk(size, (tvm.ir.Expr, parts.append))
-    return len(parts) > _MOST_PARTS
+    return len(parts) > _MOST_PARTS or any(isinstance(part, tvm.ir.Call) for part in parts)

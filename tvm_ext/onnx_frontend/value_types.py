@@ -1,5 +1,6 @@
 """Refuses inputs and outputs of types that no run can take or give."""
 
+import numpy as np
 import onnx
 
 from tvm_ext.errors import ModelError
@@ -48,3 +49,8 @@ def _unknown(type_: onnx.TypeProto) -> str:
     if kind == "map_type":
         return _unknown(type_.map_type.value_type)
     return f"is of kind {kind.removesuffix('_type')}"
+
+
+def element_dtype(name: str) -> np.dtype:
+    """NumPy's type for ONNX's name of an element type: "float" is float32."""
+    return onnx.helper.tensor_dtype_to_np_dtype(onnx.TensorProto.DataType.Value(name.upper()))

@@ -90,7 +90,7 @@ def test_without_a_driver_device_code_travels_with_the_source(compiler: Compiler
         pytest.skip("with a driver TVM takes the device code itself")
     assert compiler.asked == ["sm_90a"]
     assert (model.report.device.code, model.report.device.compiler) == ("cubin", "compiler 1.0")
-    (host,) = model._program.mod.imports
+    (host,) = model._program._program.mod.imports
     (kernels,) = host.imports
     assert embedded(kernels.inspect_source()) == bytes(range(256))
     # What TVM calls when it loads the module where there is a driver.

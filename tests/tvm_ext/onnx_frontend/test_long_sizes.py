@@ -65,3 +65,19 @@ def test_equal_expressions_become_one_dimension() -> None:
     assert text.count("R.shape_to_tensor") == 1
     assert "broadcast" not in text
     assert "agreed" not in text
+
+
+def test_windows_that_are_rounded_up_behind_each_other() -> None:
+    pool = {"kernel_shape": [3, 3], "strides": [2, 2], "ceil_mode": 1}
+    nodes = [
+        node("MaxPool", ["x"], ["p"], **pool),
+        node("Sigmoid", ["p"], ["q"]),
+        node("MaxPool", ["q"], ["r"], **pool),
+        node("Sigmoid", ["r"], ["s"]),
+        node("Add", ["r", "s"], ["y"]),
+    ]
+    proto = model(nodes, [value("x", ["N", 2, "H", "W"])], [value("y", [None] * 4)])
+    compiled = tvm_ext.compile(proto)
+    for sides in ((7, 9), (8, 13)):
+        x = {"x": rand(1, 2, *sides)}
+        np.testing.assert_allclose(compiled.run(x)["y"], by_runtime(proto, x)[0], atol=1e-6)

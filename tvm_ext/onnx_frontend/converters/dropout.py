@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
 
 
@@ -21,7 +21,7 @@ class Dropout(OnnxOpConverter):
         x = inputs[0]
         training = onnx_constant(inputs[2], params) if inputs[2] is not None else None
         if training is not None and not _is_false(training):
-            raise ModelError("it is in training mode")
+            raise FormError("it is in training mode; expected a model exported for inference")
         if attr["tvm_custom"]["num_outputs"] == 1:
             return x
         mask = relax.op.full(x.ty.shape, relax.const(True, "bool"), "bool")

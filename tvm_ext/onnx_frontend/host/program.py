@@ -20,6 +20,15 @@ from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS, operator_key
 
 PART_DOMAIN = "tvm_ext.parts"
 
+HostSteps: TypeAlias = onnx.ModelProto
+"""An ONNX model of host nodes and calls of parts."""
+
+
+def read_host_steps(content: bytes) -> HostSteps:
+    """The steps as a saved model holds them."""
+    return onnx.ModelProto.FromString(content)
+
+
 Values: TypeAlias = dict[str, Any]
 Part: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Runs a compiled part: from arrays by name to arrays by name."""

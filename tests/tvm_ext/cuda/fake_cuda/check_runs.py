@@ -129,7 +129,7 @@ assert loaded.report.device == record
 
 
 # Graphs that are taken out again, as for kernels that turn out to allocate memory.
-def as_it_is(mod, target, machine, unscheduled, choices) -> Built:
+def as_it_is(mod, target, machine, unscheduled, choices, origins) -> Built:
     return Built(None, mod, {**choices, "changed": None})
 
 
