@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml setup.py
 demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, save, load, run
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## the tests, less than ten minutes on two cores
+test: $(STAMP) ## the tests, about eleven minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "not slow and not cuda"
 
 test-all: $(STAMP) ## all tests, the long ones too
