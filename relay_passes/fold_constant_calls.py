@@ -15,6 +15,7 @@ from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_graph import blocks_of
 from tvm_ext.relay_passes.origin import describe_origin
 from tvm_ext.relay_passes.pass_log import record_applied
+from tvm_ext.relay_passes.static_shape import static_extents
 
 NAME = "FoldConstantCalls"
 
@@ -134,7 +135,7 @@ def _computed(
     for block in func.body.blocks:
         for binding in block.bindings:
             known.look_at(binding.var, binding.value)
-    return known.values_of(_result(func).fields)
+    return known.values_of(GraphView(func).value(func.body.body).fields)
 
 
 def _lowered(
@@ -149,10 +150,6 @@ def _lowered(
     kernels = {g: f for g, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)}
     alone = tvm.IRModule({**kernels, tvm.ir.GlobalVar("constants"): func})
     return relax.transform.LegalizeOps()(alone)
-
-
-def _result(func: relax.Function) -> relax.Tuple:
-    return GraphView(func).value(func.body.body)
 
 
 class _Known:
@@ -217,11 +214,8 @@ def _is_worth_keeping(call: relax.Call, results: Sequence[relax.TensorType]) -> 
 
 def _elements(ty: relax.TensorType) -> int | None:
     """How many elements a tensor has; None where that is not known."""
-    if not isinstance(ty.shape, relax.ShapeExpr):
-        return None
-    if not all(isinstance(size, tirx.IntImm) for size in ty.shape.values):
-        return None
-    return math.prod(int(size) for size in ty.shape.values)
+    extents = static_extents(ty)
+    return None if extents is None else math.prod(extents)
 
 
 def _tensor_types(ty: tvm.ir.Type) -> list[relax.TensorType]:
@@ -229,7 +223,7 @@ def _tensor_types(ty: tvm.ir.Type) -> list[relax.TensorType]:
 
 
 def _empty(ty: relax.TensorType) -> tvm.runtime.Tensor:
-    return tvm.runtime.empty([int(size) for size in ty.shape.values], str(ty.dtype))
+    return tvm.runtime.empty(static_extents(ty), str(ty.dtype))
 
 
 @mutator

@@ -6,14 +6,22 @@ from tvm import relax
 
 def static_shape(expr: relax.Expr) -> list[int] | None:
     """Extents of the tensor ``expr``; None when its shape is unknown or symbolic."""
-    if not isinstance(expr.ty, relax.TensorType) or shape_obstacle(expr):
+    return static_extents(expr.ty)
+
+
+def static_extents(ty: tvm.ir.Type) -> list[int] | None:
+    """Extents of a tensor of this type; None when they are unknown or symbolic."""
+    if not isinstance(ty, relax.TensorType) or ty.shape is None or _obstacle([ty.shape]):
         return None
-    return [int(extent) for extent in expr.ty.shape]
+    return [int(extent) for extent in ty.shape]
 
 
 def shape_obstacle(*tensors: relax.Expr) -> str:
     """What the shapes of ``tensors`` lack to be numbers; empty when they are."""
-    shapes = [tensor.ty.shape for tensor in tensors]
+    return _obstacle([tensor.ty.shape for tensor in tensors])
+
+
+def _obstacle(shapes: list[relax.Expr | None]) -> str:
     if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return "its shape is not known"
     if not all(isinstance(extent, tvm.tirx.IntImm) for shape in shapes for extent in shape):
