@@ -1,5 +1,7 @@
 """Shapes of expressions as plain numbers, and why there are none."""
 
+from typing import Any
+
 import tvm
 from tvm import relax
 
@@ -11,9 +13,10 @@ def static_shape(expr: relax.Expr) -> list[int] | None:
 
 def static_extents(ty: tvm.ir.Type) -> list[int] | None:
     """Extents of a tensor of this type; None when they are unknown or symbolic."""
-    if not isinstance(ty, relax.TensorType) or ty.shape is None or _obstacle([ty.shape]):
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    if shape is None or _obstacle([shape]):
         return None
-    return [int(extent) for extent in ty.shape]
+    return [int(extent) for extent in shape]
 
 
 def shape_obstacle(*tensors: relax.Expr) -> str:
@@ -21,7 +24,7 @@ def shape_obstacle(*tensors: relax.Expr) -> str:
     return _obstacle([tensor.ty.shape for tensor in tensors])
 
 
-def _obstacle(shapes: list[relax.Expr | None]) -> str:
+def _obstacle(shapes: list[Any]) -> str:
     if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return "its shape is not known"
     if not all(isinstance(extent, tvm.tirx.IntImm) for shape in shapes for extent in shape):
