@@ -7,6 +7,8 @@ give right shapes and numbers while a model is traced, are enough. Import this b
 """
 
 import importlib.util
+import inspect
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +41,8 @@ def _suppressed(boxes: torch.Tensor, scores: torch.Tensor, threshold: float) -> 
 def _aligned(images: Any, rois: Any, *how: Any) -> Any:
     from torchvision.ops.roi_align import _roi_align
 
-    return _roi_align(images, rois, *how)
+    # As it was written, and not compiled: a compiled function cannot be traced.
+    return inspect.unwrap(_roi_align)(images, rois, *how)
 
 
 def _has_operators() -> bool:
@@ -66,6 +69,8 @@ def _declare() -> None:
     import torchvision.extension
 
     torchvision.extension._has_ops = _has_operators
+    # This module read the name before; its function of the same name hides it in the package.
+    sys.modules["torchvision.ops.roi_align"]._has_ops = _has_operators  # type: ignore[attr-defined]
 
 
 if not _loads():

@@ -225,7 +225,7 @@ class _OriginImporter(ONNXGraphImporter):
         inputs = onnx_input(self._nodes[name] if name else None for name in node.input)
         sizes = computed_from_sizes(node, inputs, self.opset) if key == node.op_type else None
         if sizes is not None and not any(value.unknown for value in sizes):
-            return sizes
+            return [self._long_sizes.shortened_values(self.bb, value) for value in sizes]
         given = _given(self.bb, key, inputs)
         try:
             results = self._results(node, self._convert_operator(key, given, attrs, self.opset))

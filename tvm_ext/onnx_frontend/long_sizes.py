@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.runtime_sizes import dimensions_of
 from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of
+from tvm_ext.onnx_frontend.sizes.size_values import INTEGERS, SizeValues
 
 # Variables, numbers and operators of an expression that TVM compares without delay.
 _MOST_PARTS = 24
@@ -30,6 +31,30 @@ class LongSizes:
         short = [self._short(bb, size) if _is_long(size) else size for size in sizes]
         # A cast would not do: TVM puts the expression back in place of the variable.
         return bb.emit(relax.op.reshape(data, relax.ShapeExpr(short)))
+
+    def shortened_values(self, bb: relax.BlockBuilder, values: SizeValues) -> SizeValues:
+        """The values with short expressions in place of long integers.
+
+        Converters make sizes of these, and give them to kernels as they are.
+        """
+        if values.dtype not in INTEGERS or not any(map(_is_long, values.expressions())):
+            return values
+        return values.with_symbols(lambda value: self._short_value(bb, value), values.tensor)
+
+    def _short_value(self, bb: relax.BlockBuilder, value: tirx.Expr) -> tirx.Expr:
+        """A dimension is never negative: one for the part above zero, one for the part below."""
+        if not _is_long(value):
+            return value
+        analyzer = analyzer_of(value)
+        value = analyzer.simplify(value)
+        if tvm_ffi.StructuralKey(value) in self._dimensions or analyzer.can_prove(value >= 0):
+            return self._short(bb, value)
+        zero = tirx.const(0, "int64")
+        above, below = (
+            tirx.Select(value > zero, value, zero),
+            tirx.Select(value < zero, -value, zero),
+        )
+        return self._short(bb, above) - self._short(bb, below)
 
     def _short(self, bb: relax.BlockBuilder, size: tirx.Expr) -> tirx.Expr:
         size = analyzer_of(size).simplify(size)

@@ -81,3 +81,67 @@ def test_windows_that_are_rounded_up_behind_each_other() -> None:
     for sides in ((7, 9), (8, 13)):
         x = {"x": rand(1, 2, *sides)}
         np.testing.assert_allclose(compiled.run(x)["y"], by_runtime(proto, x)[0], atol=1e-6)
+
+
+def _rounded_up(name: str, parts: str) -> list[onnx.NodeProto]:
+    """``name`` is the first size of x, rounded up to a multiple of ``parts``."""
+    return [
+        node("Shape", ["x"], ["size"], end=1),
+        node("Cast", ["size"], ["real"], to=onnx.TensorProto.FLOAT),
+        node("Div", ["real", parts], ["parts"]),
+        node("Ceil", ["parts"], ["whole"]),
+        node("Mul", ["whole", parts], ["rounded"]),
+        node("Cast", ["rounded"], [name], to=onnx.TensorProto.INT64),
+    ]
+
+
+def test_a_size_rounded_as_a_float_is_what_a_pad_adds() -> None:
+    """As detectors pad their images to a multiple of 32, with a pass for fusion behind it."""
+    nodes = [
+        *_rounded_up("wanted", "eight"),
+        node("Sub", ["wanted", "size"], ["missing"]),
+        node("Concat", ["none", "none", "missing", "none"], ["pads"], axis=0),
+        node("Pad", ["x", "pads"], ["padded"]),
+        node("Relu", ["padded"], ["y"]),
+    ]
+    arrays = {"eight": np.array([8], np.float32), "none": np.array([0], np.int64)}
+    proto = model(nodes, [value("x", ["N", 3])], [value("y", [None, 3])], opset=18, **arrays)
+    compiled = tvm_ext.compile(proto)
+    for rows in (3, 8, 17):
+        x = {"x": rand(rows, 3)}
+        np.testing.assert_array_equal(compiled.run(x)["y"], by_runtime(proto, x)[0])
+
+
+def test_a_long_value_below_zero_keeps_its_sign() -> None:
+    """A dimension is never negative, but what is counted from the end is."""
+    nodes = [
+        *_rounded_up("wanted", "eight"),
+        node("Sub", ["three", "wanted"], ["start"]),
+        node("Slice", ["x", "start", "far", "zero"], ["y"]),
+    ]
+    stored = {"three": [11], "far": [2**62], "zero": [0]}
+    arrays = {name: np.array(array, np.int64) for name, array in stored.items()}
+    eight = np.array([8], np.float32)
+    inputs, outputs = [value("x", ["N", 3])], [value("y", [None, 3])]
+    proto = model(nodes, inputs, outputs, opset=18, eight=eight, **arrays)
+    compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
+    for rows in (3, 8, 12, 17):
+        x = {"x": rand(rows, 3)}
+        np.testing.assert_array_equal(compiled.run(x)["y"], by_runtime(proto, x)[0])
+
+
+def test_the_first_half_of_twice_a_size_is_the_size() -> None:
+    """Two batches go through one layer, and their halves are added to the first."""
+    nodes = [
+        node("Concat", ["x", "x"], ["both"], axis=0),
+        node("Shape", ["both"], ["rows"], end=1),
+        node("Div", ["rows", "two"], ["half"]),
+        node("Slice", ["both", "zero", "half", "zero"], ["first"]),
+        node("Add", ["x", "first"], ["y"]),
+    ]
+    arrays = {"zero": np.array([0], np.int64), "two": np.array([2], np.int64)}
+    proto = model(nodes, [value("x", ["N", 3])], [value("y", [None, 3])], opset=18, **arrays)
+    imported = import_model(proto).mod
+    text = imported.script()
+    assert "T.min" not in text
+    assert "agreed" not in text

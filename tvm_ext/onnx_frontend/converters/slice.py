@@ -21,7 +21,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
 )
 from tvm_ext.onnx_frontend.converters.traits import takes_sizes
 from tvm_ext.onnx_frontend.sizes import SizeValues
-from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of, is_positive
+from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of, is_positive, maximum, minimum
 
 # Behind every tensor that fits into memory, and a bound that TVM takes.
 _FAR = (1 << 31) - 2
@@ -104,11 +104,10 @@ def _open_axis(
     TVM clips the bounds with its own largest number in the size of the result, where "all" is then
     no more the size that it had.
     """
-    size = wide(sizes_of(data)[axis])
+    size = sizes_of(data)[axis]
     start, end, step = bounds
-    first, last = _clipped(start, size), _clipped(end, size)
-    if not is_positive(last - first, 0):
-        last = tirx.max(first, last)
+    first, last = wide(_clipped(start, size)), wide(_clipped(end, size))
+    last = wide(maximum(first, last, "int64"))
     analyzer = analyzer_of(first, last)
     span = [
         [axis],
@@ -119,20 +118,20 @@ def _open_axis(
     return bb.emit(relax.op.strided_slice(data, *span, assume_inbound=True))
 
 
-def _clipped(bound: Size, size: tirx.Expr) -> tirx.Expr:
+def _clipped(bound: Size, size: Size) -> Size:
     """``bound`` as a place between 0 and ``size``, counted from the end where it is negative."""
     if isinstance(bound, tvm.ir.Expr):
-        inside = tirx.min(bound, size)
+        inside = wide(minimum(bound, size, "int64"))
         if is_positive(bound, 0):
             return inside
-        return tirx.Select(bound < 0, tirx.max(size + bound, wide(0)), inside)
+        return tirx.Select(bound < 0, wide(maximum(size + bound, 0, "int64")), inside)
     if bound == 0 or bound <= -_FAR:
-        return tirx.const(0, "int64")
+        return 0
     if bound >= _FAR:
         return size
     if bound > 0:
-        return tirx.min(tirx.const(bound, "int64"), size)
-    return tirx.max(size + bound, tirx.const(0, "int64"))
+        return minimum(bound, size, "int64")
+    return maximum(size + bound, 0, "int64")
 
 
 def _axis_of_the_run(

@@ -99,11 +99,28 @@ def _wide(value: Element) -> tirx.Expr:
     return value if is_expression(value) else tirx.const(int(value), "int64")
 
 
+def _greater_of(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    return b if _never_above(a, b) else a if _never_above(b, a) else tirx.max(a, b)
+
+
+def _lesser_of(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    return a if _never_above(a, b) else b if _never_above(b, a) else tirx.min(a, b)
+
+
+def _never_above(a: tirx.Expr, b: tirx.Expr) -> bool:
+    """TVM proves this of n and 2 * n, but leaves the smaller of the two as it is.
+
+    Of floats it proves nothing, since one of them may be no number.
+    """
+    integers = str(a.ty.dtype) == str(b.ty.dtype) == "int64"
+    return integers and bool(analyzer_of(a, b).can_prove(a <= b))
+
+
 add = arithmetic(operator.add, operator.add)
 subtract = arithmetic(operator.sub, operator.sub)
 multiply = arithmetic(operator.mul, operator.mul)
-maximum = arithmetic(max, tirx.max)
-minimum = arithmetic(min, tirx.min)
+maximum = arithmetic(max, _greater_of)
+minimum = arithmetic(min, _lesser_of)
 _quotient = arithmetic(np.divide, tirx.div)
 
 
