@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -105,14 +106,7 @@ def compile(
         records,
         require_records,
     )
-    phases = Phases()
-    with phases.timed("import"):
-        ready = prepare_model(model, input_shapes)
-        division = divide(ready.prepared, ready.model.graph)
-    if division is None:
-        return _compiled(ready, request, phases)
-    parts = [_compiled(part_of(ready, part), request) for part in division.parts]
-    return with_host_steps(ready, division, parts, machine, pipeline.opt_level, phases)
+    return _compiled_for(model, request, input_shapes)
 
 
 @dataclass(frozen=True)
@@ -124,6 +118,25 @@ class _Request:
     dump_ir: Path | None
     records: RecordsSource
     require_records: bool
+
+
+def _compiled_for(
+    model: ModelSource,
+    request: _Request,
+    input_shapes: Mapping[str, Sequence[int | str]] | None,
+) -> CompiledModel:
+    phases = Phases()
+    with phases.timed("import"):
+        ready = prepare_model(model, input_shapes)
+        division = divide(ready.prepared, ready.model.graph)
+    if division is None:
+        compiled = _compiled(ready, request, phases)
+    else:
+        parts = [_compiled(part_of(ready, part), request) for part in division.parts]
+        level = request.pipeline.opt_level
+        compiled = with_host_steps(ready, division, parts, request.machine, level, phases)
+    compiled.compile_again = partial(_compiled_for, model, request)
+    return compiled
 
 
 def _compiled(

@@ -1,8 +1,9 @@
 """A compiled model: runs, profiles, saves and explains itself."""
 
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,14 @@ from tvm_ext.artifact import LoadedArtifact, TargetRecord, read_artifact, write_
 from tvm_ext.artifact.manifest import host_architecture
 from tvm_ext.compiler.kernel_calls import KernelCall
 from tvm_ext.configs.atomic_file import check_writable
+from tvm_ext.contradicting_sizes import (
+    ContradictingSizesError,
+    ContradictingSizesWarning,
+    shapes_named_apart,
+)
 from tvm_ext.cuda.program import TVM_ERRORS, CudaProgram, DeviceCode, require_no_device
 from tvm_ext.device_buffers import InputBuffers, to_array
-from tvm_ext.errors import RunError, TargetError
+from tvm_ext.errors import RunError, TargetError, TvmExtError
 from tvm_ext.failed_branch import register_failed_branch
 from tvm_ext.failed_run import failing_node, run_error
 from tvm_ext.hardware.description import CpuDescription, Processor
@@ -46,6 +52,10 @@ class CompiledModel:
     report : CompileReport
         What the compiler did: passes, refusals, kernels, schedules, memory.
     """
+
+    # Compiles the model again for other shapes of inputs; None for a program from a file.
+    compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
+    _named_apart: "CompiledModel | None" = None
 
     def __init__(
         self,
@@ -87,6 +97,9 @@ class CompiledModel:
         dict[str, np.ndarray]
             One array for each of ``self.outputs``, under its ONNX name.
 
+        Inputs may contradict a name that several dimensions share: the model is then compiled once
+        more, with a warning, and both programs are kept. A model from a file refuses them.
+
         Raises
         ------
         InputError
@@ -98,6 +111,13 @@ class CompiledModel:
         ArtifactError
             At the first run of a model for a GPU: there is no compiler to link the program.
         """
+        try:
+            return self._results(inputs, on_device)
+        except ContradictingSizesError as contradiction:
+            with self._taken_apart(inputs, contradiction) as apart:
+                return apart.run(inputs, on_device=on_device)
+
+    def _results(self, inputs: Mapping[str, Any], on_device: bool | None) -> dict[str, Any]:
         if self._gpu is not None:
             return self._gpu.run(inputs, on_device)
         require_no_device(on_device)
@@ -132,6 +152,13 @@ class CompiledModel:
         InputError, TargetError, RunError
             As for ``run``.
         """
+        try:
+            return self._profiled(inputs, repeat)
+        except ContradictingSizesError as contradiction:
+            with self._taken_apart(inputs, contradiction) as apart:
+                return apart.profile(inputs, repeat)
+
+    def _profiled(self, inputs: Mapping[str, Any], repeat: int) -> Profile:
         if self._gpu is not None:
             return self._gpu.profile(inputs, self.kernel_calls(), repeat)
         arrays = check_inputs(self.inputs, inputs)
@@ -204,6 +231,27 @@ class CompiledModel:
         if self._may_warm_up():
             with suppress(RunError):
                 self.run({spec.name: _zeros(spec) for spec in self.inputs})
+
+    @contextmanager
+    def _taken_apart(
+        self, inputs: Mapping[str, Any], contradiction: ContradictingSizesError
+    ) -> Iterator["CompiledModel"]:
+        """The program for these inputs; if none can run them, the contradiction was the fault."""
+        try:
+            if self._named_apart is None:
+                if self.compile_again is None:
+                    raise contradiction
+                shapes = shapes_named_apart(self.inputs, inputs)
+                warnings.warn(
+                    f"{contradiction}: dimensions of one name with different sizes are taken for "
+                    "different dimensions, and the model is compiled once more",
+                    ContradictingSizesWarning,
+                    stacklevel=4,
+                )
+                self._named_apart = self.compile_again(shapes)
+            yield self._named_apart
+        except TvmExtError as error:
+            raise contradiction from error
 
     def _may_warm_up(self) -> bool:
         """Whether a run on zeros is short and ends well."""

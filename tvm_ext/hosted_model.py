@@ -74,14 +74,13 @@ class HostedModel(CompiledModel):
             (value.name, output_conversion(value.type)) for value in host.graph.output
         )
 
-    def run(self, inputs: Mapping[str, Any], *, on_device: bool | None = None) -> dict[str, Any]:
-        """Runs the model once; see ``CompiledModel.run``."""
+    def _results(self, inputs: Mapping[str, Any], on_device: bool | None) -> dict[str, Any]:
         require_no_device(on_device)
         values = self._program_of_host.run(self._checked(inputs))
         return {name: convert(values[name]) for name, convert in self._conversions}
 
-    def profile(self, inputs: Mapping[str, Any], repeat: int = 10) -> Profile:
-        """Time per kernel and host step; see ``CompiledModel.profile``.
+    def _profiled(self, inputs: Mapping[str, Any], repeat: int) -> Profile:
+        """Time per kernel and host step.
 
         Steps of the host are named by their operators. Parts in bodies of the host's If and Loop
         count to these.

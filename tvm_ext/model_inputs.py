@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tvm_ext.configs.nearest import nearest_hint
+from tvm_ext.contradicting_sizes import ContradictingSizesError
 from tvm_ext.errors import InputError
 from tvm_ext.narrow_dtypes import hold
 from tvm_ext.tensor_spec import TensorSpec
@@ -26,7 +27,8 @@ def check_inputs(
     Raises
     ------
     InputError
-        A name is missing or unknown, a value is no array, or a dtype, rank or size differs.
+        A name is missing or unknown, a value is no array, or a dtype, rank or size differs. It is
+        a ContradictingSizesError where dimensions of one name have several sizes.
     """
     if not isinstance(inputs, Mapping):
         raise InputError(
@@ -71,6 +73,12 @@ def require_fits(spec: TensorSpec, array: Any, sizes: dict[str, int]) -> None:
             )
     for axis, (size, wanted) in enumerate(zip(shape, spec.shape, strict=True)):
         expected = sizes.setdefault(wanted, size) if isinstance(wanted, str) else wanted
+        if size != expected and isinstance(wanted, str):
+            raise ContradictingSizesError(
+                f"input '{spec.name}' is {describe(array)}, expected size {expected} on axis "
+                f"{axis} ({spec.describe()}), which is the size of '{wanted}' in an input before: "
+                "resize it, or compile with a name of its own for this axis"
+            )
         if size != expected:
             raise InputError(
                 f"input '{spec.name}' is {describe(array)}, expected size {expected} on axis "
