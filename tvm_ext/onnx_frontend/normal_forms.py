@@ -1,19 +1,12 @@
 """Rewrites valid ONNX forms that TVM's converters misread into forms that they read right."""
 
-import math
 from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
-from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.concat_in_groups import concat_in_groups
 from tvm_ext.onnx_frontend.transposed_convolution import explicit_output_shape
-
-# Which input of a convolution are its weights.
-_WEIGHT_INPUT = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
-
-_POOLS = ("AveragePool", "LpPool", "MaxPool")
 
 # Converters that compute with a float32 constant inside and so take no other type.
 _FLOAT32_OPERATORS = ("Celu", "Elu", "HardSigmoid", "Selu", "Shrink", "ThresholdedRelu")
@@ -37,70 +30,12 @@ def to_normal_forms(model: ir.Model) -> None:
     Raises
     ------
     ModelError
-        A window of a pool starts behind the input.
+        An output shape is given for sizes that are not known.
     """
     for node in list(model.graph.all_nodes()):
         form = _FORMS.get(node.op_type)
         if form is not None and node.domain in ("", "ai.onnx"):
             form(node)
-
-
-def _explicit_padding(node: ir.Node) -> None:
-    """``auto_pad`` becomes ``pads``: TVM rounds SAME_LOWER down and may pad by less than nothing.
-
-    The numbers are those of the ONNX specification: as many outputs as strides start inside the
-    input, and the odd element of the padding behind (SAME_UPPER) or in front (SAME_LOWER).
-    """
-    mode = _text(node, "auto_pad")
-    if mode not in ("SAME_UPPER", "SAME_LOWER"):
-        return
-    sizes, kernel = _static_shape(node.inputs[0]), _kernel(node)
-    if sizes is None or kernel is None:
-        return
-    sizes = sizes[2:]
-    strides = _integers(node, "strides") or [1] * len(sizes)
-    dilations = _integers(node, "dilations") or [1] * len(sizes)
-    short, long = [], []
-    for size, width, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
-        reach = (math.ceil(size / stride) - 1) * stride + (width - 1) * dilation + 1
-        total = max(reach - size, 0)
-        short.append(total // 2)
-        long.append(total - total // 2)
-    pads = short + long if mode == "SAME_UPPER" else long + short
-    del node.attributes["auto_pad"]
-    # Rounding up would add a window that starts in the padding.
-    node.attributes.pop("ceil_mode", None)
-    node.attributes["pads"] = ir.AttrInt64s("pads", pads)
-
-
-def _require_windows_inside(node: ir.Node) -> None:
-    """ONNX's inference counts a window that starts behind the input; nobody computes it."""
-    before, after = _static_shape(node.inputs[0]), _static_shape(node.outputs[0])
-    if before is None or after is None or not _integer(node, "ceil_mode"):
-        return
-    count = len(before) - 2
-    strides = _integers(node, "strides") or [1] * count
-    pads = _integers(node, "pads") or [0] * (2 * count)
-    for size, windows, stride, pad in zip(before[2:], after[2:], strides, pads, strict=False):
-        if (windows - 1) * stride >= size + pad:
-            raise ModelError(
-                f"{node.op_type} node '{node.name}' has a window that starts behind its input of "
-                f"size {size}; expected windows inside: export it with less padding or without "
-                "ceil_mode"
-            )
-
-
-def _pool(node: ir.Node) -> None:
-    _explicit_padding(node)
-    _require_windows_inside(node)
-
-
-def _kernel(node: ir.Node) -> list[int] | None:
-    given = _integers(node, "kernel_shape")
-    if given or node.op_type not in _WEIGHT_INPUT:
-        return given
-    weight = _static_shape(node.inputs[_WEIGHT_INPUT[node.op_type]])
-    return weight[2:] if weight is not None else None
 
 
 def _same_type_power(node: ir.Node) -> None:
@@ -150,11 +85,6 @@ def _product(node: ir.Node) -> None:
 
 def _transposed_convolution(node: ir.Node) -> None:
     explicit_output_shape(node)
-    _product(node)
-
-
-def _convolution(node: ir.Node) -> None:
-    _explicit_padding(node)
     _product(node)
 
 
@@ -237,11 +167,8 @@ def _text(node: ir.Node, name: str) -> str:
 
 
 _FORMS: dict[str, Callable[[ir.Node], None]] = {
-    **dict.fromkeys(_POOLS, _pool),
-    **dict.fromkeys(("ConvInteger", "QLinearConv"), _explicit_padding),
-    **dict.fromkeys(("Gemm", "LogSoftmax", "MatMul", "Softmax"), _product),
+    **dict.fromkeys(("Conv", "Gemm", "LogSoftmax", "MatMul", "Softmax"), _product),
     "Concat": concat_in_groups,
-    "Conv": _convolution,
     "ConvTranspose": _transposed_convolution,
     **dict.fromkeys(_FLOAT32_OPERATORS, _in_float32),
     **dict.fromkeys(_BROADCAST_OPERATORS, _aligned_operand),

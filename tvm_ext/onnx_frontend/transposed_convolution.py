@@ -26,13 +26,13 @@ def explicit_output_shape(node: ir.Node) -> None:
     if attribute is None:
         return
     shape = list(attribute.as_ints())
-    data, weight = (_sizes(value) for value in node.inputs[:2])
+    data, weight = (_spatial_sizes(value) for value in node.inputs[:2])
     if data is None or weight is None:
         raise ModelError(
             f"ConvTranspose node '{node.name}' has an output_shape and symbolic sizes; expected "
-            "static ones: give input shapes"
+            "known ones behind the batch and the channels: give input shapes"
         )
-    count = len(data) - 2
+    count = len(data)
     shape = shape[-count:]
     strides, dilations = (
         _integers(node, "strides", count, 1),
@@ -45,8 +45,8 @@ def explicit_output_shape(node: ir.Node) -> None:
     )
     front, behind = [], []
     for k in range(count):
-        width = kernel[k] or weight[2 + k]
-        total = strides[k] * (data[2 + k] - 1) + added[k] + dilations[k] * (width - 1) + 1
+        width = kernel[k] or weight[k]
+        total = strides[k] * (data[k] - 1) + added[k] + dilations[k] * (width - 1) + 1
         total -= shape[k]
         if total < 0:
             added[k] -= total
@@ -59,10 +59,10 @@ def explicit_output_shape(node: ir.Node) -> None:
     node.attributes["output_padding"] = ir.AttrInt64s("output_padding", added)
 
 
-def _sizes(value: ir.Value | None) -> list[int] | None:
+def _spatial_sizes(value: ir.Value | None) -> list[int] | None:
     if value is None or value.shape is None:
         return None
-    sizes: Sequence[object] = list(value.shape)
+    sizes: Sequence[object] = list(value.shape)[2:]
     known = [size for size in sizes if isinstance(size, int)]
     return known if len(known) == len(sizes) else None
 

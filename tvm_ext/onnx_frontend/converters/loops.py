@@ -4,9 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from tvm import relax, te
+import tvm_ffi
+from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
+
+from tvm_ext.onnx_frontend.converters.arguments import sizes_of
+from tvm_ext.tir_schedules.nest import substitute
 
 # Reads and writes the buffers that it is given, inputs first, through T's loops and branches.
 LoopBody = Callable[..., None]
@@ -31,7 +35,8 @@ def emit_loops(
     outputs : sequence of (shape, dtype)
         Tensors that it writes, in which nothing is written beforehand.
     body : callable
-        Called with a buffer for each input and output, inside of TVM's builder of TensorIR.
+        Called with a buffer for each input and output, inside of TVM's builder of TensorIR. It
+        may read symbolic sizes of the inputs.
     attrs : mapping of str to str, optional
         Annotations of the kernel's block, for templates.
 
@@ -47,7 +52,7 @@ def emit_loops(
         with IRBuilder() as builder:
             with T.serial(0, 1):
                 body(*(T.buffer_proxy(buffer) for buffer in (*read, *written)))
-            return builder.get()
+            return substitute(builder.get(), _own_sizes(inputs, read))
 
     def kernel(*tensors: te.Tensor) -> Any:
         return te.extern(
@@ -63,6 +68,25 @@ def emit_loops(
     if len(outputs) == 1:
         return [result]
     return [bb.emit(relax.TupleGetItem(result, place)) for place in range(len(outputs))]
+
+
+def _own_sizes(inputs: Sequence[relax.Expr], buffers: Sequence[Any]) -> dict[tirx.Var, tirx.Var]:
+    """The kernel's variables for those of the graph in sizes of inputs.
+
+    TVM gives the kernel variables of its own, in the same expressions, but not in the body.
+    """
+    return {
+        variable: own
+        for data, buffer in zip(inputs, buffers, strict=True)
+        for size, own_size in zip(sizes_of(data), buffer.shape, strict=True)
+        for variable, own in zip(_variables(size), _variables(own_size), strict=True)
+    }
+
+
+def _variables(size: Any) -> list[tirx.Var]:
+    found: list[tirx.Var] = []
+    tvm_ffi.structural_walk(size, (tirx.Var, found.append))
+    return found
 
 
 @contextmanager

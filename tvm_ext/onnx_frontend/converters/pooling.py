@@ -4,28 +4,27 @@ TVM's MaxPool has no second output; its MaxUnpool takes no output shape of the r
 pads in the wrong order; it has no Col2Im.
 """
 
-import math
 from typing import Any
 
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
-from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter
+from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
-from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run, static_sizes
+from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run
+from tvm_ext.onnx_frontend.converters.same_padding import MaxPoolValues, explicit_padding
 from tvm_ext.onnx_frontend.converters.traits import takes_sizes
+from tvm_ext.onnx_frontend.sizes import scalar_rules as rules
 
-_TvmMaxPool = onnx_converter_map()["MaxPool"]
 
-
-class MaxPool(OnnxOpConverter):
-    """TVM's converter; with the place of each largest value where the model asks for it."""
+class MaxPool(MaxPoolValues):
+    """The largest of each window, with the place of each where the model asks for it."""
 
     @classmethod
     def get_converter(cls, opset: int) -> Any:
-        values_only = _TvmMaxPool.get_converter(opset)
+        values_only = super().get_converter(opset)
 
         def convert(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
             if attr["tvm_custom"]["num_outputs"] == 1:
@@ -37,24 +36,18 @@ class MaxPool(OnnxOpConverter):
 
 def _with_indices(bb: relax.BlockBuilder, data: relax.Expr, attr: dict) -> relax.Expr:
     """Values, and places in the flattened input, by rows or (``storage_order``) by columns."""
-    sizes = static_sizes(data)
-    if sizes is None:
-        raise FormError("it gives indices and its input has symbolic sizes")
-    if text(attr, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
-        raise FormError("its auto_pad was not resolved")
+    sizes = sizes_of(data)
     kernel, count = list(attr["kernel_shape"]), len(attr["kernel_shape"])
+    padded, attr = explicit_padding(bb, data, attr, kernel)
+    if padded is not data:
+        raise FormError("it gives indices, and its auto_pad depends on symbolic sizes")
     strides = list(attr.get("strides", [1] * count))
     dilations = list(attr.get("dilations", [1] * count))
     pads = list(attr.get("pads", [0] * 2 * count))
-    rounded = math.ceil if attr.get("ceil_mode", 0) else math.floor
-    spatial = sizes[2:]
+    spatial, rounds_up = sizes[2:], bool(attr.get("ceil_mode", 0))
     new = [
-        rounded(
-            (spatial[k] + pads[k] + pads[k + count] - dilations[k] * (kernel[k] - 1) - 1)
-            / strides[k]
-        )
-        + 1
-        for k in range(count)
+        _windows(spatial[k], (pads[k], pads[k + count]), strides[k], reach, rounds_up)
+        for k, reach in enumerate((w - 1) * d + 1 for w, d in zip(kernel, dilations, strict=True))
     ]
     dtype, by_columns = str(data.ty.dtype), bool(attr.get("storage_order", 0))
 
@@ -90,6 +83,19 @@ def _with_indices(bb: relax.BlockBuilder, data: relax.Expr, attr: dict) -> relax
     return relax.Tuple(
         emit_loops(bb, "max_pool_indices", [data], [(shape, dtype), (shape, "int64")], body)
     )
+
+
+def _windows(size: Size, pads: tuple[int, int], stride: int, reach: int, rounds_up: bool) -> Size:
+    """How many windows there are along an axis; rounded up, as far as they start inside."""
+
+    def steps(room: int) -> Size:
+        return rules.divide(rules.add(size, room, "int64"), stride, "int64")
+
+    whole = sum(pads) - reach
+    if not rounds_up:
+        return rules.add(steps(whole), 1, "int64")
+    last = rules.minimum(steps(whole + stride - 1), steps(pads[0] - 1), "int64")
+    return rules.add(last, 1, "int64")
 
 
 @takes_sizes(2)

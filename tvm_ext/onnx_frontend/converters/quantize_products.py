@@ -13,6 +13,7 @@ from tvm import relax
 
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
+from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.onnx_frontend.converters.quantize import (
     DequantizeLinear,
     DynamicQuantizeLinear,
@@ -20,6 +21,7 @@ from tvm_ext.onnx_frontend.converters.quantize import (
     saturated,
 )
 from tvm_ext.onnx_frontend.converters.quantize_scale import numbers_of
+from tvm_ext.onnx_frontend.converters.same_padding import explicit_padding
 
 _CONVOLUTIONS = {
     3: (relax.op.nn.conv1d, "NCW", "OIW"),
@@ -79,16 +81,15 @@ def _convolved(
     rank = x.ty.ndim
     if rank not in _CONVOLUTIONS:
         raise FormError(f"a convolution of rank {rank}")
-    if attr.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        raise FormError("auto_pad with sizes that are not known")
     if w_zero is not None and w_zero.ty.ndim:
         w_zero = _reshaped(bb, w_zero, [-1] + [1] * (rank - 1))
     if x_zero is not None:
         x_zero = _reshaped(bb, x_zero, [])
     convolution, data_layout, kernel_layout = _CONVOLUTIONS[rank]
+    centred, attr = explicit_padding(bb, _centred(bb, x, x_zero), attr, sizes_of(w)[2:])
     return bb.normalize(
         convolution(
-            _centred(bb, x, x_zero),
+            centred,
             _centred(bb, w, w_zero),
             strides=attr.get("strides", 1),
             padding=attr.get("pads", 0),

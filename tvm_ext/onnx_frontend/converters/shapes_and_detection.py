@@ -20,14 +20,17 @@ from tvm_ext.onnx_frontend.converters.range_and_expand import (
 )
 from tvm_ext.onnx_frontend.converters.resize import Resize
 from tvm_ext.onnx_frontend.converters.reverse_sequence import ReverseSequence, TensorScatter
+from tvm_ext.onnx_frontend.converters.same_padding import AveragePool, Conv, LpPool
 from tvm_ext.onnx_frontend.converters.sampling import AffineGrid, DeformConv, RoiAlign
 from tvm_ext.onnx_frontend.converters.slice import Slice
 from tvm_ext.onnx_frontend.converters.split import Split
 from tvm_ext.onnx_frontend.converters.top_k import TopK
 
 SHAPE_AND_DETECTION_CONVERTERS: dict[str, Any] = {
+    "AveragePool": AveragePool,
     "CenterCropPad": CenterCropPad,
     "ConstantOfShape": ConstantOfShape,
+    "Conv": Conv,
     "CumProd": CumProd,
     "CumSum": CumSum,
     "Expand": Expand,
@@ -46,6 +49,7 @@ SHAPE_AND_DETECTION_CONVERTERS: dict[str, Any] = {
     "BatchNormalization": BatchNormalization,
     "SpaceToDepth": SpaceToDepth,
     "Col2Im": Col2Im,
+    "LpPool": LpPool,
     "MaxPool": MaxPool,
     "MaxUnpool": MaxUnpool,
     "ReverseSequence": ReverseSequence,

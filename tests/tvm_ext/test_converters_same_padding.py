@@ -1,0 +1,110 @@
+"""``auto_pad`` of windows over sizes that are known, open, or open but for what matters."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from operator_models import by_runtime
+from small_models import model, node, rand, value
+from unoptimised import HOST
+
+import tvm_ext
+from tvm_ext.onnx_frontend import import_model
+
+SIDES = ((7, 9), (8, 6), (5, 5))
+MODES = ("SAME_UPPER", "SAME_LOWER", "VALID")
+
+
+def compiled_once(proto: onnx.ModelProto, feeds: list[dict[str, np.ndarray]]) -> None:
+    program = tvm_ext.compile(proto, HOST, opt_level="O0")
+    for feed in feeds:
+        got, wanted = list(program.run(feed).values()), by_runtime(proto, feed)
+        for ours, theirs in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def images(channels: int = 2) -> list[dict[str, np.ndarray]]:
+    return [{"x": rand(2, channels, *sides)} for sides in SIDES]
+
+
+@pytest.mark.parametrize(
+    ("operator", "mode", "attributes"),
+    [
+        *itertools.product(("MaxPool", "AveragePool", "LpPool"), MODES, [{"kernel_shape": [3, 4]}]),
+        ("AveragePool", "SAME_UPPER", {"kernel_shape": [3, 3], "count_include_pad": 1}),
+    ],
+)
+def test_pools_of_open_sizes(operator: str, mode: str, attributes: dict[str, Any]) -> None:
+    pool = node(operator, ["x"], ["y"], auto_pad=mode, strides=[2, 3], **attributes)
+    proto = model([pool], [value("x", ["N", 2, "H", "W"])], [value("y", None)], opset=18)
+    compiled_once(proto, images())
+
+
+@pytest.mark.parametrize("opset", [8, 18])
+def test_the_padding_of_open_sizes_needs_no_new_operator(opset: int) -> None:
+    """Opsets below 11 have no Pad that takes widths as an input."""
+    pool = node("MaxPool", ["x"], ["y"], auto_pad="SAME_UPPER", strides=[2, 2], kernel_shape=[3, 3])
+    proto = model([pool], [value("x", ["N", 2, "H", "W"])], [value("y", None)], opset=opset)
+    compiled_once(proto, images())
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("strides", [[1, 1], [2, 3], [4, 4]])
+def test_convolutions_of_open_sizes(mode: str, strides: list[int]) -> None:
+    convolution = node("Conv", ["x", "w"], ["y"], auto_pad=mode, strides=strides)
+    inputs = [value("x", ["N", 2, "H", "W"])]
+    proto = model([convolution], inputs, [value("y", None)], opset=18, w=rand(3, 2, 3, 2))
+    compiled_once(proto, images())
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_integer_convolutions_of_open_sizes_are_padded_with_the_zero_point(mode: str) -> None:
+    convolution = node("ConvInteger", ["x", "w", "z"], ["y"], auto_pad=mode, strides=[2, 2])
+    draw = np.random.default_rng(0)
+    weights = draw.integers(0, 255, (3, 2, 3, 3), np.uint8)
+    inputs = [value("x", ["N", 2, "H", "W"], onnx.TensorProto.UINT8)]
+    outputs = [value("y", None, onnx.TensorProto.INT32)]
+    zero = np.array(7, np.uint8)
+    proto = model([convolution], inputs, outputs, opset=18, w=weights, z=zero)
+    feeds = [{"x": draw.integers(0, 255, (2, 2, *sides), np.uint8)} for sides in SIDES]
+    compiled_once(proto, feeds)
+
+
+def test_what_the_batch_alone_leaves_open_is_padded_by_numbers() -> None:
+    pool = node("MaxPool", ["x"], ["y"], auto_pad="SAME_UPPER", strides=[2, 2], kernel_shape=[3, 3])
+    proto = model([pool], [value("x", ["N", 2, 7, 9])], [value("y", None)], opset=18)
+    text = import_model(proto).mod.script()
+    assert "padding=[1, 1, 1, 1]" in text
+    assert "def pad" not in text
+
+
+@pytest.mark.parametrize("ceil", [0, 1])
+def test_places_of_the_largest_at_open_sizes(ceil: int) -> None:
+    pool = node("MaxPool", ["x"], ["y", "i"], strides=[2, 3], kernel_shape=[3, 2], ceil_mode=ceil)
+    outputs = [value("y", None), value("i", None, onnx.TensorProto.INT64)]
+    proto = model([pool], [value("x", ["N", 2, "H", "W"])], outputs, opset=18)
+    compiled_once(proto, images())
+
+
+def test_a_transposed_convolution_of_a_given_shape_and_an_open_batch() -> None:
+    attributes = {"output_shape": [14, 18], "strides": [2, 2], "auto_pad": "SAME_UPPER"}
+    up = node("ConvTranspose", ["x", "w"], ["y"], **attributes)
+    proto = model([up], [value("x", ["N", 2, 7, 9])], [value("y", None)], w=rand(2, 3, 3, 3))
+    compiled_once(proto, [{"x": rand(batch, 2, 7, 9)} for batch in (1, 3)])
+
+
+def test_regions_of_an_image_of_open_sizes() -> None:
+    pool = {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": 0.5}
+    nodes = [node("RoiAlign", ["x", "regions", "batches"], ["y"], **pool)]
+    inputs = [
+        value("x", [1, 2, "H", "W"]),
+        value("regions", ["R", 4]),
+        value("batches", ["R"], onnx.TensorProto.INT64),
+    ]
+    proto = model(nodes, inputs, [value("y", None)], opset=16)
+    regions = np.array([[0, 1, 8, 9], [2, 2, 30, 7], [1, 0, 3, 3]], np.float32)
+    batches = np.zeros(3, np.int64)
+    feeds = [{"x": rand(1, 2, *sides), "regions": regions, "batches": batches} for sides in SIDES]
+    compiled_once(proto, feeds)
