@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from tvm_ext.onnx_frontend.microsoft_attention import attention_of_rows, rank
 from tvm_ext.onnx_frontend.microsoft_builder import Builder, CannotRewrite, stored
+from tvm_ext.onnx_frontend.microsoft_domain import QUANTIZED_STATE
 from tvm_ext.onnx_frontend.microsoft_fused import embedded
 
 _Results = list[ir.Value | None]
@@ -147,17 +148,17 @@ def matmul_integer_to_float(b: Builder) -> _Results:
 
 
 def dynamic_quantize_lstm(b: Builder) -> _Results:
-    """LSTM with the weights that the integers stand for.
+    """LSTM with the weights that the integers stand for, of an input and a state that are rounded.
 
-    ONNX Runtime quantises the inputs of the gates in every step as well, which this does not: it
-    is nearer to the LSTM that was quantised.
+    ONNX Runtime rounds the states of all sequences that a thread computes by one scale, which
+    depends on the number of threads; here each sequence has its own.
     """
     w = _lstm_weight(b, 1, 8)
     r = _lstm_weight(b, 2, 10)
+    x = b.op("DequantizeLinear", *b.ops("DynamicQuantizeLinear", 3, [b.input(0)], {}))
     rest = [b.optional(index) for index in range(3, 8)]
-    kept = {k: a.value for k, a in b.node.attributes.items()}
-    outputs = len(b.node.outputs)
-    return list(b.ops("LSTM", outputs, [b.input(0), w, r, *rest], kept))
+    kept = {k: a.value for k, a in b.node.attributes.items()} | {QUANTIZED_STATE: 1}
+    return list(b.ops("LSTM", len(b.node.outputs), [x, w, r, *rest], kept))
 
 
 def q_embed_layer_normalization(b: Builder) -> _Results:
