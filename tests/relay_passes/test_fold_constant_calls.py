@@ -195,3 +195,28 @@ def test_transposed_scalar_keeps_its_rank() -> None:
     for step in (FoldConstantCalls(), CancelTransposes()):
         assert relax.transform.DeadCodeElimination()(step(mod))["main"].ret_ty.ndim == 2
         assert step(mod)["main"].body.blocks[0].bindings[-1].value.args[1].ty.ndim == 0
+
+
+def test_arithmetic_builds_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        variance = relax.const(np.array([0.3, 2.0, 7.5], "float32"))
+        deviation = emit(relax.op.sqrt(emit(relax.op.add(variance, relax.const(1e-5, "float32")))))
+        column = emit(relax.op.expand_dims(deviation, [0]))
+        return [emit(relax.op.divide(x, emit(relax.op.negative(column))))]
+
+    mod = build(body)
+    monkeypatch.setattr(tirx, "build", None)
+    new = fold(mod)
+    monkeypatch.undo()
+    assert operators(new) == ["relax.divide"]
+    assert_same(mod, new, 4, 3)
+
+
+def test_arithmetic_of_rows_and_columns_is_left_to_the_rule_for_large_results() -> None:
+    def body(emit: Emit, x: relax.Var) -> list[relax.Expr]:
+        row = relax.const(np.ones((1, 3000), "float32"))
+        column = relax.const(np.ones((3000, 1), "float32"))
+        return [emit(relax.op.add(emit(relax.op.multiply(row, column)), x))]
+
+    mod = build(body, 1, 1)
+    assert operators(fold(mod)) == ["relax.multiply", "relax.add"]

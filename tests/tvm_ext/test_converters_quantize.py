@@ -172,6 +172,18 @@ def dynamic(x: np.ndarray) -> tuple[list, list]:
     return list(compiled.run({"x": x}).values()), session.run(None, {"x": x})
 
 
+@pytest.mark.parametrize("weight", [rand(7, 9), rand(5, 4) ** 2 + 1, np.zeros((2, 3), np.float32)])
+def test_stored_weights_are_quantised_while_compiling(weight):
+    outputs = {"q": TensorProto.UINT8, "s": TensorProto.FLOAT, "z": TensorProto.UINT8}
+    proto, _ = one_node("DynamicQuantizeLinear", {"w": weight}, outputs, 11)
+    imported = import_model(proto)
+    assert "round" not in imported.mod.script()
+    wanted = runtime.InferenceSession(proto.SerializeToString()).run(None, {})
+    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({})
+    for one, other in zip(found.values(), wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_dynamic_quantize_linear_of_zeros():
     (found, scale, zero), (wanted, *rest) = dynamic(np.zeros(33, np.float32))
     np.testing.assert_array_equal(found, wanted)

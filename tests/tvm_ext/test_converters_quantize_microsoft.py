@@ -1,12 +1,10 @@
 """Operators of com.microsoft, rewritten at ONNX level, against ONNX Runtime."""
 
-import ml_dtypes
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from small_models import rand, value
-from unoptimised import HOST
+from microsoft_models import bytes_of, compared, microsoft_model
+from onnx import TensorProto
+from small_models import rand
 
 import tvm_ext
 from tvm_ext.errors import UnsupportedOperatorError
@@ -15,52 +13,6 @@ from tvm_ext.onnx_frontend import prepare_model
 runtime = pytest.importorskip("onnxruntime")
 U8, I8, F = TensorProto.UINT8, TensorProto.INT8, TensorProto.FLOAT
 RNG = np.random.default_rng(7)
-
-
-def element_type(array: np.ndarray) -> int:
-    return helper.np_dtype_to_tensor_dtype(np.asarray(array).dtype)
-
-
-def bytes_of(*shape: int, dtype: str = "uint8") -> np.ndarray:
-    info = np.iinfo(dtype)
-    return RNG.integers(info.min, info.max + 1, shape).astype(dtype)
-
-
-def microsoft_model(op: str, inputs: dict, outputs: dict, opset: int = 14, **attributes):
-    """One node; arrays are stored, except those whose name begins with x."""
-    fed = {name: array for name, array in inputs.items() if name.startswith("x")}
-    made = helper.make_node(
-        op, list(inputs), list(outputs), name="it", domain="com.microsoft", **attributes
-    )
-    stored = [
-        numpy_helper.from_array(np.asarray(array), name)
-        for name, array in inputs.items()
-        if name not in fed and name.strip("_")
-    ]
-    for index, name in enumerate(made.input):
-        made.input[index] = name.strip("_") and name
-    graph = helper.make_graph(
-        [made],
-        "small",
-        [value(name, list(array.shape), element_type(array)) for name, array in fed.items()],
-        [value(name, None, dtype) for name, dtype in outputs.items() if name],
-        stored,
-    )
-    opsets = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8), fed
-
-
-def compared(proto: onnx.ModelProto, inputs: dict) -> list[tuple[np.ndarray, np.ndarray]]:
-    """What ONNX Runtime computes and what we do, output by output."""
-    session = runtime.InferenceSession(
-        proto.SerializeToString(), providers=["CPUExecutionProvider"]
-    )
-    wanted = session.run(None, inputs)
-    found = list(tvm_ext.compile(proto, HOST, opt_level="O3").run(inputs).values())
-    for one, other in zip(found, wanted, strict=True):
-        assert one.dtype == other.dtype
-        assert one.shape == other.shape
-    return list(zip(found, wanted, strict=True))
 
 
 X = rand(2, 5, 8)
@@ -219,131 +171,6 @@ def test_qgemm_is_exact(to_float):
     proto, fed = microsoft_model("QGemm", inputs, {"y": F if to_float else U8}, transB=1, alpha=0.5)
     ((found, wanted),) = compared(proto, fed)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("zero", [False, True])
-def test_matmul_n_bits(bits, zero):
-    rows, columns, block = 6, 64, 32
-    inputs = {
-        "x": rand(3, columns),
-        "w": bytes_of(rows, columns // block, block * bits // 8),
-        "s": rand(rows, columns // block),
-    }
-    if zero:
-        inputs["z"] = bytes_of(rows, columns // block * bits // 8)
-    attributes = {"K": columns, "N": rows, "bits": bits, "block_size": block}
-    proto, fed = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
-    ((found, wanted),) = compared(proto, fed)
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
-
-
-def packed_table(bits: int, columns: int, blocks: int) -> dict:
-    return {
-        "w": bytes_of(9, columns * bits // 8),
-        "x": np.array([[3, -1], [8, 0]]),
-        "s": rand(9, blocks),
-        "z": bytes_of(9, -(-blocks * bits // 8)),
-    }
-
-
-def narrow_table(dtype: type, shape: tuple, scales: tuple, zero: bool = True) -> dict:
-    low = 0 if dtype is not ml_dtypes.int4 else -8
-    inputs = {
-        "w": RNG.integers(low, low + 12, shape).astype(dtype),
-        "x": np.array([1, 0, -2], np.int32),
-        "s": rand(*scales),
-        "z": RNG.integers(low, low + 12, scales).astype(dtype),
-    }
-    return inputs if zero else {key: inputs[key] for key in "wxs"}
-
-
-def half_scales(inputs: dict) -> dict:
-    return inputs | {"s": inputs["s"].astype(np.float16)}
-
-
-def without_zero(inputs: dict) -> dict:
-    return {key: inputs[key] for key in "wxs"}
-
-
-TABLES = {
-    "4 bits": (packed_table(4, 64, 2), {"block_size": 32}),
-    "4 bits, odd blocks": (packed_table(4, 40, 3), {"block_size": 16}),
-    "4 bits, no zero points": (without_zero(packed_table(4, 64, 4)), {"block_size": 16}),
-    "8 bits": (packed_table(8, 64, 2), {"block_size": 32, "bits": 8, "quantize_axis": -1}),
-    "8 bits, no zero points": (without_zero(packed_table(8, 20, 1)), {"bits": 8}),
-    "float16": (half_scales(packed_table(4, 64, 2)), {"block_size": 32, "gather_axis": -2}),
-    "int4": (narrow_table(ml_dtypes.int4, (5, 40), (5, 3)), {"block_size": 16}),
-    "uint4, no zero points": (
-        narrow_table(ml_dtypes.uint4, (5, 32), (5, 2), zero=False),
-        {"block_size": 16},
-    ),
-    "int4, blocks down the rows": (
-        narrow_table(ml_dtypes.int4, (33, 6), (3, 6)),
-        {"block_size": 16, "quantize_axis": 0, "gather_axis": 1},
-    ),
-    "uint4, gathered where quantised": (
-        narrow_table(ml_dtypes.uint4, (4, 20, 3), (4, 2, 3)),
-        {"block_size": 16, "quantize_axis": 1, "gather_axis": 1},
-    ),
-    "float8": (
-        narrow_table(ml_dtypes.float8_e4m3fn, (5, 8), (1, 1), zero=False),
-        {"block_size": 0},
-    ),
-}
-
-
-@pytest.mark.parametrize("case", TABLES)
-def test_gather_block_quantized(case):
-    inputs, attributes = TABLES[case]
-    made = {"y": element_type(inputs["s"])}
-    proto, fed = microsoft_model("GatherBlockQuantized", inputs, made, 21, **attributes)
-    proto.ir_version = 10
-    ((found, wanted),) = compared(proto, fed)
-    np.testing.assert_array_equal(found, wanted)
-    assert len(np.unique(wanted)) > 8
-
-
-@pytest.mark.parametrize("sizes", [[9, 32], [0, -1]])
-def test_an_embedding_shares_the_weights_of_the_last_product(sizes):
-    inputs = packed_table(4, 64, 2)
-    attributes = {"K": 64, "N": 9, "bits": 4, "block_size": 32}
-    table = inputs["w"]
-    inputs = {"e": 0, "w": table.reshape(9, 2, 16), "s": inputs["s"], "z": inputs["z"]}
-    proto, _ = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
-    del proto.graph.initializer[0]
-    proto.graph.input.append(value("x", [1, 3], TensorProto.INT64))
-    proto.graph.initializer.append(numpy_helper.from_array(np.array(sizes), "sizes"))
-    gather = helper.make_node(
-        *("GatherBlockQuantized", ["flat", "x", "s", "z"], ["e"]),
-        domain="com.microsoft",
-        block_size=32,
-    )
-    proto.graph.node.insert(0, gather)
-    proto.graph.node.insert(0, helper.make_node("Reshape", ["w", "sizes"], ["flat"]))
-    ((found, wanted),) = compared(proto, {"x": np.array([[4, -2, 0]])})
-    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
-
-
-def test_a_table_with_scales_for_other_blocks_is_refused():
-    inputs, attributes = packed_table(4, 64, 4), {"block_size": 32}
-    proto, _ = microsoft_model("GatherBlockQuantized", inputs, {"y": F}, **attributes)
-    with pytest.raises(UnsupportedOperatorError, match="GatherBlockQuantized"):
-        tvm_ext.compile(proto)
-
-
-def test_dynamic_quantize_lstm_is_the_lstm_of_its_weights():
-    inputs, hidden = 6, 8
-    arrays = {"x": rand(4, 2, inputs)}
-    arrays |= {"w": bytes_of(1, inputs, 4 * hidden), "r": bytes_of(1, hidden, 4 * hidden)}
-    arrays |= {"b": rand(1, 8 * hidden), "_": 0, "__": 0, "___": 0, "____": 0}
-    scale, zero = np.full(1, 0.004, np.float32), np.full(1, 128, np.uint8)
-    arrays |= {"ws": scale, "wz": zero, "rs": scale, "rz": zero}
-    proto, fed = microsoft_model("DynamicQuantizeLSTM", arrays, {"y": F}, hidden_size=hidden)
-    ((found, wanted),) = compared(proto, fed)
-    # ONNX Runtime quantises the activations as well: a step is 1 / 255 of their range.
-    np.testing.assert_allclose(found, wanted, atol=0.01)
-    assert np.abs(wanted).max() > 0.1
 
 
 def test_what_cannot_be_rewritten_is_refused_by_name():

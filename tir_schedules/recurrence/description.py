@@ -46,7 +46,7 @@ class Product:
     weights : str
         The operand that is multiplied with.
     state : str
-        "h", or "rh" for the state after GRU's reset gate.
+        "h", "rh" for the state after GRU's reset gate, or "rounded_h" for the quantised one.
     gates : tuple[int, ...]
         The gates whose sums it gives, as ONNX numbers them.
     """
@@ -78,6 +78,9 @@ class Recurrence:
         Whether the batch is the first axis of all sequences and states (ONNX's layout 1).
     initial_h, initial_c, lengths, peepholes : bool
         Whether there are such operands.
+    quantized_state : bool
+        Whether an LSTM's state is rounded to 8-bit steps of each sequence's own range before it is
+        multiplied, as com.microsoft's DynamicQuantizeLSTM does.
     """
 
     cell: Cell
@@ -92,6 +95,7 @@ class Recurrence:
     initial_c: bool = False
     lengths: bool = False
     peepholes: bool = False
+    quantized_state: bool = False
 
     @property
     def gates(self) -> int:
@@ -129,7 +133,8 @@ class Recurrence:
         """The products of a step, in order."""
         if self.cell == "GRU" and not self.linear_before_reset:
             return Product("r", "h", (0, 1)), Product("r_candidate", "rh", (2,))
-        return (Product("r", "h", tuple(range(self.gates))),)
+        state = "rounded_h" if self.quantized_state else "h"
+        return (Product("r", state, tuple(range(self.gates))),)
 
     def operands(self) -> tuple[str, ...]:
         """Names of the kernel's parameters, inputs before outputs. ``T`` steps, ``B`` sequences.
@@ -163,7 +168,8 @@ class Recurrence:
     def states(self) -> tuple[str, ...]:
         """The arrays that go from step to step, or from one product of a step to the next."""
         if self.cell == "LSTM":
-            return "h", "c", "next_h"
+            rounded = ("rounded_h",) if self.quantized_state else ()
+            return ("h", "c", "next_h", *rounded)
         return ("h", "next_h", "z", "rh") if len(self.products()) > 1 else ("h", "next_h")
 
     def annotation(self) -> str:

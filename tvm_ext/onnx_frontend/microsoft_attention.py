@@ -52,29 +52,39 @@ def attention(b: Builder) -> _Results:
     """The same, with the products that make query, key and value of one input."""
     if b.optional(6) is not None or b.attribute("do_rotary", 0):
         raise CannotRewrite("a shared buffer of keys and values, or rotary embeddings")
-    total = last_size(b.input(1))
-    sizes = list(b.attribute("qkv_hidden_sizes", ())) or [total // 3] * 3
     rows = b.op("MatMul", b.input(0), b.input(1))
     bias = b.optional(2)
     rows = rows if bias is None else b.op("Add", rows, bias)
+    return attention_of_rows(b, rows, b.optional(3), b.optional(4), b.optional(5))
+
+
+def attention_of_rows(
+    b: Builder,
+    rows: ir.Value,
+    mask: ir.Value | None,
+    past: ir.Value | None,
+    added: ir.Value | None = None,
+) -> _Results:
+    """Attention from the products on, which hold query, key and value side by side."""
+    total = last_size(b.input(1))
+    sizes = list(b.attribute("qkv_hidden_sizes", ())) or [total // 3] * 3
     count = b.attribute("num_heads")
     query, *new = [cut_heads(b, part, count) for part in cut(b, rows, sizes, axis=2)]
     both: ir.Value | None = None
-    if b.optional(4) is not None or b.used(1):
+    if past is not None or b.used(1):
         # Keys are one half of the tensor that later runs start from, values the other.
         both = b.op("Concat", *(b.unsqueezed(half, 0) for half in new), axis=0)
-    if both is not None and b.optional(4) is not None:
-        both = b.op("Concat", b.input(4), both, axis=3)
+    if both is not None and past is not None:
+        both = b.op("Concat", past, both, axis=3)
         new = [b.op("Gather", both, b.constant(np.array(half)), axis=0) for half in (0, 1)]
-    result = _attend(b, [query, *new], sizes[0] // count, b.optional(3), b.optional(5))
-    return [result, both]
+    return [_attend(b, [query, *new], sizes[0] // count, mask, added), both]
 
 
 def _attend(
     b: Builder, heads: list[ir.Value], depth: int, mask: ir.Value | None, added: ir.Value | None
 ) -> ir.Value:
     """Rows with the heads' results side by side."""
-    hidden = [] if mask is None else [_hidden(b, mask)]
+    hidden = [] if mask is None else [_hidden(b, mask, heads[1])]
     if b.attribute("unidirectional", 0):
         hidden.append(hidden_where(b, b.op("Not", _seen_causally(b, heads))))
     hidden += [] if added is None else [added]
@@ -110,15 +120,27 @@ def _seen_causally(b: Builder, heads: list[ir.Value]) -> ir.Value:
     return b.op("Not", b.op("Greater", b.counted(keys), b.unsqueezed(own, 1)))
 
 
-def _hidden(b: Builder, mask: ir.Value) -> ir.Value:
-    """What is added to the scores, of a mask by key, or by query and key."""
-    axes = {2: [1, 2], 3: [1], 4: []}.get(rank(mask) or 0)
+def _hidden(b: Builder, mask: ir.Value, key: ir.Value) -> ir.Value:
+    """What is added to the scores, of a mask by sequence, by key, or by query and key."""
+    axes = {1: [1, 2], 2: [1, 2], 3: [1], 4: []}.get(rank(mask) or 0)
     if axes is None or mask.dtype is None:
-        raise CannotRewrite("a mask of lengths, or of unknown rank")
-    none = b.constant(np.array(0, mask.dtype.numpy()))
+        raise CannotRewrite("a mask of unknown rank")
     lowest = b.number(b.attribute("mask_filter_value", _HIDDEN))
-    found = b.op("Where", b.op("Greater", mask, none), b.number(0), lowest)
+    if rank(mask) == 1:
+        seen = _within_lengths(b, mask, key)
+    else:
+        seen = b.op("Greater", mask, b.constant(np.array(0, mask.dtype.numpy())))
+    found = b.op("Where", seen, b.number(0), lowest)
     return b.unsqueezed(found, *axes) if axes else found
+
+
+def _within_lengths(b: Builder, lengths: ir.Value, key: ir.Value) -> ir.Value:
+    """For each sequence and key whether the key is before the sequence's length."""
+    batch, count = (None if v.shape is None else v.shape[0] for v in (b.input(0), lengths))
+    if isinstance(batch, int) and isinstance(count, int) and batch != count:
+        raise CannotRewrite("a mask of first and last positions")
+    positions = b.counted(b.size(key, 2))
+    return b.op("Less", positions, b.unsqueezed(b.cast(lengths, ir.DataType.INT64), 1))
 
 
 def cut_heads(b: Builder, rows: ir.Value, count: int) -> ir.Value:

@@ -7,6 +7,10 @@ from tvm_ext.onnx_frontend.scopes import nodes_within
 
 MICROSOFT = "com.microsoft"
 
+# An attribute of the LSTM that a DynamicQuantizeLSTM becomes: its state is rounded to 8 bits,
+# sequence by sequence, before it is multiplied.
+QUANTIZED_STATE = "tvm_ext_quantized_state"
+
 # The opset in which ONNX took over an operator that ONNX Runtime registers in the default domain
 # for every one; None for one that it never took over. Its optimiser writes them so.
 _TAKEN_OVER: dict[str, int | None] = {

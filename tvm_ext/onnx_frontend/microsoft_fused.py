@@ -4,7 +4,7 @@ The formulas are those of ONNX Runtime's ContribOperators.md.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -117,12 +117,27 @@ def _over_root_mean_square(b: Builder, x: ir.Value, scale: ir.Value, epsilon: fl
 
 def embed_layer_normalization(b: Builder) -> _Results:
     """LayerNormalization of the sum of word, position and segment embeddings."""
+
+    def rows(table: int, places: ir.Value) -> ir.Value:
+        return b.op("Gather", b.input(table), places)
+
+    return embedded(b, rows, b.optional(8), b.input(5), b.optional(6))
+
+
+def embedded(
+    b: Builder,
+    rows: Callable[[int, ir.Value], ir.Value],
+    positions: ir.Value | None,
+    gamma: ir.Value,
+    beta: ir.Value | None,
+) -> _Results:
+    """The same for tables of any kind: ``rows`` reads those of the table at an input."""
     ids, segments = b.input(0), b.optional(1)
-    total = b.op("Gather", b.input(2), ids)
-    total = b.op("Add", total, b.op("Gather", b.input(3), _positions(b, ids)))
+    positions = b.counted(b.size(ids, 1)) if positions is None else positions
+    total = b.op("Add", rows(2, ids), rows(3, positions))
     if segments is not None:
-        total = b.op("Add", total, b.op("Gather", b.input(4), segments))
-    result = _layer_normalization(b, total, b.input(5), b.optional(6))
+        total = b.op("Add", total, rows(4, segments))
+    result = _layer_normalization(b, total, gamma, beta)
     return [result, _mask_index(b, ids) if b.used(1) else None, total]
 
 
@@ -176,13 +191,6 @@ def _normalized(
     result = b.op("Mul", b.op("Div", centred, deviation), gamma)
     result = result if beta is None else b.op("Add", result, beta)
     return result, mean, b.op("Reciprocal", deviation)
-
-
-def _positions(b: Builder, ids: ir.Value) -> ir.Value:
-    given = b.optional(8)
-    if given is not None:
-        return given
-    return b.counted(b.size(ids, 1))
 
 
 def _mask_index(b: Builder, ids: ir.Value) -> ir.Value:

@@ -5,13 +5,19 @@ QuantizeLinear and DequantizeLinear do; ONNX Runtime has tables and fixed ratios
 which may differ by one step at the border between two.
 """
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
+from tvm_ext.onnx_frontend.microsoft_attention import attention_of_rows, rank
 from tvm_ext.onnx_frontend.microsoft_builder import Builder, CannotRewrite, stored
+from tvm_ext.onnx_frontend.microsoft_domain import QUANTIZED_STATE
+from tvm_ext.onnx_frontend.microsoft_fused import embedded
 
 _Results = list[ir.Value | None]
 _FLOAT = ir.DataType.FLOAT
+_SOFTMAX_OF_ONE_AXIS = 13
 
 
 def _dequantized(b: Builder, first: int) -> ir.Value:
@@ -46,24 +52,56 @@ def qlinear_leaky_relu(b: Builder) -> _Results:
 
 
 def qlinear_softmax(b: Builder) -> _Results:
-    """Softmax of a quantised tensor along one axis."""
-    if b.attribute("opset", 13) < 13 or b.opset < 13:
-        raise CannotRewrite("Softmax over several axes, as before opset 13")
-    axis = b.attribute("axis", -1)
-    return _quantized(b, b.op("Softmax", _dequantized(b, 0), axis=axis), 3)
+    """Softmax of a quantised tensor along one axis; over all from it on before opset 13."""
+    x, axis = _dequantized(b, 0), b.attribute("axis", -1)
+    axes = rank(b.input(0))
+    if axis in (-1, (axes or 0) - 1):
+        return _quantized(b, b.op("Softmax", x, axis=axis if axes is None else axes - 1), 3)
+    if b.attribute("opset") < _SOFTMAX_OF_ONE_AXIS:
+        rows = b.op("Softmax", b.op("Flatten", x, axis=axis), axis=1)
+        return _quantized(b, b.op("Reshape", rows, b.op("Shape", x)), 3)
+    if b.opset < _SOFTMAX_OF_ONE_AXIS:
+        raise CannotRewrite("Softmax of one axis in a model whose Softmax is over several")
+    return _quantized(b, b.op("Softmax", x, axis=axis), 3)
 
 
 def qlinear_global_average_pool(b: Builder) -> _Results:
     """Mean over all axes of the image."""
-    _require_channels_first(b)
-    return _quantized(b, b.op("GlobalAveragePool", _dequantized(b, 0)), 3)
+    axes = rank(b.input(0))
+    pooled = _channels_first(b, axes, "GlobalAveragePool", _dequantized(b, 0))
+    return _quantized(b, pooled, 3)
 
 
 def qlinear_average_pool(b: Builder) -> _Results:
     """AveragePool of a quantised tensor."""
-    _require_channels_first(b)
+    axes = len(b.attribute("kernel_shape")) + 2
+    return _quantized(b, _channels_first(b, axes, "AveragePool", _dequantized(b, 0)), 3)
+
+
+def nhwc_max_pool(b: Builder) -> _Results:
+    """MaxPool with channels last."""
+    axes = len(b.attribute("kernel_shape")) + 2
+    return [_channels_first(b, axes, "MaxPool", b.input(0), channels_last=True)]
+
+
+def qlinear_conv(b: Builder) -> _Results:
+    """QLinearConv of the default domain, or with channels last in what it reads and gives."""
+    operands = [b.optional(index) for index in range(9)]
+    return [_channels_first(b, rank(b.input(3)), "QLinearConv", *operands)]
+
+
+def _channels_first(
+    b: Builder, axes: int | None, name: str, *operands: Any, channels_last: bool = False
+) -> ir.Value:
+    """The node ``name``, whose first operand and result have channels first and ``axes`` axes."""
     kept = {k: a.value for k, a in b.node.attributes.items() if k != "channels_last"}
-    return _quantized(b, b.op("AveragePool", _dequantized(b, 0), **kept), 3)
+    if not channels_last and not b.attribute("channels_last", 0):
+        return b.op(name, *operands, **kept)
+    if axes is None:
+        raise CannotRewrite("the rank of its input is not known")
+    x = b.op("Transpose", operands[0], perm=[0, axes - 1, *range(1, axes - 1)])
+    result = b.op(name, x, *operands[1:], **kept)
+    return b.op("Transpose", result, perm=[0, *range(2, axes), 1])
 
 
 def qlinear_concat(b: Builder) -> _Results:
@@ -110,100 +148,38 @@ def matmul_integer_to_float(b: Builder) -> _Results:
 
 
 def dynamic_quantize_lstm(b: Builder) -> _Results:
-    """LSTM with the weights that the integers stand for.
+    """LSTM with the weights that the integers stand for, of an input and a state that are rounded.
 
-    ONNX Runtime quantises the inputs of the gates in every step as well, which this does not: it
-    is nearer to the LSTM that was quantised.
+    ONNX Runtime rounds the states of all sequences that a thread computes by one scale, which
+    depends on the number of threads; here each sequence has its own.
     """
     w = _lstm_weight(b, 1, 8)
     r = _lstm_weight(b, 2, 10)
+    x = b.op("DequantizeLinear", *b.ops("DynamicQuantizeLinear", 3, [b.input(0)], {}))
     rest = [b.optional(index) for index in range(3, 8)]
-    kept = {k: a.value for k, a in b.node.attributes.items()}
-    outputs = len(b.node.outputs)
-    return list(b.ops("LSTM", outputs, [b.input(0), w, r, *rest], kept))
+    kept = {k: a.value for k, a in b.node.attributes.items()} | {QUANTIZED_STATE: 1}
+    return list(b.ops("LSTM", len(b.node.outputs), [x, w, r, *rest], kept))
 
 
-def matmul_n_bits(b: Builder) -> _Results:
-    """MatMul with the stored weights that packed integers of a few bits stand for.
+def q_embed_layer_normalization(b: Builder) -> _Results:
+    """EmbedLayerNormalization with tables of integers."""
 
-    The weights take the memory of floats.
-    """
-    arrays = stored(b.input(1), b.input(2), b.optional(3))
-    order = stored(b.optional(4))
-    if arrays is None or order is None or order[0] is not None:
-        raise CannotRewrite("weights that are computed, or g_idx")
-    packed, scales, zeros = arrays
-    if packed is None or scales is None:
-        raise CannotRewrite("no weights")
-    bits, block = b.attribute("bits", 4), b.attribute("block_size")
-    rows, columns = b.attribute("N"), b.attribute("K")
-    blocks = -(-columns // block)
-    weight = _unpacked(packed.reshape(rows, -1), bits)[:, : blocks * block]
-    weight = weight.reshape(rows, blocks, block).astype(np.float32)
-    offset = _offsets(zeros, bits, rows, blocks)
-    weight = (weight - offset) * scales.reshape(rows, blocks, 1).astype(np.float32)
-    weight = weight.reshape(rows, blocks * block)[:, :columns].T
-    stored_weight = b.constant(np.ascontiguousarray(weight).astype(scales.dtype))
-    result = b.op("MatMul", b.input(0), stored_weight)
-    return [result if b.optional(5) is None else b.op("Add", result, b.input(5))]
+    def floats(quantized: ir.Value, table: int) -> ir.Value:
+        return b.op("DequantizeLinear", quantized, b.input(table + 6), b.input(table + 11))
+
+    def rows(table: int, places: ir.Value) -> ir.Value:
+        return floats(b.op("Gather", b.input(table), places), table)
+
+    return embedded(b, rows, None, floats(b.input(5), 5), floats(b.input(6), 6))
 
 
-def _offsets(zeros: np.ndarray | None, bits: int, rows: int, blocks: int) -> np.ndarray:
-    if zeros is None:
-        return np.full((1, 1, 1), 1 << (bits - 1), np.float32)
-    if zeros.dtype == np.uint8:
-        zeros = _unpacked(zeros.reshape(rows, -1), bits)[:, :blocks]
-    return zeros.reshape(rows, blocks, 1).astype(np.float32)
-
-
-def gather_block_quantized(b: Builder) -> _Results:
-    """Gather from the stored weights that integers or narrow floats stand for, block by block.
-
-    The weights take the memory of floats.
-    """
-    arrays = stored(b.input(0), b.input(2), b.optional(3))
-    if arrays is None:
-        raise CannotRewrite("weights that are computed")
-    data, scales, zeros = arrays
-    if data is None or scales is None:
-        raise CannotRewrite("no weights")
-    offset: np.ndarray | float = 0.0 if zeros is None else zeros
-    if data.dtype == np.uint8:
-        data, offset = _unpacked_table(b, data, scales, zeros)
-    axis = b.attribute("quantize_axis", 1)
-    # A block of 0 elements is the whole axis.
-    block = b.attribute("block_size", 128) or max(data.shape[axis], 1)
-    if scales.shape[axis] != -(-data.shape[axis] // block):
-        raise CannotRewrite("scales for another number of blocks")
-    places = np.arange(data.shape[axis]) // block
-    if isinstance(offset, np.ndarray):
-        offset = np.take(offset, places, axis).astype(np.float32)
-    factor = np.take(scales, places, axis).astype(np.float32)
-    table = ((data.astype(np.float32) - offset) * factor).astype(scales.dtype)
-    gathered = b.op("Gather", b.constant(table), b.input(1), axis=b.attribute("gather_axis", 0))
-    gathered.dtype = b.input(2).dtype
-    return [gathered]
-
-
-def _unpacked_table(
-    b: Builder, data: np.ndarray, scales: np.ndarray, zeros: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray | float]:
-    """Integers of a few bits in bytes along the last axis, and their zero points."""
-    bits = b.attribute("bits", 4)
-    if b.attribute("quantize_axis", 1) not in (-1, data.ndim - 1):
-        raise CannotRewrite("bytes that are not packed along the last axis")
-    if zeros is None:
-        return _unpacked(data, bits), float(1 << (bits - 1))
-    return _unpacked(data, bits), _unpacked(zeros, bits)[..., : scales.shape[-1]]
-
-
-def _unpacked(packed: np.ndarray, bits: int) -> np.ndarray:
-    """The integers of each row, the first one in the lowest bits of its byte."""
-    if bits not in (2, 4, 8):
-        raise CannotRewrite(f"{bits} bits")
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    split = (packed[..., None] >> shifts) & np.uint8((1 << bits) - 1)
-    return split.reshape(*packed.shape[:-1], -1)
+def q_attention(b: Builder) -> _Results:
+    """Attention whose query, key and value are a product of integers."""
+    if b.attribute("do_rotary", 0) or b.attribute("past_present_share_buffer", 0):
+        raise CannotRewrite("a shared buffer of keys and values, or rotary embeddings")
+    total = b.op("MatMulInteger", b.input(0), b.input(1), b.optional(6), b.optional(7))
+    rows = _scaled(b, total, b.op("Mul", b.input(3), b.input(4)), b.input(2))
+    return attention_of_rows(b, rows, b.optional(5), b.optional(8))
 
 
 def _scaled(b: Builder, total: ir.Value, scale: ir.Value, bias: ir.Value | None) -> ir.Value:
@@ -224,8 +200,3 @@ def _lstm_weight(b: Builder, weight: int, scale: int) -> ir.Value:
     centred = numbers.astype(np.float32) - zero.astype(np.float32).reshape(directions, 1, -1)
     floats = centred * factor.reshape(directions, 1, -1)
     return b.constant(np.ascontiguousarray(floats.transpose(0, 2, 1)))
-
-
-def _require_channels_first(b: Builder) -> None:
-    if b.attribute("channels_last", 0):
-        raise CannotRewrite("channels_last")

@@ -11,6 +11,7 @@ import onnx_ir as ir
 from tvm_ext.onnx_frontend import microsoft_attention as heads
 from tvm_ext.onnx_frontend import microsoft_fused as fused
 from tvm_ext.onnx_frontend import microsoft_quantized as quantized
+from tvm_ext.onnx_frontend import microsoft_weights as weights
 from tvm_ext.onnx_frontend.microsoft_builder import Builder, CannotRewrite
 from tvm_ext.onnx_frontend.microsoft_domain import MICROSOFT
 from tvm_ext.onnx_frontend.microsoft_grouped_attention import group_query_attention
@@ -26,17 +27,22 @@ REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "FusedConv": fused.fused_conv,
     "FusedGemm": fused.fused_gemm,
     "FusedMatMul": fused.fused_matmul,
-    "GatherBlockQuantized": quantized.gather_block_quantized,
+    "GatherBlockQuantized": weights.gather_block_quantized,
     "Gelu": fused.gelu,
     "GroupQueryAttention": group_query_attention,
     "LayerNormalization": fused.layer_normalization,
+    "MatMulBnb4": weights.matmul_bnb4,
     "MatMulIntegerToFloat": quantized.matmul_integer_to_float,
-    "MatMulNBits": quantized.matmul_n_bits,
+    "MatMulNBits": weights.matmul_n_bits,
     "MultiHeadAttention": heads.multi_head_attention,
+    "NhwcMaxPool": quantized.nhwc_max_pool,
+    "QAttention": quantized.q_attention,
+    "QEmbedLayerNormalization": quantized.q_embed_layer_normalization,
     "QGemm": quantized.qgemm,
     "QLinearAdd": quantized.qlinear_add,
     "QLinearAveragePool": quantized.qlinear_average_pool,
     "QLinearConcat": quantized.qlinear_concat,
+    "QLinearConv": quantized.qlinear_conv,
     "QLinearGlobalAveragePool": quantized.qlinear_global_average_pool,
     "QLinearLeakyRelu": quantized.qlinear_leaky_relu,
     "QLinearMul": quantized.qlinear_mul,

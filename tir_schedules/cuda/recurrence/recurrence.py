@@ -63,6 +63,8 @@ class RecurrentLayer:
         operands = recurrence_of(func)
         if operands is None:
             return NotMine("the kernel is no recurrent layer")
+        if operands.recurrence.quantized_state:
+            return NotMine("the state is quantised in every step")
         launch = decide_recurrence(operands, machine, decisions)
         if isinstance(launch, NotMine):
             return launch

@@ -10,6 +10,7 @@ from tvm import tirx
 
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.llvm.recurrence.block import Block, Group
+from tvm_ext.tir_schedules.llvm.recurrence.quantized_state import QuantizedState
 from tvm_ext.tir_schedules.recurrence.description import (
     Product,
     Recurrence,
@@ -141,7 +142,7 @@ class _Sequences:
         return sequence(self._over(self.recurrence.hidden, body))
 
     def _over(self, count: int, body: Body) -> list[tirx.Stmt]:
-        width = _COPIED if self.group.loops.units > 1 else 1
+        width = self._width()
         whole, rest = divmod(count, width)
         found: list[tirx.Stmt] = []
         if whole:
@@ -153,6 +154,9 @@ class _Sequences:
             found.append(loop(rest, lambda i: body(number(whole * width) + i)))
         return found
 
+    def _width(self) -> int:
+        return _COPIED if self.group.loops.units > 1 else 1
+
     def _filled(self, array: Any, value: Any) -> list[tirx.Stmt]:
         size = len(self.rows) * self.recurrence.padded
         return self._over(size, lambda i: tirx.BufferStore(array, value, [i]))
@@ -161,10 +165,17 @@ class _Sequences:
         rows, direction = self.group.rows, self.group.direction
         times = [SequenceTime(self.operands, direction, row, step) for row in rows]
         found: list[tirx.Stmt] = [bind for time in times for bind in time.binds]
+        if self.recurrence.quantized_state:
+            found += [self._rounded(row) for row in self.rows]
         for index, product in enumerate(self.recurrence.products()):
             found.append(self._blocks(index, product, times))
         found += [self._commit(row, time) for row, time in enumerate(times)]
         return sequence(found)
+
+    def _rounded(self, row: int) -> tirx.Stmt:
+        start, size = self.group.at(row, number(0)), self.recurrence.padded
+        arrays = self.states["h"], self.states["rounded_h"]
+        return QuantizedState(*arrays, start, size, self._width()).statement()
 
     def _blocks(self, index: int, product: Product, times: list[SequenceTime]) -> tirx.Stmt:
         """One product of a step, and what follows on it, block by block."""

@@ -74,7 +74,10 @@ class DynamicQuantizeLinear(OnnxOpConverter):
 
     @classmethod
     def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        x = inputs[0]
+        x = onnx_constant(inputs[0], params)
+        numbers = numbers_of(x)
+        if numbers is not None and numbers.size:
+            return _stored_steps(numbers)
         zero = relax.const(0.0, "float32")
         low = bb.normalize(relax.op.minimum(bb.normalize(relax.op.min(x)), zero))
         high = bb.normalize(relax.op.maximum(bb.normalize(relax.op.max(x)), zero))
@@ -86,6 +89,16 @@ class DynamicQuantizeLinear(OnnxOpConverter):
         offset = bb.normalize(relax.op.clip(offset, 0, 255))
         zero_point = bb.emit(_as_integer(bb, bb.normalize(relax.op.round(offset)), "uint8"))
         return relax.Tuple([quantized(bb, x, scale, zero_point, "uint8"), scale, zero_point])
+
+
+def _stored_steps(x: np.ndarray) -> relax.Tuple:
+    """What DynamicQuantizeLinear gives for stored numbers, such as weights in Constant nodes."""
+    low, high = min(x.min(), np.float32(0)), max(x.max(), np.float32(0))
+    scale = (high - low) / np.float32(255) if high > low else np.float32(1)
+    zero_point = np.rint(np.clip(-low / scale, 0, 255))
+    steps = np.clip(np.rint(x / scale) + zero_point, 0, 255)
+    fields = (steps, "uint8"), (scale, "float32"), (zero_point, "uint8")
+    return relax.Tuple([relax.const(np.asarray(a).astype(t), t) for a, t in fields])
 
 
 def quantized(

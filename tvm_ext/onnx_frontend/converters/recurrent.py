@@ -14,6 +14,7 @@ from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
 from tvm_ext.onnx_frontend.converters.recurrent_activations import activations_of
 from tvm_ext.onnx_frontend.converters.recurrent_arrays import Arrays, RecurrentWeights
+from tvm_ext.onnx_frontend.microsoft_domain import QUANTIZED_STATE
 from tvm_ext.tir_schedules.llvm.recurrence.code import RecurrenceLoops, recurrence_code
 from tvm_ext.tir_schedules.recurrence.description import (
     ANNOTATION,
@@ -193,6 +194,7 @@ def _recurrence(cell: Cell, given: dict[str, relax.Expr], attr: dict) -> Recurre
         initial_c=cell == "LSTM" and "initial_c" in given,
         lengths="sequence_lens" in given,
         peepholes=cell == "LSTM" and "P" in given,
+        quantized_state=bool(attr.get(QUANTIZED_STATE, 0)),
     )
     _require_shapes(recurrence, given)
     return recurrence

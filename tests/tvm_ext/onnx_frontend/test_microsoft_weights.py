@@ -1,0 +1,164 @@
+"""Operators of com.microsoft whose stored weights take a few bits each, beside ONNX Runtime."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from microsoft_models import RNG, bytes_of, compared, element_type, microsoft_model
+from onnx import TensorProto, helper, numpy_helper
+from small_models import rand, value
+from unoptimised import HOST
+
+import tvm_ext
+from tvm_ext.errors import UnsupportedOperatorError
+
+F = TensorProto.FLOAT
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("zero", [False, True])
+def test_matmul_n_bits(bits, zero):
+    rows, columns, block = 6, 64, 32
+    inputs = {
+        "x": rand(3, columns),
+        "w": bytes_of(rows, columns // block, block * bits // 8),
+        "s": rand(rows, columns // block),
+    }
+    if zero:
+        inputs["z"] = bytes_of(rows, columns // block * bits // 8)
+    attributes = {"K": columns, "N": rows, "bits": bits, "block_size": block}
+    proto, fed = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
+    ((found, wanted),) = compared(proto, fed)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_columns_of_sorted_groups_have_the_scale_of_their_group():
+    rows, columns, block = 5, 64, 16
+    inputs = {
+        "x": rand(2, columns),
+        "w": bytes_of(rows, columns // block, block // 2),
+        "s": rand(rows, columns // block),
+        "_": np.array(0),
+        "g": RNG.permutation(np.arange(columns, dtype=np.int32) // block),
+    }
+    attributes = {"K": columns, "N": rows, "bits": 4, "block_size": block}
+    proto, fed = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
+    ((found, wanted),) = compared(proto, fed)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_activations_are_not_quantised_for_accuracy_level_4():
+    columns, rows, block = 128, 8, 32
+    packed, scales = bytes_of(rows, columns // block, block // 2), rand(rows, columns // block)
+    inputs = {"x": rand(4, columns), "w": packed, "s": scales}
+    attributes = {"K": columns, "N": rows, "bits": 4, "block_size": block, "accuracy_level": 4}
+    proto, fed = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
+    found = tvm_ext.compile(proto, HOST).run(fed)["y"]
+    numbers = np.stack([packed & 15, packed >> 4], -1).reshape(rows, -1, block) - 8.0
+    weight = (numbers * scales[..., None]).reshape(rows, columns)
+    np.testing.assert_allclose(found, fed["x"] @ weight.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_matmul_bnb4(kind):
+    columns, rows, block = 48, 10, 32
+    largest = rand(columns * rows // block) ** 2 + np.float32(0.1)
+    inputs = {"x": rand(3, columns), "w": bytes_of(columns * rows // 2), "s": largest}
+    attributes = {"K": columns, "N": rows, "quant_type": kind, "block_size": block}
+    proto, fed = microsoft_model("MatMulBnb4", inputs, {"y": F}, **attributes)
+    ((found, wanted),) = compared(proto, fed)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+    assert np.abs(wanted).max() > 1
+
+
+def packed_table(bits: int, columns: int, blocks: int) -> dict:
+    return {
+        "w": bytes_of(9, columns * bits // 8),
+        "x": np.array([[3, -1], [8, 0]]),
+        "s": rand(9, blocks),
+        "z": bytes_of(9, -(-blocks * bits // 8)),
+    }
+
+
+def narrow_table(dtype: type, shape: tuple, scales: tuple, zero: bool = True) -> dict:
+    low = 0 if dtype is not ml_dtypes.int4 else -8
+    inputs = {
+        "w": RNG.integers(low, low + 12, shape).astype(dtype),
+        "x": np.array([1, 0, -2], np.int32),
+        "s": rand(*scales),
+        "z": RNG.integers(low, low + 12, scales).astype(dtype),
+    }
+    return inputs if zero else {key: inputs[key] for key in "wxs"}
+
+
+def half_scales(inputs: dict) -> dict:
+    return inputs | {"s": inputs["s"].astype(np.float16)}
+
+
+def without_zero(inputs: dict) -> dict:
+    return {key: inputs[key] for key in "wxs"}
+
+
+TABLES = {
+    "4 bits": (packed_table(4, 64, 2), {"block_size": 32}),
+    "4 bits, odd blocks": (packed_table(4, 40, 3), {"block_size": 16}),
+    "4 bits, no zero points": (without_zero(packed_table(4, 64, 4)), {"block_size": 16}),
+    "8 bits": (packed_table(8, 64, 2), {"block_size": 32, "bits": 8, "quantize_axis": -1}),
+    "8 bits, no zero points": (without_zero(packed_table(8, 20, 1)), {"bits": 8}),
+    "float16": (half_scales(packed_table(4, 64, 2)), {"block_size": 32, "gather_axis": -2}),
+    "int4": (narrow_table(ml_dtypes.int4, (5, 40), (5, 3)), {"block_size": 16}),
+    "uint4, no zero points": (
+        narrow_table(ml_dtypes.uint4, (5, 32), (5, 2), zero=False),
+        {"block_size": 16},
+    ),
+    "int4, blocks down the rows": (
+        narrow_table(ml_dtypes.int4, (33, 6), (3, 6)),
+        {"block_size": 16, "quantize_axis": 0, "gather_axis": 1},
+    ),
+    "uint4, gathered where quantised": (
+        narrow_table(ml_dtypes.uint4, (4, 20, 3), (4, 2, 3)),
+        {"block_size": 16, "quantize_axis": 1, "gather_axis": 1},
+    ),
+    "float8": (
+        narrow_table(ml_dtypes.float8_e4m3fn, (5, 8), (1, 1), zero=False),
+        {"block_size": 0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_gather_block_quantized(case):
+    inputs, attributes = TABLES[case]
+    made = {"y": element_type(inputs["s"])}
+    proto, fed = microsoft_model("GatherBlockQuantized", inputs, made, 21, **attributes)
+    proto.ir_version = 10
+    ((found, wanted),) = compared(proto, fed)
+    np.testing.assert_array_equal(found, wanted)
+    assert len(np.unique(wanted)) > 8
+
+
+@pytest.mark.parametrize("sizes", [[9, 32], [0, -1]])
+def test_an_embedding_shares_the_weights_of_the_last_product(sizes):
+    inputs = packed_table(4, 64, 2)
+    attributes = {"K": 64, "N": 9, "bits": 4, "block_size": 32}
+    table = inputs["w"]
+    inputs = {"e": 0, "w": table.reshape(9, 2, 16), "s": inputs["s"], "z": inputs["z"]}
+    proto, _ = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
+    del proto.graph.initializer[0]
+    proto.graph.input.append(value("x", [1, 3], TensorProto.INT64))
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(sizes), "sizes"))
+    gather = helper.make_node(
+        *("GatherBlockQuantized", ["flat", "x", "s", "z"], ["e"]),
+        domain="com.microsoft",
+        block_size=32,
+    )
+    proto.graph.node.insert(0, gather)
+    proto.graph.node.insert(0, helper.make_node("Reshape", ["w", "sizes"], ["flat"]))
+    ((found, wanted),) = compared(proto, {"x": np.array([[4, -2, 0]])})
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_a_table_with_scales_for_other_blocks_is_refused():
+    inputs, attributes = packed_table(4, 64, 4), {"block_size": 32}
+    proto, _ = microsoft_model("GatherBlockQuantized", inputs, {"y": F}, **attributes)
+    with pytest.raises(UnsupportedOperatorError, match="GatherBlockQuantized"):
+        tvm_ext.compile(proto)
