@@ -12,13 +12,6 @@ EXPECTED_FAILURES: dict[str, tuple[str, ...]] = {
         () if find_spec("PIL") else (r"test_image_decoder_.*",)
     ),
     "training: gradients are no operators of a compiled model": (r"test_gradient_of_.*",),
-    "TVM generates no code for this arithmetic in bfloat16": (
-        r"test_attention_[34]d_.*bf16(_expanded)?",
-        r"test_einsum_transpose_bfloat16",
-    ),
-    "preview operator whose body is made from graphs in attributes": (
-        r"test_flexattention(?!.*_expanded).*",
-    ),
 }
 
 
