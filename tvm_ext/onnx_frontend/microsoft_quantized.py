@@ -5,6 +5,9 @@ QuantizeLinear and DequantizeLinear do; ONNX Runtime has tables and fixed ratios
 which may differ by one step at the border between two.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -55,15 +58,65 @@ def qlinear_softmax(b: Builder) -> _Results:
 
 def qlinear_global_average_pool(b: Builder) -> _Results:
     """Mean over all axes of the image."""
-    _require_channels_first(b)
-    return _quantized(b, b.op("GlobalAveragePool", _dequantized(b, 0)), 3)
+    return _pooled(b, "GlobalAveragePool")
 
 
 def qlinear_average_pool(b: Builder) -> _Results:
     """AveragePool of a quantised tensor."""
-    _require_channels_first(b)
-    kept = {k: a.value for k, a in b.node.attributes.items() if k != "channels_last"}
-    return _quantized(b, b.op("AveragePool", _dequantized(b, 0), **kept), 3)
+    return _pooled(b, "AveragePool")
+
+
+def _pooled(b: Builder, operator: str) -> _Results:
+    x = _moved(b, _dequantized(b, 0), _to_front)
+    (result,) = _quantized(b, b.op(operator, x, **_attributes(b)), 3)
+    return [_moved(b, result, _to_back, b.input(0))]
+
+
+def qlinear_conv(b: Builder) -> _Results:
+    """QLinearConv of images whose channels may be last."""
+    x, *rest = (b.optional(place) for place in range(len(b.node.inputs)))
+    result = b.op("QLinearConv", _moved(b, x, _to_front), *rest, **_attributes(b))
+    return [_moved(b, result, _to_back, x)]
+
+
+def nhwc_max_pool(b: Builder) -> _Results:
+    """MaxPool of quantised images whose channels are last."""
+    x = b.input(0)
+    rank = _rank(x)
+    front = b.op("Transpose", x, perm=_to_front(rank))
+    return [b.op("Transpose", b.op("MaxPool", front, **_attributes(b)), perm=_to_back(rank))]
+
+
+def _attributes(b: Builder) -> dict[str, Any]:
+    return {k: a.value for k, a in b.node.attributes.items() if k != "channels_last"}
+
+
+def _moved(
+    b: Builder,
+    value: ir.Value | None,
+    order: Callable[[int], list[int]],
+    like: ir.Value | None = None,
+) -> ir.Value:
+    """The image with its channels moved if the node says that they are last."""
+    if value is None:
+        raise CannotRewrite("no image")
+    if not b.attribute("channels_last", 0):
+        return value
+    return b.op("Transpose", value, perm=order(_rank(like or b.input(0))))
+
+
+def _rank(value: ir.Value) -> int:
+    if value.shape is None:
+        raise CannotRewrite("the rank of its input is not known")
+    return len(value.shape)
+
+
+def _to_front(rank: int) -> list[int]:
+    return [0, rank - 1, *range(1, rank - 1)]
+
+
+def _to_back(rank: int) -> list[int]:
+    return [0, *range(2, rank), 1]
 
 
 def qlinear_concat(b: Builder) -> _Results:
@@ -224,8 +277,3 @@ def _lstm_weight(b: Builder, weight: int, scale: int) -> ir.Value:
     centred = numbers.astype(np.float32) - zero.astype(np.float32).reshape(directions, 1, -1)
     floats = centred * factor.reshape(directions, 1, -1)
     return b.constant(np.ascontiguousarray(floats.transpose(0, 2, 1)))
-
-
-def _require_channels_first(b: Builder) -> None:
-    if b.attribute("channels_last", 0):
-        raise CannotRewrite("channels_last")
