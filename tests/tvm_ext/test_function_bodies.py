@@ -131,3 +131,17 @@ def test_a_body_of_a_domain_of_its_own():
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     found = tvm_ext.compile(proto, HOST).run(arrays)["y"]
     np.testing.assert_allclose(found, weights @ v, rtol=1e-4, atol=1e-6)
+
+
+def test_a_function_of_the_model_in_another_operator_set():
+    """As skl2onnx writes imputers: the function's nodes mean the same in the model's set."""
+    inner = helper.make_function(
+        *("local", "twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])]),
+        opset_imports=[helper.make_opsetid("", 18)],
+    )
+    call = node("twice", ["x"], ["y"], domain="local")
+    proto = model([call], [value("x", [3])], [value("y", [3])], 22)
+    proto.opset_import.append(helper.make_opsetid("local", 1))
+    proto.functions.append(inner)
+    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": np.ones(3, np.float32)})
+    np.testing.assert_array_equal(found["y"], [2, 2, 2])

@@ -39,6 +39,21 @@ def expand_functions(model: ir.Model) -> bool:
     return found
 
 
+def align_opsets(model: ir.Model) -> None:
+    """Has functions of the model follow its version of the default domain, in place.
+
+    skl2onnx writes older ones; they cannot be inlined as they are. A function with an operator that
+    means something else in the model's version stays as it is.
+    """
+    version = _opset("", model)
+    for function in model.functions.values():
+        if function.opset_imports.get("", version) == version:
+            continue
+        nodes = [node for node in function.all_nodes() if node.domain in DEFAULT_DOMAINS]
+        if all(_means_the_same(ir.serde.serialize_node(node), version) for node in nodes):
+            function.opset_imports[""] = version
+
+
 def _needs_expansion(node: ir.Node, schema: onnx.defs.OpSchema) -> bool:
     if not (schema.has_function or schema.has_context_dependent_function):
         return False
