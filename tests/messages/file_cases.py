@@ -85,7 +85,7 @@ def _(folder):
 
 @case("NaN among the weights", "'w'", "1 NaN")
 def _(folder):
-    tvm_ext.compile(one("Add", {"x": [2], "w": np.array([np.nan, 1], np.float32)}))
+    tvm_ext.compile(one("MatMul", {"x": [2], "w": np.array([[np.nan, 1], [1, 1]], np.float32)}))
 
 
 @case("a damaged saved model")

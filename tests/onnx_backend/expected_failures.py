@@ -12,21 +12,6 @@ EXPECTED_FAILURES: dict[str, tuple[str, ...]] = {
         () if find_spec("PIL") else (r"test_image_decoder_.*",)
     ),
     "training: gradients are no operators of a compiled model": (r"test_gradient_of_.*",),
-    "training: a dropout that drops is random": (
-        r"test_training_dropout_.*|test_training_dropout",
-    ),
-    "TVM generates no code for this arithmetic in bfloat16": (
-        r"test_attention_[34]d_.*bf16(_expanded)?",
-        r"test_einsum_transpose_bfloat16",
-    ),
-    "preview operator whose body is made from graphs in attributes": (
-        r"test_flexattention(?!.*_expanded).*",
-    ),
-    "a size that is known, beside one that only the run knows, is not read from their vector": (
-        r"test_affine_grid_2d(_align_corners)?_expanded",
-    ),
-    "ONNX's own type inference refuses the model: its default axes are missing": (r"test_mvn",),
-    "a one-sided inverse DFT whose length, counted from what is stored, is 0": (r"test_dft_irfft",),
 }
 
 

@@ -160,7 +160,11 @@ def test_damaged_initializer():
 
 
 def test_nan_weights():
-    refused_model(add_model(np.array([np.nan, 1], np.float32)), "'w'", "1 NaN of 2")
+    weight = np.array([[np.nan, 1], [1, 1]], np.float32)
+    model = model_of(
+        [node("MatMul", ["x", "w"], ["y"])], [tensor("x", [2])], [tensor("y", [2])], {"w": weight}
+    )
+    refused_model(model, "'w'", "1 NaN of 4")
 
 
 def test_future_opset():

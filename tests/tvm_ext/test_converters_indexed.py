@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from unoptimised import HOST
 
@@ -62,3 +62,24 @@ def test_outside_takes_the_nearest_element(operator: str, far: int, stored: bool
     proto, feeds = case(operator, indices, stored)
     found = tvm_ext.compile(proto, HOST).run(feeds)["y"]
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("operator", ["GatherElements", "GatherND"])
+def test_indices_beyond_data_of_open_sizes_read_the_nearest_element(operator: str) -> None:
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    if operator == "GatherElements":
+        indices, attributes = np.array([[9, -1], [-9, 1]]), {"axis": 1}
+        wanted = [[x[0, 3], x[0, 3]], [x[1, 0], x[1, 1]]]
+    else:
+        indices, attributes = np.array([[9, -1], [-9, 9]]), {}
+        wanted = [x[2, 3], x[0, 3]]
+    call = helper.make_node(operator, ["x", "i"], ["y"], **attributes)
+    infos = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["a", "b"]),
+        helper.make_tensor_value_info("i", TensorProto.INT64, ["n", 2]),
+    ]
+    graph = helper.make_graph([call], "small", infos, [onnx.ValueInfoProto(name="y")])
+    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    for level in ("O0", "O3"):
+        found = tvm_ext.compile(proto, HOST, opt_level=level).run({"x": x, "i": indices})["y"]
+        np.testing.assert_array_equal(found, wanted)

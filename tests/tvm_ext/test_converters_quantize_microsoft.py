@@ -137,6 +137,23 @@ QUANTIZED = {
     "average pool": single(
         "QLinearAveragePool", IMAGE, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]
     ),
+    "global average pool, channels last": single(
+        "QLinearGlobalAveragePool", bytes_of(1, 7, 7, 3), channels_last=1
+    ),
+    "average pool, channels last": single(
+        *("QLinearAveragePool", bytes_of(2, 15, 15, 5)),
+        **{"kernel_shape": [3, 3], "strides": [2, 2], "pads": [1, 1, 1, 1], "channels_last": 1},
+    ),
+    "convolution, channels last": (
+        "QLinearConv",
+        {
+            **{"x": bytes_of(1, 7, 6, 3), "as": SCALE["as"], "az": ZERO["az"]},
+            **{"w": bytes_of(4, 3, 3, 3, dtype="int8"), "bs": SCALE["bs"], "wz": np.int8(0)},
+            **{"ys": np.float32(3), "yz": ZERO["yz"]},
+            "bias": bytes_of(4, dtype="int8").astype(np.int32),
+        },
+        {"channels_last": 1, "pads": [1, 1, 1, 1], "strides": [2, 1]},
+    ),
     "concat": (
         "QLinearConcat",
         {
@@ -159,6 +176,13 @@ def test_quantized_operators_differ_by_a_step_at_borders_only(case):
     assert steps.max() <= 1
     assert np.count_nonzero(steps) <= 0.02 * steps.size
     assert len(np.unique(wanted)) > 1
+
+
+def test_a_pool_of_bytes_whose_channels_are_last():
+    inputs = {"x": bytes_of(1, 7, 6, 3)}
+    proto, fed = microsoft_model("NhwcMaxPool", inputs, {"y": U8}, kernel_shape=[3, 2])
+    ((found, wanted),) = compared(proto, fed)
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("to_float", [False, True])

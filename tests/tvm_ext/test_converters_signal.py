@@ -91,10 +91,16 @@ def test_long_transforms_are_split(points: int) -> None:
     check(dft(parts(half), 1, points, inverse=1, onesided=1), wanted, x=parts(half))
 
 
-def test_a_long_prime_length_is_refused() -> None:
-    x = np.zeros((1, 2003, 1), np.float32)
-    with pytest.raises(ModelError, match="length 2003 is a prime above 1024"):
-        tvm_ext.compile(dft(x, 1, None))
+@pytest.mark.parametrize("points", [1031, 2 * 1033])
+def test_long_transforms_of_primes(points: int) -> None:
+    x = RANDOM.normal(size=(2, points, 2)).astype(np.float32)
+    signal = x[..., 0] + 1j * x[..., 1]
+    check(dft(x, 1, None), parts(np.fft.fft(signal, axis=1)), x=x)
+    check(dft(x, 1, None, inverse=1), parts(np.fft.ifft(signal, axis=1)), x=x)
+    half = np.fft.rfft(x[..., 0], axis=1)
+    check(dft(x[..., :1], 1, None, onesided=1), parts(half), x=x[..., :1])
+    wanted = np.fft.irfft(half, points, 1)[..., None].astype(np.float32)
+    check(dft(parts(half), 1, points, inverse=1, onesided=1), wanted, x=parts(half))
 
 
 @pytest.mark.parametrize(("axis", "last"), [(3, 2), (-5, 2), (2, 2), (1, 3)])
@@ -124,11 +130,25 @@ def test_dft_of_a_length_in_the_run(onesided: int) -> None:
         check(proto, parts(transform(x[..., 0], length)), x=x, n=np.array(length))
 
 
-def test_dft_of_an_axis_and_a_length_in_the_run_is_refused() -> None:
+@pytest.mark.parametrize("length", [4, 9])
+@pytest.mark.parametrize("axis", [0, -2])
+def test_dft_of_an_axis_and_a_length_in_the_run(axis: int, length: int) -> None:
+    x = RANDOM.normal(size=(5, 8, 1)).astype(np.float32)
     nodes = [node("DFT", ["x", "n", "axis"], ["y"])]
-    inputs = [value("x", [5, 8, 1]), value("n", [], np.int64), value("axis", [], np.int64)]
-    with pytest.raises(ModelError, match="both its axis and its dft_length"):
-        tvm_ext.compile(model(nodes, inputs, [value("y", None)]))
+    inputs = [value("x", ["a", "b", 1]), value("n", [], np.int64), value("axis", [], np.int64)]
+    wanted = parts(np.fft.fft(x[..., 0], length, axis=axis if axis >= 0 else 1))
+    proto = model(nodes, inputs, [value("y", None)])
+    check(proto, wanted, x=x, axis=np.array(axis), n=np.array(length))
+
+
+def test_inverse_dft_of_an_axis_in_the_run_beside_one_of_one_bin() -> None:
+    x = RANDOM.normal(size=(1, 6, 10, 2)).astype(np.float32)
+    nodes = [node("DFT", ["x", "", "axis"], ["y"], onesided=1, inverse=1)]
+    inputs = [value("x", [1, 6, 10, 2]), value("axis", [], np.int64)]
+    proto = model(nodes, inputs, [value("y", None)])
+    for axis in (1, 2):
+        wanted = np.fft.irfft(x[..., 0] + 1j * x[..., 1], axis=axis)[..., None]
+        check(proto, wanted.astype(np.float32), x=x, axis=np.array(axis))
 
 
 @settings(max_examples=8, deadline=None)

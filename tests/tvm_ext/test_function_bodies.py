@@ -109,3 +109,39 @@ def test_a_sparse_constant(indices):
 def test_a_sparse_constant_that_would_fill_the_memory():
     with pytest.raises(ModelError):
         tvm_ext.compile(sparse_constant(np.array([1, 5]), [1 << 20, 1 << 22]))
+
+
+def test_a_body_of_a_domain_of_its_own():
+    """FlexAttention with a function of the scores: its domain's version is not the default's."""
+    bias = node("Constant", [], ["bias"], value_float=0.5)
+    mod = helper.make_graph(
+        [bias, node("Mul", ["scores", "bias"], ["changed"])],
+        "score_mod",
+        [value("scores", ["B", "H", "L", "S"])],
+        [value("changed", ["B", "H", "L", "S"])],
+    )
+    call = node(*("FlexAttention", ["q", "k", "v"], ["y"]), domain="ai.onnx.preview", score_mod=mod)
+    shapes = {"q": [1, 4, 5, 8], "k": [1, 2, 6, 8], "v": [1, 2, 6, 8]}
+    inputs = [value(name, shape) for name, shape in shapes.items()]
+    proto = model([call], inputs, [value("y", [1, 4, 5, 8])], 26)
+    proto.opset_import.append(helper.make_opsetid("ai.onnx.preview", 1))
+    arrays = {name: RANDOM.random(shape, np.float32) for name, shape in shapes.items()}
+    k, v = (arrays[name].repeat(2, 1) for name in "kv")
+    scores = arrays["q"] @ k.swapaxes(2, 3) / np.sqrt(8) * 0.5
+    weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
+    found = tvm_ext.compile(proto, HOST).run(arrays)["y"]
+    np.testing.assert_allclose(found, weights @ v, rtol=1e-4, atol=1e-6)
+
+
+def test_a_function_of_the_model_in_another_operator_set():
+    """As skl2onnx writes imputers: the function's nodes mean the same in the model's set."""
+    inner = helper.make_function(
+        *("local", "twice", ["a"], ["b"], [node("Add", ["a", "a"], ["b"])]),
+        opset_imports=[helper.make_opsetid("", 18)],
+    )
+    call = node("twice", ["x"], ["y"], domain="local")
+    proto = model([call], [value("x", [3])], [value("y", [3])], 22)
+    proto.opset_import.append(helper.make_opsetid("local", 1))
+    proto.functions.append(inner)
+    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": np.ones(3, np.float32)})
+    np.testing.assert_array_equal(found["y"], [2, 2, 2])

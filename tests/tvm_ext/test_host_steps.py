@@ -292,3 +292,16 @@ def test_inputs_that_do_not_fit_are_refused():
         tvm_ext.compile(
             model(nodes, inputs, [value("y", INT64, [])]), HOST, input_shapes={"q": [2]}
         )
+
+
+def test_values_that_do_not_fit_are_said_with_their_sizes() -> None:
+    strings = [helper.make_tensor_value_info(n, TensorProto.STRING, [n + "s"]) for n in "xz"]
+    nodes = [helper.make_node("StringConcat", ["x", "z"], ["y"], name="join")]
+    proto = model(
+        nodes, strings, [helper.make_tensor_value_info("y", TensorProto.STRING, None)], 20
+    )
+    words = (
+        r"StringConcat node 'join' failed on the host \(its inputs are string\[2\] and string\[3\]"
+    )
+    with pytest.raises(RunError, match=words):
+        tvm_ext.compile(proto, HOST).run({"x": np.array(["a"] * 2), "z": np.array(["b"] * 3)})

@@ -117,3 +117,15 @@ def test_shapes_that_do_not_fit_are_still_refused() -> None:
     proto = model_of(nodes, [tensor("x", [2, 5])], [tensor("y", [2, 4])], stored)
     with pytest.raises(ModelError, match="is not a valid ONNX model"):
         tvm_ext.compile(proto)
+
+
+def test_mean_variance_normalization_without_axes() -> None:
+    proto = model_of(
+        [node("MeanVarianceNormalization", ["x"], ["y"])],
+        [tensor("x", [2, 3, 4, 5])],
+        [tensor("y", [2, 3, 4, 5])],
+    )
+    x = np.random.default_rng(0).normal(size=(2, 3, 4, 5)).astype(np.float32)
+    mean, deviation = x.mean((0, 2, 3), keepdims=True), x.std((0, 2, 3), keepdims=True)
+    found = tvm_ext.compile(proto, HOST).run({"x": x})["y"]
+    np.testing.assert_allclose(found, (x - mean) / deviation, rtol=1e-5, atol=1e-6)

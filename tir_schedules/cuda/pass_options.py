@@ -1,11 +1,12 @@
-"""How TVM's passes are told to build kernels for a GPU."""
+"""How TVM's passes are told to build kernels, above all for a GPU."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import tvm
 
-from tvm_ext.tir_schedules.cuda.empty_launches import register_pipeline
+from tvm_ext.tir_schedules.cuda import empty_launches
+from tvm_ext.tir_schedules.llvm import narrow_fills
 
 # Copies that a template marks as asynchronous become cp.async; without it they are plain copies.
 _CUDA_OPTIONS = {"tirx.use_async_copy": True}
@@ -17,8 +18,9 @@ def pass_options(target: tvm.target.Target) -> dict[str, bool]:
 
 
 def lowering_pipeline(target: tvm.target.Target) -> str:
-    """The name of the pipeline that lowers the kernels of ``target``, TVM's own but for CUDA."""
-    return register_pipeline() if target.kind.name == "cuda" else "default"
+    """The name of the pipeline for the kernels of ``target``: TVM's own with a pass of ours."""
+    ours = {"cuda": empty_launches, "llvm": narrow_fills}.get(target.kind.name)
+    return "default" if ours is None else ours.register_pipeline()
 
 
 def compile_kernels(

@@ -119,7 +119,8 @@ class _Tile:
         found: list[tirx.Stmt] = []
         arrays: list[tuple[Any, Any]] = []
         for index, expr in enumerate(self.staged):
-            array, declaration = stack_array(self.size * self.size, str(expr.ty), f"tile{index}")
+            dtype = _carrier(str(expr.ty))
+            array, declaration = stack_array(self.size * self.size, dtype, f"tile{index}")
             found.append(declaration)
             found += self._fill(array, expr, first_write, first_read)
             found += self._turn(array)
@@ -146,12 +147,12 @@ class _Tile:
         plain = isinstance(expr, tvm.ir.TensorLoad) and lane.extent == self.size
         step = slope(expr.indices[0], lane.var) if plain else None
         if step is None or not 1 < step <= MAX_STRIDE:
-            store = tirx.BufferStore(array, expr, [start + lane.var])
+            store = tirx.BufferStore(array, _as_type(expr, array.dtype), [start + lane.var])
             return loop(lane, store, tirx.ForKind.VECTORIZED)
         first = substitute(expr.indices[0], {lane.var: tirx.const(0, str(lane.var.ty))})
         names = _Names(f"{array.dtype}x{self.size}")
         rows = [
-            names(_vector(expr.source, first + offset, self.size))
+            names(_as_type(_vector(expr.source, first + offset, self.size), names.dtype))
             for offset in strided_starts(step, self.size)
         ]
         vector = strided(rows, step, self.size, names)
@@ -203,7 +204,10 @@ class _Tile:
             return written(number * self.size + lane.var, values, lane)
 
         def written(index: Any, values: dict[Any, Any], lane: Axis) -> tirx.Stmt:
-            places = [(expr, tirx.BufferLoad(array, [index])) for expr, array in arrays]
+            places = [
+                (expr, _as_type(tirx.BufferLoad(array, [index]), str(expr.ty)))
+                for expr, array in arrays
+            ]
             value = substitute(_with_loads(store.value, places), values)
             address = substitute(store.indices[0], values)
             body = tirx.BufferStore(store.buffer, value, [address])
@@ -220,12 +224,27 @@ class _Names:
 
     def __init__(self, dtype: str) -> None:
         self.statements: list[tirx.Stmt] = []
-        self._dtype = dtype
+        self.dtype = dtype
 
     def __call__(self, value: Any) -> Any:
-        var = tirx.Var("vector", self._dtype)
+        var = tirx.Var("vector", self.dtype)
         self.statements.append(tirx.Bind(var, value))
         return var
+
+
+def _carrier(dtype: str) -> str:
+    """The type in which elements are moved.
+
+    TVM turns narrow floats into integers after vectors were named, and then refuses the names.
+    """
+    if dtype == "bfloat16":
+        return "uint16"
+    return "uint8" if dtype.startswith("float8") else dtype
+
+
+def _as_type(value: Any, dtype: str) -> Any:
+    """The same bits as another type."""
+    return value if str(value.ty) == dtype else tirx.reinterpret(dtype, value)
 
 
 def _vector(array: Any, start: Any, size: int) -> Any:

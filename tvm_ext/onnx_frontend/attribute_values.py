@@ -1,9 +1,9 @@
-"""Refuses attributes whose values ONNX does not define, and which its checker lets through."""
+"""Attributes of nodes: defaults that are left out, and values that ONNX does not define."""
 
 import onnx
 
 from tvm_ext.errors import ModelError
-from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
+from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS, opset_of
 from tvm_ext.onnx_frontend.scopes import nodes_within
 
 # Attributes of type int that mean yes or no: some converters ask for 1, others for anything but 0.
@@ -36,3 +36,24 @@ def require_flags(graph: onnx.GraphProto, label: str) -> None:
                     f"{label}: {node.op_type} node '{node.name}' has {attribute.name} "
                     f"{attribute.i}; expected 0 or 1: export it again"
                 )
+
+
+def write_out_defaults(model: onnx.ModelProto) -> None:
+    """Gives operators that ONNX spells out as functions the attributes they leave out.
+
+    Its inference takes these bodies as they are: MeanVarianceNormalization without axes holds a
+    Constant without a value.
+    """
+    opset = opset_of(model, "")
+    for node in nodes_within(model.graph):
+        if node.domain not in DEFAULT_DOMAINS or not onnx.defs.has(node.op_type):
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, opset)
+        except onnx.defs.SchemaError:
+            continue
+        if not schema.has_function:
+            continue
+        given = {attribute.name for attribute in node.attribute}
+        defaults = (attribute.default_value for attribute in schema.attributes.values())
+        node.attribute.extend(value for value in defaults if value.name and value.name not in given)

@@ -95,13 +95,3 @@ def _dense(sparse: onnx.SparseTensorProto, name: str, label: str) -> onnx.Tensor
             f"inside of {list(sparse.dims)} for each value: export it again"
         ) from error
     return numpy_helper.from_array(array, name)
-
-
-def refuse_nan(values: np.ndarray, name: str, label: str) -> None:
-    """Raises ModelError where a stored tensor of floats holds NaN."""
-    bad = int(np.count_nonzero(np.isnan(values.astype(np.float32, copy=False))))
-    if bad:
-        raise ModelError(
-            f"{label}: stored tensor '{name}' holds {bad} NaN of {values.size} values; "
-            "expected numbers: every output would be NaN, so export the trained weights again"
-        )

@@ -39,6 +39,21 @@ def expand_functions(model: ir.Model) -> bool:
     return found
 
 
+def align_opsets(model: ir.Model) -> None:
+    """Has functions of the model follow its version of the default domain, in place.
+
+    skl2onnx writes older ones; they cannot be inlined as they are. A function with an operator that
+    means something else in the model's version stays as it is.
+    """
+    version = _opset("", model)
+    for function in model.functions.values():
+        if function.opset_imports.get("", version) == version:
+            continue
+        nodes = [node for node in function.all_nodes() if node.domain in DEFAULT_DOMAINS]
+        if all(_means_the_same(ir.serde.serialize_node(node), version) for node in nodes):
+            function.opset_imports[""] = version
+
+
 def _needs_expansion(node: ir.Node, schema: onnx.defs.OpSchema) -> bool:
     if not (schema.has_function or schema.has_context_dependent_function):
         return False
@@ -75,9 +90,14 @@ def _body(node: ir.Node, schema: onnx.defs.OpSchema, model: ir.Model) -> onnx.Fu
     """The body in the operator set of the model, or an older one that means the same in it.
 
     ONNX gives none where an operator in the body has a newer version, even if it only takes more
-    types than before.
+    types than before. Bodies of other domains follow the version of their domain, and hold the
+    operators of the default domain as they are today.
     """
     version = _opset("", model)
+    if node.domain not in DEFAULT_DOMAINS:
+        body = _body_in(node, schema, _opset(node.domain, model))
+        is_valid = body is not None and all(_is_valid(inner, version) for inner in body.node)
+        return body if is_valid else None
     wanted = _body_in(node, schema, version)
     if wanted is not None:
         return wanted
@@ -103,8 +123,16 @@ def _body_in(node: ir.Node, schema: onnx.defs.OpSchema, version: int) -> onnx.Fu
 def _means_the_same(node: onnx.NodeProto, version: int) -> bool:
     """Whether a node of an older operator set is valid in this one, with the same meaning.
 
-    Operators whose attributes became inputs do not have them any more; Softmax and its like are
-    the ones that kept their attributes and changed (set 13).
+    Softmax and its like kept their attributes and changed (set 13).
+    """
+    changed = node.op_type in ("Softmax", "LogSoftmax", "Hardmax")
+    return _is_valid(node, version) and not changed
+
+
+def _is_valid(node: onnx.NodeProto, version: int) -> bool:
+    """Whether a node has inputs and attributes that its operator has in this operator set.
+
+    Operators whose attributes became inputs do not have them any more.
     """
     try:
         schema = onnx.defs.get_schema(node.op_type, version, node.domain)
@@ -112,7 +140,7 @@ def _means_the_same(node: onnx.NodeProto, version: int) -> bool:
         return False
     known = all(attribute.name in schema.attributes for attribute in node.attribute)
     fits = schema.min_input <= len(node.input) <= schema.max_input
-    return known and fits and node.op_type not in ("Softmax", "LogSoftmax", "Hardmax")
+    return known and fits
 
 
 def _type_of(value: ir.Value | None) -> bytes:

@@ -21,6 +21,7 @@ from tvm_ext.onnx_frontend.control_flow.choice_regions import (
     with_readers,
 )
 from tvm_ext.onnx_frontend.control_flow.functions import without_unused_functions
+from tvm_ext.onnx_frontend.control_flow.squeeze_choice import with_named_axes
 from tvm_ext.onnx_frontend.control_flow.values import as_tensor
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.converters.agreement import with_agreeing_sizes
@@ -166,15 +167,25 @@ class _OriginImporter(ONNXGraphImporter):
         """
         for place, node in enumerate(nodes):
             tell(f"import of node {place + 1} of {len(nodes)}")
+            named = self._with_named_axes(node)
+            if named is not None:
+                self._convert_nodes([*named, *nodes[place + 1 :]], results, later)
+                return
             behind = [*nodes[place + 1 :], *later] if node.op_type == "If" else ()
             try:
                 self._convert_node(node, behind)
             except NodeFailed as failed:
-                own = isinstance(failed.reason, UnequalRanks) and failed.place == place_of(node)
+                own = isinstance(failed.reason, UnequalRanks) and failed.is_of(node.name)
                 if not own or any(other in later for other in divided(behind, [node])[0]):
                     raise
                 self._convert_choice(node, nodes[place + 1 :], results, failed)
                 return
+
+    def _with_named_axes(self, node: onnx.NodeProto) -> Sequence[onnx.NodeProto] | None:
+        try:
+            return with_named_axes(node, self._nodes.get(next(iter(node.input), "")), self.opset)
+        except FormError as error:
+            raise NodeFailed(place_of(node), error) from error
 
     def _convert_choice(
         self,
@@ -192,8 +203,8 @@ class _OriginImporter(ONNXGraphImporter):
                 self._convert_nodes(waiting, results, dependent)
                 break
             except NodeFailed as other:
-                # Another If, whose values meet those of this one.
-                met = [o for o in others if place_of(o) == other.place]
+                # Another If, or a Squeeze written as one, whose values meet those of this one.
+                met = [o for o in others if other.is_of(o.name)]
                 if not isinstance(other.reason, UnequalRanks) or not met:
                     raise
                 choices += met

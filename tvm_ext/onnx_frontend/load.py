@@ -1,20 +1,19 @@
 """Reads an ONNX model and refuses what is not a valid one, with the reason."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import onnx
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError, EncodeError
-from onnx import numpy_helper
 
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ModelError
-from tvm_ext.onnx_frontend.attribute_values import require_flags
-from tvm_ext.onnx_frontend.constant_values import densify_constants, refuse_nan
+from tvm_ext.onnx_frontend.attribute_values import require_flags, write_out_defaults
+from tvm_ext.onnx_frontend.constant_values import densify_constants
 from tvm_ext.onnx_frontend.microsoft_domain import name_own_operators
 from tvm_ext.onnx_frontend.model_faults import external_fault, model_fault
+from tvm_ext.onnx_frontend.nan_weights import refuse_nan_weights
 from tvm_ext.onnx_frontend.negative_sizes import (
     forget_negative_sizes,
     refuse_negative_sizes,
@@ -72,8 +71,8 @@ def load_with_weights(source: str | Path | onnx.ModelProto) -> LoadedModel:
     ModelError
         The file cannot be read or is not an ONNX model, external data is missing, the opset is
         newer than the installed onnx package, the graph has a cycle, its types do not fit, a flag
-        is neither 0 nor 1, an input or output is of a type that no run takes, or an initializer
-        holds NaN.
+        is neither 0 nor 1, an input or output is of a type that no run takes, or weights hold
+        NaN.
     """
     if isinstance(source, onnx.ModelProto):
         label = source.graph.name or "the given ModelProto"
@@ -94,13 +93,14 @@ def load_with_weights(source: str | Path | onnx.ModelProto) -> LoadedModel:
     copy_passed_on(model.graph)
     tell_names_apart(model)
     name_own_operators(model)
+    write_out_defaults(model)
     forget_negative_sizes(model.graph)
     sort_nodes(model.graph, label)
     warnings = _check(model, label)
     require_flags(model.graph, label)
     require_known_types(model.graph, label)
     densify_constants(model, label)
-    _refuse_nan(model.graph, label)
+    refuse_nan_weights(model.graph, label)
     return LoadedModel(modernize(model), stored, warnings)
 
 
@@ -259,29 +259,3 @@ def _check_structure(model: onnx.ModelProto) -> None:
             value.ClearField("type")
         for tensor in shapeless:
             tensor.ClearField("shape")
-
-
-def _refuse_nan(graph: onnx.GraphProto, label: str) -> None:
-    for name, tensor in _stored_tensors(graph):
-        if tensor.data_type not in _FLOATS:
-            continue
-        refuse_nan(numpy_helper.to_array(tensor), name, label)
-
-
-def _stored_tensors(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Initializers and Constant nodes with their names, bodies of If, Loop and Scan included."""
-    for inner in graphs_within(graph):
-        for tensor in inner.initializer:
-            yield tensor.name, tensor
-        for node in inner.node:
-            for attr in node.attribute:
-                if node.op_type == "Constant" and attr.name == "value":
-                    yield node.output[0], attr.t
-
-
-_FLOATS = (
-    onnx.TensorProto.FLOAT,
-    onnx.TensorProto.DOUBLE,
-    onnx.TensorProto.FLOAT16,
-    onnx.TensorProto.BFLOAT16,
-)

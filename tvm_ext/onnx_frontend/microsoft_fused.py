@@ -52,7 +52,7 @@ def fused_conv(b: Builder) -> _Results:
     result = b.op("Conv", b.input(0), b.input(1), b.optional(2), **kept)
     if b.optional(3) is not None:
         result = b.op("Add", result, b.input(3))
-    return [_activated(b, result, list(b.attribute("activation_params", ())))]
+    return [activated(b, result, list(b.attribute("activation_params", ())))]
 
 
 def fused_gemm(b: Builder) -> _Results:
@@ -60,7 +60,7 @@ def fused_gemm(b: Builder) -> _Results:
     kept = {name: b.attribute(name) for name in ("alpha", "beta", "transA", "transB")}
     result = b.op("Gemm", b.input(0), b.input(1), b.optional(2), **kept)
     given = [b.attribute(f"activation_{name}") for name in ("alpha", "beta", "gamma")]
-    return [_activated(b, result, [value for value in given if value is not None])]
+    return [activated(b, result, [value for value in given if value is not None])]
 
 
 def fused_matmul(b: Builder) -> _Results:
@@ -147,7 +147,8 @@ def _gelu(b: Builder, x: ir.Value) -> ir.Value:
     return b.op("Mul", b.op("Mul", x, gate), b.number(0.5))
 
 
-def _activated(b: Builder, x: ir.Value, parameters: list[float]) -> ir.Value:
+def activated(b: Builder, x: ir.Value, parameters: list[float]) -> ir.Value:
+    """``x`` behind the activation that the node names, if it does, with these parameters."""
     name = b.attribute("activation", "")
     if name in ("Relu", "Tanh", "Sigmoid"):
         return b.op(name, x)

@@ -1,4 +1,4 @@
-"""Rewrites operators of com.microsoft, ONNX Runtime's own domain, into the default domain's.
+"""Rewrites operators of ONNX Runtime's own domains into the default domain's.
 
 So everything behind, from shape inference to graph passes, knows them. What cannot be rewritten is
 left as it is.
@@ -12,12 +12,13 @@ from tvm_ext.onnx_frontend import microsoft_attention as heads
 from tvm_ext.onnx_frontend import microsoft_fused as fused
 from tvm_ext.onnx_frontend import microsoft_quantized as quantized
 from tvm_ext.onnx_frontend import microsoft_weights as weights
+from tvm_ext.onnx_frontend.microsoft_blocked import BLOCKED, BLOCKED_REWRITES
 from tvm_ext.onnx_frontend.microsoft_builder import Builder, CannotRewrite
 from tvm_ext.onnx_frontend.microsoft_domain import MICROSOFT
 from tvm_ext.onnx_frontend.microsoft_grouped_attention import group_query_attention
 from tvm_ext.onnx_frontend.microsoft_rotary import rotary_embedding
 
-REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
+_MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "Attention": heads.attention,
     "BiasGelu": fused.bias_gelu,
     "DynamicQuantizeLSTM": quantized.dynamic_quantize_lstm,
@@ -56,7 +57,13 @@ REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "SkipSimplifiedLayerNormalization": fused.skip_simplified_layer_normalization,
 }
 
-# The same in both domains.
+# By domain and operator.
+REWRITES = {
+    **{(MICROSOFT, name): rewrite for name, rewrite in _MICROSOFT_REWRITES.items()},
+    **{(BLOCKED, name): rewrite for name, rewrite in BLOCKED_REWRITES.items()},
+}
+
+# The same in com.microsoft and the default domain.
 SAME = ("DequantizeLinear", "QuantizeLinear", "Trilu")
 
 # Each round infers the shapes behind what the one before it rewrote.
@@ -79,14 +86,14 @@ def to_default_domain(model: ir.Model) -> None:
 
 
 def _is_rewritten(node: ir.Node) -> bool:
-    return node.domain == MICROSOFT and node.op_type in REWRITES
+    return (node.domain, node.op_type) in REWRITES
 
 
 def _rewritten(node: ir.Node, opset: int) -> bool:
     """Whether the node could be replaced."""
     builder = Builder(node, opset, _float_type(node))
     try:
-        results = REWRITES[node.op_type](builder)
+        results = REWRITES[node.domain, node.op_type](builder)
     except CannotRewrite:
         return False
     results += [None] * (len(node.outputs) - len(results))

@@ -70,6 +70,10 @@ class NodeFailed(BaseException):
         if not any(attr.HasField("g") for attr in node.attribute):
             self.impossible = is_impossible(node, inputs, model.opset_import)
 
+    def is_of(self, name: str) -> bool:
+        """Whether it is about the node with this name, and not about one in its bodies."""
+        return self.place.endswith(f" node '{name}'")
+
     @property
     def where(self) -> str:
         """The node, and the nodes in whose bodies it is."""

@@ -11,6 +11,9 @@ from tvm_ext.onnx_frontend.transposed_convolution import explicit_output_shape
 # Converters that compute with a float32 constant inside and so take no other type.
 _FLOAT32_OPERATORS = ("Celu", "Elu", "HardSigmoid", "Selu", "Shrink", "ThresholdedRelu")
 
+# Those whose lowering by TVM takes no bfloat16.
+_NOT_OF_BFLOAT16 = ("GlobalLpPool", "IsNaN", "LayerNormalization", "LRN")
+
 _NARROW_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 # Those whose axes are an input, in newer opsets at least.
@@ -57,7 +60,7 @@ def _in_float32(node: ir.Node) -> None:
         return
     node.replace_input_with(0, _cast_before(node, value, ir.DataType.FLOAT))
     result, graph = node.outputs[0], node.graph
-    if graph is None:
+    if graph is None or result.dtype == ir.DataType.BOOL:
         return
     back = ir.node("Cast", [result], {"to": value.dtype}, name=f"{node.name}/result")
     graph.insert_after(node, back)
@@ -83,6 +86,11 @@ def _product(node: ir.Node) -> None:
     _in_float32(node)
 
 
+def _bfloat16_in_float32(node: ir.Node) -> None:
+    if any(value is not None and value.dtype == ir.DataType.BFLOAT16 for value in node.inputs):
+        _product(node)
+
+
 def _transposed_convolution(node: ir.Node) -> None:
     explicit_output_shape(node)
     _product(node)
@@ -98,6 +106,7 @@ def _aligned_operand(node: ir.Node) -> None:
         _reshape_operand(node, [*second, *[1] * missing])
     if node.op_type == "Pow":
         _same_type_power(node)
+        _bfloat16_in_float32(node)
 
 
 def _listed_axes(node: ir.Node) -> None:
@@ -170,7 +179,9 @@ _FORMS: dict[str, Callable[[ir.Node], None]] = {
     **dict.fromkeys(("Conv", "Gemm", "LogSoftmax", "MatMul", "Softmax"), _product),
     "Concat": concat_in_groups,
     "ConvTranspose": _transposed_convolution,
+    "LpPool": _bfloat16_in_float32,
     **dict.fromkeys(_FLOAT32_OPERATORS, _in_float32),
+    **dict.fromkeys(_NOT_OF_BFLOAT16, _bfloat16_in_float32),
     **dict.fromkeys(_BROADCAST_OPERATORS, _aligned_operand),
     **dict.fromkeys(_AXES_OPERATORS, _listed_axes),
 }

@@ -112,7 +112,8 @@ def all_operators() -> dict[str, str]:
         node = onnx.helper.make_node(schema.name, [], [], domain=schema.domain)
         if not schema.deprecated:
             found[operator_key(node)] = _support_of(node, schema)
-    found |= {f"{MICROSOFT}::{name}": EXPANDED for name in (*REWRITES, *SAME)}
+    found |= {f"{domain}::{name}": EXPANDED for domain, name in REWRITES}
+    found |= {f"{MICROSOFT}::{name}": EXPANDED for name in SAME}
     found |= {key: ON_HOST for key in HOST_OPERATORS if key not in found}
     found |= {key: SUPPORTED for key in CONVERTERS}
     return dict(sorted(found.items(), key=lambda item: ("::" in item[0], item[0])))

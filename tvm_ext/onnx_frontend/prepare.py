@@ -19,7 +19,7 @@ from tvm_ext.onnx_frontend.appending_loops import appending_loops_to_scans
 from tvm_ext.onnx_frontend.cast_like import cast_likes_to_casts
 from tvm_ext.onnx_frontend.constant_values import spell_constants_out
 from tvm_ext.onnx_frontend.containers import resolve_containers, splits_hidden
-from tvm_ext.onnx_frontend.function_bodies import expand_functions
+from tvm_ext.onnx_frontend.function_bodies import align_opsets, expand_functions
 from tvm_ext.onnx_frontend.loop_invariants import hoist_loop_invariants
 from tvm_ext.onnx_frontend.microsoft_rewrites import to_default_domain
 from tvm_ext.onnx_frontend.narrow_types import hold_narrow_types
@@ -78,6 +78,7 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         simplified = ir.serde.deserialize_model(_without_map_types(model))
         # NumPy computes the constants: 0 / 0 in a branch that is never chosen is no news.
         with np.errstate(all="ignore"):
+            align_opsets(simplified)
             ir.passes.common.InlinePass()(simplified)
             to_default_domain(simplified)
             number_string_labels(simplified)

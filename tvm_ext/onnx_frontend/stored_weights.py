@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tvm_ext.errors import ModelError
-from tvm_ext.onnx_frontend.constant_values import refuse_nan
+from tvm_ext.onnx_frontend.nan_weights import refuse_nan
 
 # Somewhat less than protobuf takes, since preparation adds nodes and shapes.
 WHOLE_BYTES = 1_900_000_000

@@ -4,7 +4,7 @@ TVM's importer writes the branches into ``main``, which then is no dataflow any 
 operators inside or outside of them. With functions, passes work on branches as on everything else.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import onnx
@@ -82,7 +82,8 @@ def _both(
             graph, function_of = attrs[f"{side}_branch"], function_name(name, side)
             made.append(_branch(importer, function_of, graph, captured, known, signature))
         except NodeFailed as failed:
-            fails_in_the_run = failed.impossible or _is_of(failed, attrs.get(MOVED, ()))
+            moved = any(failed.is_of(other.decode()) for other in attrs.get(MOVED, ()))
+            fails_in_the_run = failed.impossible or moved
             if not fails_in_the_run or any(isinstance(other, NodeFailed) for other in made):
                 raise
             made.append(failed)
@@ -95,10 +96,6 @@ def _both(
         else found
         for side, found in zip(("then", "else"), made, strict=True)
     ]
-
-
-def _is_of(failed: NodeFailed, names: Iterable[bytes]) -> bool:
-    return any(failed.place.endswith(f" node '{name.decode()}'") for name in names)
 
 
 def _impossible(name: str, side: str, failed: NodeFailed) -> str:

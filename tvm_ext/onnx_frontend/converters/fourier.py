@@ -3,7 +3,10 @@
 The product runs in the templates for matrices, and for the lengths of audio front ends it is
 faster than a fast Fourier transform of scalar butterflies. Long transforms are split into two
 shorter ones with a product by twiddle factors between them (Cooley and Tukey, "An Algorithm for
-the Machine Calculation of Complex Fourier Series", Math. Comp. 19, 1965).
+the Machine Calculation of Complex Fourier Series", Math. Comp. 19, 1965), and those of a prime
+length are written as a convolution with a chirp, of a length that can be split (Bluestein, "A
+Linear Filtering Approach to the Computation of Discrete Fourier Transform", IEEE Trans. Audio
+Electroacoust. 18, 1970).
 
 Tables are computed in float64 from angles that were reduced as integers, and stored in the type of
 the computation.
@@ -78,7 +81,7 @@ def transformed(
     Raises
     ------
     FormError
-        The length is long and cannot be split, as a prime cannot, or is out of bounds.
+        The length is out of bounds.
     """
     dtype = str(x.ty.dtype)
     if not isinstance(form.points, int):
@@ -162,6 +165,8 @@ def _split(bb: relax.BlockBuilder, x: relax.Expr, form: Transform) -> relax.Expr
         whole = _split(bb, x, form)
         return bb.emit_te(_first_of, whole, form.points, 1)
     first = _factor(form.points)
+    if first == 1:
+        return _chirped(bb, x, form)
     second = form.points // first
     lead = sizes_of(x)[:-2]
     rank = len(lead)
@@ -177,14 +182,51 @@ def _split(bb: relax.BlockBuilder, x: relax.Expr, form: Transform) -> relax.Expr
 
 
 def _factor(points: int) -> int:
-    """The largest divisor up to the square root; both factors must be below ``points``."""
-    divisors = [d for d in range(2, math.isqrt(points) + 1) if points % d == 0]
-    if not divisors:
-        raise FormError(
-            f"its length {points} is a prime above {DIRECT_POINTS}, which cannot be split; "
-            "expected a shorter or a composite one"
-        )
-    return divisors[-1]
+    """The largest divisor up to the square root; 1 of a prime."""
+    return next(d for d in range(math.isqrt(points), 0, -1) if points % d == 0)
+
+
+def _chirped(bb: relax.BlockBuilder, x: relax.Expr, form: Transform) -> relax.Expr:
+    """With ``c[n] = w^(n^2 / 2)`` and since ``nk = (n^2 + k^2 - (k - n)^2) / 2``:
+
+    ``X[k] = c[k] sum_n (x[n] c[n]) / c[k - n]``, a convolution, by transforms of a power of two.
+    """
+    points, dtype = form.points, str(x.ty.dtype)
+    length = 1 << (2 * points - 2).bit_length()
+    turns = np.array([n * n % (2 * points) for n in range(points)])
+    chirp = np.exp((1j if form.inverse else -1j) * math.pi / points * turns)
+    filtered = np.zeros(length, np.complex128)
+    filtered[:points] = chirp.conj()
+    filtered[length - points + 1 :] = chirp.conj()[:0:-1]
+    spectrum = np.fft.fft(filtered)
+    scaled = chirp / points if form.inverse else chirp
+    signal = bb.emit_te(_turned, x, _pairs(chirp, dtype), length)
+    bins = transformed(bb, signal, Transform(length, 2))
+    product = bb.emit_te(_turned, bins, _pairs(spectrum, dtype), length)
+    back = transformed(bb, product, Transform(length, 2, inverse=True))
+    return bb.emit_te(_turned, back, _pairs(scaled[: form.given], dtype), form.given)
+
+
+def _pairs(numbers: np.ndarray, dtype: str) -> relax.Expr:
+    return relax.const(np.stack([numbers.real, numbers.imag], -1).astype(dtype), dtype)
+
+
+def _turned(x: te.Tensor, factors: te.Tensor, count: int) -> te.Tensor:
+    """``(..., n, channels)`` times complex factors, as ``(..., count, 2)``, zero behind these."""
+    *lead, _, channels = x.shape
+    given, zero = factors.shape[0], tirx.const(0, x.dtype)
+
+    def entry(*index: Any) -> tirx.Expr:
+        *place, n, part = index
+        cosine, sine = factors(n, 0), factors(n, 1)
+        real = x(*place, n, 0)
+        value = tirx.Select(part == 0, real * cosine, real * sine)
+        if channels == 2:
+            imaginary = x(*place, n, 1)
+            value += tirx.Select(part == 0, -imaginary * sine, imaginary * cosine)
+        return tirx.if_then_else(n < given, value, zero)
+
+    return te.compute((*lead, count, 2), entry, name="turned")
 
 
 def _twiddles(form: Transform, first: int, second: int, dtype: str) -> relax.Expr:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax, te, tirx
 
 from tvm_ext.hardware.targets import current_gpu
 from tvm_ext.hardware.tvm_compat import (
@@ -20,19 +20,20 @@ from tvm_ext.hardware.tvm_compat import (
     OnnxScatterND,
     onnx_constant,
 )
-from tvm_ext.onnx_frontend.converters.arguments import text
+from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
+from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 from tvm_ext.onnx_frontend.converters.scatter import scattered_elements, scattered_slices
 
-_Sizes = Callable[[list[int], int, dict], np.ndarray]
+_Sizes = Callable[[list[Any], int, dict], Any]
 
 
-def _along_axis(shape: list[int], _indices: int, attr: dict) -> np.ndarray:
-    return np.array(shape[attr.get("axis", 0)])
+def _along_axis(shape: list[Any], _indices: int, attr: dict) -> Any:
+    return shape[attr.get("axis", 0)]
 
 
-def _of_coordinates(shape: list[int], coordinates: int, attr: dict) -> np.ndarray:
+def _of_coordinates(shape: list[Any], coordinates: int, attr: dict) -> Any:
     first = attr.get("batch_dims", 0)
-    return np.array(shape[first : first + coordinates])
+    return shape[first : first + coordinates]
 
 
 def _clamping(converter: type, sizes: _Sizes, alone: Callable[..., Any] | None = None) -> type:
@@ -49,6 +50,8 @@ def _clamping(converter: type, sizes: _Sizes, alone: Callable[..., Any] | None =
             def inside(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
                 given = type(inputs)(inputs)
                 given[1] = _clamped(bb, inputs, attr, params, sizes)
+                if alone is None and given[1] is inputs[1]:
+                    given[1] = _clamped_in_the_run(bb, inputs, attr, sizes)
                 if alone is not None and _is_taken(given, attr):
                     return alone(bb, given, attr)
                 return convert(bb, given, attr, params)
@@ -67,7 +70,7 @@ def _clamped(
     shape, counted = _static_shape(inputs[0]), _static_shape(indices)
     if shape is None or counted is None:
         return inputs[1]
-    high = sizes(shape, counted[-1] if counted else 0, attr)
+    high = np.array(sizes(shape, counted[-1] if counted else 0, attr))
     dtype = str(indices.ty.dtype)
     if isinstance(indices, tvm.ir.GenericConst):
         values = indices.value.numpy()
@@ -75,6 +78,31 @@ def _clamped(
     low = relax.const((-high).astype(dtype), dtype)
     above = relax.const((high - 1).astype(dtype), dtype)
     return bb.normalize(relax.op.minimum(bb.normalize(relax.op.maximum(indices, low)), above))
+
+
+def _clamped_in_the_run(bb: relax.BlockBuilder, inputs: Any, attr: dict, sizes: _Sizes) -> Any:
+    """The indices inside of data of open sizes."""
+    data, indices = inputs[0], inputs[1]
+    counted = sizes_of(indices)
+    last = counted[-1] if counted else 0
+    if not isinstance(last, int):
+        # Of GatherElements, which asks for the size of one axis.
+        last = 0
+    chosen = sizes(sizes_of(data), last, attr)
+    listed = chosen if isinstance(chosen, list) else [chosen]
+
+    def kernel(indices: te.Tensor, highs: list[Any]) -> te.Tensor:
+        def inside(*place: tirx.Var) -> tirx.Expr:
+            value = indices(*place)
+            high = wide(highs[-1])
+            for coordinate in range(len(highs) - 2, -1, -1):
+                high = tirx.Select(place[-1] == coordinate, wide(highs[coordinate]), high)
+            kept = tirx.min(tirx.max(value.astype("int64"), -high), high - 1)
+            return kept.astype(indices.dtype)
+
+        return te.compute(indices.shape, inside, name="inside")
+
+    return bb.emit_te(kernel, indices, listed, primfunc_name_hint="indices_inside")
 
 
 def _static_shape(value: relax.Expr) -> list[int] | None:

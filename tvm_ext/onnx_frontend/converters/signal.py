@@ -17,7 +17,6 @@ from tvm_ext.onnx_frontend.converters.arguments import (
 from tvm_ext.onnx_frontend.converters.fourier import DIRECT_POINTS, Transform, transformed
 from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     computed_dimensions,
-    static_sizes,
     wide,
 )
 
@@ -27,7 +26,7 @@ _NARROW = ("float16", "bfloat16")
 class DFT(OnnxOpConverter):
     """Forward and inverse transform along one axis of a real or complex tensor.
 
-    Length or axis may be computed in the run; an axis in the run wants the other sizes static.
+    Length and axis may be computed in the run.
     """
 
     @classmethod
@@ -50,48 +49,57 @@ def _dft(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any, axis: int
     if not -len(shape) <= axis < len(shape) or axis % len(shape) == len(shape) - 1:
         raise FormError(f"its axis {axis} is no axis of the signal, of rank {len(shape)}")
     axis %= len(shape)
-    form = _transform(bb, inputs, attr, params, shape[axis])
-    order = [*(a for a in range(len(shape) - 1) if a != axis), axis, len(shape) - 1]
+    return _spectrum(bb, x, _transform(bb, inputs, attr, params, shape[axis]), axis)
+
+
+def _spectrum(bb: relax.BlockBuilder, x: relax.Expr, form: Transform, axis: int) -> relax.Expr:
+    last = len(sizes_of(x)) - 1
+    order = [*(a for a in range(last) if a != axis), axis, last]
     return _narrowed(bb, _along_axis(bb, x, form, order), str(x.ty.dtype))
 
 
 def _dft_of_any_axis(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-    """The transform along each axis, of which the run's is taken."""
-    sizes = static_sizes(inputs[0])
-    if sizes is None:
-        raise FormError("its axis is computed in the run and its signal has symbolic sizes")
-    if inputs[1] is not None and constant_array(inputs[1], params) is None:
-        raise FormError("both its axis and its dft_length are computed in the run")
-    axes = range(len(sizes) - 1)
-    every = [_dft(bb, inputs, attr, params, axis) for axis in axes]
-    shapes = [sizes_of(spectrum) for spectrum in every]
+    """The transform along each axis, of which the run's is taken; NaN where that is none."""
+    sizes, dtype = sizes_of(inputs[0]), str(inputs[0].ty.dtype)
+    rank = len(sizes)
+    forms = [_transform(bb, inputs, attr, params, size) for size in sizes[:-1]]
+    # A spectrum of one bin, as of an axis for a batch, has no one-sided inverse.
+    every = {
+        axis: _spectrum(bb, inputs[0], form, axis)
+        for axis, form in enumerate(forms)
+        if not _same(form.points, 0)
+    }
+    if not every:
+        raise FormError("no axis of its input has a transform; expected more than one bin")
+    shapes = [sizes_of(spectrum) for spectrum in every.values()]
     given: list[Size] = shapes[0]
     if any(not _same(a, b) for shape in shapes for a, b in zip(shape, given, strict=True)):
-        taken = [shape[axis] for axis, shape in zip(axes, shapes, strict=True)]
+        axes = list(every)
         bins = computed_dimensions(
             bb,
-            [f"bins_{place}" for place in axes],
-            lambda axis, *taken: [
-                tirx.Select(_is(axis, place, len(sizes)), wide(bin), wide(sizes[place]))
-                for place, bin in enumerate(taken)
+            [f"bins_{place}" for place in range(rank - 1)],
+            lambda axis, whole, *taken: [
+                tirx.Select(_is(axis, place, rank), wide(taken[axes.index(place)]), wide(size))
+                if place in axes
+                else wide(size)
+                for place, size in enumerate(whole)
             ],
             inputs[2],
-            *taken,
+            sizes[:-1],
+            *(shape[axis] for axis, shape in zip(axes, shapes, strict=True)),
         )
         given = [*bins, given[-1]]
 
-    def pick(axis: te.Tensor, *rest: Any) -> te.Tensor:
-        every, shape = rest[: len(axes)], rest[len(axes) :]
-
+    def pick(axis: te.Tensor, shape: list[Any], *spectra: te.Tensor) -> te.Tensor:
         def read(*index: tirx.Var) -> tirx.Expr:
-            value = every[-1](*index)
-            for place in axes[:-1]:
-                value = tirx.if_then_else(_is(axis, place, len(sizes)), every[place](*index), value)
+            value = tirx.const(float("nan"), dtype)
+            for place, spectrum in zip(every, spectra, strict=True):
+                value = tirx.if_then_else(_is(axis, place, rank), spectrum(*index), value)
             return value
 
         return te.compute(shape, read, name="along_axis")
 
-    return bb.emit_te(pick, inputs[2], *every, *given)
+    return bb.emit_te(pick, inputs[2], given, *every.values())
 
 
 def _is(axis: te.Tensor, place: int, rank: int) -> tirx.Expr:

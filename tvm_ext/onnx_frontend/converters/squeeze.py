@@ -9,7 +9,6 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.onnx_frontend.converters.checked_sizes import of_sizes
@@ -55,8 +54,6 @@ def _checked(bb: relax.BlockBuilder, data: Any, axes: Any) -> Any:
         return data
     sizes = sizes_of(data)
     if axes is None:
-        if any(not isinstance(size, int) for size in sizes):
-            raise FormError("it names no axes, and the rank of its output depends on the run")
         return data
     rank = len(sizes)
     squeezed = {int(axis) % rank for axis in axes}

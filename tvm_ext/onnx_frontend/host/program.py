@@ -17,6 +17,7 @@ from tvm_ext.onnx_frontend.host.operators import HOST_OPERATORS
 from tvm_ext.onnx_frontend.host.operators.operator import attributes_of
 from tvm_ext.onnx_frontend.host.operators.reference import by_reference
 from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS, operator_key
+from tvm_ext.open_dimensions import listed
 
 PART_DOMAIN = "tvm_ext.parts"
 
@@ -75,15 +76,28 @@ class Step:
         except TvmExtError:
             raise
         except Exception as error:
-            words = own_words(error)
+            given = [described(values[name]) for name in self.inputs if name in values]
+            words = own_words(error) or f"its inputs are {listed(given) or 'none'}"
             raise RunError(
-                f"{self.operator} node '{self.name}' failed on the host"
-                f"{f' ({words})' if words else ''}; expected values that the operator allows: "
-                "check the inputs"
+                f"{self.operator} node '{self.name}' failed on the host ({words}); expected values "
+                "that the operator allows: check the inputs"
             ) from error
         for name, value in zip(self.outputs, results, strict=False):
             if name:
                 values[name] = value
+
+
+def described(value: Any) -> str:
+    """A value of a run in words: its type and its size."""
+    if value is None:
+        return "an empty optional"
+    if isinstance(value, list):
+        return f"a sequence of {len(value)}"
+    if isinstance(value, dict):
+        return f"a map of {len(value)}"
+    array = np.asarray(value)
+    dtype = array.dtype.name if array.dtype.kind not in "OUST" else "string"
+    return f"{dtype}{list(array.shape)}"
 
 
 class HostProgram:

@@ -1,0 +1,100 @@
+"""Operators of bfloat16, which TVM holds as integers: moves, fills and what it has no code for."""
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from unoptimised import HOST
+
+import tvm_ext
+
+node = helper.make_node
+RANDOM = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RANDOM.normal(size=shape).astype(ml_dtypes.bfloat16)
+
+
+def graph_of(nodes: list, element: int, sizes: list, stored: dict) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "small",
+        [helper.make_tensor_value_info("x", element, sizes)],
+        [onnx.ValueInfoProto(name="y")],
+        [numpy_helper.from_array(array, name) for name, array in stored.items()],
+    )
+    opsets = [helper.make_opsetid("", 23)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=11)
+
+
+def assert_near_float32(
+    nodes: list, x: np.ndarray, stored: dict | None = None, sizes: list | None = None
+) -> None:
+    """Compares with the same model in float32, within what a few roundings can change."""
+    stored = stored or {}
+    exact = {k: a.astype(np.float32) if a.dtype == x.dtype else a for k, a in stored.items()}
+    wide = graph_of(nodes, TensorProto.FLOAT, list(x.shape), exact)
+    wanted = ReferenceEvaluator(wide).run(None, {"x": x.astype(np.float32)})[0]
+    proto = graph_of(nodes, TensorProto.BFLOAT16, sizes or list(x.shape), stored)
+    for level in ("O0", "O3"):
+        found = tvm_ext.compile(proto, HOST, opt_level=level).run({"x": x})["y"]
+        assert found.shape == wanted.shape
+        assert found.dtype == (x.dtype if wanted.dtype == np.float32 else wanted.dtype)
+        found = found.astype(np.float32)
+        np.testing.assert_allclose(found, wanted, rtol=2**-6, atol=2**-6 * np.abs(wanted).max())
+
+
+PADS = {"pads": np.array([0, 1, 0, 2]), "fill": normal()}
+
+
+@pytest.mark.parametrize(
+    ("call", "shape", "stored"),
+    [
+        (node("Transpose", ["x"], ["y"]), (19, 33), {}),
+        (node("Transpose", ["x"], ["y"]), (3, 100), {}),
+        (node("Pad", ["x", "pads", "fill"], ["y"]), (5, 21), PADS),
+        (node("Expand", ["x", "sizes"], ["y"]), (4, 1), {"sizes": np.array([4, 21])}),
+        (node("IsNaN", ["x"], ["y"]), (4, 5), {}),
+        (node("Pow", ["x", "two"], ["y"]), (4, 5), {"two": np.array(2, ml_dtypes.bfloat16)}),
+        (node("LayerNormalization", ["x", "s"], ["y"]), (4, 21), {"s": normal(21)}),
+        (node("GlobalLpPool", ["x"], ["y"], p=2), (2, 3, 5, 5), {}),
+        (node("LRN", ["x"], ["y"], size=3), (2, 5, 3, 3), {}),
+    ],
+    ids=lambda value: value.op_type if isinstance(value, onnx.NodeProto) else "",
+)
+def test_operator(call: onnx.NodeProto, shape: tuple, stored: dict) -> None:
+    x = normal(*shape)
+    if call.op_type == "GlobalLpPool":
+        root = np.sqrt((x.astype(np.float32) ** 2).sum((2, 3), keepdims=True))
+        proto = graph_of([call], TensorProto.BFLOAT16, list(shape), {})
+        found = tvm_ext.compile(proto, HOST).run({"x": x})["y"].astype(np.float32)
+        np.testing.assert_allclose(found, root, rtol=2**-7)
+        return
+    assert_near_float32([call], x, stored)
+
+
+def test_moves_of_open_sizes() -> None:
+    nodes = [
+        node("Transpose", ["x"], ["t"]),
+        node("Pad", ["t", "pads", "fill"], ["p"]),
+        node("Concat", ["p", "p"], ["y"], axis=1),
+    ]
+    assert_near_float32(nodes, normal(19, 33), PADS, ["n", "m"])
+
+
+def test_an_encoder_layer() -> None:
+    """Attention with a residual, a norm and a gate, as language models of bfloat16 have them."""
+    nodes = [
+        node("LayerNormalization", ["x", "s", "b"], ["n"]),
+        node("MatMul", ["n", "w"], ["qkv"]),
+        node("Split", ["qkv"], ["q", "k", "v"], axis=2, num_outputs=3),
+        node("Attention", ["q", "k", "v"], ["a"], q_num_heads=2, kv_num_heads=2, is_causal=1),
+        node("Add", ["x", "a"], ["r"]),
+        node("Gelu", ["r"], ["y"]),
+    ]
+    stored = {"s": normal(16), "b": normal(16), "w": normal(16, 48)}
+    assert_near_float32(nodes, normal(2, 7, 16), stored)
+    assert_near_float32(nodes, normal(2, 7, 16), stored, ["batch", "tokens", 16])
