@@ -8,6 +8,8 @@ from tvm import relax, te
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.hardware.targets import current_cpu
+
 # Reads and writes the buffers that it is given, inputs first, through T's loops and branches.
 LoopBody = Callable[..., None]
 
@@ -63,6 +65,13 @@ def emit_loops(
     if len(outputs) == 1:
         return [result]
     return [bb.emit(relax.TupleGetItem(result, place)) for place in range(len(outputs))]
+
+
+def local_array(size: int, dtype: str) -> Any:
+    """A few elements that an iteration of loops keeps for itself."""
+    # On a CPU TVM puts small arrays of this scope on the stack, and asks for memory for others.
+    scope = "global" if current_cpu() else "local"
+    return T.buffer_proxy(T.alloc_buffer((size,), dtype, scope=scope))
 
 
 @contextmanager

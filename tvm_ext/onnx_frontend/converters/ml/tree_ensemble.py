@@ -73,8 +73,14 @@ def _of_two_classes(
     positive = bool((_numbers(attr, "class_weights") >= 0).all())
     # The base value of the first class stands for one score as well.
     added = np.array([base[0] if base.size == 1 or (not second and base.size) else 0.0, 0.0])
-    scores = tree_scores(bb, x, forest, "SUM", added)
-    one, other = (_column(bb, scores, place) for place in (0, 1))
+    if first and second:
+        scores = tree_scores(bb, x, forest, "SUM", added)
+        one, other = (_column(bb, scores, place) for place in (0, 1))
+    elif second:
+        other = tree_scores(bb, x, forest.of_target(1), "SUM", added[1:])
+        one = bb.emit(relax.op.zeros_like(other))
+    else:
+        one = other = tree_scores(bb, x, forest.of_target(0), "SUM", added[:1])
     if second and base.size == 2:
         other = bb.emit(relax.op.add(one, _number(base[1], one)))
         one = bb.emit(relax.op.negative(other))

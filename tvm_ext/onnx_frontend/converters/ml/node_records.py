@@ -1,0 +1,208 @@
+"""The nodes of a forest as records of two words, in an order in which walks meet few cache lines.
+
+The second word, the link, says where both ways of a node lead, which column is compared and how:
+
+    child << ... | column << ... | NaN goes the true way | comparison for equality | is no leaf
+
+The record of the false way is ``child``, that of the true way follows it. The first word is what
+the column is compared with. A leaf leads to itself, and its first word is what it says.
+
+Records ``0`` to ``trees - 1`` are the roots. After them, pair after pair, come the two ways of each
+node, and those of its children lie in the same cache line as far as that reaches: a walk meets half
+as many lines as levels, or fewer. A node that several others lead to is copied, the pair below it
+is not.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tvm_ext.onnx_frontend.converters.ml.trees import MODES, Forest
+
+_LINE_BYTES = 64
+
+IS_INNER, EQUALITY, MISSING_TRUE = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class NodeRecords:
+    """The records, and what a walk has to know of them.
+
+    Attributes
+    ----------
+    words : numpy.ndarray
+        uint32 or uint64[records, 2]; uint64 for doubles, and where a link needs more than 32 bits.
+    flagged : bool
+        Whether a link has bits for equality and NaN.
+    column_shift, child_shift : int
+        Where a link has its column and its child.
+    column_mask : int
+        For the column, when it is shifted down.
+    node, tree : numpy.ndarray
+        int32[records]: which node of the forest a record is of, and which tree; -1 for padding.
+    shared : bool
+        Whether several nodes lead to the same one that is no leaf.
+    """
+
+    words: np.ndarray
+    flagged: bool
+    column_shift: int
+    column_mask: int
+    child_shift: int
+    node: np.ndarray
+    tree: np.ndarray
+    shared: bool
+
+    @property
+    def word(self) -> str:
+        """The type of the words."""
+        return str(self.words.dtype)
+
+
+def node_records(forest: Forest, said: np.ndarray, dtype: str) -> NodeRecords:
+    """The records of a forest for rows of ``dtype``; ``said`` is what each leaf says.
+
+    All comparisons become ``x <= split`` and ``x == split``: ``x < split`` is the first with the
+    number below, and the other three are these with both ways exchanged.
+    """
+    split = forest.split.astype(dtype)
+    mode = np.array(MODES)[forest.mode]
+    exchanged = np.isin(mode, ("BRANCH_GTE", "BRANCH_GT", "BRANCH_NEQ"))
+    equal = np.isin(mode, ("BRANCH_EQ", "BRANCH_NEQ"))
+    below = np.isin(mode, ("BRANCH_LT", "BRANCH_GTE"))
+    # Nothing is below the least number, and nothing is above NaN.
+    split = np.where(np.isnan(split) & exchanged & ~equal, np.inf, split)
+    lower = np.where(np.isneginf(split), np.nan, np.nextafter(split, -np.inf))
+    split = np.where(below, lower, split).astype(dtype)
+    missing = np.where(exchanged, (forest.missing_true == 0) & ~equal, forest.missing_true != 0)
+    leaves = len(forest.weights)
+    inner = np.arange(len(split)) >= leaves
+    equal, missing = equal & inner, missing & inner
+    flagged = bool(equal.any() or missing.any())
+    marks = np.where(equal, EQUALITY, 0) | np.where(missing, MISSING_TRUE, 0)
+    marks = marks | np.where(inner, IS_INNER, 0)
+    ways = [forest.if_true, forest.if_false]
+    ways = [np.where(exchanged, other, way) for way, other in zip(ways, ways[::-1], strict=True)]
+
+    column_shift = 3 if flagged else 1
+    column_bits = int(forest.feature.max(initial=0)).bit_length()
+    child_shift = column_shift + column_bits
+    # Padding at most doubles the records.
+    narrow = dtype == "float32" and child_shift + (4 * len(split) + 64).bit_length() <= 32
+    word = np.uint32 if narrow else np.uint64
+    line = _LINE_BYTES // (2 * np.dtype(word).itemsize)
+    order = _PairOrder(forest.roots, ways[::-1], leaves, line // 2)
+    first = -(-len(forest.roots) // line) * line
+    node, tree = order.records(first)
+
+    place = np.arange(len(node), dtype=np.int64)
+    child = np.where(inner[node], first + 2 * order.slot[node], place)
+    link = (child << child_shift) | (forest.feature[node] << column_shift) | marks[node]
+    bits = split.view("uint32" if dtype == "float32" else "uint64").astype(word)
+    bits[:leaves] = said.view(f"uint{8 * said.itemsize}")
+    words = np.stack([bits[node], link.astype(word)], axis=1)
+    mask = (1 << column_bits) - 1
+    shared = order.shared
+    return NodeRecords(words, flagged, column_shift, mask, child_shift, node, tree, shared)
+
+
+class _PairOrder:
+    """Where the pair below each node lies, for all trees at once.
+
+    Attributes
+    ----------
+    slot : numpy.ndarray
+        int64[nodes]: the place of the pair, 0 for leaves.
+    shared : bool
+        As in ``NodeRecords``.
+    """
+
+    def __init__(self, roots: np.ndarray, ways: list[np.ndarray], leaves: int, pairs: int) -> None:
+        self._roots, self._ways, self._leaves, self._pairs = roots, ways, leaves, pairs
+        self._reached = np.zeros(len(ways[0]), bool)
+        self.shared = False
+        lines, trees = self._lines()
+        sizes = (lines >= 0).sum(axis=1)
+        order = self._best_order(sizes, trees)
+        lines, trees, sizes = lines[order], trees[order], sizes[order]
+        # A tree begins with a line of its own.
+        ends = np.cumsum(sizes)
+        new = np.flatnonzero(np.diff(trees, prepend=-1))
+        total = np.diff(ends[new] - sizes[new], append=ends[-1] if len(ends) else 0)
+        padding = np.zeros(len(sizes), np.int64)
+        padding[new[1:]] = (-total % pairs)[:-1]
+        start = ends - sizes + np.cumsum(padding)
+        self.slot = np.zeros(len(ways[0]), np.int64)
+        self._tree = np.zeros(len(ways[0]), np.int32)
+        for position in range(lines.shape[1]):
+            held = lines[:, position] >= 0
+            self.slot[lines[held, position]] = start[held] + position
+            self._tree[lines[held, position]] = trees[held]
+        self._inner = lines[lines >= 0]
+
+    def records(self, first: int) -> tuple[np.ndarray, np.ndarray]:
+        """The node and the tree of each record; pairs begin at record ``first``.
+
+        What pads is a copy of node 0, a leaf.
+        """
+        count = first + 2 * (int(self.slot[self._inner].max(initial=-1)) + 1)
+        node, tree = np.zeros(count, np.int32), np.full(count, -1, np.int32)
+        trees = len(self._roots)
+        node[:trees], tree[:trees] = self._roots, np.arange(trees)
+        for side, way in enumerate(self._ways):
+            place = first + 2 * self.slot[self._inner] + side
+            node[place], tree[place] = way[self._inner], self._tree[self._inner]
+        return node, tree
+
+    def _lines(self) -> tuple[np.ndarray, np.ndarray]:
+        """Nodes whose pairs share a line, -1 for none, and the tree of each line."""
+        lines, owners = [], []
+        top, tree = self._new(self._roots, np.arange(len(self._roots), dtype=np.int32))
+        while len(top):
+            line = np.full((len(top), self._pairs), -1, np.int64)
+            line[:, 0] = top
+            self._filled(line)
+            lines.append(line)
+            owners.append(tree)
+            held = line >= 0
+            above, tree = line[held], np.repeat(tree, held.sum(axis=1))
+            below = np.concatenate([way[above] for way in self._ways])
+            again = self._reached[below] & (below >= self._leaves)
+            # Pairs in the line of their parents have been reached from there.
+            self.shared |= int(again.sum()) > int(held[:, 1:].sum())
+            top, tree = self._new(below, np.concatenate([tree, tree]))
+        if not lines:
+            return np.zeros((0, self._pairs), np.int64), np.zeros(0, np.int32)
+        return np.concatenate(lines), np.concatenate(owners)
+
+    def _filled(self, line: np.ndarray) -> None:
+        """Puts children into the free places of each line, level by level."""
+        count = np.ones(len(line), np.int64)
+        for position in range(self._pairs):
+            for way in self._ways:
+                above = line[:, position]
+                below = np.where(above >= 0, way[above], 0)
+                fits = np.flatnonzero((above >= 0) & (count < self._pairs))
+                found, kept = self._new(below[fits], fits)
+                line[kept, count[kept]] = found
+                count[kept] += 1
+
+    def _new(self, nodes: np.ndarray, beside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Those that are no leaves and not yet reached, once each, with what is beside them."""
+        fresh = np.flatnonzero((nodes >= self._leaves) & ~self._reached[nodes])
+        found, first = np.unique(nodes[fresh], return_index=True)
+        self.shared |= len(found) < len(fresh)
+        self._reached[found] = True
+        return found, beside[fresh[first]]
+
+    def _best_order(self, sizes: np.ndarray, trees: np.ndarray) -> np.ndarray:
+        """Tree by tree whole lines, then those that make up a line by twos, then the others."""
+        group = np.minimum(sizes, self._pairs - sizes)
+        order = np.lexsort((sizes, group, trees))
+        # Of a group of unequal sizes, the first of one beside the first of the other.
+        key = trees[order].astype(np.int64) * (self._pairs + 1) + sizes[order]
+        begins = np.flatnonzero(np.diff(key, prepend=-1))
+        rank = np.arange(len(key)) - np.repeat(begins, np.diff(begins, append=len(key)))
+        ranks = np.empty(len(key), np.int64)
+        ranks[order] = rank
+        return np.lexsort((-sizes, ranks, group, trees))
