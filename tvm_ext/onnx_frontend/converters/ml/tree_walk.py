@@ -20,6 +20,7 @@ from tvm_ext.errors import FormError
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, local_array
+from tvm_ext.onnx_frontend.converters.ml.labels import chosen, one_of_two
 from tvm_ext.onnx_frontend.converters.ml.node_records import (
     EQUALITY,
     IS_INNER,
@@ -40,25 +41,81 @@ _STEP_US = 1e-3
 _UNROLLED_TARGETS = 4
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Which label a row gets.
+
+    Attributes
+    ----------
+    labels : numpy.ndarray
+        int64: one for each target, that of the largest score is taken; or two, the second where
+        the only score is above ``threshold``.
+    threshold : float or None
+    opposite : float
+        Of one score two are made: ``opposite - score`` and the score.
+    """
+
+    labels: np.ndarray
+    threshold: float | None = None
+    opposite: float = 0.0
+
+    @property
+    def scores(self) -> int:
+        """How many scores a row has."""
+        return len(self.labels)
+
+    def of_scores(self, bb: relax.BlockBuilder, scores: relax.Expr) -> list[relax.Expr]:
+        """Labels and scores from those of the targets, as operators."""
+        if self.threshold is None:
+            return [chosen(bb, scores, self.labels), scores]
+        label = one_of_two(bb, scores, self.threshold, *(int(one) for one in self.labels))
+        other = bb.emit(relax.op.negative(scores))
+        if self.opposite:
+            dtype = str(scores.ty.dtype)
+            shift = relax.const(np.asarray(self.opposite, dtype), dtype)
+            other = bb.emit(relax.op.add(other, shift))
+        return [label, bb.emit(relax.op.concat([other, scores], axis=1))]
+
+
 def tree_scores(
     bb: relax.BlockBuilder, x: relax.Expr, forest: Forest, how: str, base: np.ndarray
 ) -> relax.Expr:
     """SUM, AVERAGE, MIN or MAX over the trees, ``(rows, targets)``, in the type of ``x``.
 
     ``base`` is added, as ONNX Runtime does only where it has one number for each target. A target
-    that no leaf of a row speaks of is 0 before.
+    that no leaf of a row speaks of is 0, without it.
 
     Raises
     ------
-    ValueError
+    FormError
         A node compares a column that ``x`` does not have, or the nodes lead in a circle.
     """
+    walk = _walk(x, forest, how, base)
+    return _in_one_kernel(bb, x, walk, None)[0] if current_cpu() else _in_parts(bb, x, walk)
+
+
+def tree_labels(
+    bb: relax.BlockBuilder, x: relax.Expr, forest: Forest, base: np.ndarray, verdict: Verdict
+) -> list[relax.Expr]:
+    """The labels, ``(rows,)``, and the scores that the trees add up to, ``(rows, classes)``.
+
+    Raises
+    ------
+    FormError
+        As for ``tree_scores``.
+    """
+    walk = _walk(x, forest, "SUM", base)
+    if current_cpu():
+        return _in_one_kernel(bb, x, walk, verdict)
+    return verdict.of_scores(bb, _in_parts(bb, x, walk))
+
+
+def _walk(x: relax.Expr, forest: Forest, how: str, base: np.ndarray) -> "_Walk":
     columns = sizes_of(x)[1]
     used = forest.feature[len(forest.weights) :]
     if used.size and (used.min() < 0 or (isinstance(columns, int) and used.max() >= columns)):
         raise FormError(f"its trees read column {used.max()}, its input has {columns}")
-    walk = _Walk.of(forest, how, base, str(x.ty.dtype))
-    return _in_one_kernel(bb, x, walk) if current_cpu() else _in_parts(bb, x, walk)
+    return _Walk.of(forest, how, base, str(x.ty.dtype))
 
 
 @dataclass(frozen=True)
@@ -198,16 +255,24 @@ def _owners(forest: Forest, nodes: NodeRecords) -> np.ndarray | None:
     return owner if (spoken_of.sum(axis=1) <= 1).all() else None
 
 
-def _in_one_kernel(bb: relax.BlockBuilder, x: relax.Expr, walk: _Walk) -> relax.Expr:
+def _in_one_kernel(
+    bb: relax.BlockBuilder, x: relax.Expr, walk: _Walk, verdict: Verdict | None
+) -> list[relax.Expr]:
+    """The scores; with a verdict the labels before them."""
     rows = sizes_of(x)[0]
     names = ["records", *_table_names(walk), "base"]
+    inputs, results = walk.tables(*names), [((rows, walk.targets), walk.dtype)]
+    if verdict is not None:
+        names.append("labels")
+        inputs.append(relax.const(verdict.labels, "int64"))
+        results = [((rows,), "int64"), ((rows, verdict.scores), walk.dtype)]
 
     def body(x: Any, *buffers: Any) -> None:
-        loops = _Loops(walk, x, dict(zip(names, buffers, strict=False)), buffers[-1])
-        loops.every_row(rows)
+        tables, written = buffers[: len(names)], buffers[len(names) :]
+        table = dict(zip(names, tables, strict=True))
+        _Loops(walk, x, table, written[-1], verdict, written[0]).every_row(rows)
 
-    result = ((rows, walk.targets), walk.dtype)
-    return emit_loops(bb, "trees", [x, *walk.tables(*names)], [result], body)[0]
+    return emit_loops(bb, "trees", [x, *inputs], results, body)
 
 
 def _table_names(walk: _Walk) -> list[str]:
@@ -225,6 +290,8 @@ class _Loops:
     x: Any
     table: dict[str, Any]
     written: Any
+    verdict: Verdict | None
+    labels: Any
 
     def every_row(self, rows: Size) -> None:
         """Blocks of rows side by side, then the rows that are left."""
@@ -313,19 +380,41 @@ class _Loops:
         return totals
 
     def _finish(self, totals: Any, rows: Sequence[Any]) -> None:
-        walk, base = self.walk, self.table["base"]
-
-        def finish(place: int, row: Any, t: Any) -> None:
-            total = totals[place * walk.targets + t]
-            self.written[row, t] = walk.finished(total, base[t])
-
         for place, row in enumerate(rows):
-            self._each_target(functools.partial(finish, place, row))
+            first = place * self.walk.targets
+            if self.verdict is not None and self.verdict.threshold is not None:
+                self._write_two(totals[first], row, self.verdict, self.verdict.threshold)
+                continue
+            self._each_target(functools.partial(self._write, totals, first, row))
+            if self.verdict is not None:
+                self._write_label(row)
+
+    def _write(self, totals: Any, first: int, row: Any, t: Any) -> None:
+        self.written[row, t] = self.walk.finished(totals[first + t], self.table["base"][t])
+
+    def _write_two(self, total: Any, row: Any, verdict: Verdict, threshold: float) -> None:
+        score = self.walk.finished(total, self.table["base"][0])
+        opposite, limit = (tirx.const(v, self.walk.dtype) for v in (verdict.opposite, threshold))
+        self.written[row, 0] = opposite - score
+        self.written[row, 1] = score
+        self.labels[row] = self.table["labels"][(score > limit).astype("int64")]
+
+    def _write_label(self, row: Any) -> None:
+        """The first of the largest scores decides."""
+        best = local_array(1, "int64")
+        best[0] = tirx.const(0, "int64")
+
+        def compare(t: Any) -> None:
+            better = self.written[row, t] > self.written[row, best[0]]
+            best[0] = tirx.Select(better, tirx.Cast("int64", t), best[0])
+
+        self._each_target(compare)
+        self.labels[row] = self.table["labels"][best[0]]
 
     def _each_target(self, body: Callable[[Any], None]) -> None:
         if self.walk.targets <= _UNROLLED_TARGETS:
             for target in range(self.walk.targets):
-                body(target)
+                body(tirx.const(target, "int32"))
             return
         with T.serial(0, self.walk.targets) as target:
             body(target)
