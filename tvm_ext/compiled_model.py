@@ -21,7 +21,7 @@ from tvm_ext.contradicting_sizes import (
     shapes_named_apart,
 )
 from tvm_ext.cuda.program import TVM_ERRORS, CudaProgram, DeviceCode, require_no_device
-from tvm_ext.device_buffers import InputBuffers, tensors_of, to_array
+from tvm_ext.device_buffers import InputBuffers, named_arrays
 from tvm_ext.errors import RunError, TargetError, TvmExtError
 from tvm_ext.failed_branch import register_failed_branch
 from tvm_ext.failed_run import failing_node, run_error
@@ -72,8 +72,8 @@ class CompiledModel:
         self._threads_own = threading.local()
         self.inputs = inputs
         self.outputs = outputs
-        # A type is looked at only where the program holds another.
-        self._outputs = [(s.name, s.dtype if s.dtype in HOLDERS else None) for s in outputs]
+        self._output_names = [spec.name for spec in outputs]
+        self._narrow_outputs = [spec for spec in outputs if spec.dtype in HOLDERS]
         self.report = report
         self._gpu = self._cuda_program() if target.kind == "cuda" else None
 
@@ -132,12 +132,10 @@ class CompiledModel:
             result = main(*tensors)
         except TVM_ERRORS as error:
             raise self._run_error(error, inputs) from error
-        values = tensors_of(result, len(self.outputs))
-        arrays = zip(self._outputs, map(to_array, values), strict=True)
-        return {
-            name: array if dtype is None else release(array, dtype)
-            for (name, dtype), array in arrays
-        }
+        arrays = named_arrays(result, self._output_names)
+        for spec in self._narrow_outputs:
+            arrays[spec.name] = release(arrays[spec.name], spec.dtype)
+        return arrays
 
     def profile(self, inputs: Mapping[str, Any], repeat: int = 10) -> Profile:
         """Time per kernel, with the ONNX nodes that each call computes.

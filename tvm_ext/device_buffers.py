@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+_view = np.from_dlpack
 _field = tvm.get_global_func("ffi.ArrayGetItem")
 
 # Raised for tensors that NumPy cannot look at.
@@ -61,20 +62,23 @@ class InputBuffers:
         return tensor
 
 
-def tensors_of(result: Any, count: int) -> list[tvm.runtime.Tensor]:
-    """The ``count`` tensors that a program returned: one alone, or an array of TVM's.
+def named_arrays(result: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
+    """Copies of the tensors that a program returned, one alone or an array of TVM's, by name.
 
     Iterating over such an array takes a microsecond a tensor.
     """
     if isinstance(result, tvm.runtime.Tensor):
-        return [result]
-    return [_field(result, place) for place in range(count)]
+        return {names[0]: to_array(result)}
+    try:
+        return {name: _view(_field(result, place)).copy() for place, name in enumerate(names)}
+    except _NO_VIEW:
+        return {name: to_array(_field(result, place)) for place, name in enumerate(names)}
 
 
 def memory_view(tensor: tvm.runtime.Tensor) -> np.ndarray | None:
     """The tensor's memory as an array; None where NumPy has no such view (GPU, bfloat16)."""
     try:
-        return np.from_dlpack(tensor)
+        return _view(tensor)
     except _NO_VIEW:
         return None
 
@@ -82,6 +86,6 @@ def memory_view(tensor: tvm.runtime.Tensor) -> np.ndarray | None:
 def to_array(tensor: tvm.runtime.Tensor) -> np.ndarray:
     """A copy of the tensor's values, which later runs do not change."""
     try:
-        return np.from_dlpack(tensor).copy()
+        return _view(tensor).copy()
     except _NO_VIEW:
         return tensor.numpy()

@@ -1,11 +1,13 @@
 """The nodes of a forest as records of two words, in an order in which walks meet few cache lines.
 
-The second word, the link, says where both ways of a node lead, which column is compared and how:
+The first word of a node is what its column is compared with. The second, the link, says where both
+ways lead, and which column it is:
 
-    child << ... | column << ... | NaN goes the true way | comparison for equality | is no leaf
+    child << ... | column << ... | outcomes << 1 | is no leaf
 
-The record of the false way is ``child``, that of the true way follows it. The first word is what
-the column is compared with. A leaf leads to itself, and its first word is what it says.
+The record of the false way follows ``child``, that of the true way is the next: 1 or 2, which is 1
+shifted, are added. Bits for the outcomes that are true, of a value that is greater, less, equal or
+NaN, are there only if a forest needs them. A leaf leads to itself; its first word is what it says.
 
 Records ``0`` to ``trees - 1`` are the roots. After them, pair after pair, come the two ways of each
 node, and those of its children lie in the same cache line as far as that reaches: a walk meets half
@@ -21,7 +23,20 @@ from tvm_ext.onnx_frontend.converters.ml.trees import MODES, Forest
 
 _LINE_BYTES = 64
 
-IS_INNER, EQUALITY, MISSING_TRUE = 1, 2, 4
+IS_INNER = 1
+
+# Outcomes: the position of the bit is 1 for a value that is not greater, and 1 more for one that
+# is equal; 4 for NaN.
+_GREATER, _LESS, _EQUAL, _NAN = 1, 2, 4, 16
+_OUTCOMES = 5
+_TRUE_FOR = {
+    "BRANCH_LEQ": _LESS | _EQUAL,
+    "BRANCH_LT": _LESS,
+    "BRANCH_GTE": _GREATER | _EQUAL,
+    "BRANCH_GT": _GREATER,
+    "BRANCH_EQ": _EQUAL,
+    "BRANCH_NEQ": _GREATER | _LESS | _NAN,
+}
 
 
 @dataclass(frozen=True)
@@ -32,8 +47,10 @@ class NodeRecords:
     ----------
     words : numpy.ndarray
         uint32 or uint64[records, 2]; uint64 for doubles, and where a link needs more than 32 bits.
-    flagged : bool
-        Whether a link has bits for equality and NaN.
+    has_outcomes : bool
+        Whether a link has bits for outcomes; else a node's comparison is ``x <= split``.
+    has_equality : bool
+        Whether equal values are told from lesser ones.
     column_shift, child_shift : int
         Where a link has its column and its child.
     column_mask : int
@@ -45,7 +62,8 @@ class NodeRecords:
     """
 
     words: np.ndarray
-    flagged: bool
+    has_outcomes: bool
+    has_equality: bool
     column_shift: int
     column_mask: int
     child_shift: int
@@ -60,31 +78,21 @@ class NodeRecords:
 
 
 def node_records(forest: Forest, said: np.ndarray, dtype: str) -> NodeRecords:
-    """The records of a forest for rows of ``dtype``; ``said`` is what each leaf says.
-
-    All comparisons become ``x <= split`` and ``x == split``: ``x < split`` is the first with the
-    number below, and the other three are these with both ways exchanged.
-    """
-    split = forest.split.astype(dtype)
-    mode = np.array(MODES)[forest.mode]
-    exchanged = np.isin(mode, ("BRANCH_GTE", "BRANCH_GT", "BRANCH_NEQ"))
-    equal = np.isin(mode, ("BRANCH_EQ", "BRANCH_NEQ"))
-    below = np.isin(mode, ("BRANCH_LT", "BRANCH_GTE"))
-    # Nothing is below the least number, and nothing is above NaN.
-    split = np.where(np.isnan(split) & exchanged & ~equal, np.inf, split)
-    lower = np.where(np.isneginf(split), np.nan, np.nextafter(split, -np.inf))
-    split = np.where(below, lower, split).astype(dtype)
-    missing = np.where(exchanged, (forest.missing_true == 0) & ~equal, forest.missing_true != 0)
+    """The records of a forest for rows of ``dtype``; ``said`` is what each leaf says."""
     leaves = len(forest.weights)
-    inner = np.arange(len(split)) >= leaves
-    equal, missing = equal & inner, missing & inner
-    flagged = bool(equal.any() or missing.any())
-    marks = np.where(equal, EQUALITY, 0) | np.where(missing, MISSING_TRUE, 0)
-    marks = marks | np.where(inner, IS_INNER, 0)
+    inner = np.arange(len(forest.split)) >= leaves
+    mode = np.array(MODES)[forest.mode]
+    has_outcomes = bool((inner & (forest.missing_true != 0)).any())
+    has_outcomes = has_outcomes or not np.isin(mode[inner], ("BRANCH_LEQ", "BRANCH_LT")).all()
+    has_equality = not np.isin(mode[inner], ("BRANCH_LEQ", "BRANCH_GT")).all()
     ways = [forest.if_true, forest.if_false]
-    ways = [np.where(exchanged, other, way) for way, other in zip(ways, ways[::-1], strict=True)]
-
-    column_shift = 3 if flagged else 1
+    if has_outcomes:
+        split = forest.split.astype(dtype)
+        marks = np.where(inner, _outcomes(forest, mode, split) << 1 | IS_INNER, 0)
+    else:
+        split = _less_or_equal(forest, mode, dtype)
+        marks = np.where(inner, IS_INNER, 0)
+    column_shift = 1 + (_OUTCOMES if has_outcomes else 0)
     column_bits = int(forest.feature.max(initial=0)).bit_length()
     child_shift = column_shift + column_bits
     # Padding at most doubles the records.
@@ -96,14 +104,33 @@ def node_records(forest: Forest, said: np.ndarray, dtype: str) -> NodeRecords:
     node, tree = order.records(first)
 
     place = np.arange(len(node), dtype=np.int64)
-    child = np.where(inner[node], first + 2 * order.slot[node], place)
+    child = np.where(inner[node], first + 2 * order.slot[node] - 1, place)
     link = (child << child_shift) | (forest.feature[node] << column_shift) | marks[node]
     bits = split.view("uint32" if dtype == "float32" else "uint64").astype(word)
     bits[:leaves] = said.view(f"uint{8 * said.itemsize}")
     words = np.stack([bits[node], link.astype(word)], axis=1)
     mask = (1 << column_bits) - 1
     shared = order.shared
-    return NodeRecords(words, flagged, column_shift, mask, child_shift, node, tree, shared)
+    return NodeRecords(
+        words, has_outcomes, has_equality, column_shift, mask, child_shift, node, tree, shared
+    )
+
+
+def _outcomes(forest: Forest, mode: np.ndarray, split: np.ndarray) -> np.ndarray:
+    """Of each node the bits of the outcomes for which it is true."""
+    true_for = np.array([_TRUE_FOR[one] for one in MODES])[forest.mode]
+    # Compared with NaN every number counts as greater.
+    unequal = np.where(mode == "BRANCH_NEQ", _GREATER | _NAN, 0)
+    true_for = np.where(np.isnan(split), unequal, true_for)
+    return np.where(forest.missing_true != 0, true_for | _NAN, true_for)
+
+
+def _less_or_equal(forest: Forest, mode: np.ndarray, dtype: str) -> np.ndarray:
+    """What is compared with by ``<=``: ``x < split`` is that with the number below."""
+    split = forest.split.astype(dtype)
+    # Nothing is below the least number.
+    lower = np.where(np.isneginf(split), np.nan, np.nextafter(split, -np.inf))
+    return np.where(mode == "BRANCH_LT", lower, split).astype(dtype)
 
 
 class _PairOrder:

@@ -22,9 +22,7 @@ from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, local_array
 from tvm_ext.onnx_frontend.converters.ml.labels import chosen, one_of_two
 from tvm_ext.onnx_frontend.converters.ml.node_records import (
-    EQUALITY,
     IS_INNER,
-    MISSING_TRUE,
     NodeRecords,
     node_records,
 )
@@ -191,14 +189,16 @@ class _Walk:
         nodes = self.nodes
         column = ((link >> nodes.column_shift) & nodes.column_mask).astype("int64")
         value, split = self._alone(x[row, column]), self._alone(self.number(split))
-        takes = value <= split
-        if nodes.flagged:
-            takes = tirx.Select((link & EQUALITY) != 0, tirx.EQ(value, split), takes)
-            takes = tirx.any(takes, tirx.all((link & MISSING_TRUE) != 0, tirx.isnan(value)))
-        # A choice between two values would become a branch, which is as often taken as not.
-        return (link >> nodes.child_shift).astype("int64") + (
-            takes.astype(nodes.word) & link & IS_INNER
-        ).astype("int64")
+        true = (value <= split).astype(nodes.word)
+        if nodes.has_outcomes:
+            # The position of a bit of the link.
+            if nodes.has_equality:
+                true = true + tirx.EQ(value, split).astype(nodes.word)
+            true = true + (tirx.isnan(value).astype(nodes.word) << 2)
+            true = (link >> (true + 1)) & 1
+        # A choice or a mask would become a branch, which is as often taken as not.
+        step = (link & IS_INNER) << true
+        return (link >> nodes.child_shift).astype("int64") + step.astype("int64")
 
     def number(self, word: Any) -> tirx.Expr:
         """The number of type ``dtype`` in a word."""
