@@ -25,10 +25,10 @@ _LINE_BYTES = 64
 
 IS_INNER = 1
 
-# Outcomes: the position of the bit is 1 for a value that is not greater, and 1 more for one that
-# is equal; 4 for NaN.
-_GREATER, _LESS, _EQUAL, _NAN = 1, 2, 4, 16
-_OUTCOMES = 5
+# Outcomes: the position of the bit is 1 for a value that is less or equal, and 2 more for one that
+# is greater or equal.
+_NAN, _LESS, _GREATER, _EQUAL = 1, 2, 4, 8
+_OUTCOMES = 4
 _TRUE_FOR = {
     "BRANCH_LEQ": _LESS | _EQUAL,
     "BRANCH_LT": _LESS,
@@ -49,8 +49,6 @@ class NodeRecords:
         uint32 or uint64[records, 2]; uint64 for doubles, and where a link needs more than 32 bits.
     has_outcomes : bool
         Whether a link has bits for outcomes; else a node's comparison is ``x <= split``.
-    has_equality : bool
-        Whether equal values are told from lesser ones.
     column_shift, child_shift : int
         Where a link has its column and its child.
     column_mask : int
@@ -63,7 +61,6 @@ class NodeRecords:
 
     words: np.ndarray
     has_outcomes: bool
-    has_equality: bool
     column_shift: int
     column_mask: int
     child_shift: int
@@ -84,11 +81,11 @@ def node_records(forest: Forest, said: np.ndarray, dtype: str) -> NodeRecords:
     mode = np.array(MODES)[forest.mode]
     has_outcomes = bool((inner & (forest.missing_true != 0)).any())
     has_outcomes = has_outcomes or not np.isin(mode[inner], ("BRANCH_LEQ", "BRANCH_LT")).all()
-    has_equality = not np.isin(mode[inner], ("BRANCH_LEQ", "BRANCH_GT")).all()
     ways = [forest.if_true, forest.if_false]
     if has_outcomes:
-        split = forest.split.astype(dtype)
-        marks = np.where(inner, _outcomes(forest, mode, split) << 1 | IS_INNER, 0)
+        marks = np.where(inner, _outcomes(forest, mode) << 1 | IS_INNER, 0)
+        # A NaN would not tell NaN from numbers.
+        split = np.where(np.isnan(forest.split), np.inf, forest.split).astype(dtype)
     else:
         split = _less_or_equal(forest, mode, dtype)
         marks = np.where(inner, IS_INNER, 0)
@@ -111,17 +108,15 @@ def node_records(forest: Forest, said: np.ndarray, dtype: str) -> NodeRecords:
     words = np.stack([bits[node], link.astype(word)], axis=1)
     mask = (1 << column_bits) - 1
     shared = order.shared
-    return NodeRecords(
-        words, has_outcomes, has_equality, column_shift, mask, child_shift, node, tree, shared
-    )
+    return NodeRecords(words, has_outcomes, column_shift, mask, child_shift, node, tree, shared)
 
 
-def _outcomes(forest: Forest, mode: np.ndarray, split: np.ndarray) -> np.ndarray:
+def _outcomes(forest: Forest, mode: np.ndarray) -> np.ndarray:
     """Of each node the bits of the outcomes for which it is true."""
     true_for = np.array([_TRUE_FOR[one] for one in MODES])[forest.mode]
-    # Compared with NaN every number counts as greater.
-    unequal = np.where(mode == "BRANCH_NEQ", _GREATER | _NAN, 0)
-    true_for = np.where(np.isnan(split), unequal, true_for)
+    # Compared with NaN every number is unequal, and nothing else.
+    unequal = np.where(mode == "BRANCH_NEQ", _NAN | _LESS | _GREATER | _EQUAL, 0)
+    true_for = np.where(np.isnan(forest.split), unequal, true_for)
     return np.where(forest.missing_true != 0, true_for | _NAN, true_for)
 
 

@@ -188,14 +188,12 @@ class _Walk:
         """Where a row goes from a node, of which both words are given."""
         nodes = self.nodes
         column = ((link >> nodes.column_shift) & nodes.column_mask).astype("int64")
-        value, split = self._alone(x[row, column]), self._alone(self.number(split))
-        true = (value <= split).astype(nodes.word)
+        value, split = x[row, column], self._alone(self.number(split))
+        true = (self._alone(value) <= split).astype(nodes.word)
         if nodes.has_outcomes:
             # The position of a bit of the link.
-            if nodes.has_equality:
-                true = true + tirx.EQ(value, split).astype(nodes.word)
-            true = true + (tirx.isnan(value).astype(nodes.word) << 2)
-            true = (link >> (true + 1)) & 1
+            reaches = (self._alone(value) >= split).astype(nodes.word)
+            true = self._bit(link, true + (reaches << 1) + 1)
         # A choice or a mask would become a branch, which is as often taken as not.
         step = (link & IS_INNER) << true
         return (link >> nodes.child_shift).astype("int64") + step.astype("int64")
@@ -205,6 +203,14 @@ class _Walk:
         if self.dtype == "float32":
             word = word.astype("uint32")
         return tirx.reinterpret(self.dtype, word)
+
+    def _bit(self, link: Any, place: Any) -> tirx.Expr:
+        """One bit of a link; by an instruction that LLVM cannot make vectors of, see ``_alone``."""
+        cpu, word = current_cpu(), self.nodes.word
+        if cpu is None or "bmi" not in cpu.required_features:
+            return (link >> place) & 1
+        name = f"llvm.x86.bmi.bextr.{word.removeprefix('uint')}"
+        return tirx.call_llvm_pure_intrin(word, name, link, place + tirx.const(1 << 8, word))
 
     def _alone(self, value: Any) -> Any:
         """Keeps LLVM from computing steps side by side in vectors, whose gathers take longer."""
@@ -261,7 +267,8 @@ def _in_one_kernel(
     """The scores; with a verdict the labels before them."""
     rows = sizes_of(x)[0]
     names = ["records", *_table_names(walk), "base"]
-    inputs, results = walk.tables(*names), [((rows, walk.targets), walk.dtype)]
+    inputs = walk.tables(*names)
+    results: list[tuple[tuple[Any, ...], str]] = [((rows, walk.targets), walk.dtype)]
     if verdict is not None:
         names.append("labels")
         inputs.append(relax.const(verdict.labels, "int64"))
