@@ -108,7 +108,9 @@ class LinearOp:
         if np.any((largest > 0) & (largest < float(limits.smallest_normal))):
             raise CannotFold(f"folded weights are too small for {weight.dtype}")
         folded = self._from_rows(rows.astype(weight.dtype), weight.shape)
-        return relax.Call(self.call.op, [self.call.args[0], relax.const(folded)], self.call.attrs)
+        # Without its type TVM makes float32 of a float64.
+        weights = relax.const(folded, str(folded.dtype))
+        return relax.Call(self.call.op, [self.call.args[0], weights], self.call.attrs)
 
     def bias(self, shift: np.ndarray) -> tvm.ir.GenericConst:
         """The constant that adds ``shift``, shape (channels,), to the output.
@@ -128,7 +130,7 @@ class LinearOp:
         shape = [1] * self.ndim
         shape[self.channel_axis] = self.channels
         is_matmul = self.call.op.name == _MATMUL
-        return relax.const(values if is_matmul else values.reshape(shape))
+        return relax.const(values if is_matmul else values.reshape(shape), self.dtype)
 
     def _to_rows(self, weight: np.ndarray) -> np.ndarray:
         """The weights as (channels, weights of one channel)."""

@@ -21,7 +21,7 @@ from tvm_ext.contradicting_sizes import (
     shapes_named_apart,
 )
 from tvm_ext.cuda.program import TVM_ERRORS, CudaProgram, DeviceCode, require_no_device
-from tvm_ext.device_buffers import InputBuffers, to_array
+from tvm_ext.device_buffers import InputBuffers, named_arrays
 from tvm_ext.errors import RunError, TargetError, TvmExtError
 from tvm_ext.failed_branch import register_failed_branch
 from tvm_ext.failed_run import failing_node, run_error
@@ -29,7 +29,7 @@ from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.host import host_cpu_features
 from tvm_ext.hardware.threads import use_threads
 from tvm_ext.model_inputs import check_inputs
-from tvm_ext.narrow_dtypes import numpy_type, release
+from tvm_ext.narrow_dtypes import HOLDERS, numpy_type, release
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.program_module import ProgramModule
 from tvm_ext.report.compile_report import CompileReport
@@ -72,6 +72,8 @@ class CompiledModel:
         self._threads_own = threading.local()
         self.inputs = inputs
         self.outputs = outputs
+        self._output_names = [spec.name for spec in outputs]
+        self._narrow_outputs = [spec for spec in outputs if spec.dtype in HOLDERS]
         self.report = report
         self._gpu = self._cuda_program() if target.kind == "cuda" else None
 
@@ -130,11 +132,10 @@ class CompiledModel:
             result = main(*tensors)
         except TVM_ERRORS as error:
             raise self._run_error(error, inputs) from error
-        values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-        return {
-            spec.name: release(to_array(value), spec.dtype)
-            for spec, value in zip(self.outputs, values, strict=True)
-        }
+        arrays = named_arrays(result, self._output_names)
+        for spec in self._narrow_outputs:
+            arrays[spec.name] = release(arrays[spec.name], spec.dtype)
+        return arrays
 
     def profile(self, inputs: Mapping[str, Any], repeat: int = 10) -> Profile:
         """Time per kernel, with the ONNX nodes that each call computes.
@@ -268,12 +269,14 @@ class CompiledModel:
 
         A virtual machine has one stack of frames: two threads in the same one crash the process.
         """
-        threads = self._threads_own
-        if not hasattr(threads, "main"):
+        made: tuple[Callable[..., Any], InputBuffers] | None
+        made = getattr(self._threads_own, "made", None)
+        if made is None:
             # Looking the function up takes as long as a small kernel.
-            threads.main = self._new_machine()["main"]
-            threads.buffers = InputBuffers(tvm.cpu(), [spec.name for spec in self.inputs])
-        return threads.main, threads.buffers
+            names = [spec.name for spec in self.inputs]
+            made = self._new_machine()["main"], InputBuffers(tvm.cpu(), names)
+            self._threads_own.made = made
+        return made
 
     def _new_machine(self) -> relax.VirtualMachine:
         self._require_this_machine()

@@ -148,6 +148,21 @@ def test_gemm_with_transposed_weight_and_bias() -> None:
     assert_same_numbers(mod, new, rand(5, 3))
 
 
+def test_doubles_stay_doubles() -> None:
+    def body(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        weight, scale, shift = (
+            relax.const(rand(*shape, dtype="float64"), "float64") for shape in ((3, 7), (7,), (7,))
+        )
+        product = builder.emit(relax.op.matmul(x, weight))
+        shifted = builder.emit(relax.op.add(product, shift))
+        return relax.op.multiply(builder.emit(relax.op.add(shifted, shift)), scale)
+
+    mod = build((5, 3), body, "float64")
+    new, _ = fold(mod)
+    assert op_names(new) == ["matmul", "add"]
+    assert_same_numbers(mod, new, rand(5, 3, dtype="float64"))
+
+
 def test_batch_norm_taken_apart_and_scalars() -> None:
     def body(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
         value = builder.emit(nn.conv2d(x, const(4, 3, 3, 3)))

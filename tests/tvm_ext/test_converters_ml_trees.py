@@ -216,3 +216,54 @@ def test_trees_that_are_refused() -> None:
     refused(broken(target_nodeids=[99] * len(attributes["target_ids"])), "do not exist")
     refused(broken(post_transform="LOGISTIC"), "post_transform LOGISTIC is of one target")
     refused(broken(nodes_values=[1.0]), "tables split do not fit")
+
+
+@pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
+@pytest.mark.parametrize("targets", [[0, 0, 0, 0], [0, 1, 0, 0], [2, 0, 0, 0], [0, 0, 1, 1]])
+def test_a_target_that_no_leaf_of_a_row_speaks_of(how: str, targets: list[int]) -> None:
+    # ONNX Runtime leaves out its base value as well.
+    x = np.array([[-1], [1], [2], [-3]], np.float32)
+    attributes: dict[str, Any] = {
+        "nodes_treeids": [0, 0, 0, 1, 1, 1], "nodes_nodeids": [0, 1, 2] * 2,
+        "nodes_featureids": [0] * 6, "nodes_values": [0.0] * 6,
+        "nodes_modes": ["BRANCH_LEQ", "LEAF", "LEAF"] * 2,
+        "nodes_truenodeids": [1, 0, 0] * 2, "nodes_falsenodeids": [2, 0, 0] * 2,
+        "target_treeids": [0, 0, 1, 1], "target_nodeids": [1, 2, 1, 2],
+        "target_ids": targets, "target_weights": [1.0, -0.0, 3.0, 4.0],
+    }  # fmt: skip
+    proto = ml_model(
+        "TreeEnsembleRegressor", [x], [TensorProto.FLOAT], n_targets=3, aggregate_function=how,
+        base_values=[10.0, 20.0, 30.0], **attributes,
+    )  # fmt: skip
+    check(proto, x)
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 19])
+@pytest.mark.parametrize("trees", [1, 8, 21])
+def test_rows_and_trees_that_do_not_fill_what_goes_side_by_side(count: int, trees: int) -> None:
+    random = np.random.default_rng(count)
+    x = rows(random, count)
+    attributes = forest(random, "target", trees, 9, [0], MODES[:2])
+    attributes["nodes_missing_value_tracks_true"] = None
+    proto = ml_model(
+        "TreeEnsembleRegressor", [x], [TensorProto.FLOAT], n_targets=1, **attributes
+    )  # fmt: skip
+    check(proto, x)
+
+
+def test_trees_of_one_target_each() -> None:
+    """As boosting writes classes: what a leaf says is in its node."""
+    random = np.random.default_rng(3)
+    x = rows(random)
+    tables: dict[str, list] = {}
+    for tree in range(9):
+        one = forest(random, "class", 1, 4, [tree % 3], MODES[:1])
+        one |= {name: [tree] * len(one[name]) for name in ("nodes_treeids", "class_treeids")}
+        for name, values in one.items():
+            tables.setdefault(name, []).extend(values)
+    proto = ml_model(
+        "TreeEnsembleClassifier", [x], [TensorProto.INT64, TensorProto.FLOAT],
+        classlabels_int64s=[4, 2, 9], post_transform="SOFTMAX", base_values=[0.5, 0.1, -1.0],
+        **tables,
+    )  # fmt: skip
+    check(proto, x)

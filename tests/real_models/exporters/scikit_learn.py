@@ -7,7 +7,7 @@ from catalogue.entry import DYNAMIC, Case, Input
 
 def by_skl2onnx(case: Case) -> None:
     """``skl2onnx.to_onnx`` of a fitted estimator; its ``options`` are passed on."""
-    from skl2onnx import to_onnx
+    from skl2onnx import get_latest_tested_opset_version, to_onnx
 
     estimator = case.entry.build()
     options = case.entry.options.get("options")
@@ -15,7 +15,11 @@ def by_skl2onnx(case: Case) -> None:
         estimator,
         initial_types=initial_types(case),
         options={id(estimator): options} if options else None,
-        target_opset=case.entry.options.get("opset"),
+        # Some converters refuse the version of ai.onnx.ml that is the default.
+        target_opset={
+            "": case.entry.options.get("opset") or get_latest_tested_opset_version(),
+            "ai.onnx.ml": case.entry.options.get("ml_opset", 3),
+        },
     )
     (case.folder / "model.onnx").write_bytes(proto.SerializeToString())
 

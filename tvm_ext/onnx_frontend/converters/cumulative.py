@@ -10,7 +10,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
-from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import constant_integers, integer_tensor
 
 
@@ -52,7 +52,7 @@ def cumulated(
     def body(read: Any, written: Any) -> None:
         with nested(*before, *behind) as places:
             outer, inner = places[: len(before)], places[len(before) :]
-            total = T.buffer_proxy(T.alloc_buffer((1,), summed, scope="local"))
+            total = local_array(1, summed)
             total[0] = tirx.const(1 if product else 0, summed)
             with T.serial(0, size) as step:
                 place = size - 1 - step if reverse else step

@@ -7,7 +7,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
-from tvm_ext.onnx_frontend.converters.loops import emit_loops
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array
 
 
 class Det(OnnxOpConverter):
@@ -38,8 +38,8 @@ def _elimination(count: Any, size: Any, kind: str) -> Any:
     def body(read: Any, found: Any, work: Any) -> None:
         zero = tirx.const(0.0, kind)
         with T.serial(0, count) as item:
-            pivot = T.buffer_proxy(T.alloc_buffer((1,), "int64", scope="local"))
-            held = T.buffer_proxy(T.alloc_buffer((1,), kind, scope="local"))
+            pivot = local_array(1, "int64")
+            held = local_array(1, kind)
             found[item] = tirx.const(1.0, kind)
             with T.grid(size, size) as (row, column):
                 work[item, row, column] = read[item, row, column]

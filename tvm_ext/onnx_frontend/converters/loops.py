@@ -11,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.tir_schedules.nest import substitute
+from tvm_ext.hardware.targets import current_cpu
 
 # Reads and writes the buffers that it is given, inputs first, through T's loops and branches.
 LoopBody = Callable[..., None]
@@ -87,6 +88,13 @@ def _variables(size: Any) -> list[tirx.Var]:
     found: list[tirx.Var] = []
     tvm_ffi.structural_walk(size, (tirx.Var, found.append))
     return found
+
+
+def local_array(size: int, dtype: str) -> Any:
+    """A few elements that an iteration of loops keeps for itself."""
+    # On a CPU TVM puts small arrays of this scope on the stack, and asks for memory for others.
+    scope = "global" if current_cpu() else "local"
+    return T.buffer_proxy(T.alloc_buffer((size,), dtype, scope=scope))
 
 
 @contextmanager

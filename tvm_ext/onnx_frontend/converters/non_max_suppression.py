@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import constant_array, sizes_of
 from tvm_ext.onnx_frontend.converters.cumulative import cumulated
-from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import dimensions_of, first_rows, wide
 from tvm_ext.tir_schedules.box_suppression import ANNOTATION, CENTERS, CORNERS, corners
 from tvm_ext.tir_schedules.box_suppression import overlap as overlap_of
@@ -93,7 +93,7 @@ def _suppression(batches: Any, classes: Any, count: Any, centered: bool) -> Any:
             return corners([boxes[batch, box, place] for place in range(4)], centered)
 
         with nested(batches, classes) as (batch, label):
-            state = T.buffer_proxy(T.alloc_buffer((2,), "int64", scope="local"))
+            state = local_array(2, "int64")
             number, apart = 0, 1
             state[number] = T.int64(0)
             with T.serial(0, count) as rank:
@@ -128,7 +128,7 @@ def _in_one_list(
 
     def rows_of(kept: Any, ends: Any, rows: Any) -> None:
         with nested(groups * most) as (row,):
-            state = T.buffer_proxy(T.alloc_buffer((2,), "int64", scope="local"))
+            state = local_array(2, "int64")
             low, high = 0, 1
             with T.If(row < ends[groups - 1]), T.Then():
                 state[low] = T.int64(0)

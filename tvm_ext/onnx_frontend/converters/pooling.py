@@ -12,7 +12,7 @@ from tvm.script.ir_builder import tirx as T
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
-from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run
 from tvm_ext.onnx_frontend.converters.same_padding import MaxPoolValues, explicit_padding
 from tvm_ext.onnx_frontend.converters.traits import takes_sizes
@@ -60,7 +60,7 @@ def _with_indices(bb: relax.BlockBuilder, data: relax.Expr, attr: dict) -> relax
 
     def body(read: Any, values: Any, indices: Any) -> None:
         with nested(*sizes[:2], *new) as index:
-            best = T.buffer_proxy(T.alloc_buffer((1,), "int64", scope="local"))
+            best = local_array(1, "int64")
             best[0] = T.int64(-1)
             values[tuple(index)] = tirx.min_value(dtype)
             with nested(*kernel) as taps:
@@ -123,7 +123,7 @@ class MaxUnpool(OnnxOpConverter):
             with nested(*shape) as index:
                 written[tuple(index)] = tirx.const(0, dtype)
             with nested(*sizes) as index:
-                rest = T.buffer_proxy(T.alloc_buffer((1,), "int64", scope="local"))
+                rest = local_array(1, "int64")
                 rest[0] = places[tuple(index)].astype("int64")
                 found: list[tirx.Expr] = []
                 left = rest[0]

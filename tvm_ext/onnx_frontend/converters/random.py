@@ -25,7 +25,7 @@ from tvm.script.ir_builder import tirx as T
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_type_name
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
-from tvm_ext.onnx_frontend.converters.loops import emit_loops
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array
 
 _Number = Callable[[tirx.Expr], tirx.Expr]
 
@@ -44,7 +44,7 @@ def philox_rounds(state: Any, key: int) -> None:
     ``state`` is a buffer uint64[1] in TVM's builder of TensorIR, ``key`` an integer of 32 bits.
     """
     low_half, shift = tirx.const(0xFFFFFFFF, "uint64"), tirx.const(32, "uint64")
-    product = T.buffer_proxy(T.alloc_buffer((1,), "uint64", scope="local"))
+    product = local_array(1, "uint64")
     for step in range(_ROUNDS):
         round_key = tirx.const((key + step * _WEYL) & 0xFFFFFFFF, "uint64")
         product[0] = (state[0] & low_half) * tirx.const(_MULTIPLIER, "uint64")
@@ -105,14 +105,14 @@ def drawn(
 
     def body(*buffers: Any) -> None:
         *iterations, written = buffers
-        start = T.buffer_proxy(T.alloc_buffer((1,), "uint64", scope="local"))
+        start = local_array(1, "uint64")
         stream.begin(start, [iterations[0][place] for place in range(depth)])
         with T.grid(*(shape or [1])) as index:
             index = list(index) if len(shape) > 1 else [index]
             place: tirx.Expr = tirx.const(0, "int64")
             for size, position in zip(shape, index, strict=False):
                 place = place * size + position
-            state = T.buffer_proxy(T.alloc_buffer((1,), "uint64", scope="local"))
+            state = local_array(1, "uint64")
             state[0] = start[0] + place.astype("uint64")
             philox_rounds(state, stream.key)
             written[tuple(index[: len(shape)])] = number(state[0])

@@ -13,7 +13,7 @@ from tvm.script.ir_builder import tirx as T
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
-from tvm_ext.onnx_frontend.converters.loops import emit_loops, nested
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run
 from tvm_ext.onnx_frontend.converters.traits import takes_sizes
 
@@ -96,7 +96,7 @@ def _pooled(bb: relax.BlockBuilder, inputs: Any, attr: dict, coordinates: str) -
         with nested(count, sizes[1], height, width) as (region, channel, row, column):
             top, high, rows = side(regions, region, 1, height)
             left, wide, columns = side(regions, region, 0, width)
-            state = T.buffer_proxy(T.alloc_buffer((1,), "int64", scope="local"))
+            state = local_array(1, "int64")
             state[0] = T.int64(0)
             written[region, channel, row, column] = zero
             with T.serial(0, rows) as i, T.serial(0, columns) as j:

@@ -14,7 +14,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
-from tvm_ext.onnx_frontend.converters.loops import emit_loops
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array
 
 _ROUNDS = 100
 _TOLERANCE = 0.005
@@ -57,9 +57,9 @@ def _coupling(rows: Any, classes: int) -> Any:
             return tirx.const(1.0, "float32") - wins[row, places[j, i]]
 
         with T.serial(0, p.shape[0]) as row:
-            q = _local(classes * classes)
-            moved = _local(classes)
-            state = _local(2)
+            q = local_array(classes * classes, "float32")
+            moved = local_array(classes, "float32")
+            state = local_array(2, "float32")
             for i in every:
                 p[row, i] = T.float32(1 / classes)
                 q[i * classes + i] = T.float32(0)
@@ -91,7 +91,7 @@ def _round(p: Any, row: Any, q: Any, moved: Any, state: Any, classes: int) -> No
         with T.Then():
             state[1] = T.float32(0)
         with T.Else(), T.serial(0, classes) as i:
-            step = _local(1)
+            step = local_array(1, "float32")
             step[0] = (state[0] - moved[i]) / q[i * classes + i]
             p[row, i] = p[row, i] + step[0]
             grown = step[0] * q[i * classes + i] + two * moved[i]
@@ -99,7 +99,3 @@ def _round(p: Any, row: Any, q: Any, moved: Any, state: Any, classes: int) -> No
             with T.serial(0, classes) as j:
                 moved[j] = (moved[j] + step[0] * q[i * classes + j]) / (one + step[0])
                 p[row, j] = p[row, j] / (one + step[0])
-
-
-def _local(size: int) -> Any:
-    return T.buffer_proxy(T.alloc_buffer((size,), "float32", scope="local"))

@@ -28,7 +28,7 @@ class Scaler(OnnxOpConverter):
 
 
 class Normalizer(OnnxOpConverter):
-    """Rows divided by their largest magnitude (MAX), sum of magnitudes (L1) or length (L2).
+    """Rows divided by their largest value (MAX), sum of magnitudes (L1) or length (L2).
 
     A row of zeros stays as it is, as in ONNX Runtime.
     """
@@ -47,7 +47,8 @@ class Normalizer(OnnxOpConverter):
         elif norm == "L1":
             size = bb.emit(relax.op.sum(bb.emit(relax.op.abs(x)), -1, keepdims=True))
         elif norm == "MAX":
-            size = bb.emit(relax.op.max(bb.emit(relax.op.abs(x)), -1, keepdims=True))
+            # Signs included, as in the operator's description and in ONNX Runtime.
+            size = bb.emit(relax.op.max(x, -1, keepdims=True))
         else:
             raise FormError(f"its norm '{norm}' is unknown")
         nothing = bb.emit(relax.op.equal(size, relax.const(0, "float32")))

@@ -9,9 +9,9 @@ from tvm import relax
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import text
-from tvm_ext.onnx_frontend.converters.ml.labels import chosen, floats, integer_labels, one_of_two
+from tvm_ext.onnx_frontend.converters.ml.labels import floats, integer_labels, one_of_two
 from tvm_ext.onnx_frontend.converters.ml.post_transform import post_transformed
-from tvm_ext.onnx_frontend.converters.ml.tree_walk import tree_scores
+from tvm_ext.onnx_frontend.converters.ml.tree_walk import Verdict, tree_labels, tree_scores
 from tvm_ext.onnx_frontend.converters.ml.trees import MEMBER, MODES, Forest, from_nodes
 
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
@@ -56,9 +56,8 @@ class TreeEnsembleClassifier(OnnxOpConverter):
         if len(labels) == 2:
             return _of_two_classes(bb, x, forest, attr, labels)
         base = np.pad(base, (0, len(labels) - base.size))
-        scores = tree_scores(bb, x, forest, "SUM", base)
-        chosen_labels = chosen(bb, scores, labels)
-        return relax.Tuple([chosen_labels, _single(bb, post_transformed(bb, scores, post))])
+        label, scores = tree_labels(bb, x, forest, base, Verdict(labels))
+        return relax.Tuple([label, _single(bb, post_transformed(bb, scores, post))])
 
 
 def _of_two_classes(
@@ -71,6 +70,13 @@ def _of_two_classes(
         raise FormError("some of its leaves have no weight for the second class; expected all")
     alone = first != second
     positive = bool((_numbers(attr, "class_weights") >= 0).all())
+    threshold = 0.5 if alone and positive else 0.0
+    # Without the one score of the second class the labels are these, whatever classlabels say.
+    pair = labels if alone else np.array([0, 1])
+    if not second and base.size < 2:
+        verdict = Verdict(pair, threshold, _opposite(positive, _post(attr)))
+        label, both = tree_labels(bb, x, forest.of_target(0), base, verdict)
+        return relax.Tuple([label, _single(bb, post_transformed(bb, both, _two(_post(attr))))])
     # The base value of the first class stands for one score as well.
     added = np.array([base[0] if base.size == 1 or (not second and base.size) else 0.0, 0.0])
     scores = tree_scores(bb, x, forest, "SUM", added)
@@ -78,35 +84,26 @@ def _of_two_classes(
     if second and base.size == 2:
         other = bb.emit(relax.op.add(one, _number(base[1], one)))
         one = bb.emit(relax.op.negative(other))
-    decisive = other if second else one
-    threshold = 0.5 if alone and positive else 0.0
-    # Without the one score of the second class the labels are these, whatever classlabels say.
-    negative_label, positive_label = (int(label) for label in labels) if alone else (0, 1)
-    label = one_of_two(bb, decisive, threshold, negative_label, positive_label)
-    if not second and base.size < 2:
-        return relax.Tuple([label, _single(bb, _both(bb, one, positive, _post(attr)))])
+    label = one_of_two(bb, other if second else one, threshold, *(int(one) for one in pair))
     nothing = bb.emit(relax.op.zeros_like(one))
-    pair = [one if first else nothing, other if second else nothing]
-    both = bb.emit(relax.op.concat(pair, axis=1))
+    columns = [one if first else nothing, other if second else nothing]
+    both = bb.emit(relax.op.concat(columns, axis=1))
     return relax.Tuple([label, _single(bb, post_transformed(bb, both, _post(attr)))])
 
 
-def _both(bb: relax.BlockBuilder, score: relax.Expr, positive: bool, post: str) -> relax.Expr:
-    """Two scores from one: probabilities when no weight is negative, else distances from zero.
-
-    Of one score ONNX Runtime knows no transform but LOGISTIC.
-    """
+def _opposite(positive: bool, post: str) -> float:
+    """Two scores of one are probabilities when no weight is negative, else distances from zero."""
     if post == "PROBIT":
         raise FormError(
             "its post_transform PROBIT is of one score for two classes, of which ONNX Runtime "
             "leaves the second undefined; expected another one"
         )
-    opposite = bb.emit(relax.op.negative(score))
-    if post == "LOGISTIC":
-        both = bb.emit(relax.op.concat([opposite, score], axis=1))
-        return post_transformed(bb, both, post)
-    other = bb.emit(relax.op.add(opposite, _number(1.0, score))) if positive else opposite
-    return bb.emit(relax.op.concat([other, score], axis=1))
+    return 1.0 if positive and post != "LOGISTIC" else 0.0
+
+
+def _two(post: str) -> str:
+    """Of one score ONNX Runtime knows no transform but LOGISTIC."""
+    return post if post == "LOGISTIC" else "NONE"
 
 
 def _column(bb: relax.BlockBuilder, scores: relax.Expr, place: int) -> relax.Expr:

@@ -1,7 +1,7 @@
 """Tree ensembles as tables of nodes: what to compare with what, and where to go from there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,11 @@ class Forest:
     split: np.ndarray
     weights: np.ndarray
     hit: np.ndarray
+
+    def of_target(self, target: int) -> "Forest":
+        """The same trees, speaking of one target only."""
+        alone = slice(target, target + 1)
+        return replace(self, weights=self.weights[:, alone], hit=self.hit[:, alone])
 
     @property
     def depths(self) -> np.ndarray:

@@ -120,7 +120,8 @@ def zip_map(attributes: dict[str, Any], opset: int) -> Compute:
     keys, is_sorted = [labels[place] for place in order], order == list(range(len(labels)))
 
     def compute(given: Sequence[Any]) -> tuple[list[dict[Any, float]]]:
-        rows = np.atleast_2d(given[0])
+        scores = given[0]
+        rows = scores if scores.ndim == 2 else np.atleast_2d(scores)
         if rows.shape[1] != len(keys):
             raise FormError(f"it has {len(keys)} class labels for {rows.shape[1]} scores")
         rows = rows if is_sorted else rows[:, order]
