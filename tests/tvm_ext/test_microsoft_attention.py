@@ -75,6 +75,18 @@ def test_attention_of_generative_models(past: bool) -> None:
     check("Attention", arrays, 2, num_heads=HEADS, unidirectional=1)
 
 
+@pytest.mark.parametrize("limits", [[2, 3], [3, 2, 1, 0]], ids=["ends", "ends and starts"])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_attention_with_lengths_in_place_of_a_mask(limits: list[int], causal: int) -> None:
+    arrays: Arrays = {
+        "x": drawn(BATCH, NEW, 12),
+        "w": drawn(12, 3 * HEADS * DEPTH),
+        "b": drawn(3 * HEADS * DEPTH),
+        "limits": np.array(limits, "int32"),
+    }
+    check("Attention", arrays, 1, num_heads=HEADS, unidirectional=causal)
+
+
 @pytest.mark.parametrize(
     ("shape", "half", "attributes", "positions"),
     [

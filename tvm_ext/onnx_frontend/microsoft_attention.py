@@ -74,7 +74,7 @@ def _attend(
     b: Builder, heads: list[ir.Value], depth: int, mask: ir.Value | None, added: ir.Value | None
 ) -> ir.Value:
     """Rows with the heads' results side by side."""
-    hidden = [] if mask is None else [_hidden(b, mask)]
+    hidden = [] if mask is None else [_hidden(b, mask, heads[1])]
     if b.attribute("unidirectional", 0):
         hidden.append(hidden_where(b, b.op("Not", _seen_causally(b, heads))))
     hidden += [] if added is None else [added]
@@ -110,15 +110,34 @@ def _seen_causally(b: Builder, heads: list[ir.Value]) -> ir.Value:
     return b.op("Not", b.op("Greater", b.counted(keys), b.unsqueezed(own, 1)))
 
 
-def _hidden(b: Builder, mask: ir.Value) -> ir.Value:
-    """What is added to the scores, of a mask by key, or by query and key."""
-    axes = {2: [1, 2], 3: [1], 4: []}.get(rank(mask) or 0)
+def _hidden(b: Builder, mask: ir.Value, keys: ir.Value) -> ir.Value:
+    """What is added to the scores, of a mask by key, by query and key, or of lengths."""
+    axes = {1: [1, 2], 2: [1, 2], 3: [1], 4: []}.get(rank(mask) or 0)
     if axes is None or mask.dtype is None:
-        raise CannotRewrite("a mask of lengths, or of unknown rank")
-    none = b.constant(np.array(0, mask.dtype.numpy()))
+        raise CannotRewrite("a mask of unknown rank or type")
+    if rank(mask) == 1:
+        seen = _within(b, mask, keys)
+    else:
+        seen = b.op("Greater", mask, b.constant(np.array(0, mask.dtype.numpy())))
     lowest = b.number(b.attribute("mask_filter_value", _HIDDEN))
-    found = b.op("Where", b.op("Greater", mask, none), b.number(0), lowest)
+    found = b.op("Where", seen, b.number(0), lowest)
     return b.unsqueezed(found, *axes) if axes else found
+
+
+def _within(b: Builder, limits: ir.Value, keys: ir.Value) -> ir.Value:
+    """Whether a key lies before its sequence's end, and, where those follow, at its start or after.
+
+    ``limits`` holds the ends of all sequences, then perhaps their starts.
+    """
+    (count,) = limits.shape or (None,)
+    batch = None if b.input(0).shape is None else b.input(0).shape[0]
+    place = b.cast(b.counted(b.size(keys, 2)), ir.DataType.INT32)
+    if count == batch and batch is not None:
+        return b.op("Less", place, b.unsqueezed(limits, 1))
+    if not isinstance(batch, int) or count != 2 * batch:
+        raise CannotRewrite("limits of keys that are not one or two a sequence")
+    ends, starts = (b.unsqueezed(part, 1) for part in cut(b, limits, [batch, batch], axis=0))
+    return b.op("And", b.op("Less", place, ends), b.op("Not", b.op("Less", place, starts)))
 
 
 def cut_heads(b: Builder, rows: ir.Value, count: int) -> ir.Value:
