@@ -132,7 +132,8 @@ def _within(b: Builder, limits: ir.Value, keys: ir.Value) -> ir.Value:
     (count,) = limits.shape or (None,)
     batch = None if b.input(0).shape is None else b.input(0).shape[0]
     place = b.cast(b.counted(b.size(keys, 2)), ir.DataType.INT32)
-    if count == batch and batch is not None:
+    # Exporters write ends alone; names of the two sizes may differ although they are the same.
+    if count == batch or (limits.shape is not None and not isinstance(count, int)):
         return b.op("Less", place, b.unsqueezed(limits, 1))
     if not isinstance(batch, int) or count != 2 * batch:
         raise CannotRewrite("limits of keys that are not one or two a sequence")
