@@ -31,6 +31,7 @@ class NameSymbolicSizes:
     Leaves alone: sizes that are a number or a variable, with a number added or multiplied.
 
     Run after: FuseTIR, which compares the sizes of the operators that it joins.
+    Run before: RewriteDataflowReshape, which cannot divide by a size that is chosen in the run.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -75,6 +75,18 @@ def test_axes_stored_as_a_scalar(operator: str, opset: int, wanted: tuple) -> No
         np.testing.assert_array_equal(found["y"], np.array([-1, -2], np.float32).reshape(wanted))
 
 
+@pytest.mark.parametrize("fill", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+def test_shapes_of_the_run_are_filled_with_infinity_and_with_no_number(
+    fill: float, dtype: str
+) -> None:
+    filling = onnx.numpy_helper.from_array(np.array([fill], dtype))
+    nodes = [node("Shape", ["x"], ["s"]), node("ConstantOfShape", ["s"], ["y"], value=filling)]
+    proto = model(nodes, [array_info("x", ["n", 2])], [onnx.ValueInfoProto(name="y")])
+    for found in run_at_levels(proto, x=np.zeros((3, 2), np.float32)):
+        np.testing.assert_array_equal(found["y"], np.full((3, 2), fill, dtype))
+
+
 def test_a_stored_shape_is_filled_at_compile_time() -> None:
     nodes = [
         node("ConstantOfShape", ["shape"], ["zeros"]),

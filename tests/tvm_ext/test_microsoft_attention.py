@@ -75,6 +75,41 @@ def test_attention_of_generative_models(past: bool) -> None:
     check("Attention", arrays, 2, num_heads=HEADS, unidirectional=1)
 
 
+@pytest.mark.parametrize("limits", [[2, 3], [3, 2, 1, 0]], ids=["ends", "ends and starts"])
+@pytest.mark.parametrize("causal", [0, 1])
+def test_attention_with_lengths_in_place_of_a_mask(limits: list[int], causal: int) -> None:
+    arrays: Arrays = {
+        "x": drawn(BATCH, NEW, 12),
+        "w": drawn(12, 3 * HEADS * DEPTH),
+        "b": drawn(3 * HEADS * DEPTH),
+        "limits": np.array(limits, "int32"),
+    }
+    check("Attention", arrays, 1, num_heads=HEADS, unidirectional=causal)
+
+
+def test_attention_with_lengths_of_sizes_with_different_names() -> None:
+    """As ONNX Runtime's optimiser writes encoders of any batch."""
+    node = helper.make_node(
+        "Attention", ["x", "w", "b", "ends"], ["y"], domain="com.microsoft", num_heads=HEADS
+    )
+    width = 3 * HEADS * DEPTH
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, ["rows", "length", 12]),
+        helper.make_tensor_value_info("ends", TensorProto.INT32, ["batch"]),
+    ]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    stored = [onnx.numpy_helper.from_array(drawn(12, width), "w")]
+    stored.append(onnx.numpy_helper.from_array(drawn(width), "b"))
+    graph = helper.make_graph([node], "small", inputs, outputs, stored)
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    compiled = tvm_ext.compile(proto, opt_level=0)
+    for ends in ([2, 3], [1]):
+        feeds = {"x": drawn(len(ends), NEW, 12), "ends": np.array(ends, "int32")}
+        (wanted,) = by_runtime(proto, feeds)
+        np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("shape", "half", "attributes", "positions"),
     [

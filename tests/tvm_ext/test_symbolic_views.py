@@ -154,6 +154,25 @@ def test_views_inside_of_branches() -> None:
         np.testing.assert_allclose(compiled.run(feeds)["y"], want, rtol=1e-6)
 
 
+def test_sizes_that_are_chosen_in_the_run_are_no_obstacle_to_views() -> None:
+    """The rows of a table around its middle, as relative positions are looked up."""
+    nodes = [
+        node("Shape", ["x"], ["n"]),
+        node("Min", ["n", "middle"], ["reach"]),
+        node("Sub", ["middle", "reach"], ["first"]),
+        node("Add", ["middle", "reach"], ["end"]),
+        node("Slice", ["table", "first", "end", "axis"], ["rows"]),
+        node("Reshape", ["rows", "heads"], ["h"]),
+        node("Transpose", ["h"], ["y"], perm=[0, 2, 3, 1]),
+    ]
+    weights = {"middle": ints(4), "axis": ints(0), "heads": ints(1, -1, 2, 3), "table": rand(8, 6)}
+    proto = model(nodes, [value("x", ["n"])], [value("y", [None] * 4)], **weights)
+    compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
+    for length in (2, 9):
+        (want,) = by_runtime(proto, {"x": rand(length)})
+        np.testing.assert_array_equal(compiled.run({"x": rand(length)})["y"], want)
+
+
 @I.ir_module
 class TwoOutputs:
     @R.function

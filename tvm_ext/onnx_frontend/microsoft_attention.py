@@ -120,27 +120,35 @@ def _seen_causally(b: Builder, heads: list[ir.Value]) -> ir.Value:
     return b.op("Not", b.op("Greater", b.counted(keys), b.unsqueezed(own, 1)))
 
 
-def _hidden(b: Builder, mask: ir.Value, key: ir.Value) -> ir.Value:
-    """What is added to the scores, of a mask by sequence, by key, or by query and key."""
+def _hidden(b: Builder, mask: ir.Value, keys: ir.Value) -> ir.Value:
+    """What is added to the scores, of a mask by key, by query and key, or of lengths."""
     axes = {1: [1, 2], 2: [1, 2], 3: [1], 4: []}.get(rank(mask) or 0)
     if axes is None or mask.dtype is None:
-        raise CannotRewrite("a mask of unknown rank")
-    lowest = b.number(b.attribute("mask_filter_value", _HIDDEN))
+        raise CannotRewrite("a mask of unknown rank or type")
     if rank(mask) == 1:
-        seen = _within_lengths(b, mask, key)
+        seen = _within(b, mask, keys)
     else:
         seen = b.op("Greater", mask, b.constant(np.array(0, mask.dtype.numpy())))
+    lowest = b.number(b.attribute("mask_filter_value", _HIDDEN))
     found = b.op("Where", seen, b.number(0), lowest)
     return b.unsqueezed(found, *axes) if axes else found
 
 
-def _within_lengths(b: Builder, lengths: ir.Value, key: ir.Value) -> ir.Value:
-    """For each sequence and key whether the key is before the sequence's length."""
-    batch, count = (None if v.shape is None else v.shape[0] for v in (b.input(0), lengths))
-    if isinstance(batch, int) and isinstance(count, int) and batch != count:
-        raise CannotRewrite("a mask of first and last positions")
-    positions = b.counted(b.size(key, 2))
-    return b.op("Less", positions, b.unsqueezed(b.cast(lengths, ir.DataType.INT64), 1))
+def _within(b: Builder, limits: ir.Value, keys: ir.Value) -> ir.Value:
+    """Whether a key lies before its sequence's end, and, where those follow, at its start or after.
+
+    ``limits`` holds the ends of all sequences, then perhaps their starts.
+    """
+    (count,) = limits.shape or (None,)
+    batch = None if b.input(0).shape is None else b.input(0).shape[0]
+    place = b.cast(b.counted(b.size(keys, 2)), ir.DataType.INT32)
+    # Exporters write ends alone; names of the two sizes may differ although they are the same.
+    if count == batch or (limits.shape is not None and not isinstance(count, int)):
+        return b.op("Less", place, b.unsqueezed(limits, 1))
+    if not isinstance(batch, int) or count != 2 * batch:
+        raise CannotRewrite("limits of keys that are not one or two a sequence")
+    ends, starts = (b.unsqueezed(part, 1) for part in cut(b, limits, [batch, batch], axis=0))
+    return b.op("And", b.op("Less", place, ends), b.op("Not", b.op("Less", place, starts)))
 
 
 def cut_heads(b: Builder, rows: ir.Value, count: int) -> ir.Value:

@@ -1,9 +1,11 @@
 """LegalizeOps: TVM's pass, but reshapes of sizes that a run decides stay views of memory."""
 
+import math
 from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx, topi
+from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.static_shape import static_shape
 
@@ -17,8 +19,21 @@ def legalize_ops() -> tvm.transform.Pass:
     TVM makes such a reshape a kernel that divides by every size for each element, which operator
     fusion leaves alone. Reshapes of known sizes become kernels, so that they can be fused;
     RewriteDataflowReshape makes those views again that nothing was fused with.
+
+    TVM raises an error for ``full`` of infinity or of no number, which is a sum here.
     """
-    return relax.transform.LegalizeOps({"relax.reshape": _reshape, "relax.flatten": _flatten})
+    rules = {"relax.reshape": _reshape, "relax.flatten": _flatten, "relax.full": _full}
+    return relax.transform.LegalizeOps(rules)
+
+
+def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    fill, dtype = call.args[1], str(call.ty.dtype)
+    value = fill.value.numpy().item() if isinstance(fill, GenericConst) else 0
+    if math.isfinite(value):
+        return _by_tvm(builder, call)
+    zeros = builder.normalize(relax.op.full(call.args[0], relax.const(0, dtype), dtype))
+    zeros = builder.emit(_by_tvm(builder, zeros))
+    return builder.call_te(topi.add, zeros, tirx.const(value, dtype), primfunc_name_hint="full")
 
 
 def _reshape(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .entry import DYNAMIC, Entry, Sizes
-from .tiny_transformers import builder, configuration
+from .tiny_transformers import builder
 from .transformers_language import DECODERS, ENCODERS, SEQUENCES
 from .transformers_speech import WHISPER
 
@@ -54,7 +54,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def _entry(model: str, task: str, options: Mapping[str, Any]) -> Entry:
-    build = builder(model, configuration(model), options, use_cache=True)
+    build = builder(model, options, use_cache=True)
     return Entry(
         f"Optimum {model}",
         "transformers by Optimum",

@@ -9,9 +9,9 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.tir_schedules.nest import substitute
-from tvm_ext.hardware.targets import current_cpu
 
 # Reads and writes the buffers that it is given, inputs first, through T's loops and branches.
 LoopBody = Callable[..., None]
