@@ -180,8 +180,8 @@ def _run_with(raised):
         raise raised
 
     made = compiled(layers())
-    made._made()
-    with replaced(made._threads_own, "main", main):
+    _, buffers = made._made()
+    with replaced(made._threads_own, "made", (main, buffers)):
         made.run({"x": np.ones((2, 3), np.float32)})
 
 

@@ -257,18 +257,3 @@ def test_unsupported_operators_in_the_body_of_a_loop():
         domains=["my.domain"],
     )
     refused_model(model, "determinant", kind=UnsupportedOperatorError)
-
-
-# Forms that are computed differently by each program ---------------------------------------------
-
-
-def test_pool_window_behind_the_input():
-    attributes = {"kernel_shape": [3], "strides": [3], "pads": [1, 2], "ceil_mode": 1}
-    model = model_of(
-        [node("AveragePool", ["x"], ["y"], "mean", **attributes)],
-        [tensor("x", [1, 1, 4])],
-        [tensor("y", None)],
-    )
-    refused_model(model, "'mean'", "window", "behind")
-    model.graph.node[0].attribute.pop()
-    tvm_ext.compile(model)

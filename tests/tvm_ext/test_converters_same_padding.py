@@ -88,6 +88,16 @@ def test_places_of_the_largest_at_open_sizes(ceil: int) -> None:
     compiled_once(proto, images())
 
 
+@pytest.mark.parametrize("length", [4, "L"])
+@pytest.mark.parametrize("operator", ["AveragePool", "LpPool", "MaxPool"])
+def test_a_window_behind_the_input_is_left_out(operator: str, length: int | str) -> None:
+    """ONNX's inference counts it, and ONNX Runtime does not compute it."""
+    attributes = {"kernel_shape": [3], "strides": [3], "pads": [1, 2], "ceil_mode": 1}
+    pool = node(operator, ["x"], ["y"], **attributes)
+    proto = model([pool], [value("x", [1, 1, length])], [value("y", None)], opset=22)
+    compiled_once(proto, [{"x": rand(1, 1, 4)}])
+
+
 def test_a_transposed_convolution_of_a_given_shape_and_an_open_batch() -> None:
     attributes = {"output_shape": [14, 18], "strides": [2, 2], "auto_pad": "SAME_UPPER"}
     up = node("ConvTranspose", ["x", "w"], ["y"], **attributes)
