@@ -38,7 +38,8 @@ def run_error(
     if isinstance(error, MemoryError) or any(word in text.lower() for word in _MEMORY):
         return RunError(
             f"there is no memory left{where} for the inputs {given}; expected room for all values "
-            "of the run: give smaller inputs, or end other programs"
+            "of the run: give smaller inputs (larger ones if a window does not fit into these), or "
+            "end other programs"
         )
     if any(word in text for word in _SIZES):
         names = open_names(shapes_of(specs))

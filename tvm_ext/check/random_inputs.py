@@ -17,6 +17,9 @@ from tvm_ext.value_files import read_values
 # comes after it, so that an axis that is summed, shifted or broadcast shows.
 DEFAULT_BATCH = 1
 DEFAULT_SIZE = 16
+# Sides of a picture: most networks halve them four or five times.
+DEFAULT_SIDE = 64
+_COLOURS = (1, 3, 4)
 
 
 def random_inputs(
@@ -37,8 +40,9 @@ def random_inputs(
     seed : int
         Seed of NumPy's default generator.
     sizes : mapping of symbolic dimension to size, optional
-        Others are ``DEFAULT_BATCH`` when first met on axis 0, else ``DEFAULT_SIZE``, or the nearest
-        size that the model allows.
+        Others are ``DEFAULT_BATCH`` when first met on axis 0, ``DEFAULT_SIDE`` in pictures (one,
+        three or four channels, first or last), else ``DEFAULT_SIZE``, or the nearest size that the
+        model allows.
 
     Raises
     ------
@@ -50,16 +54,21 @@ def random_inputs(
     arrays = {}
     for spec in specs:
         shape = []
+        length = DEFAULT_SIDE if _is_picture(spec) else DEFAULT_SIZE
         ranges = spec.ranges or (None,) * len(spec.shape)
         for axis, (size, allowed) in enumerate(zip(spec.shape, ranges, strict=True)):
             if isinstance(size, str):
-                usual = DEFAULT_SIZE if axis else DEFAULT_BATCH
+                usual = length if axis else DEFAULT_BATCH
                 if allowed is not None:
                     usual = min(max(usual, allowed.low), allowed.high)
                 size = known.setdefault(size, usual)
             shape.append(size)
         arrays[spec.name] = _draw(spec, tuple(shape), generator)
     return arrays
+
+
+def _is_picture(spec: TensorSpec) -> bool:
+    return len(spec.shape) == 4 and (spec.shape[1] in _COLOURS or spec.shape[3] in _COLOURS)
 
 
 def load_inputs(path: str | Path, specs: Sequence[TensorSpec] = ()) -> dict[str, Any]:
