@@ -267,3 +267,35 @@ def test_a_condition_of_one_element_that_the_run_is_given():
         np.testing.assert_array_equal(
             compiled.run({"c": np.array([chosen]), "x": ONE})["y"], expected
         )
+
+
+def test_one_element_that_a_loop_gives_an_axis_has_it_from_the_beginning():
+    steps = [
+        node("Add", ["s", "one"], ["more"]),
+        node("ReduceSum", ["more"], ["total"], keepdims=0),
+        node("Unsqueeze", ["total", "zeroth"], ["s2"]),
+    ]
+    loop = node("Loop", ["m", "", "start"], ["z"], body=loop_body(steps, ["s"], "s2"), name="loop")
+    numbers = {"one": np.array(1, np.float32), "zeroth": np.array([0])}
+    inputs = [value("start", []), value("m", [], TensorProto.INT64)]
+    proto = model([loop], inputs, [value("z", None)], opset=18, **numbers)
+    assert_same(proto, {"start": np.array(2, np.float32), "m": np.array(3)}, levels=["O0"])
+
+
+def test_what_a_loop_writes_and_never_reads_may_begin_as_anything():
+    """As exporters of Paddle write a variable that a loop alone defines."""
+    steps = [
+        node("Add", ["s", "x"], ["s2"]),
+        node("Concat", ["s2", "x"], ["last2"], axis=0),
+    ]
+    body = loop_body(steps, ["s", "last"], "s2 last2")
+    loop = node("Loop", ["m", "", "x", "nothing"], ["z", "w"], body=body, name="loop")
+    proto = model(
+        [loop],
+        [value("x", ["N", 3])],
+        [value("z", None), value("w", None)],
+        nothing=np.zeros((), np.float32),
+        m=np.array(3),
+    )
+    for rows in (1, 4):
+        assert_same(proto, {"x": rand(rows, 3)}, levels=["O0"])

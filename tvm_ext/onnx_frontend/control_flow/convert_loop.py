@@ -1,12 +1,14 @@
 """Loop as calls of a private function that computes one iteration."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from tvm import relax
+from tvm import relax, tirx
 
 from tvm_ext.onnx_frontend.control_flow.body_converter import BodyConverter
 from tvm_ext.onnx_frontend.control_flow.loop_body import typed_loop
 from tvm_ext.onnx_frontend.control_flow.loop_levels import conditional, counted
+from tvm_ext.onnx_frontend.control_flow.symbolic_types import is_one_element, unknown_symbols
 from tvm_ext.onnx_frontend.control_flow.values import as_tensor, integer, scalar, truth
 
 
@@ -19,7 +21,7 @@ def convert_loop(importer: BodyConverter, name: str, inputs: Any, attrs: dict) -
     Raises
     ------
     ValueError
-        A loop-carried value changes its type or rank, or is a sequence.
+        A loop-carried value changes its type, or its rank with several elements, or is a sequence.
     """
     bb, body = importer.bb, attrs["body"]
     limit = None if inputs[0] is None else scalar(bb, as_tensor(bb, inputs[0]))
@@ -27,6 +29,11 @@ def convert_loop(importer: BodyConverter, name: str, inputs: Any, attrs: dict) -
     carried = [as_tensor(bb, value) for value in inputs[2:]]
     first = _first_condition(bb, limit, condition)
     loop = typed_loop(importer, name, body, limit, carried, begins=truth(first) is True)
+    types = loop.signature.types[1 : 1 + len(carried)]
+    carried = [
+        _of_type(bb, value, ty, loop.signature.fixed)
+        for value, ty in zip(carried, types, strict=True)
+    ]
     start = [relax.const(0, "int64"), *carried]
     trips = integer(limit)
     if truth(first) is False:
@@ -34,6 +41,21 @@ def convert_loop(importer: BodyConverter, name: str, inputs: Any, attrs: dict) -
     if loop.counted and trips is not None and truth(first):
         return relax.Tuple(counted(loop, start, trips))
     return relax.Tuple(conditional(loop, start, first))
+
+
+def _of_type(
+    bb: relax.BlockBuilder, value: relax.Expr, ty: relax.TensorType, known: Sequence[tirx.Var]
+) -> relax.Expr:
+    """What the first iteration gets: one element with more axes, zeros for what it never reads."""
+    dtype = str(ty.dtype)
+    if value.ty.ndim == ty.ndim and str(value.ty.dtype) == dtype:
+        return value
+    if str(value.ty.dtype) == dtype and is_one_element(ty):
+        return bb.emit(relax.op.reshape(value, [1] * ty.ndim))
+    sizes = [
+        0 if unknown_symbols(relax.ShapeType([size]), known) else size for size in ty.shape.values
+    ]
+    return bb.emit(relax.op.zeros(relax.ShapeExpr(sizes), dtype))
 
 
 def _first_condition(

@@ -10,10 +10,15 @@ from tvm_ext.onnx_frontend.control_flow.body_converter import BodyConverter
 from tvm_ext.onnx_frontend.control_flow.functions import function, function_name
 from tvm_ext.onnx_frontend.control_flow.loop_calls import Loop
 from tvm_ext.onnx_frontend.control_flow.parameters import Captured, Signature, capture
-from tvm_ext.onnx_frontend.control_flow.symbolic_types import unknown_symbols
+from tvm_ext.onnx_frontend.control_flow.symbolic_types import (
+    is_one_element,
+    renewed,
+    unknown_symbols,
+)
 from tvm_ext.onnx_frontend.control_flow.values import as_tensor, integer, scalar, truth
 from tvm_ext.onnx_frontend.converters.random import ITERATIONS
 from tvm_ext.onnx_frontend.iterations import draws_inside
+from tvm_ext.onnx_frontend.scopes import names_read
 
 _SCALAR = relax.TensorType((), "int64")
 
@@ -37,6 +42,8 @@ def typed_loop(
         around = [limit, *around]
     types = [value.ty for value in carried]
     fixed = list(captured.symbols())
+    # What a loop leaves in a variable that it does not read may begin as anything.
+    unread = set(_carried(body)) - _read(body) if begins else set()
     for ty in types:
         fixed += unknown_symbols(ty, fixed)
     while True:
@@ -46,7 +53,9 @@ def typed_loop(
         )
         after = results[1 : 1 + len(types)]
         widened = [
-            _widened(name, fixed, a, b)
+            renewed(b, {v: v for v in fixed})
+            if name in unread and not _alike(a, b)
+            else _widened(name, fixed, a, b)
             for name, a, b in zip(_carried(body), types, after, strict=True)
         ]
         if all(a is b for a, b in zip(types, widened, strict=True)):
@@ -128,8 +137,14 @@ def _iterations(
 def _widened(
     name: str, fixed: list[tirx.Var], before: relax.TensorType, after: relax.TensorType
 ) -> relax.TensorType:
-    """``before``, or a type that covers both, with a symbol for each size that changes."""
-    if str(before.dtype) != str(after.dtype) or before.ndim != after.ndim:
+    """``before``, or a type that covers both, with a symbol for each size that changes.
+
+    A single element may get axes in an iteration: it has them from the beginning then.
+    """
+    grows = str(before.dtype) == str(after.dtype) and before.ndim < after.ndim
+    if grows and is_one_element(before) and is_one_element(after):
+        return after
+    if not _alike(before, after):
         raise FormError(
             f"loop-carried value '{name}' begins as {before.ndim}-dimensional {before.dtype} and "
             f"becomes {after.ndim}-dimensional {after.dtype}; a compiled model needs them alike"
@@ -141,6 +156,17 @@ def _widened(
         if not own and not tvm_ffi.structural_equal(a, b):
             sizes[axis], changed = tirx.Var(f"d{axis}", "int64"), True
     return relax.TensorType(sizes, str(before.dtype)) if changed else before
+
+
+def _alike(a: relax.TensorType, b: relax.TensorType) -> bool:
+    return str(a.dtype) == str(b.dtype) and a.ndim == b.ndim
+
+
+def _read(body: onnx.GraphProto) -> set[str]:
+    """Names that nodes of the body read, or that it gives back."""
+    return {name for node in body.node for name in names_read(node)} | {
+        value.name for value in body.output
+    }
 
 
 def _carried(body: onnx.GraphProto) -> list[str]:

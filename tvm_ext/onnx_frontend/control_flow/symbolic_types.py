@@ -34,6 +34,11 @@ def unknown_symbols(ty: relax.Type, known: Iterable[tirx.Var]) -> list[tirx.Var]
     ]
 
 
+def is_one_element(ty: relax.TensorType) -> bool:
+    """Whether all sizes are known to be 1."""
+    return all(isinstance(size, tirx.IntImm) and int(size) == 1 for size in ty.shape.values)
+
+
 def renewed(ty: relax.TensorType, symbols: Symbols) -> relax.TensorType:
     """The type in other ``symbols``, with a new one for every axis that they do not describe."""
     sizes = []
