@@ -9,7 +9,7 @@ from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.origin import origins_of
 from tvm_ext.relay_passes.origin_writer import all_bindings_of, write_origins
 from tvm_ext.relay_passes.size_parameters import sizes_in_one_shape
-from tvm_ext.relay_passes.symbolic_order import sizes_defined_first
+from tvm_ext.relay_passes.symbolic_order import cast_results_ungrouped, sizes_defined_first
 
 
 @graph_pass
@@ -30,6 +30,7 @@ class FuseOperators:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns the fused module; ``mod`` is left as it is."""
+        mod = cast_results_ungrouped(mod)
         fused = sizes_defined_first(relax.transform.FuseOps()(mod))
         merged: dict[relax.Var, tuple[str, ...]] = {}
         for global_var, func in mod.functions.items():

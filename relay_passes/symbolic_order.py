@@ -1,14 +1,65 @@
-"""Puts bindings behind the match_cast that defines the symbolic sizes that they use.
+"""Keeps the order of bindings and of the match_casts between them right around FuseOps.
 
 TVM 0.27's FuseOps sorts the bindings of a block by the variables that they read, and knows nothing
 of the sizes: an operator that is fused with an earlier one moves in front of the ``match_cast`` of
-its own sizes, and the module is not well-formed any more.
+its own sizes, and the module is not well-formed any more. Nor does it see that a ``match_cast``
+reads a tensor: it fuses the tensor's kernel with one that waits for the cast.
 """
 
 from collections.abc import Iterable
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.relay_passes.binding_rewriter import GraphView
+from tvm_ext.relay_passes.origin_writer import all_bindings_of
+
+# TVM's number for a kernel that is not fused: its attribute ``op_pattern``.
+_OPAQUE = 8
+
+
+def cast_results_ungrouped(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with kernels, whose results are cast and read otherwise as well, marked opaque."""
+    cast: set[relax.Var] = set()
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            view = GraphView(func)
+            values = (b.value for b in all_bindings_of(func) if isinstance(b, relax.MatchCast))
+            cast.update(v for v in values if isinstance(v, relax.Var) and view.uses(v) > 1)
+    if not cast:
+        return mod
+    marker = _OpaqueKernels(mod, cast)
+    for global_var, func in mod.functions.items():
+        if isinstance(func, relax.Function):
+            marker.builder_.update_func(global_var, marker.visit_expr(func))
+    return marker.builder_.get()
+
+
+@mutator
+class _OpaqueKernels(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, results: set[relax.Var]) -> None:
+        super().__init__(mod)
+        self.mod = mod
+        self.results = results
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        call = binding.value
+        if binding.var not in self.results or not _is_kernel_call(call):
+            super().visit_var_binding_(binding)
+            return
+        kernel = self.mod[call.args[0]].with_attr("op_pattern", _OPAQUE)
+        name = self.builder_.add_func(kernel, str(call.args[0].name_hint))
+        rest = [self.visit_expr(arg) for arg in call.args[1:]]
+        marked = relax.Call(call.op, [name, *rest], call.attrs, call.ty_args, call.span)
+        self.builder_.emit_normalized(
+            relax.VarBinding(binding.var, self.builder_.normalize(marked))
+        )
+
+
+def _is_kernel_call(value: relax.Expr) -> bool:
+    op = getattr(value, "op", None)
+    return isinstance(op, tvm.ir.Op) and op.name == "relax.call_tir"
 
 
 def sizes_defined_first(mod: tvm.IRModule) -> tvm.IRModule:

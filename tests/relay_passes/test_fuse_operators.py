@@ -232,3 +232,22 @@ def test_a_cast_to_sizes_hides_no_names_of_a_long_chain():
 
 def test_a_module_without_functions_is_left_alone():
     assert structural_equal(FuseOperators()(tvm.IRModule()), tvm.IRModule())
+
+
+def test_a_kernel_whose_result_is_cast_waits_for_nothing_behind_the_cast():
+    """FuseOps would join the first kernel with the last, which reads what the cast leads to."""
+    builder = relax.BlockBuilder()
+    columns = tvm.tirx.Var("k", "int64")
+    x = relax.Var("x", relax.TensorType([2, columns], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(op.add(x, x))
+            cast = builder.match_cast(y, relax.TensorType([2, 3], "float32"))
+            product = builder.emit(op.matmul(cast, weight(3, 3)))
+            joined = builder.emit(op.concat([product, y], axis=1))
+            result = builder.emit_output(joined)
+        builder.emit_func_output(result)
+    before = lower(builder.get())
+    assert not relax.analysis.check_well_formed(relax.transform.FuseOps()(before), check_ty=False)
+    after = FuseOperators()(before)
+    assert relax.analysis.check_well_formed(after, check_ty=False)
