@@ -68,12 +68,15 @@ class LongSizes:
 
 
 def _is_long(size: Size) -> bool:
-    """A choice, which TVM writes for windows that are rounded up, counts as long.
+    """A choice, which TVM writes for windows that are rounded up, and a cast count as long.
 
-    TVM infers types anew in some passes, and knows none for a choice inside of a size.
+    TVM infers types anew in some passes, and knows none for a choice inside of a size. The range
+    of a cast's type it takes for a limit, and plans storage for 2^31 rows.
     """
     if isinstance(size, int):
         return False
     parts: list[object] = []
     tvm_ffi.structural_walk(size, (tvm.ir.Expr, parts.append))
-    return len(parts) > _MOST_PARTS or any(isinstance(part, tvm.ir.Call) for part in parts)
+    return len(parts) > _MOST_PARTS or any(
+        isinstance(part, tvm.ir.Call | tirx.Cast) for part in parts
+    )

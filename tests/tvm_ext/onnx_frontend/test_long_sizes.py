@@ -145,3 +145,23 @@ def test_the_first_half_of_twice_a_size_is_the_size() -> None:
     text = imported.script()
     assert "T.min" not in text
     assert "agreed" not in text
+
+
+def test_a_size_that_a_cast_limits_reserves_no_storage_for_the_limit() -> None:
+    """As TensorFlow multiplies sizes in int32: the product may wrap, and is small in truth."""
+    nodes = [
+        node("Shape", ["x"], ["sizes"], end=2),
+        node("Cast", ["sizes"], ["narrow"], to=onnx.TensorProto.INT32),
+        node("ReduceProd", ["narrow"], ["product"], keepdims=1),
+        node("Cast", ["product"], ["rows"], to=onnx.TensorProto.INT64),
+        node("Concat", ["rows", "columns"], ["shape"], axis=0),
+        node("Reshape", ["x", "shape"], ["flat"]),
+        node("Sigmoid", ["flat"], ["s"]),
+        node("MatMul", ["s", "w"], ["y"]),
+    ]
+    arrays = {"columns": np.array([400], np.int64), "w": rand(400, 400)}
+    inputs, outputs = [value("x", ["N", "M", 400])], [value("y", [None, 400])]
+    proto = model(nodes, inputs, outputs, opset=18, **arrays)
+    compiled = tvm_ext.compile(proto, HOST)
+    x = {"x": rand(2, 3, 400)}
+    np.testing.assert_allclose(compiled.run(x)["y"], by_runtime(proto, x)[0], atol=1e-4)
