@@ -87,3 +87,11 @@ def test_roi_align(mode: str, coordinates: str, ratio: int) -> None:
         output_width=2,
         spatial_scale=0.5,
     )
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_points_that_are_no_numbers_are_read_at_the_first_border(padding: str) -> None:
+    """Detectors divide by the size of their smallest map less one, which may be zero."""
+    points = np.array([[np.nan, 0], [np.inf, 0.5], [-np.inf, 0.1], [0, np.nan], [3e30, 0]])
+    grid = points.astype(np.float32).reshape(1, 1, 5, 2)
+    check_operator("GridSample", {"x": rand(1, 2, 2, 3), "grid": grid}, padding_mode=padding)

@@ -21,7 +21,12 @@ from tvm_ext.onnx_frontend.converters.range_and_expand import (
 from tvm_ext.onnx_frontend.converters.resize import Resize
 from tvm_ext.onnx_frontend.converters.reverse_sequence import ReverseSequence, TensorScatter
 from tvm_ext.onnx_frontend.converters.same_padding import AveragePool, Conv, LpPool
-from tvm_ext.onnx_frontend.converters.sampling import AffineGrid, DeformConv, RoiAlign
+from tvm_ext.onnx_frontend.converters.sampling import (
+    AffineGrid,
+    DeformConv,
+    GridSample,
+    RoiAlign,
+)
 from tvm_ext.onnx_frontend.converters.slice import Slice
 from tvm_ext.onnx_frontend.converters.split import Split
 from tvm_ext.onnx_frontend.converters.top_k import TopK
@@ -57,5 +62,6 @@ SHAPE_AND_DETECTION_CONVERTERS: dict[str, Any] = {
     "Det": Det,
     "AffineGrid": AffineGrid,
     "DeformConv": DeformConv,
+    "GridSample": GridSample,
     "RoiAlign": RoiAlign,
 }
