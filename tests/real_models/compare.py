@@ -50,6 +50,8 @@ class ExportedFile:
         entry, part = self.case.entry, self.model.stem
         name = entry.name if part == "model" else f"{entry.name} {part}"
         sizes = [dict(sizes) for sizes in self.case.sizes]
+        # The page goes into the project, which knows no folder of a machine.
+        reason = reason.replace(f"{self.model.parent}/", "")
         return Outcome(
             name, entry.family, self.case.exporter, self.case.form, status, reason, sizes
         )
