@@ -31,7 +31,7 @@ def _pipeline() -> tuple[tvm.transform.Pass, Any, Any]:
     return passes, host_passes, device_passes
 
 
-@tvm.transform.module_pass(opt_level=0, name="LeaveOutEmptyLaunches")
+@tirx.transform.prim_func_pass(opt_level=0, name="LeaveOutEmptyLaunches")
 class LeaveOutEmptyLaunches:
     """Host code that launches a kernel only if its grid has blocks.
 
@@ -41,15 +41,11 @@ class LeaveOutEmptyLaunches:
     Run after: SplitHostDevice, MakePackedAPI.
     """
 
-    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
         """Launches of known size stay as they are."""
-        functions = {
-            variable: func.with_body(structural_map(func.body, (tirx.Evaluate, _guarded)))
-            if isinstance(func, tirx.PrimFunc)
-            else func
-            for variable, func in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return func.with_body(structural_map(func.body, (tirx.Evaluate, _guarded)))
 
 
 def _guarded(stmt: tirx.Evaluate) -> tirx.Stmt:

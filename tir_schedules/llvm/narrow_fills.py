@@ -27,7 +27,7 @@ def _pipeline() -> tuple[tvm.transform.Pass, Any, Any]:
     return tvm.transform.Sequential([SerialNarrowFills(), lowered]), host_passes, device_passes
 
 
-@tvm.transform.module_pass(opt_level=0, name="SerialNarrowFills")
+@tirx.transform.prim_func_pass(opt_level=0, name="SerialNarrowFills")
 class SerialNarrowFills:
     """Vectorised loops that store a narrow float which no lane changes become plain loops.
 
@@ -35,15 +35,11 @@ class SerialNarrowFills:
     After:  ``for lane in range(16): y[i * 16 + lane] = x[i]``
     """
 
-    def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
+    def transform_function(
+        self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
+    ) -> tirx.PrimFunc:
         """Kernels of other types stay as they are."""
-        functions = {
-            variable: func.with_body(structural_map(func.body, (tirx.For, _serial)))
-            if isinstance(func, tirx.PrimFunc)
-            else func
-            for variable, func in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
+        return func.with_body(structural_map(func.body, (tirx.For, _serial)))
 
 
 def _serial(loop: tirx.For) -> tirx.For:

@@ -160,21 +160,6 @@ def _static_shape(value: ir.Value | None) -> list[int] | None:
     return [int(size) for size in sizes] if all(isinstance(s, int) for s in sizes) else None
 
 
-def _integers(node: ir.Node, name: str) -> list[int] | None:
-    attribute = node.attributes.get(name)
-    return list(attribute.as_ints()) if attribute is not None else None
-
-
-def _integer(node: ir.Node, name: str) -> int:
-    attribute = node.attributes.get(name)
-    return int(attribute.as_int()) if attribute is not None else 0
-
-
-def _text(node: ir.Node, name: str) -> str:
-    attribute = node.attributes.get(name)
-    return attribute.as_string() if attribute is not None else ""
-
-
 _FORMS: dict[str, Callable[[ir.Node], None]] = {
     **dict.fromkeys(("Conv", "Gemm", "LogSoftmax", "MatMul", "Softmax"), _product),
     "Concat": concat_in_groups,

@@ -27,10 +27,13 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _with_growing_cache(model: str, options: Mapping[str, Any]) -> Callable[[], Any]:
+def _with_cache(
+    model: str, options: Mapping[str, Any], run: Callable[..., Any]
+) -> Callable[[], Any]:
+    """Builds the model as ``run(model, *inputs)``: exporters know tensors, and no caches."""
+
     def build() -> Any:
         import torch
-        from transformers import DynamicCache
 
         inner = builder(model, options, use_cache=True)()
 
@@ -39,45 +42,31 @@ def _with_growing_cache(model: str, options: Mapping[str, Any]) -> Callable[[], 
                 super().__init__()
                 self.inner = inner
 
-            def forward(self, input_ids: Any, attention_mask: Any, *past: Any) -> Any:
-                pairs = tuple(zip(past[::2], past[1::2], strict=True))
-                cache = DynamicCache.from_legacy_cache(pairs)
-                found = self.inner(
-                    input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache
-                )
-                return found.logits, found.past_key_values.to_legacy_cache()
+            def forward(self, *inputs: Any) -> Any:
+                return run(self.inner, *inputs)
 
         return WithCache()
 
     return build
 
 
-def _with_full_cache(model: str, options: Mapping[str, Any]) -> Callable[[], Any]:
-    def build() -> Any:
-        import torch
-        from transformers import StaticCache
+def _run_growing(inner: Any, input_ids: Any, attention_mask: Any, *past: Any) -> Any:
+    from transformers import DynamicCache
 
-        inner = builder(model, options, use_cache=True)()
+    cache = DynamicCache.from_legacy_cache(tuple(zip(past[::2], past[1::2], strict=True)))
+    found = inner(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache)
+    return found.logits, found.past_key_values.to_legacy_cache()
 
-        class WithCache(torch.nn.Module):
-            def __init__(self) -> None:
-                super().__init__()
-                self.inner = inner
 
-            def forward(self, input_ids: Any, positions: Any, *past: Any) -> Any:
-                cache = StaticCache(config=self.inner.config, max_cache_len=_FULL_LENGTH)
-                for layer, keys, values in zip(cache.layers, past[::2], past[1::2], strict=True):
-                    layer.lazy_initialization(keys)
-                    layer.keys, layer.values = keys.clone(), values.clone()
-                found = self.inner(
-                    input_ids=input_ids, past_key_values=cache, cache_position=positions
-                )
-                layers = [(layer.keys, layer.values) for layer in cache.layers]
-                return found.logits, layers
+def _run_full(inner: Any, input_ids: Any, positions: Any, *past: Any) -> Any:
+    from transformers import StaticCache
 
-        return WithCache()
-
-    return build
+    cache = StaticCache(config=inner.config, max_cache_len=_FULL_LENGTH)
+    for layer, keys, values in zip(cache.layers, past[::2], past[1::2], strict=True):
+        layer.lazy_initialization(keys)
+        layer.keys, layer.values = keys.clone(), values.clone()
+    found = inner(input_ids=input_ids, past_key_values=cache, cache_position=positions)
+    return found.logits, [(layer.keys, layer.values) for layer in cache.layers]
 
 
 def _past(*length: int | str) -> dict[str, Input]:
@@ -95,7 +84,7 @@ def _growing(model: str, options: Mapping[str, Any]) -> Entry:
         "attention_mask": Input("int64", ("batch", "past+length"), "value", 1),
         **_past("past"),
     }
-    build = _with_growing_cache(model, {**options, **heads})
+    build = _with_cache(model, {**options, **heads}, _run_growing)
     return Entry(
         f"{model} with growing cache",
         "transformers (language, speech)",
@@ -113,7 +102,7 @@ def _full(model: str, options: Mapping[str, Any]) -> Entry:
         "positions": integers("length", low=2, high=3),
         **_past(_FULL_LENGTH),
     }
-    build = _with_full_cache(model, {**options, **heads})
+    build = _with_cache(model, {**options, **heads}, _run_full)
     return Entry(
         f"{model} with full cache",
         "transformers (language, speech)",

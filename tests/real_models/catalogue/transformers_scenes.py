@@ -5,16 +5,8 @@ from typing import Any
 
 from .entry import Input, floats, integers, mask
 from .tiny_transformers import entry
-from .transformers_vision import BATCH, FIXED, FREE, SIZES
+from .transformers_vision import BATCH, FIXED, FREE, SIZES, VIT
 
-_VIT = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "intermediate_size": 48,
-    "image_size": 32,
-    "patch_size": 8,
-}
 _TEXT = {
     "vocab_size": 99,
     "hidden_size": 32,
@@ -43,7 +35,7 @@ _RT_DETR = {
 }
 _CLIP = {
     "text_config": {**_TEXT, "eos_token_id": 98, "bos_token_id": 1, "pad_token_id": 0},
-    "vision_config": _VIT,
+    "vision_config": VIT,
     "projection_dim": 32,
 }
 _SAM_VISION = {
@@ -114,7 +106,7 @@ FREE_SIZES: Mapping[str, Mapping[str, Any]] = {
     },
     "RTDetrForObjectDetection": {"backbone_config": _RT_BACKBONE, **_RT_DETR},
     "RTDetrV2ForObjectDetection": {"backbone_config": _RT_BACKBONE, **_RT_DETR},
-    "DINOv3ViTModel": {k: v for k, v in _VIT.items() if k != "image_size"},
+    "DINOv3ViTModel": {k: v for k, v in VIT.items() if k != "image_size"},
     "DINOv3ConvNextModel": {"hidden_sizes": [16, 16, 32, 32], "depths": [1, 1, 1, 1]},
     "MaskFormerForInstanceSegmentation": {
         "backbone_config": _SWIN,
@@ -143,12 +135,12 @@ ONE_SIZE: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Input]]] = {
         },
         _SQUARE,
     ),
-    "Data2VecVisionModel": ({**_VIT, "use_relative_position_bias": True}, FIXED),
+    "Data2VecVisionModel": ({**VIT, "use_relative_position_bias": True}, FIXED),
     "Dinov2WithRegistersModel": (
-        {k: v for k, v in _VIT.items() if k != "intermediate_size"},
+        {k: v for k, v in VIT.items() if k != "intermediate_size"},
         FIXED,
     ),
-    "Aimv2VisionModel": (_VIT, FIXED),
+    "Aimv2VisionModel": (VIT, FIXED),
     "VitDetModel": (
         {
             **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2},
@@ -171,15 +163,15 @@ ONE_SIZE: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Input]]] = {
         },
     ),
     "VideoMAEModel": (
-        {**_VIT, "num_frames": 4, "tubelet_size": 2},
+        {**VIT, "num_frames": 4, "tubelet_size": 2},
         {"pixel_values": floats("batch", 4, 3, 32, 32)},
     ),
     "TimesformerModel": (
-        {**_VIT, "num_frames": 2},
+        {**VIT, "num_frames": 2},
         {"pixel_values": floats("batch", 2, 3, 32, 32)},
     ),
     "VivitModel": (
-        {**_VIT, "num_frames": 4, "tubelet_size": [2, 8, 8]},
+        {**VIT, "num_frames": 4, "tubelet_size": [2, 8, 8]},
         {"pixel_values": floats("batch", 4, 3, 32, 32)},
     ),
     "MgpstrForSceneTextRecognition": (
@@ -214,9 +206,9 @@ BESIDE_TEXT: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Input]]] = {
         },
         FIXED,
     ),
-    "ViltModel": ({**_TEXT, **_VIT, "max_image_length": -1}, FIXED),
+    "ViltModel": ({**_TEXT, **VIT, "max_image_length": -1}, FIXED),
     "GitForCausalLM": (
-        {**_TEXT, "vision_config": {**_VIT, "model_type": "git_vision_model"}},
+        {**_TEXT, "vision_config": {**VIT, "model_type": "git_vision_model"}},
         FIXED,
     ),
     "LayoutLMv3Model": (

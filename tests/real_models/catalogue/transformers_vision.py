@@ -11,7 +11,7 @@ SIZES = ({"batch": 2, "height": 64, "width": 64}, {"batch": 1, "height": 96, "wi
 FIXED = {"pixel_values": floats("batch", 3, 32, 32)}
 FREE = {"pixel_values": floats("batch", 3, "height", "width")}
 
-_VIT = {
+VIT = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
@@ -52,20 +52,20 @@ _DETR = {
 
 # Images of one size: the batch alone may vary.
 ONE_SIZE: Mapping[str, Mapping[str, Any]] = {
-    "ViTForImageClassification": _VIT,
-    "DeiTModel": _VIT,
-    "BeitModel": {**_VIT, "use_relative_position_bias": True},
-    "ViTMSNModel": _VIT,
-    "SiglipVisionModel": _VIT,
-    "CLIPVisionModel": _VIT,
+    "ViTForImageClassification": VIT,
+    "DeiTModel": VIT,
+    "BeitModel": {**VIT, "use_relative_position_bias": True},
+    "ViTMSNModel": VIT,
+    "SiglipVisionModel": VIT,
+    "CLIPVisionModel": VIT,
     "DPTForDepthEstimation": {
-        **_VIT,
+        **VIT,
         "num_hidden_layers": 4,
         "backbone_out_indices": [0, 1, 2, 3],
         "neck_hidden_sizes": [16, 16, 32, 32],
         "fusion_hidden_size": 16,
     },
-    "YolosForObjectDetection": {**_VIT, "image_size": [32, 32], "num_detection_tokens": 4},
+    "YolosForObjectDetection": {**VIT, "image_size": [32, 32], "num_detection_tokens": 4},
 }
 ANY_SIZE: Mapping[str, Mapping[str, Any]] = {
     "ConvNextModel": _STAGES,
@@ -101,7 +101,7 @@ ANY_SIZE: Mapping[str, Mapping[str, Any]] = {
         "hidden_sizes": [16, 24, 32],
         "neck_hidden_sizes": [8, 8, 16, 16, 24, 32, 64],
     },
-    "Dinov2Model": {**{k: v for k, v in _VIT.items() if k != "intermediate_size"}},
+    "Dinov2Model": {**{k: v for k, v in VIT.items() if k != "intermediate_size"}},
 }
 
 
@@ -110,7 +110,7 @@ def _detr(model: str, options: Mapping[str, Any]) -> Entry:
     return entry(model, options, inputs, SIZES)
 
 
-_CLIP = {"text_config": _TEXT, "vision_config": _VIT, "projection_dim": 16}
+_CLIP = {"text_config": _TEXT, "vision_config": VIT, "projection_dim": 16}
 _WORDS = {
     "input_ids": integers("texts", "length", low=3, high=98),
     "attention_mask": mask("texts", "length"),
@@ -131,7 +131,7 @@ ENTRIES = (
     *(entry(model, options, FIXED, BATCH) for model, options in ONE_SIZE.items()),
     *(entry(model, options, FREE, SIZES) for model, options in ANY_SIZE.items()),
     # The patches that it hides are drawn at random unless it gets the draw.
-    entry("ViTMAEModel", _VIT, {**FIXED, "noise": floats("batch", 16)}, BATCH),
+    entry("ViTMAEModel", VIT, {**FIXED, "noise": floats("batch", 16)}, BATCH),
     _detr("DetrForObjectDetection", _DETR),
     _detr("ConditionalDetrForObjectDetection", _DETR),
     _detr("TableTransformerForObjectDetection", _DETR),
@@ -142,7 +142,7 @@ ENTRIES = (
     entry("CLIPModel", _CLIP, _PAIRS, _PAIR_SIZES),
     entry("SiglipModel", {k: v for k, v in _CLIP.items() if k[0] in "tv"}, _PAIRS, _PAIR_SIZES),
     entry("ChineseCLIPModel", _CLIP, _PAIRS, _PAIR_SIZES),
-    entry("AltCLIPVisionModel", _VIT, FIXED, BATCH),
+    entry("AltCLIPVisionModel", VIT, FIXED, BATCH),
     entry(
         "LayoutLMModel",
         {**_TEXT, "max_2d_position_embeddings": 128, "max_position_embeddings": 40},

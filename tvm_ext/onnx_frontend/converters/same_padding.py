@@ -78,9 +78,8 @@ class _Windows(OnnxOpConverter):
             data, kept = explicit_padding(bb, inputs[0], attr, kernel, cls._fill(inputs[0]))
             given = type(inputs)([data, *list(inputs)[1:]])
             result = plain(bb, given, kept, params)
-            return (
-                result if data is inputs[0] else cls._finished(bb, result, inputs[0], attr, plain)
-            )
+            share = None if data is inputs[0] else cls._share(bb, inputs[0], attr, plain)
+            return result if share is None else relax.op.divide(bb.normalize(result), share)
 
         return convert
 
@@ -89,16 +88,11 @@ class _Windows(OnnxOpConverter):
         return 0
 
     @classmethod
-    def _finished(
-        cls,
-        bb: relax.BlockBuilder,
-        result: relax.Expr,
-        data: relax.Expr,
-        attr: dict,
-        plain: _Convert,
-    ) -> relax.Expr:
-        """The result after the padding in the run."""
-        return result
+    def _share(
+        cls, bb: relax.BlockBuilder, data: relax.Expr, attr: dict, plain: _Convert
+    ) -> relax.Expr | None:
+        """What the result is divided by where the run pads ``data``."""
+        return None
 
 
 class Conv(_Windows):
@@ -129,18 +123,13 @@ class AveragePool(_Windows):
     base = onnx_converter_map()["AveragePool"]
 
     @classmethod
-    def _finished(
-        cls,
-        bb: relax.BlockBuilder,
-        result: relax.Expr,
-        data: relax.Expr,
-        attr: dict,
-        plain: _Convert,
-    ) -> relax.Expr:
+    def _share(
+        cls, bb: relax.BlockBuilder, data: relax.Expr, attr: dict, plain: _Convert
+    ) -> relax.Expr | None:
+        """The share of each window that is no padding."""
         if attr.get("count_include_pad", 0):
-            return result
+            return None
         shape = relax.ShapeExpr([1, 1, *(wide(size) for size in sizes_of(data)[2:])])
         ones = bb.emit(relax.op.ones(shape, str(data.ty.dtype)))
         inside, kept = explicit_padding(bb, ones, attr, attr["kernel_shape"])
-        share = bb.normalize(plain(bb, [inside], kept, []))
-        return relax.op.divide(bb.normalize(result), share)
+        return bb.normalize(plain(bb, [inside], kept, []))
