@@ -12,6 +12,7 @@ import pytest
 import tvm
 from machines import MACHINE
 from tvm import s_tir, te, tirx
+from tvm_ffi import structural_walk
 
 from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.llvm.vector_math.rewrite import with_vector_math
@@ -213,3 +214,39 @@ def test_functions_of_bfloat16(name: str) -> None:
     tvm.compile(mod, target=machine.tvm_target())["main"](tvm.runtime.tensor(values), found)
     exact = wanted(values.astype("float64"))
     np.testing.assert_allclose(found.numpy().astype("float64"), exact, rtol=5e-3, atol=2e-2)
+
+
+def folded(depth: int, size: int) -> tirx.PrimFunc:
+    """Steps that read what is before them three times, to choose from it."""
+    x = te.placeholder((size,), "int64", "x")
+
+    def step(y: te.Tensor, by: int, i: tirx.Var) -> tirx.Expr:
+        return tirx.Select(y[i] < by, y[i] + 2 * by, y[i] - 1)
+
+    y = x
+    for k in range(depth):
+        y = te.compute((size,), partial(step, y, 3 + k))
+    return te.create_prim_func([x, y])
+
+
+@pytest.mark.parametrize("size", [1, 64, 100])
+def test_a_choice_that_is_read_again_and_again_is_made_once(size: int) -> None:
+    machine, depth = host_description(), 5
+    scheduled, _ = schedule_kernel(folded(depth, size), machine)
+    kernel = with_vector_math(scheduled).func.with_attr("global_symbol", "main")
+    library = tvm.compile(tvm.IRModule({"main": kernel}), target=machine.tvm_target())
+    x = np.arange(size) - size // 2
+    found = tvm.runtime.tensor(np.zeros(size, "int64"))
+    library["main"](tvm.runtime.tensor(x), found)
+    expected = x
+    for k in range(depth):
+        expected = np.where(expected < 3 + k, expected + 2 * (3 + k), expected - 1)
+    np.testing.assert_array_equal(found.numpy(), expected)
+    stores = structure(kernel, tirx.BufferStore)
+    assert max(len(structure(store.value, tirx.Select)) for store in stores) == 1
+
+
+def structure(node: Any, kind: type) -> list[Any]:
+    found: list[Any] = []
+    structural_walk(node, (kind, found.append))
+    return found

@@ -28,7 +28,7 @@ class VectorMath:
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        """Returns ``mod`` itself when no kernel calls such a function."""
+        """Returns ``mod`` itself when there is nothing to write out or take apart."""
         target = tvm.target.Target.current(allow_none=True)
         if target is not None and target.kind.name != "llvm":
             return mod
@@ -40,7 +40,7 @@ class VectorMath:
             name = str(global_var.name_hint)
             result = with_vector_math(func)
             _record(origins.get(name) or name, result.replaced, result.left)
-            if result.replaced:
+            if result.func is not func:
                 changed[global_var] = result.func
         if not changed:
             return mod

@@ -59,7 +59,7 @@ class Rewritten:
     Attributes
     ----------
     func : tirx.PrimFunc
-        The kernel; the one given when nothing was replaced.
+        The kernel; the one given when nothing was replaced or taken apart.
     replaced : dict[str, int]
         Calls that were replaced, by function.
     left : dict[str, int]
@@ -93,9 +93,8 @@ def with_vector_math(func: tirx.PrimFunc) -> Rewritten:
 
     staged = with_staged_calls(func.body, lambda call: _intrinsic(call) in FUNCTIONS)
     body = structural_map(staged, (tvm.ir.Call, replace))
-    if not replaced:
-        return Rewritten(func, {}, dict(left))
-    return Rewritten(func.with_body(body), dict(replaced), dict(left))
+    changed = func if body.same_as(func.body) else func.with_body(body)
+    return Rewritten(changed, dict(replaced), dict(left))
 
 
 def _intrinsic(call: tvm.ir.Call) -> str:

@@ -28,6 +28,7 @@ from tvm_ffi import (
     structural_walk,
 )
 
+from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.llvm.borders import COMPARISONS
 from tvm_ext.tir_schedules.llvm.stack_arrays import stack_array
 
@@ -36,6 +37,9 @@ _CONDITIONAL = "if_then_else"
 # Operations visited twice that a function may be under, and that any expression may be under.
 _AROUND_FUNCTION = 1
 _AROUND_ANY = 8
+
+# Choices in one expression that TVM's simplifier soon goes through.
+_FEW_CHOICES = 8
 
 # TVM computes this type in float32. It does not look into what a name stands for, and rounds by
 # writing out twice what it rounds.
@@ -146,6 +150,9 @@ class _Split:
         self._conditions: tuple[_Condition, ...] = ()
         self._staged: list[_Staged] = []
         self._uses = Counter(structural_hash(call) for call in self._functions_below(value))
+        choices = nodes(value, tirx.Select)
+        if len(choices) > _FEW_CHOICES:
+            self._uses.update(structural_hash(choice) for choice in choices)
         # Operations visited twice around what is being taken apart.
         self._twice = _doubled_by(str(value.ty)) if str(value.ty) == _LEGALISED else 0
         self.value = structural_mutate(
@@ -210,7 +217,15 @@ class _Split:
 
     def _select(self, select: tirx.Select, mutator: StructuralMutator) -> tirx.Expr:
         parts = (select.condition, select.true_value, select.false_value)
-        return self._branch(parts, tirx.Select, mutator)
+        choice = self._branch(parts, tirx.Select, mutator)
+        repeated = self._uses[structural_hash(select)] > 1
+        return self._put(choice) if repeated and self._may_wait(choice) else choice
+
+    def _may_wait(self, choice: tirx.Expr) -> bool:
+        """Whether an array is no harm: of places alike in all lanes it would make a gather."""
+        stage = self._stage
+        is_number = str(choice.ty) not in ("bool", _LEGALISED)
+        return is_number and (not stage.lanes or stage.varies(choice))
 
     def _branch(
         self, parts: Sequence[tirx.Expr], choose: Any, mutator: StructuralMutator
@@ -225,12 +240,13 @@ class _Split:
         return choose(condition, *values)
 
     def _put(self, value: tirx.Expr) -> tirx.Expr:
+        conditions = self._conditions_of(value)
         for known in self._staged:
-            enclosing = self._conditions[: len(known.conditions)]
+            enclosing = conditions[: len(known.conditions)]
             if known.conditions == enclosing and structural_equal(known.value, value):
                 return known.load
         guarded = value
-        for condition in reversed(self._conditions):
+        for condition in reversed(conditions):
             otherwise = tirx.const(0, str(value.ty))
             guarded = condition.choose(condition.holds, guarded, otherwise)
         declarations, index = self._stage.declarations, self._stage.index
@@ -239,8 +255,28 @@ class _Split:
         declarations.append(declaration)
         self.before.append(tirx.BufferStore(array, guarded, [index]))
         load = tirx.BufferLoad(array, [index])
-        self._staged.append(_Staged(value, self._conditions, load))
+        self._staged.append(_Staged(value, conditions, load))
         return load
+
+    def _conditions_of(self, value: tirx.Expr) -> tuple[_Condition, ...]:
+        """Those that ``value`` has to wait for.
+
+        Select computes both of what it chooses from, unless TVM makes a branch of it, which it does
+        where memory is read. Written out with each value, its condition would be computed anew.
+        """
+        conditions = self._conditions
+        if self._reads_memory(value) or _divides_integers(value):
+            return conditions
+        while conditions and conditions[-1].choose is tirx.Select:
+            conditions = conditions[:-1]
+        return conditions
+
+    def _reads_memory(self, value: tirx.Expr) -> bool:
+        arrays = [staged.load.source for staged in self._staged]
+        return not all(
+            any(load.source.same_as(array) for array in arrays)
+            for load in nodes(value, tvm.ir.TensorLoad)
+        )
 
     def _functions_below(self, value: Any) -> list[tvm.ir.Call]:
         found: list[tvm.ir.Call] = []
@@ -253,6 +289,11 @@ def _compares(value: Any) -> bool:
     found: list[Any] = []
     structural_walk(value, (COMPARISONS, found.append))
     return bool(found)
+
+
+def _divides_integers(value: tirx.Expr) -> bool:
+    divisions = nodes(value, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+    return any("int" in str(division.ty) for division in divisions)
 
 
 def _doubled_by(dtype: str) -> int:
