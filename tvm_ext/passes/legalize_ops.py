@@ -4,10 +4,14 @@ import math
 from typing import Any
 
 import tvm
-from tvm import relax, tirx, topi
+from tvm import relax, te, tirx, topi
 from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.static_shape import static_shape
+
+# Exponents of powers that few products compute.
+_PRODUCTS = range(3, 9)
+_WIDE = ("float32", "float64")
 
 
 def legalize_ops() -> tvm.transform.Pass:
@@ -20,10 +24,34 @@ def legalize_ops() -> tvm.transform.Pass:
     fusion leaves alone. Reshapes of known sizes become kernels, so that they can be fused;
     RewriteDataflowReshape makes those views again that nothing was fused with.
 
-    TVM raises an error for ``full`` of infinity or of no number, which is a sum here.
+    TVM raises an error for ``full`` of infinity or of no number, which is a sum here, and prints a
+    warning for each power above the second, which is a product.
     """
-    rules = {"relax.reshape": _reshape, "relax.flatten": _flatten, "relax.full": _full}
+    rules = {
+        "relax.reshape": _reshape,
+        "relax.flatten": _flatten,
+        "relax.full": _full,
+        "relax.power": _power,
+    }
     return relax.transform.LegalizeOps(rules)
+
+
+def _power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    base, exponent = call.args
+    if not isinstance(exponent, GenericConst) or len(exponent.value.shape) > base.ty.ndim:
+        return _by_tvm(builder, call)
+    values = exponent.value.numpy()
+    if values.size != 1 or values.item() not in _PRODUCTS or str(call.ty.dtype) not in _WIDE:
+        return _by_tvm(builder, call)
+
+    def product(x: te.Tensor) -> te.Tensor:
+        y = x
+        for digit in f"{int(values.item()):b}"[1:]:
+            y = topi.multiply(y, y)
+            y = topi.multiply(y, x) if digit == "1" else y
+        return y
+
+    return builder.call_te(product, base, primfunc_name_hint="power")
 
 
 def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -1,0 +1,28 @@
+"""LegalizeOps: powers that TVM warns of are products, other forms stay powers."""
+
+import numpy as np
+import pytest
+from operator_models import by_runtime
+from small_models import model, node, rand, value
+from unoptimised import HOST
+
+import tvm_ext
+
+
+@pytest.mark.parametrize("exponent", [3.0, 5.0, 8.0])
+def test_a_high_power_is_right_and_silent(
+    exponent: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stored = np.array([exponent], np.float32)
+    proto = model(
+        [node("Pow", ["x", "e"], ["y"])],
+        [value("x", ["rows", 6])],
+        [value("y", ["rows", 6])],
+        e=stored,
+    )
+    compiled = tvm_ext.compile(proto, HOST)
+    assert "pow" not in capfd.readouterr().err
+    feed = {"x": rand(3, 6)}
+    np.testing.assert_allclose(
+        compiled.run(feed)["y"], by_runtime(proto, feed)[0], rtol=2e-6, atol=1e-7
+    )
