@@ -1,4 +1,4 @@
-"""LegalizeOps: powers that TVM warns of are products, other forms stay powers."""
+"""LegalizeOps: where its kernels are others than TVM's."""
 
 import numpy as np
 import pytest
@@ -26,3 +26,12 @@ def test_a_high_power_is_right_and_silent(
     np.testing.assert_allclose(
         compiled.run(feed)["y"], by_runtime(proto, feed)[0], rtol=2e-6, atol=1e-7
     )
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_the_mean_of_no_elements_is_zero(rows: int) -> None:
+    mean = node("ReduceMean", ["x"], ["y"], axes=[0, 1])
+    proto = model([mean], [value("x", ["rows", 3, 4])], [value("y", [1, 1, 4])])
+    feed = {"x": rand(rows, 3, 4)}
+    found = tvm_ext.compile(proto, HOST).run(feed)["y"]
+    np.testing.assert_allclose(found, by_runtime(proto, feed)[0], rtol=1e-6)

@@ -24,6 +24,8 @@ def legalize_ops() -> tvm.transform.Pass:
     fusion leaves alone. Reshapes of known sizes become kernels, so that they can be fused;
     RewriteDataflowReshape makes those views again that nothing was fused with.
 
+    The mean of no elements, which a run may meet, is 0 as in ONNX Runtime.
+
     TVM raises an error for ``full`` of infinity or of no number, which is a sum here, and prints a
     warning for each power above the second, which is a product.
     """
@@ -31,6 +33,7 @@ def legalize_ops() -> tvm.transform.Pass:
         "relax.reshape": _reshape,
         "relax.flatten": _flatten,
         "relax.full": _full,
+        "relax.mean": _mean,
         "relax.power": _power,
     }
     return relax.transform.LegalizeOps(rules)
@@ -52,6 +55,20 @@ def _power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return y
 
     return builder.call_te(product, base, primfunc_name_hint="power")
+
+
+def _mean(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    x, attrs = call.args[0], call.attrs
+    axes = range(x.ty.ndim) if attrs.axis is None else [int(axis) for axis in attrs.axis]
+    if all(isinstance(x.ty.shape.values[axis], tirx.IntImm) for axis in axes):
+        return _by_tvm(builder, call)
+
+    def mean(x: te.Tensor) -> te.Tensor:
+        count = math.prod((x.shape[axis] for axis in axes), start=tirx.const(1, "int64"))
+        total = topi.sum(x, list(axes), bool(attrs.keepdims))
+        return topi.divide(total, tirx.max(count, tirx.const(1, "int64")).astype(x.dtype))
+
+    return builder.call_te(mean, x, primfunc_name_hint="mean")
 
 
 def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
