@@ -98,6 +98,19 @@ def in_two_loops(x: T.handle, y: T.handle) -> None:
                 b[row, column] = kept[n - 1 - row, column] + T.float32(1)
 
 
+@T.prim_func(private=True, s_tir=True)
+def by_halves(x: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, b = T.match_buffer(x, (n, 8), "float32"), T.match_buffer(y, (n, 8), "float32")
+    for half in T.parallel(T.int64(2)):
+        for i in range(T.max(T.min((n + 1) // 2, n - half * ((n + 1) // 2)), T.int64(0))):
+            row = T.alloc_buffer((T.int64(8),))
+            for j in range(8):
+                row[j] = a[half * ((n + 1) // 2) + i, j] * T.float32(2)
+            for j in range(8):
+                b[half * ((n + 1) // 2) + i, j] = row[j] + T.float32(1)
+
+
 def buffers(func: tirx.PrimFunc) -> int:
     return func.script().count("sblock_alloc_buffer")
 
@@ -108,6 +121,7 @@ def buffers(func: tirx.PrimFunc) -> int:
         (twice, 1, 1, (slice(None), slice(None))),
         (through_a_line, 1, 1, (slice(None), slice(None, None, -1))),
         (in_two_loops, 2, 0, (slice(None, None, -1), slice(None))),
+        (by_halves, 1, 0, (slice(None), slice(None))),
     ],
 )
 @pytest.mark.parametrize("rows", [1, 6000])

@@ -45,7 +45,7 @@ class ThreadChoice:
 
 
 def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadChoice:
-    """``func`` with a second version, in series, of its parallel loops of open size.
+    """``func`` with a second version, in series, of its parallel loops whose work is open.
 
     A run takes it where the statements in the loop are fewer than the threads' price in cycles.
     """
@@ -57,14 +57,17 @@ def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadCh
 
     def chosen(node: tirx.For) -> tirx.Stmt:
         nonlocal loops, left
-        if tirx.ForKind(node.kind) != tirx.ForKind.PARALLEL or _is_decided(node):
+        if tirx.ForKind(node.kind) != tirx.ForKind.PARALLEL or _MARK in node.annotations:
             return node
         work = _work(node, frozenset())
         if work is None:
-            left += 1
+            left += not isinstance(node.extent, tirx.IntImm)
+            return node
+        work = Analyzer().simplify(work)
+        if isinstance(work, tirx.IntImm):
             return node
         loops += 1
-        many = Analyzer().simplify(work) > tirx.const(least, "int64")
+        many = work > tirx.const(least, "int64")
         # TVM places a buffer where all of its readers find it. One that both versions share would
         # be outside of the threads, so that the version in series has its own.
         inside = _allocated(node)
@@ -115,10 +118,6 @@ def _allocating(block: s_tir.SBlock, copies: Mapping[tirx.Buffer, tirx.Buffer]) 
     own = list(block.alloc_buffers)
     more = [copies[buffer] for buffer in own if buffer in copies]
     return changed_block(block, alloc_buffers=own + more) if more else block
-
-
-def _is_decided(loop: tirx.For) -> bool:
-    return isinstance(loop.extent, tirx.IntImm) or _MARK in loop.annotations
 
 
 def _version(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
@@ -172,7 +171,9 @@ def _known(extent: Any, inner: frozenset[tirx.Var]) -> Any:
     """The extent where the variables inside do not decide it, or what bounds it."""
     if not any(variable in inner for variable in tirx.analysis.undefined_vars(extent)):
         return extent.astype("int64")
+    if not isinstance(extent, tirx.Min | tirx.Max):
+        return None
+    ways = [way for way in (_known(extent.a, inner), _known(extent.b, inner)) if way is not None]
     if isinstance(extent, tirx.Min):
-        ways = (_known(way, inner) for way in (extent.a, extent.b))
-        return next((way for way in ways if way is not None), None)
-    return None
+        return ways[0] if ways else None
+    return tirx.max(*ways) if len(ways) == 2 else None
