@@ -1,9 +1,13 @@
 """Linear models of ai.onnx.ml against ONNX Runtime."""
 
 import numpy as np
+import onnxruntime
 import pytest
 from ml_models import check, ml_model
-from onnx import TensorProto
+from onnx import TensorProto, helper
+from unoptimised import HOST
+
+import tvm_ext
 
 
 @pytest.mark.parametrize("post", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"])
@@ -28,3 +32,35 @@ def test_linear_classifier_of_one_score(post: str) -> None:
         coefficients=[1.0, -2.0, 0.5], intercepts=[0.25],
     )  # fmt: skip
     check(proto, x)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_columns_that_only_the_run_knows(classes: int) -> None:
+    given = 1 if classes == 2 else classes
+    random = np.random.default_rng(4)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Compress", ["x", "kept"], ["few"], axis=1),
+            helper.make_node(
+                "LinearClassifier", ["few"], ["label", "scores"], domain="ai.onnx.ml",
+                coefficients=random.normal(size=2 * given).tolist(), intercepts=[0.1] * given,
+                classlabels_ints=list(range(classes)), post_transform="LOGISTIC",
+            ),
+        ],
+        "columns",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3]),
+            helper.make_tensor_value_info("kept", TensorProto.BOOL, [3]),
+        ],
+        [
+            helper.make_tensor_value_info("label", TensorProto.INT64, None),
+            helper.make_tensor_value_info("scores", TensorProto.FLOAT, None),
+        ],
+    )  # fmt: skip
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    proto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    feed = {"x": random.normal(size=(5, 3)).astype("float32"), "kept": np.array([1, 0, 1], bool)}
+    wanted = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feed)
+    found = tvm_ext.compile(proto, HOST, opt_level="O0").run(feed)
+    np.testing.assert_array_equal(found["label"], wanted[0])
+    np.testing.assert_allclose(found["scores"], wanted[1], rtol=1e-5)

@@ -88,6 +88,19 @@ def test_tree_regressor(modes: tuple, how: str, post: str, targets: int) -> None
     check(proto, x)
 
 
+@pytest.mark.parametrize("targets", [[0, 0, 0], [0, 1, 0]])
+@pytest.mark.parametrize("how", ["SUM", "MAX"])
+def test_leaves_that_speak_of_a_target_again(targets: list, how: str) -> None:
+    random = np.random.default_rng(5)
+    x = rows(random)
+    attributes = forest(random, "target", 3, 4, targets, MODES[:1])
+    proto = ml_model(
+        "TreeEnsembleRegressor", [x], [TensorProto.FLOAT], n_targets=max(targets) + 1,
+        aggregate_function=how, **attributes,
+    )  # fmt: skip
+    check(proto, x)
+
+
 def test_tree_regressor_of_integers_and_of_doubles() -> None:
     random = np.random.default_rng(6)
     x = random.integers(-3, 4, size=(9, COLUMNS))

@@ -25,6 +25,8 @@ FLOATS = {
     "fast gelu": ("FastGelu", {"x": X, "bias": rand(8)}, {}),
     "fast gelu without bias": ("FastGelu", {"x": X}, {}),
     "quick gelu": ("QuickGelu", {"x": X}, {"alpha": 1.5}),
+    "distances": ("CDist", {"x": rand(5, 3), "x2": rand(4, 3, seed=1)}, {"metric": "euclidean"}),
+    "squared distances": ("CDist", {"x": rand(5, 3), "x2": rand(4, 3, seed=1)}, {}),
     "fused conv": (
         "FusedConv",
         {"x": rand(1, 3, 8, 8), "w": rand(4, 3, 3, 3), "b": rand(4)},

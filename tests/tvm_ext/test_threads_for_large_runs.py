@@ -63,10 +63,79 @@ def twice(x: T.handle, y: T.handle) -> None:
                 b[row, column] = kept[row, column] + T.float32(1)
 
 
-def test_kernels_with_buffers_of_their_own_stay() -> None:
-    found = with_thread_choice(twice, MACHINE)
-    assert (found.loops, found.left) == (0, 1)
-    assert found.func.same_as(twice)
+@T.prim_func(private=True, s_tir=True)
+def through_a_line(x: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, b = T.match_buffer(x, (n, 8), "float32"), T.match_buffer(y, (n, 8), "float32")
+    for i in T.parallel(n):
+        with T.sblock("row"):
+            row = T.axis.spatial(n, i)
+            line = T.sblock_alloc_buffer((8,))
+            for j in range(8):
+                with T.sblock("first"):
+                    column = T.axis.spatial(8, j)
+                    line[column] = a[row, column] * T.float32(2)
+            for j in range(8):
+                with T.sblock("second"):
+                    column = T.axis.spatial(8, j)
+                    b[row, column] = line[7 - column] + T.float32(1)
+
+
+@T.prim_func(private=True, s_tir=True)
+def in_two_loops(x: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, b = T.match_buffer(x, (n, 8), "float32"), T.match_buffer(y, (n, 8), "float32")
+    kept = T.sblock_alloc_buffer((n, 8))
+    for i in T.parallel(n):
+        for j in range(8):
+            with T.sblock("first"):
+                row, column = T.axis.remap("SS", [i, j])
+                kept[row, column] = a[row, column] * T.float32(2)
+    for i in T.parallel(n):
+        for j in range(8):
+            with T.sblock("second"):
+                row, column = T.axis.remap("SS", [i, j])
+                b[row, column] = kept[n - 1 - row, column] + T.float32(1)
+
+
+@T.prim_func(private=True, s_tir=True)
+def by_halves(x: T.handle, y: T.handle) -> None:
+    n = T.int64()
+    a, b = T.match_buffer(x, (n, 8), "float32"), T.match_buffer(y, (n, 8), "float32")
+    for half in T.parallel(T.int64(2)):
+        for i in range(T.max(T.min((n + 1) // 2, n - half * ((n + 1) // 2)), T.int64(0))):
+            row = T.alloc_buffer((T.int64(8),))
+            for j in range(8):
+                row[j] = a[half * ((n + 1) // 2) + i, j] * T.float32(2)
+            for j in range(8):
+                b[half * ((n + 1) // 2) + i, j] = row[j] + T.float32(1)
+
+
+def buffers(func: tirx.PrimFunc) -> int:
+    return func.script().count("sblock_alloc_buffer")
+
+
+@pytest.mark.parametrize(
+    ("func", "loops", "more", "order"),
+    [
+        (twice, 1, 1, (slice(None), slice(None))),
+        (through_a_line, 1, 1, (slice(None), slice(None, None, -1))),
+        (in_two_loops, 2, 0, (slice(None, None, -1), slice(None))),
+        (by_halves, 1, 0, (slice(None), slice(None))),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 6000])
+def test_buffers_of_a_loop_are_its_versions_own(
+    func: tirx.PrimFunc, loops: int, more: int, order: tuple[slice, slice], rows: int
+) -> None:
+    found = with_thread_choice(func, MACHINE)
+    assert (found.loops, found.left) == (loops, 0)
+    assert buffers(found.func) == buffers(func) + more
+    x = rand(rows, 8)
+    y = tvm.runtime.tensor(np.zeros_like(x))
+    named = found.func.with_attr("global_symbol", "main")
+    tvm.compile(tvm.IRModule({"main": named}), target="llvm")["main"](tvm.runtime.tensor(x), y)
+    np.testing.assert_array_equal(y.numpy(), x[order] * 2 + 1)
 
 
 def dense() -> onnx.ModelProto:

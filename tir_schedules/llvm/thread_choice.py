@@ -4,6 +4,8 @@ Handing work to threads takes microseconds, and waking them up tens of these: a 
 row takes less in all. Where all sizes are known the schedules decide; here a run does.
 """
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.llvm.loop_nest import PARALLEL_GAIN
+from tvm_ext.tir_schedules.statements import changed_block
 
 # On loops that a run chooses from.
 _MARK = "tvm_ext_thread_choice"
@@ -33,9 +36,7 @@ class ThreadChoice:
     loops : int
         The loops that have a version without threads now.
     left : int
-        Parallel loops of open size whose work no expression of the kernel's sizes says, or that
-        have buffers of their own, which TVM would place where both versions find them: outside of
-        the threads.
+        Parallel loops of open size whose work no expression of the kernel's sizes says.
     """
 
     func: tirx.PrimFunc
@@ -44,48 +45,79 @@ class ThreadChoice:
 
 
 def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadChoice:
-    """``func`` with a second version, in series, of its parallel loops of open size.
+    """``func`` with a second version, in series, of its parallel loops whose work is open.
 
     A run takes it where the statements in the loop are fewer than the threads' price in cycles.
     """
     least = round(PARALLEL_GAIN * machine.parallel_overhead_us * machine.clock_ghz * 1e3)
     loops = left = 0
-    shared = _has_buffers(func)
+    allocated = _allocated(func.body)
+    uses = _buffer_uses(func.body, allocated)
+    added: dict[tirx.Buffer, tirx.Buffer] = {}
 
     def chosen(node: tirx.For) -> tirx.Stmt:
         nonlocal loops, left
-        if tirx.ForKind(node.kind) != tirx.ForKind.PARALLEL or _is_decided(node):
+        if tirx.ForKind(node.kind) != tirx.ForKind.PARALLEL or _MARK in node.annotations:
             return node
-        work = None if shared else _work(node, frozenset())
+        work = _work(node, frozenset())
         if work is None:
-            left += 1
+            left += not isinstance(node.extent, tirx.IntImm)
+            return node
+        work = Analyzer().simplify(work)
+        if isinstance(work, tirx.IntImm):
             return node
         loops += 1
-        many = Analyzer().simplify(work) > tirx.const(least, "int64")
-        versions = [_version(node, kind) for kind in (tirx.ForKind.PARALLEL, tirx.ForKind.SERIAL)]
-        return tirx.IfThenElse(many, *versions)
+        many = work > tirx.const(least, "int64")
+        # TVM places a buffer where all of its readers find it. One that both versions share would
+        # be outside of the threads, so that the version in series has its own.
+        inside = _allocated(node)
+        here = _buffer_uses(node, allocated)
+        only = [buffer for buffer, count in here.items() if 0 < count == uses[buffer]]
+        copies = {one: tirx.Var(one.name, one.ty) for one in {*inside, *only}}
+        added.update((one, copy) for one, copy in copies.items() if one not in inside)
+        series = structural_map(
+            _version(node, tirx.ForKind.SERIAL),
+            (tirx.Var, lambda variable: copies.get(variable, variable)),
+        )
+        return tirx.IfThenElse(many, _version(node, tirx.ForKind.PARALLEL), series)
 
     body = structural_map(func.body, (tirx.For, chosen))
     if not loops:
         return ThreadChoice(func, loops, left)
+    body = structural_map(body, (s_tir.SBlock, lambda block: _allocating(block, added)))
     # The versions have variables and buffers of their own.
     mod = tirx.transform.ConvertSSA()(tvm.IRModule({"main": func.with_body(body)}))
     return ThreadChoice(mod["main"], loops, left)
 
 
-def _has_buffers(func: tirx.PrimFunc) -> bool:
-    found: list[tirx.Buffer] = []
+def _buffer_uses(stmt: tirx.Stmt, buffers: Iterable[tirx.Buffer]) -> Counter[tirx.Buffer]:
+    """How often ``stmt`` speaks of each of ``buffers``, other than to allocate it."""
+    found = Counter(dict.fromkeys(buffers, 0))
 
-    def look(node: Any) -> None:
-        if isinstance(node, s_tir.SBlock):
-            found.extend(node.alloc_buffers)
+    def named(variable: tirx.Var) -> None:
+        if variable in found:
+            found[variable] += 1
 
-    structural_walk(func.body, look, order="pre")
-    return bool(found)
+    structural_walk(stmt, (tirx.Var, named))
+    for block in _blocks(stmt):
+        found.subtract(block.alloc_buffers)
+    return found
 
 
-def _is_decided(loop: tirx.For) -> bool:
-    return isinstance(loop.extent, tirx.IntImm) or _MARK in loop.annotations
+def _blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
+    found: list[s_tir.SBlock] = []
+    structural_walk(stmt, (s_tir.SBlock, lambda block: found.append(block)))
+    return found
+
+
+def _allocated(stmt: tirx.Stmt) -> set[tirx.Buffer]:
+    return {buffer for block in _blocks(stmt) for buffer in block.alloc_buffers}
+
+
+def _allocating(block: s_tir.SBlock, copies: Mapping[tirx.Buffer, tirx.Buffer]) -> s_tir.SBlock:
+    own = list(block.alloc_buffers)
+    more = [copies[buffer] for buffer in own if buffer in copies]
+    return changed_block(block, alloc_buffers=own + more) if more else block
 
 
 def _version(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
@@ -139,7 +171,9 @@ def _known(extent: Any, inner: frozenset[tirx.Var]) -> Any:
     """The extent where the variables inside do not decide it, or what bounds it."""
     if not any(variable in inner for variable in tirx.analysis.undefined_vars(extent)):
         return extent.astype("int64")
+    if not isinstance(extent, tirx.Min | tirx.Max):
+        return None
+    ways = [way for way in (_known(extent.a, inner), _known(extent.b, inner)) if way is not None]
     if isinstance(extent, tirx.Min):
-        ways = (_known(way, inner) for way in (extent.a, extent.b))
-        return next((way for way in ways if way is not None), None)
-    return None
+        return ways[0] if ways else None
+    return tirx.max(*ways) if len(ways) == 2 else None

@@ -11,6 +11,7 @@ from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend.attribute_values import require_flags, write_out_defaults
 from tvm_ext.onnx_frontend.constant_values import densify_constants
+from tvm_ext.onnx_frontend.lookup_types import type_lookups
 from tvm_ext.onnx_frontend.microsoft_domain import name_own_operators
 from tvm_ext.onnx_frontend.model_faults import external_fault, model_fault
 from tvm_ext.onnx_frontend.nan_weights import refuse_nan_weights
@@ -93,6 +94,7 @@ def load_with_weights(source: str | Path | onnx.ModelProto) -> LoadedModel:
     copy_passed_on(model.graph)
     tell_names_apart(model)
     name_own_operators(model)
+    type_lookups(model)
     write_out_defaults(model)
     forget_negative_sizes(model.graph)
     sort_nodes(model.graph, label)

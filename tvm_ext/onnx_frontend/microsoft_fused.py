@@ -1,4 +1,4 @@
-"""Activations, normalisations and fused products of com.microsoft in default operators.
+"""Activations, normalisations, fused products and distances of com.microsoft in default operators.
 
 The formulas are those of ONNX Runtime's ContribOperators.md.
 """
@@ -43,6 +43,16 @@ def quick_gelu(b: Builder) -> _Results:
     x = b.input(0)
     scaled = b.op("Mul", x, b.number(b.attribute("alpha", 1.702)))
     return [b.op("Mul", x, b.op("Sigmoid", scaled))]
+
+
+def distances(b: Builder) -> _Results:
+    """Of each row of one matrix to each row of another, ``sqrt(sum((a - b)^2))`` or its square."""
+    metric = b.attribute("metric", "sqeuclidean")
+    if metric not in ("euclidean", "sqeuclidean"):
+        raise CannotRewrite(f"metric {metric}")
+    apart = b.op("Sub", b.unsqueezed(b.input(0), 1), b.unsqueezed(b.input(1), 0))
+    squares = b.total(b.op("Mul", apart, apart), 2)
+    return [b.op("Sqrt", squares) if metric == "euclidean" else squares]
 
 
 def fused_conv(b: Builder) -> _Results:

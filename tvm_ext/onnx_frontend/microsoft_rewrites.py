@@ -21,6 +21,7 @@ from tvm_ext.onnx_frontend.microsoft_rotary import rotary_embedding
 _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "Attention": heads.attention,
     "BiasGelu": fused.bias_gelu,
+    "CDist": fused.distances,
     "DynamicQuantizeLSTM": quantized.dynamic_quantize_lstm,
     "DynamicQuantizeMatMul": quantized.dynamic_quantize_matmul,
     "EmbedLayerNormalization": fused.embed_layer_normalization,

@@ -20,8 +20,8 @@ class ThreadsForLargeRuns:
     Handing work to threads takes microseconds, and waking them up tens of these: more than all
     kernels of a small model take for a single row.
 
-    Leaves alone: loops of known size, for which the schedules decide; kernels with buffers of their
-    own; targets other than CPUs.
+    Leaves alone: loops of known size, for which the schedules decide; loops whose number of turns
+    depends on other loops; targets other than CPUs.
 
     Run after: the schedules. Run before: nothing in particular.
     """
@@ -44,8 +44,7 @@ class ThreadsForLargeRuns:
                 )
                 changed[global_var] = result.func
             if result.left:
-                reason = "its work is not known beforehand, or it has buffers of its own"
-                record_refusal("ThreadsForLargeRuns", where, reason)
+                record_refusal("ThreadsForLargeRuns", where, "its work is not known beforehand")
         if not changed:
             return mod
         return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)

@@ -14,6 +14,8 @@ from tvm_ext.onnx_frontend.operator_key import operator_key
 _Sizes: TypeAlias = list[int | None]
 # From the node and the numbers of axes that it reads to the sizes of a result; None for unknown.
 _Rule: TypeAlias = Callable[[onnx.NodeProto, Sequence[int | None]], _Sizes | None]
+# Of a result's elements; 0 for unknown.
+_Kind: TypeAlias = int | Callable[[onnx.NodeProto], int]
 
 # What one inference adds, the next one builds on: tokens, then rows of tokens, then counts.
 _MOST_ROUNDS = 4
@@ -39,14 +41,14 @@ def _add_ranks(graph: onnx.GraphProto) -> bool:
     ranks |= {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     changed = False
     for node in graph.node:
-        for name, (element_type, rule) in zip(
+        for name, (kind, rule) in zip(
             node.output, _RULES.get(operator_key(node), ()), strict=False
         ):
             sizes = rule(node, [ranks.get(given) for given in node.input])
             if not name or sizes is None or ranks.get(name) is not None:
                 continue
             value = values.get(name) or graph.value_info.add(name=name)
-            known = value.type.tensor_type.elem_type or element_type
+            known = value.type.tensor_type.elem_type or (kind(node) if callable(kind) else kind)
             value.type.CopyFrom(onnx.helper.make_tensor_type_proto(known, sizes))
             ranks[name], changed = len(sizes), True
     return changed
@@ -73,9 +75,14 @@ def _row_of_words(node: onnx.NodeProto, given: Sequence[int | None]) -> _Sizes:
     return [1, max((len(a.strings) + len(a.ints) for a in node.attribute), default=0)]
 
 
+def _hash_type(node: onnx.NodeProto) -> int:
+    signed = any(a.name == "positive" and not a.i for a in node.attribute)
+    return TensorProto.INT32 if signed else TensorProto.UINT32
+
+
 _CLASSIFIER = ((TensorProto.INT64, _exactly(1)), (TensorProto.FLOAT, _exactly(2)))
 _REGRESSOR = ((TensorProto.FLOAT, _exactly(2)),)
-_RULES: dict[str, tuple[tuple[int, _Rule], ...]] = {
+_RULES: dict[str, tuple[tuple[_Kind, _Rule], ...]] = {
     "Flatten": ((0, _exactly(2)),),
     "StringSplit": ((TensorProto.STRING, _more(1)), (TensorProto.INT64, _more(0))),
     "TfIdfVectorizer": ((TensorProto.FLOAT, _more(0)),),
@@ -92,5 +99,6 @@ _RULES: dict[str, tuple[tuple[int, _Rule], ...]] = {
     "ai.onnx.ml::SVMRegressor": _REGRESSOR,
     "ai.onnx.ml::TreeEnsembleClassifier": _CLASSIFIER,
     "ai.onnx.ml::TreeEnsembleRegressor": _REGRESSOR,
+    "com.microsoft::MurmurHash3": ((_hash_type, _more(0)),),
     "com.microsoft::Tokenizer": ((TensorProto.STRING, _more(1)),),
 }

@@ -34,10 +34,7 @@ class LinearClassifier(OnnxOpConverter):
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         labels = integer_labels(attr, "classlabels_ints")
         x = floats(bb, inputs[0])
-        columns = sizes_of(x)[1]
-        if not isinstance(columns, int):
-            raise FormError("the number of its columns is not known")
-        rows = len(attr["coefficients"]) // columns
+        rows = _rows_of_coefficients(x, attr)
         post = text(attr, "post_transform", "NONE")
         scores = _scores(bb, x, attr, rows)
         if rows > 1:
@@ -54,6 +51,16 @@ class LinearClassifier(OnnxOpConverter):
         return relax.Tuple([label, bb.emit(relax.op.concat([rest, scores], axis=1))])
 
 
+def _rows_of_coefficients(x: relax.Expr, attr: dict) -> int:
+    """One or as many as labels; each has an intercept, or as many numbers as there are columns."""
+    intercepts, columns = attr.get("intercepts"), sizes_of(x)[1]
+    if intercepts:
+        return len(intercepts)
+    if not isinstance(columns, int):
+        raise FormError("it has no intercepts, and the number of its columns is not known")
+    return len(attr["coefficients"]) // columns
+
+
 def _scores(bb: relax.BlockBuilder, x: relax.Expr, attr: dict, targets: int) -> relax.Expr:
     """``(rows, targets)`` of ``x``, ``(rows, columns)``."""
     dtype = str(x.ty.dtype)
@@ -64,6 +71,8 @@ def _scores(bb: relax.BlockBuilder, x: relax.Expr, attr: dict, targets: int) -> 
     columns = sizes_of(x)[1]
     if isinstance(columns, int) and len(matrix) != columns:
         raise FormError(f"it has {len(matrix)} coefficients a target, its input {columns} columns")
+    if not isinstance(columns, int):
+        x = bb.match_cast(x, relax.TensorType((sizes_of(x)[0], len(matrix)), dtype))
     scores = bb.emit(relax.op.matmul(x, relax.const(matrix, dtype)))
     intercepts = attr.get("intercepts")
     if not intercepts:

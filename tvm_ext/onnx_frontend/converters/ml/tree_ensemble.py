@@ -1,5 +1,6 @@
 """TreeEnsembleRegressor, TreeEnsembleClassifier and TreeEnsemble of ai.onnx.ml."""
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class TreeEnsembleRegressor(OnnxOpConverter):
                 "expected NONE or PROBIT: add the transform as an operator of its own"
             )
         x = floats(bb, inputs[0])
-        forest = _forest(attr, "target", targets)
+        forest = _forest(attr, "target", targets, how)
         scores = tree_scores(bb, x, forest, how, _numbers(attr, "base_values"))
         return _single(bb, post_transformed(bb, scores, post))
 
@@ -147,7 +148,7 @@ def _single(bb: relax.BlockBuilder, scores: relax.Expr) -> relax.Expr:
     return bb.emit(relax.op.astype(scores, "float32"))
 
 
-def _forest(attr: dict, kind: str, targets: int) -> Forest:
+def _forest(attr: dict, kind: str, targets: int, how: str = "SUM") -> Forest:
     """The forest of the two older operators; ``kind`` is target or class."""
     nodes = list(zip(attr["nodes_treeids"], attr["nodes_nodeids"], strict=True))
     place = {node: index for index, node in enumerate(nodes)}
@@ -169,7 +170,7 @@ def _forest(attr: dict, kind: str, targets: int) -> Forest:
     }
     first = {tree: index for index, (tree, _) in reversed(list(enumerate(nodes)))}
     roots = np.array([first[tree] for tree in sorted(first)])
-    weights, hit = _leaf_table(attr, kind, targets, place)
+    weights, hit = _leaf_table(attr, kind, targets, place, how)
     missing = attr.get("nodes_missing_value_tracks_true") or [0] * len(nodes)
     tables = {
         "feature": attr["nodes_featureids"],
@@ -182,8 +183,14 @@ def _forest(attr: dict, kind: str, targets: int) -> Forest:
 
 
 def _leaf_table(
-    attr: dict, kind: str, targets: int, place: dict[tuple[int, int], int]
+    attr: dict, kind: str, targets: int, place: dict[tuple[int, int], int], how: str
 ) -> tuple[np.ndarray, np.ndarray]:
+    """What each node adds to each target, and whether it speaks of it.
+
+    Weights of one leaf and target are aggregated as those of trees are, but where there is one
+    target only the first counts.
+    """
+    again = {"MIN": min, "MAX": max}.get(how, operator.add)
     weights = np.zeros((len(place), targets), np.float64)
     hit = np.zeros((len(place), targets), bool)
     keys = (attr[f"{kind}_{name}"] for name in ("treeids", "nodeids", "ids"))
@@ -191,7 +198,10 @@ def _leaf_table(
         leaf = place.get((tree, node))
         if leaf is None or not 0 <= target < targets:
             raise FormError(f"a weight is of node {node} and {kind} {target}, which do not exist")
-        weights[leaf, target] += weight
+        if not hit[leaf, target]:
+            weights[leaf, target] = weight
+        elif targets > 1:
+            weights[leaf, target] = again(weights[leaf, target], weight)
         hit[leaf, target] = True
     return weights, hit
 

@@ -5,6 +5,7 @@ ONNX Runtime, or takes long for what every classifier ends with.
 """
 
 from tvm_ext.onnx_frontend.host.operators.containers import CONTAINER_OPERATORS
+from tvm_ext.onnx_frontend.host.operators.hashing import HASHES
 from tvm_ext.onnx_frontend.host.operators.images import IMAGE_OPERATORS
 from tvm_ext.onnx_frontend.host.operators.labels import LABEL_OPERATORS
 from tvm_ext.onnx_frontend.host.operators.operator import HostOperator
@@ -13,6 +14,7 @@ from tvm_ext.onnx_frontend.host.operators.tokenizer import TOKENIZERS
 
 HOST_OPERATORS: dict[str, HostOperator] = {
     **CONTAINER_OPERATORS,
+    **HASHES,
     **IMAGE_OPERATORS,
     **LABEL_OPERATORS,
     **STRING_OPERATORS,
