@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, te
 from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tvm_ext.compiler.build import build
 from tvm_ext.compiler.memory import plan_memory
+from tvm_ext.open_size import SizeRange
 from tvm_ext.report.records import MemoryRecord
 
 op = relax.op
@@ -57,21 +58,42 @@ def test_a_long_chain_needs_two_buffers_and_its_result():
     np.testing.assert_array_equal(run(planned, x)[0], np.abs(x))
 
 
-def test_more_bytes_than_can_be_counted_are_not_planned():
-    n, m, k = (tvm.tirx.Var(name, "int64") for name in "nmk")
-    many = tvm.tirx.const(10**9, "int64")
+def cut_rows(most: int, *shape: str | int) -> tvm.IRModule:
+    """Up to ``most`` of each open dimension, which are named."""
+    sizes = [tvm.tirx.Var(size, "int64") if isinstance(size, str) else size for size in shape]
+    many = tvm.tirx.const(most, "int64")
+    kept = [size if isinstance(size, int) else tvm.tirx.min(size, many) for size in sizes]
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType([n, m, k], "float32"))
+    x = relax.Var("x", relax.TensorType(sizes, "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
-            axes, ends = [0, 1, 2], [many, many, many]
-            cut = builder.emit(op.strided_slice(op.abs(x), axes, [0, 0, 0], ends))
-            out = builder.emit_output(op.negative(cut))
+            cut = builder.emit_te(lambda x: te.compute(kept, lambda *index: x(*index)), x)
+            out = builder.emit_output(op.negative(op.exp(op.abs(cut))))
         builder.emit_func_output(out)
-    planned, record = plan_memory(lower(relax.transform.Normalize()(builder.get())))
+    return lower(relax.transform.Normalize()(builder.get()))
+
+
+def test_more_bytes_than_can_be_counted_are_not_planned():
+    planned, record = plan_memory(cut_rows(10**9, "n", "m", "k"))
     assert record.dynamic
     value = rand(2, 3, 4)
-    np.testing.assert_array_equal(run(planned, value)[0], -np.abs(value))
+    np.testing.assert_allclose(run(planned, value)[0], -np.exp(np.abs(value)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("most", [100, 10**7, 10**9])
+def test_storage_is_reserved_for_limits_that_are_near(most):
+    planned, record = plan_memory(cut_rows(most, "n", 8))
+    assert record.planned_peak_bytes is not None
+    assert (record.planned_peak_bytes >= most * 32) == (most == 100)
+    for rows in (1, 99, 250, 3):
+        value = rand(rows, 8)
+        np.testing.assert_allclose(run(planned, value)[0], -np.exp(np.abs(value[:most])), rtol=1e-5)
+
+
+def test_a_range_reserves_storage_beside_any_limit():
+    ranges = {"n": SizeRange(1, 10**6)}
+    _, record = plan_memory(cut_rows(10**9, "n", 8), ranges=ranges)
+    assert record.planned_peak_bytes >= 2 * 10**6 * 32
 
 
 def test_without_reuse_every_value_has_its_own():

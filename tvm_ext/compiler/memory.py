@@ -6,6 +6,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.sym import Analyzer
 
+from tvm_ext.compiler.far_limits import without_far_limits
 from tvm_ext.compiler.graph_facts import relax_bindings, weight_bytes
 from tvm_ext.open_size import SizeRange
 from tvm_ext.relay_passes.operator_name import operator_name
@@ -31,7 +32,7 @@ def plan_memory(
     mod = _allocate_explicitly(_with_ranges(mod, ranges))
     unplanned, _ = _allocated(mod, "relax.builtin.alloc_tensor", ranges)
     if reuse:
-        mod = _share_storage(mod)
+        mod = without_far_limits(_share_storage(mod), ranges)
     planned, symbolic = _allocated(mod, "relax.memory.alloc_storage", ranges)
     left, left_symbolic = _allocated(mod, "relax.builtin.alloc_tensor", ranges)
     record = MemoryRecord(
