@@ -299,3 +299,15 @@ def test_an_axis_that_is_none_is_refused():
     proto, _ = one_node("QuantizeLinear", inputs, {"y": TensorProto.INT8}, 13, axis=2)
     with pytest.raises(ModelError, match="QuantizeLinear"):
         tvm_ext.compile(proto)
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+def test_quantize_with_the_endless_scale_of_a_mask(dtype):
+    # Calibration finds it where masked scores are -inf.
+    x = np.array([-np.inf, np.inf, -3.4e38, 0, 1], np.float32)
+    for scale in (np.inf, 3.4e38 / 127, 3.4e38 / 60):
+        inputs = {"x": x, "s": np.array(scale, np.float32), "z": np.array(0, dtype)}
+        proto, fed = one_node(
+            "QuantizeLinear", inputs, {"y": helper.np_dtype_to_tensor_dtype(np.dtype(dtype))}
+        )
+        assert_exact(proto, fed, "O0")
