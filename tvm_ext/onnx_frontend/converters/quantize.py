@@ -126,10 +126,6 @@ def quantized(
             ratio = _in_type(bb, bb.normalize(relax.op.divide(x, scale)), "float32")
             return _as_integer(bb, _shifted(bb, ratio, zero_point), wanted)
     ratio = _in_type(bb, bb.normalize(relax.op.divide(x, scale)), "float32")
-    if steps is not None and not np.isfinite(steps).all():
-        # Ranges that were found with a mask of -inf: what is no number is the first step.
-        lowest = relax.const(-np.inf, "float32")
-        ratio = bb.normalize(relax.op.where(bb.normalize(relax.op.isnan(ratio)), lowest, ratio))
     return saturated(bb, ratio, zero_point, wanted)
 
 
@@ -181,10 +177,18 @@ def _clipped(
 
 
 def _as_integer(bb: relax.BlockBuilder, x: relax.Expr, wanted: str) -> relax.Expr:
-    """Whole numbers in range; through int32, which processors convert whole vectors to."""
+    """Whole numbers in range, or NaN; through int32, which processors convert whole vectors to.
+
+    NaN, of masks of -inf, becomes int32's lowest number on x86, and then that of the type, as in
+    ONNX Runtime; without a sign the type's lowest number is what is cut off.
+    """
+    low, _, holder = integer_range(wanted)
     x = bb.normalize(relax.op.astype(x, "int32"))
-    holder = integer_range(wanted)[2]
-    return x if holder == "int32" else bb.normalize(relax.op.astype(x, holder))
+    if holder == "int32":
+        return x
+    if low:
+        x = bb.normalize(relax.op.maximum(x, relax.const(low, "int32")))
+    return bb.normalize(relax.op.astype(x, holder))
 
 
 def _centred(bb: relax.BlockBuilder, x: relax.Expr, zero_point: relax.Expr | None) -> relax.Expr:
