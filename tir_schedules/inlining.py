@@ -1,13 +1,15 @@
 """Moves cheap data-parallel blocks of a kernel into the blocks that use them."""
 
+import math
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
-from tvm_ext.tir_schedules.block_access import access_of, static_extent
+from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.flat_views import nodes
 
 # Nodes of an expression beyond which nothing more is inlined into it. Kernels of real networks
@@ -19,6 +21,15 @@ _CHILDREN = (
     *("then_case", "else_case"),
 )
 _CHILD_LISTS = ("args", "indices", "seq")
+
+
+def inlined_schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
+    """A schedule of ``func`` that begins with ``inline_blocks``.
+
+    Template after template is asked for a kernel, and nearly all begin so: chains of small
+    operators, of quantised models above all, are not walked anew by each.
+    """
+    return s_tir.Schedule(_inlined(func))
 
 
 def inline_blocks(
@@ -75,6 +86,13 @@ def walk(node: Any) -> Iterator[Any]:
             yield from walk(child)
 
 
+@lru_cache(maxsize=1)
+def _inlined(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    sch = s_tir.Schedule(func)
+    inline_blocks(sch)
+    return sch.mod["main"]
+
+
 def _inline_one(sch: s_tir.Schedule, block: SBlockRV, repeat: bool) -> bool:
     consumers = sch.get_consumers(block)
     if not consumers or not is_data_parallel(sch, block):
@@ -99,16 +117,23 @@ def _would_repeat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> b
     """Whether function calls would run more often than once for each element of the block."""
     if not count_calls(sch.get(block).body):
         return False
-    produced, consumed = access_of(sch, block), access_of(sch, consumer)
-    if produced is None or consumed is None:
+    produced, consumed = _extents(sch, block), _extents(sch, consumer)
+    if None in produced or None in consumed or not _is_plain(sch, consumer):
         # Of open extents, what is known is along how many dimensions there are elements.
-        spread = _dimensions(sch, consumer) > _dimensions(sch, block)
+        spread = sum(e != 1 for e in consumed) > sum(e != 1 for e in produced)
         return spread or not is_data_parallel(sch, consumer)
-    return consumed.trip_count() > produced.trip_count()
+    return math.prod(e or 0 for e in consumed) > math.prod(e or 0 for e in produced)
 
 
-def _dimensions(sch: s_tir.Schedule, block: SBlockRV) -> int:
-    return sum(static_extent(v.dom.extent) != 1 for v in sch.get(block).iter_vars)
+def _extents(sch: s_tir.Schedule, block: SBlockRV) -> list[int | None]:
+    return [static_extent(v.dom.extent) for v in sch.get(block).iter_vars]
+
+
+def _is_plain(sch: s_tir.Schedule, block: SBlockRV) -> bool:
+    """Whether every iteration is data-parallel or one of a reduction, with one result."""
+    stmt = sch.get(block)
+    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    return len(stmt.writes) == 1 and all(v.iter_type in kinds for v in stmt.iter_vars)
 
 
 def would_bloat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> bool:

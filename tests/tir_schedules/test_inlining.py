@@ -1,5 +1,6 @@
 """Which blocks move into the blocks that use them."""
 
+import tvm
 from kernel_cases import nhwc
 from lowering import f32, kernel_of
 from tvm import relax, s_tir, tirx
@@ -9,6 +10,7 @@ from tvm_ext.tir_schedules.inlining import (
     MAX_NODES,
     count_calls,
     inline_blocks,
+    inlined_schedule,
     kernel_blocks,
 )
 
@@ -104,3 +106,14 @@ def test_count_calls() -> None:
     assert count_calls(nested) == 2
     picked = tirx.Select(tirx.Var("c", "bool"), tirx.exp(tirx.const(1.0)), tirx.const(2.0))
     assert count_calls(picked) == 1
+
+
+def test_schedules_of_a_kernel_begin_alike_and_apart() -> None:
+    func = kernel_of(lambda a, b: nn.relu(op.exp(op.add(a, b))), f32(3, 5), f32(3, 5))
+    sch = s_tir.Schedule(func)
+    inline_blocks(sch)
+    first, second = inlined_schedule(func), inlined_schedule(func)
+    tvm.ir.assert_structural_equal(first.mod, sch.mod)
+    (block,) = kernel_blocks(first)
+    first.fuse(*first.get_loops(block))
+    tvm.ir.assert_structural_equal(second.mod, sch.mod)

@@ -26,7 +26,7 @@ MACHINES = [MACHINE, NARROW]
 
 
 def decisions(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> list[TileDecision]:
-    plan = plan_blocks(s_tir.Schedule(func), machine)
+    plan = plan_blocks(inlining.inlined_schedule(func), machine)
     assert isinstance(plan, KernelPlan)
     return [tile for block in plan.blocks for tile in block.decision.tiles.values()]
 

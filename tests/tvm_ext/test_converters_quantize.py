@@ -299,3 +299,23 @@ def test_an_axis_that_is_none_is_refused():
     proto, _ = one_node("QuantizeLinear", inputs, {"y": TensorProto.INT8}, 13, axis=2)
     with pytest.raises(ModelError, match="QuantizeLinear"):
         tvm_ext.compile(proto)
+
+
+@pytest.mark.parametrize("level", ["O0", "O3"])
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
+def test_quantize_with_scales_of_a_mask_and_numbers_that_are_none(dtype, level):
+    # Calibration finds them where masked scores are -inf; the softmax of those is NaN.
+    x = np.array([-np.inf, np.inf, -3.4e38, 0, 1, np.nan], np.float32)
+    scales = np.array([np.inf, 3.4e38 / 127, 3.4e38 / 60, 0.1], np.float32)
+    zero = np.zeros((), dtype)
+    names = [f"s{number}" for number in range(len(scales))]
+    proto = model(
+        [node("QuantizeLinear", ["x", name, "z"], [f"y{name}"]) for name in names],
+        [value("x", list(x.shape))],
+        [value(f"y{name}", None, element_type(zero)) for name in names],
+        21,
+        z=zero,
+        **dict(zip(names, scales, strict=True)),
+    )
+    proto.ir_version = 10
+    assert_exact(proto, {"x": x}, level)

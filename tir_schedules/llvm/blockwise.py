@@ -14,7 +14,7 @@ from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, static_ex
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.inlining import (
     count_calls,
-    inline_blocks,
+    inlined_schedule,
     is_data_parallel,
     kernel_blocks,
 )
@@ -38,8 +38,7 @@ class Blockwise:
         """See ``Template.apply``. It asks for no decision: a last resort has nothing to tune."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
-        sch = s_tir.Schedule(func)
-        inline_blocks(sch)
+        sch = inlined_schedule(func)
         blocks = kernel_blocks(sch)
         if not blocks:
             return NotMine("the kernel has no blocks: its loops are written by hand")

@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions, Numbered
 from tvm_ext.tir_schedules.flat_views import FlatViews, nodes
-from tvm_ext.tir_schedules.inlining import count_calls, inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import count_calls, kernel_blocks
 from tvm_ext.tir_schedules.llvm.block_decision import BlockDecision, decide_block, lanes_of
 from tvm_ext.tir_schedules.llvm.loop_nest import CYCLES_PER_CALL, REGISTERS_PER_VECTOR_LOOP
 from tvm_ext.tir_schedules.llvm.nest_code import (
@@ -73,9 +73,8 @@ class KernelPlan:
 def plan_blocks(
     sch: s_tir.Schedule, machine: CpuDescription, decisions: Decisions = CLOSED_FORM
 ) -> KernelPlan | NotMine:
-    """Inlines what can be, and decides for every block that is left."""
+    """Decides for every block of a kernel, of which all is inlined that can be."""
     views = FlatViews()
-    inline_blocks(sch)
     nests = []
     for block in kernel_blocks(sch):
         nest = nest_of(sch.get(block), views)

@@ -42,7 +42,7 @@ class DepthwiseConvolution:
         sch = s_tir.Schedule(func)
         if not _every_result_has_its_own_input(sch):
             return NotMine("it is not one reduction in which no two channels share an input")
-        kernel = window_kernel(sch, weighted=True)
+        kernel = window_kernel(func, weighted=True)
         if isinstance(kernel, NotMine):
             return kernel
         window = depthwise_window(kernel.window)

@@ -7,6 +7,7 @@ from tvm_ext.tir_schedules.block_access import access_of
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.inlining import (
     count_calls,
+    inlined_schedule,
     is_data_parallel,
     kernel_blocks,
 )
@@ -28,7 +29,7 @@ class Elementwise:
         """See ``Template.apply``."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
-        sch = s_tir.Schedule(func)
+        sch = inlined_schedule(func)
         if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
             return NotMine("the kernel reduces or scans")
         plan = plan_blocks(sch, machine, decisions)

@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.flat_views import FlatViews, nodes
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
 from tvm_ext.tir_schedules.llvm.block_decision import lanes_of
 from tvm_ext.tir_schedules.llvm.borders import branch_comparisons
 from tvm_ext.tir_schedules.llvm.data_parallel import block_code, plan_block, with_body
@@ -38,8 +38,7 @@ _MIN_EXTENT = 4
 
 def open_elements(func: tirx.PrimFunc, machine: CpuDescription) -> s_tir.Schedule | NotMine:
     """The schedule of a kernel without reductions whose loops have any extents."""
-    sch = s_tir.Schedule(func)
-    inline_blocks(sch)
+    sch = inlined_schedule(func)
     views = FlatViews(open_sizes=True)
     code = []
     for block in kernel_blocks(sch):

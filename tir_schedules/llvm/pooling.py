@@ -39,7 +39,7 @@ class Pooling:
         sch = s_tir.Schedule(func)
         if not _takes_plain_elements(sch):
             return NotMine("it is not one reduction of plain elements")
-        kernel = window_kernel(sch)
+        kernel = window_kernel(func)
         if isinstance(kernel, NotMine):
             return kernel
         decision = decide_pool(kernel, machine, decisions)

@@ -8,7 +8,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.llvm.knobs import distinct
 from tvm_ext.tir_schedules.llvm.loop_nest import largest_divisor, worth_threads
 from tvm_ext.tir_schedules.llvm.row_code import with_body
@@ -42,11 +42,10 @@ class Reduction:
         """See ``Template.apply``."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
-        sch = s_tir.Schedule(func)
-        refusal = refuse_early(sch)
+        refusal = refuse_early(s_tir.Schedule(func))
         if refusal is not None:
             return refusal
-        inline_blocks(sch)
+        sch = inlined_schedule(func)
         kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
         if isinstance(kernel, NotMine):
             return kernel

@@ -20,7 +20,7 @@ from tvm_ext.tir_schedules.block_access import (
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.inlining import (
     count_calls,
-    inline_blocks,
+    inlined_schedule,
     is_data_parallel,
     kernel_blocks,
 )
@@ -53,8 +53,7 @@ class RegisterTile:
         """
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
-        sch = s_tir.Schedule(func)
-        inline_blocks(sch)
+        sch = inlined_schedule(func)
         access = _anchor_access(sch)
         if isinstance(access, NotMine):
             return access

@@ -9,7 +9,7 @@ from tvm import s_tir, tirx
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.block_access import static_extent
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
 from tvm_ext.tir_schedules.llvm.row_code import with_body
 from tvm_ext.tir_schedules.llvm.row_decision import decide_rows, is_open
 from tvm_ext.tir_schedules.llvm.row_nest import rows_nest
@@ -33,11 +33,10 @@ class RowStitch:
         """See ``Template.apply``."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
-        sch = s_tir.Schedule(func)
-        refusal = refuse_early(sch)
+        refusal = refuse_early(s_tir.Schedule(func))
         if refusal is not None:
             return refusal
-        inline_blocks(sch)
+        sch = inlined_schedule(func)
         blocks = [sch.get(block) for block in kernel_blocks(sch)]
         kernel = read_rows(blocks, func.params, open_rows=True, open_columns=True)
         if isinstance(kernel, NotMine):

@@ -24,7 +24,7 @@ from tvm_ext.tir_schedules.block_access import (
 )
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.llvm.blockwise import schedule_block
 from tvm_ext.tir_schedules.llvm.column_panel import LEAST_TILES
 from tvm_ext.tir_schedules.llvm.contraction import (
@@ -71,8 +71,7 @@ class SymbolicTiles:
         """See ``Template.apply``. It asks for no decision: there are no sizes to measure with."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
-        sch = s_tir.Schedule(func)
-        inline_blocks(sch)
+        sch = inlined_schedule(func)
         anchor = _anchor(sch)
         if isinstance(anchor, NotMine):
             return anchor

@@ -4,7 +4,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.inlining import is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.llvm.data_parallel import plan_blocks, scheduled
 from tvm_ext.tir_schedules.template import Machine, NotMine
 
@@ -20,7 +20,7 @@ class Transpose:
         """See ``Template.apply``."""
         if not isinstance(machine, CpuDescription):
             return NotMine("the target is not a CPU")
-        sch = s_tir.Schedule(func)
+        sch = inlined_schedule(func)
         if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
             return NotMine("the kernel reduces or scans")
         plan = plan_blocks(sch, machine, decisions)

@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
 from tvm_ext.tir_schedules.flat_views import FlatViews, flattened, nodes
 from tvm_ext.tir_schedules.inlining import (
-    inline_blocks,
+    inlined_schedule,
     is_data_parallel,
     kernel_blocks,
     reduction_blocks,
@@ -66,8 +66,9 @@ class WindowKernel:
         return self._sch.mod["main"]
 
 
-def window_kernel(sch: s_tir.Schedule, weighted: bool = False) -> WindowKernel | NotMine:
-    """The kernel in ``sch``, whose padding is inlined; ``weighted`` as ``window_of`` has it."""
+def window_kernel(func: tirx.PrimFunc, weighted: bool = False) -> WindowKernel | NotMine:
+    """The kernel ``func``, whose padding is inlined; ``weighted`` as ``window_of`` has it."""
+    sch = inlined_schedule(func)
     anchor = _only_reduction(sch)
     if isinstance(anchor, NotMine):
         return anchor
@@ -91,7 +92,6 @@ def window_kernel(sch: s_tir.Schedule, weighted: bool = False) -> WindowKernel |
 
 def _only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotMine:
     """The kernel's one reduction, with all that computes its input inlined."""
-    inline_blocks(sch)
     reductions = reduction_blocks(sch)
     if len(reductions) != 1:
         return NotMine(f"the kernel has {len(reductions)} reductions, not one")

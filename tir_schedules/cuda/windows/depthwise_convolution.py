@@ -78,5 +78,5 @@ def read_convolution(func: tirx.PrimFunc) -> StripWindow | NotMine:
     access = access_of(sch, reductions[0])
     if access is None or len(access.read_strides) != 2 or not access.trip_count():
         return NotMine("it is not one sum over known extents of products of two operands")
-    kernel = window_kernel(sch, weighted=True)
+    kernel = window_kernel(func, weighted=True)
     return kernel if isinstance(kernel, NotMine) else strip_window(kernel, weighted=True)

@@ -29,7 +29,7 @@ class Pooling:
         sch = s_tir.Schedule(func)
         if len(reduction_blocks(sch)) != 1:
             return NotMine("it is not one reduction")
-        kernel = window_kernel(sch)
+        kernel = window_kernel(func)
         if isinstance(kernel, NotMine):
             return kernel
         window = strip_window(kernel, weighted=False)

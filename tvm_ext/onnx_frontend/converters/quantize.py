@@ -117,12 +117,14 @@ def quantized(
     low, high, _ = integer_range(wanted)
     steps = numbers_of(scale)
     offset = np.zeros(()) if zero_point is None else numbers_of(zero_point)
-    is_wide = str(x.ty.dtype) in ("float32", "float64")
+    dtype = str(x.ty.dtype)
+    is_wide = dtype in ("float32", "float64")
     if is_wide and steps is not None and offset is not None and (steps > 0).all():
-        offset = offset.astype(np.float64)
-        x = _clipped(bb, x, (low - offset) * steps, (high - offset) * steps)
-        ratio = _in_type(bb, bb.normalize(relax.op.divide(x, scale)), "float32")
-        return _as_integer(bb, _shifted(bb, ratio, zero_point), wanted)
+        bounds = [_end_of_steps(end, offset, steps, dtype) for end in (low, high)]
+        if np.isfinite(bounds).all():
+            x = _clipped(bb, x, *bounds)
+            ratio = _in_type(bb, bb.normalize(relax.op.divide(x, scale)), "float32")
+            return _as_integer(bb, _shifted(bb, ratio, zero_point), wanted)
     ratio = _in_type(bb, bb.normalize(relax.op.divide(x, scale)), "float32")
     return saturated(bb, ratio, zero_point, wanted)
 
@@ -158,11 +160,16 @@ def _shifted(
     return bb.normalize(relax.op.add(rounded, _in_type(bb, zero_point, "float32")))
 
 
+def _end_of_steps(end: int, offset: np.ndarray, steps: np.ndarray, dtype: str) -> np.ndarray:
+    """The number that a type's first or last integer stands for."""
+    with np.errstate(over="ignore"):
+        return ((end - offset.astype(np.float64)) * steps).astype(dtype)
+
+
 def _clipped(
     bb: relax.BlockBuilder, x: relax.Expr, low: np.ndarray, high: np.ndarray
 ) -> relax.Expr:
     dtype = str(x.ty.dtype)
-    low, high = low.astype(dtype), high.astype(dtype)
     if low.size == 1:
         return bb.normalize(relax.op.clip(x, float(low.item()), float(high.item())))
     x = bb.normalize(relax.op.maximum(x, relax.const(low, dtype)))
@@ -170,10 +177,18 @@ def _clipped(
 
 
 def _as_integer(bb: relax.BlockBuilder, x: relax.Expr, wanted: str) -> relax.Expr:
-    """Whole numbers in range; through int32, which processors convert whole vectors to."""
+    """Whole numbers in range, or NaN; through int32, which processors convert whole vectors to.
+
+    NaN, of masks of -inf, becomes int32's lowest number on x86, and then that of the type, as in
+    ONNX Runtime; without a sign the type's lowest number is what is cut off.
+    """
+    low, _, holder = integer_range(wanted)
     x = bb.normalize(relax.op.astype(x, "int32"))
-    holder = integer_range(wanted)[2]
-    return x if holder == "int32" else bb.normalize(relax.op.astype(x, holder))
+    if holder == "int32":
+        return x
+    if low:
+        x = bb.normalize(relax.op.maximum(x, relax.const(low, "int32")))
+    return bb.normalize(relax.op.astype(x, holder))
 
 
 def _centred(bb: relax.BlockBuilder, x: relax.Expr, zero_point: relax.Expr | None) -> relax.Expr:
