@@ -11,6 +11,8 @@ import tvm
 from tvm import s_tir, tirx
 from tvm_ffi import structural_map, structural_walk
 
+from tvm_ext.tir_schedules.flat_views import nodes
+
 PIPELINE = "tvm_ext_llvm"
 """The name under which TVM knows its own pipeline with this pass in front."""
 
@@ -39,6 +41,8 @@ class SerialNarrowFills:
         self, func: tirx.PrimFunc, _mod: tvm.IRModule, _ctx: tvm.transform.PassContext
     ) -> tirx.PrimFunc:
         """Kernels of other types stay as they are."""
+        if not any(_is_narrow(store.value.ty) for store in nodes(func.body, tirx.BufferStore)):
+            return func
         return func.with_body(structural_map(func.body, (tirx.For, _serial)))
 
 

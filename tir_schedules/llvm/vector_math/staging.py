@@ -149,12 +149,16 @@ class _Split:
         self._stage = stage
         self._conditions: tuple[_Condition, ...] = ()
         self._staged: list[_Staged] = []
-        self._uses = Counter(structural_hash(call) for call in self._functions_below(value))
+        functions = self._functions_below(value)
         choices = nodes(value, tirx.Select)
-        if len(choices) > _FEW_CHOICES:
-            self._uses.update(structural_hash(choice) for choice in choices)
+        repeatable = [*functions, *(choices if len(choices) > _FEW_CHOICES else ())]
+        self._uses = Counter(structural_hash(part) for part in repeatable)
         # Operations visited twice around what is being taken apart.
         self._twice = _doubled_by(str(value.ty)) if str(value.ty) == _LEGALISED else 0
+        is_simple = not repeatable and len(nodes(value, tirx.Mul, tirx.Cast)) < _AROUND_ANY
+        if is_simple and not self._twice:
+            self.value = value
+            return
         self.value = structural_mutate(
             value,
             [
