@@ -246,6 +246,18 @@ def test_a_choice_that_is_read_again_and_again_is_made_once(size: int) -> None:
     assert max(len(structure(store.value, tirx.Select)) for store in stores) == 1
 
 
+def test_what_is_alike_in_all_lanes_stays_in_the_vector() -> None:
+    n, y = tirx.Var("n", "int64"), tirx.decl_buffer((4,), "int64")
+    two, size = tirx.const(2, "int64"), tirx.Select(n == 1, n + 3, n)
+    lane = tirx.Var("lane", "int64")
+    value = size
+    for k in range(4):
+        value = tirx.Select(lane == k, tirx.Select(tirx.Div(size, two) > k, size + k, n - k), value)
+    store = tirx.BufferStore(y, value, [lane])
+    loop = tirx.For(lane, two - two, two + two, tirx.ForKind.VECTORIZED, store)
+    assert with_staged_calls(loop, lambda _call: False).same_as(loop)
+
+
 def structure(node: Any, kind: type) -> list[Any]:
     found: list[Any] = []
     structural_walk(node, (kind, found.append))

@@ -170,7 +170,8 @@ def _require_known_opset(model: onnx.ModelProto, label: str) -> None:
 def _complete(graph: onnx.GraphProto) -> None:
     """What ONNX Runtime does without and the checker does not.
 
-    That is a name, each output once, and a type for every inner value that is described.
+    That is a name, each output once, and a type for every inner value that is described. A size
+    of 0 written for one is what exporters put for sizes that they do not know.
     """
     graph.name = graph.name or "graph"
     typed = [value for value in graph.value_info if value.HasField("type")]
@@ -178,6 +179,10 @@ def _complete(graph: onnx.GraphProto) -> None:
         described = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in typed]
         del graph.value_info[:]
         graph.value_info.extend(described)
+    for value in graph.value_info:
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.HasField("dim_value") and dim.dim_value == 0:
+                dim.Clear()
     outputs = {value.name: value for value in reversed(graph.output)}
     if len(outputs) < len(graph.output):
         kept = [outputs.pop(value.name) for value in graph.output if value.name in outputs]

@@ -26,7 +26,9 @@ from tvm_ext.onnx_frontend.microsoft_rewrites import to_default_domain
 from tvm_ext.onnx_frontend.narrow_types import hold_narrow_types
 from tvm_ext.onnx_frontend.node_failure import preparation_error
 from tvm_ext.onnx_frontend.normal_forms import to_normal_forms
+from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
 from tvm_ext.onnx_frontend.scan_to_loop import scans_to_loops
+from tvm_ext.onnx_frontend.scopes import nodes_within
 from tvm_ext.onnx_frontend.string_labels import number_string_labels
 from tvm_ext.onnx_frontend.unroll import unroll_loops
 from tvm_ext.onnx_frontend.value_sizes import known_elements, range_steps, require_countable
@@ -75,6 +77,7 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
         is too large.
     """
     _type_alike(model.graph)
+    _forget_changing_sizes(model.graph)
     try:
         simplified = ir.serde.deserialize_model(_without_map_types(model))
         # NumPy computes the constants: 0 / 0 in a branch that is never chosen is no news.
@@ -111,6 +114,31 @@ def _type_alike(graph: onnx.GraphProto) -> None:
     for value in graph.output:
         if value.name in given:
             value.type.CopyFrom(given[value.name])
+
+
+def _forget_changing_sizes(graph: onnx.GraphProto) -> None:
+    """Leaves of the sizes that a Loop's body declares for its variables those that stay the same.
+
+    Exporters write those of the first iteration, and ONNX Runtime warns at the next: what is folded
+    may not rest on them.
+    """
+    for node in nodes_within(graph):
+        if node.op_type != "Loop" or node.domain not in DEFAULT_DOMAINS:
+            continue
+        body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
+        for before, after in zip(body.input[2:], body.output[1:], strict=False):
+            if before.name != after.name:
+                _keep_common_sizes(before.type.tensor_type, after.type.tensor_type)
+
+
+def _keep_common_sizes(before: onnx.TypeProto.Tensor, after: onnx.TypeProto.Tensor) -> None:
+    sizes = after.shape.dim
+    if len(sizes) != len(before.shape.dim):
+        before.ClearField("shape")
+        return
+    for old, new in zip(before.shape.dim, sizes, strict=True):
+        if old != new:
+            old.Clear()
 
 
 def _without_map_types(model: onnx.ModelProto) -> onnx.ModelProto:

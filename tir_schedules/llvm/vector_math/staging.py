@@ -52,12 +52,22 @@ def with_staged_calls(body: tirx.Stmt, is_function: Callable[[tvm.ir.Call], bool
     What is taken out of a branch is computed, and its memory read, only where the branch is taken.
     """
     staged = structural_map(body, (tirx.For, lambda loop: _staged_loop(loop, is_function)))
-    return structural_map(staged, (tirx.BufferStore, lambda s: _staged_store(s, is_function)))
+    return structural_mutate(
+        staged,
+        [
+            (tirx.For, lambda loop, rest: loop if _is_vector(loop) else rest.default_mutate(loop)),
+            (tirx.BufferStore, lambda store, _rest: _staged_store(store, is_function)),
+        ],
+    )
+
+
+def _is_vector(loop: tirx.For) -> bool:
+    return bool(loop.kind == tirx.ForKind.VECTORIZED)
 
 
 def _staged_loop(loop: tirx.For, is_function: Callable[[tvm.ir.Call], bool]) -> tirx.Stmt:
     """A vectorised loop with an array, declared around it, for each inner call."""
-    if loop.kind != tirx.ForKind.VECTORIZED:
+    if not _is_vector(loop):
         return loop
     stage = _Stage(is_function, loop.loop_var - loop.min, loop.extent, _lanes(loop))
     body = structural_map(loop.body, (tirx.BufferStore, stage.split))

@@ -30,7 +30,14 @@ class _Comparison(OnnxOpConverter):
 class Equal(_Comparison):
     """Elementwise ``a == b``."""
 
-    numbers, tensors = np.equal, relax.op.equal
+    numbers = np.equal
+
+    @staticmethod
+    def tensors(first: relax.Expr, second: relax.Expr) -> relax.Expr:
+        """TVM compares booleans as floats, which LLVM refuses where they were just computed."""
+        if str(first.ty.dtype) == "bool":
+            first, second = (relax.op.astype(operand, "int8") for operand in (first, second))
+        return relax.op.equal(first, second)
 
 
 class Greater(_Comparison):
