@@ -5,6 +5,8 @@ import pytest
 from operator_models import check_operator
 from small_models import rand
 
+from tvm_ext.errors import ModelError
+
 
 def ints(*values: int) -> np.ndarray:
     return np.array(values, np.int64)
@@ -28,3 +30,39 @@ def test_places_of_the_largest_values(storage_order: int) -> None:
 def test_columns_to_an_image(stored: tuple) -> None:
     arrays = {"x": rand(1, 2 * 6, 12), "image": ints(5, 5), "block": ints(2, 3)}
     check_operator("Col2Im", arrays, stored=stored)
+
+
+@pytest.mark.parametrize(
+    ("operator", "outputs", "size", "attributes"),
+    [
+        ("MaxPool", 1, (1, 5), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ("MaxPool", 2, (2, 5), {"kernel_shape": [3, 3], "strides": [2, 2]}),
+        ("MaxPool", 1, (2, 5), {"kernel_shape": [2, 3], "strides": [3, 3], "dilations": [2, 1]}),
+        ("AveragePool", 1, (2, 5), {"kernel_shape": [3, 3], "strides": [3, 3]}),
+        (
+            "AveragePool",
+            1,
+            (1, 5),
+            {
+                "kernel_shape": [4, 3],
+                "strides": [3, 3],
+                "pads": [1, 0, 1, 0],
+                "count_include_pad": 1,
+            },
+        ),
+    ],
+)
+def test_windows_that_an_image_does_not_fill(
+    operator: str, outputs: int, size: tuple[int, int], attributes: dict
+) -> None:
+    check_operator(operator, {"x": rand(1, 2, *size)}, outputs, opset=18, **attributes)
+
+
+def test_an_image_too_small_for_any_window() -> None:
+    with pytest.raises(ModelError, match=r"its window of 3 does not fit in axis 2 of size 1"):
+        check_operator(
+            "MaxPool",
+            {"x": rand(1, 2, 1, 1)},
+            reference=lambda model, feeds: [],
+            kernel_shape=[3, 3],
+        )

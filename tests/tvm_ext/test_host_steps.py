@@ -305,3 +305,26 @@ def test_values_that_do_not_fit_are_said_with_their_sizes() -> None:
     )
     with pytest.raises(RunError, match=words):
         tvm_ext.compile(proto, HOST).run({"x": np.array(["a"] * 2), "z": np.array(["b"] * 3)})
+
+
+def test_a_size_of_a_sequence_is_that_of_each_element() -> None:
+    """Elements that share a symbolic size in the type of their sequence need not be alike."""
+    element = onnx.helper.make_tensor_value_info("e", onnx.TensorProto.FLOAT, ["N"])
+    result = onnx.helper.make_tensor_value_info("r", onnx.TensorProto.FLOAT, ["N"])
+    body = onnx.helper.make_graph(
+        [onnx.helper.make_node("Neg", ["e"], ["r"])], "body", [element], [result]
+    )
+    node = onnx.helper.make_node("SequenceMap", ["x"], ["y"], body=body)
+    x, y = (
+        onnx.helper.make_tensor_sequence_value_info(name, onnx.TensorProto.FLOAT, ["N"])
+        for name in "xy"
+    )
+    proto = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "ragged", [x], [y]),
+        opset_imports=[onnx.helper.make_opsetid("", 17)],
+        ir_version=8,
+    )
+    given = [np.arange(size, dtype=np.float32) for size in (3, 1, 4)]
+    found = tvm_ext.compile(proto, opt_level="O0").run({"x": given})["y"]
+    for one, wanted in zip(found, given, strict=True):
+        np.testing.assert_array_equal(one, -wanted)

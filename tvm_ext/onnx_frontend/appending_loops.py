@@ -18,8 +18,10 @@ def appending_loops_to_scans(model: ir.Model) -> bool:
     a tensor that grows instead. Other sequences, whose elements need not be alike, stay.
     """
     found = [n for n in model.graph.all_nodes() if n.op_type == "Loop" and n.domain == ""]
-    shapes = [value.shape for value in model.graph.inputs if value.shape is not None]
-    fixed = {size for shape in shapes for size in shape if size != ir.SymbolicDim(None)}
+    # A sequence has the shape of its elements, each of which may have sizes of its own.
+    tensors = [value for value in model.graph.inputs if isinstance(value.type, ir.TensorType)]
+    sizes = (size for value in tensors for size in value.shape or ())
+    fixed = {size for size in sizes if size != ir.SymbolicDim(None)}
     return any([_rewrite(node, fixed) for node in found])
 
 

@@ -9,6 +9,7 @@ import onnx
 from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.onnx_frontend import PreparedModel, import_prepared, part_of, prepare_model
 from tvm_ext.onnx_frontend.converters import CONVERTERS
+from tvm_ext.onnx_frontend.exact_tree_inputs import ROUNDED
 from tvm_ext.onnx_frontend.host.division import divide
 from tvm_ext.onnx_frontend.host.operators import HOST_OPERATORS
 from tvm_ext.onnx_frontend.microsoft_domain import MICROSOFT
@@ -115,7 +116,7 @@ def all_operators() -> dict[str, str]:
     found |= {f"{domain}::{name}": EXPANDED for domain, name in REWRITES}
     found |= {f"{MICROSOFT}::{name}": EXPANDED for name in SAME}
     found |= {key: ON_HOST for key in HOST_OPERATORS if key not in found}
-    found |= {key: SUPPORTED for key in CONVERTERS}
+    found |= {key: SUPPORTED for key in CONVERTERS if not key.startswith(ROUNDED)}
     return dict(sorted(found.items(), key=lambda item: ("::" in item[0], item[0])))
 
 

@@ -19,6 +19,7 @@ from tvm_ext.onnx_frontend.appending_loops import appending_loops_to_scans
 from tvm_ext.onnx_frontend.cast_like import cast_likes_to_casts
 from tvm_ext.onnx_frontend.constant_values import spell_constants_out
 from tvm_ext.onnx_frontend.containers import resolve_containers, splits_hidden
+from tvm_ext.onnx_frontend.exact_tree_inputs import keep_tree_inputs_exact
 from tvm_ext.onnx_frontend.folded_trees import fold_trees
 from tvm_ext.onnx_frontend.function_bodies import align_opsets, expand_functions
 from tvm_ext.onnx_frontend.loop_invariants import hoist_loop_invariants
@@ -95,6 +96,7 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
             fold_trees(simplified)
         hold_narrow_types(simplified)
         to_normal_forms(simplified)
+        keep_tree_inputs_exact(simplified)
         ir.passes.common.TopologicalSortPass()(simplified)
         require_countable(simplified, label)
         prepared = ir.serde.serialize_model(simplified)

@@ -26,6 +26,7 @@ from tvm_ext.onnx_frontend.converters.quantize_products import QUANTIZE_CONVERTE
 from tvm_ext.onnx_frontend.converters.random import RANDOM_CONVERTERS
 from tvm_ext.onnx_frontend.converters.recurrent import GRU, LSTM, RNN
 from tvm_ext.onnx_frontend.converters.reductions import REDUCTIONS
+from tvm_ext.onnx_frontend.converters.rounded import ROUNDED_CONVERTERS
 from tvm_ext.onnx_frontend.converters.sequences import SEQUENCE_CONVERTERS
 from tvm_ext.onnx_frontend.converters.shapes_and_detection import (
     SHAPE_AND_DETECTION_CONVERTERS,
@@ -49,6 +50,7 @@ CONVERTERS: dict[str, Any] = {
     **ELEMENTARY,
     **ML_CONVERTERS,
     **QUANTIZE_CONVERTERS,
+    **ROUNDED_CONVERTERS,
     **REDUCTIONS,
     **RANDOM_CONVERTERS,
     **SHAPE_AND_DETECTION_CONVERTERS,

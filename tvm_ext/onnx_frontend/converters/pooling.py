@@ -14,7 +14,11 @@ from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run
-from tvm_ext.onnx_frontend.converters.same_padding import MaxPoolValues, explicit_padding
+from tvm_ext.onnx_frontend.converters.same_padding import (
+    MaxPoolValues,
+    explicit_padding,
+    padded_to_a_window,
+)
 from tvm_ext.onnx_frontend.converters.traits import takes_sizes
 from tvm_ext.onnx_frontend.sizes import scalar_rules as rules
 
@@ -38,6 +42,7 @@ def _with_indices(bb: relax.BlockBuilder, data: relax.Expr, attr: dict) -> relax
     """Values, and places in the flattened input, by rows or (``storage_order``) by columns."""
     sizes = sizes_of(data)
     kernel, count = list(attr["kernel_shape"]), len(attr["kernel_shape"])
+    attr = padded_to_a_window(data, attr, kernel)
     padded, attr = explicit_padding(bb, data, attr, kernel)
     if padded is not data:
         raise FormError("it gives indices, and its auto_pad depends on symbolic sizes")

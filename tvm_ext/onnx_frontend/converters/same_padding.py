@@ -8,10 +8,14 @@ from typing import Any
 
 from tvm import relax, te, tirx, topi
 
+from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of, text
 from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 from tvm_ext.onnx_frontend.sizes import scalar_rules as rules
+
+# From here on a mean leaves out what lies beyond the padding that the model asks for.
+_COUNTS_OWN_PADDING_ONLY = 19
 
 _Convert = Callable[[relax.BlockBuilder, Any, dict, Any], Any]
 
@@ -64,10 +68,41 @@ def _padded(
     return bb.emit_te(kernel, data, *sides, primfunc_name_hint="pad")
 
 
+def padded_to_a_window(data: relax.Expr, attr: dict, kernel: Sequence[int], opset: int = 1) -> dict:
+    """The attributes of a pool, with padding behind axes that are a little shorter than a window.
+
+    ONNX Runtime divides what is left of such an axis by the stride towards zero, which gives one
+    window. Does nothing for sizes of the run.
+
+    Raises
+    ------
+    FormError
+        That gives no window, or a mean over padding that is counted and some that is not.
+    """
+    if text(attr, "auto_pad", "NOTSET") not in ("NOTSET", "VALID") or attr.get("ceil_mode", 0):
+        return attr
+    count = len(kernel)
+    pads = list(attr.get("pads", [0] * 2 * count))
+    strides, dilations = (attr.get(name, [1] * count) for name in ("strides", "dilations"))
+    for k, size in enumerate(sizes_of(data)[2:]):
+        if not isinstance(size, int):
+            continue
+        short = (kernel[k] - 1) * dilations[k] + 1 - size - pads[k] - pads[k + count]
+        if short >= strides[k] and size:
+            raise FormError(
+                f"its window of {kernel[k]} does not fit in axis {k + 2} of size {size}"
+            )
+        if short > 0 and attr.get("count_include_pad", 0) and opset >= _COUNTS_OWN_PADDING_ONLY:
+            raise FormError(f"its window reaches beyond the padding of axis {k + 2}")
+        pads[k + count] += max(short, 0)
+    return {**{name: attr[name] for name in attr if name != "auto_pad"}, "pads": pads}
+
+
 class _Windows(OnnxOpConverter):
     """A converter of TVM's, whose padding is explicit."""
 
     base: Any
+    pools = False
 
     @classmethod
     def get_converter(cls, opset: int) -> _Convert:
@@ -75,6 +110,8 @@ class _Windows(OnnxOpConverter):
 
         def convert(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
             kernel = attr.get("kernel_shape") or sizes_of(inputs[1])[2:]
+            if cls.pools:
+                attr = padded_to_a_window(inputs[0], attr, kernel, opset)
             data, kept = explicit_padding(bb, inputs[0], attr, kernel, cls._fill(inputs[0]))
             given = type(inputs)([data, *list(inputs)[1:]])
             result = plain(bb, given, kept, params)
@@ -111,6 +148,7 @@ class MaxPoolValues(_Windows):
     """The largest of each window, without its place."""
 
     base = onnx_converter_map()["MaxPool"]
+    pools = True
 
     @classmethod
     def _fill(cls, data: relax.Expr) -> float:
@@ -121,6 +159,7 @@ class AveragePool(_Windows):
     """Means of windows, over what is no padding unless the model says otherwise."""
 
     base = onnx_converter_map()["AveragePool"]
+    pools = True
 
     @classmethod
     def _share(

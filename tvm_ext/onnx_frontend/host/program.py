@@ -60,6 +60,8 @@ class Step:
         Names of values; empty for one that is left out.
     apply : callable
         From all values so far to those of ``outputs``.
+    kept : tuple[tuple[int, str], ...]
+        Places and names of the outputs that have one.
     """
 
     operator: str
@@ -68,6 +70,7 @@ class Step:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     apply: _Apply
+    kept: tuple[tuple[int, str], ...]
 
     def run(self, values: Values) -> None:
         """Adds the step's results to ``values``; raises RunError where an operator refuses them."""
@@ -82,9 +85,8 @@ class Step:
                 f"{self.operator} node '{self.name}' failed on the host ({words}); expected values "
                 "that the operator allows: check the inputs"
             ) from error
-        for name, value in zip(self.outputs, results, strict=False):
-            if name:
-                values[name] = value
+        for place, name in self.kept:
+            values[name] = results[place]
 
 
 def described(value: Any) -> str:
@@ -146,7 +148,8 @@ class HostProgram:
         if node.domain == PART_DOMAIN:
             part = int(node.attribute[0].i)
         key = operator_key(node)
-        return Step(key, node.name, part, tuple(node.input), tuple(node.output), apply)
+        kept = tuple((place, name) for place, name in enumerate(node.output) if name)
+        return Step(key, node.name, part, tuple(node.input), tuple(node.output), apply, kept)
 
     def _apply(self, node: onnx.NodeProto) -> _Apply:
         inputs = tuple(node.input)
@@ -166,6 +169,9 @@ class HostProgram:
         else:
             domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
             compute = operator(attributes_of(node), self._opsets.get(domain, 1))
+        if len(inputs) == 1 and inputs[0]:
+            (only,) = inputs
+            return lambda values: compute((values[only],))
         return lambda values: compute([_value(values, name) for name in inputs])
 
 

@@ -134,13 +134,17 @@ def output_conversion(type_: onnx.TypeProto) -> Conversion:
         return as_strings
     if kind == "sequence_type":
         element = output_conversion(type_.sequence_type.elem_type)
-        return lambda values: [element(one) for one in values]
+        return _as_is if element is _as_is else lambda values: [element(one) for one in values]
     if kind == "optional_type":
         inner = output_conversion(type_.optional_type.elem_type)
         return lambda value: None if value is None else inner(value)
     if kind == "map_type":
-        return lambda value: value
+        return _as_is
     return np.asarray
+
+
+def _as_is(value: Any) -> Any:
+    return value
 
 
 def as_strings(value: Any) -> np.ndarray:

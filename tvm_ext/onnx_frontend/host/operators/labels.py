@@ -1,6 +1,7 @@
 """Operators of ai.onnx.ml with strings or maps: labels, categories, dictionaries."""
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,11 @@ def _mapper(keys: np.ndarray, values: np.ndarray, default: Any) -> Compute:
 
     def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
         x = given[0]
-        out = [get(one, plain) for one in x.ravel().tolist()]
-        result = np.array(out, dtype).reshape(x.shape)
+        if x.ndim == 1:
+            result = np.array([get(one, plain) for one in x.tolist()], dtype)
+        else:
+            flat = [get(one, plain) for one in x.ravel().tolist()]
+            result = np.array(flat, dtype).reshape(x.shape)
         if has_missing and x.dtype.kind == "f":
             result[np.isnan(x)] = missing
         return (result,)
@@ -125,7 +129,8 @@ def zip_map(attributes: dict[str, Any], opset: int) -> Compute:
         if rows.shape[1] != len(keys):
             raise FormError(f"it has {len(keys)} class labels for {rows.shape[1]} scores")
         rows = rows if is_sorted else rows[:, order]
-        return ([dict(zip(keys, row, strict=True)) for row in rows.tolist()],)
+        # For as many rows as a user has: half the time of a comprehension with ``strict``.
+        return (list(map(dict, map(zip, repeat(keys), rows.tolist()))),)
 
     return compute
 

@@ -1,0 +1,50 @@
+"""Products in front of tree ensembles are rounded before anything is added to them.
+
+Compiled code multiplies and adds in one instruction, which rounds once. Trees of XGBoost compare
+with values of the training data themselves: one unit in the last place of a scaled column takes
+other branches.
+"""
+
+import onnx_ir as ir
+
+_ML = "ai.onnx.ml"
+
+ROUNDED = "tvm_ext.rounded"
+"""The domain of operators whose results are rounded to their type, whatever reads them."""
+
+_SUMS = ("Add", "Sub", "Sum")
+
+# What hands on numbers to compare, as they are or computed one by one.
+_PASSED_ON = {
+    *("Abs", "Cast", "Clip", "Concat", "Div", "Expand", "Flatten", "Gather", "Identity", "Max"),
+    *("Min", "Mul", "Neg", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
+    *("Where", "ArrayFeatureExtractor", "FeatureVectorizer", "Imputer", "Scaler", *_SUMS),
+}
+
+
+def keep_tree_inputs_exact(model: ir.Model) -> None:
+    """Gives such products of the main graph the domain ``ROUNDED``, in place."""
+    waiting = [
+        value
+        for node in model.graph
+        if node.domain == _ML and node.op_type.startswith("TreeEnsemble")
+        for value in node.inputs
+    ]
+    seen: set[ir.Node] = set()
+    while waiting:
+        value = waiting.pop()
+        node = value.producer() if value is not None else None
+        if node is None or node in seen or node.op_type not in _PASSED_ON:
+            continue
+        seen.add(node)
+        waiting += node.inputs
+        if node.op_type == "Mul" and node.domain == "" and _is_added(node):
+            node.domain = ROUNDED
+            model.opset_imports[ROUNDED] = 1
+
+
+def _is_added(node: ir.Node) -> bool:
+    (product,) = node.outputs
+    if product.dtype not in (ir.DataType.FLOAT, ir.DataType.DOUBLE):
+        return False
+    return any(reader.op_type in _SUMS for reader in product.consumers())
