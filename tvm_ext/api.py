@@ -11,7 +11,7 @@ import tvm
 
 from tvm_ext.artifact import VersionsRecord, read_artifact
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.graph_facts import divides_by_data, operator_counts
+from tvm_ext.compiler.graph_facts import divides_by_data, operator_counts, sizes_from_data
 from tvm_ext.compiler.kernel_records import kernel_records, largest_result
 from tvm_ext.compiler.kernel_workspaces import plan_workspaces
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
@@ -281,4 +281,5 @@ def _graph_record(lowered: LoweredModel) -> GraphRecord:
         kernels=len(lowered.calls),
         batch_norms_left=after.get("nn.batch_norm", 0),
         divides_by_data=divides_by_data(lowered.kernels),
+        sizes_from_data=sizes_from_data(lowered.graph),
     )

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tvm
 from tvm import relax
 
@@ -25,21 +24,17 @@ from tvm_ext.device_buffers import InputBuffers, named_arrays
 from tvm_ext.errors import RunError, TargetError, TvmExtError
 from tvm_ext.failed_branch import register_failed_branch
 from tvm_ext.failed_run import failing_node, run_error
+from tvm_ext.first_run import zeros_to_run
 from tvm_ext.hardware.description import CpuDescription, Processor
 from tvm_ext.hardware.host import host_cpu_features
 from tvm_ext.hardware.threads import use_threads
 from tvm_ext.model_inputs import check_inputs
-from tvm_ext.narrow_dtypes import HOLDERS, numpy_type, release
+from tvm_ext.narrow_dtypes import HOLDERS, release
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.program_module import ProgramModule
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.units import format_bytes
 from tvm_ext.tensor_spec import TensorSpec
-
-# Modelled time of a run, up to which a model is run once before it is handed out.
-_WARM_UP_SECONDS = 0.25
-
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
 class CompiledModel:
@@ -214,10 +209,10 @@ class CompiledModel:
     def prepare(self) -> None:
         """Links and loads the program, so that the first run takes as long as the others.
 
-        ``compile`` and ``load`` do it. Programs of known sizes that take under a quarter of a
-        second run once, on zeros: code, weights and buffers are then where a run finds them. A
-        model for a GPU or for another machine than this is left as it is: it is linked when it is
-        saved or first run.
+        ``compile`` and ``load`` do it. Programs that are not known to take a quarter of a second
+        or more run once, on zeros of usual sizes (see ``tvm_ext.first_run``): code, weights and
+        buffers are then where a run finds them. A model for a GPU or for another machine than this
+        is left as it is: it is linked when it is saved or first run.
 
         Raises
         ------
@@ -229,9 +224,10 @@ class CompiledModel:
             return
         self._made()
         use_threads(self._threads)
-        if self._may_warm_up():
-            with suppress(RunError):
-                self.run({spec.name: _zeros(spec) for spec in self.inputs})
+        zeros = zeros_to_run(self.inputs, self.report)
+        if zeros is not None:
+            with suppress(TvmExtError):
+                self._results(zeros, None)
 
     @contextmanager
     def _taken_apart(
@@ -253,16 +249,6 @@ class CompiledModel:
             yield self._named_apart
         except TvmExtError as error:
             raise contradiction from error
-
-    def _may_warm_up(self) -> bool:
-        """Whether a run on zeros is short and ends well."""
-        return (
-            (self.report.estimated_seconds or 0.0) < _WARM_UP_SECONDS
-            and not _CONTROL_FLOW & self.report.graph.prepared_nodes.keys()
-            and not self.report.graph.divides_by_data
-            and not self.report.memory.dynamic
-            and all(isinstance(size, int) for spec in self.inputs for size in spec.shape)
-        )
 
     def _made(self) -> tuple[Callable[..., Any], InputBuffers]:
         """The program in a virtual machine of TVM, and its inputs; made once a thread.
@@ -356,10 +342,6 @@ class CompiledModel:
         )
         loaded.prepare()
         return loaded
-
-
-def _zeros(spec: TensorSpec) -> np.ndarray:
-    return np.zeros([int(size) for size in spec.shape], numpy_type(spec.dtype))
 
 
 def target_record(machine: Processor) -> TargetRecord:

@@ -252,6 +252,7 @@ def _whole_graph(whole: PreparedModel, reports: Sequence[CompileReport]) -> Grap
         kernels=sum(graph.kernels for graph in graphs),
         batch_norms_left=sum(graph.batch_norms_left for graph in graphs),
         divides_by_data=any(graph.divides_by_data for graph in graphs),
+        sizes_from_data=any(graph.sizes_from_data for graph in graphs),
     )
 
 

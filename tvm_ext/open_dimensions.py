@@ -46,7 +46,7 @@ def freezing_hint(shapes: InputShapes, names: Iterable[str] | None = None) -> st
     """
     wanted = open_names(shapes) if names is None else list(names)
     concerned = {
-        name: [_example(size, axis, len(shape)) for axis, size in enumerate(shape)]
+        name: [example_size(size, axis, len(shape)) for axis, size in enumerate(shape)]
         for name, shape in shapes.items()
         if any(_open(size) and size in wanted for size in shape)
     }
@@ -76,7 +76,8 @@ def _open(size: int | str) -> bool:
     return isinstance(size, str)
 
 
-def _example(size: int | str, axis: int, rank: int) -> int:
+def example_size(size: int | str, axis: int, rank: int) -> int:
+    """A usual size of an open dimension; a known one stays."""
     if isinstance(size, int):
         return size
     if axis == 0:

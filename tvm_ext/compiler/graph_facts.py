@@ -65,6 +65,25 @@ def divides_by_data(mod: tvm.IRModule) -> bool:
     )
 
 
+def sizes_from_data(mod: tvm.IRModule) -> bool:
+    """Whether some size follows from elements of a tensor, not from sizes of the inputs alone."""
+    for func in mod.functions.values():
+        if not isinstance(func, relax.Function):
+            continue
+        given = {size for param in func.params for size in _sizes(param.ty)}
+        if not set(relax.analysis.defined_symbolic_vars(func)) <= given:
+            return True
+    return False
+
+
+def _sizes(ty: tvm.ir.Type) -> list[tirx.Expr]:
+    if isinstance(ty, relax.TensorType) and ty.shape is not None:
+        return list(ty.shape.values)
+    if isinstance(ty, relax.ShapeType) and ty.values is not None:
+        return list(ty.values)
+    return []
+
+
 def operator_counts(mod: tvm.IRModule) -> dict[str, int]:
     """How often each Relax operator is called, most frequent first."""
     names = (operator_name(binding.value) for binding in relax_bindings(mod))

@@ -1,11 +1,14 @@
 """LegalizeOps: TVM's pass, but reshapes of sizes that a run decides stay views of memory."""
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import tvm
 from tvm import relax, te, tirx, topi
 from tvm.ir import GenericConst
+from tvm.sym import Analyzer
 
 from tvm_ext.relay_passes.static_shape import static_shape
 
@@ -24,19 +27,49 @@ def legalize_ops() -> tvm.transform.Pass:
     fusion leaves alone. Reshapes of known sizes become kernels, so that they can be fused;
     RewriteDataflowReshape makes those views again that nothing was fused with.
 
+    A kernel's result keeps the sizes that the operator had where TVM writes them in another way
+    and cannot prove the two equal: of what was computed from them, TVM would forget the shape.
+
     The mean of no elements, which a run may meet, is 0 as in ONNX Runtime.
 
     TVM raises an error for ``full`` of infinity or of no number, which is a sum here, and prints a
     warning for each power above the second, which is a product.
     """
-    rules = {
+    return relax.transform.LegalizeOps(_rules())
+
+
+@functools.cache
+def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]]:
+    names = (name for name in tvm.ir.Op.list_op_names() if name.startswith("relax."))
+    known = [name for name in names if tvm.ir.Op.get(name).get_attr("FLegalize") is not None]
+    ours = {
         "relax.reshape": _reshape,
         "relax.flatten": _flatten,
         "relax.full": _full,
         "relax.mean": _mean,
         "relax.power": _power,
     }
-    return relax.transform.LegalizeOps(rules)
+    return {**dict.fromkeys(known, _with_own_sizes), **ours}
+
+
+def _with_own_sizes(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    made = _by_tvm(builder, call)
+    wanted = call.ty
+    if not isinstance(wanted, relax.TensorType) or static_shape(call) is not None:
+        return made
+    made = builder.normalize(made)
+    if _have_equal_sizes(made.ty, wanted):
+        return made
+    return builder.match_cast(made, wanted)
+
+
+def _have_equal_sizes(found: relax.TensorType, wanted: relax.TensorType) -> bool:
+    """Whether TVM knows them to be equal; also where one of them is not known at all."""
+    shapes = (found.shape, wanted.shape)
+    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return True
+    pairs = zip(found.shape.values, wanted.shape.values, strict=True)
+    return all(Analyzer().can_prove_equal(*pair) for pair in pairs)
 
 
 def _power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

@@ -105,6 +105,8 @@ class GraphRecord:
         Batch normalisations that were not folded away.
     divides_by_data : bool
         Whether integers are divided by elements of a tensor, which may be 0.
+    sizes_from_data : bool
+        Whether sizes follow from elements of a tensor, not from sizes of the inputs alone.
     """
 
     onnx_nodes: dict[str, int] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class GraphRecord:
     kernels: int = 0
     batch_norms_left: int = 0
     divides_by_data: bool = False
+    sizes_from_data: bool = False
 
     @property
     def anchors(self) -> int:

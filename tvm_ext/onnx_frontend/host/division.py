@@ -1,7 +1,8 @@
 """Takes a prepared graph apart into host nodes and compiled parts.
 
 A node runs on the host where it reads or makes what only the host holds, where only the host can do
-it, and where it depends on host values whose number of axes nobody knows. All other nodes are
+it, and where only the run knows the number of axes of what it reads or makes: it depends on a host
+value without one, or on a list of sizes or axes whose length the run decides. All other nodes are
 compiled. They are dealt into as few parts as the order allows: usually one, with host nodes in
 front of it or behind.
 """
@@ -33,6 +34,10 @@ _TEXTS = frozenset(
         "values_strings",
     }
 )
+
+# Which input of an operator is a list of sizes or axes, whose length decides how many axes the
+# result has.
+_LISTS = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1, "Squeeze": 1, "Unsqueeze": 1}
 
 # In a body that runs on the host, calls of compiled code pay from a product or a few nodes on.
 _LARGE = frozenset(
@@ -77,9 +82,12 @@ def divide(prepared: onnx.ModelProto, given: onnx.GraphProto) -> Division | None
         An operator has strings, sequences or the like, and the host does not know it.
     """
     values = (*given.input, *given.output)
-    if not any(is_host_type(value.type) for value in values) and not _has_host_nodes(
-        prepared.graph
-    ):
+    may_be_divided = (
+        any(is_host_type(value.type) for value in values)
+        or any(_is_open_list(value.type) for value in prepared.graph.input)
+        or _has_host_nodes(prepared.graph)
+    )
+    if not may_be_divided:
         return None
     model = _with_types(prepared, given)
     divider = _Divider(model)
@@ -172,26 +180,33 @@ class _Scope:
         Names of what is computed or fed in a run.
     of_host : set[str]
         Those of them that no part of this graph computes.
+    open_lists : set[str]
+        Lists whose length a run decides, as far as a list that the host holds or computes does.
     """
 
     types: Types
     constants: dict[str, onnx.TensorProto]
     values: set[str]
     of_host: set[str]
+    open_lists: set[str]
 
     @classmethod
     def of(cls, graph: onnx.GraphProto, around: "_Scope | None" = None) -> "_Scope":
         """The scope of a graph, where all values around it come from the host."""
-        outer = around or cls({}, {}, set(), set())
+        outer = around or cls({}, {}, set(), set(), set())
         constants = {**outer.constants, **_constants(graph)}
         known = {value.name for value in graph.input} | outer.values
         made = {name for node in graph.node for name in node.output if name}
-        return cls(
-            {**outer.types, **_types(graph)},
-            constants,
-            (known | made) - set(constants),
-            known - set(constants),
-        )
+        types = {**outer.types, **_types(graph)}
+        fed = known - set(constants)
+        lists = {name for name in fed if _is_open_list(types.get(name))}
+        return cls(types, constants, (known | made) - set(constants), fed, lists | outer.open_lists)
+
+    def note_lists(self, node: onnx.NodeProto, reads: set[str], of_host: bool) -> None:
+        """Takes down which results of a node are lists whose length the host decides."""
+        if of_host or reads & self.open_lists:
+            made = {name for name in node.output if _is_open_list(self.types.get(name))}
+            self.open_lists.update(made)
 
 
 class _Divider:
@@ -235,6 +250,7 @@ class _Divider:
             phase = earliest + (earliest % 2 != (0 if reason else 1))
             places.append(_Place(node, reason, reads, phase))
             phase_of.update(dict.fromkeys(filter(None, node.output), phase))
+            scope.note_lists(node, reads, bool(reason))
             if reason:
                 scope.of_host.update(filter(None, node.output))
         _delay(places)
@@ -253,14 +269,21 @@ class _Divider:
         for name in sorted(reads & scope.of_host):
             if not _has_rank(scope.types.get(name)):
                 return f"the number of axes of '{name}' is not known"
+        place = _LISTS.get(node.op_type, len(node.input))
+        if node.domain in DEFAULT_DOMAINS and set(node.input[place : place + 1]) & scope.open_lists:
+            return f"the length of '{node.input[place]}' is not known"
         return ""
 
     def _has_host_nodes(self, body: onnx.GraphProto, around: _Scope) -> bool:
         scope = replace(_Scope.of(body, around), of_host=set())
-        values = (*body.input, *body.output)
-        return any(is_host_type(value.type) for value in values) or any(
-            self._host_reason(node, set(names_read(node)), scope) for node in body.node
-        )
+        if any(is_host_type(value.type) for value in (*body.input, *body.output)):
+            return True
+        for node in body.node:
+            reads = set(names_read(node))
+            if self._host_reason(node, reads, scope):
+                return True
+            scope.note_lists(node, reads, False)
+        return False
 
     def _is_compiled(self, group: Sequence[_Place], inner: bool) -> bool:
         if not inner or len(group) >= _MANY_NODES:
@@ -365,6 +388,16 @@ def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
                     tensor.name = node.output[0]
                     found[tensor.name] = tensor
     return found
+
+
+def _is_open_list(type_: onnx.TypeProto | None) -> bool:
+    """Whether a value is a list of int64, sizes or axes, whose length a run decides."""
+    if type_ is None or not _has_rank(type_):
+        return False
+    tensor = type_.tensor_type
+    sizes = tensor.shape.dim
+    is_list = tensor.elem_type == onnx.TensorProto.INT64 and len(sizes) == 1
+    return is_list and not sizes[0].HasField("dim_value")
 
 
 def _has_rank(type_: onnx.TypeProto | None) -> bool:

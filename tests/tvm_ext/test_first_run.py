@@ -1,0 +1,89 @@
+"""A model is run ahead on zeros where that ends well."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto
+from small_models import mlp, model, node, rand, value
+from unoptimised import HOST
+
+import tvm_ext
+from tvm_ext.compiled_model import CompiledModel
+from tvm_ext.first_run import zeros_to_run
+from tvm_ext.open_size import SizeRange
+from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.tensor_spec import TensorSpec
+
+
+def shapes(*inputs: tuple) -> list[tuple[int, ...]] | None:
+    """Of the zeros for inputs of these element types and shapes."""
+    specs = [TensorSpec(f"x{place}", *given) for place, given in enumerate(inputs)]
+    made = tvm_ext.compile(mlp(), HOST, opt_level="O0").report
+    found = zeros_to_run(specs, CompileReport.from_json(made.to_json()))
+    return None if found is None else [array.shape for array in found.values()]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "wanted"),
+    [
+        ([("float32", (2, 3))], [(2, 3)]),
+        ([("float32", ("N", 3))], [(1, 3)]),
+        ([("float32", ("N", 3)), ("int64", ("M", 1))], [(1, 3), (1, 1)]),
+        ([("float32", ("N", 3, "H", "W"))], [(1, 3, 224, 224)]),
+        ([("int64", ("N", "n")), ("int64", ("N", "n"))], [(1, 16), (1, 16)]),
+        ([("float32", ("N", "n"), (None, SizeRange(7, 9)))], [(1, 7)]),
+    ],
+)
+def test_open_sizes_are_usual_ones(inputs: list, wanted: list) -> None:
+    assert shapes(*inputs) == wanted
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        # A mask of past and present together, and their lengths.
+        [("int64", ("N", "new")), ("int64", ("N", "all")), ("float32", ("N", 2, "past", 8))],
+        # Sound, and video.
+        [("float32", ("N", "samples"))],
+        [("float32", ("N", 3, "frames", "h", "w"))],
+    ],
+)
+def test_what_nobody_can_guess_is_not_run(inputs: list) -> None:
+    assert shapes(*inputs) is None
+
+
+def ran_ahead(monkeypatch: pytest.MonkeyPatch, proto: Any) -> list[tuple[int, ...]]:
+    """Shapes of the first input of what was run while compiling."""
+    seen = []
+    run = CompiledModel._results
+
+    def spy(self: CompiledModel, inputs: Any, on_device: Any) -> Any:
+        seen.append(next(iter(inputs.values())).shape)
+        return run(self, inputs, on_device)
+
+    monkeypatch.setattr(CompiledModel, "_results", spy)
+    tvm_ext.compile(proto, HOST, opt_level="O1")
+    return seen
+
+
+@pytest.mark.parametrize(("batch", "wanted"), [("N", (1, 6)), (3, (3, 6))])
+def test_compile_runs_ahead(batch: Any, wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ran_ahead(monkeypatch, mlp(batch)) == [wanted]
+
+
+def test_sizes_from_data_are_not_run_on_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [node("NonZero", ["x"], ["places"]), node("Transpose", ["places"], ["y"])]
+    proto = model(nodes, [value("x", [2, 3])], [value("y", ["n", 2], TensorProto.INT64)])
+    assert ran_ahead(monkeypatch, proto) == []
+
+
+def test_a_run_ahead_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One element of a batch, but two are read."""
+    nodes = [node("Slice", ["x", "one", "two", "zero"], ["s"]), node("Add", ["s", "w"], ["y"])]
+    numbers = {name: np.array([place]) for place, name in enumerate(("zero", "one", "two"))}
+    proto = model(nodes, [value("x", ["N", 6])], [value("y", [1, 6])], w=rand(1, 6), **numbers)
+    assert ran_ahead(monkeypatch, proto) == [(1, 6)]
+    x = rand(4, 6)
+    found = tvm_ext.compile(proto, HOST, opt_level="O1").run({"x": x})["y"]
+    np.testing.assert_allclose(found, x[1:2] + rand(1, 6), rtol=1e-6)
