@@ -192,7 +192,7 @@ def _if(bodies: Mapping[str, HostProgram], given: Sequence[Any], around: Values)
 
 
 def _loop(bodies: Mapping[str, HostProgram], given: Sequence[Any], around: Values) -> list[Any]:
-    body, limit = bodies["body"], None if given[0] is None else int(given[0])
+    body, limit = bodies["body"], None if given[0] is None else int(np.asarray(given[0]).item())
     going = len(given) < 2 or given[1] is None or bool(np.asarray(given[1]).all())
     carried = list(given[2:])
     scans: list[list[Any]] = [[] for _ in body.outputs[1 + len(carried) :]]
