@@ -162,7 +162,9 @@ def _product_of(call: relax.Call, mod: tvm.IRModule) -> _Product | None:
         attrs = mod[call.args[0]].attrs
         if attrs is not None and ATTRIBUTE in attrs:
             kernel = GemmCompute.from_attribute(str(attrs[ATTRIBUTE]))
-            return _gemm(kernel, str(call.args[0].name_hint), tuple(call.args[1].fields))
+            # Sizes follow the tensors where no tensor has them as they are.
+            tensors = [arg for arg in call.args[1].fields if isinstance(arg.ty, relax.TensorType)]
+            return _gemm(kernel, str(call.args[0].name_hint), tuple(tensors))
     return None
 
 

@@ -256,3 +256,27 @@ def test_open_channels_must_fit_the_weights(
     compiled = check(proto, [{"x": rand(*good)}], tolerance=1e-4)
     with pytest.raises(RunError):
         compiled.run({"x": rand(*bad)})
+
+
+def test_a_product_of_computed_rows_with_an_addend():
+    """The kernel takes the size beside its tensors, which is no second addend."""
+    nodes = [
+        node("Pad", ["x", "pads"], ["p"]),
+        node("Slice", ["p", "zero", "most", "last", "steps"], ["s"]),
+        node("Transpose", ["s"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["t", "w"], ["m"]),
+        node("Add", ["m", "b"], ["a"]),
+        node("Sigmoid", ["a"], ["y"]),
+    ]
+    stored = {"pads": [0, 0, 3, 0, 0, 3], "zero": [0], "last": [2], "steps": [4]}
+    stored["most"] = [2**63 - 1]
+    weights = {name: np.array(numbers) for name, numbers in stored.items()}
+    proto = model(
+        nodes,
+        [value("x", ["batch", 33, "samples"])],
+        [value("y", ["batch", "frames", 33])],
+        w=rand(33, 33),
+        b=rand(33),
+        **weights,
+    )
+    check(proto, [{"x": rand(2, 33, 50)}, {"x": rand(1, 33, 24)}])

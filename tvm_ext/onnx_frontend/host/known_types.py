@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto
 
 from tvm_ext.onnx_frontend.operator_key import operator_key
+from tvm_ext.onnx_frontend.scopes import subgraphs_of
 
 _Sizes: TypeAlias = list[int | None]
 # From the node and the numbers of axes that it reads to the sizes of a result; None for unknown.
@@ -29,7 +30,7 @@ def with_known_types(model: onnx.ModelProto) -> onnx.ModelProto:
             found = onnx.shape_inference.infer_shapes(found, data_prop=True)
         except (onnx.shape_inference.InferenceError, ValueError):
             break
-        if not _add_ranks(found.graph):
+        if not _add_ranks(found.graph) | _add_piece_sizes(found.graph):
             break
     return found
 
@@ -52,6 +53,48 @@ def _add_ranks(graph: onnx.GraphProto) -> bool:
             value.type.CopyFrom(onnx.helper.make_tensor_type_proto(known, sizes))
             ranks[name], changed = len(sizes), True
     return changed
+
+
+def _add_piece_sizes(graph: onnx.GraphProto) -> bool:
+    """Notes how long the pieces of sequences are that are split evenly; whether any was new.
+
+    Exporters write a repetition of rows as a loop over pieces of one row each, and make shapes of
+    numbers that are pieces of a vector.
+    """
+    values = {value.name: value for value in graph.value_info}
+    equal = _equal_numbers(graph)
+    changed = any([_add_piece_sizes(body) for node in graph.node for body in subgraphs_of(node)])
+    for node in graph.node:
+        if operator_key(node) != "SplitToSequence" or node.output[0] not in values:
+            continue
+        length = equal.get(node.input[1]) if len(node.input) > 1 else None
+        pieces = values[node.output[0]].type.sequence_type.elem_type.tensor_type
+        axis = next((a.i for a in node.attribute if a.name == "axis"), 0)
+        if length is None or not -len(pieces.shape.dim) <= axis < len(pieces.shape.dim):
+            continue
+        if not pieces.shape.dim[axis].HasField("dim_value"):
+            pieces.shape.dim[axis].dim_value = length
+            changed = True
+    return changed
+
+
+def _equal_numbers(graph: onnx.GraphProto) -> dict[str, int]:
+    """The number in each vector of one number, repeated as often as the run says or as stored."""
+    stored = {tensor.name: tensor for tensor in graph.initializer if len(tensor.dims) == 1}
+    for node in graph.node:
+        attributes = {a.name: a.t for a in node.attribute if a.name == "value"}
+        if "value" in attributes and node.op_type in ("Constant", "ConstantOfShape"):
+            stored[node.output[0]] = attributes["value"]
+    numbers = {
+        name: onnx.numpy_helper.to_array(tensor).ravel()
+        for name, tensor in stored.items()
+        if len(tensor.dims) == 1 and tensor.data_type in (TensorProto.INT32, TensorProto.INT64)
+    }
+    return {
+        name: int(found[0])
+        for name, found in numbers.items()
+        if found.size and (found == found[0]).all()
+    }
 
 
 def _rank(type_: onnx.TypeProto) -> int | None:
