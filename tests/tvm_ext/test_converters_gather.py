@@ -7,7 +7,6 @@ from small_models import model, node, value
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.onnx_frontend import import_model
 
 
 def gather(data: np.ndarray, indices: np.ndarray, axis: int, stored: bool) -> tuple:
@@ -50,11 +49,3 @@ def test_an_index_beyond_the_data_does_not_end_the_process(level):
         (found,) = model.run({**inputs, "indices": np.array([index, 1])}).values()
         np.testing.assert_array_equal(found[0], DATA[1 if index > 0 else 0])
         np.testing.assert_array_equal(found[1], DATA[1])
-
-
-def test_computed_indices_are_read_twice_and_not_chosen_between():
-    # A chosen form would have the indices' own expression three times, conditions in conditions.
-    proto, _ = gather(DATA, np.array([0, 1]), 0, False)
-    text = import_model(proto).mod.script()
-    assert "R.where" not in text
-    assert "R.right_shift" in text

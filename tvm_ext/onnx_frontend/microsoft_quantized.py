@@ -56,13 +56,22 @@ def qlinear_softmax(b: Builder) -> _Results:
     x, axis = _dequantized(b, 0), b.attribute("axis", -1)
     axes = rank(b.input(0))
     if axis in (-1, (axes or 0) - 1):
-        return _quantized(b, b.op("Softmax", x, axis=axis if axes is None else axes - 1), 3)
+        return _softmax_steps(b, b.op("Softmax", x, axis=axis if axes is None else axes - 1))
     if b.attribute("opset") < _SOFTMAX_OF_ONE_AXIS:
         rows = b.op("Softmax", b.op("Flatten", x, axis=axis), axis=1)
-        return _quantized(b, b.op("Reshape", rows, b.op("Shape", x)), 3)
+        return _softmax_steps(b, b.op("Reshape", rows, b.op("Shape", x)))
     if b.opset < _SOFTMAX_OF_ONE_AXIS:
         raise CannotRewrite("Softmax of one axis in a model whose Softmax is over several")
-    return _quantized(b, b.op("Softmax", x, axis=axis), 3)
+    return _softmax_steps(b, b.op("Softmax", x, axis=axis))
+
+
+def _softmax_steps(b: Builder, value: ir.Value) -> _Results:
+    """With the endless scale of a mask of -inf, rows are NaN: ONNX Runtime has the integer 0."""
+    scale = stored(b.input(1))
+    if scale is None or scale[0] is None or np.isfinite(scale[0]).all():
+        return _quantized(b, value, 3)
+    zero = b.op("Mul", b.op("Neg", b.cast(b.input(4), _FLOAT)), b.input(3))
+    return _quantized(b, b.op("Where", b.op("IsNaN", value), zero, value), 3)
 
 
 def qlinear_global_average_pool(b: Builder) -> _Results:

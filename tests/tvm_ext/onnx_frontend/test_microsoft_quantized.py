@@ -127,6 +127,17 @@ def test_softmax_is_over_the_axes_that_its_opset_says(written_for, opset, axis):
     assert len(np.unique(wanted)) > 3
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8"])
+def test_softmax_with_the_endless_scale_of_a_mask(dtype):
+    zero = np.array(-128 if dtype == "int8" else 0, dtype)
+    inputs = {"x": bytes_of(2, 3, 16, dtype=dtype), "s": np.float32(np.inf), "z": zero}
+    inputs |= {"ys": np.float32(1 / 256), "yz": zero}
+    written = TensorProto.INT8 if dtype == "int8" else U8
+    proto, fed = microsoft_model("QLinearSoftmax", inputs, {"y": written}, axis=-1, opset=13)
+    ((found, wanted),) = compared(proto, fed)
+    np.testing.assert_array_equal(found, wanted)
+
+
 def lstm(batch: int, directions: int, hidden: int, by_column: bool) -> dict[str, np.ndarray]:
     width = 4 * hidden
     shape = (directions, width) if by_column else (directions,)
