@@ -24,6 +24,7 @@ from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
 from tvm_ext.relay_passes.pad_output_columns import PadOutputColumns
+from tvm_ext.relay_passes.pointwise_before_resize import PointwiseBeforeResize
 from tvm_ext.relay_passes.products_in_own_type import ProductsInOwnType
 from tvm_ext.relay_passes.softmax_of_narrow import SoftmaxOfNarrow
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
@@ -35,6 +36,7 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     ConvBnReluFold,
     DropPaddedTaps,
     ConvTransposeToConv,
+    PointwiseBeforeResize,
     GemmFusion,
     LayoutPlanning,
     CancelTransposes,
@@ -69,6 +71,7 @@ __all__ = [
     "NameSymbolicSizes",
     "PadOutputChannels",
     "PadOutputColumns",
+    "PointwiseBeforeResize",
     "ProductsInOwnType",
     "SoftmaxOfNarrow",
     "WinogradConvolution",

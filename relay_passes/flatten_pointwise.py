@@ -49,7 +49,7 @@ class _Flattener(BindingRewriter):
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, *_LAYOUTS)
-        if call is None or not _is_pointwise(call):
+        if call is None or not is_pointwise(call):
             return None
         x, weight = call.args
         if obstacle := shape_obstacle(x, weight, var):
@@ -82,7 +82,8 @@ class _Flattener(BindingRewriter):
         return self.bind(relax.op.reshape(weight, [*channels, 1]), var)
 
 
-def _is_pointwise(call: relax.Call) -> bool:
+def is_pointwise(call: relax.Call) -> bool:
+    """Whether a convolution with channels first takes one pixel for each pixel of its result."""
     attrs: Any = call.attrs
     layouts = _LAYOUTS[str(call.op.name)]
     if (str(attrs.data_layout), str(attrs.kernel_layout)) != layouts:

@@ -8,13 +8,17 @@ import tvm
 from tvm_ext.tir_schedules.cuda import empty_launches
 from tvm_ext.tir_schedules.llvm import narrow_fills
 
-# Copies that a template marks as asynchronous become cp.async; without it they are plain copies.
-_CUDA_OPTIONS = {"tirx.use_async_copy": True}
+_OPTIONS = {
+    # Copies that a template marks as asynchronous become cp.async; without it they are plain ones.
+    "cuda": {"tirx.use_async_copy": True},
+    # LLVM finds what is computed twice itself; TVM gives it names, and fails at some of vectors.
+    "llvm": {"tirx.disable_cse_tir": True},
+}
 
 
 def pass_options(target: tvm.target.Target) -> dict[str, bool]:
     """Options of ``tvm.transform.PassContext`` for a build for ``target``."""
-    return dict(_CUDA_OPTIONS) if target.kind.name == "cuda" else {}
+    return dict(_OPTIONS.get(target.kind.name, {}))
 
 
 def lowering_pipeline(target: tvm.target.Target) -> str:

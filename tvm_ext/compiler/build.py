@@ -32,26 +32,16 @@ def build(
     kernels = sum(isinstance(func, tirx.PrimFunc) for func in mod.functions.values())
     tell(f"code for {kernels} kernels")
     try:
-        try:
-            built = _built(mod, target, {})
-        except BUILD_ERRORS:
-            # TVM names what is computed twice, and cannot bind some names of floats.
-            built = _built(mod, target, {"tirx.disable_cse_tir": True})
+        with tvm.transform.PassContext(opt_level=3, config=pass_options(target)):
+            built = relax.build(
+                mod, target=target, relax_pipeline=None, tir_pipeline=lowering_pipeline(target)
+            )
         for module in library_modules(mod):
             # Beside the device code of the kernels that call it.
             built.mod.imports[0].import_module(module)
         return built
     except BUILD_ERRORS as error:
         raise BuildError(_no_code(mod, target, origins or {}), defect=True) from error
-
-
-def _built(
-    mod: tvm.IRModule, target: tvm.target.Target, options: Mapping[str, bool]
-) -> relax.VMExecutable:
-    with tvm.transform.PassContext(opt_level=3, config={**pass_options(target), **options}):
-        return relax.build(
-            mod, target=target, relax_pipeline=None, tir_pipeline=lowering_pipeline(target)
-        )
 
 
 def can_be_built(func: tirx.PrimFunc, target: tvm.target.Target) -> bool:

@@ -10,6 +10,7 @@ from tvm import relax, te, tirx
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import text
 from tvm_ext.onnx_frontend.converters.runtime_sizes import computed_dimensions
+from tvm_ext.relay_passes.pointwise_before_resize import RESIZED_AXIS
 
 _COORDINATES = (
     *("half_pixel", "half_pixel_symmetric", "pytorch_half_pixel", "align_corners"),
@@ -92,7 +93,14 @@ def resized_along(
         point = points(data.shape[axis], size, scale[0], window, how)
         return _resample(data, axis, size, point, scale[0], taps, how)
 
-    return bb.emit_te(kernel, data, scale, roi, size, taps, primfunc_name_hint="resize")
+    # What a region reads around the image is no weighted sum of its pixels.
+    attributes = {RESIZED_AXIS: axis} if region is None else {}
+    return bb.emit_te(
+        kernel,
+        *(data, scale, roi, size, taps),
+        primfunc_name_hint="resize",
+        primfunc_attrs=attributes,
+    )
 
 
 def taps_of(bb: relax.BlockBuilder, scale: relax.Expr, how: Interpolation) -> Any:

@@ -11,7 +11,7 @@ from tvm_ext.onnx_frontend.exact_tree_inputs import ROUNDED
 _OPAQUE = 8
 
 
-class RoundedMul(OnnxOpConverter):
+class Mul(OnnxOpConverter):
     """A kernel of its own: in one with a sum, LLVM would multiply and add in one instruction."""
 
     @classmethod
@@ -25,4 +25,4 @@ class RoundedMul(OnnxOpConverter):
         )
 
 
-ROUNDED_CONVERTERS: dict[str, Any] = {f"{ROUNDED}::Mul": RoundedMul}
+ROUNDED_CONVERTERS: dict[str, Any] = {f"{ROUNDED}::Mul": Mul}

@@ -1,0 +1,100 @@
+"""Before and after IR, equal numbers, and refusals of PointwiseBeforeResize."""
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, tirx
+from unoptimised import LLVM
+
+from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.pointwise_before_resize import PointwiseBeforeResize
+
+SIZE = (8, 12)
+
+
+def head(channels, sides, *, outputs=4, taps=1, method="linear", size=SIZE, layout="NCHW"):
+    """Maps of these sides, enlarged to one size, concatenated and convolved."""
+    random = np.random.default_rng(0)
+    params = [
+        relax.Var(f"x{i}", relax.TensorType((2, count, *side), "float32"))
+        for i, (count, side) in enumerate(zip(channels, sides, strict=True))
+    ]
+    weight = random.normal(size=(outputs, sum(channels), taps, taps)).astype("float32")
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            maps = [
+                x
+                if list(x.ty.shape)[2:] == list(size)
+                else builder.emit(
+                    relax.op.image.resize2d(
+                        x, relax.ShapeExpr(list(size)), method=method, layout=layout
+                    )
+                )
+                for x in params
+            ]
+            joined = builder.emit(relax.op.concat(maps, 1)) if len(maps) > 1 else maps[0]
+            conv = builder.emit(relax.op.nn.conv2d(joined, relax.const(weight)))
+            result = builder.emit_output(relax.op.nn.relu(conv))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def operators(mod):
+    bindings = mod["main"].body.blocks[0].bindings
+    return [str(b.value.op.name) for b in bindings if isinstance(b.value, relax.Call)]
+
+
+def run(mod, *arrays):
+    lowered = relax.transform.LegalizeOps()(mod)
+    vm = relax.VirtualMachine(tvm.compile(lowered, target=LLVM), tvm.cpu())
+    return vm["main"](*[tvm.runtime.tensor(array) for array in arrays]).numpy()
+
+
+@pytest.mark.parametrize("method", ["linear", "nearest_neighbor", "cubic"])
+@pytest.mark.parametrize(
+    ("channels", "sides", "convolutions"),
+    [
+        ((4, 6, 5), (SIZE, (4, 6), (2, 3)), 3),
+        ((4, 6), ((4, 6), (1, 1)), 2),
+        ((3, 2, 7), (SIZE, SIZE, (4, 6)), 2),
+        ((9,), ((4, 6),), 1),
+        ((2, 7), ((4, 6), (4, 6)), 2),
+    ],
+)
+def test_maps_are_convolved_before_they_grow(method, channels, sides, convolutions):
+    mod = head(channels, sides, method=method)
+    with recording() as decisions:
+        after = PointwiseBeforeResize()(mod)
+    assert relax.analysis.check_well_formed(after)
+    found = operators(after)
+    assert found.count("relax.nn.conv2d") == convolutions
+    assert found.index("relax.nn.conv2d") < found.index("relax.image.resize2d") or 2 in channels
+    assert "convolved before they are enlarged" in decisions[0].reason
+    random = np.random.default_rng(1)
+    shapes = [[int(size) for size in param.ty.shape] for param in mod["main"].params]
+    arrays = [random.normal(size=shape).astype("float32") for shape in shapes]
+    np.testing.assert_allclose(run(after, *arrays), run(mod, *arrays), rtol=1e-4, atol=1e-5)
+
+
+def test_open_sizes_that_grow():
+    h, w = tirx.Var("h", "int64"), tirx.Var("w", "int64")
+    small, large = ([(side - 1) // step + 1 for side in (h, w)] for step in (32, 4))
+    mod = head((4, 6), (large, small), size=large)
+    assert operators(PointwiseBeforeResize()(mod)).count("relax.nn.conv2d") == 2
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        head((4, 6), (SIZE, (4, 6)), taps=3),
+        head((4, 6), (SIZE, (4, 6)), outputs=7),
+        head((4, 6), (SIZE, (16, 24))),
+        head((4, 6), (SIZE, (7, 10))),
+        head((4, 6), (SIZE, SIZE)),
+        head((4, 6), (SIZE, tuple(tirx.Var(name, "int64") for name in "hw"))),
+    ],
+    ids=["window", "more channels", "shrinks", "hardly grows", "no resize", "unknown"],
+)
+def test_what_is_left_alone(mod):
+    assert PointwiseBeforeResize()(mod).same_as(mod)
