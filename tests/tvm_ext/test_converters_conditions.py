@@ -80,3 +80,23 @@ def test_constants_are_compared_at_once():
     proto = model(nodes, [value("x", [2, 3])], [value("y", [2], BOOL)], k=np.array([2]))
     found = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": rand(2, 3)})["y"]
     np.testing.assert_array_equal(found, [False, True])
+
+
+@pytest.mark.parametrize("level", ["O0", "O3"])
+def test_equal_of_booleans_that_were_just_computed(level: str) -> None:
+    # How PyTorch's exporter rounds an integer division down.
+    nodes = [
+        node("Less", ["x", "zero"], ["negative"]),
+        node("Equal", ["negative", "yes"], ["differs"]),
+        node("Cast", ["differs"], ["y"], to=TensorProto.FLOAT),
+    ]
+    proto = model(
+        nodes,
+        [value("x", ["N", 5])],
+        [value("y", ["N", 5])],
+        zero=np.float32(0),
+        yes=np.array(True),
+    )
+    feed = {"x": rand(3, 5)}
+    found = tvm_ext.compile(proto, HOST, opt_level=level).run(feed)["y"]
+    np.testing.assert_array_equal(found, by_runtime(proto, feed)[0])

@@ -4,6 +4,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from operator_models import by_runtime
+from small_models import model, rand, value
 from unoptimised import HOST
 
 import tvm_ext
@@ -129,3 +131,48 @@ def test_mean_variance_normalization_without_axes() -> None:
     mean, deviation = x.mean((0, 2, 3), keepdims=True), x.std((0, 2, 3), keepdims=True)
     found = tvm_ext.compile(proto, HOST).run({"x": x})["y"]
     np.testing.assert_allclose(found, (x - mean) / deviation, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loop_whose_body_declares_the_sizes_of_its_first_iteration() -> None:
+    body = helper.make_graph(
+        [
+            node("Identity", ["going"], ["goes_on"]),
+            node("Concat", ["rows", "x"], ["longer"], axis=0),
+        ],
+        "body",
+        [
+            value("i", [], TensorProto.INT64),
+            value("going", [], TensorProto.BOOL),
+            value("rows", [0, 3]),
+        ],
+        [value("goes_on", [], TensorProto.BOOL), value("longer", ["many", 3])],
+    )
+    proto = model(
+        [
+            node("Loop", ["count", "", "none"], ["all"], body=body),
+            node("Shape", ["all"], ["sizes"]),
+            node("Unsqueeze", ["all", "axis"], ["y"]),
+        ],
+        [value("x", [1, 3]), value("count", [], TensorProto.INT64)],
+        [value("y", ["a", "b", "c"]), value("sizes", [2], TensorProto.INT64)],
+        none=np.zeros((0, 3), np.float32),
+        axis=np.array([1]),
+    )
+    compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
+    for count in (1, 4):
+        feed = {"x": rand(1, 3), "count": np.array(count)}
+        found = list(compiled.run(feed).values())
+        assert found[0].shape == (count, 1, 3)
+        for ours, theirs in zip(found, by_runtime(proto, feed), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_an_inner_value_that_is_declared_empty() -> None:
+    proto = model(
+        [node("Relu", ["x"], ["r"]), node("Shape", ["r"], ["sizes"])],
+        [value("x", ["rows", 3])],
+        [value("sizes", [2], TensorProto.INT64)],
+    )
+    proto.graph.value_info.append(value("r", [0, 3]))
+    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": rand(4, 3)})
+    np.testing.assert_array_equal(found["sizes"], [4, 3])
