@@ -8,8 +8,9 @@ import tvm
 from tvm_ext.configs.errors import ConfigError
 from tvm_ext.configs.nearest import nearest_hint
 
-# TVM's number for a kernel that elementwise operators may follow: its attribute ``op_pattern``.
+# TVM's numbers, a kernel's attribute ``op_pattern``: elementwise operators may follow, and none.
 OUT_ELEMENTWISE_FUSABLE = 4
+OPAQUE = 8
 
 
 def graph_pass(cls: type) -> Any:

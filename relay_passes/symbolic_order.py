@@ -13,10 +13,9 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.relay_passes.binding_rewriter import GraphView
+from tvm_ext.relay_passes.graph_pass import OPAQUE
+from tvm_ext.relay_passes.operator_name import operator_name
 from tvm_ext.relay_passes.origin_writer import all_bindings_of
-
-# TVM's number for a kernel that is not fused: its attribute ``op_pattern``.
-_OPAQUE = 8
 
 
 def cast_results_ungrouped(mod: tvm.IRModule) -> tvm.IRModule:
@@ -45,21 +44,16 @@ class _OpaqueKernels(PyExprMutator):
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         call = binding.value
-        if binding.var not in self.results or not _is_kernel_call(call):
+        if binding.var not in self.results or operator_name(call) != "relax.call_tir":
             super().visit_var_binding_(binding)
             return
-        kernel = self.mod[call.args[0]].with_attr("op_pattern", _OPAQUE)
+        kernel = self.mod[call.args[0]].with_attr("op_pattern", OPAQUE)
         name = self.builder_.add_func(kernel, str(call.args[0].name_hint))
         rest = [self.visit_expr(arg) for arg in call.args[1:]]
         marked = relax.Call(call.op, [name, *rest], call.attrs, call.ty_args, call.span)
         self.builder_.emit_normalized(
             relax.VarBinding(binding.var, self.builder_.normalize(marked))
         )
-
-
-def _is_kernel_call(value: relax.Expr) -> bool:
-    op = getattr(value, "op", None)
-    return isinstance(op, tvm.ir.Op) and op.name == "relax.call_tir"
 
 
 def sizes_defined_first(mod: tvm.IRModule) -> tvm.IRModule:

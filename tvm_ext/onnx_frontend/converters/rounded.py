@@ -6,9 +6,7 @@ from tvm import relax, topi
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.exact_tree_inputs import ROUNDED
-
-# TVM's number for a kernel that is fused with no other.
-_OPAQUE = 8
+from tvm_ext.relay_passes.graph_pass import OPAQUE
 
 
 class Mul(OnnxOpConverter):
@@ -21,7 +19,7 @@ class Mul(OnnxOpConverter):
             inputs[0],
             inputs[1],
             primfunc_name_hint="multiply",
-            primfunc_attrs={"op_pattern": _OPAQUE},
+            primfunc_attrs={"op_pattern": OPAQUE},
         )
 
 
