@@ -2,7 +2,7 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from tvm_ext.contradicting_sizes import (
     shapes_named_apart,
 )
 from tvm_ext.cuda.program import TVM_ERRORS, CudaProgram, DeviceCode, require_no_device
-from tvm_ext.device_buffers import InputBuffers, named_arrays
 from tvm_ext.errors import RunError, TargetError, TvmExtError
 from tvm_ext.failed_branch import register_failed_branch
 from tvm_ext.failed_run import failing_node, run_error
@@ -31,6 +30,7 @@ from tvm_ext.hardware.threads import use_threads
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.narrow_dtypes import HOLDERS, release
 from tvm_ext.profiling import Profile, profile_run
+from tvm_ext.program_call import ProgramCall, to_array
 from tvm_ext.program_module import ProgramModule
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.units import format_bytes
@@ -67,6 +67,7 @@ class CompiledModel:
         self._threads_own = threading.local()
         self.inputs = inputs
         self.outputs = outputs
+        self._input_names = [spec.name for spec in inputs]
         self._output_names = [spec.name for spec in outputs]
         self._narrow_outputs = [spec for spec in outputs if spec.dtype in HOLDERS]
         self.report = report
@@ -118,19 +119,41 @@ class CompiledModel:
         if self._gpu is not None:
             return self._gpu.run(inputs, on_device)
         require_no_device(on_device)
-        main, buffers = self._made()
-        tensors = buffers.refilled(inputs) if isinstance(inputs, dict) else None
-        if tensors is None:
-            tensors = buffers.filled(check_inputs(self.inputs, inputs))
-        use_threads(self._threads)
-        try:
-            result = main(*tensors)
-        except TVM_ERRORS as error:
-            raise self._run_error(error, inputs) from error
-        arrays = named_arrays(result, self._output_names)
+        call = self._made()
+        names = self._input_names
+        arrays = None
+        if type(inputs) is dict and len(inputs) == len(names):
+            arrays = call.like_last([inputs.get(name) for name in names])
+        if arrays is None:
+            arrays = call(check_inputs(self.inputs, inputs))
+        copies = [array.copy() for array in arrays]
+        results = dict(zip(self._output_names, copies, strict=True))
         for spec in self._narrow_outputs:
-            arrays[spec.name] = release(arrays[spec.name], spec.dtype)
-        return arrays
+            results[spec.name] = release(results[spec.name], spec.dtype)
+        return results
+
+    def as_function(
+        self, inputs: Sequence[str], outputs: Sequence[str]
+    ) -> Callable[[Sequence[Any]], Sequence[Any]]:
+        """The model as a function from the values of ``inputs`` to those of ``outputs``, in order.
+
+        For a part of a larger program, whose runs should not take a dictionary and copies each:
+        what it returns may be a weight, or memory that the next call writes to.
+        """
+
+        def by_name(values: Sequence[Any]) -> Sequence[Any]:
+            found = self.run(dict(zip(inputs, values, strict=True)))
+            return [found[name] for name in outputs]
+
+        in_order = list(inputs) == self._input_names and list(outputs) == self._output_names
+        if self._gpu is not None or self._narrow_outputs or not in_order:
+            return by_name
+
+        def in_their_order(values: Sequence[Any]) -> Sequence[Any]:
+            arrays = self._made().like_last(values)
+            return by_name(values) if arrays is None else arrays
+
+        return in_their_order
 
     def profile(self, inputs: Mapping[str, Any], repeat: int = 10) -> Profile:
         """Time per kernel, with the ONNX nodes that each call computes.
@@ -165,7 +188,7 @@ class CompiledModel:
         try:
             return profile_run(machine, tensors, self.kernel_calls(), repeat)
         except TVM_ERRORS as error:
-            raise self._run_error(error, inputs) from error
+            raise self._run_error(error, tensors) from error
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file, atomically; see ``tvm_ext.artifact`` for the format.
@@ -250,17 +273,15 @@ class CompiledModel:
         except TvmExtError as error:
             raise contradiction from error
 
-    def _made(self) -> tuple[Callable[..., Any], InputBuffers]:
+    def _made(self) -> ProgramCall:
         """The program in a virtual machine of TVM, and its inputs; made once a thread.
 
         A virtual machine has one stack of frames: two threads in the same one crash the process.
         """
-        made: tuple[Callable[..., Any], InputBuffers] | None
-        made = getattr(self._threads_own, "made", None)
+        made: ProgramCall | None = getattr(self._threads_own, "made", None)
         if made is None:
-            # Looking the function up takes as long as a small kernel.
-            names = [spec.name for spec in self.inputs]
-            made = self._new_machine()["main"], InputBuffers(tvm.cpu(), names)
+            main = self._new_machine()["main"]
+            made = ProgramCall(main, len(self.outputs), self._threads, self._run_error)
             self._threads_own.made = made
         return made
 
@@ -269,12 +290,11 @@ class CompiledModel:
         register_failed_branch()
         return relax.VirtualMachine(self._program.opened(), tvm.cpu())
 
-    def _run_error(self, error: Exception, inputs: Mapping[str, Any]) -> RunError:
+    def _run_error(self, error: Exception, tensors: Sequence[tvm.runtime.Tensor]) -> RunError:
         """What TVM raised in a run of these inputs, as our own error."""
         if isinstance(error, RunError):
             return error
-        arrays = check_inputs(self.inputs, inputs)
-        tensors = [tvm.runtime.tensor(array) for array in arrays]
+        arrays = [to_array(tensor) for tensor in tensors]
         node = failing_node(self._new_machine(), tensors, self.kernel_calls())
         return run_error(error, self.inputs, arrays, node)
 

@@ -70,7 +70,8 @@ class HostedModel(CompiledModel):
         self._parts = tuple(parts)
         self._target = target
         versions = {opset.domain: opset.version for opset in host.opset_import}
-        self._program_of_host = HostProgram(host.graph, versions, [part.run for part in parts])
+        functions = [part.as_function for part in parts]
+        self._program_of_host = HostProgram(host.graph, versions, functions)
         checks = {value.name: checked_input(value) for value in host.graph.input}
         self._check = lambda spec, value, sizes: checks[spec.name](spec, value, sizes)
         self._only_numbers = all(
@@ -142,26 +143,22 @@ class HostedModel(CompiledModel):
         """Every kernel call of a run of each part with its original nodes."""
         return [call for part in self._parts for call in part.kernel_calls()]
 
-    def _checked(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        if self._are_like_last(inputs):
-            return dict(inputs)
+    def _checked(self, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The inputs as steps take them; a check takes as long as a small model."""
+        last = self._last
+        if last is not None and type(inputs) is dict and len(inputs) == len(last):
+            for name, shape, dtype in last:
+                array = inputs.get(name)
+                if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
+                    break
+            else:
+                return inputs
         arrays = check_inputs(self.inputs, inputs, self._check)
         names = [spec.name for spec in self.inputs]
         if self._only_numbers and all(type(inputs[name]) is np.ndarray for name in names):
             kinds = [(array.shape, array.dtype) for array in arrays]
             self._last = tuple((name, *kind) for name, kind in zip(names, kinds, strict=True))
         return dict(zip(names, arrays, strict=True))
-
-    def _are_like_last(self, inputs: Mapping[str, Any]) -> bool:
-        """Whether the inputs need no check, which takes as long as a small model."""
-        last = self._last
-        if last is None or not isinstance(inputs, dict) or len(inputs) != len(last):
-            return False
-        for name, shape, dtype in last:
-            array = inputs.get(name)
-            if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
-                return False
-        return True
 
     @classmethod
     def from_artifact(cls, artifact: LoadedArtifact) -> "HostedModel":

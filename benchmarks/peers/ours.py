@@ -11,11 +11,11 @@ import tvm
 
 import tvm_ext
 from peers.peer import Job, PeerError, Program
-from tvm_ext.device_buffers import to_array
 from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.threads import use_threads
 from tvm_ext.hardware.timing import Timer
 from tvm_ext.model_inputs import check_inputs
+from tvm_ext.program_call import to_array
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,8 @@ class _KernelWatch:
 
 def _bound(model: tvm_ext.CompiledModel, job: Job) -> tuple[Any, list[tvm.runtime.Tensor]]:
     """The program's entry and its inputs as tensors: what ``run`` uses, without the copies."""
-    main, buffers = model._made()
-    return main, buffers.filled(check_inputs(model.inputs, job.inputs))
+    call = model._made()
+    return call.main, call.filled(check_inputs(model.inputs, job.inputs))
 
 
 def _in_order(outputs: Mapping[str, np.ndarray], names: Sequence[str]) -> list[np.ndarray]:

@@ -14,7 +14,7 @@ from onnx import numpy_helper
 
 from tvm_ext.errors import RunError, TvmExtError, own_words
 from tvm_ext.onnx_frontend.host.operators import HOST_OPERATORS
-from tvm_ext.onnx_frontend.host.operators.operator import attributes_of
+from tvm_ext.onnx_frontend.host.operators.operator import Compute, attributes_of
 from tvm_ext.onnx_frontend.host.operators.reference import by_reference
 from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS, operator_key
 from tvm_ext.open_dimensions import listed
@@ -31,8 +31,8 @@ def read_host_steps(content: bytes) -> HostSteps:
 
 
 Values: TypeAlias = dict[str, Any]
-Part: TypeAlias = Callable[[Mapping[str, Any]], Mapping[str, Any]]
-"""Runs a compiled part: from arrays by name to arrays by name."""
+Part: TypeAlias = Callable[[Sequence[str], Sequence[str]], Compute]
+"""A compiled part as a function from the values of these inputs to those of these outputs."""
 
 _Apply: TypeAlias = Callable[[Values], Sequence[Any]]
 
@@ -72,21 +72,14 @@ class Step:
     apply: _Apply
     kept: tuple[tuple[int, str], ...]
 
-    def run(self, values: Values) -> None:
-        """Adds the step's results to ``values``; raises RunError where an operator refuses them."""
-        try:
-            results = self.apply(values)
-        except TvmExtError:
-            raise
-        except Exception as error:
-            given = [described(values[name]) for name in self.inputs if name in values]
-            words = own_words(error) or f"its inputs are {listed(given) or 'none'}"
-            raise RunError(
-                f"{self.operator} node '{self.name}' failed on the host ({words}); expected values "
-                "that the operator allows: check the inputs"
-            ) from error
-        for place, name in self.kept:
-            values[name] = results[place]
+    def failure(self, error: Exception, values: Values) -> RunError:
+        """What to raise where the operator refuses its values."""
+        given = [described(values[name]) for name in self.inputs if name in values]
+        words = own_words(error) or f"its inputs are {listed(given) or 'none'}"
+        return RunError(
+            f"{self.operator} node '{self.name}' failed on the host ({words}); expected values "
+            "that the operator allows: check the inputs"
+        )
 
 
 def described(value: Any) -> str:
@@ -113,10 +106,16 @@ class HostProgram:
         Of the model.
     parts : sequence of callables
         The compiled parts.
+    is_body : bool
+        Whether a run of the model may run the graph more than once.
     """
 
     def __init__(
-        self, graph: onnx.GraphProto, opsets: Mapping[str, int], parts: Sequence[Part]
+        self,
+        graph: onnx.GraphProto,
+        opsets: Mapping[str, int],
+        parts: Sequence[Part],
+        is_body: bool = False,
     ) -> None:
         self.inputs = tuple(value.name for value in graph.input)
         self.outputs = tuple(value.name for value in graph.output)
@@ -124,18 +123,27 @@ class HostProgram:
         self._constants = {tensor.name: _array(tensor) for tensor in graph.initializer}
         self._opsets = dict(opsets)
         self._parts = parts
+        self._is_body = is_body
         self.steps = tuple(self._step(node) for node in graph.node)
 
     def run(self, given: Mapping[str, Any], observe: Callable[[Step], Any] | None = None) -> Values:
         """All values of one run, outputs included; ``given`` holds the inputs.
 
-        ``observe`` is told of each step ahead of it.
+        ``observe`` is told of each step ahead of it. Raises RunError where an operator refuses its
+        values.
         """
         values = {**given, **self._constants}
         for step in self.steps:
             if observe is not None:
                 observe(step)
-            step.run(values)
+            try:
+                results = step.apply(values)
+            except TvmExtError:
+                raise
+            except Exception as error:
+                raise step.failure(error, values) from error
+            for place, name in step.kept:
+                values[name] = results[place]
         return values
 
     def results(self, given: Mapping[str, Any]) -> list[Any]:
@@ -154,25 +162,29 @@ class HostProgram:
     def _apply(self, node: onnx.NodeProto) -> _Apply:
         inputs = tuple(node.input)
         if node.domain == PART_DOMAIN:
-            return _part_apply(self._parts[node.attribute[0].i], inputs, tuple(node.output))
-        if node.domain in DEFAULT_DOMAINS and node.op_type in CONTROL_FLOW:
+            compute = self._parts[node.attribute[0].i](inputs, tuple(node.output))
+            compute = _with_copies(compute) if self._is_body else compute
+        elif node.domain in DEFAULT_DOMAINS and node.op_type in CONTROL_FLOW:
             bodies = {
-                attribute.name: HostProgram(attribute.g, self._opsets, self._parts)
+                attribute.name: HostProgram(attribute.g, self._opsets, self._parts, is_body=True)
                 for attribute in node.attribute
                 if attribute.type == onnx.AttributeProto.GRAPH
             }
             control = CONTROL_FLOW[node.op_type]
             return lambda values: control(bodies, [_value(values, name) for name in inputs], values)
-        operator = HOST_OPERATORS.get(operator_key(node))
-        if operator is None:
-            compute = by_reference(node, self._opsets)
         else:
-            domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
-            compute = operator(attributes_of(node), self._opsets.get(domain, 1))
+            compute = self._operator(node)
         if len(inputs) == 1 and inputs[0]:
             (only,) = inputs
             return lambda values: compute((values[only],))
         return lambda values: compute([_value(values, name) for name in inputs])
+
+    def _operator(self, node: onnx.NodeProto) -> Compute:
+        operator = HOST_OPERATORS.get(operator_key(node))
+        if operator is None:
+            return by_reference(node, self._opsets)
+        domain = "" if node.domain in DEFAULT_DOMAINS else node.domain
+        return operator(attributes_of(node), self._opsets.get(domain, 1))
 
 
 def _value(values: Values, name: str) -> Any:
@@ -184,12 +196,9 @@ def _array(tensor: onnx.TensorProto) -> np.ndarray:
     return array.astype(object) if array.dtype.kind == "U" else array
 
 
-def _part_apply(part: Part, inputs: Sequence[str], outputs: Sequence[str]) -> _Apply:
-    def apply(values: Values) -> list[Any]:
-        found = part({name: values[name] for name in inputs})
-        return [found[name] for name in outputs]
-
-    return apply
+def _with_copies(compute: Compute) -> Compute:
+    """A part whose next call in the same run does not change what this one returns."""
+    return lambda values: [np.array(result) for result in compute(values)]
 
 
 def _if(bodies: Mapping[str, HostProgram], given: Sequence[Any], around: Values) -> list[Any]:

@@ -140,7 +140,8 @@ def output_conversion(type_: onnx.TypeProto) -> Conversion:
         return lambda value: None if value is None else inner(value)
     if kind == "map_type":
         return _as_is
-    return np.asarray
+    # A copy: what a step or a part of the program returned may be a weight, or another output.
+    return np.array
 
 
 def _as_is(value: Any) -> Any:

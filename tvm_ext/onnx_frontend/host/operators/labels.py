@@ -124,13 +124,15 @@ def zip_map(attributes: dict[str, Any], opset: int) -> Compute:
     keys, is_sorted = [labels[place] for place in order], order == list(range(len(labels)))
 
     def compute(given: Sequence[Any]) -> tuple[list[dict[Any, float]]]:
-        scores = given[0]
+        (scores,) = given
         rows = scores if scores.ndim == 2 else np.atleast_2d(scores)
         if rows.shape[1] != len(keys):
             raise FormError(f"it has {len(keys)} class labels for {rows.shape[1]} scores")
-        rows = rows if is_sorted else rows[:, order]
-        # For as many rows as a user has: half the time of a comprehension with ``strict``.
-        return (list(map(dict, map(zip, repeat(keys), rows.tolist()))),)
+        listed = rows.tolist() if is_sorted else rows[:, order].tolist()
+        if len(listed) == 1:
+            return ([dict(zip(keys, listed[0], strict=False))],)
+        # Half the time of a comprehension.
+        return (list(map(dict, map(zip, repeat(keys), listed))),)
 
     return compute
 
