@@ -8,6 +8,7 @@ from tvm.sym import Analyzer
 
 from tvm_ext.compiler.far_limits import without_far_limits
 from tvm_ext.compiler.graph_facts import relax_bindings, weight_bytes
+from tvm_ext.compiler.storage_steps import RoundStorage
 from tvm_ext.open_size import SizeRange
 from tvm_ext.relay_passes.operator_name import operator_name
 from tvm_ext.relay_passes.origin_writer import bindings_of
@@ -46,6 +47,7 @@ def plan_memory(
     finish = tvm.transform.Sequential(
         [
             relax.transform.LowerAllocTensor(),
+            RoundStorage(),
             relax.transform.KillAfterLastUse(),
             relax.transform.LowerRuntimeBuiltin(),
             relax.transform.ComputePrimValue(),

@@ -1,0 +1,60 @@
+"""Storage of symbolic size is allocated in few sizes."""
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te
+from tvm.script import ir as I
+from tvm.script import relax as R
+from tvm.script import tirx as T
+
+from tvm_ext.compiler.storage_steps import RoundStorage, rounded_up
+from tvm_ext.relay_passes.operator_name import operator_name
+from tvm_ext.relay_passes.origin_writer import bindings_of
+
+SIZES = [0, 1, 2, 3, 4, 5, 8, 9, 12, 31, 32, 33, 1000, 4097, 2**31 + 1, 3 * 2**40 + 1]
+
+
+def _computed(steps: int) -> list[int]:
+    given = te.placeholder((len(SIZES),), "int64")
+    made = te.compute(given.shape, lambda place: rounded_up(given[place], steps))
+    built = tvm.compile(te.create_prim_func([given, made]), target="llvm")
+    result = tvm.runtime.tensor(np.zeros(len(SIZES), np.int64))
+    built(tvm.runtime.tensor(np.array(SIZES, np.int64)), result)
+    return result.numpy().tolist()
+
+
+def _expected(size: int, steps: int) -> int:
+    """The smallest of the allowed sizes that holds ``size``."""
+    allowed = (2**power // steps * part for power in range(60) for part in range(steps, 2 * steps))
+    return next(one for one in allowed if one >= size and one >= steps)
+
+
+@pytest.mark.parametrize("steps", [1, 4])
+def test_the_next_allowed_size_is_taken(steps: int) -> None:
+    assert _computed(steps) == [_expected(size, steps) for size in SIZES]
+
+
+@I.ir_module
+class TwoStorages:
+    @R.function(pure=False)
+    def main(x: R.Tensor(("n",), "float32")) -> R.Tensor(("n",), "float32"):
+        n = T.int64()
+        R.memory.alloc_storage(R.shape([12]), R.prim_value(0), R.str("global"), R.dtype("uint8"))
+        _ = R.memory.kill_storage(fixed)
+        open_ = R.memory.alloc_storage(
+            R.shape([n * 4]), R.prim_value(0), R.str("global"), R.dtype("uint8")
+        )
+        second = R.memory.alloc_tensor(open_, R.prim_value(0), R.shape([n]), R.dtype("float32"))
+        return second
+
+
+def test_storage_of_fixed_size_stays() -> None:
+    after = RoundStorage()(TwoStorages)
+    fixed, open_ = (
+        binding.value.args[0].values[0]
+        for binding in bindings_of(after["main"])
+        if operator_name(binding.value) == "relax.memory.alloc_storage"
+    )
+    assert int(fixed) == 12
+    assert type(open_).__name__ == "BitwiseAnd"
