@@ -40,7 +40,9 @@ class TwoStorages:
     @R.function(pure=False)
     def main(x: R.Tensor(("n",), "float32")) -> R.Tensor(("n",), "float32"):
         n = T.int64()
-        R.memory.alloc_storage(R.shape([12]), R.prim_value(0), R.str("global"), R.dtype("uint8"))
+        fixed = R.memory.alloc_storage(
+            R.shape([12]), R.prim_value(0), R.str("global"), R.dtype("uint8")
+        )
         _ = R.memory.kill_storage(fixed)
         open_ = R.memory.alloc_storage(
             R.shape([n * 4]), R.prim_value(0), R.str("global"), R.dtype("uint8")
