@@ -8,12 +8,11 @@ BENCH_STAMP := $(VENV)/.installed-bench
 MODELS_VENV := .venv-models
 MODELS_STAMP := $(MODELS_VENV)/.installed
 MODELS_CACHE ?= .models
-MAPPED := relay_passes tir_schedules tuning hardware configs
 # Two test processes fill two cores; TVM's own threads are few in tests.
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cuda check bench models docs clean typings
+.PHONY: help install demo test test-all test-cuda check bench models docs clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,11 +37,11 @@ test-all: $(STAMP) ## all tests, the long ones too
 test-cuda: $(STAMP) ## the tests that need a GPU; most time goes to nvcc: TEST_WORKERS=8 (TVM_EXT_CUDA_CORPUS=folder: more models)
 	$(BIN)/pytest -n $(TEST_WORKERS) -m cuda
 
-check: $(STAMP) typings ## linter, formatter, type checker
+check: $(STAMP) ## linter, formatter, type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	MYPYPATH=typings:benchmarks $(BIN)/mypy benchmarks
+	MYPYPATH=.:benchmarks $(BIN)/mypy benchmarks
 
 bench: $(BENCH_STAMP) ## speed beside other programs: make bench ARGS="a.onnx --input-shape x=1,3,224,224"
 	$(BIN)/python benchmarks/cpu.py $(ARGS)
@@ -63,10 +62,5 @@ $(MODELS_STAMP): tests/real_models/requirements.txt
 docs: $(STAMP) ## write docs/operators.md anew from the table of operators
 	$(BIN)/python -m tvm_ext.onnx_frontend.operators_page docs/operators.md
 
-typings: ## links for the type checker, which cannot see the folder mapping of setup.py
-	@mkdir -p typings/tvm_ext
-	@for entry in tvm_ext/*; do ln -sfn ../../$$entry typings/tvm_ext/$$(basename $$entry); done
-	@for folder in $(MAPPED); do ln -sfn ../../$$folder typings/tvm_ext/$$folder; done
-
 clean: ## remove .venv and all that was generated
-	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) typings build .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info
