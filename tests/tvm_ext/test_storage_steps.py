@@ -40,14 +40,14 @@ class TwoStorages:
     @R.function(pure=False)
     def main(x: R.Tensor(("n",), "float32")) -> R.Tensor(("n",), "float32"):
         n = T.int64()
-        fixed = R.memory.alloc_storage(
-            R.shape([12]), R.prim_value(0), R.str("global"), R.dtype("uint8")
+        fixed = R.vm.alloc_storage(
+            R.shape([12]), R.prim_value(0), R.dtype("uint8"), R.str("global")
         )
-        _ = R.memory.kill_storage(fixed)
-        open_ = R.memory.alloc_storage(
-            R.shape([n * 4]), R.prim_value(0), R.str("global"), R.dtype("uint8")
+        _ = R.vm.kill_object(fixed)
+        open_ = R.vm.alloc_storage(
+            R.shape([n * 4]), R.prim_value(0), R.dtype("uint8"), R.str("global")
         )
-        second = R.memory.alloc_tensor(open_, R.prim_value(0), R.shape([n]), R.dtype("float32"))
+        second = R.vm.alloc_tensor(open_, R.prim_value(0), R.shape([n]), R.dtype("float32"))
         return second
 
 
@@ -56,7 +56,7 @@ def test_storage_of_fixed_size_stays() -> None:
     fixed, open_ = (
         binding.value.args[0].values[0]
         for binding in bindings_of(after["main"])
-        if operator_name(binding.value) == "relax.memory.alloc_storage"
+        if operator_name(binding.value) == "relax.vm.alloc_storage"
     )
     assert int(fixed) == 12
     assert type(open_).__name__ == "BitwiseAnd"

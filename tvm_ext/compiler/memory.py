@@ -47,10 +47,10 @@ def plan_memory(
     finish = tvm.transform.Sequential(
         [
             relax.transform.LowerAllocTensor(),
-            RoundStorage(),
             relax.transform.KillAfterLastUse(),
             relax.transform.LowerRuntimeBuiltin(),
             relax.transform.ComputePrimValue(),
+            RoundStorage(),
             relax.transform.VMShapeLower(),
             _DropResultChecks(),
             relax.transform.AttachGlobalSymbol(),

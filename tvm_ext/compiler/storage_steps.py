@@ -8,6 +8,7 @@ new length would begin in memory that was never touched.
 import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.sym import Analyzer
 
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.operator_name import operator_name
@@ -37,9 +38,10 @@ class _Rounder(PyExprMutator):
         self._steps = steps
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
-        if operator_name(op) != "relax.memory.alloc_storage":
+        if operator_name(op) != "relax.vm.alloc_storage":
             return super().visit_call_(op)
-        (size,) = op.args[0].values
+        # A number may be written as a product of several.
+        size = Analyzer().simplify(op.args[0].values[0])
         if static_extent(size) is not None:
             return op
         shape = relax.ShapeExpr([rounded_up(size, self._steps)])
