@@ -60,7 +60,7 @@ $(MODELS_STAMP): tests/real_models/requirements.txt
 	@touch $(MODELS_STAMP)
 
 docs: $(STAMP) ## write docs/operators.md anew from the table of operators
-	$(BIN)/python -m tvm_ext.onnx_frontend.operators_page docs/operators.md
+	$(BIN)/python -m tvm_ext.onnx_frontend.operator_table docs/operators.md
 
 clean: ## remove .venv and all that was generated
 	rm -rf $(VENV) $(MODELS_VENV) $(MODELS_CACHE) build .demo .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -19,20 +19,20 @@ from pathlib import Path
 
 from figures import draw, require_matplotlib
 from kernel_models import GROUPS, KernelModel, Scale, kernel_models, select_kernels
-from machine_peaks import copy_peak, fma_peak, large_bytes, measure_peaks
 from measure import Settings, measure_kernel, measure_model
 from model_list import FILE_FORMAT, ModelEntry, entries_of, fixed_shapes
 from peers import PEERS, UNFUSED, Peer
 from report import Report, write_report
 from results import CaseResult
 from rich.console import Console
+from roofline import copy_peak, fma_peak, large_bytes, measure_peaks
 from table import kernels_table, models_table, roofline_table
 
 from tvm_ext.configs.atomic_file import check_writable
-from tvm_ext.configs.nearest import nearest_hint
+from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError, TvmExtError
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
 
 _DEFAULT_PEERS = "onnxruntime,openvino"
 _LOG_WIDTH = 200

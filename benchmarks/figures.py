@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from kernel_models import GROUPS
-from machine_peaks import MachinePeaks
 from peers import PEERS
 from report import Report, threads_text
 from results import CaseResult, geometric_means
+from roofline import MachinePeaks
 
 from tvm_ext.configs.atomic_file import replacing
 from tvm_ext.errors import TvmExtError

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tvm_ext.cli.input_parsing import parse_input_shapes
+from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.configs.loader import ConfigModel, check_config, read_toml
-from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import ConfigError, InputError, ModelError
 from tvm_ext.onnx_frontend.load import load_model
 
@@ -143,7 +143,7 @@ def fixed_shapes(texts: Sequence[str]) -> dict[str, list[int]]:
         shapes[name] = [size for size in given if isinstance(size, int)]
         if len(shapes[name]) < len(given):
             raise InputError(
-                f"--input-shape of '{name}' leaves a size open; expected numbers, since what is "
+                f"--input-shape of '{name}' leaves a size dynamic; expected numbers, since what is "
                 "timed has one size: write such as x=1,3,224,224"
             )
     return shapes

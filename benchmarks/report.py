@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from machine_peaks import MachinePeaks
 from peers import OURS, PEERS, Peer, PeerError
 from results import CaseResult, geometric_means
+from roofline import MachinePeaks
 
 from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.hardware.description import CpuDescription

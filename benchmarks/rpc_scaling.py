@@ -2,7 +2,7 @@
 
 Every candidate sleeps instead of computing, so that what a trial costs on a server is fixed and
 two cores are enough: the figure is what the session adds to it. Servers are started as users start
-them, with 'tvm-ext worker'.
+them, with 'tvm-ext rpc-server'.
 
     python benchmarks/rpc_scaling.py --trials 24 --sleep 0.3
 """
@@ -21,17 +21,15 @@ from tvm import te, tirx
 from tvm.rpc.tracker import Tracker
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.targets import compiling_for
-from tvm_ext.tir_schedules.kernel_identity import kernel_hash
-from tvm_ext.tuning.candidate import Candidate
+from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
+from tvm_ext.tuning.candidate import Candidate, kernel_task
+from tvm_ext.tuning.jobs import TimingPlan
 from tvm_ext.tuning.measurer import Measurer
-from tvm_ext.tuning.rpc_servers import alive_servers, rpc_devices
-from tvm_ext.tuning.run_device import RunDeviceAddress
-from tvm_ext.tuning.run_job import TimingPlan
-from tvm_ext.tuning.search.kernel_search import KernelSearch
-from tvm_ext.tuning.task import kernel_task
+from tvm_ext.tuning.runner import RunDeviceAddress, alive_servers, rpc_devices
+from tvm_ext.tuning.search import KernelSearch
 
 _HOST, _KEY = "127.0.0.1", "rpc-scaling"
 _SERVER = "from tvm_ext.cli.main import main; main()"

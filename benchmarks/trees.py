@@ -1,6 +1,6 @@
 """Tree ensembles beside ONNX Runtime, by the calls that a user makes, on one thread.
 
-Random forests of given depth, as ``TreeEnsembleRegressor`` with open batch. The two programs take
+Random forests of given depth, as ``TreeEnsembleRegressor`` with dynamic batch. Two programs take
 turns in one process; of each the shortest of many calls counts, since a call takes microseconds.
 
     python benchmarks/trees.py --trees 100 --depths 6 12 --rows 1 10 1000
@@ -17,7 +17,7 @@ import onnxruntime
 from onnx import TensorProto, helper
 
 import tvm_ext
-from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.cpu.host import host_description
 
 _COLUMNS = 20
 _SECONDS = 0.3

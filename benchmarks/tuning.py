@@ -3,33 +3,185 @@
 Both get the same kernels, the same machine and the same number of trials, in one run. What either
 has found after a number of trials is then measured, one after the other, several times over. A
 ratio is the time of what MetaSchedule found by the time of ours: above 1, ours is faster. Kernels
-are convolutions and matrix products by name (see cpu.py) and the most expensive kernels of models.
+are convolutions and matmuls by name (see cpu.py) and the most expensive kernels of models.
 MetaSchedule gets what TVM makes of a convolution; ours is what ``compile`` makes of it, which is
 Winograd's algorithm where that is faster, unless --same-algorithm is given.
 
     python benchmarks/tuning.py --kernels matmul_1024x1024x1024 conv --trials 64
-    python benchmarks/tuning.py --models models.toml --per-model 2 --json out.json
-"""
+    python benchmarks/tuning.py --models models.toml --per-model 2 --json out.json"""
 
 import argparse
 import json
 import logging
 import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from model_list import FILE_FORMAT
+from kernel_models import Scale, kernel_models, select_kernels
+from model_list import FILE_FORMAT, entries_of
 from rich.console import Console
 from rich.table import Table
-from tuning_rivals import KernelPair, kernel_pairs, own_default, tuned_by_stock, tuned_by_us
+from tvm.s_tir import meta_schedule as ms
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.targets import compiling_for
+from tvm_ext.passes.pipeline import build_pipeline
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tune_model import ModelKernels, model_kernels
+from tvm_ext.tuning.candidate import (
+    Candidate,
+    KernelTask,
+    candidate_of,
+    kernel_task,
+    trace_from_json,
+)
+from tvm_ext.tuning.jobs import TimingPlan
+from tvm_ext.tuning.logs.best_records import best, candidate_results
+from tvm_ext.tuning.logs.database_files import read_database, trace_of
+from tvm_ext.tuning.logs.trial_log import read_trials
 from tvm_ext.tuning.measurer import Measurer
-from tvm_ext.tuning.run_job import TimingPlan
+from tvm_ext.tuning.search import TemplateSpace
+from tvm_ext.tuning.session import TuningSession
+from tvm_ext.tuning.session_options import SessionOptions, load_effort
+
+# The two tuners of ``tuning.py``, and the kernels that they are given.
+
+
+# After how many trials ours and MetaSchedule's best are compared.
+_OURS_AFTER = (1, 8, 32, 64)
+_STOCK_AFTER = (32, 64)
+
+# Trials between two trainings of MetaSchedule's cost model; with its own 64 there would be none.
+_STOCK_BATCH = 16
+
+
+@dataclass(frozen=True)
+class KernelPair:
+    """One kernel as either tuner gets it.
+
+    Attributes
+    ----------
+    task, kernels
+        As ``tvm_ext.tune`` extracts it.
+    rival_task, rival_kernels
+        The same nodes of the model without Winograd's algorithm, which MetaSchedule cannot choose.
+    """
+
+    name: str
+    task: KernelTask
+    kernels: ModelKernels
+    rival_task: KernelTask
+    rival_kernels: ModelKernels
+
+
+def kernel_pairs(asked: Namespace) -> Iterator[KernelPair]:
+    """The kernels that were asked for, by name and of models."""
+    pipeline = build_pipeline("O3", ["WinogradConvolution"] if asked.same_algorithm else [])
+    plain = build_pipeline("O3", ["WinogradConvolution"])
+    with tempfile.TemporaryDirectory() as folder:
+        known = kernel_models(Scale(large_bytes=1 << 26))
+        for kernel in select_kernels(known, asked.kernels) if asked.kernels else ():
+            path = Path(folder) / f"{kernel.name}.onnx"
+            path.write_bytes(kernel.build().SerializeToString())
+            ours = model_kernels(path, None, pipeline)
+            yield next(_matched(kernel.name, ours, model_kernels(path, None, plain)))
+        for entry in entries_of([], {}, [asked.models] if asked.models else []):
+            ours = model_kernels(entry.path, entry.shapes, pipeline)
+            theirs = model_kernels(entry.path, entry.shapes, plain)
+            every = list(_matched(entry.name, ours, theirs))
+            for one in every[: asked.per_model]:
+                yield replace(one, name=f"{entry.name}: {one.rival_task.name}")
+
+
+def _matched(name: str, ours: ModelKernels, theirs: ModelKernels) -> Iterator[KernelPair]:
+    """Kernels in the order of what they cost without Winograd, with the one that does it here."""
+    for rival in theirs.tasks:
+        mine = [task for task in ours.tasks if set(task.origins) & set(rival.origins)]
+        if mine:
+            yield KernelPair(name, mine[0], ours, rival, theirs)
+
+
+def tuned_by_us(
+    pair: KernelPair, machine: CpuDescription, trials: int, seed: int
+) -> dict[int, Candidate]:
+    """What ``tvm-ext tune`` would leave after each number of trials, by that number.
+
+    A session that ends after the first number, and goes on to the next.
+    """
+    task, kernels = pair.task, pair.kernels
+    effort = load_effort("standard").model_copy(update={"patience": 10**6})
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for after in (n for n in _OURS_AFTER if n <= trials):
+            session = TuningSession(
+                kernels.model,
+                [task],
+                machine,
+                Path(folder),
+                kernels.finish,
+                effort.cost_model,
+                SessionOptions(effort, trials=after, seed=seed),
+                kernels.modelled,
+            )
+            session.run()
+            chosen = best(candidate_results(read_trials(Path(folder)).trials))
+            if chosen is None:
+                raise RuntimeError(f"nothing was measured of {pair.name}")
+            trace = trace_from_json(chosen.trial.trace, task.workload)
+            found[after] = _made(candidate_of(task, trace, machine, kernels.finish))
+    return found
+
+
+def tuned_by_stock(
+    pair: KernelPair, machine: CpuDescription, trials: int, seed: int
+) -> dict[int, Candidate]:
+    """The best of MetaSchedule's own measurements after each number of trials."""
+    # Without our note of which parameters are constants: MetaSchedule does not know it.
+    func = pair.rival_task.func
+    if CONSTANTS_ATTRIBUTE in func.attrs:
+        func = func.without_attr(CONSTANTS_ATTRIBUTE)
+    plain = replace(kernel_task(pair.rival_task.name, func), hash=pair.rival_task.hash)
+    with tempfile.TemporaryDirectory() as folder:
+        ms.tune_tir(
+            plain.workload,
+            machine.tvm_target(),
+            folder,
+            max_trials_global=trials,
+            num_trials_per_iter=_STOCK_BATCH,
+            seed=seed + 1,
+        )
+        records = read_database(Path(folder)).records
+    found = {}
+    for after in (n for n in _STOCK_AFTER if n <= trials):
+        timed = [record for record in records[:after] if record.seconds < 1e9]
+        if timed:
+            trace = trace_of(min(timed, key=lambda record: record.seconds), plain.workload)
+            finish = pair.rival_kernels.finish
+            found[after] = _made(candidate_of(plain, trace, machine, finish))
+    return found
+
+
+def own_default(pair: KernelPair, machine: CpuDescription, *, rival: bool) -> Candidate:
+    """The kernel with our default schedule: what its candidates take turns with."""
+    task = pair.rival_task if rival else pair.task
+    kernels = pair.rival_kernels if rival else pair.kernels
+    found = TemplateSpace(task, machine, kernels.finish).closed_form()
+    if found is None:
+        raise RuntimeError(f"{pair.name} has no default schedule")
+    return found
+
+
+def _made(found: Candidate | NotApplicable) -> Candidate:
+    if isinstance(found, NotApplicable):
+        raise RuntimeError(f"a schedule that was measured does not apply: {found.reason}")
+    return found
+
 
 # How often everything that was found is measured, one after the other.
 _ROUNDS = 3

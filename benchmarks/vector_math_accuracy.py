@@ -1,4 +1,4 @@
-"""Measures the functions of tir_schedules/llvm/vector_math and writes their table.
+"""Measures the functions of tir_schedules/cpu/vector_math and writes their table.
 
 Error is the distance from the exact result, taken from NumPy and SciPy in float64, in units of the
 last place (ULP): the spacing of float32 numbers at the exact result, 2**-149 at least. Arguments
@@ -23,9 +23,9 @@ import tvm
 from numpy.typing import NDArray
 from tvm import s_tir, te, tirx
 
-from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.llvm.vector_math.rewrite import with_vector_math
+from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

@@ -19,13 +19,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tvm_ext.configs.errors import TvmExtError
-from tvm_ext.hardware.wafer.published.calibration import calibration
-from tvm_ext.hardware.wafer.published.families import FAMILIES, RowPrediction, predict_rows
+from tvm_ext.configs.errors import NotApplicable, TvmExtError
+from tvm_ext.hardware.wafer.published.families import (
+    FAMILIES,
+    RowPrediction,
+    calibration,
+    covered_rows,
+    fitted,
+    leave_one_size_out,
+    predict_rows,
+)
 from tvm_ext.hardware.wafer.published.family import Family
-from tvm_ext.hardware.wafer.published.linear import NotDetermined
 from tvm_ext.hardware.wafer.published.rows import PublishedRow, read_rows
-from tvm_ext.hardware.wafer.published.validation import covered_rows, fitted, leave_one_size_out
 
 _MEASUREMENTS = Path(__file__).with_name("wafer_measurements.csv")
 _ABSENT = "-"
@@ -115,7 +120,7 @@ def fitted_parameters(
     for family in families:
         try:
             found[family.name] = fitted(rows, family)
-        except NotDetermined as reason:
+        except NotApplicable as reason:
             found[family.name] = str(reason)
     return found
 

@@ -24,18 +24,16 @@ from rich.console import Console
 from rich.table import Table
 from tvm import te, tirx
 
-from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.hardware.wafer.errors import MeshLimitError
+from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.tune_model import model_kernels
-from tvm_ext.tuning.effort import load_effort
-from tvm_ext.tuning.mesh_analysis.kernel_cost import mesh_cost
-from tvm_ext.tuning.mesh_analysis.loops import NotReadable
-from tvm_ext.tuning.search.template_space import Point, TemplateSpace
+from tvm_ext.tuning.candidate import KernelTask, kernel_task
+from tvm_ext.tuning.search import Point, TemplateSpace
 from tvm_ext.tuning.session import TuningSession
-from tvm_ext.tuning.session_options import SessionOptions
-from tvm_ext.tuning.task import KernelTask, kernel_task
+from tvm_ext.tuning.session_options import SessionOptions, load_effort
+from tvm_ext.tuning.wafer.cost_model import wafer_cost
 
 
 @dataclass
@@ -54,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = _parser().parse_args(arguments)
     logging.disable(logging.WARNING)
     mesh = resolve_target(asked.target)
-    if not isinstance(mesh, MeshDescription):
+    if not isinstance(mesh, WaferDescription):
         print(f"wafer_tuning: target '{asked.target}' is no mesh; expected one, such as wse2")
         return 2
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -90,7 +88,7 @@ def _product(rows: int, size: int) -> tirx.PrimFunc:
     )
 
 
-def _compared(task: KernelTask, mesh: MeshDescription, trials: int, seed: int) -> Outcome:
+def _compared(task: KernelTask, mesh: WaferDescription, trials: int, seed: int) -> Outcome:
     space = TemplateSpace(task, mesh, lambda mod: mod)
     default = _cycles(space.default(space.templates[0]), mesh)
     by_chance = _random_search(space, mesh, trials, seed)
@@ -111,7 +109,7 @@ def _compared(task: KernelTask, mesh: MeshDescription, trials: int, seed: int) -
     return Outcome(task.name, default, ours, min(default, by_chance), kernel.best_schedule)
 
 
-def _random_search(space: TemplateSpace, mesh: MeshDescription, trials: int, seed: int) -> float:
+def _random_search(space: TemplateSpace, mesh: WaferDescription, trials: int, seed: int) -> float:
     """The best of ``trials`` mappings that fit the mesh; those that do not are not counted."""
     generator = random.Random(seed)
     tried: dict[str, float] = {}
@@ -125,16 +123,16 @@ def _random_search(space: TemplateSpace, mesh: MeshDescription, trials: int, see
     return min(tried.values(), default=math.inf)
 
 
-def _cycles(point: Point | None, mesh: MeshDescription) -> float:
+def _cycles(point: Point | None, mesh: WaferDescription) -> float:
     if point is None:
         return math.inf
     try:
-        return mesh_cost(point.candidate.mod, mesh).cycles
-    except (NotReadable, MeshLimitError):
+        return wafer_cost(point.candidate.mod, mesh).cycles
+    except (NotApplicable, WaferLimitError):
         return math.inf
 
 
-def _print_speed(mesh: MeshDescription, console: Console) -> None:
+def _print_speed(mesh: WaferDescription, console: Console) -> None:
     """Candidates a second of the cost function, and of making them, for the matmul template."""
     space = TemplateSpace(kernel_task("GEMM", _product(4096, 4096)), mesh, lambda mod: mod)
     generator = random.Random(0)

@@ -1,8 +1,12 @@
-"""The base of every error that a user can cause, and the errors of configuration files.
+"""Errors that a user can cause: their base, those of configuration files, targets and tuning.
 
-It lives in the lowest folder so that every other folder may raise errors of its own kind.
-A message is one line: what was found, what was expected, what to do about it.
+The file lies in the lowest folder so that every other folder may raise them. A message is one
+line:
+what was found, what was expected, what to do about it.
 """
+
+import difflib
+from collections.abc import Iterable
 
 
 class TvmExtError(Exception):
@@ -40,6 +44,30 @@ class FormError(ValueError):
     """
 
 
+class NotApplicable(Exception):
+    """Why a pass, a template or a model leaves a near match alone.
+
+    A template returns it; what is deeper inside raises it. It never reaches a user.
+
+    Attributes
+    ----------
+    reason : str
+        What was found that is not handled.
+    """
+
+    def __init__(self, reason: str = "") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __eq__(self, other: object) -> bool:
+        """Two of one reason are equal."""
+        return isinstance(other, NotApplicable) and self.reason == other.reason
+
+    def __hash__(self) -> int:
+        """Of the reason."""
+        return hash(self.reason)
+
+
 def own_words(error: BaseException | None) -> str:
     """What an error says, if that was written for users; empty for texts of TVM, ONNX or Python."""
     if isinstance(error, TvmExtError | FormError):
@@ -49,3 +77,37 @@ def own_words(error: BaseException | None) -> str:
     if isinstance(error, MemoryError):
         return "there is no memory left"
     return ""
+
+
+# Names the nearest known word to one that was not found.
+
+
+def nearest_hint(word: str, known: Iterable[str]) -> str:
+    """``nearest known: 'x'`` when one is close, else ``known: a, b, c``."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    if close:
+        return f"nearest known: '{close[0]}'"
+    return "known: " + (", ".join(names) or "none")
+
+
+# Errors of machine descriptions, and of compilers for a machine.
+
+
+class TargetError(TvmExtError):
+    """A target is unknown, its description is not valid, or a program was built for another one."""
+
+
+class BuildError(TvmExtError):
+    """Code generation failed for a module that the passes accepted."""
+
+
+# Errors of tuning that a user can cause.
+
+
+class TuningError(TvmExtError):
+    """A tuning session cannot start or go on."""
+
+
+class RecordsError(TvmExtError):
+    """A folder of records is missing, unusable, or lacks a record that was required."""

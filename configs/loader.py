@@ -4,12 +4,11 @@ import pathlib
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tvm_ext.configs.errors import ConfigError
-from tvm_ext.configs.nearest import nearest_hint
+from tvm_ext.configs.errors import ConfigError, nearest_hint
 
 if sys.version_info >= (3, 11):
     from importlib.resources.abc import Traversable
@@ -115,3 +114,10 @@ def _name_of(source: str | pathlib.Path | Traversable) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+# Types of the numbers in a description.
+
+
+Count = Annotated[int, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0)]

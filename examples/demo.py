@@ -15,7 +15,7 @@ from rich.console import Console
 
 import tvm_ext
 from tvm_ext.check.check import check_compiled
-from tvm_ext.check.random_inputs import random_inputs
+from tvm_ext.check.inputs import random_inputs
 from tvm_ext.check.reference import ReferenceSession
 from tvm_ext.hardware.timing import interleaved_milliseconds
 

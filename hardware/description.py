@@ -1,9 +1,9 @@
 """What a machine is: read-only descriptions in plain numbers, of a CPU and of an NVIDIA GPU here.
 
 A description is the content of a file in configs/targets, a preset or a user's own, or what
-``tvm_ext.hardware.host`` finds out about this machine. Units are part of each name: ``_bytes``,
+``tvm_ext.hardware.cpu.host`` finds out about this machine. Units are part of each name: ``_bytes``,
 ``_bits``, ``_ghz``, ``_gbs`` (1e9 bytes a second), ``_us`` (microseconds). The description of a
-mesh is in ``tvm_ext.hardware.mesh_description``.
+mesh is in ``tvm_ext.hardware.wafer.description``.
 """
 
 from typing import Annotated, Any, Literal
@@ -11,16 +11,15 @@ from typing import Annotated, Any, Literal
 import tvm
 from pydantic import Field, model_validator
 
-from tvm_ext.configs.loader import ConfigModel
-from tvm_ext.hardware.errors import TargetError
-from tvm_ext.hardware.features import (
+from tvm_ext.configs.errors import TargetError
+from tvm_ext.configs.loader import ConfigModel, Count, Positive
+from tvm_ext.hardware.cpu.features import (
     VectorBits,
     architecture_of,
     llvm_features,
     vector_bits,
 )
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.quantities import Count, Positive
+from tvm_ext.hardware.wafer.description import WaferDescription
 
 # How many times as many operations of a narrow type as of float32 one vector instruction does, by
 # the feature that brings the instruction. Intel SDM volume 2 (VADDPH, VDPBF16PS, VPDPBUSD) and the
@@ -192,7 +191,7 @@ class CpuDescription(ConfigModel):
         return 2 * lanes * speedup * self.fma_units
 
 
-class GpuDescription(ConfigModel):
+class CudaDescription(ConfigModel):
     """An NVIDIA GPU."""
 
     kind: Literal["cuda"]
@@ -227,7 +226,7 @@ class GpuDescription(ConfigModel):
     """Other attributes for the TVM target, such as "host"."""
 
     @model_validator(mode="after")
-    def _check(self) -> "GpuDescription":
+    def _check(self) -> "CudaDescription":
         if self.l2_gbs < self.memory_gbs:
             raise ValueError(
                 f"l2_gbs {self.l2_gbs} is below memory_gbs {self.memory_gbs}; expected at least it"
@@ -257,13 +256,13 @@ class GpuDescription(ConfigModel):
         }
         return tvm.target.Target(config)
 
-    def with_cores(self, cores: int) -> "GpuDescription":
+    def with_cores(self, cores: int) -> "CudaDescription":
         """The same GPU with ``cores`` multiprocessors; tensor-core rates shrink with them."""
         smaller = _with_count(self, "sms", cores)
         rates = {dtype: rate * cores / self.sms for dtype, rate in self.tensor_tflops.items()}
         return smaller.model_copy(update={"tensor_tflops": rates})
 
-    def with_tf32(self) -> "GpuDescription":
+    def with_tf32(self) -> "CudaDescription":
         """The same GPU with products of float32 in tf32: see ``tf32``."""
         return self.model_copy(update={"tf32": True})
 
@@ -285,10 +284,10 @@ class GpuDescription(ConfigModel):
         return (self.l2_gbs if working_set_bytes <= self.l2_bytes else self.memory_gbs) * 1e9
 
 
-Processor = CpuDescription | GpuDescription
+Processor = CpuDescription | CudaDescription
 """What runs a program kernel by kernel."""
 
-Description = Processor | MeshDescription
+Description = Processor | WaferDescription
 
 
 def _with_count(description: Any, field: str, count: int) -> Any:

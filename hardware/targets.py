@@ -2,23 +2,193 @@
 
 import difflib
 import pathlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import tvm
 
-from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription, Processor
-from tvm_ext.hardware.errors import TargetError
-from tvm_ext.hardware.host import host_description
-from tvm_ext.hardware.host_gpu import host_gpu
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.presets import gpu_presets, load_description, preset, preset_names
-from tvm_ext.hardware.tvm_targets import describe_tvm_target
+from tvm_ext.configs.errors import TargetError
+from tvm_ext.configs.loader import check_config, config_folder, read_toml
+from tvm_ext.hardware.cpu.features import architecture_of, llvm_features, vector_bits
+from tvm_ext.hardware.cpu.host import describe_host, host_description, usable_cores
+from tvm_ext.hardware.cuda.host import host_gpu
+from tvm_ext.hardware.description import CpuDescription, CudaDescription, Description, Processor
+from tvm_ext.hardware.wafer.description import WaferDescription
+
+# The machines that are described in files: the presets of ``configs/targets``, and users' own.
+
+
+_MODELS: dict[str, type[Description]] = {
+    "cpu": CpuDescription,
+    "cuda": CudaDescription,
+    "mesh": WaferDescription,
+}
+
+
+def load_description(source: Any) -> Description:
+    """Read a description from a TOML file; its key ``kind`` says of what.
+
+    Raises :class:`ConfigError` for a file that cannot be read or is not valid, and
+    :class:`TargetError` for a ``kind`` that does not exist.
+    """
+    data = read_toml(source)
+    kind = data.get("kind")
+    if kind not in _MODELS:
+        raise TargetError(
+            f"key 'kind' in {source.name} is {kind!r}; expected one of "
+            f"{', '.join(repr(name) for name in _MODELS)}"
+        )
+    return check_config(data, _MODELS[kind], source.name)
+
+
+def preset_names() -> list[str]:
+    """Those of all presets, sorted."""
+    entries = [pathlib.PurePath(entry.name) for entry in config_folder("targets").iterdir()]
+    return sorted(entry.stem for entry in entries if entry.suffix == ".toml")
+
+
+@cache
+def preset(name: str) -> Description:
+    """The preset of this name."""
+    return load_description(config_folder("targets") / f"{name}.toml")
+
+
+def cuda_presets() -> list[CudaDescription]:
+    """Those of GPUs, by name."""
+    return [item for item in map(preset, preset_names()) if isinstance(item, CudaDescription)]
+
+
+# The description of a TVM target that somebody made: its own numbers, others from a preset.
+
+
+# What WaferDescription.device looks like.
+_WAFER_DEVICE = re.compile(r".*-[0-9a-f]{8}")
+
+# Presets whose numbers stand in for a CPU known only by its features, the most demanding first.
+_CPU_PRESETS = ("avx512-amx", "avx512", "avx2", "x86-64", "aarch64-neon")
+
+
+def describe_tvm_target(target: tvm.target.Target) -> Description:
+    """Raises TargetError for a kind that is not supported, or a machine nothing is known of."""
+    kind = target.kind.name
+    if kind == "llvm":
+        device = str(target.attrs.get("device", ""))
+        return _mesh(device) if _WAFER_DEVICE.fullmatch(device) else _cpu_from_tvm(target)
+    if kind == "cuda":
+        return _cuda_from_tvm(target)
+    raise TargetError(
+        f"TVM target kind '{kind}' is not supported; expected 'llvm' or 'cuda', or a target's name"
+    )
+
+
+def _mesh(device: str) -> WaferDescription:
+    """The preset that ``WaferDescription.tvm_target`` made a target with this device of."""
+    for machine in map(preset, preset_names()):
+        if isinstance(machine, WaferDescription) and machine.device == device:
+            return machine
+    raise TargetError(
+        f"device '{device}' of the TVM target is no preset's mesh; expected one of "
+        "those: give the mesh's name or .toml file instead"
+    )
+
+
+def _cpu_from_tvm(target: tvm.target.Target) -> CpuDescription:
+    options = _plain_attributes(target)
+    mtriple = options.pop("mtriple", host_description().mtriple)
+    mcpu = options.pop("mcpu", "generic")
+    mattr = tuple(options.pop("mattr", ()))
+    base = _closest_cpu(mtriple, mcpu, mattr)
+    given = {
+        "name": mcpu,
+        "summary": f"given as a TVM target; numbers of '{base.name}'",
+        "mtriple": mtriple,
+        "mcpu": mcpu,
+        "mattr": mattr,
+        "vector_bits": vector_bits(base.architecture, llvm_features(mtriple, mcpu, mattr)),
+        "cores": options.pop("num-cores", usable_cores()),
+        "target_options": options,
+    }
+    return check_config(base.model_dump() | given, CpuDescription, "the TVM target")
+
+
+def _closest_cpu(mtriple: str, mcpu: str, mattr: tuple[str, ...]) -> CpuDescription:
+    """This machine if it can run such code, else the preset closest below the code's features."""
+    architecture = architecture_of(mtriple)
+    features = llvm_features(mtriple, mcpu, mattr)
+    host = host_description()
+    if host.architecture == architecture and features <= set(host.features):
+        return describe_host(mtriple, mcpu, mattr)
+    presets = [item for item in map(preset, _CPU_PRESETS) if isinstance(item, CpuDescription)]
+    for machine in presets:
+        if machine.architecture == architecture and features >= set(machine.features):
+            return machine
+    raise TargetError(
+        f"nothing is known about CPU '{mcpu}' of architecture '{architecture}'; "
+        f"expected x86_64 or aarch64, or describe the CPU in a .toml file"
+    )
+
+
+def _cuda_from_tvm(target: tvm.target.Target) -> CudaDescription:
+    options = _plain_attributes(target)
+    arch = options.pop("arch")
+    base = _closest_cuda(arch)
+    options.pop("max_num_threads", None)
+    fields = {
+        "max_threads_per_block": "max_threads_per_block",
+        "max_shared_memory_per_block": "shared_memory_bytes",
+        "registers_per_block": "registers_per_block",
+        "l2_cache_size_bytes": "l2_bytes",
+        "thread_warp_size": "warp_size",
+    }
+    given: dict[str, Any] = {
+        field: options.pop(key) for key, field in fields.items() if key in options
+    }
+    if target.host is not None:
+        options["host"] = _plain(target.host.export())
+    given |= {
+        "name": arch,
+        "summary": f"given as a TVM target; numbers of '{base.name}'",
+        "arch": arch,
+        "target_options": options,
+    }
+    return check_config(base.model_dump() | given, CudaDescription, "the TVM target")
+
+
+def _closest_cuda(arch: str) -> CudaDescription:
+    """The first preset with the highest compute capability that is not above ``arch``."""
+    presets = cuda_presets()
+    older = [item for item in presets if _capability(item.arch) <= _capability(arch)]
+    return max(older or presets[:1], key=lambda item: _capability(item.arch))
+
+
+def _capability(arch: str) -> int:
+    return int("".join(character for character in arch if character.isdigit()) or 0)
+
+
+def _plain_attributes(target: tvm.target.Target) -> dict[str, Any]:
+    # TVM derives the "feature." attributes from the others at each construction.
+    attributes = {str(key): _plain(value) for key, value in target.attrs.items()}
+    return {key: value for key, value in attributes.items() if not key.startswith("feature.")}
+
+
+def _plain(value: Any) -> Any:
+    """TVM's strings, arrays and maps as Python's own."""
+    if isinstance(value, (bool, int, float)):
+        return value
+    if hasattr(value, "items"):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if not isinstance(value, str) and hasattr(value, "__iter__"):
+        return [_plain(item) for item in value]
+    return str(value)
+
 
 # What "cuda" means on a machine without a GPU: every later one has the instructions of this one.
-DEFAULT_GPU = "nvidia-a100"
+DEFAULT_CUDA = "nvidia-a100"
 
 
 @dataclass(frozen=True)
@@ -34,8 +204,8 @@ def list_targets() -> list[TargetSummary]:
     """All targets that have a name: "cpu" (this machine), "cuda", then the presets by name."""
     named = [host_description(), *(preset(name) for name in preset_names())]
     summaries = [TargetSummary(item.name, item.kind, item.summary) for item in named]
-    gpu = host_gpu(gpu_presets())
-    summary = f"the same as {DEFAULT_GPU}" if gpu is None else gpu.summary
+    gpu = host_gpu(cuda_presets())
+    summary = f"the same as {DEFAULT_CUDA}" if gpu is None else gpu.summary
     default = TargetSummary("cuda", "cuda", summary)
     return [summaries[0], default, *summaries[1:]]
 
@@ -71,7 +241,7 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
     if target == "cpu":
         return host_description()
     if target == "cuda":
-        return host_gpu(gpu_presets()) or preset(DEFAULT_GPU)
+        return host_gpu(cuda_presets()) or preset(DEFAULT_CUDA)
     names = preset_names()
     if target in names:
         return preset(target)
@@ -94,7 +264,7 @@ def resolve_processor(
 ) -> Processor:
     """The same for programs that run kernel by kernel. Raises TargetError for a mesh as well."""
     machine = resolve_target(target)
-    if isinstance(machine, MeshDescription):
+    if isinstance(machine, WaferDescription):
         raise TargetError(
             f"target '{machine.name}' is a mesh, whose programs are laid out over its PEs and not "
             "compiled kernel by kernel; expected a CPU or a GPU, such as 'cpu', or "
@@ -103,9 +273,9 @@ def resolve_processor(
     return machine
 
 
-def with_tf32(machine: Processor) -> GpuDescription:
+def with_tf32(machine: Processor) -> CudaDescription:
     """The GPU with products of float32 in tf32. Raises TargetError for a CPU."""
-    if not isinstance(machine, GpuDescription):
+    if not isinstance(machine, CudaDescription):
         raise TargetError(
             f"tf32 was asked for and target '{machine.name}' is no GPU; expected one, whose "
             "tensor cores know tf32: leave it out"
@@ -127,13 +297,13 @@ def current_cpu() -> CpuDescription | None:
 def current_processor() -> Processor | None:
     """The same when it runs a program kernel by kernel, a CPU or a GPU, else None."""
     description = current_description()
-    return description if isinstance(description, CpuDescription | GpuDescription) else None
+    return description if isinstance(description, CpuDescription | CudaDescription) else None
 
 
-def current_gpu() -> GpuDescription | None:
+def current_gpu() -> CudaDescription | None:
     """The same for GPUs."""
     description = current_description()
-    return description if isinstance(description, GpuDescription) else None
+    return description if isinstance(description, CudaDescription) else None
 
 
 @contextmanager

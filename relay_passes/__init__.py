@@ -8,31 +8,31 @@ if __name__ != "tvm_ext.relay_passes":
 
 from typing import Any
 
+from tvm_ext.relay_passes.accumulate_in_float32 import AccumulateInFloat32
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
-from tvm_ext.relay_passes.delay_reshapes import DelayReshapes
 from tvm_ext.relay_passes.drop_padded_taps import DropPaddedTaps
 from tvm_ext.relay_passes.flatten_pointwise import FlattenPointwise
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
+from tvm_ext.relay_passes.fuse_cast_into_softmax import FuseCastIntoSoftmax
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
-from tvm_ext.relay_passes.inherit_origins import InheritOrigins
 from tvm_ext.relay_passes.layer_norm_fusion import LayerNormFusion
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
 from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels
-from tvm_ext.relay_passes.pad_output_columns import PadOutputColumns
+from tvm_ext.relay_passes.pad_output_width import PadOutputWidth
 from tvm_ext.relay_passes.pointwise_before_resize import PointwiseBeforeResize
-from tvm_ext.relay_passes.products_in_own_type import ProductsInOwnType
-from tvm_ext.relay_passes.softmax_of_narrow import SoftmaxOfNarrow
+from tvm_ext.relay_passes.propagate_spans import PropagateSpans
+from tvm_ext.relay_passes.sink_reshapes import SinkReshapes
 from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
 
 # A class under @graph_pass is a factory of passes, which a type checker cannot see.
 BUILTIN_PASSES: tuple[Any, ...] = (
     FoldConstantCalls,
-    ProductsInOwnType,
+    AccumulateInFloat32,
     ConvBnReluFold,
     DropPaddedTaps,
     ConvTransposeToConv,
@@ -41,14 +41,14 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     LayoutPlanning,
     CancelTransposes,
     LayerNormFusion,
-    SoftmaxOfNarrow,
+    FuseCastIntoSoftmax,
     GroupedConvolution,
     FlattenPointwise,
-    DelayReshapes,
+    SinkReshapes,
     WinogradConvolution,
     PadOutputChannels,
-    PadOutputColumns,
-    InheritOrigins,
+    PadOutputWidth,
+    PropagateSpans,
     FuseOperators,
     NameSymbolicSizes,
 )
@@ -58,21 +58,21 @@ __all__ = [
     "CancelTransposes",
     "ConvBnReluFold",
     "ConvTransposeToConv",
-    "DelayReshapes",
+    "SinkReshapes",
     "DropPaddedTaps",
     "FlattenPointwise",
     "FoldConstantCalls",
     "FuseOperators",
     "GemmFusion",
     "GroupedConvolution",
-    "InheritOrigins",
+    "PropagateSpans",
     "LayerNormFusion",
     "LayoutPlanning",
     "NameSymbolicSizes",
     "PadOutputChannels",
-    "PadOutputColumns",
+    "PadOutputWidth",
     "PointwiseBeforeResize",
-    "ProductsInOwnType",
-    "SoftmaxOfNarrow",
+    "AccumulateInFloat32",
+    "FuseCastIntoSoftmax",
     "WinogradConvolution",
 ]

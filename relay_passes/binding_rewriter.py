@@ -13,8 +13,8 @@ import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relay_passes.origin import describe_origin, origins_of, retyped_var, span_of
-from tvm_ext.relay_passes.pass_log import record_applied, record_refusal
+from tvm_ext.relay_passes.graph_pass import record_applied, record_refusal
+from tvm_ext.relay_passes.spans import describe_origin, origins_of, retyped_var, span_of
 
 # A rewrite may open the next one (Conv, BN, BN); more rounds than this is a pass that never ends.
 MAX_ROUNDS = 16

@@ -9,11 +9,10 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
 from tvm_ext.relay_passes.layout_roles import permutation_of
-from tvm_ext.relay_passes.operator_name import operator_name
-from tvm_ext.relay_passes.origin import describe_origin
-from tvm_ext.relay_passes.pass_log import record_applied
+from tvm_ext.relay_passes.spans import describe_origin
 
 NAME = "CancelTransposes"
 

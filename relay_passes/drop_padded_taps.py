@@ -8,8 +8,8 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.expressions import static_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.static_shape import static_shape
 
 _CONVOLUTIONS = {
     "relax.nn.conv1d": relax.op.nn.conv1d,

@@ -10,9 +10,9 @@ from tvm.ir import GenericConst
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.expressions import shape_obstacle, static_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.pad_output_channels import lane_use
-from tvm_ext.relay_passes.static_shape import shape_obstacle, static_shape
 
 _LAYOUTS = {"relax.nn.conv2d": ("NCHW", "OIHW"), "relax.nn.conv3d": ("NCDHW", "OIDHW")}
 
@@ -31,7 +31,7 @@ class FlattenPointwise:
     Leaves alone: kernels larger than one pixel, strides, padding, groups; other layouts than
     channels first; unknown and symbolic shapes; targets without vectors of a fixed length.
 
-    Run after: LayoutPlanning. Run before: DelayReshapes, PadOutputColumns.
+    Run after: LayoutPlanning. Run before: SinkReshapes, PadOutputWidth.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:

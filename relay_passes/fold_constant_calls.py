@@ -9,13 +9,11 @@ import tvm
 from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.relay_passes.affine import constant_value
 from tvm_ext.relay_passes.binding_rewriter import GraphView
-from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.expressions import constant_value, static_extents
+from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
 from tvm_ext.relay_passes.layout_graph import blocks_of
-from tvm_ext.relay_passes.origin import describe_origin
-from tvm_ext.relay_passes.pass_log import record_applied
-from tvm_ext.relay_passes.static_shape import static_extents
+from tvm_ext.relay_passes.spans import describe_origin
 
 NAME = "FoldConstantCalls"
 

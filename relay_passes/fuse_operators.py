@@ -1,15 +1,218 @@
 """TVM's FuseOps, with the origins of all operators of a group on the call of the group."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import tvm
-from tvm import relax
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm_ffi import structural_map
 
-from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.origin import origins_of
-from tvm_ext.relay_passes.origin_writer import all_bindings_of, write_origins
-from tvm_ext.relay_passes.size_parameters import sizes_in_one_shape
-from tvm_ext.relay_passes.symbolic_order import cast_results_ungrouped, sizes_defined_first
+from tvm_ext.relay_passes.binding_rewriter import GraphView
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.graph_pass import OPAQUE, graph_pass
+from tvm_ext.relay_passes.spans import all_bindings_of, origins_of, write_origins
+
+# Puts sizes that a fused function takes one by one to those that it takes as a shape.
+#
+# FuseOps passes the sizes that kernels read as parameters of their own, and those that stand in
+# shapes only together in one shape. TVM 0.27's FuseTIR fails on functions with both.
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """Positions of a function's parameters: single sizes, and the shape."""
+
+    sizes: tuple[int, ...]
+    shape: int
+
+    def replaced(self, values: list[Any], shape: Any) -> list[Any]:
+        """Parameters or arguments with ``shape`` in place of all of them."""
+        pairs = enumerate(values)
+        return [shape if i == self.shape else v for i, v in pairs if i not in self.sizes]
+
+
+def sizes_in_one_shape(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod`` with such functions and all calls of them changed; itself where there are none."""
+    moved = {
+        global_var: found
+        for global_var, func in mod.functions.items()
+        if isinstance(func, relax.Function) and (found := _moved(func)) is not None
+    }
+    if not moved:
+        return mod
+    builder, renewed = relax.BlockBuilder(), {}
+    for global_var, found in moved.items():
+        # The variable has the type of its function: a new one for another type.
+        name = str(global_var.name_hint)
+        func = _changed(mod[global_var], found)
+        renewed[name] = (found, builder.add_func(func, name), func)
+
+    def call(old: relax.Call) -> relax.Call:
+        name = str(old.op.name_hint) if isinstance(old.op, tvm.ir.GlobalVar) else ""
+        if name not in renewed:
+            return old
+        found, global_var, _ = renewed[name]
+        sizes = [*old.args[found.shape].values, *(old.args[i] for i in found.sizes)]
+        arguments = found.replaced(list(old.args), relax.ShapeExpr(sizes))
+        return relax.Call(global_var, arguments, old.attrs, old.ty_args, old.span)
+
+    functions = {global_var: func for _, global_var, func in renewed.values()}
+    for global_var, func in mod.functions.items():
+        if str(global_var.name_hint) not in renewed:
+            is_relax = isinstance(func, relax.Function)
+            functions[global_var] = structural_map(func, (relax.Call, call)) if is_relax else func
+    # Gives the new calls their types.
+    return relax.transform.Normalize()(tvm.IRModule(functions, attrs=mod.attrs))
+
+
+def _moved(func: relax.Function) -> _Moved | None:
+    if "Primitive" not in (func.attrs or {}):
+        return None
+    kinds = [type(param.ty) for param in func.params]
+    sizes = tuple(i for i, kind in enumerate(kinds) if kind is tvm.ir.PrimType)
+    shapes = [i for i, kind in enumerate(kinds) if kind is relax.ShapeType]
+    return _Moved(sizes, shapes[0]) if sizes and shapes else None
+
+
+def _changed(func: relax.Function, moved: _Moved) -> relax.Function:
+    shape = func.params[moved.shape]
+    sizes = [*shape.ty.values, *(func.params[i] for i in moved.sizes)]
+    together = relax.Var(shape.name, relax.ShapeType(sizes))
+    params = moved.replaced(list(func.params), together)
+    return relax.Function(params, func.body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+
+# Keeps the order of bindings and of the match_casts between them right around FuseOps.
+#
+# TVM 0.27's FuseOps sorts the bindings of a block by the variables that they read, and knows
+# nothing of the sizes: an operator that is fused with an earlier one moves in front of the
+# ``match_cast`` of its own sizes, and the module is not well-formed any more. Nor does it see
+# that a ``match_cast`` reads a tensor: it fuses the tensor's kernel with one that waits for the
+# cast.
+
+
+def cast_results_ungrouped(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with kernels, whose results are cast and read otherwise as well, marked opaque."""
+    cast: set[relax.Var] = set()
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            view = GraphView(func)
+            values = (b.value for b in all_bindings_of(func) if isinstance(b, relax.MatchCast))
+            cast.update(v for v in values if isinstance(v, relax.Var) and view.uses(v) > 1)
+    if not cast:
+        return mod
+    marker = _OpaqueKernels(mod, cast)
+    for global_var, func in mod.functions.items():
+        if isinstance(func, relax.Function):
+            marker.builder_.update_func(global_var, marker.visit_expr(func))
+    return marker.builder_.get()
+
+
+@mutator
+class _OpaqueKernels(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, results: set[relax.Var]) -> None:
+        super().__init__(mod)
+        self.mod = mod
+        self.results = results
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        call = binding.value
+        if binding.var not in self.results or operator_name(call) != "relax.call_tir":
+            super().visit_var_binding_(binding)
+            return
+        kernel = self.mod[call.args[0]].with_attr("op_pattern", OPAQUE)
+        name = self.builder_.add_func(kernel, str(call.args[0].name_hint))
+        rest = [self.visit_expr(arg) for arg in call.args[1:]]
+        marked = relax.Call(call.op, [name, *rest], call.attrs, call.ty_args, call.span)
+        self.builder_.emit_normalized(
+            relax.VarBinding(binding.var, self.builder_.normalize(marked))
+        )
+
+
+def sizes_defined_first(mod: tvm.IRModule) -> tvm.IRModule:
+    """The same bindings, each after all that it reads, sizes included; order is kept otherwise."""
+    changed = {
+        global_var: _ordered(func)
+        for global_var, func in mod.functions.items()
+        if isinstance(func, relax.Function) and _casts(func)
+    }
+    if not changed:
+        return mod
+    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+
+
+def _casts(func: relax.Function) -> bool:
+    return isinstance(func.body, relax.SeqExpr) and any(
+        isinstance(binding, relax.MatchCast)
+        for block in func.body.blocks
+        for binding in block.bindings
+    )
+
+
+def _ordered(func: relax.Function) -> relax.Function:
+    # A later cast to a parameter's size defines nothing: who waited for it would wait for itself.
+    known = {var for param in func.params for var in relax.analysis.tir_vars_in_type(param.ty)}
+    blocks = [_ordered_block(block, known) for block in func.body.blocks]
+    if all(new is old for new, old in zip(blocks, func.body.blocks, strict=True)):
+        return func
+    body = relax.SeqExpr(blocks, func.body.body)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs, func.span)
+
+
+def _ordered_block(block: relax.BindingBlock, known: set[tirx.Var]) -> relax.BindingBlock:
+    bindings = list(block.bindings)
+    makers = {binding.var: place for place, binding in enumerate(bindings)}
+    sizes: dict[tirx.Var, int] = {}
+    casts = [(i, binding) for i, binding in enumerate(bindings) if _is_cast(binding)]
+    for place, cast in casts:
+        for size in set(relax.analysis.tir_vars_in_type(cast.ty)) - known:
+            sizes.setdefault(size, place)
+    order: list[int] = []
+    placed: set[int] = set()
+
+    def place_with_needs(place: int) -> None:
+        if place in placed:
+            return
+        placed.add(place)
+        binding = bindings[place]
+        needs = [makers.get(var) for var in relax.analysis.free_vars(binding.value)]
+        needs += [sizes.get(size) for size in _sizes_read(binding)]
+        for need in needs:
+            if need is not None and need != place:
+                place_with_needs(need)
+        order.append(place)
+
+    for place in range(len(bindings)):
+        place_with_needs(place)
+    if order == sorted(order):
+        return block
+    kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
+    return kind([bindings[place] for place in order])
+
+
+def _is_cast(binding: relax.Binding) -> bool:
+    return isinstance(binding, relax.MatchCast)
+
+
+def _sizes_read(binding: relax.Binding) -> Iterable[tirx.Var]:
+    """The symbolic sizes in a binding's type and in the arguments of its call."""
+    if not isinstance(binding, relax.MatchCast):
+        yield from relax.analysis.tir_vars_in_type(binding.var.ty)
+    if isinstance(binding.value, relax.Call):
+        for argument in binding.value.args:
+            yield from _sizes_in(argument)
+
+
+def _sizes_in(argument: relax.Expr) -> Iterable[tirx.Var]:
+    if isinstance(argument, relax.Tuple):
+        for field in argument.fields:
+            yield from _sizes_in(field)
+    elif isinstance(argument, relax.ShapeExpr):
+        yield from relax.analysis.tir_vars_in_type(argument.ty)
+    elif tvm.ir.is_prim_expr(argument):
+        yield from tirx.analysis.undefined_vars(argument)
 
 
 @graph_pass
@@ -25,7 +228,7 @@ class FuseOperators:
 
     Leaves alone: what FuseOps leaves alone; origins of bindings that it does not group.
 
-    Run after: AnnotateTIROpPattern, InheritOrigins. Run before: FuseTIR.
+    Run after: AnnotateTIROpPattern, PropagateSpans. Run before: FuseTIR.
     """
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:

@@ -1,24 +1,183 @@
-"""Prepares every matrix product with its scales and transposes so that it becomes one kernel."""
+"""GemmFusion: every matmul with its scales, transposes and epilogue prepared to become one kernel.
+
+Activations that a model spells out get their names first, and reshapes behind a matmul sink
+below what is computed together with it.
+"""
 
 from collections.abc import Callable
 from functools import partial
+from math import isclose, sqrt
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.ir import GenericConst
+from tvm.tirx import IntImm
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.gemm_activation import ActivationNamer
-from tvm_ext.relay_passes.gemm_compute import ATTRIBUTE, GemmCompute
-from tvm_ext.relay_passes.gemm_pattern import (
+from tvm_ext.relay_passes.gemm_epilogue import (
+    ACTIVATIONS,
+    ATTRIBUTE,
     FLOAT_TYPES,
     Epilogue,
+    GemmCompute,
     Operand,
     Surroundings,
     folded_constant,
+    same_shape,
 )
-from tvm_ext.relay_passes.gemm_reshape import ReshapeSinker
 from tvm_ext.relay_passes.graph_pass import graph_pass
+
+# Gives activations that are spelled out behind a matmul their name.
+
+
+class ActivationNamer(BindingRewriter):
+    """Replaces what is spelled out in several operators, x being from a matmul::
+
+    0.5 * x * (1 + erf(x / sqrt(2)))  ->  gelu(x)
+    x * sigmoid(x)                    ->  silu(x)
+    """
+
+    pass_name = "GemmFusion"
+
+    def start_function(self, func: relax.Function) -> None:
+        super().start_function(func)
+        self._around = Surroundings(self.view, self.refuse)
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        named = (
+            isinstance(value, relax.Call) and self.view.call(value, "relax.multiply") is not None
+        )
+        return self._spelled_out(var) if named else None
+
+    def _spelled_out(self, var: relax.Var) -> Replacement | None:
+        terms, factor, inner = self._around.factors(var)
+        if len(terms) != 2:
+            return None
+        for x, gate in (terms, reversed(terms)):
+            if self.view.uses(gate) != 1 or not self._around.from_matmul(x):
+                continue
+            if factor == 1.0 and self._is_sigmoid(gate, x):
+                return Replacement(relax.op.nn.silu(x), (*inner, gate), "silu named")
+            passed = self._erf_gate(gate, x, factor)
+            if passed is not None:
+                return Replacement(relax.op.nn.gelu(x), (*inner, *passed), "gelu named")
+        return None
+
+    def _is_sigmoid(self, gate: relax.Expr, x: relax.Expr) -> bool:
+        call = self.view.call(gate, "relax.sigmoid")
+        return call is not None and call.args[0].same_as(x)
+
+    def _erf_gate(
+        self, gate: relax.Expr, x: relax.Expr, factor: float
+    ) -> tuple[relax.Var, ...] | None:
+        """The variables of ``gate`` when it is ``1 + erf(x / sqrt(2))`` and ``factor`` a half."""
+        erf_var = self._around.plus_one(gate)
+        erf = None if erf_var is None else self.view.call(erf_var, "relax.erf")
+        inner = None if erf is None else self._around.scaled(erf.args[0])
+        if erf is None or inner is None or not inner[0].same_as(x):
+            return None
+        if self.view.uses(erf_var) != 1 or self.view.uses(erf.args[0]) != 1:
+            return None
+        tolerance = 1e-5 if str(x.ty.dtype) in ("float32", "float64") else 5e-3
+        exact = isclose(inner[1], 1 / sqrt(2), rel_tol=tolerance) and factor == 0.5
+        return (erf.args[0], erf_var, gate) if exact else None
+
+
+# Moves reshapes behind a matmul past what should be computed together with it.
+
+
+class ReshapeSinker(BindingRewriter):
+    """Lets an epilogue follow its product directly, x being from a matmul.
+
+    A reshape is a view of the same memory, but operator fusion stops at it::
+
+        act(reshape(x))       ->  reshape(act(x))
+        reshape(x) + bias     ->  reshape(x + bias)
+        reshape(x) + y        ->  reshape(x + reshape(y))
+        reshape(reshape(x))   ->  reshape(x)
+    """
+
+    pass_name = "GemmFusion"
+
+    def start_function(self, func: relax.Function) -> None:
+        super().start_function(func)
+        self._around = Surroundings(self.view, self.refuse)
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        if not isinstance(value, relax.Call):
+            return None
+        if self.view.call(value, "relax.reshape") is not None:
+            return self._reshape_twice(var, value)
+        if self.view.call(value, "relax.add") is not None:
+            return self._add_behind(var, value)
+        if self.view.call(value, *ACTIVATIONS) is not None:
+            return self._activation_behind(var, value)
+        return None
+
+    def _reshape_twice(self, var: relax.Var, call: relax.Call) -> Replacement | None:
+        first = self.view.call(call.args[0], "relax.reshape")
+        if first is None or not self._around.from_matmul(first.args[0]):
+            return None
+        source = first.args[0]
+        value = source if same_shape(source, var) else relax.op.reshape(source, call.args[1])
+        return Replacement(value, (), "reshape of a reshape joined")
+
+    def _activation_behind(self, var: relax.Var, call: relax.Call) -> Replacement | None:
+        source = self._reshaped_matmul(call.args[0])
+        if source is None:
+            return None
+        activated = relax.Call(call.op, [source, *call.args[1:]], call.attrs)
+        return self._reshape_after(var, activated, call.args[0], "reshape moved behind")
+
+    def _add_behind(self, var: relax.Var, call: relax.Call) -> Replacement | None:
+        for reshaped, addend in (call.args, reversed(call.args)):
+            source = self._reshaped_matmul(reshaped)
+            if source is None or not same_shape(var, reshaped):
+                continue
+            moved = self._addend_like(source, reshaped, addend)
+            if moved is not None:
+                return self._reshape_after(
+                    var, relax.op.add(source, moved), reshaped, "reshape moved behind the add"
+                )
+        return None
+
+    def _reshape_after(
+        self, var: relax.Var, value: relax.Call, reshaped: relax.Var, what: str
+    ) -> Replacement:
+        result = relax.op.reshape(self.bind(value, var), var.ty.shape)
+        return Replacement(result, (reshaped,), what)
+
+    def _addend_like(
+        self, source: relax.Expr, reshaped: relax.Expr, addend: relax.Expr
+    ) -> relax.Expr | None:
+        """``addend``, so that it can be added to ``source`` instead; None when it cannot."""
+        if same_shape(addend, reshaped):
+            return self.bind(relax.op.reshape(addend, source.ty.shape), reshaped)
+        if not isinstance(addend, GenericConst):
+            return None
+        array = addend.value.numpy()
+        if array.size == 1:
+            return relax.const(np.reshape(array, ()), str(addend.ty.dtype))
+        last = source.ty.shape.values[-1], reshaped.ty.shape.values[-1]
+        if not all(isinstance(extent, IntImm) and int(extent) == array.size for extent in last):
+            return None
+        if array.shape[-1] != array.size:
+            return None
+        return relax.const(np.reshape(array, -1), str(addend.ty.dtype))
+
+    def _reshaped_matmul(self, expr: relax.Expr) -> relax.Expr | None:
+        """The source of the reshape ``expr``, if it is from a product and both have one user."""
+        call = self.view.call(expr, "relax.reshape")
+        if call is None or not self._around.from_matmul(call.args[0]):
+            return None
+        shapes = expr.ty.shape, call.args[0].ty.shape
+        if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+            return None
+        if self.view.uses(expr) != 1 or self.view.uses(call.args[0]) != 1:
+            self.refuse("a reshape behind the product has another user", expr)
+            return None
+        return call.args[0]
 
 
 @graph_pass
@@ -219,7 +378,7 @@ class _GemmRewriter(BindingRewriter):
         """``product + beta * C`` with constant C: computes ``beta * C`` now."""
         for product, addend in (call.args, reversed(call.args)):
             step = self._around.scaled(addend)
-            if step is None or not self._around.is_product(product):
+            if step is None or not self._around.is_matmul(product):
                 continue
             constant, beta = step
             if not isinstance(constant, GenericConst) or str(var.ty.dtype) not in FLOAT_TYPES:

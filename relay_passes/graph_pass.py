@@ -1,12 +1,18 @@
-"""The decorator that makes a dataclass of options with ``transform_module`` a pass of TVM."""
+"""What every pass of the graph level is made of: a decorator, options, and a log of decisions.
 
+``graph_pass`` makes a dataclass of options with ``transform_module`` a pass of TVM. A pass
+records what it did and what it left alone, with the reasons; ``recording`` collects these.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from typing import Any
 
 import tvm
 
-from tvm_ext.configs.errors import ConfigError
-from tvm_ext.configs.nearest import nearest_hint
+from tvm_ext.configs.errors import ConfigError, nearest_hint
 
 # TVM's numbers, a kernel's attribute ``op_pattern``: elementwise operators may follow, and none.
 OUT_ELEMENTWISE_FUSABLE = 4
@@ -46,3 +52,62 @@ def build_options(options_class: type, given: dict[str, Any]) -> dict[str, Any]:
                 f"expected {type(default).__name__}: give it as such"
             )
     return given
+
+
+# What the passes did and what they left alone, with the reasons.
+
+
+@dataclass(frozen=True)
+class PassDecision:
+    """One rewrite that was made, or one near match that was left alone.
+
+    Attributes
+    ----------
+    pass_name : str
+        Name of the pass.
+    applied : bool
+        True for a rewrite, False for a refusal.
+    where : str
+        Names of the original nodes, joined by " + ".
+    reason : str
+        What was done, or why nothing was.
+    """
+
+    pass_name: str
+    applied: bool
+    where: str
+    reason: str
+
+
+# The decisions in their order, and the same as a set, in which a repeated one is found at once.
+_Log = tuple[list[PassDecision], set[PassDecision]]
+_active: ContextVar[_Log | None] = ContextVar("pass_log", default=None)
+
+
+@contextmanager
+def recording() -> Iterator[list[PassDecision]]:
+    """Collects the decisions of all passes that run inside the block."""
+    decisions: list[PassDecision] = []
+    token = _active.set((decisions, set()))
+    try:
+        yield decisions
+    finally:
+        _active.reset(token)
+
+
+def _record(decision: PassDecision) -> None:
+    log = _active.get()
+    if log is None or decision in log[1]:
+        return
+    log[0].append(decision)
+    log[1].add(decision)
+
+
+def record_applied(pass_name: str, where: str, what: str) -> None:
+    """Notes a rewrite that was made; does nothing outside of ``recording()``."""
+    _record(PassDecision(pass_name, True, where, what))
+
+
+def record_refusal(pass_name: str, where: str, reason: str) -> None:
+    """Notes a near match that was left alone; does nothing outside of ``recording()``."""
+    _record(PassDecision(pass_name, False, where, reason))

@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 import tvm
 from tvm import relax, te, tirx, topi
 
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.hardware.targets import current_processor
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.delay_reshapes import ATTRIBUTE
+from tvm_ext.relay_passes.expressions import shape_obstacle
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, Layout
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
-from tvm_ext.relay_passes.static_shape import shape_obstacle
+from tvm_ext.relay_passes.sink_reshapes import ATTRIBUTE
 
 # An element of the input by batch, group, input of the group and places along the spatial axes.
 DataAt: TypeAlias = Callable[[tirx.Var, tirx.Var, tirx.Var, list[tirx.Expr]], tirx.Expr]
@@ -35,7 +35,7 @@ class GroupedConvolution:
     GPU those with several, of which a thread computes neighbours; layouts that are neither
     channels first nor channels last; unknown and symbolic shapes; meshes.
 
-    Run after: LayoutPlanning. Run before: DelayReshapes, LegalizeOps.
+    Run after: LayoutPlanning. Run before: SinkReshapes, LegalizeOps.
     """
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
@@ -43,7 +43,7 @@ class GroupedConvolution:
         machine = current_processor()
         if machine is None:
             return mod
-        return _Rewriter(isinstance(machine, GpuDescription)).run(mod)
+        return _GroupedConvolutionRewriter(isinstance(machine, CudaDescription)).run(mod)
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,12 @@ class GroupedKernel:
         return index[0], list(index[3:]), list(index[1:3])
 
 
-class _Rewriter(BindingRewriter):
+class _GroupedConvolutionRewriter(BindingRewriter):
     pass_name = "GroupedConvolution"
 
-    def __init__(self, for_gpu: bool) -> None:
+    def __init__(self, for_cuda: bool) -> None:
         super().__init__()
-        self.for_gpu = for_gpu
+        self.for_cuda = for_cuda
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         call = self.view.call(value, *CONVOLUTIONS)
@@ -172,7 +172,7 @@ class _Rewriter(BindingRewriter):
         kernel = _kernel_of(call)
         x, weight = call.args
         split = kernel.split_outputs([int(extent) for extent in weight.ty.shape])
-        if kernel.groups == _outputs(call) or (self.for_gpu and _group_inputs(call) == 1):
+        if kernel.groups == _outputs(call) or (self.for_cuda and _group_inputs(call) == 1):
             return None
         if isinstance(weight, tvm.ir.GenericConst):
             grouped = relax.const(weight.value.numpy().reshape(split), str(weight.ty.dtype))

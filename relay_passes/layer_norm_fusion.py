@@ -11,9 +11,9 @@ from tvm.ir import GenericConst
 from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, GraphView, Replacement
-from tvm_ext.relay_passes.gemm_pattern import scalar_value
+from tvm_ext.relay_passes.expressions import static_shape
+from tvm_ext.relay_passes.gemm_epilogue import scalar_value
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
-from tvm_ext.relay_passes.static_shape import static_shape
 
 
 @graph_pass

@@ -12,10 +12,10 @@ from tvm.ir import GenericConst
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.gemm_compute import ATTRIBUTE, GemmCompute, cropped
+from tvm_ext.relay_passes.expressions import static_shape
+from tvm_ext.relay_passes.gemm_epilogue import ATTRIBUTE, GemmCompute, cropped
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
-from tvm_ext.relay_passes.static_shape import static_shape
 
 # How much of the vector lanes' use must be won: below, the crop at the end costs as much.
 LEAST_GAIN = 1.2
@@ -56,7 +56,7 @@ class PadOutputChannels:
         machine = current_cpu()
         if machine is None:
             return mod
-        return _Padder(machine).run(mod)
+        return _ChannelPadder(machine).run(mod)
 
 
 def lane_use(channels: int, lanes: int) -> tuple[float, float]:
@@ -79,7 +79,7 @@ def whole_vectors(channels: int, lanes: int) -> int:
     return pairs if pairs <= SINGLE_VECTOR_COST * single else single
 
 
-class _Padder(BindingRewriter):
+class _ChannelPadder(BindingRewriter):
     pass_name = "PadOutputChannels"
 
     def __init__(self, machine: CpuDescription) -> None:
@@ -90,7 +90,7 @@ class _Padder(BindingRewriter):
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if not isinstance(value, relax.Call) or not isinstance(value.op, tvm.ir.Op):
             return None
-        product = _product_of(value, self.mod)
+        product = _linear_of(value, self.mod)
         if product is None:
             return None
         channels = product.channels
@@ -131,7 +131,7 @@ class _Padder(BindingRewriter):
 
 
 @dataclass(frozen=True)
-class _Product:
+class _LinearCall:
     """What has output channels: its operands, the weight second.
 
     ``narrowed`` computes ``channels`` of them from a weight that has more; ``widened(n)`` from the
@@ -151,7 +151,7 @@ class _Product:
         return isinstance(weight, GenericConst) and int(weight.ty.shape[-1]) == self.channels
 
 
-def _product_of(call: relax.Call, mod: tvm.IRModule) -> _Product | None:
+def _linear_of(call: relax.Call, mod: tvm.IRModule) -> _LinearCall | None:
     name = str(call.op.name)
     if name in CONVOLUTIONS:
         return _convolution(call)
@@ -168,8 +168,8 @@ def _product_of(call: relax.Call, mod: tvm.IRModule) -> _Product | None:
     return None
 
 
-def _gemm(kernel: GemmCompute, name: str, inputs: tuple[relax.Expr, ...]) -> _Product | None:
-    """A matrix product; one of a vector has no rows to share what is added to the weight."""
+def _gemm(kernel: GemmCompute, name: str, inputs: tuple[relax.Expr, ...]) -> _LinearCall | None:
+    """A matmul; one of a vector has no rows to share what is added to the weight."""
     left, right = (static_shape(expr) for expr in inputs[:2])
     if right is None or len(right) < 2 or inputs[0].ty.ndim < 2:
         return None
@@ -180,10 +180,10 @@ def _gemm(kernel: GemmCompute, name: str, inputs: tuple[relax.Expr, ...]) -> _Pr
         return replace(kernel, columns=channels, extra_columns=extra).compute
 
     rows = left[-1 if kernel.transpose_a else -2] if left is not None else 0
-    return _Product(name, inputs, channels, narrowed, widened if rows >= LEAST_ROWS else None)
+    return _LinearCall(name, inputs, channels, narrowed, widened if rows >= LEAST_ROWS else None)
 
 
-def _convolution(call: relax.Call) -> _Product | None:
+def _convolution(call: relax.Call) -> _LinearCall | None:
     attrs: Any = call.attrs
     weight = static_shape(call.args[1])
     data_layout, kernel_layout = str(attrs.data_layout), str(attrs.kernel_layout)
@@ -208,7 +208,7 @@ def _convolution(call: relax.Call) -> _Product | None:
         return cropped(product, weight[-1])
 
     name = str(call.op.name).rsplit(".", 1)[-1]
-    return _Product(name, tuple(call.args), weight[-1], compute)
+    return _LinearCall(name, tuple(call.args), weight[-1], compute)
 
 
 def _integers(values: Sequence[Any]) -> list[int]:

@@ -138,7 +138,7 @@ def _channels(x: relax.Expr) -> int | None:
 
 
 def _grows(before: Any, after: Any) -> bool:
-    """Whether there are twice as many pixels afterwards, of open sizes for what they may be."""
+    """Whether there are twice as many pixels afterwards, of symbolic sizes for what they may be."""
     if not isinstance(before, relax.ShapeExpr) or not isinstance(after, relax.ShapeExpr):
         return False
     old, new = (list(shape.values)[2:] for shape in (before, after))

@@ -1,22 +1,366 @@
-"""Computes convolutions by Winograd's algorithm where that is modelled to be faster."""
+"""WinogradConvolution: convolutions by Winograd's algorithm where that is modelled to be faster.
+
+Top down: the matrices of minimal filtering F(m, r), the tensor expressions that use them, the
+modelled time, and the pass that compares it with that of the direct convolution.
+"""
 
 import math
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import prod
+from typing import Any, Protocol
 
+import numpy as np
 import tvm
-from tvm import relax
+from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 
-from tvm_ext.hardware.cost import Work
+from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.roofline import cost_model
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.expressions import shape_obstacle
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass
 from tvm_ext.relay_passes.layout_cost import tensor_bytes
-from tvm_ext.relay_passes.static_shape import shape_obstacle
-from tvm_ext.relay_passes.winograd_compute import WinogradForm
-from tvm_ext.relay_passes.winograd_cost import WinogradWork
+
+# The matrices of Winograd's minimal filtering F(m, r), by Toom and Cook's construction.
+#
+# S. Winograd, "Arithmetic complexity of computations", SIAM 1980; in the notation of A. Lavin and
+# S. Gray, "Fast algorithms for convolutional neural networks", CVPR 2016: ``m`` outputs of a
+# filter of ``r`` taps, from ``m + r - 1`` inputs ``d`` and the taps ``g``, are ``A^T ((G g) *
+# (B^T d))`` with as many multiplications as inputs.
+
+
+Matrix = tuple[tuple[Fraction, ...], ...]
+
+# Interpolation points beside infinity. Rounding errors grow with their number and size.
+_POINTS = (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2))
+
+
+@dataclass(frozen=True)
+class Transforms:
+    """F(m, r).
+
+    Attributes
+    ----------
+    input : Matrix
+        B^T, [m + r - 1, m + r - 1].
+    weight : Matrix
+        G, [m + r - 1, r].
+    output : Matrix
+        A^T, [m, m + r - 1].
+    """
+
+    input: Matrix
+    weight: Matrix
+    output: Matrix
+
+    @property
+    def outputs(self) -> int:
+        """m, the outputs of one tile."""
+        return len(self.output)
+
+    @property
+    def inputs(self) -> int:
+        """m + r - 1, the inputs of one tile."""
+        return len(self.input)
+
+
+@lru_cache
+def transforms(outputs: int, taps: int) -> Transforms:
+    """F(outputs, taps). Raises ValueError where it would take more points than there are."""
+    count = outputs + taps - 2
+    if not 0 <= count <= len(_POINTS):
+        raise ValueError(f"F({outputs}, {taps}) needs {count} points; expected 0 to {len(_POINTS)}")
+    points = [Fraction(point) for point in _POINTS[:count]]
+    rows = [_without(points, index) for index in range(count)]
+    scales = [prod((p - q for q in points if q != p), start=Fraction(1)) for p in points]
+    # Whole numbers in the input's transform, which every tile runs; fractions in the weights'.
+    whole = [prod({c.denominator for c in row}, start=1) for row in rows]
+    factors = [Fraction(w) * (-1 if s < 0 else 1) for w, s in zip(whole, scales, strict=True)]
+    last = _polynomial(points)
+    at_infinity = Fraction(prod({c.denominator for c in last}, start=1))
+    top = [Fraction(0)] * (taps - 1)
+    return Transforms(
+        input=(
+            *((*(f * c for c in row), Fraction(0)) for f, row in zip(factors, rows, strict=True)),
+            tuple(at_infinity * c for c in last),
+        ),
+        weight=(
+            *(
+                tuple(p**power / (s * f) for power in range(taps))
+                for p, s, f in zip(points, scales, factors, strict=True)
+            ),
+            (*top, 1 / at_infinity),
+        ),
+        output=tuple(
+            (*(p**power for p in points), Fraction(int(power == outputs - 1)))
+            for power in range(outputs)
+        ),
+    )
+
+
+def _without(points: list[Fraction], index: int) -> list[Fraction]:
+    return _polynomial([*points[:index], *points[index + 1 :]])
+
+
+def _polynomial(roots: list[Fraction]) -> list[Fraction]:
+    """Coefficients of the polynomial with these roots, constant first and leading one last."""
+    result = [Fraction(1)]
+    for root in roots:
+        shifted = [Fraction(0), *result]
+        result = [a - root * b for a, b in zip(shifted, [*result, Fraction(0)], strict=True)]
+    return result
+
+
+# Winograd's convolution as tensor expressions, and its weights.
+#
+# With ``d`` a tile of inputs, ``g`` the weights and ``*`` element by element, a tile of outputs
+# is
+#
+#     A^T ((G g G^T) * (B^T d B)) A
+#
+# where each side has the matrices of ``Transforms`` for its number of taps. The
+# elementwise product, summed over input channels, is a matmul of tiles and channels for
+# each position.
+
+
+# Blocks carry their part in the algorithm, and the sides of a tile of outputs, under these
+# annotations, for whoever schedules them.
+STAGE_ANNOTATION = "tvm_ext.winograd"
+TILE_ANNOTATION = "tvm_ext.winograd_tile"
+
+
+@dataclass(frozen=True)
+class WinogradForm:
+    """How a convolution is computed: outputs of a tile and taps of the kernel, rows and columns.
+
+    A side with one tap has one output: along it nothing is transformed.
+    """
+
+    tile: tuple[int, int]
+    taps: tuple[int, int]
+
+    @property
+    def sides(self) -> tuple[Transforms, Transforms]:
+        """The matrices along rows and columns."""
+        rows, columns = (transforms(*pair) for pair in zip(self.tile, self.taps, strict=True))
+        return rows, columns
+
+    @property
+    def positions(self) -> int:
+        """Multiplications of a tile for one pair of channels."""
+        rows, columns = self.sides
+        return rows.inputs * columns.inputs
+
+    @property
+    def name(self) -> str:
+        """As the literature writes it."""
+        return f"F({self.tile[0]}x{self.tile[1]}, {self.taps[0]}x{self.taps[1]})"
+
+    def transformed_weights(self, weights: np.ndarray, channels: int) -> np.ndarray:
+        """``G g G^T`` of [rows, columns, in, out] as float32 [positions, in, channels].
+
+        Output channels beyond those of ``weights`` are zeros.
+        """
+        down, across = (np.array(side.weight, "float64") for side in self.sides)
+        # In float64: these are rounded once, and used by every tile.
+        wide = np.einsum("ai,bj,ijck->abck", down, across, weights.astype("float64"))
+        inputs, outputs = weights.shape[2:]
+        flat = wide.reshape(self.positions, inputs, outputs).astype("float32")
+        return np.pad(flat, [(0, 0), (0, 0), (0, channels - outputs)])
+
+    def convolution(
+        self, x: te.Tensor, weights: te.Tensor, padding: Sequence[int], channels: int
+    ) -> te.Tensor:
+        """Convolution of stride 1: [n, h, w, channels] from x [n, h, w, in].
+
+        ``padding`` is top, left, bottom, right. ``weights`` come from ``transformed_weights``; of
+        their outputs the first ``channels`` are kept.
+        """
+        top, left, bottom, right = padding
+        batch, height, width, _ = (int(size) for size in x.shape)
+        out_height = height + top + bottom - self.taps[0] + 1
+        out_width = width + left + right - self.taps[1] + 1
+        tiles = (batch, -(-out_height // self.tile[0]), -(-out_width // self.tile[1]))
+        products = self._products(self._transformed_input(x, tiles, (top, left)), weights)
+        return self._transformed_output(products, (batch, out_height, out_width, channels))
+
+    def _transformed_input(
+        self, x: te.Tensor, tiles: tuple[int, int, int], start: tuple[int, int]
+    ) -> te.Tensor:
+        """``B^T d B`` for every tile: [rows, columns, n, tile rows, tile columns, in]."""
+        _, height, width, inputs = x.shape
+        rows, columns = self.sides
+        extents = (*tiles, rows.inputs, columns.inputs, inputs)
+
+        def padded(n: Any, th: Any, tw: Any, i: Any, j: Any, c: Any) -> tirx.Expr:
+            h, w = th * self.tile[0] + i - start[0], tw * self.tile[1] + j - start[1]
+            inside = tirx.all(h >= 0, h < height, w >= 0, w < width)
+            return tirx.if_then_else(inside, x[n, h, w, c], tirx.const(0.0, "float32"))
+
+        tile = self._stage("input_tile", extents, padded)
+        down = self._stage(
+            "input_rows",
+            extents,
+            lambda n, th, tw, i, j, c: _row_of(
+                rows.input, i, [tile[n, th, tw, r, j, c] for r in range(rows.inputs)]
+            ),
+        )
+        return self._stage(
+            "input_transform",
+            (rows.inputs, columns.inputs, *tiles, inputs),
+            lambda i, j, n, th, tw, c: _row_of(
+                columns.input, j, [down[n, th, tw, i, r, c] for r in range(columns.inputs)]
+            ),
+        )
+
+    def _products(self, x: te.Tensor, weights: te.Tensor) -> te.Tensor:
+        """One matmul a position: [rows, columns, n, tile rows, tile columns, out]."""
+        depth = te.reduce_axis((0, x.shape[-1]), name="depth")
+        across = self.sides[1].inputs
+        return self._stage(
+            "products",
+            (*x.shape[:-1], weights.shape[-1]),
+            lambda i, j, n, th, tw, k: te.sum(
+                x[i, j, n, th, tw, depth] * weights[i * across + j, depth, k], axis=depth
+            ),
+        )
+
+    def _transformed_output(
+        self, products: te.Tensor, shape: tuple[int, int, int, int]
+    ) -> te.Tensor:
+        """``A^T m A`` of every tile, put in its place: [n, h, w, channels]."""
+        rows, columns = self.sides
+        high, wide = self.tile
+        down = self._stage(
+            "output_rows",
+            (*products.shape[2:5], high, columns.inputs, products.shape[-1]),
+            lambda n, th, tw, y, j, k: _row_of(
+                rows.output, y, [products[r, j, n, th, tw, k] for r in range(rows.inputs)]
+            ),
+        )
+        return self._stage(
+            "output",
+            shape,
+            lambda n, h, w, k: _row_of(
+                columns.output,
+                w % wide,
+                [down[n, h // high, w // wide, h % high, r, k] for r in range(columns.inputs)],
+            ),
+        )
+
+    def _stage(
+        self, name: str, shape: Sequence[Any], element: Callable[..., tirx.Expr]
+    ) -> te.Tensor:
+        attrs = {STAGE_ANNOTATION: name, TILE_ANNOTATION: list(self.tile)}
+        return te.compute(shape, element, f"winograd_{name}", attrs=attrs)
+
+
+def _row_of(matrix: Matrix, row: Any, terms: list[tirx.Expr]) -> tirx.Expr:
+    """Row ``row`` of ``matrix`` times ``terms``; unrolled, the choice of the row is gone."""
+    *choices, result = [_combination([float(f) for f in factors], terms) for factors in matrix]
+    for index in range(len(choices) - 1, -1, -1):
+        result = tirx.Select(row == index, choices[index], result)
+    return result
+
+
+def _combination(factors: list[float], terms: list[tirx.Expr]) -> tirx.Expr:
+    pairs = [(f, term) for f, term in zip(factors, terms, strict=True) if f]
+    # A positive factor first: a negation would be an instruction of its own.
+    pairs.sort(key=lambda pair: pair[0] < 0)
+    factor, result = pairs[0]
+    result = result if factor == 1 else result * tirx.const(factor, "float32")
+    for factor, term in pairs[1:]:
+        scaled = term if abs(factor) == 1 else term * tirx.const(abs(factor), "float32")
+        result = result + scaled if factor > 0 else result - scaled
+    return result
+
+
+# Modelled time of a convolution computed by Winograd's algorithm.
+
+
+# Rows of the matrices for points p and -p share half of their sums.
+_SHARED = 0.6
+
+
+class Seconds(Protocol):
+    """What is asked of a machine."""
+
+    def seconds(self, work: Work) -> float:
+        """Time of one kernel that does ``work``, modelled, in seconds."""
+        ...
+
+
+@dataclass(frozen=True)
+class WinogradWork:
+    """What the algorithm does for one convolution.
+
+    Attributes
+    ----------
+    form : WinogradForm
+        Sides of tile and kernel.
+    tiles : int
+        Tiles of outputs, cut ones included.
+    inputs, outputs : int
+        Channels; outputs as computed, padding included.
+    """
+
+    form: WinogradForm
+    tiles: int
+    inputs: int
+    outputs: int
+
+    @classmethod
+    def of(
+        cls, form: WinogradForm, batch: int, sides: tuple[int, int], inputs: int, outputs: int
+    ) -> "WinogradWork":
+        """For ``batch`` outputs of ``sides`` height and width."""
+        rows, columns = (-(-side // step) for side, step in zip(sides, form.tile, strict=True))
+        return cls(form, batch * rows * columns, inputs, outputs)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the transformed weights, float32."""
+        return 4 * self.form.positions * self.inputs * self.outputs
+
+    def seconds(self, machine: Seconds) -> float:
+        """Modelled time of the transforms and the products."""
+        positions, channels = self.form.positions, self.inputs + self.outputs
+        products = Work(
+            flops=2.0 * positions * self.tiles * self.inputs * self.outputs,
+            bytes=self.weight_bytes + 2 * 4 * positions * self.tiles * channels,
+        )
+        read_and_written = self.form.tile[0] * self.form.tile[1] * channels
+        transforms = Work(
+            flops=2.0 * self.tiles * self._transform_instructions,
+            bytes=4 * self.tiles * read_and_written,
+        )
+        return machine.seconds(products) + machine.seconds(transforms)
+
+    @property
+    def _transform_instructions(self) -> float:
+        """Arithmetic, loads and stores of both transforms, of one tile and all its channels."""
+        rows, columns = self.form.sides
+        there = 2 * self.form.positions + (
+            _terms(rows.input) * columns.inputs + _terms(columns.input) * rows.inputs
+        )
+        back = (
+            self.form.positions
+            + rows.outputs * columns.outputs
+            + (_terms(rows.output) * columns.inputs + _terms(columns.output) * rows.outputs)
+        )
+        return there * self.inputs + back * self.outputs
+
+
+def _terms(matrix: Matrix) -> float:
+    """Multiply-adds to apply a matrix to one vector of tile elements."""
+    if len(matrix) == 1:
+        return 0.0
+    return _SHARED * sum(factor != 0 for row in matrix for factor in row)
+
 
 # Modelled gain below which the direct form stays: it is exact to fewer roundings, and packs less.
 LEAST_GAIN = 1.25
@@ -28,7 +372,7 @@ _TILES = {(3, 3): (4, 4), (5, 5): (2, 2), (3, 1): (4, 1), (5, 1): (4, 1), (7, 1)
 
 @graph_pass
 class WinogradConvolution:
-    """Replaces a convolution by transforms of its input and output around matrix products.
+    """Replaces a convolution by transforms of its input and output around matmuls.
 
     Before: ``conv2d(x, W)`` with 3x3 taps, channels last: 9 multiplications an output and input
             channel
@@ -51,10 +395,10 @@ class WinogradConvolution:
         machine = current_cpu()
         if machine is None:
             return mod
-        return _Rewriter(machine).run(mod)
+        return _WinogradRewriter(machine).run(mod)
 
 
-class _Rewriter(BindingRewriter):
+class _WinogradRewriter(BindingRewriter):
     pass_name = "WinogradConvolution"
 
     def __init__(self, machine: CpuDescription) -> None:

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tvm_ext.hardware.cuda.driver import driver_state
+from tvm_ext.hardware.cuda.host import driver_state
 
 # What several test folders use; they are no packages.
 sys.path.insert(0, str(Path(__file__).parent / "shared"))

@@ -9,7 +9,7 @@ import pytest
 
 import tvm_ext
 from tvm_ext.check.check import check_compiled
-from tvm_ext.check.random_inputs import random_inputs
+from tvm_ext.check.inputs import random_inputs
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 

@@ -1,6 +1,6 @@
 """Schedules for kernels (TensorIR): a folder for each kind of machine, one template a file.
 
-What templates of several machines read kernels with lies here and in ``rows``.
+``analysis`` reads kernels, ``operators`` says what annotated kernels compute, for all machines.
 """
 
 if __name__ != "tvm_ext.tir_schedules":

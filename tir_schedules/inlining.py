@@ -9,8 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
 
-from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 
 # Nodes of an expression beyond which nothing more is inlined into it. Kernels of real networks
 # stay far below; the time for code generation grows with the square.
@@ -119,7 +118,7 @@ def _would_repeat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> b
         return False
     produced, consumed = _extents(sch, block), _extents(sch, consumer)
     if None in produced or None in consumed or not _is_plain(sch, consumer):
-        # Of open extents, what is known is along how many dimensions there are elements.
+        # Of symbolic extents, what is known is along how many dimensions there are elements.
         spread = sum(e != 1 for e in consumed) > sum(e != 1 for e in produced)
         return spread or not is_data_parallel(sch, consumer)
     return math.prod(e or 0 for e in consumed) > math.prod(e or 0 for e in produced)

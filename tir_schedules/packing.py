@@ -1,6 +1,6 @@
 """Weights in the order in which a kernel reads them, rearranged while compiling.
 
-A tile of a matrix product reads a few columns of each row of the weights: from memory in rows, a
+A tile of a matmul reads a few columns of each row of the weights: from memory in rows, a
 piece here and a piece there, each in a page of its own. Packed, what a tile reads is one stretch.
 """
 
@@ -12,7 +12,7 @@ import numpy as np
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_ext.tir_schedules.block_access import (
+from tvm_ext.tir_schedules.analysis.buffer_access import (
     constant_parameter,
     operands_of,
     read_position,

@@ -5,17 +5,41 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.apply_template import (
     ScheduledKernel,
     apply_template,
     marked_as_scheduled,
+    recordable_templates,
 )
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.kernel_identity import workload
-from tvm_ext.tir_schedules.machine_templates import recordable_templates
-from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.statements import without_scope_marks
+from tvm_ext.tir_schedules.template import FixedDecisions, Machine
+
+# What a kernel is: the same work has the same workload and the same hash, whatever its name.
+
+
+# Attributes that change what a schedule may do. Others are notes of passes that are done by then.
+_KEPT_ATTRIBUTES = ("tirx.noalias", "s_tir", CONSTANTS_ATTRIBUTE)
+
+
+def workload(func: tirx.PrimFunc) -> tvm.IRModule:
+    """The kernel alone, under the name "main", as MetaSchedule's databases hold it."""
+    kept = {} if func.attrs is None else {k: v for k, v in func.attrs.items()}
+    plain = without_scope_marks(func)
+    for key in kept:
+        if key not in _KEPT_ATTRIBUTES:
+            plain = plain.without_attr(key)
+    return tvm.IRModule({"main": plain.with_attr("global_symbol", "main")})
+
+
+def kernel_hash(mod: tvm.IRModule) -> str:
+    """16 hexadecimal digits that are equal for structurally equal workloads, in any process."""
+    return f"{tvm_ffi.structural_hash(mod) & (2**64 - 1):016x}"
+
 
 _TEMPLATE_KEY = "tvm_ext.template"
 _DECISION_PREFIX = "tvm_ext.decision."
@@ -59,7 +83,7 @@ def describe_schedule(template: str, decisions: Mapping[str, int]) -> str:
 class RecordSource(Protocol):
     """Where recorded schedules come from."""
 
-    def find(self, name: str, func: tirx.PrimFunc) -> RecordedSchedule | NotMine:
+    def find(self, name: str, func: tirx.PrimFunc) -> RecordedSchedule | NotApplicable:
         """The record for a kernel on the source's target, or why there is none.
 
         ``name`` is what the program calls the kernel.
@@ -67,7 +91,9 @@ class RecordSource(Protocol):
         ...
 
 
-def template_trace(func: tirx.PrimFunc, template: str, chosen: Chosen) -> s_tir.schedule.Trace:
+def template_trace(
+    func: tirx.PrimFunc, template: str, chosen: FixedDecisions
+) -> s_tir.schedule.Trace:
     """MetaSchedule's trace for a template with ``chosen``: each knob is a sampled category."""
     # A module that only the schedule holds would be changed in place, with what it shares.
     mod = workload(func)
@@ -102,26 +128,26 @@ def recorded_schedule(
 
 def schedule_as_recorded(
     func: tirx.PrimFunc, machine: Machine, recorded: RecordedSchedule
-) -> ScheduledKernel | NotMine:
+) -> ScheduledKernel | NotApplicable:
     """``func`` scheduled as a record says, or why it cannot be any more."""
     if not recorded.template:
         return _replayed(func, recorded)
     known = recordable_templates(machine)
     template = next((one for one in known if one.name == recorded.template), None)
     if template is None:
-        return NotMine(f"there is no template '{recorded.template}' for {machine.name}")
-    chosen = Chosen(recorded.decisions)
+        return NotApplicable(f"there is no template '{recorded.template}' for {machine.name}")
+    chosen = FixedDecisions(recorded.decisions)
     scheduled = apply_template(template, func, machine, chosen)
     if isinstance(scheduled, ScheduledKernel) and chosen.unused():
-        return NotMine(f"the template has no decision {', '.join(chosen.unused())}")
+        return NotApplicable(f"the template has no decision {', '.join(chosen.unused())}")
     return scheduled
 
 
-def _replayed(func: tirx.PrimFunc, recorded: RecordedSchedule) -> ScheduledKernel | NotMine:
+def _replayed(func: tirx.PrimFunc, recorded: RecordedSchedule) -> ScheduledKernel | NotApplicable:
     mod = workload(func)
     sch = s_tir.Schedule(mod)
     try:
         recorded.trace.apply_to_schedule(sch, remove_postproc=False)
     except s_tir.ScheduleError:
-        return NotMine("a primitive of the record does not apply to the kernel")
+        return NotApplicable("a primitive of the record does not apply to the kernel")
     return ScheduledKernel(marked_as_scheduled(sch.mod["main"], func))

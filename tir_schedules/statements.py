@@ -1,9 +1,10 @@
-"""Statements that templates which write their own loops put together."""
+"""Small tools for TensorIR statements: sequences, blocks, stack arrays, conditions, marks."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from tvm import s_tir, tirx
+from tvm_ffi import structural_map
 
 
 def sequence(statements: Sequence[tirx.Stmt]) -> tirx.Stmt:
@@ -19,3 +20,44 @@ def changed_block(block: s_tir.SBlock, **changes: Any) -> s_tir.SBlock:
     names = ["iter_vars", "reads", "writes", "name_hint", "body", "init"]
     names += ["alloc_buffers", "match_buffers", "annotations"]
     return s_tir.SBlock(*(changes.get(name, getattr(block, name)) for name in names))
+
+
+# Small arrays that LLVM keeps in registers.
+
+
+# The name that TVM gives to "leave this small array on the stack".
+_ON_STACK = {"disable_lower_tvm_builtin": True}
+
+
+def stack_array(size: Any, dtype: str, name: str) -> tuple[Any, tirx.Stmt]:
+    """An array of ``size`` elements, and the statement that declares it for what follows."""
+    array = tirx.decl_buffer((size,), dtype, name)
+    return array, tirx.AllocBuffer(array, annotations=_ON_STACK)
+
+
+# Conditions of kernels, taken apart.
+
+
+def conjuncts(condition: Any) -> list[Any]:
+    """The conditions that all have to hold for ``condition`` to hold."""
+    if isinstance(condition, tirx.And):
+        return [*conjuncts(condition.a), *conjuncts(condition.b)]
+    return [condition]
+
+
+# Takes out of kernels the marks that TVM's IR builder leaves, of which code generation warns.
+
+
+# Groups statements while a kernel is built (ScatterND, ScatterElements, NonMaxSuppression); means
+# nothing afterwards.
+_MARK = "pragma_scope"
+
+
+def without_scope_marks(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func`` without the marks; ``func`` itself when it has none."""
+    body = structural_map(func.body, (tirx.AttrStmt, _inside))
+    return func if body.same_as(func.body) else func.with_body(body)
+
+
+def _inside(stmt: tirx.AttrStmt) -> tirx.Stmt:
+    return stmt.body if stmt.attr_key == _MARK else stmt

@@ -1,27 +1,159 @@
-"""What a template is: it schedules the kernels that it knows and says why it leaves the others."""
+"""What a template is: it schedules the kernels that it knows and says why it leaves the others.
 
+A template asks for each decision (tile size, order, threads) by name, with the options that
+make sense for the kernel and the machine, and its own default among them.
+A tuner samples the same.
+"""
+
+import random
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from tvm import s_tir, tirx
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import Description
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
 
-Machine = Description
+# Decisions of a template: taken by the default heuristic, or sampled by a tuner.
+#
+# A template asks for each decision by name, with the options that make sense for the kernel and
+# the machine, and its own default among them. Options may depend on decisions taken
+# before.
+
+
+class DecisionError(ValueError):
+    """A decision that was asked for is not among the options that the template has now."""
 
 
 @dataclass(frozen=True)
-class NotMine:
-    """A template leaves a kernel alone.
+class Knob:
+    """One decision as a template offered it.
 
     Attributes
     ----------
-    reason : str
-        What the kernel has that the template does not handle.
+    name : str
+        Unique among the decisions of one schedule.
+    options : tuple[int, ...]
+        What may be chosen, ascending.
+    default : int
+        The default heuristic, one of ``options``.
     """
 
-    reason: str
+    name: str
+    options: tuple[int, ...]
+    default: int
+
+
+class Decisions(Protocol):
+    """Answers what a template asks."""
+
+    def pick(self, name: str, options: Iterable[int], default: int) -> int:
+        """One of ``options``, or ``default``, for the decision called ``name``."""
+        ...
+
+
+class DefaultDecisions:
+    """Every decision is the template's own."""
+
+    def pick(self, name: str, options: Iterable[int], default: int) -> int:
+        """See ``Decisions.pick``: ``default``."""
+        return default
+
+
+DEFAULT_DECISIONS = DefaultDecisions()
+
+
+class FixedDecisions:
+    """Decisions given by name; the template's own for the names that are not given.
+
+    Parameters
+    ----------
+    given : mapping of str to int
+        The decisions.
+    lenient : bool
+        Whether a given value that is not among the options is replaced by the template's own.
+
+    Attributes
+    ----------
+    knobs : dict[str, Knob]
+        What the template asked so far, in order.
+    values : dict[str, int]
+        What it was answered.
+    """
+
+    def __init__(self, given: Mapping[str, int] | None = None, lenient: bool = False) -> None:
+        self._given = dict(given or {})
+        self._lenient = lenient
+        self.knobs: dict[str, Knob] = {}
+        self.values: dict[str, int] = {}
+
+    def pick(self, name: str, options: Iterable[int], default: int) -> int:
+        """See ``Decisions.pick``.
+
+        Raises
+        ------
+        DecisionError
+            The given value is not among the options, and the decisions are not lenient.
+        """
+        knob = Knob(name, tuple(sorted({*options, default})), default)
+        self.knobs[name] = knob
+        self.values[name] = self._answer(knob)
+        return self.values[name]
+
+    def _answer(self, knob: Knob) -> int:
+        value = self._given.get(knob.name, knob.default)
+        if value in knob.options:
+            return value
+        if self._lenient:
+            return knob.default
+        raise DecisionError(
+            f"decision {knob.name}={value} is none of the options {_listed(knob.options)}"
+        )
+
+    def free(self) -> dict[str, int]:
+        """What was answered where there was more than one option."""
+        return {name: self.values[name] for name, k in self.knobs.items() if len(k.options) > 1}
+
+    def unused(self) -> list[str]:
+        """Names that were given and that the template did not ask for."""
+        return [name for name in self._given if name not in self.knobs]
+
+
+class SampledDecisions(FixedDecisions):
+    """Every decision is drawn, each of the options that those before it leave as often.
+
+    Parameters
+    ----------
+    generator : random.Random
+        What draws.
+    """
+
+    def __init__(self, generator: random.Random) -> None:
+        super().__init__()
+        self._generator = generator
+
+    def _answer(self, knob: Knob) -> int:
+        return self._generator.choice(knob.options)
+
+
+@dataclass(frozen=True)
+class NumberedDecisions:
+    """The decisions of one of a kernel's blocks, named after its number: "vectors_2"."""
+
+    decisions: Decisions
+    number: int
+
+    def pick(self, name: str, options: Iterable[int], default: int) -> int:
+        """See ``Decisions.pick``."""
+        return self.decisions.pick(f"{name}_{self.number}", options, default)
+
+
+def _listed(options: tuple[int, ...]) -> str:
+    return ", ".join(str(option) for option in options)
+
+
+Machine = Description
 
 
 class Template(Protocol):
@@ -30,9 +162,9 @@ class Template(Protocol):
     name: str
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
-    ) -> s_tir.Schedule | NotMine:
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
         """A schedule for ``func``, which is left unchanged, or the reason why there is none.
 
-        ``decisions`` answers what the template has to decide: in closed form, or as a tuner says.
+        ``decisions`` answers what the template has to decide: by default, or as a tuner says.
         """

@@ -1,24 +1,112 @@
-"""One way to schedule a kernel, with the loops it leads to."""
+"""Kernels to tune, and their candidates: each is one way to schedule a kernel, with its loops."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import Trace
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import Description
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel
-from tvm_ext.tir_schedules.kernel_identity import kernel_hash
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import (
     RecordedSchedule,
+    kernel_hash,
     recorded_schedule,
     schedule_as_recorded,
+    workload,
 )
-from tvm_ext.tir_schedules.template import Machine, NotMine
-from tvm_ext.tuning.search.traces import trace_from_json
-from tvm_ext.tuning.task import KernelTask
+from tvm_ext.tir_schedules.template import Machine
+from tvm_ext.tuning.logs.lines import last_line
+
+# A kernel to tune: what it computes, and what it means for its model.
+
+
+@dataclass(frozen=True)
+class KernelTask:
+    """One kernel, however often the model calls it.
+
+    Attributes
+    ----------
+    name : str
+        Name of the kernel in the program; of the first of several equal ones.
+    func : tirx.PrimFunc
+        The kernel without a schedule.
+    workload : tvm.IRModule
+        The same alone, under the name "main": the key of records.
+    hash : str
+        16 hexadecimal digits that are the same for the same workload in any process.
+    calls : int
+        Calls in one run of the model.
+    origins : tuple[str, ...]
+        The model's nodes that it computes, one text a call.
+    """
+
+    name: str
+    func: tirx.PrimFunc
+    workload: tvm.IRModule
+    hash: str
+    calls: int = 1
+    origins: tuple[str, ...] = field(default=())
+
+
+def kernel_task(
+    name: str, func: tirx.PrimFunc, calls: int = 1, origins: Iterable[str] = ()
+) -> KernelTask:
+    """The task for one kernel."""
+    mod = workload(func)
+    return KernelTask(name, func, mod, kernel_hash(mod), calls, tuple(origins))
+
+
+def distinct_tasks(tasks: Iterable[KernelTask]) -> list[KernelTask]:
+    """Equal kernels joined: their calls and origins are those of all of them."""
+    joined: dict[str, KernelTask] = {}
+    for task in tasks:
+        known = joined.get(task.hash)
+        if known is not None:
+            calls, origins = known.calls + task.calls, known.origins + task.origins
+            task = replace(known, calls=calls, origins=origins)
+        joined[task.hash] = task
+    return list(joined.values())
+
+
+def refusal(func: tirx.PrimFunc) -> str:
+    """Why a kernel cannot be tuned; empty when it can."""
+    if any(not hasattr(param, "shape") for param in func.params):
+        return "it has a parameter that is no tensor"
+    sizes = [size for param in func.params for size in param.shape]
+    if any(static_extent(size) is None for size in sizes):
+        return "a size is known only at run time: freeze it with --input-shape"
+    if any(static_extent(size) == 0 for size in sizes):
+        return "a tensor is empty"
+    return ""
+
+
+# Traces as a log keeps them.
+
+
+def read_trace(data: Any, mod: tvm.IRModule) -> Trace:
+    """A trace read back for a workload.
+
+    Raises s_tir.ScheduleError or ValueError if it does not apply to it.
+    """
+    schedule = s_tir.Schedule(mod)
+    Trace.apply_json_to_schedule(data, schedule)
+    return schedule.trace
+
+
+def trace_from_json(data: Any, mod: tvm.IRModule) -> Trace | None:
+    """The same, or None when it does not apply."""
+    try:
+        return read_trace(data, mod)
+    except (s_tir.ScheduleError, ValueError, RuntimeError, TypeError, tvm.error.InternalError):
+        return None
+
 
 Finish = Callable[[tvm.IRModule], tvm.IRModule]
 """What happens to kernels between their schedule and code generation."""
@@ -74,16 +162,16 @@ def candidate_of(
     trace: s_tir.schedule.Trace,
     machine: Machine,
     finish: Finish,
-) -> Candidate | NotMine:
+) -> Candidate | NotApplicable:
     """What a trace makes of the kernel, or why it makes nothing."""
     try:
         recorded = recorded_schedule(task.workload, trace)
     except s_tir.ScheduleError:
-        return NotMine("a primitive of the trace does not apply")
+        return NotApplicable("a primitive of the trace does not apply")
     scheduled = schedule_as_recorded(task.workload["main"], machine, recorded)
-    if isinstance(scheduled, NotMine):
+    if isinstance(scheduled, NotApplicable):
         return scheduled
-    return candidate(task, recorded, scheduled, finish)
+    return make_candidate(task, recorded, scheduled, finish)
 
 
 def candidate_again(
@@ -98,7 +186,7 @@ def candidate_again(
     return found if isinstance(found, Candidate) and found.hash == candidate else None
 
 
-def candidate(
+def make_candidate(
     task: KernelTask, recorded: RecordedSchedule, scheduled: ScheduledKernel, finish: Finish
 ) -> Candidate:
     """The candidate for a kernel that is scheduled already."""
@@ -118,3 +206,33 @@ def plain_json(value: Any) -> Any:
     if hasattr(value, "__iter__"):
         return [plain_json(item) for item in value]
     raise TypeError(f"no JSON for a {type(value).__name__}")
+
+
+# A scheduled kernel as code generation will see it: flat addresses and explicit vectors.
+
+
+def lowered(mod: tvm.IRModule, machine: Description) -> tirx.PrimFunc:
+    """The kernel "main" of ``mod`` without blocks, its buffers flat and as small as they can be.
+
+    What cannot be vectorised is a loop over single elements, as it will be when it runs.
+
+    Raises NotApplicable where TVM refuses: such a candidate will not be built either.
+    """
+    passes = [
+        tirx.transform.BindTarget(machine.tvm_target()),
+        s_tir.transform.CanonicalizeLoop(),
+        s_tir.transform.LowerCrossThreadReduction(),
+        s_tir.transform.LowerInitBlock(),
+        s_tir.transform.PlanAndUpdateBufferAllocationLocation(),
+        s_tir.transform.ConvertBlocksToOpaque(),
+        s_tir.transform.CompactBufferAllocation(),
+        s_tir.transform.StmtSimplify(),
+        s_tir.transform.LowerMatchBuffer(),
+        s_tir.transform.LowerOpaqueBlock(),
+        tirx.transform.FlattenBuffer(),
+        tirx.transform.VectorizeLoop(),
+    ]
+    try:
+        return tvm.transform.Sequential(passes)(mod)["main"]
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise NotApplicable(last_line(error)) from error

@@ -7,8 +7,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 
 # Differences relative to an element, or to the median magnitude where that is larger: sums cancel.
 # Sums in another order differ by some 1e-6, Winograd's transforms by 1e-5; a lost term of a sum of

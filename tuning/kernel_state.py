@@ -4,13 +4,12 @@ import statistics
 from collections.abc import Iterable
 
 from tvm_ext.tir_schedules.recorded_schedule import describe_schedule
-from tvm_ext.tuning.candidate import Candidate
+from tvm_ext.tuning.candidate import Candidate, KernelTask
+from tvm_ext.tuning.jobs import Timing, spread_of
+from tvm_ext.tuning.logs.best_records import LEAST_GAIN, best, candidate_results, default_of
+from tvm_ext.tuning.logs.trial_log import Trial
 from tvm_ext.tuning.progress import KernelProgress
-from tvm_ext.tuning.record_choice import LEAST_GAIN, best, default_of, standings
-from tvm_ext.tuning.run_job import Timing, spread_of
-from tvm_ext.tuning.search.kernel_search import KernelSearch
-from tvm_ext.tuning.task import KernelTask
-from tvm_ext.tuning.trial import Trial
+from tvm_ext.tuning.search import KernelSearch
 
 
 class KernelState:
@@ -108,7 +107,7 @@ class KernelState:
 
     def known_seconds(self, candidate: Candidate) -> float | None:
         """What it took then; None if it was of no use."""
-        found = standings(t for t in self.own_trials() if t.candidate == candidate.hash)
+        found = candidate_results(t for t in self.own_trials() if t.candidate == candidate.hash)
         return next((one.seconds for one in found.values()), None)
 
     def reference_seconds(self) -> float | None:
@@ -136,7 +135,7 @@ class KernelState:
 
     def to_confirm(self, count: int) -> list[Trial]:
         """The best that look better than the default and were not measured beside it again."""
-        found = standings(self.own_trials())
+        found = candidate_results(self.own_trials())
         default = default_of(found)
         limit = default.seconds if default is not None else float("inf")
         open_ones = [
@@ -151,7 +150,7 @@ class KernelState:
     def refresh(self) -> None:
         """Brings what is shown up to date with the trials."""
         shown = self.progress
-        found = standings(self.own_trials())
+        found = candidate_results(self.own_trials())
         default, chosen = default_of(found), best(found)
         shown.default_seconds = default.seconds if default is not None else None
         searched = self.searched()

@@ -8,29 +8,67 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from tvm_ext.hardware.cuda.resources import ResourceLimitError
 from tvm_ext.hardware.description import Description
-from tvm_ext.tuning.build_job import build, build_job
-from tvm_ext.tuning.candidate import Candidate, plain_json
-from tvm_ext.tuning.deadline import NO_DEADLINE, Deadline, OutOfTime
-from tvm_ext.tuning.gpu_build import gpu_check
-from tvm_ext.tuning.limits import Limits
-from tvm_ext.tuning.lines import last_line
-from tvm_ext.tuning.measurement import Measurement
+from tvm_ext.tuning.candidate import Candidate, KernelTask, plain_json
+from tvm_ext.tuning.cuda.build import cuda_build_check
+from tvm_ext.tuning.jobs import RunJob, Timing, TimingPlan, build, build_job, check_and_time
+from tvm_ext.tuning.logs.lines import last_line
+from tvm_ext.tuning.logs.trial_log import Status
 from tvm_ext.tuning.references import References
-from tvm_ext.tuning.rpc_servers import alive_servers
-from tvm_ext.tuning.run_device import RunDeviceAddress, device_kind
-from tvm_ext.tuning.run_job import RunJob, Timing, TimingPlan, check_and_time
-from tvm_ext.tuning.runner_pool import QUEUE_SECONDS, Runner, RunnerPool
-from tvm_ext.tuning.task import KernelTask
-from tvm_ext.tuning.trial import Status
-from tvm_ext.tuning.worker import WorkerDied, WorkerFailure, WorkerTimeout, WorkRaised
-from tvm_ext.tuning.worker_pool import WorkerPool
+from tvm_ext.tuning.runner import (
+    QUEUE_SECONDS,
+    RunDeviceAddress,
+    Runner,
+    RunnerPool,
+    alive_servers,
+    device_kind,
+)
+from tvm_ext.tuning.session_options import Limits
+from tvm_ext.tuning.worker import (
+    NO_DEADLINE,
+    Deadline,
+    OutOfTime,
+    WorkerDied,
+    WorkerFailure,
+    WorkerPool,
+    WorkerTimeout,
+    WorkRaised,
+)
+
+# How the measuring of one candidate ended.
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How one candidate ended.
+
+    Attributes
+    ----------
+    status : str
+        "ok", "resources" (it takes more than a GPU has), "build" (no code), "run" (it failed or
+        died), "timeout" or "wrong" (numbers); "modelled" where the time is a model's answer.
+    message : str
+        What happened, when the status is not "ok".
+    timing : Timing
+        Seconds of the candidate and of the reference, turn by turn.
+    build_seconds, run_seconds : float
+        Wall time of the trial's two parts.
+    """
+
+    candidate: Candidate
+    status: Status
+    message: str = ""
+    timing: Timing = field(default_factory=Timing)
+    build_seconds: float = 0.0
+    run_seconds: float = 0.0
+
 
 # Turns of a candidate that is about to be chosen, as a multiple of those of a trial, and the
 # relative spread that ends them.
@@ -216,7 +254,7 @@ class Measurer:
             if self._closing:
                 raise WorkerDied("the session was interrupted")
             is_reference = self._references[candidate.task].candidate.hash == candidate.hash
-            check = gpu_check(self.machine, may_spill=is_reference)
+            check = cuda_build_check(self.machine, may_spill=is_reference)
             job = build_job(candidate.mod, self._target, library, check)
             with deadline.limited(self.limits.build_seconds) as seconds:
                 self._builders.call(build, job, timeout=seconds)
@@ -285,3 +323,46 @@ class Measurer:
 
     def _new_file(self, ending: str) -> Path:
         return self._folder / f"kernel{next(self._numbers)}.{ending}"
+
+
+# What a session asks how fast candidates are: a clock, or a model.
+
+
+class CandidateMeasurer(Protocol):
+    """See ``Measurer``, which runs candidates, and ``WaferMeasurer``, which asks a model."""
+
+    def close(self) -> None:
+        """Ends all processes and removes all files."""
+        ...
+
+    def prepare(
+        self, candidates: Sequence[Candidate], deadline: Deadline = NO_DEADLINE
+    ) -> dict[str, str]:
+        """Makes ready the tasks of default schedules; by kernel hash, why one cannot be tuned."""
+        ...
+
+    def is_prepared(self, task: KernelTask) -> bool:
+        """Whether candidates of a task can be measured."""
+        ...
+
+    def forget(self, task: KernelTask) -> None:
+        """A task is done."""
+        ...
+
+    def measure(
+        self, candidates: Sequence[Candidate], deadline: Deadline = NO_DEADLINE
+    ) -> Iterator[Measurement]:
+        """How each candidate ended that was tried before the deadline."""
+        ...
+
+    def confirming(self) -> AbstractContextManager[None]:
+        """Candidates in the block are about to be chosen: they are looked at more closely."""
+        ...
+
+    def skip_waiting(self) -> None:
+        """Has ``measure`` end with the candidates that run now."""
+        ...
+
+    def interrupt(self) -> None:
+        """Ends all processes; safe in signal handlers."""
+        ...

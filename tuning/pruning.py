@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CpuDescription, Description
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.cost_models.choose import model_file
-from tvm_ext.tuning.cost_models.performance_predictor import Sample
-from tvm_ext.tuning.cost_models.predictor_model import PredictorModel
-from tvm_ext.tuning.loop_analysis.lowered import NotLowered
+from tvm_ext.tuning.cost_models.performance_predictor import PredictorModel, Sample
 
 Note = Callable[[str], object]
 
@@ -59,7 +58,7 @@ class Pruner:
         """A candidate's features; None for one that the builder will have to refuse."""
         try:
             return model.features_of(candidate.hash, candidate.mod)
-        except NotLowered:
+        except NotApplicable:
             return None
 
     def learn(self, results: Iterable[tuple[Candidate, float | None]]) -> None:

@@ -1,28 +1,165 @@
-"""What the candidates of a task are compared with: right results, and a kernel to take turns with.
+"""What candidates of a kernel are compared with: right results, and a kernel to take turns with.
 
-The right results are those of the plainest form of the kernel (``plain_kernel``), on random arrays.
+The right results are those of the plainest form of the kernel (``plain_kernel``), on random
+arrays.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tvm_ext.hardware.description import Description
-from tvm_ext.tuning.build_job import build, build_job
-from tvm_ext.tuning.candidate import Candidate
-from tvm_ext.tuning.deadline import Deadline
-from tvm_ext.tuning.gpu_build import gpu_check
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.analysis import estimate_tir_flops
+from tvm.s_tir.schedule import SBlockRV
+from tvm_ffi import structural_map
+
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.description import CudaDescription, Description
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.cuda import CUDA_FALLBACK
+from tvm_ext.tir_schedules.cuda.dlight_rules import TVM_RULES
+from tvm_ext.tir_schedules.inlining import reduction_blocks
+from tvm_ext.tuning.candidate import Candidate, KernelTask, plain_json
+from tvm_ext.tuning.cuda.build import cuda_build_check
+from tvm_ext.tuning.jobs import ExpectedJob, build, build_job, compute_expected, save_arrays
 from tvm_ext.tuning.kernel_data import kernel_arguments, random_arrays
-from tvm_ext.tuning.limits import Limits
-from tvm_ext.tuning.lines import last_line
-from tvm_ext.tuning.plain_kernel import plain_kernel
-from tvm_ext.tuning.run_device import RunDeviceAddress
-from tvm_ext.tuning.run_job import ExpectedJob, compute_expected, save_arrays
-from tvm_ext.tuning.runner_pool import QUEUE_SECONDS, RunnerPool
-from tvm_ext.tuning.task import KernelTask
-from tvm_ext.tuning.worker import WorkerFailure, WorkRaised
-from tvm_ext.tuning.worker_pool import WorkerPool
+from tvm_ext.tuning.logs.lines import last_line
+from tvm_ext.tuning.runner import QUEUE_SECONDS, RunDeviceAddress, RunnerPool
+from tvm_ext.tuning.session_options import Limits
+from tvm_ext.tuning.worker import Deadline, WorkerFailure, WorkerPool, WorkRaised
+
+# Sums of half precision added up in float32: what other ways to add them are compared with.
+#
+# A sum of 4,096 float16 products that is rounded after each of them is off by several per cent.
+# Such a kernel as it is written would be a worse judge than any candidate that rounds once.
+
+
+_WIDE = "float32"
+_NARROW = ("float16", "bfloat16")
+
+
+def with_wide_sums(mod: tvm.IRModule) -> tvm.IRModule:
+    """The kernel "main" of ``mod``, unscheduled, with sums in float32 that are rounded at the end.
+
+    A reduction that TVM cannot give another type stays as it is.
+    """
+    if not isinstance(mod["main"].body, s_tir.SBlockRealize):
+        return mod
+    sch = s_tir.Schedule(mod)
+    for name in [str(sch.get(block).name_hint) for block in reduction_blocks(sch)]:
+        writes = sch.get(sch.get_sblock(name)).writes
+        if len(writes) == 1 and str(writes[0].source.dtype) in _NARROW:
+            sch = _widened(sch, name)
+    return sch.mod
+
+
+def _widened(sch: s_tir.Schedule, name: str) -> s_tir.Schedule:
+    """``sch`` with the sum of one block in float32; as it was where that is not possible."""
+    changed = sch.copy()
+    block = changed.get_sblock(name)
+    try:
+        changed.cache_write(block, 0, "global")
+        changed.unsafe_set_dtype(block, 0, _WIDE)
+    except s_tir.ScheduleError:
+        return sch
+    func = changed.mod["main"]
+    return s_tir.Schedule(tvm.IRModule({"main": _without_rounding(func, changed, block)}))
+
+
+def _without_rounding(func: tirx.PrimFunc, sch: s_tir.Schedule, block: SBlockRV) -> tirx.PrimFunc:
+    """The kernel whose sum in ``block`` is not rounded to the narrow type at each step."""
+    total = sch.get(block).writes[0].source
+
+    def plain(store: tirx.BufferStore) -> tirx.BufferStore:
+        loads = nodes(store.value, tvm.ir.TensorLoad)
+        if not store.buffer.same_as(total) or not any(x.source.same_as(total) for x in loads):
+            return store
+        return tirx.BufferStore(total, _sum(store.value, total), store.indices)
+
+    return func.with_body(structural_map(func.body, (tirx.BufferStore, plain)))
+
+
+def _sum(value: Any, total: Any) -> Any:
+    """``float32(float16(total) + x)`` as ``total + float32(x)``; other values as they are."""
+    inner = value.value if isinstance(value, tirx.Cast) else value
+    if not isinstance(inner, tirx.Add):
+        return value
+    for own, other in ((inner.a, inner.b), (inner.b, inner.a)):
+        load = own.value if isinstance(own, tirx.Cast) else own
+        if isinstance(load, tvm.ir.TensorLoad) and load.source.same_as(total):
+            return load + _widest(other)
+    return value
+
+
+def _widest(value: Any) -> Any:
+    """``value`` in float32, a product of two narrow numbers without rounding it first."""
+    if isinstance(value, tirx.Mul):
+        return value.a.astype(_WIDE) * value.b.astype(_WIDE)
+    return value.astype(_WIDE)
+
+
+# The kernel that says what a task's results have to be: as plain as the machine can run it.
+
+
+# Operations that a CPU does within a second without a schedule, of half precision too.
+_MOST_OPERATIONS = 2e8
+
+
+@dataclass(frozen=True)
+class PlainKernel:
+    """A kernel that computes a task's results.
+
+    Attributes
+    ----------
+    mod : tvm.IRModule
+        The kernel, named "main".
+    target : dict
+        Attributes of the TVM target that it is built for.
+    is_here : bool
+        Whether it runs on this machine's CPU, wherever candidates run.
+    """
+
+    mod: tvm.IRModule
+    target: dict[str, Any]
+    is_here: bool = False
+
+
+def plain_kernel(task: KernelTask, machine: Description) -> PlainKernel:
+    """The kernel without a schedule; a GPU, where that does not run, gets one of two others.
+
+    What a CPU computes within a second, this one computes, loop by loop. More than that the GPU
+    computes with the simplest of schedules: one thread for each result, nothing shared. Both add up
+    narrow types in float32.
+    """
+    if not isinstance(machine, CudaDescription):
+        return PlainKernel(task.workload, _attributes(machine))
+    wide = with_wide_sums(task.workload)
+    if _operations(wide) > _MOST_OPERATIONS:
+        for template in (TVM_RULES[-1], CUDA_FALLBACK):
+            simple = apply_template(template, wide["main"], machine)
+            if isinstance(simple, ScheduledKernel):
+                func = simple.func.with_attr("global_symbol", "main")
+                return PlainKernel(tvm.IRModule({"main": func}), _attributes(machine))
+    return PlainKernel(wide, _attributes(host_description()), is_here=True)
+
+
+def _attributes(machine: Description) -> dict[str, Any]:
+    attributes: dict[str, Any] = plain_json(dict(machine.tvm_target().export()))
+    return attributes
+
+
+def _operations(mod: tvm.IRModule) -> float:
+    """Arithmetic operations, or elements of the largest parameter; infinite if TVM cannot say."""
+    sizes = [[static_extent(size) or 1 for size in param.shape] for param in mod["main"].params]
+    elements = max((math.prod(shape) for shape in sizes), default=0)
+    try:
+        return max(float(estimate_tir_flops(mod)), float(elements))
+    except (tvm.error.InternalError, RuntimeError, ValueError, TypeError):
+        return math.inf
 
 
 @dataclass(frozen=True)
@@ -118,7 +255,7 @@ class References:
                 self._compute(expected, seconds, source.is_here)
             what = "with its default schedule"
             # The default may spill: others are compared with it.
-            check = gpu_check(self._machine, may_spill=True)
+            check = cuda_build_check(self._machine, may_spill=True)
             job = build_job(candidate.mod, self._target, library, check)
             with deadline.limited(limits.build_seconds) as seconds:
                 self._builders.call(build, job, timeout=seconds)

@@ -1,34 +1,232 @@
 """A tuning session: the kernels of a model, until nothing improves or time is up."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from tvm_ext.hardware.cpu.host import host_cpu_name
 from tvm_ext.hardware.description import Description
-from tvm_ext.hardware.host import host_cpu_name
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tuning.allocation import next_kernel
-from tvm_ext.tuning.budget import Budget
-from tvm_ext.tuning.candidate import Finish
-from tvm_ext.tuning.candidate_measurer import CandidateMeasurer
-from tvm_ext.tuning.confirmation import Confirmation
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tuning.candidate import Candidate, Finish, KernelTask, refusal
 from tvm_ext.tuning.cost_models.choose import choose_model
-from tvm_ext.tuning.interrupt import Interrupt
-from tvm_ext.tuning.kernel_guard import KernelGuard
-from tvm_ext.tuning.kernel_opening import KernelOpening
+from tvm_ext.tuning.jobs import TimingPlan
 from tvm_ext.tuning.kernel_state import KernelState
-from tvm_ext.tuning.measurer import Measurer
-from tvm_ext.tuning.mesh_measurer import MeshMeasurer
+from tvm_ext.tuning.logs.record_folder import RecordFolder
+from tvm_ext.tuning.measurer import CandidateMeasurer, Measurer
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress, Silent
-from tvm_ext.tuning.pruning import new_pruner
-from tvm_ext.tuning.record_folder import RecordFolder
-from tvm_ext.tuning.run_job import TimingPlan
-from tvm_ext.tuning.search.kernel_search import KernelSearch
+from tvm_ext.tuning.pruning import NoPruner, Pruner, new_pruner
+from tvm_ext.tuning.search import KernelSearch
 from tvm_ext.tuning.session_options import SessionOptions
-from tvm_ext.tuning.session_trials import SessionTrials
-from tvm_ext.tuning.task import KernelTask
-from tvm_ext.tuning.trial_writer import TrialWriter
+from tvm_ext.tuning.session_trials import SessionTrials, TrialWriter
+from tvm_ext.tuning.stopping import Budget, Interrupt, KernelGuard
+from tvm_ext.tuning.wafer.measurer import WaferMeasurer
+from tvm_ext.tuning.worker import NO_DEADLINE
+
+# Kernels made ready for their search: what it goes on from, and the default schedule's time.
+
+
+class KernelOpening:
+    """See the module's text.
+
+    Parameters
+    ----------
+    new_search : callable
+        The search for a kernel.
+    trials : SessionTrials
+        Measures the defaults and writes that down.
+    measurer : CandidateMeasurer
+        What ``trials`` measures with.
+    pruner : Pruner
+        Learns from earlier trials and from the defaults.
+    budget : Budget
+        Says when it is too late.
+    guard : KernelGuard
+        Skips kernels over which something fails.
+    progress : SessionProgress
+        Gets a note on each kernel whose default is of no use.
+    interrupt : Interrupt
+        Ends it.
+    """
+
+    def __init__(
+        self,
+        new_search: Callable[[KernelState], KernelSearch],
+        trials: SessionTrials,
+        measurer: CandidateMeasurer,
+        pruner: Pruner | NoPruner,
+        budget: Budget,
+        guard: KernelGuard,
+        progress: SessionProgress,
+        interrupt: Interrupt,
+    ) -> None:
+        self._new_search = new_search
+        self._trials = trials
+        self._measurer = measurer
+        self._pruner = pruner
+        self._budget = budget
+        self._guard = guard
+        self._progress = progress
+        self._interrupt = interrupt
+
+    def open(self, states: Sequence[KernelState]) -> Iterator[KernelState]:
+        """Yields each kernel whose search has begun; skips those that cannot be tuned.
+
+        Kernels that the budget leaves no time for stay as they were.
+        """
+        begun = [one for state in states if (one := self._proposed(state)) is not None]
+        defaults = [default for _, _, default in begun]
+        failed = self._measurer.prepare(defaults, self._budget.search_deadline())
+        for state, search, default in begun:
+            if self._interrupt.came:
+                return
+            reason = failed.get(state.task.hash, "")
+            if not reason and not self._measurer.is_prepared(state.task):
+                continue
+            with self._guard.guarded(state):
+                self._start(state, search, default, reason)
+            if state.search is not None and not self._interrupt.came:
+                yield state
+
+    def _proposed(self, state: KernelState) -> tuple[KernelState, KernelSearch, Candidate] | None:
+        """The kernel with its search and its default schedule, if it can be tuned."""
+        with self._guard.guarded(state):
+            reason = refusal(state.task.func)
+            search = None if reason else self._new_search(state)
+            if search is not None and search.default is not None:
+                return state, search, search.default
+            state.end("skipped", reason or "its loops are written by hand")
+        return None
+
+    def _start(
+        self, state: KernelState, search: KernelSearch, default: Candidate, reason: str
+    ) -> None:
+        """Has a search learn from earlier trials, and measures the default if it is new."""
+        self._pruner.learn(state.begin(search))
+        if not reason and not state.knows(default):
+            deadline = self._budget.search_deadline()
+            for _ in self._trials.run(state, [default], "search", deadline):
+                known = [(default, state.known_seconds(default))]
+                search.tell(known)
+                self._pruner.learn(known)
+        if self._interrupt.came:
+            return
+        if not reason and not state.knows(default):
+            # The time was over.
+            state.search = None
+            return
+        if not reason and state.known_seconds(default) is None:
+            bad = next(t for t in state.trials if t.candidate == default.hash)
+            reason = f"its default schedule is of no use ({bad.status}: {bad.message})"
+        if reason:
+            state.end("skipped", reason)
+            state.search = None
+            self._progress.notes.append(f"{state.task.name}: {reason}")
+
+
+# The best candidates of a kernel measured again, longer, beside its default schedule.
+
+
+class Confirmation:
+    """See the module's text.
+
+    Parameters
+    ----------
+    count : int
+        Candidates that are measured at a time; twice as many at most for one kernel.
+    trials : SessionTrials
+        Measures them and writes that down.
+    measurer : CandidateMeasurer
+        What ``trials`` measures with.
+    budget : Budget
+        Once its time is over, only the best one is measured.
+    interrupt : Interrupt
+        Ends it.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        trials: SessionTrials,
+        measurer: CandidateMeasurer,
+        budget: Budget,
+        interrupt: Interrupt,
+    ) -> None:
+        self._count = count
+        self._trials = trials
+        self._measurer = measurer
+        self._budget = budget
+        self._interrupt = interrupt
+
+    def run(self, state: KernelState) -> None:
+        """Measures until the best of all is among those that were measured again."""
+        left = 2 * self._count
+        with self._measurer.confirming():
+            while left > 0 and not self._interrupt.came:
+                is_past = self._budget.is_past()
+                trials = state.to_confirm(1 if is_past else self._count)
+                again = [found for t in trials if (found := state.again(t)) is not None]
+                if not again:
+                    break
+                # Late or not, the best is not taken at the search's word.
+                deadline = NO_DEADLINE if is_past else self._budget.deadline()
+                done = list(self._trials.run(state, again, "confirm", deadline))
+                left = 0 if is_past else left - len(done)
+
+
+# Which kernel gets the next trials.
+
+
+# What the roofline leaves no room for may be found all the same, as a share of the kernel's time.
+_LEAST_ROOM = 0.05
+
+# Trials whose gain is taken to go on.
+_RECENT_TRIALS = 16
+
+
+def next_kernel(states: Sequence[KernelState]) -> KernelState | None:
+    """The kernel whose next trial promises to save the most; None when all searches have ended.
+
+    What a trial promises is the time of the kernel's calls in one run of the model, times the
+    share of it that the trial can be expected to save:
+
+        room / ((n + 1) (n + 2)) + gain / 16
+
+    ``n`` is the number of trials behind the default. ``room`` is what the kernel's time is above
+    the roofline's, as a share of its time: 1 - modelled / best, and 0.05 at least, since the model
+    may be wrong. The first term is what the least of n + 1 numbers drawn alike from an interval of
+    that length can be expected to be below the least of n of them: the least of n uniform numbers
+    is at 1 / (n + 1) of the interval (H. A. David, H. N. Nagaraja, "Order Statistics", 3rd edition,
+    2003, section 3.1). So a kernel begins with great hopes, which fade fast when its trials bring
+    nothing, however expensive it is. ``gain`` is the share of its time that the last 16 trials
+    saved: a search that finds something goes on.
+    """
+    waiting = [state for state in states if state.is_open and state.search is not None]
+    return max(waiting, key=_promise, default=None)
+
+
+def _promise(state: KernelState) -> float:
+    tried = max(0, state.progress.trials - 1)
+    return state.cost * (
+        _room(state) / ((tried + 1) * (tried + 2)) + _recent_gain(state) / _RECENT_TRIALS
+    )
+
+
+def _room(state: KernelState) -> float:
+    """The share of the kernel's time that the roofline does not explain."""
+    best = state.progress.best_seconds
+    return max(_LEAST_ROOM, 1 - state.modelled_seconds / best) if best else 1.0
+
+
+def _recent_gain(state: KernelState) -> float:
+    """The share of its time that the last trials saved."""
+    curve = state.progress.curve
+    if not curve:
+        return 0.0
+    first = state.progress.trials - _RECENT_TRIALS
+    before = [seconds for number, seconds in curve if number <= first] or [curve[0][1]]
+    return 1 - curve[-1][1] / before[-1]
+
 
 # Kernels that are prepared at a time, before the defaults of all of them are measured.
 _OPENED_TOGETHER = 4
@@ -79,7 +277,7 @@ class TuningSession:
         self._modelled = seconds_of
         self._listener = listener or Silent()
         self._target = machine.tvm_target()
-        self._measures = not isinstance(machine, MeshDescription)
+        self._measures = not isinstance(machine, WaferDescription)
         self._states: list[KernelState] = []
         self.progress = SessionProgress(
             model, machine.name, str(folder), is_modelled=not self._measures
@@ -148,8 +346,8 @@ class TuningSession:
 
     def _new_measurer(self) -> CandidateMeasurer:
         options = self._options
-        if isinstance(self._machine, MeshDescription):
-            return MeshMeasurer(self._machine, options.limits, options.seed, self._folder.scratch)
+        if isinstance(self._machine, WaferDescription):
+            return WaferMeasurer(self._machine, options.limits, options.seed, self._folder.scratch)
         effort, limits = self._options.effort, self._options.limits
         plan = TimingPlan(
             turn_seconds=effort.turn_seconds,

@@ -2,12 +2,71 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from tvm_ext.hardware.description import Description, GpuDescription
-from tvm_ext.tuning.effort import Effort
-from tvm_ext.tuning.limits import Limits
-from tvm_ext.tuning.run_device import RunDeviceAddress
+from pydantic import Field
+
+from tvm_ext.configs.errors import TuningError, nearest_hint
+from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml
+from tvm_ext.hardware.description import CudaDescription, Description
+from tvm_ext.tuning.runner import RunDeviceAddress
+
+# Presets of how hard a session tries, from ``configs/efforts``.
+
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0, le=10)]
+
+
+class Effort(ConfigModel):
+    """How hard a session tries; the files say what each number means."""
+
+    summary: str
+    trials_per_kernel: Count
+    patience: Count
+    batch: Count
+    confirmed: Count
+    turn_seconds: Seconds
+    most_turns: Annotated[int, Field(ge=4, le=1000)]
+    cost_model: str
+
+
+def effort_names() -> list[str]:
+    """The presets, least effort first."""
+    names = [f.name.removesuffix(".toml") for f in config_folder("efforts").iterdir()]
+    found = {name: load_effort(name) for name in names if not name.startswith("_")}
+    return sorted(found, key=lambda name: found[name].trials_per_kernel)
+
+
+def load_effort(name: str) -> Effort:
+    """The preset called ``name``. Raises TuningError if there is none."""
+    source = config_folder("efforts") / f"{name}.toml"
+    if not name.isidentifier() or not source.is_file():
+        raise TuningError(f"unknown effort '{name}'; {nearest_hint(name, effort_names())}")
+    return load_toml(source, Effort)
+
+
+# What one candidate may take.
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one candidate may take.
+
+    Attributes
+    ----------
+    build_seconds, run_seconds : float
+        Time to generate its code, and to check and time it.
+    expected_seconds : float
+        Time to build and run the unscheduled kernel, once a task.
+    memory_bytes : int
+        Address space beyond what a worker has after its start.
+    """
+
+    build_seconds: float = 30.0
+    run_seconds: float = 30.0
+    expected_seconds: float = 300.0
+    memory_bytes: int = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -47,6 +106,6 @@ class SessionOptions:
 
     def flush_bytes(self, machine: Description) -> int:
         """Size of the cache that is emptied before each call that is timed; 0 for none."""
-        if isinstance(machine, GpuDescription) and self.l2 == "cold":
+        if isinstance(machine, CudaDescription) and self.l2 == "cold":
             return machine.l2_bytes
         return 0

@@ -2,14 +2,18 @@
 
 import contextlib
 import os
+import queue
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 # A new process imports TVM before it can work.
 _START_SECONDS = 120.0
@@ -167,3 +171,108 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+# Several workers, lent to whoever needs one.
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class WorkerPool:
+    """Workers that any thread may borrow.
+
+    Parameters
+    ----------
+    count : int
+        How many.
+    memory_bytes : int
+        Memory limit of each.
+    """
+
+    def __init__(self, count: int, memory_bytes: int) -> None:
+        self._workers = [Worker(memory_bytes) for _ in range(count)]
+        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._free.put(worker)
+        self._threads = ThreadPoolExecutor(count)
+
+    def call(self, function: Callable[..., Any], *arguments: Any, timeout: float) -> Any:
+        """As ``Worker.call``, on the next worker that is free."""
+        worker = self._free.get()
+        try:
+            return worker.call(function, *arguments, timeout=timeout)
+        finally:
+            self._free.put(worker)
+
+    def map(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """``function`` of each item, as many at a time as there are workers."""
+        return self._threads.map(function, items)
+
+    def kill(self) -> None:
+        """Ends all processes, as ``Worker.kill`` does."""
+        for worker in self._workers:
+            worker.kill()
+
+    def close(self) -> None:
+        """Ends all processes; calls that are under way fail."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.stop()
+
+
+# When the time for building is over, and what a piece of work may take until then.
+
+
+# What has begun in time may take this much longer.
+_ALLOWANCE_SECONDS = 1.0
+
+
+class OutOfTime(Exception):
+    """The time was over before the work was done, which says nothing about the work."""
+
+
+@dataclass(frozen=True)
+class Deadline:
+    """See the module's text.
+
+    Attributes
+    ----------
+    at : float
+        A time of ``time.monotonic()``, in seconds; infinite without a deadline.
+    """
+
+    at: float = float("inf")
+
+    def is_over(self) -> bool:
+        """Whether nothing is left."""
+        return time.monotonic() >= self.at
+
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[float]:
+        """The time limit for a worker's call in the block, which may take ``seconds`` at most.
+
+        It is shorter where less than that is left.
+
+        Raises
+        ------
+        OutOfTime
+            Nothing is left, or the call failed with a shorter limit when nothing was left.
+        WorkerFailure
+            The call failed otherwise.
+        """
+        left = self.at - time.monotonic()
+        if left <= 0:
+            raise OutOfTime
+        limit = min(seconds, left + _ALLOWANCE_SECONDS)
+        try:
+            yield limit
+        except WorkerFailure as error:
+            # Not by its type: a server that ends a kernel in time makes another error of it.
+            if limit < seconds and time.monotonic() >= self.at:
+                raise OutOfTime from error
+            raise
+
+
+NO_DEADLINE = Deadline()

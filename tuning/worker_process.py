@@ -1,17 +1,45 @@
 """What a ``Worker``'s process runs: waits for functions, calls them, sends back what they return.
 
-python -m tvm_ext.tuning.worker_process FD MEMORY_BYTES PARENT
-"""
+python -m tvm_ext.tuning.worker_process FD MEMORY_BYTES PARENT"""
 
 import contextlib
+import ctypes
 import importlib
 import os
 import signal
 import sys
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from tvm_ext.tuning.process_limits import end_with_parent, limit_memory
+# What a process that runs candidates may take, and how long it may live.
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Has the system end this process when its parent ends, however that ends; on Linux.
+
+    ``parent`` is the parent's process number: if it is gone already, this process ends now.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)
+
+
+def limit_memory(extra_bytes: int) -> None:
+    """Limits the address space to what is in use now and ``extra_bytes``; on Linux, 0 for none."""
+    if not extra_bytes or sys.platform != "linux":
+        return
+    import resource
+
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    limit = pages * resource.getpagesize() + extra_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # No memory dumps of candidates that crash.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def main() -> None:

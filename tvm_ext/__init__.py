@@ -18,7 +18,7 @@ _PUBLIC = {
     "TvmExtError": "tvm_ext.errors",
     "compile": "tvm_ext.api",
     "load": "tvm_ext.api",
-    "register_pass": "tvm_ext.passes.register",
+    "register_pass": "tvm_ext.passes.registry",
     "tune": "tvm_ext.tune_model",
 }
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tvm_ext.api import compile, load
     from tvm_ext.compiled_model import CompiledModel
     from tvm_ext.errors import TvmExtError
-    from tvm_ext.passes.register import register_pass
+    from tvm_ext.passes.registry import register_pass
     from tvm_ext.tensor_spec import TensorSpec
     from tvm_ext.tune_model import tune
 

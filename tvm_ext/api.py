@@ -11,16 +11,13 @@ import tvm
 
 from tvm_ext.artifact import VersionsRecord, read_artifact
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.graph_facts import divides_by_data, operator_counts, sizes_from_data
+from tvm_ext.compiler.build import build_program
+from tvm_ext.compiler.graph_analysis import divides_by_data, operator_counts, sizes_from_data
 from tvm_ext.compiler.kernel_records import kernel_records, largest_result
 from tvm_ext.compiler.kernel_workspaces import plan_workspaces
-from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
-from tvm_ext.compiler.memory import plan_memory
-from tvm_ext.compiler.memory_limit import default_limit, require_memory
-from tvm_ext.compiler.nan_operands import with_nan_passed_on
+from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, Phases, lower_model
+from tvm_ext.compiler.memory import default_limit, plan_memory, require_memory
 from tvm_ext.compiler.packed_weights import pack_weights
-from tvm_ext.compiler.phases import Phases
-from tvm_ext.compiler.program import build_program
 from tvm_ext.compiler.tuned_kernels import (
     RecordsSource,
     find_records,
@@ -28,18 +25,18 @@ from tvm_ext.compiler.tuned_kernels import (
     require_hits,
 )
 from tvm_ext.errors import REPORT_IT, DefectWarning
-from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription, Processor
-from tvm_ext.hardware.roofline import cost_model
+from tvm_ext.hardware.cost_model import cost_model
+from tvm_ext.hardware.description import CpuDescription, CudaDescription, Description, Processor
 from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
 from tvm_ext.hosted_model import HostedModel, with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
-from tvm_ext.onnx_frontend.host.division import divide
+from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
+from tvm_ext.passes.propagate_nan import with_nan_passed_on
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.compile_report import CompileReport
-from tvm_ext.report.device_record import DeviceRecord
-from tvm_ext.report.records import GraphRecord
-from tvm_ext.tir_schedules.select import ScheduleChoice, schedule_kernels
+from tvm_ext.report.records import DeviceRecord, GraphRecord
+from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_kernels
 
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | Description"
 
@@ -128,13 +125,13 @@ def _compiled_for(
     phases = Phases()
     with phases.timed("import"):
         ready = prepare_model(model, input_shapes)
-        division = divide(ready.prepared, ready.model.graph)
-    if division is None:
+        partition = partition_graph(ready.prepared, ready.model.graph)
+    if partition is None:
         compiled = _compiled(ready, request, phases)
     else:
-        parts = [_compiled(part_of(ready, part), request) for part in division.parts]
+        parts = [_compiled(part_of(ready, part), request) for part in partition.parts]
         level = request.pipeline.opt_level
-        compiled = with_host_steps(ready, division, parts, request.machine, level, phases)
+        compiled = with_host_steps(ready, partition, parts, request.machine, level, phases)
     compiled.compile_again = partial(_compiled_for, model, request)
     return compiled
 
@@ -155,7 +152,7 @@ def _compiled(
             if request.require_records:
                 require_hits(choices, lowered.kernels, lowered.calls)
             scheduled = pack_weights(scheduled, choices)
-            if isinstance(machine, GpuDescription):
+            if isinstance(machine, CudaDescription):
                 scheduled = plan_workspaces(scheduled)
             scheduled = with_nan_passed_on(runner.run(pipeline.tile, scheduled))
         with phases.timed("memory"):
@@ -266,7 +263,7 @@ def _warnings(report: CompileReport) -> list[str]:
     ]
     if report.memory.dynamic:
         hint = "give them ranges (--input-shape x=N:1:8,...) so that storage is planned"
-        found.append(f"memory is {report.not_known}{f': {hint}' if report.open_sizes else ''}")
+        found.append(f"memory is {report.not_known}{f': {hint}' if report.symbolic_sizes else ''}")
     return found
 
 

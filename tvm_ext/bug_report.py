@@ -12,11 +12,11 @@ from typing import Any
 
 from tvm_ext.api import TargetSource, compile
 from tvm_ext.artifact import VersionsRecord
-from tvm_ext.check.random_inputs import random_inputs
+from tvm_ext.check.inputs import random_inputs
 from tvm_ext.configs.atomic_file import OutputPathError, check_writable, replacing
 from tvm_ext.errors import ModelError, TvmExtError
 from tvm_ext.hardware.targets import resolve_processor
-from tvm_ext.onnx_frontend.without_weights import KEPT_INTEGERS, KEPT_NUMBERS, without_weights
+from tvm_ext.onnx_frontend.weights import KEPT_INTEGERS, KEPT_NUMBERS, without_weights
 
 _MODEL, _ABOUT, _FACTS, _TRACEBACK = "model.onnx", "README.txt", "facts.json", "traceback.txt"
 # The module ahead of the step that failed, and the one before that.

@@ -7,34 +7,88 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tvm
 from tvm import relax
 
 from tvm_ext.artifact import LoadedArtifact, TargetRecord, read_artifact, write_artifact
+from tvm_ext.artifact.library import ProgramModule
 from tvm_ext.artifact.manifest import host_architecture
-from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.configs.atomic_file import check_writable
-from tvm_ext.contradicting_sizes import (
-    ContradictingSizesError,
-    ContradictingSizesWarning,
-    shapes_named_apart,
-)
 from tvm_ext.cuda.program import TVM_ERRORS, CudaProgram, DeviceCode, require_no_device
 from tvm_ext.errors import RunError, TargetError, TvmExtError
-from tvm_ext.failed_branch import register_failed_branch
-from tvm_ext.failed_run import failing_node, run_error
-from tvm_ext.first_run import zeros_to_run
+from tvm_ext.hardware.cpu.host import host_cpu_features
+from tvm_ext.hardware.cpu.threads import use_threads
 from tvm_ext.hardware.description import CpuDescription, Processor
-from tvm_ext.hardware.host import host_cpu_features
-from tvm_ext.hardware.threads import use_threads
-from tvm_ext.model_inputs import check_inputs
-from tvm_ext.narrow_dtypes import HOLDERS, release
+from tvm_ext.model_inputs import (
+    HOLDERS,
+    ContradictingSizesError,
+    ContradictingSizesWarning,
+    check_inputs,
+    numpy_type,
+    release,
+    shapes_named_apart,
+)
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.program_call import ProgramCall, to_array
-from tvm_ext.program_module import ProgramModule
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.units import format_bytes
-from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.run_errors import failing_node, register_failed_branch, run_error
+from tvm_ext.tensor_spec import TensorSpec, example_size
+
+# A run on zeros before the first one that a user waits for.
+#
+# It leaves code, weights, threads and, for the sizes that it takes, storage where a run finds
+# them.
+
+
+# Modelled time of a run, up to which a model is run ahead.
+_SECONDS = 0.25
+
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
+
+
+def zeros_to_run(
+    inputs: Sequence[TensorSpec], report: CompileReport
+) -> dict[str, np.ndarray] | None:
+    """Inputs of a run ahead; None where it would take long, or could end in another way than well.
+
+    Symbolic sizes are those that models of the kind usually have: one element of a batch, an image,
+    a short text. Sizes that several inputs could contradict each other in are not guessed.
+    """
+    graph = report.graph
+    if (report.estimated_seconds or 0.0) >= _SECONDS or _CONTROL_FLOW & graph.prepared_nodes.keys():
+        return None
+    if graph.divides_by_data or graph.sizes_from_data:
+        return None
+    shapes = [_usual_shape(spec) for spec in inputs]
+    guessed = {size for spec in inputs for size in spec.shape[1:] if isinstance(size, str)}
+    if len(inputs) > 1 and len(guessed) > 1:
+        return None
+    found = {}
+    for spec, shape in zip(inputs, shapes, strict=True):
+        if shape is None:
+            return None
+        found[spec.name] = np.zeros(shape, numpy_type(spec.dtype))
+    return found
+
+
+def _usual_shape(spec: TensorSpec) -> list[int] | None:
+    """Sizes to run with; None for signals, videos and the like, whose sizes nobody can guess."""
+    ranges = spec.ranges or (None,) * len(spec.shape)
+    rank = len(spec.shape)
+    sizes: list[int] = []
+    for axis, (size, allowed) in enumerate(zip(spec.shape, ranges, strict=True)):
+        # Of texts, which are integers, and of images the usual size is known.
+        is_signal = axis > 0 and rank != 4 and "int" not in spec.dtype
+        if allowed is not None:
+            sizes.append(allowed.low)
+        elif isinstance(size, str) and is_signal:
+            return None
+        else:
+            sizes.append(example_size(size, axis, rank))
+    return sizes
 
 
 class CompiledModel:
@@ -233,7 +287,7 @@ class CompiledModel:
         """Links and loads the program, so that the first run takes as long as the others.
 
         ``compile`` and ``load`` do it. Programs that are not known to take a quarter of a second
-        or more run once, on zeros of usual sizes (see ``tvm_ext.first_run``): code, weights and
+        or more run once, on zeros of usual sizes (see ``zeros_to_run``): code, weights and
         buffers are then where a run finds them. A model for a GPU or for another machine than this
         is left as it is: it is linked when it is saved or first run.
 

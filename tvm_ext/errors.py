@@ -4,10 +4,18 @@ A message is one line: what was found, what was expected, what to do about it.
 """
 
 from tvm_ext.configs.atomic_file import OutputPathError
-from tvm_ext.configs.errors import ConfigError, DefectWarning, FormError, TvmExtError, own_words
-from tvm_ext.hardware.errors import BuildError, TargetError
+from tvm_ext.configs.errors import (
+    BuildError,
+    ConfigError,
+    DefectWarning,
+    FormError,
+    RecordsError,
+    TargetError,
+    TuningError,
+    TvmExtError,
+    own_words,
+)
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
-from tvm_ext.tuning.errors import RecordsError, TuningError
 
 __all__ = [
     "REPORT_IT",

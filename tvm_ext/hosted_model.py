@@ -20,16 +20,15 @@ from tvm_ext.artifact import (
 )
 from tvm_ext.artifact.manifest import HOST_MEMBER, part_member
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.kernel_calls import KernelCall
-from tvm_ext.compiler.phases import Phases
+from tvm_ext.compiler.graph_analysis import KernelCall
+from tvm_ext.compiler.lower_model import Phases
 from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.cuda.program import CudaProgram, require_no_device
 from tvm_ext.errors import TargetError
 from tvm_ext.hardware.description import Processor
-from tvm_ext.model_inputs import check_inputs
-from tvm_ext.narrow_dtypes import HOLDERS
+from tvm_ext.model_inputs import HOLDERS, check_inputs
 from tvm_ext.onnx_frontend import PreparedModel
-from tvm_ext.onnx_frontend.host.division import Division
+from tvm_ext.onnx_frontend.host.partition import GraphPartition
 from tvm_ext.onnx_frontend.host.program import HostProgram, HostSteps, read_host_steps
 from tvm_ext.onnx_frontend.host.values import checked_input, output_conversion, value_spec
 from tvm_ext.onnx_frontend.prepare import operator_counts
@@ -196,7 +195,7 @@ def _seconds(action: Callable[[], object]) -> float:
 
 def with_host_steps(
     whole: PreparedModel,
-    division: Division,
+    partition: GraphPartition,
     parts: Sequence[CompiledModel],
     machine: Processor,
     opt_level: str,
@@ -204,7 +203,7 @@ def with_host_steps(
 ) -> HostedModel:
     """The model of compiled parts and host steps, with one report for all of it."""
     made = {spec.name: spec for part in parts for spec in part.outputs}
-    graph = division.host.graph
+    graph = partition.host.graph
     inputs = tuple(value_spec(value, whole.ranges) for value in graph.input)
     outputs = tuple(made.get(value.name) or value_spec(value) for value in graph.output)
     reports = [part.report for part in parts]
@@ -222,9 +221,9 @@ def with_host_steps(
         memory=_whole_memory([one.memory for one in reports]),
         warnings=[warning for one in reports for warning in one.warnings],
         device=next((one.device for one in reports if one.device is not None), None),
-        host=list(division.records),
+        host=list(partition.records),
     )
-    return HostedModel(division.host, parts, inputs, outputs, target_record(machine), report)
+    return HostedModel(partition.host, parts, inputs, outputs, target_record(machine), report)
 
 
 def _sums(phases: Sequence[PhaseRecord]) -> list[PhaseRecord]:

@@ -11,7 +11,7 @@ from rich.console import JustifyMethod
 from rich.table import Table
 from tvm import relax
 
-from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.compiler.graph_analysis import KernelCall
 
 
 @dataclass(frozen=True)

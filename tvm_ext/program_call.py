@@ -12,7 +12,7 @@ import tvm
 
 from tvm_ext.cuda.program import TVM_ERRORS
 from tvm_ext.errors import RunError
-from tvm_ext.hardware.threads import use_threads
+from tvm_ext.hardware.cpu.threads import use_threads
 
 _view = np.from_dlpack
 _field = tvm.get_global_func("ffi.ArrayGetItem")

@@ -12,26 +12,22 @@ from tvm import tirx
 from tvm_ext.api import TargetSource
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiler.kernel_records import kernel_seconds
-from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
-from tvm_ext.compiler.phases import Phases
+from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, Phases, lower_model
 from tvm_ext.errors import TuningError
-from tvm_ext.hardware.description import CpuDescription, Description, GpuDescription
-from tvm_ext.hardware.host import host_description
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.roofline import cost_model
+from tvm_ext.hardware.cost_model import cost_model
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.description import CpuDescription, CudaDescription, Description
 from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import PassRunner
-from tvm_ext.tuning.candidate import Finish
+from tvm_ext.tuning.candidate import Finish, KernelTask, distinct_tasks, kernel_task
 from tvm_ext.tuning.cost_models.choose import model_name
-from tvm_ext.tuning.effort import load_effort
-from tvm_ext.tuning.gpu_presence import checked_gpu
-from tvm_ext.tuning.limits import Limits
+from tvm_ext.tuning.cuda.presence import checked_gpu
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress
-from tvm_ext.tuning.run_device import RunDeviceAddress
+from tvm_ext.tuning.runner import RunDeviceAddress
 from tvm_ext.tuning.session import TuningSession
-from tvm_ext.tuning.session_options import SessionOptions
-from tvm_ext.tuning.task import KernelTask, distinct_tasks, kernel_task
+from tvm_ext.tuning.session_options import Limits, SessionOptions, load_effort
 
 
 @dataclass(frozen=True)
@@ -212,10 +208,10 @@ def _matches(task: KernelTask, pattern: str) -> bool:
 
 def _tunable(machine: Description, rpc: Sequence[RunDeviceAddress]) -> dict[str, str]:
     """What the log says of the device; raises TuningError if candidates cannot be timed."""
-    if isinstance(machine, GpuDescription):
+    if isinstance(machine, CudaDescription):
         gpu = checked_gpu(machine, rpc)
         return {"gpu": gpu.describe()}
-    if isinstance(machine, MeshDescription):
+    if isinstance(machine, WaferDescription):
         if rpc:
             raise TuningError(
                 f"target '{machine.name}' is a mesh, whose times are modelled here; expected no "

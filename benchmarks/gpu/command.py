@@ -11,17 +11,71 @@ from typing import Any
 
 from model_list import fixed_shapes
 from rich.console import Console
+from rich.table import Table
 
 from gpu.cases import GROUPS, cases
-from gpu.device import Stopwatch, measured_peaks
-from gpu.measuring import Bench, Settings
-from gpu.tables import heading, table
+from gpu.measuring import OURS, Bench, CudaSettings, Result
+from gpu.programs import Peaks, Stopwatch, measured_peaks
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.configs.atomic_file import check_writable, write_text
-from tvm_ext.configs.nearest import nearest_hint
+from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError, TvmExtError
-from tvm_ext.hardware.cuda.driver import driver_state
+from tvm_ext.hardware.cuda.host import driver_state
 from tvm_ext.hardware.cuda.runtime_library import runtime_problem
+
+# What benchmarks/cuda.py prints.
+
+
+def heading(peaks: Peaks) -> str:
+    """The device, the date, and what was measured of it."""
+    rates = ", ".join(f"{kind} {flops / 1e12:.0f} TFLOP/s" for kind, flops in peaks.flops.items())
+    return (
+        f"{peaks.name}, {date.today().isoformat()}. Measured peaks: copy "
+        f"{peaks.copy_bytes / 1e9:.0f} GB/s, cuBLAS {rates}."
+    )
+
+
+def table(group: str, rows: Sequence[Result], peaks: Peaks) -> Table:
+    """Times, shares of the peaks, ratios to the others, and how far the outputs are apart."""
+    names = {name for row in rows for name in (*row.seconds, *row.reasons)}
+    others = sorted(names - {OURS, "comparison"})
+    made = Table(title=group)
+    for column in ("case", "type", "ours, us", "of peak", *(f"{name} / ours" for name in others)):
+        made.add_column(column, justify="left" if column in ("case", "type") else "right")
+    made.add_column("difference")
+    for row in rows:
+        own = row.seconds.get(OURS)
+        cells = [row.name, row.dtype, f"{own * 1e6:.1f}" if own else "missing", _share(row, peaks)]
+        cells += [_ratio(row, name) for name in others]
+        made.add_row(*cells, _note(row))
+    return made
+
+
+def _note(row: Result) -> str:
+    if OURS in row.reasons:
+        return row.reasons[OURS]
+    if row.difference is None:
+        return f"not compared: {row.reasons.get('comparison', 'nothing to compare with')}"
+    mark = "WRONG " if row.wrong else ""
+    return f"{mark}{row.difference:.0e} ({row.compared_with})"
+
+
+def _share(row: Result, peaks: Peaks) -> str:
+    own = row.seconds.get(OURS)
+    peak = peaks.copy_bytes if row.limit == "bytes" else peaks.flops.get(row.dtype)
+    if not own or not peak or not row.work:
+        return ""
+    return f"{100 * row.work / own / peak:.0f} %"
+
+
+def _ratio(row: Result, name: str) -> str:
+    own, other = row.seconds.get(OURS), row.seconds.get(name)
+    if other is None:
+        return row.reasons.get(name, "")
+    ratio = f"{other / own:.2f}" if own else f"{other * 1e6:.1f} us"
+    # Calls that cannot be recorded include the time to start them.
+    return ratio if row.started[name] == "graph" else f"{ratio} (with launches)"
+
 
 _LOG_WIDTH = 160
 
@@ -32,7 +86,7 @@ _COMPILE_MODES = ("default", "max-autotune-no-cudagraphs")
 def main(description: str, arguments: Sequence[str] | None = None) -> int:
     """Measures everything that was asked for; ``description`` says what the exit codes mean."""
     options = _parser(description).parse_args(arguments)
-    settings = Settings(options.tf32, options.compile_mode)
+    settings = CudaSettings(options.tf32, options.compile_mode)
     try:
         torch = _torch(settings)
         groups, shapes = _groups(options), fixed_shapes(options.input_shape)
@@ -70,7 +124,7 @@ def main(description: str, arguments: Sequence[str] | None = None) -> int:
     return 1 if any(result.failed for result in results) else 0
 
 
-def _torch(settings: Settings) -> Any:
+def _torch(settings: CudaSettings) -> Any:
     """PyTorch with a device, set up to be compared; raises InputError without either."""
     problem = runtime_problem()
     if problem:

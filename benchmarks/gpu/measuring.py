@@ -6,21 +6,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peers.peer import refusal
+from peers import refusal
 
 from gpu.cases import Case
-from gpu.device import Stopwatch
 from gpu.programs import (
+    CudaPeer,
     Model,
-    Ours,
     Program,
+    Stopwatch,
     compiled_by_torch,
     device_tensor,
     host_arrays,
     largest_difference,
     onnx_runtime,
 )
-from tvm_ext.check.random_inputs import random_inputs
+from tvm_ext.check.inputs import random_inputs
 from tvm_ext.check.reference import ReferenceSession
 from tvm_ext.errors import ReferenceUnavailableError, TvmExtError
 from tvm_ext.onnx_frontend import import_model
@@ -71,7 +71,7 @@ class Result:
 
 
 @dataclass(frozen=True)
-class Settings:
+class CudaSettings:
     """The same for all programs.
 
     Attributes
@@ -93,7 +93,7 @@ class Bench:
     follows is missing for that reason.
     """
 
-    def __init__(self, torch: Any, watch: Stopwatch, settings: Settings) -> None:
+    def __init__(self, torch: Any, watch: Stopwatch, settings: CudaSettings) -> None:
         self._torch = torch
         self._watch = watch
         self._settings = settings
@@ -210,12 +210,12 @@ class Bench:
         programs.clear()
         if self._lost:
             return
-        if isinstance(ours, Ours):
+        if isinstance(ours, CudaPeer):
             ours.release()
         self._torch.cuda.empty_cache()
 
     def _ours(self, model: Model, tensors: Mapping[str, Any]) -> Program:
-        return Ours(self._torch, model, tensors, self._settings.tf32)
+        return CudaPeer(self._torch, model, tensors, self._settings.tf32)
 
     def _eager(self, case: Case, tensors: Sequence[Any]) -> Program:
         torch = self._torch

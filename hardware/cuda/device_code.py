@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 
 import tvm
 
-from tvm_ext.hardware.cuda.architecture import FORMS
-from tvm_ext.hardware.cuda.compilers import CudaCompiler, find_compiler, missing_compilers
+from tvm_ext.hardware.cuda.compilers import FORMS, CudaCompiler, find_compiler, missing_compilers
 from tvm_ext.hardware.cuda.runtime_library import cuda_runtime_present
 from tvm_ext.hardware.tvm_compat import compile_cuda_by_tvm
 

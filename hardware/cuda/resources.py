@@ -12,8 +12,8 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_walk
 
-from tvm_ext.hardware.cuda.nvcc import find_nvcc
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.cuda.compilers import find_nvcc
+from tvm_ext.hardware.description import CudaDescription
 
 # A warp gets its registers in blocks of 256, eight for each of its threads. CUDA C++ Programming
 # Guide, table "Technical Specifications per Compute Capability".
@@ -84,7 +84,7 @@ def launches(mod: tvm.IRModule) -> list[Launch]:
     ]
 
 
-def check_launch(launch: Launch, machine: GpuDescription) -> None:
+def check_launch(launch: Launch, machine: CudaDescription) -> None:
     """Raises ResourceLimitError if a block of threads cannot have what a kernel declares."""
     if launch.threads > machine.max_threads_per_block:
         raise ResourceLimitError(
@@ -109,7 +109,7 @@ def check_launch(launch: Launch, machine: GpuDescription) -> None:
 
 
 def check_resources(
-    found: KernelResources, threads: int, machine: GpuDescription, may_spill: bool = False
+    found: KernelResources, threads: int, machine: CudaDescription, may_spill: bool = False
 ) -> None:
     """Raises ResourceLimitError if ``threads`` threads of a kernel lack registers.
 

@@ -3,8 +3,7 @@
 TVM tries to load ``libtvm_runtime_cuda`` while it is imported and says nothing when that fails. It
 fails where the loader finds no ``libcudart.so.13``, though PyTorch and NVIDIA's packages bring one
 in a folder of their own. A library that is loaded already is found by its name: so that one is
-loaded first, and TVM's then.
-"""
+loaded first, and TVM's then."""
 
 import ctypes
 import functools
@@ -12,13 +11,13 @@ import glob
 import importlib.util
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import tvm
 from tvm_ffi.libinfo import load_lib_ctypes
 
-from tvm_ext.hardware.cuda.driver import driver_state
+from tvm_ext.hardware.cuda.host import driver_state
 from tvm_ext.hardware.tvm_compat import loaded_libraries
 
 _NEEDED = re.compile(rb"libcudart\.so\.(\d+)")
@@ -125,3 +124,50 @@ def load_cuda_runtime() -> None:
     loaded_libraries["tvm_runtime_cuda"] = load_lib_ctypes(
         "tvm", "tvm_runtime_cuda", "RTLD_LOCAL", extra_lib_paths=[folder]
     )
+
+
+# References that outlive the interpreter's own clean-up.
+
+
+def keep_for_ever(*objects: object) -> None:
+    """Takes references that are never given back.
+
+    Without a context freeing device memory fails, in a destructor, which would end the process.
+    """
+    for one in objects:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
+
+
+# NVIDIA's libraries of kernels, as far as TVM was built with them.
+#
+# TVM hands parts of a graph to a library through a code generator that is compiled into TVM
+# itself (``relax.ext.cublas``), so that a library which is only installed beside it is of no use.
+
+
+CODE_GENERATORS: Mapping[str, str] = {
+    "cuBLAS": "relax.ext.cublas",
+    "cuDNN": "relax.ext.cudnn",
+    "CUTLASS": "relax.ext.cutlass",
+}
+"""By library, the function that TVM registers when it was built with it."""
+
+CANDIDATES = ("cuBLAS",)
+"""Those that tuning sessions measure beside the templates."""
+
+
+def vendor_libraries() -> tuple[str, ...]:
+    """The libraries that this TVM can hand kernels to."""
+    return tuple(
+        name
+        for name, function in CODE_GENERATORS.items()
+        if tvm.get_global_func(function, allow_missing=True) is not None
+    )
+
+
+def vendor_library_note() -> str:
+    """In one line, which libraries kernels may be left to."""
+    found = vendor_libraries()
+    if not found:
+        return f"none: this TVM was built without {', '.join(CODE_GENERATORS)}"
+    notes = {name: "a candidate of tuning" if name in CANDIDATES else "not used" for name in found}
+    return ", ".join(f"{name} ({note})" for name, note in notes.items())

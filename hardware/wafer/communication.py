@@ -8,15 +8,13 @@ and the number N of links that it uses, and estimate
     cycles = max(C, E / N) + L + (2 T_R + 1) D
 
 with T_R cycles of the ramp between a PE and its router, and one cycle for an operation. A pattern
-whose schedule is known better has a form of its own, which its function states.
-"""
+whose schedule is known better has a form of its own, which its function states."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.wafer.errors import MeshLimitError
+from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError
 
 
 @dataclass(frozen=True)
@@ -61,13 +59,13 @@ NOTHING = Communication(0.0, 0.0, 0.0, 0.0, 0.0, 0, 0, 0.0)
 """What a pattern costs where there is no other PE."""
 
 
-def step_cycles(mesh: MeshDescription) -> int:
+def step_cycles(mesh: WaferDescription) -> int:
     """2 T_R + 1: what a PE adds to a word that it takes in, works on and sends on."""
     return 2 * mesh.ramp_cycles + 1
 
 
 def communication(
-    mesh: MeshDescription,
+    mesh: WaferDescription,
     *,
     contention: float,
     energy: float,
@@ -148,7 +146,7 @@ def _sharing(part: Communication, parts: Sequence[Communication]) -> float:
     return part.cycles - words + taken
 
 
-def in_turn(mesh: MeshDescription, words: float, senders: int) -> float:
+def in_turn(mesh: WaferDescription, words: float, senders: int) -> float:
     """When the words of all PEs on one side have passed a link or ramp, the nearest PE's first.
 
     They are one hop apart; each adds its words, or a hop where that takes longer.
@@ -171,12 +169,83 @@ def taken_together(arrivals: Sequence[tuple[float, float]]) -> float:
 
 
 def check_words(words: float) -> None:
-    """Raises MeshLimitError for a negative number of words."""
+    """Raises WaferLimitError for a negative number of words."""
     if words < 0:
-        raise MeshLimitError(f"{words} words are to be sent; expected 0 or more")
+        raise WaferLimitError(f"{words} words are to be sent; expected 0 or more")
 
 
 def check_extent(name: str, extent: int) -> None:
-    """Raises MeshLimitError for a line without PEs."""
+    """Raises WaferLimitError for a line without PEs."""
     if extent < 1:
-        raise MeshLimitError(f"{name} is {extent}; expected 1 PE or more")
+        raise WaferLimitError(f"{name} is {extent}; expected 1 PE or more")
+
+
+# Messages: one PE to another, to its line, to a grid.
+#
+# B words over L hops take B + L + 2 T_R + 1 cycles: they leave the sender one a cycle, and each
+# is stored in one cycle. A router copies a wavelet to several links at no cost, so that a
+# multicast takes what the message to its farthest PE takes. P. Luczynski et al., "Near-optimal
+# wafer-scale reduce", HPDC 2024, arXiv 2404.15888.
+
+
+def message(
+    mesh: WaferDescription, words: float, hops: float, sharing: float = 1.0
+) -> Communication:
+    """``words`` words from one PE to another, ``hops`` away.
+
+    ``sharing`` is how many such messages the busiest link of the way, or the ramp of the receiver,
+    takes in turn: copies between PEs of which only the longest way and the worst link are known.
+    Then the cycles are the most it can take: a part of the way may be hidden behind the words of
+    others. Buffers and colours are those of one PE's message.
+    """
+    check_words(words)
+    if hops == 0:
+        return NOTHING
+    return communication(
+        mesh,
+        contention=words * sharing,
+        energy=words * hops,
+        distance=hops,
+        depth=1,
+        links=max(1, round(hops)),
+        colours=1,
+        buffer_words=words,
+    )
+
+
+def multicast(mesh: WaferDescription, words: float, extent: int, root: int = 0) -> Communication:
+    """``words`` words from the PE at place ``root`` to all others of a line of ``extent`` PEs."""
+    check_words(words)
+    check_extent("extent", extent)
+    if extent == 1:
+        return NOTHING
+    return communication(
+        mesh,
+        contention=words,
+        energy=words * (extent - 1),
+        distance=max(root, extent - 1 - root),
+        depth=1,
+        links=extent - 1,
+        colours=1,
+        buffer_words=words,
+    )
+
+
+def multicast_2d(mesh: WaferDescription, words: float, rows: int, columns: int) -> Communication:
+    """``words`` words from a corner of a grid to all others: along its row, then columns."""
+    check_words(words)
+    check_extent("rows", rows)
+    check_extent("columns", columns)
+    others = rows * columns - 1
+    if others == 0:
+        return NOTHING
+    return communication(
+        mesh,
+        contention=words,
+        energy=words * others,
+        distance=rows + columns - 2,
+        depth=1,
+        links=others,
+        colours=1,
+        buffer_words=words,
+    )

@@ -18,9 +18,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.wafer.errors import MeshLimitError
-from tvm_ext.hardware.wafer.messages import message
+from tvm_ext.hardware.wafer.communication import message
+from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError
 from tvm_ext.hardware.wafer.program import Layout
 
 # Of a larger tensor whose shape changes, only every n-th element is looked at.
@@ -62,7 +61,7 @@ NO_CHANGE = LayoutChange(0.0, 0.0, 0.0, 0.0, 0.0)
 def layout_change(
     have: Layout,
     need: Layout,
-    mesh: MeshDescription,
+    mesh: WaferDescription,
     have_at: tuple[int, int] = (0, 0),
     need_at: tuple[int, int] = (0, 0),
 ) -> LayoutChange:
@@ -79,11 +78,11 @@ def layout_change(
 
     Raises
     ------
-    MeshLimitError
+    WaferLimitError
         The layouts are of tensors with different numbers of elements.
     """
     if have.elements != need.elements:
-        raise MeshLimitError(
+        raise WaferLimitError(
             f"{have.tensor} of {have.elements} elements is to become {need.tensor} of "
             f"{need.elements}; expected layouts of one tensor"
         )
@@ -92,8 +91,8 @@ def layout_change(
     rows_first = _Ways(have, need, have_at, need_at).load()
     if not rows_first.distance:
         return NO_CHANGE
-    turned = _Ways(_turned(have), _turned(need), have_at[::-1], need_at[::-1])
-    load = min(rows_first, turned.load(), key=lambda one: one.busiest)
+    transposed = _Ways(_transposed(have), _transposed(need), have_at[::-1], need_at[::-1])
+    load = min(rows_first, transposed.load(), key=lambda one: one.busiest)
     wide = need.element_bytes / mesh.word_bytes
     words = math.prod(need.pieces) * wide
     link_words = load.busiest * wide
@@ -115,7 +114,7 @@ def _place(layout: Layout) -> tuple[object, ...]:
     return layout.shape, layout.axes, layout.pieces, copies
 
 
-def _turned(layout: Layout) -> Layout:
+def _transposed(layout: Layout) -> Layout:
     """The same with rows for columns."""
     axes = tuple({"row": "column", "column": "row"}.get(axis, axis) for axis in layout.axes)
     return replace(layout, axes=axes, rows=layout.columns, columns=layout.rows)

@@ -12,7 +12,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Work:
+class BlockWork:
     """Vector instructions of one block.
 
     Attributes
@@ -114,7 +114,7 @@ class Steps:
     items: "tuple[Item, ...]"
 
 
-Item = Work | Transfer | Steps
+Item = BlockWork | Transfer | Steps
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class MeshProgram:
+class WaferProgram:
     """A kernel on a mesh.
 
     Attributes
@@ -193,12 +193,12 @@ class MeshProgram:
         """SRAM of one PE that data take."""
         return sum(self.shards.values()) + sum(self.buffers.values())
 
-    def leaves(self) -> Iterator[tuple[Work | Transfer, int]]:
+    def leaves(self) -> Iterator[tuple[BlockWork | Transfer, int]]:
         """Every work and transfer, with how often it happens."""
         return _leaves(self.items, 1)
 
 
-def _leaves(items: tuple[Item, ...], times: int) -> Iterator[tuple[Work | Transfer, int]]:
+def _leaves(items: tuple[Item, ...], times: int) -> Iterator[tuple[BlockWork | Transfer, int]]:
     for item in items:
         if isinstance(item, Steps):
             yield from _leaves(item.items, times * item.times)

@@ -8,24 +8,88 @@ before computes,
 with n steps of m cycles of messages and c of work; without, n (m + c). Work counts for the PE that
 has the most of it. A vector instruction of n elements takes a + b n cycles, a to issue it and for
 the loop around it, b by the type of the elements; twice b where it reads two arrays, whose banks
-nobody keeps apart (published GEMM tiles take 2.07 cycles an element).
-"""
+nobody keeps apart (published GEMM tiles take 2.07 cycles an element)."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.wafer.communication import NOTHING, Communication, at_once
-from tvm_ext.hardware.wafer.limits import limit_refusal
-from tvm_ext.hardware.wafer.program import Item, MeshProgram, Steps, Transfer, Work
-from tvm_ext.hardware.wafer.transfer_cost import first_place_cost, transfer_cost
+from tvm_ext.hardware.wafer import reduces
+from tvm_ext.hardware.wafer.communication import NOTHING, Communication, at_once, message, multicast
+from tvm_ext.hardware.wafer.description import WaferDescription, limit_refusal
+from tvm_ext.hardware.wafer.program import BlockWork, Item, Steps, Transfer, WaferProgram
+from tvm_ext.hardware.wafer.reduces import k_tree
+
+# The cost of one transfer of a mesh program: which closed form its pattern has.
+
+
+_REDUCES: dict[str, Callable[[WaferDescription, float, int], Communication]] = {
+    "chain": reduces.chain,
+    "tree": reduces.tree,
+    "star": reduces.star,
+}
+
+
+def transfer_cost(transfer: Transfer, mesh: WaferDescription, steps: int = 1) -> Communication:
+    """One execution of ``transfer``; ``steps`` is how often it happens, each time from another PE.
+
+    Raises WaferLimitError for a pattern whose numbers make no sense (a group larger than the line).
+    """
+    pattern, words, extent = transfer.pattern, transfer.words, transfer.extent
+    if not words or extent < 2:
+        return NOTHING
+    if pattern in _REDUCES:
+        return _REDUCES[pattern](mesh, words, extent)
+    if pattern == "two_phase":
+        group = transfer.group or reduces.best_group(extent)
+        return reduces.two_phase(mesh, words, extent, min(group, extent))
+    if pattern == "k_tree":
+        return k_tree(mesh, words, extent, max(1, transfer.group or 2))
+    if pattern.startswith("multicast"):
+        return _relayed(multicast(mesh, words, extent), mesh, transfer, steps)
+    return message(mesh, words, transfer.distance, transfer.load)
+
+
+def first_place_cost(transfer: Transfer, mesh: WaferDescription) -> Communication:
+    """What it takes to bring tiles to where the first step needs them."""
+    if not transfer.first_distance or not transfer.words:
+        return NOTHING
+    return message(mesh, transfer.words, transfer.first_distance, transfer.first_load)
+
+
+def _relayed(
+    found: Communication, mesh: WaferDescription, transfer: Transfer, steps: int
+) -> Communication:
+    """A multicast with a sender that changes from step to step, or within a step.
+
+    Each sender needs a route of its own; where a line has more of them than there are colours, for
+    rows and columns together, messages are passed on in software from one stretch of the line to
+    the next: the term beta r of WaferLLM's model (C. He et al., OSDI 2025, section 3). So is the
+    word, once for each, from a sender to the one that follows it within a step.
+    """
+    routes = max(1, mesh.usable_colours // 2)
+    senders = min(steps * transfer.senders, transfer.extent)
+    relays = max(0, math.ceil(senders / routes) - 1)
+    turns = transfer.senders - 1
+    if not relays:
+        return replace(
+            found,
+            cycles=found.cycles + turns * mesh.relay_cycles,
+            depth=found.depth + turns,
+            colours=max(1, senders),
+        )
+    return replace(
+        found,
+        cycles=found.cycles + (relays + turns) * mesh.relay_cycles,
+        depth=found.depth + relays + turns,
+        colours=routes,
+    )
 
 
 @dataclass(frozen=True)
-class MeshCost:
+class WaferCost:
     """Modelled cost of one kernel on a mesh.
 
     Attributes
@@ -51,7 +115,7 @@ class MeshCost:
     efficiency : float
         Share of the grid's peak for the kernel's type, from 0 to 1.
     imbalance : float
-        Work of the busiest PE by the mean of all of the grid.
+        BlockWork of the busiest PE by the mean of all of the grid.
     rows, columns : int
         PEs that are used.
     bytes_per_pe : int
@@ -123,7 +187,7 @@ class _Sum:
         self.patterns += [(pattern, count * times) for pattern, count in other.patterns]
 
 
-def program_cost(program: MeshProgram, mesh: MeshDescription) -> MeshCost:
+def program_cost(program: WaferProgram, mesh: WaferDescription) -> WaferCost:
     """The cost of ``program`` on ``mesh``; see the module's text for the formulas."""
     costs = _Costs(program, mesh)
     total = costs.items(program.items)
@@ -132,7 +196,7 @@ def program_cost(program: MeshProgram, mesh: MeshDescription) -> MeshCost:
     flops = sum(
         leaf.flops * times * float(leaf.row_share.sum()) * float(leaf.column_share.sum())
         for leaf, times in program.leaves()
-        if isinstance(leaf, Work)
+        if isinstance(leaf, BlockWork)
     )
     used = program.rows * program.columns
     dtype = _main_dtype(program)
@@ -140,7 +204,7 @@ def program_cost(program: MeshProgram, mesh: MeshDescription) -> MeshCost:
     seconds = mesh.seconds(cycles)
     colours = max(costs.phase_colours)
     dynamic = (mesh.active_watts - mesh.idle_watts) * busy / cycles
-    return MeshCost(
+    return WaferCost(
         cycles=cycles,
         seconds=seconds,
         compute_cycles=total.compute,
@@ -164,7 +228,7 @@ def program_cost(program: MeshProgram, mesh: MeshDescription) -> MeshCost:
     )
 
 
-def work_cycles(work: Work, mesh: MeshDescription) -> tuple[float, float]:
+def work_cycles(work: BlockWork, mesh: WaferDescription) -> tuple[float, float]:
     """Cycles of a full tile's instructions, and how many more its memory takes."""
     start = (mesh.issue_cycles + mesh.loop_cycles) * work.instructions
     conflict = mesh.conflict_factor if len(work.operands) > 1 else 1.0
@@ -175,17 +239,17 @@ def work_cycles(work: Work, mesh: MeshDescription) -> tuple[float, float]:
     return compute, max(0.0, max(loads, stores) - compute)
 
 
-def busy_map(program: MeshProgram, mesh: MeshDescription) -> np.ndarray:
+def busy_map(program: WaferProgram, mesh: WaferDescription) -> np.ndarray:
     """Busy cycles of each PE, [rows, columns], float64."""
     busy = np.zeros((program.rows, program.columns))
     for leaf, times in program.leaves():
-        if isinstance(leaf, Work):
+        if isinstance(leaf, BlockWork):
             cycles = sum(work_cycles(leaf, mesh)) * times
             busy += cycles * np.outer(leaf.row_share, leaf.column_share)
     return busy
 
 
-def busy_cycles_mean(program: MeshProgram, mesh: MeshDescription) -> float:
+def busy_cycles_mean(program: WaferProgram, mesh: WaferDescription) -> float:
     """Busy cycles of the PEs of the grid on average."""
     return sum(
         sum(work_cycles(leaf, mesh))
@@ -193,14 +257,14 @@ def busy_cycles_mean(program: MeshProgram, mesh: MeshDescription) -> float:
         * float(leaf.row_share.mean())
         * float(leaf.column_share.mean())
         for leaf, times in program.leaves()
-        if isinstance(leaf, Work)
+        if isinstance(leaf, BlockWork)
     )
 
 
 class _Costs:
     """Adds up items; remembers which of them have routes at the same time."""
 
-    def __init__(self, program: MeshProgram, mesh: MeshDescription) -> None:
+    def __init__(self, program: WaferProgram, mesh: WaferDescription) -> None:
         self._mesh = mesh
         self._processing_elements = program.rows * program.columns
         self.phase_colours = [0]
@@ -219,7 +283,7 @@ class _Costs:
         total.add(self._messages(waiting))
         return total
 
-    def _work(self, work: Work) -> _Sum:
+    def _work(self, work: BlockWork) -> _Sum:
         compute, memory = work_cycles(work, self._mesh)
         share = float(work.row_share.max(initial=0)) * float(work.column_share.max(initial=0))
         compute, memory = compute * share, memory * share
@@ -261,6 +325,6 @@ class _Costs:
         return total
 
 
-def _main_dtype(program: MeshProgram) -> str:
-    works = [leaf for leaf, _ in program.leaves() if isinstance(leaf, Work)]
+def _main_dtype(program: WaferProgram) -> str:
+    works = [leaf for leaf, _ in program.leaves() if isinstance(leaf, BlockWork)]
     return max(works, key=lambda one: one.flops).dtype if works else "float32"

@@ -6,9 +6,9 @@ import sys
 import cpu
 import pytest
 from kernel_models import Scale, kernel_models
-from machine_peaks import MachinePeaks, copy_peak, fma_peak
 from peers import PEERS, PeerError
 from results import OURS_NAME
+from roofline import MachinePeaks, copy_peak, fma_peak
 
 QUICK = ["--seconds", "0.001", "--threads", "1"]
 

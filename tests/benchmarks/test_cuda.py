@@ -10,10 +10,9 @@ import onnx
 import pytest
 from gpu import command, measuring
 from gpu.cases import GROUPS, Case, cases
-from gpu.device import OnOwnStream, Peaks, Stopwatch
-from gpu.measuring import OURS, Bench, Result, Settings
-from gpu.programs import largest_difference
-from gpu.tables import table
+from gpu.command import table
+from gpu.measuring import OURS, Bench, CudaSettings, Result
+from gpu.programs import OnOwnStream, Peaks, Stopwatch, largest_difference
 
 from tvm_ext.errors import InputError, ReferenceUnavailableError
 from tvm_ext.onnx_frontend import import_model
@@ -178,7 +177,7 @@ def bench_with(monkeypatch, ours) -> tuple[Bench, BenchTorch]:
     torch = BenchTorch()
     monkeypatch.setattr(Bench, "_ours", lambda self, model, tensors: ours(model))
     monkeypatch.setattr(measuring, "host_arrays", lambda torch, outputs: [np.zeros(3)])
-    return Bench(torch, Stopwatch(torch, 0.1), Settings()), torch
+    return Bench(torch, Stopwatch(torch, 0.1), CudaSettings()), torch
 
 
 def simple_case(group: str) -> Case:

@@ -1,11 +1,10 @@
 """Peers agree on the numbers of a small model, and say why where they cannot take part."""
 
 import numpy as np
+import peers as peer_module
 import pytest
-from contest import Contest
-from peers import OURS, PEERS, REFERENCE, Job, PeerError, Program
-from peers import peer as peer_module
-from peers.ours import kernel_timer, program
+from measure import Contest
+from peers import OURS, PEERS, REFERENCE, Job, PeerError, Program, kernel_timer, program
 from results import CaseResult, relative_difference
 
 INPUTS = {"x": np.random.default_rng(0).standard_normal((2, 3, 8, 8), np.float32)}
@@ -101,14 +100,14 @@ def test_a_contest_times_and_compares_all(job):
 
 
 def test_a_slow_program_is_left_out(job, monkeypatch):
-    monkeypatch.setattr("contest.SLOWEST_SECONDS", -1.0)
+    monkeypatch.setattr("measure.SLOWEST_SECONDS", -1.0)
     result = contest(job, [Fake("slow", REFERENCE.prepare(job).outputs())])
     assert list(result.programs) == ["tvm_ext"]
     assert "one run takes" in result.reasons["slow"]
 
 
 def test_without_the_reference_there_is_no_difference(job, monkeypatch):
-    monkeypatch.setattr("contest.REFERENCE", Fake("onnxruntime"))
+    monkeypatch.setattr("measure.REFERENCE", Fake("onnxruntime"))
     result = contest(job, [])
     assert result.programs["tvm_ext"].difference is None
     assert not result.failed

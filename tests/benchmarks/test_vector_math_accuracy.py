@@ -7,7 +7,7 @@ import pytest
 import tvm
 import vector_math_accuracy as accuracy
 
-from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import resolve_target
 
 PAGE = Path(__file__).parents[2] / "docs" / "vector-math.md"

@@ -39,10 +39,10 @@ def test_what_cannot_be_left_out_is_there_once_and_in_order(level):
 @pytest.mark.parametrize("level", PIPELINES)
 def test_origins_are_filled_in_after_graph_passes_and_after_lowering(level):
     config = PIPELINES[level]
-    assert config.graph[-1] == "InheritOrigins"
-    assert config.lower.index("InheritOrigins") > config.lower.index("LegalizeOps")
+    assert config.graph[-1] == "PropagateSpans"
+    assert config.lower.index("PropagateSpans") > config.lower.index("LegalizeOps")
     if "FuseOperators" in config.lower:
-        assert config.lower.index("InheritOrigins") < config.lower.index("FuseOperators")
+        assert config.lower.index("PropagateSpans") < config.lower.index("FuseOperators")
 
 
 def test_each_level_does_what_the_one_below_does():

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tvm_ext.configs.loader import config_folder
-from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
-from tvm_ext.tuning.trial_log import read_trials
+from tvm_ext.tir_schedules.cpu import CPU_TEMPLATES
+from tvm_ext.tuning.logs.trial_log import read_trials
 
 FOLDERS = sorted(
     Path(str(one)) for one in config_folder("records").iterdir() if Path(str(one)).is_dir()

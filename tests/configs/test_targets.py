@@ -10,9 +10,9 @@ from tvm.script import tirx as T
 
 from tvm_ext.configs.errors import ConfigError
 from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml, read_toml
-from tvm_ext.hardware.description import CpuDescription, GpuDescription
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.presets import load_description
+from tvm_ext.hardware.description import CpuDescription, CudaDescription
+from tvm_ext.hardware.targets import load_description
+from tvm_ext.hardware.wafer.description import WaferDescription
 
 PRESETS = sorted(
     entry.name.removesuffix(".toml")
@@ -131,11 +131,11 @@ def test_every_number_stands_under_a_comment(preset):
 def test_preset_gives_a_tvm_target(preset):
     description = load_description(config_folder("targets") / f"{preset}.toml")
     target = description.tvm_target()
-    if isinstance(description, GpuDescription):
+    if isinstance(description, CudaDescription):
         assert target.kind.name == "cuda"
         assert target.attrs["arch"] == description.arch
         assert target.attrs["max_shared_memory_per_block"] == description.shared_memory_bytes
-    elif isinstance(description, MeshDescription):
+    elif isinstance(description, WaferDescription):
         assert target.kind.name == "llvm"
         assert target.attrs["device"] == description.device
     else:

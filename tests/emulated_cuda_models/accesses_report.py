@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cuda_emulation.accesses import KernelAccesses, Site
 
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.description import CudaDescription
 
 # Exponentials a cycle of a multiprocessor: CUDA C++ Programming Guide, "Arithmetic Instructions".
 _FUNCTIONS_PER_CYCLE = 16
@@ -47,7 +47,7 @@ class KernelTimes:
         return max(self.sectors, self.wavefronts, self.functions) - self.floor
 
 
-def kernel_times(kernel: KernelAccesses, machine: GpuDescription) -> KernelTimes:
+def kernel_times(kernel: KernelAccesses, machine: CudaDescription) -> KernelTimes:
     """The times of a launch that was counted."""
     hertz = machine.clock_ghz * 1e9
     busy = min(kernel.blocks, machine.sms) * hertz * kernel.share
@@ -68,7 +68,7 @@ def kernel_times(kernel: KernelAccesses, machine: GpuDescription) -> KernelTimes
     )
 
 
-def report(kernels: Sequence[KernelAccesses], machine: GpuDescription, sites: int = 0) -> str:
+def report(kernels: Sequence[KernelAccesses], machine: CudaDescription, sites: int = 0) -> str:
     """A table with a line for every kernel, those that lose most in all launches first."""
     launches = Counter((kernel.name, kernel.grid) for kernel in kernels)
     first = {(kernel.name, kernel.grid): kernel for kernel in reversed(kernels)}

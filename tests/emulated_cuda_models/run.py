@@ -36,9 +36,9 @@ from cuda_emulation.accesses import counted_accesses  # noqa: E402
 from emulated_models import emulated_model  # noqa: E402
 
 from tvm_ext.check.check import check_compiled  # noqa: E402
-from tvm_ext.check.random_inputs import random_inputs  # noqa: E402
+from tvm_ext.check.inputs import random_inputs  # noqa: E402
 from tvm_ext.errors import TvmExtError  # noqa: E402
-from tvm_ext.hardware.description import GpuDescription  # noqa: E402
+from tvm_ext.hardware.description import CudaDescription  # noqa: E402
 from tvm_ext.hardware.targets import resolve_target  # noqa: E402
 
 
@@ -84,7 +84,7 @@ def _run(path: Path, options: argparse.Namespace) -> tuple[str, bool]:
 def _counted(path: Path, options: argparse.Namespace) -> tuple[str, bool]:
     """The accesses of a model's kernels."""
     machine = resolve_target(options.target)
-    if not isinstance(machine, GpuDescription):
+    if not isinstance(machine, CudaDescription):
         return f"{options.target} is no GPU", False
     compiled, inputs = _compiled(path, options)
     chosen = {} if options.blocks is None else {"blocks": options.blocks, "only": True}

@@ -6,7 +6,7 @@ from tvm import te
 
 from tvm_ext.errors import BuildError
 from tvm_ext.hardware.cuda import resources as cuda_resources
-from tvm_ext.hardware.cuda.nvcc import find_nvcc
+from tvm_ext.hardware.cuda.compilers import find_nvcc
 from tvm_ext.hardware.cuda.resources import (
     KernelResources,
     Launch,

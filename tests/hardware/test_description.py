@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
+from tvm_ext.configs.errors import TargetError
+from tvm_ext.hardware.cpu.features import features_from_flags, llvm_features, vector_bits
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.errors import TargetError
-from tvm_ext.hardware.features import features_from_flags, llvm_features, vector_bits
 from tvm_ext.hardware.targets import resolve_target
 
 

@@ -5,18 +5,16 @@ import platform
 
 import pytest
 
-from tvm_ext.hardware.features import X86_FLAGS, features_from_flags, llvm_features
-from tvm_ext.hardware.host import (
+from tvm_ext.hardware.cpu.features import X86_FLAGS, features_from_flags, llvm_features
+from tvm_ext.hardware.cpu.host import (
+    CacheSizes,
+    CpuFacts,
     choose_cpu,
+    cpu_facts,
     fma_units,
     host_cpu_features,
     host_description,
     host_triple,
-)
-from tvm_ext.hardware.host_probe import (
-    CacheSizes,
-    CpuFacts,
-    cpu_facts,
     parse_cpuinfo,
     read_cgroup_quota,
     read_sysfs_caches,
@@ -113,7 +111,7 @@ def test_cpuinfo_of_arm_and_no_cpuinfo_at_all():
 
 
 def test_macos_asks_sysctl(monkeypatch):
-    from tvm_ext.hardware import host_probe
+    from tvm_ext.hardware.cpu import host as host_probe
 
     answers = {"hw.optional.arm.FEAT_DotProd": "1", "machdep.cpu.brand_string": "Apple M1"}
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
@@ -125,7 +123,7 @@ def test_macos_asks_sysctl(monkeypatch):
 
 
 def test_macos_on_intel(monkeypatch):
-    from tvm_ext.hardware import host_probe
+    from tvm_ext.hardware.cpu import host as host_probe
 
     answers = {
         "machdep.cpu.features": "FPU SSE3 SSE4.2 AVX1.0 FMA MOVBE",
@@ -175,7 +173,7 @@ def test_cgroup_quota(tmp_path, name, text, quota):
 
 
 def test_usable_cores_are_cut_by_the_quota_but_never_none(monkeypatch):
-    from tvm_ext.hardware import host_probe
+    from tvm_ext.hardware.cpu import host as host_probe
 
     monkeypatch.setattr(host_probe, "usable_cpus", lambda: frozenset(range(8)))
     for quota, cores in ((None, 8), (2.5, 3), (0.2, 1), (64.0, 8)):

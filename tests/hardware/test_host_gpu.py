@@ -2,8 +2,8 @@
 
 import pytest
 
-from tvm_ext.hardware import host_gpu
-from tvm_ext.hardware.cuda.driver import CudaDevice, DriverState
+from tvm_ext.hardware.cuda import host as host_gpu
+from tvm_ext.hardware.cuda.host import CudaDevice, DriverState
 from tvm_ext.hardware.targets import list_targets, resolve_target
 
 

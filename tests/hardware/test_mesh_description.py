@@ -6,21 +6,19 @@ import tvm
 from pydantic import ValidationError
 from tvm.script import tirx as T
 
-from tvm_ext.configs.errors import ConfigError
+from tvm_ext.configs.errors import ConfigError, TargetError
 from tvm_ext.configs.loader import config_folder
-from tvm_ext.hardware.cost import Work
-from tvm_ext.hardware.errors import TargetError
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.roofline import cost_model
+from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_processor, resolve_target
+from tvm_ext.hardware.wafer.description import WaferDescription
 
 MESHES = ["wse2", "wse3", "mesh16"]
 
 
-def mesh(name: str = "wse2", **changes: object) -> MeshDescription:
+def mesh(name: str = "wse2", **changes: object) -> WaferDescription:
     found = resolve_target(name)
-    assert isinstance(found, MeshDescription)
-    return MeshDescription(**(found.model_dump() | changes))
+    assert isinstance(found, WaferDescription)
+    return WaferDescription(**(found.model_dump() | changes))
 
 
 def test_peaks_are_those_published_for_the_second_generation():

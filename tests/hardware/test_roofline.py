@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_ext.hardware.cost import Work
-from tvm_ext.hardware.roofline import Roofline, cost_model
+from tvm_ext.hardware.cost_model import Roofline, Work, cost_model
 from tvm_ext.hardware.targets import resolve_target
 
 MACHINES = ["avx512", "aarch64-neon", "nvidia-a100"]

@@ -3,12 +3,11 @@
 import pytest
 import tvm
 
-from tvm_ext.configs.errors import ConfigError
+from tvm_ext.configs.errors import ConfigError, TargetError
 from tvm_ext.configs.loader import config_folder
-from tvm_ext.hardware.errors import TargetError
-from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import (
-    DEFAULT_GPU,
+    DEFAULT_CUDA,
     compiling_for,
     list_targets,
     resolve_target,
@@ -29,7 +28,7 @@ def test_every_listed_target_resolves_to_its_kind():
 def test_cpu_is_this_machine_and_cuda_the_default_gpu_without_one(monkeypatch):
     monkeypatch.setattr("tvm_ext.hardware.targets.host_gpu", lambda presets: None)
     assert resolve_target("cpu") is host_description()
-    assert resolve_target("cuda").name == DEFAULT_GPU
+    assert resolve_target("cuda").name == DEFAULT_CUDA
 
 
 def test_a_description_comes_back_as_it_is():

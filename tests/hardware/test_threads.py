@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tvm_ext.hardware import threads
+from tvm_ext.hardware.cpu import threads
 
 placeable = pytest.mark.skipif(
     not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2,

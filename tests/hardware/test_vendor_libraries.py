@@ -3,7 +3,7 @@
 import pytest
 import tvm_ffi
 
-from tvm_ext.hardware.cuda.vendor_libraries import (
+from tvm_ext.hardware.cuda.runtime_library import (
     CODE_GENERATORS,
     vendor_libraries,
     vendor_library_note,

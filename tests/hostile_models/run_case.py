@@ -14,7 +14,7 @@ import seeds
 from case_workers import CRASH, TIMEOUT
 
 import tvm_ext
-from tvm_ext.check import random_inputs
+from tvm_ext.check.inputs import random_inputs
 from tvm_ext.check.reference import run_reference
 from tvm_ext.errors import ReferenceUnavailableError, TvmExtError
 
@@ -34,8 +34,8 @@ LIBRARIES = 300 << 20
 TOLERANCE = 1e-3
 # Random inputs of more bytes than this would be the test's memory and not the compiler's.
 _LARGEST_INPUTS = 1 << 28
-# What the sizes that a model leaves open are.
-_OPEN_SIZE = 16
+# What the sizes that a model leaves dynamic are.
+_DYNAMIC_SIZE = 16
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _outcome(case: Case) -> tuple[str, str]:
 def _bytes_of(specs: Any) -> int:
     total = 0
     for spec in specs:
-        sizes = [_OPEN_SIZE if isinstance(size, str) else size for size in spec.shape]
+        sizes = [_DYNAMIC_SIZE if isinstance(size, str) else size for size in spec.shape]
         total += 8 * int(np.prod(np.array(sizes, object)))
     return total
 

@@ -107,7 +107,7 @@ def _(folder):
 
 @case("a template that raises", "bug in tvm-ext", "'product", "report-bug")
 def _(folder):
-    from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
+    from tvm_ext.tir_schedules.cpu import CPU_TEMPLATES
 
     named = {template.name: type(template) for template in CPU_TEMPLATES}
 

@@ -137,7 +137,7 @@ def _(folder):
     compiled(one("Reshape", {"x": [2, 3], "to": np.array([4, 5])}))
 
 
-@case("a reshape of an open size", "Reshape node 'it'", "float32[N, 3]", "--input-shape x=1,3")
+@case("a reshape of a symbolic size", "Reshape node 'it'", "float32[N, 3]", "--input-shape x=1,3")
 def _(folder):
     compiled(one("Reshape", {"x": ["N", 3], "to": np.array([4, 5])}))
 
@@ -211,7 +211,7 @@ def _(folder):
         compiled(relu())
 
 
-@case("a converter with a defect, open sizes", "Relu node 'relu'", "float32[N, 3]", "x=1,3")
+@case("a converter with a defect, symbolic sizes", "Relu node 'relu'", "float32[N, 3]", "x=1,3")
 def _(folder):
     with converter("Relu", lambda bb, inputs: None.shape):
         compiled(relu(["N", 3]))

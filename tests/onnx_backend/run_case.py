@@ -11,7 +11,7 @@ from onnx.backend.test.runner import Runner
 
 import tvm_ext
 from tvm_ext.errors import TvmExtError
-from tvm_ext.onnx_frontend.input_shapes import model_inputs
+from tvm_ext.onnx_frontend.signature import model_inputs
 
 PASSED, RANDOM, REFUSED, WRONG, INTERNAL = (
     *("passed", "random", "refused", "wrong", "internal error"),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from graph_builder import Declined, GraphBuilder
+from graph_builder import GraphBuilder, NotApplicable
 from onnx import TensorProto
 
 _INT64 = np.int64
@@ -60,7 +60,7 @@ def layer_norm(g: GraphBuilder) -> None:
     axis = g.integer(1, x.rank - 1)
     shape = x.shape[axis:]
     if int(np.prod(shape)) < 3:
-        raise Declined
+        raise NotApplicable
     bias = g.weight(shape) if g.chance() else None
     axis = axis if g.chance() else axis - x.rank
     inputs = [x, g.weight(shape), bias] if bias else [x, g.weight(shape)]
@@ -189,7 +189,7 @@ def matmul(g: GraphBuilder) -> None:
     else:
         y = g.value(lambda v: x.rank == v.rank >= 2 and v.shape[-2] == inner)
         if not _can_broadcast(x.shape[:-2], y.shape[:-2]):
-            raise Declined
+            raise NotApplicable
         g.add_float("MatMul", [x, y])
 
 

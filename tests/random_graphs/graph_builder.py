@@ -16,7 +16,7 @@ OPSETS = (17, 18, 21)
 LARGEST = {1: 17, 2: 17, 3: 13, 4: 8, 5: 4}
 
 
-class Declined(Exception):
+class NotApplicable(Exception):
     """An operator does not fit the values that there are; another one is drawn."""
 
 
@@ -76,7 +76,7 @@ class GraphBuilder:
         """A value of the pool, more often a late one; declines when none is as ``wanted``."""
         fitting = [value for value in self.pool if wanted(value)]
         if not fitting:
-            raise Declined
+            raise NotApplicable
         return fitting[-1] if self.chance() else self.pick(fitting)
 
     # Values ----------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class GraphBuilder:
         results = self._inferred(node, [value for value in inputs if value is not None])
         for result in results:
             if not 0 < int(np.prod(result.shape)) <= MAX_ELEMENTS or result.rank > 5:
-                raise Declined
+                raise NotApplicable
         self.nodes.append(node)
         return results
 
@@ -211,7 +211,7 @@ def build_graph(
         try:
             builder.pick(operators)(builder)
             wanted -= 1
-        except Declined:
+        except NotApplicable:
             continue
     return builder.finish(_outputs(builder))
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import numpy as np
-from graph_builder import Declined, GraphBuilder, Value
+from graph_builder import GraphBuilder, NotApplicable, Value
 
 _INT64 = np.int64
 
@@ -32,14 +32,14 @@ def _window(g: GraphBuilder, sizes: tuple[int, ...], dilated: bool) -> dict[str,
         end = [g.integer(0, k - 1) for k in kernel]
     elif mode != "none":
         if max(attributes.get("dilations", [1])) > 1:
-            raise Declined  # ONNX Runtime does not know this combination
+            raise NotApplicable  # ONNX Runtime does not know this combination
         attributes["auto_pad"] = mode
     if mode in ("symmetric", "asymmetric"):
         attributes["pads"] = [*begin, *end]
     if not mode.startswith("SAME"):
         for size, span, low, high in zip(sizes, spans, begin, end, strict=True):
             if size + low + high < span:
-                raise Declined
+                raise NotApplicable
     return attributes
 
 
@@ -102,16 +102,16 @@ def pool(g: GraphBuilder) -> None:
     kernel = attributes["kernel_shape"]
     pads = attributes.get("pads", [])
     if any(pad >= size for pad, size in zip(pads, kernel * 2, strict=False)):
-        raise Declined
+        raise NotApplicable
     # ONNX Runtime refuses negative padding; ONNX infers another size than it computes for VALID.
     strides = attributes.get("strides", [1] * len(kernel))
     same = attributes.get("auto_pad", "").startswith("SAME")
     if same and any(step > width for step, width in zip(strides, kernel, strict=True)):
-        raise Declined
+        raise NotApplicable
     if g.chance() and attributes.get("auto_pad") != "VALID":
         attributes["ceil_mode"] = 1
         if _starts_behind(x.shape[2:], attributes):
-            raise Declined  # refused: ONNX infers a window more than there is
+            raise NotApplicable  # refused: ONNX infers a window more than there is
     if op == "AveragePool" and g.chance():
         attributes["count_include_pad"] = 1
     g.add_float(op, [x], **attributes)
@@ -288,7 +288,7 @@ def rearrange(g: GraphBuilder) -> None:
     elif x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0:
         g.add_float("SpaceToDepth", [x], blocksize=2)
     else:
-        raise Declined
+        raise NotApplicable
 
 
 SPATIAL = (

@@ -8,7 +8,7 @@ from tvm import relax, tirx
 from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.relay_passes.origin import span_of
+from tvm_ext.relay_passes.spans import span_of
 
 AVX512 = resolve_target("avx512")
 

@@ -8,7 +8,7 @@ from tvm import relax
 from unoptimised import LLVM
 
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
-from tvm_ext.relay_passes.pass_log import PassDecision, recording
+from tvm_ext.relay_passes.graph_pass import PassDecision, recording
 
 nn = relax.op.nn
 

@@ -7,11 +7,11 @@ import tvm
 from tvm import relax
 from unoptimised import LLVM
 
-from tvm_ext.hardware.cost import Work
+from tvm_ext.hardware.cost_model import Work
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.graph_pass import PassDecision, recording
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
-from tvm_ext.relay_passes.operator_name import operator_name
-from tvm_ext.relay_passes.origin import span_of
-from tvm_ext.relay_passes.pass_log import PassDecision, recording
+from tvm_ext.relay_passes.spans import span_of
 
 RNG = np.random.default_rng(5)
 

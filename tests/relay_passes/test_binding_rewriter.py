@@ -10,10 +10,9 @@ from tvm_ext.relay_passes.binding_rewriter import (
     GraphView,
     Replacement,
 )
-from tvm_ext.relay_passes.inherit_origins import InheritOrigins
-from tvm_ext.relay_passes.origin import origins_of
-from tvm_ext.relay_passes.origin_writer import bindings_of, write_origins
-from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.graph_pass import recording
+from tvm_ext.relay_passes.propagate_spans import PropagateSpans
+from tvm_ext.relay_passes.spans import bindings_of, origins_of, write_origins
 
 op = relax.op
 TYPE = relax.TensorType([2, 3], "float32")
@@ -166,7 +165,7 @@ def test_a_value_of_another_dataflow_block_is_refused():
         with builder.dataflow():
             out = builder.emit_output(op.abs(e))
         builder.emit_func_output(out)
-    new, log = run(DropAbsOfExp(), InheritOrigins()(builder.get()))
+    new, log = run(DropAbsOfExp(), PropagateSpans()(builder.get()))
     assert [d[0] for d in log] == [False]
     assert log[0][2] == "needs a value from inside another dataflow block"
     assert [name for name, _ in program(new)] == ["tanh", "exp", "negative", "abs"]

@@ -8,7 +8,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
-from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.graph_pass import recording
 
 
 def test_inverse_transposes_cancel() -> None:

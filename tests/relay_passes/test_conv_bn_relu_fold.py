@@ -21,7 +21,7 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvm_ext.relay_passes.origin import origins_of, span_of
+from tvm_ext.relay_passes.spans import origins_of, span_of
 
 
 def test_before_and_expected() -> None:

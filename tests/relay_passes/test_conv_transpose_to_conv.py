@@ -23,11 +23,11 @@ from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
-from tvm_ext.relay_passes.delay_reshapes import DelayReshapes
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
+from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
-from tvm_ext.relay_passes.origin import origins_of
-from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.sink_reshapes import SinkReshapes
+from tvm_ext.relay_passes.spans import origins_of
 
 nn = relax.op.nn
 rewrite = apply(ConvTransposeToConv())
@@ -98,7 +98,7 @@ def test_phases_as_channels_where_there_are_few_channels():
     np.testing.assert_array_equal(got.args[1].value.numpy(), packed.reshape(4, 8, 2, 2))
 
 
-def test_without_stride_it_is_a_convolution_with_the_weights_turned_around():
+def test_without_stride_it_is_a_convolution_with_the_weights_flipped():
     weight = draw(4, 3, 3, 3, seed=1)
     after = check((1, 4, 5, 6), (4, 3, 3, 3), padding=(1, 1))
     turned = np.ascontiguousarray(weight.transpose(1, 0, 2, 3)[..., ::-1, ::-1])
@@ -243,7 +243,7 @@ def test_a_gpu_multiplies_no_zeros_either():
     with resolve_target("cuda").tvm_target():
         after = ConvTransposeToConv()(mod)
     assert "nn.conv2d_transpose" not in after["main"].script()
-    # A branch inside of the sum would hide that it is a product of matrices.
+    # A branch inside of the sum would hide that it is a matmul.
     (kernel,) = (f for f in after.functions.values() if isinstance(f, tvm.tirx.PrimFunc))
     sums = kernel.script().split('sblock("conv_transpose")', 1)[1]
     assert "if_then_else" not in sums
@@ -260,7 +260,7 @@ def test_bias_and_activation_become_one_kernel_with_it():
         return [nn.conv2d(emit(y), relax.const(draw(16, 24, 3, 3, seed=3)), padding=1)]
 
     before = module((1, 16, 32, 32), whole)
-    planned = apply(ConvTransposeToConv(), LayoutPlanning(), CancelTransposes(), DelayReshapes())(
+    planned = apply(ConvTransposeToConv(), LayoutPlanning(), CancelTransposes(), SinkReshapes())(
         before
     )
     names = operators(planned)

@@ -10,7 +10,7 @@ from tvm_ffi import structural_equal
 from unoptimised import LLVM
 
 from tvm_ext.relay_passes.drop_padded_taps import DropPaddedTaps
-from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.graph_pass import recording
 
 CONVOLUTIONS = {1: relax.op.nn.conv1d, 2: relax.op.nn.conv2d, 3: relax.op.nn.conv3d}
 

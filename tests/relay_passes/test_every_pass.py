@@ -34,10 +34,10 @@ RUNS_AFTER = {
     "RewriteDataflowReshape": LEGALIZED,
     "FuseOperators": ANNOTATED,
     "FuseTIR": (*ANNOTATED, "FuseOperators"),
-    "DelayReshapes": ("ConvTransposeToConv", "GroupedConvolution"),
+    "SinkReshapes": ("ConvTransposeToConv", "GroupedConvolution"),
 }
 # These run in the lowered part of the pipelines as well.
-RUNS_TWICE = ("FoldConstant", "InheritOrigins", "DeadCodeElimination", "CanonicalizeBindings")
+RUNS_TWICE = ("FoldConstant", "PropagateSpans", "DeadCodeElimination", "CanonicalizeBindings")
 
 # TVM's own that a second run of takes further, and why.
 NOT_IDEMPOTENT = {
@@ -107,8 +107,8 @@ def residual_and_concat(emit: Emit, x: relax.Var) -> list[relax.Var]:
 
 
 def gemm_with_transposes(emit: Emit, x: relax.Var) -> list[relax.Var]:
-    turned = emit(relax.op.permute_dims(x))
-    y = emit(relax.op.matmul(turned, emit(relax.op.permute_dims(const(6, 5)))))
+    transposed = emit(relax.op.permute_dims(x))
+    y = emit(relax.op.matmul(transposed, emit(relax.op.permute_dims(const(6, 5)))))
     y = emit(nn.relu(emit(relax.op.add(y, const(6)))))
     y = emit(relax.op.matmul(y, const(6, 3)))
     y = emit(relax.op.permute_dims(emit(relax.op.add(y, const(3)))))

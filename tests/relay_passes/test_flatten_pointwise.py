@@ -11,7 +11,7 @@ from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.relay_passes.flatten_pointwise import FlattenPointwise
-from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.graph_pass import recording
 
 AVX512 = resolve_target("avx512")
 

@@ -13,7 +13,7 @@ from unoptimised import LLVM
 
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
-from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.graph_pass import recording
 
 Emit = Callable[[relax.Expr], relax.Var]
 WEIGHT = np.arange(6, dtype="float32").reshape(2, 3)

@@ -9,9 +9,8 @@ from tvm import relax
 from tvm_ffi import structural_equal
 
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
-from tvm_ext.relay_passes.inherit_origins import InheritOrigins
-from tvm_ext.relay_passes.origin import origins_of
-from tvm_ext.relay_passes.origin_writer import bindings_of, write_origins
+from tvm_ext.relay_passes.propagate_spans import PropagateSpans
+from tvm_ext.relay_passes.spans import bindings_of, origins_of, write_origins
 
 TYPE = relax.TensorType([2, 3], "float32")
 op, nn = relax.op, relax.op.nn
@@ -20,7 +19,7 @@ Emit = Callable[..., relax.Var]
 
 def lower(mod: tvm.IRModule) -> tvm.IRModule:
     passes = [
-        InheritOrigins(),
+        PropagateSpans(),
         relax.transform.CanonicalizeBindings(),
         relax.transform.LegalizeOps(),
         relax.transform.AnnotateTIROpPattern(),

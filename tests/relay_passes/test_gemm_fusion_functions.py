@@ -21,7 +21,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvm_ext.relay_passes.origin import origins_of, retyped_var
+from tvm_ext.relay_passes.spans import origins_of, retyped_var
 
 
 @pytest.mark.parametrize(("left", "right"), [(False, True), (True, False), (True, True)])

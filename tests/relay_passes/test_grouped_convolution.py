@@ -9,10 +9,10 @@ from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.grouped_convolution import GroupedConvolution
-from tvm_ext.relay_passes.origin import origins_of
-from tvm_ext.relay_passes.pass_log import recording
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.relay_passes.spans import origins_of
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 nn = relax.op.nn
 rewrite = apply(GroupedConvolution())

@@ -11,8 +11,8 @@ from tvm import relax, tirx
 from tvm_ffi import structural_equal
 from unoptimised import LLVM
 
+from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.layer_norm_fusion import LayerNormFusion
-from tvm_ext.relay_passes.pass_log import recording
 
 op = relax.op
 EPS = 1e-5

@@ -5,8 +5,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_ext.hardware.cost import Work
-from tvm_ext.hardware.roofline import cost_model
+from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.relay_passes.layout_cost import (
     DEFAULT_SIDE,
@@ -14,9 +13,9 @@ from tvm_ext.relay_passes.layout_cost import (
     DescribedMachine,
     Layout,
     convolution_seconds,
+    planned_convolution_seconds,
     tensor_bytes,
 )
-from tvm_ext.relay_passes.layout_cost_gpu import planned_convolution_seconds
 
 
 class Recorder:
@@ -95,7 +94,7 @@ def test_symbolic_extents_have_defaults() -> None:
 GPU = resolve_target("nvidia-h100")
 
 
-def gpu_seconds(data: tuple, weight: tuple, layout: Layout, **attrs: object) -> float:
+def cuda_seconds(data: tuple, weight: tuple, layout: Layout, **attrs: object) -> float:
     x = relax.Var("x", relax.TensorType(data, "float32"))
     call = relax.op.nn.conv2d(x, relax.const(np.zeros(weight, "float32")), **attrs)
     machine = DescribedMachine(GPU, cost_model(GPU))
@@ -115,6 +114,6 @@ def gpu_seconds(data: tuple, weight: tuple, layout: Layout, **attrs: object) -> 
 def test_a_gpu_copies_neighbours(
     data: tuple, weight: tuple, attrs: dict, prefers_last: bool
 ) -> None:
-    first, last = (gpu_seconds(data, weight, layout, **attrs) for layout in (FIRST, LAST))
+    first, last = (cuda_seconds(data, weight, layout, **attrs) for layout in (FIRST, LAST))
     assert (last < first) == prefers_last
     assert last <= first

@@ -10,10 +10,10 @@ import tvm
 from tvm import relax
 from unoptimised import LLVM
 
-from tvm_ext.hardware.cost import Work
+from tvm_ext.hardware.cost_model import Work
+from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 from tvm_ext.relay_passes.layout_roles import Role, role_of
-from tvm_ext.relay_passes.operator_name import operator_name
 
 RNG = np.random.default_rng(3)
 

@@ -18,9 +18,9 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
+from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
-from tvm_ext.relay_passes.origin import origins_of
-from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.spans import origins_of
 
 
 def test_before_and_after() -> None:

@@ -7,9 +7,9 @@ from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
 
-from tvm_ext.relay_passes import layout_conversion, layout_planning
+from tvm_ext.relay_passes import layout_planning
+from tvm_ext.relay_passes.graph_pass import PassDecision, recording
 from tvm_ext.relay_passes.layout_planning import LayoutPlanning
-from tvm_ext.relay_passes.pass_log import PassDecision, recording
 
 
 def test_gain_below_the_conversions_is_refused_with_both_numbers() -> None:
@@ -98,7 +98,7 @@ def test_failure_of_convert_layout_leaves_the_module(monkeypatch: pytest.MonkeyP
     def fail(*_args: object) -> None:
         raise tvm.error.InternalError("Check failed: no such layout")
 
-    monkeypatch.setattr(layout_conversion.relax.transform, "ConvertLayout", fail)
+    monkeypatch.setattr(layout_planning.relax.transform, "ConvertLayout", fail)
     mod = module(lambda emit, x: conv(x))
     with recording() as log:
         planned = LayoutPlanning(machine=CHEAP)(mod)

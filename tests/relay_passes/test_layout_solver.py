@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_ext.relay_passes.layout_solver import (
+from tvm_ext.relay_passes.layout_graph import (
     FIRST_NODE,
     LAST_NODE,
     LayoutProblem,

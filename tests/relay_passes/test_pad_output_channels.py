@@ -9,10 +9,10 @@ from tvm_ffi import structural_equal
 
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
+from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.pad_output_channels import (
     lane_use,
 )
-from tvm_ext.relay_passes.pass_log import recording
 
 
 def conv_module(channels, layout=("NHWC", "HWIO"), groups=1, constant=True, batch=1):
@@ -156,9 +156,9 @@ def transposed_gemm_module(columns, batch=()):
     builder = relax.BlockBuilder()
     with builder.function("main", [x, c]):
         with builder.dataflow():
-            turned = builder.emit(relax.op.permute_dims(x, axes))
+            transposed = builder.emit(relax.op.permute_dims(x, axes))
             weight = relax.const(random.normal(size=(8, columns)).astype("float32"))
-            product = builder.emit(relax.op.matmul(turned, weight))
+            product = builder.emit(relax.op.matmul(transposed, weight))
             half = builder.emit(relax.op.multiply(product, relax.const(0.5)))
             total = builder.emit(relax.op.add(half, c))
             result = builder.emit_output(relax.op.nn.relu(total))

@@ -11,10 +11,10 @@ from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 from unoptimised import LLVM
 
-from tvm_ext.relay_passes.gemm_compute import GemmCompute
+from tvm_ext.relay_passes.gemm_epilogue import GemmCompute
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
+from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.pad_output_channels import LEAST_ROWS, whole_vectors
-from tvm_ext.relay_passes.pass_log import recording
 
 
 def variable_product(left, right, transposed="", dtype="float32"):
@@ -55,14 +55,14 @@ VARIABLE = {
     "one matrix for all": ((3, 40, 24), (24, 19), ""),
     "batch of one": ((3, 2, 40, 24), (1, 2, 24, 19), ""),
     "batch of the left is one": ((1, 40, 24), (3, 24, 19), ""),
-    "right is turned": ((40, 24), (197, 24), "b"),
-    "left is turned": ((24, 40), (24, 19), "a"),
-    "both are turned": ((3, 24, 40), (3, 19, 24), "ab"),
-    "turned, one for all": ((3, 24, 40), (19, 24), "ab"),
+    "right is transposed": ((40, 24), (197, 24), "b"),
+    "left is transposed": ((24, 40), (24, 19), "a"),
+    "both are transposed": ((3, 24, 40), (3, 19, 24), "ab"),
+    "transposed, one for all": ((3, 24, 40), (19, 24), "ab"),
 }
 
 
-def turn(array, name, transposed):
+def transpose(array, name, transposed):
     return np.swapaxes(array, -1, -2) if name in transposed else array
 
 
@@ -85,7 +85,7 @@ def test_weight_that_is_not_constant(case):
     assert structural_equal(padded(after), after)
     random = np.random.default_rng(9)
     a, b = (random.normal(size=shape).astype("float32") for shape in (left, right))
-    wanted = np.tanh(turn(a, "a", transposed) @ turn(b, "b", transposed))
+    wanted = np.tanh(transpose(a, "a", transposed) @ transpose(b, "b", transposed))
     np.testing.assert_allclose(run(after, a, b), wanted, rtol=1e-4, atol=1e-4)
 
 

@@ -6,7 +6,7 @@ import tvm
 from tvm import relax, tirx
 from unoptimised import LLVM
 
-from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.pointwise_before_resize import PointwiseBeforeResize
 
 SIZE = (8, 12)
@@ -77,7 +77,7 @@ def test_maps_are_convolved_before_they_grow(method, channels, sides, convolutio
     np.testing.assert_allclose(run(after, *arrays), run(mod, *arrays), rtol=1e-4, atol=1e-5)
 
 
-def test_open_sizes_that_grow():
+def test_symbolic_sizes_that_grow():
     h, w = tirx.Var("h", "int64"), tirx.Var("w", "int64")
     small, large = ([(side - 1) // step + 1 for side in (h, w)] for step in (32, 4))
     mod = head((4, 6), (large, small), size=large)

@@ -4,8 +4,7 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext.relay_passes.fuse_operators import FuseOperators
-from tvm_ext.relay_passes.size_parameters import sizes_in_one_shape
+from tvm_ext.relay_passes.fuse_operators import FuseOperators, sizes_in_one_shape
 
 
 def module() -> tvm.IRModule:

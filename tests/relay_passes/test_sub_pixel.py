@@ -9,7 +9,11 @@ from hypothesis import strategies as st
 from tvm import te
 from unoptimised import LLVM
 
-from tvm_ext.relay_passes.sub_pixel import InterleavedKernel, StackedConvolution, UpsampledAxis
+from tvm_ext.relay_passes.conv_transpose_to_conv import (
+    InterleavedKernel,
+    StackedConvolution,
+    UpsampledAxis,
+)
 
 
 @st.composite

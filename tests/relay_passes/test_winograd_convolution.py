@@ -10,11 +10,13 @@ from tvm_ffi import structural_equal
 from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.relay_passes.pass_log import recording
-from tvm_ext.relay_passes.winograd_compute import WinogradForm
-from tvm_ext.relay_passes.winograd_convolution import WinogradConvolution
-from tvm_ext.relay_passes.winograd_cost import WinogradWork
-from tvm_ext.relay_passes.winograd_transforms import transforms
+from tvm_ext.relay_passes.graph_pass import recording
+from tvm_ext.relay_passes.winograd_convolution import (
+    WinogradConvolution,
+    WinogradForm,
+    WinogradWork,
+    transforms,
+)
 
 AVX512 = resolve_target("avx512")
 

@@ -1,4 +1,4 @@
-"""Modules with matrix products, and what holds for each that GemmFusion changes."""
+"""Modules with matmuls, and what holds for each that GemmFusion changes."""
 
 import numpy as np
 import tvm
@@ -7,7 +7,7 @@ from tvm.script import relax as R
 from unoptimised import LLVM
 
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
-from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.graph_pass import recording
 
 RNG = np.random.default_rng(7)
 

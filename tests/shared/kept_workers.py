@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tvm_ext.tuning import runner_pool, worker_pool
+from tvm_ext.tuning import runner as runner_pool
+from tvm_ext.tuning import worker as worker_pool
 from tvm_ext.tuning.worker import Worker
 
 

@@ -8,8 +8,8 @@ import os
 
 import tvm
 
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.template import Machine
 
 # 0 to 3, as of LLVM's own tools.

@@ -11,12 +11,12 @@ from tvm import s_tir, tirx
 from tvm_ffi import structural_equal
 from unoptimised import unoptimised
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import finished_schedule
-from tvm_ext.tir_schedules.decisions import Chosen, Knob
 from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
-from tvm_ext.tir_schedules.template import Machine, NotMine, Template
+from tvm_ext.tir_schedules.template import FixedDecisions, Knob, Machine, Template
 
 # Random sets of decisions that are tried for each kernel; `make test-all` asks for more.
 DRAWS = int(os.environ.get("TEST_DRAWS", "2"))
@@ -24,7 +24,7 @@ DRAWS = int(os.environ.get("TEST_DRAWS", "2"))
 Values = dict[str, int]
 
 
-class Drawn(Chosen):
+class SampledDecisions(FixedDecisions):
     """Each decision is one of its options, at random; asked again, it stays the same."""
 
     def __init__(self, seed: int) -> None:
@@ -41,11 +41,11 @@ def random_decisions(
     template: Template, func: tirx.PrimFunc, machine: Machine, count: int, seed: int
 ) -> list[Values]:
     """``count`` sets of decisions, all of a set drawn while the template asks for them."""
-    return [_drawn(template, func, machine, f"{seed} {index}") for index in range(count)]
+    return [_sampled(template, func, machine, f"{seed} {index}") for index in range(count)]
 
 
-def _drawn(template: Template, func: tirx.PrimFunc, machine: Machine, seed: str) -> Values:
-    decisions = Drawn(random.Random(seed).randrange(2**32))
+def _sampled(template: Template, func: tirx.PrimFunc, machine: Machine, seed: str) -> Values:
+    decisions = SampledDecisions(random.Random(seed).randrange(2**32))
     scheduled_with(template, func, machine, decisions)
     return decisions.values
 
@@ -64,32 +64,32 @@ def knobs_of(
     template: Template, func: tirx.PrimFunc, machine: Machine, values: Mapping[str, int] = {}
 ) -> dict[str, Knob]:
     """What the template asks when it is answered with ``values``."""
-    decisions = Chosen(values)
+    decisions = FixedDecisions(values)
     scheduled_with(template, func, machine, decisions)
     return decisions.knobs
 
 
 def scheduled_with(
-    template: Template, func: tirx.PrimFunc, machine: Machine, decisions: Chosen
-) -> s_tir.Schedule | NotMine:
+    template: Template, func: tirx.PrimFunc, machine: Machine, decisions: FixedDecisions
+) -> s_tir.Schedule | NotApplicable:
     """The schedule, or why TVM or the template refuses these decisions."""
     try:
         return template.apply(func, machine, decisions)
     except s_tir.ScheduleError as error:
-        return NotMine(str(error))
+        return NotApplicable(str(error))
 
 
-def assert_closed_form_is_default(
+def assert_defaults_give_the_default_schedule(
     template: Template, func: tirx.PrimFunc, machine: Machine
 ) -> dict[str, Knob]:
-    """No values and the defaults as values both give the closed-form schedule; returns the knobs.
+    """No values and the defaults as values both give the default schedule; returns the knobs.
 
     Each decision that has a choice changes the schedule with one of its options at least.
     """
     closed = template.apply(func, machine)
-    decisions = Chosen({})
+    decisions = FixedDecisions({})
     given = template.apply(func, machine, decisions)
-    again = template.apply(func, machine, Chosen(decisions.values))
+    again = template.apply(func, machine, FixedDecisions(decisions.values))
     assert isinstance(closed, s_tir.Schedule), closed
     for same in (given, again):
         assert isinstance(same, s_tir.Schedule)
@@ -98,14 +98,14 @@ def assert_closed_form_is_default(
         name
         for single in single_decisions(template, func, machine)
         for name in single
-        if not _is_same(scheduled_with(template, func, machine, Chosen(single)), closed)
+        if not _is_same(scheduled_with(template, func, machine, FixedDecisions(single)), closed)
     }
     assert changing == {knob.name for knob in decisions.knobs.values() if len(knob.options) > 1}
     return decisions.knobs
 
 
-def _is_same(found: s_tir.Schedule | NotMine, closed: s_tir.Schedule) -> bool:
-    return isinstance(found, NotMine) or structural_equal(found.mod, closed.mod)
+def _is_same(found: s_tir.Schedule | NotApplicable, closed: s_tir.Schedule) -> bool:
+    return isinstance(found, NotApplicable) or structural_equal(found.mod, closed.mod)
 
 
 def check_numbers(
@@ -124,11 +124,11 @@ def check_numbers(
     refused: list[str] = []
     for name, func in plain.items():
         for values in decisions[name]:
-            chosen = Chosen(values)
+            chosen = FixedDecisions(values)
             sch = scheduled_with(template, func, machine, chosen)
             label = f"{name}: {values}"
-            assert chosen.unused() == [] or isinstance(sch, NotMine), label
-            if isinstance(sch, NotMine):
+            assert chosen.unused() == [] or isinstance(sch, NotApplicable), label
+            if isinstance(sch, NotApplicable):
                 refused.append(f"{label}: {sch.reason}")
                 continue
             names[label] = name, packed_operand(sch)

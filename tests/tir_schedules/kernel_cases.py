@@ -45,7 +45,7 @@ STITCH = "row stitch"
 REDUCE = "reduction"
 VECTOR = "matrix times vector"
 EACH = "elementwise"
-TURN = "transpose"
+TRANSPOSE = "transpose"
 POOL = "pooling"
 DEPTH = "depthwise convolution"
 
@@ -251,8 +251,10 @@ MOVES = {
     ),
     "slice dense": _case(EACH, lambda x: op.strided_slice(x, [1], [16], [40]), f32(5, 80)),
     "slice backwards": _case(EACH, lambda x: op.flip(x, 1), f32(5, 24)),
-    "transpose": _case(TURN, op.permute_dims, f32(13, 40)),
-    "transpose nchw": _case(TURN, lambda x: op.permute_dims(x, [0, 2, 3, 1]), f32(1, 17, 5, 7)),
+    "transpose": _case(TRANSPOSE, op.permute_dims, f32(13, 40)),
+    "transpose nchw": _case(
+        TRANSPOSE, lambda x: op.permute_dims(x, [0, 2, 3, 1]), f32(1, 17, 5, 7)
+    ),
     "pad": _case(EACH, lambda x: nn.pad(x, [0, 0, 1, 2, 3, 1]), f32(3, 5, 13)),
     "pad outer": _case(EACH, lambda x: nn.pad(x, [0, 0, 1, 1, 0, 0]), f32(1, 5, 24)),
     "pad reflect": _case(EACH, lambda x: nn.pad(x, [0, 0, 2, 1], "reflect"), f32(3, 7)),
@@ -273,7 +275,7 @@ MOVES = {
         EACH, lambda x, i: op.gather_elements(x, i, 1), f32(5, 7), ((5, 3), "int64")
     ),
     "where": _case(EACH, op.where, ((5, 24), "bool"), f32(5, 24), f32(24)),
-    "repeat": _case(TURN, lambda x: op.repeat(x, 3, 1), f32(3, 5)),
+    "repeat": _case(TRANSPOSE, lambda x: op.repeat(x, 3, 1), f32(3, 5)),
     "tile": _case(EACH, lambda x: op.tile(x, [2, 3]), f32(3, 5)),
     "broadcast": _case(EACH, lambda x: op.broadcast_to(x, [3, 5, 24]), f32(5, 1)),
     "one hot": _case(

@@ -9,8 +9,8 @@ import tvm
 from tvm import relax, s_tir, tirx
 from unoptimised import HOST
 
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.template import Machine
 
 Spec = tuple[Sequence[int], str]

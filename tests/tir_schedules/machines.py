@@ -1,6 +1,6 @@
 """The CPU and the GPU that structure is tested for, whatever machine the tests run on."""
 
-from tvm_ext.hardware.description import CpuDescription, GpuDescription
+from tvm_ext.hardware.description import CpuDescription, CudaDescription
 from tvm_ext.hardware.targets import resolve_target
 
 
@@ -10,9 +10,9 @@ def _cpu(name: str) -> CpuDescription:
     return found
 
 
-def _gpu(name: str) -> GpuDescription:
+def _gpu(name: str) -> CudaDescription:
     found = resolve_target(name)
-    assert isinstance(found, GpuDescription)
+    assert isinstance(found, CudaDescription)
     return found
 
 

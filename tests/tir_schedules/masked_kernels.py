@@ -7,9 +7,9 @@ from lowering import assert_same, run
 from machines import MACHINE
 from tvm import s_tir, te, tirx
 
-from tvm_ext.relay_passes.gemm_compute import GemmCompute
+from tvm_ext.relay_passes.gemm_epilogue import GemmCompute
 from tvm_ext.relay_passes.pad_output_channels import whole_vectors
-from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
+from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
 from tvm_ext.tir_schedules.template import Machine
 
 SMALL_CACHE = {"l2_bytes": 1024}

@@ -1,4 +1,4 @@
-"""Kernels with open extents, scheduled in symbolic tiles, and runs beside guarded memory."""
+"""Kernels with symbolic extents, scheduled in symbolic tiles, and runs beside guarded memory."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -13,10 +13,10 @@ from tvm import relax, tirx
 from tvm.relax.op import nn
 from unoptimised import HOST
 
-from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tir_schedules.llvm.symbolic_tile import SymbolicTiles
+from tvm_ext.tir_schedules.cpu.symbolic_tile import SymbolicTiles
 
 op = relax.op
 

@@ -4,14 +4,14 @@ from typing import Any
 
 from tvm import te, tirx
 
-from tvm_ext.tir_schedules.llvm.recurrence.code import recurrence_code
-from tvm_ext.tir_schedules.recurrence.description import (
+from tvm_ext.tir_schedules.cpu.recurrent_layer import recurrence_code
+from tvm_ext.tir_schedules.operators.recurrence import (
     ANNOTATION,
     Activation,
     Recurrence,
+    RecurrenceLoops,
     RecurrenceOperands,
 )
-from tvm_ext.tir_schedules.recurrence.loops import RecurrenceLoops
 
 SIGMOID, TANH = Activation("sigmoid"), Activation("tanh")
 

@@ -9,7 +9,7 @@ from lowering import f32, kernel_of
 from machines import _cpu
 from tvm import relax
 
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 INSTRUCTIONS = {
     "avx512": r"vfmadd\w+\s.*zmm",

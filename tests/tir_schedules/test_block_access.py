@@ -6,7 +6,7 @@ from lowering import Spec, f32, kernel_of
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.block_access import BlockAccess, access_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, access_of, static_extent
 
 
 def access(func: tirx.PrimFunc, block: str) -> BlockAccess | None:
@@ -76,8 +76,8 @@ def test_depthwise_nhwc() -> None:
 
 def test_loops_of_32_bits() -> None:
     a = te.placeholder((3, 5), name="a")
-    func = te.create_prim_func([a, te.compute((5, 3), lambda i, j: a[j, i], "turned")])
-    found = access(func, "turned")
+    func = te.create_prim_func([a, te.compute((5, 3), lambda i, j: a[j, i], "transposed")])
+    found = access(func, "transposed")
     assert found is not None
     assert found.read_strides == [[1, 5]]
 

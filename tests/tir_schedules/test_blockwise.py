@@ -8,8 +8,8 @@ from machines import GPU, MACHINE
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.llvm.blockwise import Blockwise
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 
 op = relax.op
 
@@ -36,7 +36,7 @@ def test_rows_are_reduced_in_the_lanes_of_vectors() -> None:
     assert vectors[-1].path == ("parallel", "serial") or vectors[0].path == ("parallel",)
 
 
-def test_a_last_resort_has_nothing_to_decide() -> None:
+def test_a_fallback_has_nothing_to_decide() -> None:
     func = kernel_of(lambda x: op.sum(x, axis=[1]), f32(4096, 512))
     assert knobs_of(Blockwise(), func, MACHINE) == {}
 
@@ -100,6 +100,6 @@ def test_every_reduction_has_vectors(name: str) -> None:
         assert "vectorized" in [kind for kind, _ in kinds(applied(func))]
 
 
-def test_declines_a_gpu() -> None:
+def test_not_applicable_to_a_gpu() -> None:
     found = Blockwise().apply(kernel_of(op.exp, f32(5)), GPU)
-    assert found == NotMine("the target is not a CPU")
+    assert found == NotApplicable("the target is not a CPU")

@@ -11,7 +11,7 @@ from machines import MACHINE
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.llvm.borders import (
+from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     MAX_PIECES,
     Borders,
     borders_of,

@@ -10,13 +10,21 @@ from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.relay_passes.gemm_compute import GemmCompute
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE, access_of, static_extent
+from tvm_ext.relay_passes.gemm_epilogue import GemmCompute
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    CONSTANTS_ATTRIBUTE,
+    access_of,
+    static_extent,
+)
+from tvm_ext.tir_schedules.cpu.register_blocking import (
+    LEAST_TILES,
+    OperandStage,
+    RegisterTileDecision,
+    column_panel,
+    decide_tile,
+)
 from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
-from tvm_ext.tir_schedules.llvm.column_panel import LEAST_TILES, column_panel
-from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
-from tvm_ext.tir_schedules.llvm.register_tile_decision import TileDecision, decide_tile
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 op = relax.op
 
@@ -32,14 +40,14 @@ def product(*shapes: tuple[int, ...]) -> tirx.PrimFunc:
 
 def stage_of(
     func: tirx.PrimFunc, machine: CpuDescription = PANELS
-) -> tuple[OperandStage | None, TileDecision]:
+) -> tuple[OperandStage | None, RegisterTileDecision]:
     sch = s_tir.Schedule(func)
     inline_blocks(sch)
     (anchor,) = (block for block in kernel_blocks(sch) if not is_data_parallel(sch, block))
     access = access_of(sch, anchor)
     assert access is not None
     decision = decide_tile(access, machine, "float32")
-    assert isinstance(decision, TileDecision), decision
+    assert isinstance(decision, RegisterTileDecision), decision
     return column_panel(sch, access, decision, machine, True), decision
 
 
@@ -220,13 +228,13 @@ def test_numbers_of_large_products(rows: int, columns: int) -> None:
     assert_same([a @ b], [found], "product")
 
 
-def test_numbers_of_a_matrix_that_is_turned() -> None:
+def test_numbers_of_a_matrix_that_is_transposed() -> None:
     a, b = te.placeholder((96, 20), name="a"), te.placeholder((197, 20), name="b")
     k = te.reduce_axis((0, 20), "k")
-    turned = te.compute((96, 197), lambda i, j: te.sum(a[i, k] * b[j, k], axis=k), "c")
-    scheduled, _ = schedule_kernel(te.create_prim_func([a, b, turned]), PANELS)
+    transposed = te.compute((96, 197), lambda i, j: te.sum(a[i, k] * b[j, k], axis=k), "c")
+    scheduled, _ = schedule_kernel(te.create_prim_func([a, b, transposed]), PANELS)
     x, y, found = run({"scheduled": scheduled})["scheduled"]
-    assert_same([x @ y.T], [found], "turned")
+    assert_same([x @ y.T], [found], "transposed")
 
 
 def test_numbers_of_a_square() -> None:

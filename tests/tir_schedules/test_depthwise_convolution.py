@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from decision_cases import DRAWS, assert_closed_form_is_default, check_random_numbers
+from decision_cases import DRAWS, assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run
@@ -10,24 +10,24 @@ from machines import GPU, MACHINE, NARROW
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.llvm.depthwise_convolution import DepthwiseConvolution
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 
 
 def applied(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> tirx.PrimFunc:
-    sch = DepthwiseConvolution().apply(func, machine)
+    sch = CpuDepthwiseConvolution().apply(func, machine)
     assert isinstance(sch, s_tir.Schedule), sch
     return sch.mod["main"]
 
 
 def refusal(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> str:
-    found = DepthwiseConvolution().apply(func, machine)
-    assert isinstance(found, NotMine)
+    found = CpuDepthwiseConvolution().apply(func, machine)
+    assert isinstance(found, NotApplicable)
     return found.reason
 
 
@@ -100,8 +100,8 @@ def test_numbers(
         return
     attrs = {"strides": strides, "dilation": dilation, "padding": padding}
     func = convolution(shape, window, layout, epilogue, **attrs)
-    found = DepthwiseConvolution().apply(func, MACHINE)
-    if isinstance(found, NotMine):
+    found = CpuDepthwiseConvolution().apply(func, MACHINE)
+    if isinstance(found, NotApplicable):
         # Of a single result a channel, weights move with the results as the input does.
         single = all(rest < stride for rest, stride in zip(left, strides, strict=True))
         assert "too short" in found.reason or single
@@ -139,8 +139,8 @@ def test_nothing_is_padded_in_memory_and_vectors_are_whole() -> None:
 
 
 def test_decisions() -> None:
-    last = assert_closed_form_is_default(
-        DepthwiseConvolution(), convolution((1, 40, 33, 64), (3, 3), padding=1), MACHINE
+    last = assert_defaults_give_the_default_schedule(
+        CpuDepthwiseConvolution(), convolution((1, 40, 33, 64), (3, 3), padding=1), MACHINE
     )
     assert {name: knob.options for name, knob in last.items()} == {
         "vectors": (1, 2, 4),
@@ -149,8 +149,8 @@ def test_decisions() -> None:
         "parts": (16, 32),
         "row_by_row": (0, 1),
     }
-    first = assert_closed_form_is_default(
-        DepthwiseConvolution(), convolution((1, 40, 33, 64), (3, 3), "NCHW", padding=1), MACHINE
+    first = assert_defaults_give_the_default_schedule(
+        CpuDepthwiseConvolution(), convolution((1, 40, 33, 64), (3, 3), "NCHW", padding=1), MACHINE
     )
     assert {name: knob.options for name, knob in first.items()} == {
         "lanes": (4, 8, 16),
@@ -163,11 +163,11 @@ def test_decisions() -> None:
 def test_parts_are_asked_for_with_threads() -> None:
     func = convolution((2, 40, 33, 64), (3, 3), padding=1)
     machine = MACHINE.with_cores(4)
-    given = Chosen({"threads": 1})
-    DepthwiseConvolution().apply(func, machine, given)
+    given = FixedDecisions({"threads": 1})
+    CpuDepthwiseConvolution().apply(func, machine, given)
     assert given.knobs["parts"].options == (1, 4, 8, 16)
-    serial = Chosen({"threads": 0})
-    DepthwiseConvolution().apply(func, machine, serial)
+    serial = FixedDecisions({"threads": 0})
+    CpuDepthwiseConvolution().apply(func, machine, serial)
     assert "parts" not in serial.knobs
 
 
@@ -183,12 +183,12 @@ def test_decisions_at_random() -> None:
         for layout in ("NHWC", "NCHW")
     }
     plain["one axis"] = convolution((3, 50, 21), (3,), "NWC", padding=1)
-    check_random_numbers(DepthwiseConvolution(), plain, machine=host_description().with_cores(4))
+    check_random_numbers(CpuDepthwiseConvolution(), plain, machine=host_description().with_cores(4))
 
 
 def test_a_tile_with_nothing_but_padding_under_it() -> None:
     func = convolution((1, 5, 9, 19), (3, 1), padding=(1, 2, 1, 2), epilogue=False)
-    sch = DepthwiseConvolution().apply(func, MACHINE, Chosen({"columns": 1}))
+    sch = CpuDepthwiseConvolution().apply(func, MACHINE, FixedDecisions({"columns": 1}))
     assert isinstance(sch, s_tir.Schedule), sch
     results = run({"plain": func, "narrow": sch.mod["main"]})
     assert_same(results["plain"], results["narrow"], "narrow")
@@ -204,6 +204,6 @@ def test_refusals() -> None:
     assert "share an input" in refusal(product)
     far = convolution((1, 5, 60, 16), (1, 40), padding=(0, 39, 0, 39))
     assert "too wide a window" in refusal(far)
-    found = DepthwiseConvolution().apply(convolution((1, 8, 8, 16), (3, 3)), GPU)
-    assert isinstance(found, NotMine)
+    found = CpuDepthwiseConvolution().apply(convolution((1, 8, 8, 16), (3, 3)), GPU)
+    assert isinstance(found, NotApplicable)
     assert "not a CPU" in found.reason

@@ -1,7 +1,7 @@
 """Kernels without a reduction."""
 
 import pytest
-from decision_cases import assert_closed_form_is_default, check_random_numbers
+from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import MOVES, POINTWISE
@@ -10,17 +10,17 @@ from machines import GPU, MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
-from tvm_ext.tir_schedules.llvm.elementwise import Elementwise
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
 
 op = relax.op
 
 
-def applied(func: tirx.PrimFunc, decisions: Decisions = CLOSED_FORM) -> tirx.PrimFunc:
-    sch = Elementwise().apply(func, MACHINE, decisions)
+def applied(func: tirx.PrimFunc, decisions: Decisions = DEFAULT_DECISIONS) -> tirx.PrimFunc:
+    sch = CpuElementwise().apply(func, MACHINE, decisions)
     assert isinstance(sch, s_tir.Schedule)
     return sch.mod["main"]
 
@@ -37,32 +37,32 @@ def test_chain_is_one_parallel_vectorised_nest() -> None:
 
 def test_decisions() -> None:
     func = kernel_of(op.add, f32(7, 1000), f32(1000))
-    knobs = assert_closed_form_is_default(Elementwise(), func, MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(CpuElementwise(), func, MACHINE)
     assert {name: knob.options for name, knob in knobs.items()} == {
         "vectors": (1, 2, 4, 8),
         "threads": (0, 1),
     }
-    found = applied(func, Chosen({"vectors": 1, "threads": 1}))
+    found = applied(func, FixedDecisions({"vectors": 1, "threads": 1}))
     assert [(loop.kind, loop.extent) for loop in loops_of(found)] == [
         ("parallel", 7 * 63),
         ("vectorized", 16),
     ]
-    one = assert_closed_form_is_default(Elementwise(), func, MACHINE.with_cores(1))
+    one = assert_defaults_give_the_default_schedule(CpuElementwise(), func, MACHINE.with_cores(1))
     assert set(one) == {"vectors"}
 
 
 def test_decisions_of_several_blocks_have_numbers() -> None:
     func = kernel_of(lambda x: op.split(x, [40, 1000], 0), f32(2001))
-    knobs = assert_closed_form_is_default(Elementwise(), func, MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(CpuElementwise(), func, MACHINE)
     assert set(knobs) == {f"{name}_{i}" for name in ("vectors", "threads") for i in (1, 2, 3)}
     many = kernel_of(lambda x: op.split(x, [100, 300, 600, 1000], 0), f32(2001))
-    asked = set(assert_closed_form_is_default(Elementwise(), many, MACHINE))
+    asked = set(assert_defaults_give_the_default_schedule(CpuElementwise(), many, MACHINE))
     assert asked == {f"{name}_{i}" for name in ("vectors", "threads") for i in (3, 4, 5)}
 
 
 def test_threads_for_every_piece_when_none_is_long() -> None:
     func = kernel_of(lambda a, b: op.concat([a, b], 0), f32(40, 24), f32(13, 24))
-    found = applied(func, Chosen({"vectors": 1, "threads": 1}))
+    found = applied(func, FixedDecisions({"vectors": 1, "threads": 1}))
     assert [loop.kind for loop in loops_of(found)].count("parallel") == 2
 
 
@@ -76,7 +76,7 @@ def test_decisions_at_random() -> None:
     kernels["sigmoid"] = kernel_of(op.sigmoid, f32(13, 149))
     kernels["halves"] = kernel_of(op.maximum, ((7, 1000), "float16"), ((1000,), "float16"))
     kernels["twice"] = twice(2711)
-    check_random_numbers(Elementwise(), kernels, machine=host_description().with_cores(4))
+    check_random_numbers(CpuElementwise(), kernels, machine=host_description().with_cores(4))
 
 
 def test_every_output_of_a_split_has_its_own_nest() -> None:
@@ -99,14 +99,14 @@ def test_no_scalar_moves(name: str) -> None:
     assert scalar_stores(applied(func), MACHINE) == 0
 
 
-def test_declines_a_reduction() -> None:
-    found = Elementwise().apply(kernel_of(op.matmul, f32(3, 5), f32(5, 7)), MACHINE)
-    assert found == NotMine("the kernel reduces or scans")
+def test_not_applicable_to_a_reduction() -> None:
+    found = CpuElementwise().apply(kernel_of(op.matmul, f32(3, 5), f32(5, 7)), MACHINE)
+    assert found == NotApplicable("the kernel reduces or scans")
 
 
-def test_declines_a_gpu() -> None:
-    found = Elementwise().apply(kernel_of(op.exp, f32(5)), GPU)
-    assert found == NotMine("the target is not a CPU")
+def test_not_applicable_to_a_gpu() -> None:
+    found = CpuElementwise().apply(kernel_of(op.exp, f32(5)), GPU)
+    assert found == NotApplicable("the target is not a CPU")
 
 
 @pytest.mark.parametrize("size", [71, 2704, 2705, 2711])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tvm import tirx
 
-from tvm_ext.tir_schedules.llvm.lane_moves import (
+from tvm_ext.tir_schedules.cpu.register_transpose import (
     deinterleaved,
     interleaved,
     strided,

@@ -6,15 +6,15 @@ from machines import MACHINE
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.block_access import access_of
-from tvm_ext.tir_schedules.decisions import Chosen, Knob
-from tvm_ext.tir_schedules.llvm.loop_nest import (
+from tvm_ext.tir_schedules.analysis.buffer_access import access_of
+from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     largest_divisor,
     parallelize,
     schedule_data_parallel,
     vector_length,
     worth_threads,
 )
+from tvm_ext.tir_schedules.template import FixedDecisions, Knob
 
 op = relax.op
 
@@ -69,7 +69,7 @@ def test_threads_are_a_decision(
     sch = s_tir.Schedule(kernel_of(op.exp, f32(1, rows, 40)))
     (block,) = sch.get_child_blocks(sch.get_sblock("root"))
     *outer, _ = sch.get_loops(block)
-    decisions = Chosen({} if threads is None else {"rows": threads})
+    decisions = FixedDecisions({} if threads is None else {"rows": threads})
     parallelize(sch, outer, MACHINE.with_cores(cores), 1.0, 16, decisions, "rows")
     asked = {} if threads is None else {"rows": Knob("rows", (0, 1), 0)}
     assert decisions.knobs == asked

@@ -24,10 +24,10 @@ from masked_kernels import (
 from tvm import s_tir, te, tirx
 from unoptimised import HOST
 
-from tvm_ext.hardware.host import host_description
-from tvm_ext.relay_passes.gemm_compute import GemmCompute
-from tvm_ext.tir_schedules.llvm.masked_tails import with_masked_tails
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.relay_passes.gemm_epilogue import GemmCompute
+from tvm_ext.tir_schedules.cpu.masked_tails import with_masked_tails
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.template import Machine
 
 

@@ -7,7 +7,7 @@ import pytest
 from masked_kernels import Index, assert_numbers, masks, vectorised
 from tvm import s_tir, te, tirx
 
-from tvm_ext.tir_schedules.llvm.masked_tails import with_masked_tails
+from tvm_ext.tir_schedules.cpu.masked_tails import with_masked_tails
 
 LEFT_ALONE: dict[str, Callable[[te.Tensor, te.Tensor], Index]] = {
     "squared lane": lambda x, y: lambda i: tirx.if_then_else(i * i < 50, x[i], 0.0),

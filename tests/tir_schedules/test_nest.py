@@ -5,12 +5,8 @@ from lowering import f32, kernel_of
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.flat_views import FlatViews, nodes
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.llvm.borders import MAX_PIECES, branch_comparisons
-from tvm_ext.tir_schedules.llvm.nest_code import vector_chunk, vector_pieces
-from tvm_ext.tir_schedules.llvm.pieces import Cut, cut, leaves, sharing_loops
-from tvm_ext.tir_schedules.nest import (
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, nodes
+from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
     joined,
@@ -19,6 +15,10 @@ from tvm_ext.tir_schedules.nest import (
     store_strides,
     without_divisions,
 )
+from tvm_ext.tir_schedules.cpu.data_parallel import LoopPartition, cut, leaves, sharing_loops
+from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk, vector_pieces
+from tvm_ext.tir_schedules.cpu.parallel_vectorize import MAX_PIECES, branch_comparisons
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 
 op = relax.op
 
@@ -110,7 +110,7 @@ def test_padding_is_cut_into_pieces_without_branches() -> None:
 def test_pieces_share_the_loops_outside() -> None:
     func = kernel_of(lambda a, b: op.concat([a, b], 2), f32(3, 5, 7), f32(3, 5, 4))
     found = sharing_loops(cut(nest(func)))
-    assert isinstance(found, Cut)
+    assert isinstance(found, LoopPartition)
     assert [axis.extent for axis in found.axes] == [3, 5]
     assert [extents(leaf) for leaf in leaves(found)] == [[7], [4]]
 

@@ -8,8 +8,8 @@ from lowering import assert_same, f32, kernel_of, kernels_of, run
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 FAMILIES = {
     "convolutions": CONVOLUTIONS,

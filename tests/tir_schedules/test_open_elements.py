@@ -1,4 +1,4 @@
-"""Elementwise kernels and transposes of open sizes, at sizes around vectors and tiles."""
+"""Elementwise kernels and transposes of symbolic sizes, at sizes around vectors and tiles."""
 
 import numpy as np
 import pytest
@@ -7,17 +7,17 @@ from open_extents import built, call, close, random, size
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.hardware.host import host_description
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.llvm.elementwise import Elementwise
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
 
 op = relax.op
 SIZES = (0, 1, 3, 15, 16, 17, 63, 64, 65, 131)
 
 
 def scheduled(func: tirx.PrimFunc, cores: int = 2) -> tirx.PrimFunc:
-    found = apply_template(Elementwise(), func, host_description().with_cores(cores))
+    found = apply_template(CpuElementwise(), func, host_description().with_cores(cores))
     assert isinstance(found, ScheduledKernel), found
     return found.func
 
@@ -32,15 +32,15 @@ def emit_gelu(x: relax.Expr) -> relax.Expr:
 
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("channels", [1, 5, 16, 24, 70])
-def test_transposes_to_open_and_to_known_columns(channels: int, cores: int) -> None:
+def test_transposes_to_symbolic_and_to_known_columns(channels: int, cores: int) -> None:
     n = size("n")
     shape = ((size("batch"), n, channels), "float32")
     func = kernel_of(lambda x: emit_gelu(op.permute_dims(x, [0, 2, 1])), shape)
     back = ((size("batch"), channels, n), "float32")
     other = kernel_of(lambda x: emit_gelu(op.permute_dims(x, [0, 2, 1])), back)
     for kernel, first in ((func, 1), (other, 2)):
-        found = apply_template(Elementwise(), kernel, host_description().with_cores(cores))
-        if isinstance(found, NotMine):
+        found = apply_template(CpuElementwise(), kernel, host_description().with_cores(cores))
+        if isinstance(found, NotApplicable):
             # Of few channels no tile is worth while: the kernel is left to the last template.
             assert channels < 4
             continue
@@ -52,7 +52,7 @@ def test_transposes_to_open_and_to_known_columns(channels: int, cores: int) -> N
             close(call(function, [x], wanted.shape), wanted)
 
 
-def test_heads_of_open_sequences_change_places() -> None:
+def test_heads_of_symbolic_sequences_change_places() -> None:
     shape = ((size("batch"), size("n"), 3, 20), "float32")
     function = built(scheduled(kernel_of(lambda x: op.permute_dims(x, [0, 2, 1, 3]), shape)))
     for length in SIZES:
@@ -73,7 +73,7 @@ def test_elements_of_all_dimensions_are_one_loop(cores: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [1, 7, 16, 40])
-def test_a_bias_of_known_columns_under_open_rows(columns: int) -> None:
+def test_a_bias_of_known_columns_under_symbolic_rows(columns: int) -> None:
     shape = ((size("batch"), size("rows"), columns), "float32")
     func = scheduled(kernel_of(lambda x, y: op.add(emit_gelu(x), y), shape, f32(columns)))
     function, bias = built(func), random(columns)
@@ -82,7 +82,7 @@ def test_a_bias_of_known_columns_under_open_rows(columns: int) -> None:
         close(call(function, [x, bias], x.shape), gelu(x) + bias)
 
 
-def test_a_bias_of_open_columns() -> None:
+def test_a_bias_of_symbolic_columns() -> None:
     shape, bias = ((size("batch"), size("n")), "float32"), ((size("n"),), "float32")
     function = built(scheduled(kernel_of(lambda x, y: op.add(x, y), shape, bias)))
     for columns in SIZES:
@@ -93,7 +93,7 @@ def test_a_bias_of_open_columns() -> None:
 def test_steps_that_are_not_known_are_left_to_others() -> None:
     shape = ((size("batch"), size("n"), size("m")), "float32")
     func = kernel_of(lambda x: op.strided_slice(x, [2], [0], [2**31], [3]), shape)
-    assert isinstance(apply_template(Elementwise(), func, host_description()), NotMine)
+    assert isinstance(apply_template(CpuElementwise(), func, host_description()), NotApplicable)
 
 
 def test_a_table_of_places_is_worked_out_once_and_read_in_vectors() -> None:

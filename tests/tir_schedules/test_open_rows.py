@@ -7,18 +7,18 @@ from open_extents import built, call, close, random, size
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.hardware.host import host_description
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.llvm.row_stitch import RowStitch
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
 
 op = relax.op
 LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 81, 200)
 ROWS = (0, 1, 2, 3, 4, 5, 13)
 
 
-def scheduled(func: tirx.PrimFunc, cores: int = 2) -> ScheduledKernel | NotMine:
-    return apply_template(RowStitch(), func, host_description().with_cores(cores))
+def scheduled(func: tirx.PrimFunc, cores: int = 2) -> ScheduledKernel | NotApplicable:
+    return apply_template(SoftmaxAndNorm(), func, host_description().with_cores(cores))
 
 
 def function_of(func: tirx.PrimFunc, cores: int = 2):
@@ -40,7 +40,7 @@ def normal(x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cores", [1, 2])
-def test_softmax_of_open_rows_and_length(cores: int) -> None:
+def test_softmax_of_symbolic_rows_and_length(cores: int) -> None:
     shape = ((size("batch"), 2, size("rows"), size("length")), "float32")
     function = function_of(kernel_of(lambda x: nn.softmax(x, axis=-1), shape), cores)
     for rows in ROWS:
@@ -49,7 +49,7 @@ def test_softmax_of_open_rows_and_length(cores: int) -> None:
             close(call(function, [x], x.shape), softmax(x))
 
 
-def test_softmax_of_an_open_length_only() -> None:
+def test_softmax_of_a_symbolic_length_only() -> None:
     function = function_of(kernel_of(lambda x: nn.softmax(x), ((7, size("length")), "float32")))
     for length in LENGTHS:
         x = random(7, length)
@@ -58,7 +58,7 @@ def test_softmax_of_an_open_length_only() -> None:
 
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize("length", [5, 32, 100, 640])
-def test_normalisation_of_open_rows(length: int, cores: int) -> None:
+def test_normalisation_of_symbolic_rows(length: int, cores: int) -> None:
     shape = ((size("batch"), size("rows"), length), "float32")
     func = kernel_of(
         lambda x, w, b: nn.relu(nn.layer_norm(x, w, b, axes=[-1])), shape, f32(length), f32(length)
@@ -70,7 +70,7 @@ def test_normalisation_of_open_rows(length: int, cores: int) -> None:
         np.testing.assert_allclose(call(function, [x, weight, bias], x.shape), wanted, 1e-4, 1e-4)
 
 
-def test_normalisation_of_an_open_length() -> None:
+def test_normalisation_of_a_symbolic_length() -> None:
     shape = ((size("batch"), 3, size("length")), "float32")
     function = function_of(kernel_of(_deviations, shape))
     for length in LENGTHS:
@@ -86,4 +86,4 @@ def _deviations(x: relax.Expr) -> relax.Expr:
 
 def test_rows_across_memory_are_left_to_others() -> None:
     shape = ((size("batch"), 8, size("pixels")), "float32")
-    assert isinstance(scheduled(kernel_of(lambda x: nn.softmax(x, axis=1), shape)), NotMine)
+    assert isinstance(scheduled(kernel_of(lambda x: nn.softmax(x, axis=1), shape)), NotApplicable)

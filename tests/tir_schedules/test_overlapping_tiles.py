@@ -15,13 +15,12 @@ from tvm.s_tir.schedule import LoopRV
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.llvm.overlapping_tiles import with_overlapping_tiles
-from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
-from tvm_ext.tir_schedules.nest import substitute
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
+from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.template import Machine
 
 op = relax.op

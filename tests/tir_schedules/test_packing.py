@@ -9,9 +9,9 @@ from machines import MACHINE
 from tvm import relax, tirx
 from unoptimised import LLVM
 
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.packing import PackedOperand
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 op = relax.op
 

@@ -6,13 +6,12 @@ from lowering import assert_same, f32, kernel_of, loops_of, run
 from machines import MACHINE
 from tvm import s_tir, te, tirx, topi
 
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.block_access import access_of
+from tvm_ext.tir_schedules.analysis.buffer_access import access_of
+from tvm_ext.tir_schedules.cpu.register_blocking import OperandStage
+from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile, padding_stage
 from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
-from tvm_ext.tir_schedules.llvm.operand_stage import OperandStage
-from tvm_ext.tir_schedules.llvm.padding_stage import padding_stage
-from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
 
 CORES = MACHINE.with_cores(2)
 

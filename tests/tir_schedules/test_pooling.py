@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from decision_cases import assert_closed_form_is_default, check_random_numbers
+from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run, statements
@@ -10,24 +10,24 @@ from machines import GPU, MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.llvm.pooling import Pooling
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 
 
 def applied(func: tirx.PrimFunc, machine: CpuDescription = MACHINE, **kwargs: Any) -> tirx.PrimFunc:
-    sch = Pooling().apply(func, machine, **kwargs)
+    sch = CpuPooling().apply(func, machine, **kwargs)
     assert isinstance(sch, s_tir.Schedule), sch
     return sch.mod["main"]
 
 
 def refusal(func: tirx.PrimFunc) -> str:
-    found = Pooling().apply(func, MACHINE)
-    assert isinstance(found, NotMine)
+    found = CpuPooling().apply(func, MACHINE)
+    assert isinstance(found, NotApplicable)
     return found.reason
 
 
@@ -84,7 +84,7 @@ def test_numbers(
         return nn.avg_pool2d(x, window, strides, padding, count_include_pad=include, **common)
 
     func = kernel_of(pool, inputs)
-    if isinstance(Pooling().apply(func, MACHINE), NotMine):
+    if isinstance(CpuPooling().apply(func, MACHINE), NotApplicable):
         return
     found = {"plain": func, "pool": applied(func), "threads": applied(func, MACHINE.with_cores(4))}
     results = run(found)
@@ -134,14 +134,14 @@ def test_branches_are_outside_of_the_loops_along_a_row() -> None:
 def test_decision_can_be_given() -> None:
     """Along the height instead of the width: slower, and the same numbers."""
     func = kernel_of(lambda x: nn.max_pool2d(x, 3, 1, 1), f32(1, 3, 9, 11))
-    other = applied(func, decisions=Chosen({"along": 0}))
+    other = applied(func, decisions=FixedDecisions({"along": 0}))
     results = run({"plain": func, "other": other})
     assert_same(results["plain"], results["other"], "other decision")
 
 
 def test_decisions() -> None:
     func = kernel_of(lambda x: nn.max_pool2d(x, 3, 2, 1, layout="NHWC"), f32(1, 9, 11, 61))
-    knobs = assert_closed_form_is_default(Pooling(), func, MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(CpuPooling(), func, MACHINE)
     assert {name: knob.options for name, knob in knobs.items()} == {
         "along": (0, 1),
         "vectors": (1, 2, 4),
@@ -152,12 +152,16 @@ def test_decisions() -> None:
 def test_decisions_of_later_blocks_have_a_number() -> None:
     x = te.placeholder((1, 3, 33, 37), name="x")
     pooled = topi.nn.pool2d(x, (3, 3), (1, 1), (1, 1), (1, 1, 1, 1), "max")
-    turned = topi.transpose(pooled, (0, 1, 3, 2))
-    repeated = te.compute((2, *turned.shape), lambda i, *at: turned(*at) + x[at[0], at[1], 0, 0])
+    transposed = topi.transpose(pooled, (0, 1, 3, 2))
+    repeated = te.compute(
+        (2, *transposed.shape), lambda i, *at: transposed(*at) + x[at[0], at[1], 0, 0]
+    )
     func = te.create_prim_func([x, repeated])
-    knobs = assert_closed_form_is_default(Pooling(), func, MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(CpuPooling(), func, MACHINE)
     assert {"vectors", "threads", "tile_1", "threads_1"} <= set(knobs)
-    check_random_numbers(Pooling(), {"turned": func}, machine=host_description().with_cores(4))
+    check_random_numbers(
+        CpuPooling(), {"transposed": func}, machine=host_description().with_cores(4)
+    )
 
 
 def test_decisions_at_random() -> None:
@@ -168,17 +172,17 @@ def test_decisions_at_random() -> None:
         "channels first": kernel_of(lambda x: nn.max_pool2d(x, (2, 3), 1, 1), f32(1, 5, 7, 37)),
         "three axes": kernel_of(lambda x: nn.max_pool3d(x, 3, 2, 1), f32(2, 3, 5, 7, 9)),
     }
-    check_random_numbers(Pooling(), plain, machine=host_description().with_cores(4))
+    check_random_numbers(CpuPooling(), plain, machine=host_description().with_cores(4))
 
 
 def test_windows_apart_may_be_combined_by_rows_as_well() -> None:
     func = kernel_of(lambda x: nn.max_pool2d(x, 2, 2, layout="NHWC"), f32(1, 8, 8, 32))
-    by_rows = applied(func, decisions=Chosen({"direct": 0}))
+    by_rows = applied(func, decisions=FixedDecisions({"direct": 0}))
     results = run({"plain": func, "rows": by_rows})
     assert_same(results["plain"], results["rows"], "rows")
 
 
-def test_declines() -> None:
+def test_not_applicable() -> None:
     softmax = kernel_of(lambda x: nn.softmax(x, 1), f32(5, 7))
     assert refusal(softmax) == "it is not one reduction of plain elements"
     product = kernel_of(op.matmul, f32(3, 5), f32(5, 7))
@@ -191,10 +195,10 @@ def test_declines() -> None:
     pooled = topi.nn.pool2d(topi.log(x), (3, 3), (1, 1), (1, 1), (0, 0, 0, 0), "max")
     assert refusal(te.create_prim_func([x, pooled])) == "its input is computed by function calls"
     func = kernel_of(lambda x: nn.max_pool2d(x, 3, 1), f32(1, 3, 8, 8))
-    assert Pooling().apply(func, GPU) == NotMine("the target is not a CPU")
+    assert CpuPooling().apply(func, GPU) == NotApplicable("the target is not a CPU")
 
 
-def test_declines_symbolic_extents() -> None:
+def test_not_applicable_to_symbolic_extents() -> None:
     batch = tirx.Var("n", "int64")
     func = kernel_of(lambda x: nn.max_pool2d(x, 3, 1), ((batch, 3, 8, 8), "float32"))
     assert "symbolic" in refusal(func)

@@ -7,8 +7,8 @@ from lowering import Kernels, assert_same, f32, kernel_of, run
 from tvm import relax
 from tvm.relax.op import nn
 
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 EXTENT = st.integers(1, 40)
 SMALL = st.integers(1, 7)

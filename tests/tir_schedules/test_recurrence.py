@@ -5,24 +5,24 @@ from typing import Any
 
 import pytest
 import tvm
-from decision_cases import assert_closed_form_is_default, check_random_numbers
+from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from lowering import f32, kernel_of, loops_of
 from machines import GPU, MACHINE, NARROW, _cpu
 from recurrent_kernels import recurrence, recurrent_kernel
 from tvm import relax, s_tir, tirx
 
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.kernel_identity import workload
-from tvm_ext.tir_schedules.llvm.recurrence.template import RecurrentLayer, decide_recurrence
-from tvm_ext.tir_schedules.llvm.vector_math.rewrite import with_vector_math
-from tvm_ext.tir_schedules.recurrence.description import (
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer, decide_recurrence
+from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
+from tvm_ext.tir_schedules.operators.recurrence import (
     Recurrence,
     described_by,
     recurrence_of,
 )
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.recorded_schedule import workload
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 
 def assembly(func: tirx.PrimFunc, machine: Any) -> str:
@@ -98,7 +98,7 @@ def test_sequences_share_weights_and_leave_work_for_all_cores() -> None:
 def test_directions_run_on_threads() -> None:
     def kinds(directions: int) -> list[str]:
         func = recurrent_kernel(recurrence("LSTM", 256, directions), 32)
-        sch = RecurrentLayer().apply(func, MACHINE)
+        sch = CpuRecurrentLayer().apply(func, MACHINE)
         assert isinstance(sch, s_tir.Schedule)
         return [loop.kind for loop in loops_of(sch.mod["main"])]
 
@@ -114,24 +114,26 @@ def test_decisions_at_random() -> None:
         "rnn": recurrent_kernel(recurrence("RNN", 33, 2), 3, 7),
     }
     machine = host_description().with_cores(2)
-    check_random_numbers(RecurrentLayer(), plain, machine=machine)
+    check_random_numbers(CpuRecurrentLayer(), plain, machine=machine)
 
 
 def test_every_decision_has_a_choice() -> None:
     func = recurrent_kernel(recurrence("LSTM", 64), 3, 4)
-    knobs = assert_closed_form_is_default(RecurrentLayer(), func, MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(CpuRecurrentLayer(), func, MACHINE)
     assert {name: knob.options for name, knob in knobs.items()} == {
         "rows": (1, 2, 3, 4),
         "units": (16,),
         "ways": (1,),
         "threads": (0,),
     }
-    sch = RecurrentLayer().apply(func, MACHINE, Chosen({"rows": 1}))
+    sch = CpuRecurrentLayer().apply(func, MACHINE, FixedDecisions({"rows": 1}))
     assert isinstance(sch, s_tir.Schedule)
 
 
 def test_leaves_other_kernels() -> None:
     func = kernel_of(relax.op.exp, f32(16))
-    assert RecurrentLayer().apply(func, MACHINE) == NotMine("the kernel is no recurrent layer")
+    assert CpuRecurrentLayer().apply(func, MACHINE) == NotApplicable(
+        "the kernel is no recurrent layer"
+    )
     own = recurrent_kernel(recurrence("RNN", 16))
-    assert RecurrentLayer().apply(own, GPU) == NotMine("the target is not a CPU")
+    assert CpuRecurrentLayer().apply(own, GPU) == NotApplicable("the target is not a CPU")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from decision_cases import (
-    assert_closed_form_is_default,
+    assert_defaults_give_the_default_schedule,
     check_numbers,
     check_random_numbers,
     single_decisions,
@@ -18,11 +18,11 @@ from machines import GPU, MACHINE
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
-from tvm_ext.tir_schedules.llvm.reduction import Reduction
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cpu.reduction import Reduction
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
 
 op = relax.op
 
@@ -44,7 +44,7 @@ SINGLE = [name for name, case in REDUCTIONS.items() if case.template == "reducti
 def reduced(
     func: tirx.PrimFunc,
     machine: CpuDescription = MACHINE,
-    decisions: Decisions = CLOSED_FORM,
+    decisions: Decisions = DEFAULT_DECISIONS,
 ) -> tirx.PrimFunc:
     sch = Reduction().apply(func, machine, decisions)
     assert isinstance(sch, s_tir.Schedule), sch
@@ -76,7 +76,7 @@ def test_every_decision_computes_the_same(cores: int) -> None:
 def test_decisions() -> None:
     machine = MACHINE.with_cores(4)
     few = kernel_of(lambda x: op.sum(x, axis=[1]), f32(3, 4096))
-    knobs = assert_closed_form_is_default(Reduction(), few, machine)
+    knobs = assert_defaults_give_the_default_schedule(Reduction(), few, machine)
     assert {name: knob.options for name, knob in knobs.items()} == {
         "parts": (1, 4, 8, 16),
         "across": (0,),
@@ -86,7 +86,7 @@ def test_decisions() -> None:
         "threads": (0, 1),
     }
     beside = kernel_of(lambda x: op.sum(x, axis=[0]), f32(97, 4096))
-    knobs = assert_closed_form_is_default(Reduction(), beside, machine)
+    knobs = assert_defaults_give_the_default_schedule(Reduction(), beside, machine)
     assert {name: knob.options for name, knob in knobs.items()} == {
         "parts": (1,),
         "across": (1,),
@@ -98,7 +98,7 @@ def test_decisions() -> None:
 def test_parts_of_rows_have_decisions_of_their_own() -> None:
     func = kernel_of(lambda x: op.sum(x), f32(512, 24))
     machine = MACHINE.with_cores(4)
-    decisions = Chosen({"parts": 4, "threads": 1, "registers": 2})
+    decisions = FixedDecisions({"parts": 4, "threads": 1, "registers": 2})
     found = reduced(func, machine, decisions)
     top = [loop for loop in loops_of(found) if not loop.path]
     assert (top[0].kind, top[0].extent) == ("parallel", 4)
@@ -209,7 +209,7 @@ def test_a_prime_length_is_not_cut() -> None:
 def test_products_only_when_asked() -> None:
     func = kernel_of(op.matmul, f32(17, 40), f32(40, 1))
     reason = "a reduction multiplies with something that other rows need as well"
-    assert Reduction().apply(func, MACHINE) == NotMine(reason)
+    assert Reduction().apply(func, MACHINE) == NotApplicable(reason)
     asked = Reduction(products=True, name="matrix times vector").apply(func, MACHINE)
     assert isinstance(asked, s_tir.Schedule)
     a, b, found = run({"f": asked.mod["main"]})["f"]
@@ -229,19 +229,19 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_leaves_other_kernels(name: str) -> None:
     expression, reason = REFUSED[name]
-    assert Reduction().apply(kernel_of(expression, f32(24, 24)), MACHINE) == NotMine(reason)
+    assert Reduction().apply(kernel_of(expression, f32(24, 24)), MACHINE) == NotApplicable(reason)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_leaves_windows(layout: str) -> None:
     func = kernel_of(lambda x: nn.max_pool2d(x, (2, 2), (2, 2), layout=layout), f32(1, 8, 8, 8))
     reason = "a reduction reads its input for several rows, as windows do"
-    assert Reduction().apply(func, MACHINE) == NotMine(reason)
+    assert Reduction().apply(func, MACHINE) == NotApplicable(reason)
 
 
 def test_leaves_symbolic_shapes_nothing_and_gpus() -> None:
     func = kernel_of(lambda x: op.sum(x, axis=[1]), ((tirx.Var("n", "int64"), 19), "float32"))
-    assert Reduction().apply(func, MACHINE) == NotMine("a loop has a symbolic extent")
+    assert Reduction().apply(func, MACHINE) == NotApplicable("a loop has a symbolic extent")
     empty = kernel_of(lambda x: op.sum(x, axis=[1]), f32(3, 0))
-    assert isinstance(Reduction().apply(empty, MACHINE), NotMine)
-    assert Reduction().apply(func, GPU) == NotMine("the target is not a CPU")
+    assert isinstance(Reduction().apply(empty, MACHINE), NotApplicable)
+    assert Reduction().apply(func, GPU) == NotApplicable("the target is not a CPU")

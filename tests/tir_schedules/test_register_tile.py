@@ -7,17 +7,18 @@ from machines import GPU, MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.block_access import access_of
-from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
-from tvm_ext.tir_schedules.llvm.register_tile_decision import (
-    TileDecision,
+from tvm_ext.tir_schedules.analysis.buffer_access import access_of
+from tvm_ext.tir_schedules.cpu.register_blocking import (
+    RegisterTileDecision,
     decide_tile,
     rows_in_l1,
-    rows_with_rest,
+    rows_with_tail,
     vector_registers,
 )
-from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
+from tvm_ext.tir_schedules.template import Machine
 
 op = relax.op
 
@@ -28,12 +29,12 @@ def applied(func: tirx.PrimFunc, machine: Machine = MACHINE) -> tirx.PrimFunc:
     return sch.mod["main"]
 
 
-def decided(func: tirx.PrimFunc, block: str, machine: Machine = MACHINE) -> TileDecision:
+def decided(func: tirx.PrimFunc, block: str, machine: Machine = MACHINE) -> RegisterTileDecision:
     sch = s_tir.Schedule(func)
     access = access_of(sch, sch.get_sblock(block))
     assert access is not None
     decision = decide_tile(access, machine, "float32")
-    assert isinstance(decision, TileDecision), decision
+    assert isinstance(decision, RegisterTileDecision), decision
     return decision
 
 
@@ -45,7 +46,7 @@ def test_registers() -> None:
 
 @pytest.mark.parametrize(("extent", "count"), [(1, 1), (17, 9), (19, 10), (38, 10), (101, 12)])
 def test_rows_with_a_rest_are_even_and_below_the_limit(extent: int, count: int) -> None:
-    assert rows_with_rest(extent, 14) == count
+    assert rows_with_tail(extent, 14) == count
 
 
 @pytest.mark.parametrize("machine", [MACHINE, NARROW], ids=lambda m: m.name)
@@ -66,7 +67,7 @@ def test_tile_fits(machine: Machine, rows: int, columns: int) -> None:
 
 def test_whole_registers_are_preferred() -> None:
     func = kernel_of(op.matmul, f32(14, 13), f32(13, 96))
-    assert decided(func, "matmul") == TileDecision(1, 32, {0: 14})
+    assert decided(func, "matmul") == RegisterTileDecision(1, 32, {0: 14})
 
 
 def test_conv_nhwc_rows_are_positions() -> None:
@@ -146,11 +147,11 @@ def test_no_scalar_code_in_products(name: str) -> None:
 
 def reason(func: tirx.PrimFunc, machine: Machine = MACHINE) -> str:
     found = RegisterTile().apply(func, machine)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     return found.reason
 
 
-def test_declines() -> None:
+def test_not_applicable() -> None:
     batch = tirx.Var("n", "int64")
     assert reason(kernel_of(op.exp, f32(5))) == "the kernel has 0 reductions, not one"
     softmax = kernel_of(*[REDUCTIONS["softmax last"].expression], f32(5, 80))
@@ -164,7 +165,7 @@ def test_declines() -> None:
     assert "iterations" in reason(kernel_of(lambda x: op.sum(x, axis=[0]), f32(5, 0)))
 
 
-def test_declines_a_gpu() -> None:
+def test_not_applicable_to_a_gpu() -> None:
     func = kernel_of(op.matmul, f32(3, 5), f32(5, 7))
     assert reason(func, GPU) == "the target is not a CPU"
 
@@ -175,7 +176,7 @@ def test_rows_that_share_a_set_of_l1() -> None:
     assert decided(kernel_of(op.matmul, f32(14, 1000), f32(1000, 96)), "matmul").rows == {0: 14}
 
 
-def test_an_operand_in_the_wrong_order_is_turned_once() -> None:
+def test_an_operand_in_the_wrong_order_is_transposed_once() -> None:
     x, y = (
         te.placeholder(shape, "float32", name) for name, shape in (("x", (17, 19)), ("y", (33, 19)))
     )
@@ -185,7 +186,7 @@ def test_an_operand_in_the_wrong_order_is_turned_once() -> None:
     scheduled = applied(func)
     assert {"vectorized"} <= {loop.kind for loop in loops_of(scheduled)}
     results = run({"plain": func, "scheduled": scheduled})
-    assert_same(results["plain"], results["scheduled"], "turned")
+    assert_same(results["plain"], results["scheduled"], "transposed")
     once = te.compute((2, 33), lambda i, j: te.sum(x[i, k] * y[j, k], axis=k), "product")
     refusal = RegisterTile().apply(te.create_prim_func([x, y, once]), MACHINE)
-    assert isinstance(refusal, NotMine)
+    assert isinstance(refusal, NotApplicable)

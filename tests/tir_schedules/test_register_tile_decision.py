@@ -4,8 +4,8 @@ import math
 
 import pytest
 from decision_cases import (
-    Drawn,
-    assert_closed_form_is_default,
+    SampledDecisions,
+    assert_defaults_give_the_default_schedule,
     check_numbers,
     check_random_numbers,
     knobs_of,
@@ -16,20 +16,20 @@ from lowering import Loop, f32, kernel_of, loops_of, scalar_stores
 from machines import MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx
 
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE, access_of
 from tvm_ext.tir_schedules.apply_template import finished_schedule
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE, access_of
-from tvm_ext.tir_schedules.decisions import Chosen, DecisionError
-from tvm_ext.tir_schedules.llvm.register_tile import RegisterTile
-from tvm_ext.tir_schedules.llvm.register_tile_decision import (
-    TileDecision,
+from tvm_ext.tir_schedules.cpu.register_blocking import (
+    RegisterTileDecision,
     column_options,
     decide_tile,
     row_options,
     vector_registers,
 )
+from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
 from tvm_ext.tir_schedules.packing import packed_operand
+from tvm_ext.tir_schedules.template import DecisionError, FixedDecisions
 
 op = relax.op
 TILE = RegisterTile()
@@ -67,7 +67,7 @@ KERNELS = {
     "odd rows": kernel_of(op.matmul, f32(47, 33), f32(33, 192)),
     "constant": _constant(kernel_of(op.matmul, f32(37, 20), f32(20, 192))),
     "one row": _constant(kernel_of(op.matmul, f32(1, 24), f32(24, 192))),
-    "turned": _turned(),
+    "transposed": _turned(),
     "batch": kernel_of(op.matmul, f32(3, 37, 12), f32(3, 12, 48)),
     "nhwc": kernel_of(_padded, *NHWC),
     "nhwc constant": _constant(kernel_of(_padded, *NHWC)),
@@ -77,9 +77,9 @@ KERNELS = {
 
 
 @pytest.mark.parametrize("name", [*KERNELS])
-def test_the_closed_form_is_the_default(name: str) -> None:
+def test_the_default_heuristic_is_the_default(name: str) -> None:
     for machine in (MACHINE, NARROW.model_copy(update=SMALL_CACHE)):
-        knobs = assert_closed_form_is_default(TILE, KERNELS[name], machine)
+        knobs = assert_defaults_give_the_default_schedule(TILE, KERNELS[name], machine)
         assert {"columns", "threads"} <= {*knobs}
 
 
@@ -125,15 +125,15 @@ def test_random_tiles_fit(machine: CpuDescription, seed: int) -> None:
     sch = s_tir.Schedule(kernel_of(nhwc, f32(2, 16, 30, 16), f32(3, 3, 16, 96), f32(96)))
     access = access_of(sch, sch.get_sblock("conv2d_nhwc"))
     assert access is not None
-    decision = decide_tile(access, machine, "float32", Drawn(seed))
-    assert isinstance(decision, TileDecision)
+    decision = decide_tile(access, machine, "float32", SampledDecisions(seed))
+    assert isinstance(decision, RegisterTileDecision)
     vectors = decision.columns // machine.vector_lanes("float32")
     assert vectors >= 1
     assert (math.prod(decision.rows.values()) + 1) * vectors <= vector_registers(machine)
 
 
 def applied(func: tirx.PrimFunc, machine: CpuDescription = MACHINE, **values: int) -> list[Loop]:
-    decisions = Chosen(values)
+    decisions = FixedDecisions(values)
     sch = TILE.apply(func, machine, decisions)
     assert isinstance(sch, s_tir.Schedule), sch
     assert decisions.unused() == []
@@ -179,7 +179,8 @@ def test_threads() -> None:
 def test_order_of_the_tiles() -> None:
     func = _constant(kernel_of(op.matmul, f32(56, 20), f32(20, 96)))
     orders = [
-        scheduled_with(TILE, func, MACHINE, Chosen({"columns_first": order})) for order in (0, 1)
+        scheduled_with(TILE, func, MACHINE, FixedDecisions({"columns_first": order}))
+        for order in (0, 1)
     ]
     rows, columns = (sch.mod["main"].script() for sch in orders if isinstance(sch, s_tir.Schedule))
     assert "i0_0_i1_0_fused" in rows
@@ -191,7 +192,7 @@ def test_order_of_the_tiles() -> None:
 def test_packing() -> None:
     func = KERNELS["constant"]
     for packed in (0, 1):
-        sch = TILE.apply(func, MACHINE, Chosen({"packed": packed}))
+        sch = TILE.apply(func, MACHINE, FixedDecisions({"packed": packed}))
         assert isinstance(sch, s_tir.Schedule)
         assert (packed_operand(sch) is not None) == bool(packed)
     assert "packed" not in knobs_of(TILE, KERNELS["odd rows"], MACHINE)
@@ -203,7 +204,7 @@ def test_panels() -> None:
     knobs = knobs_of(TILE, func, MACHINE, {"column_panel": 1})
     assert "columns_first" not in knobs
     assert knobs["panel_tiles"].options == (1, 2, 4)
-    sch = scheduled_with(TILE, func, MACHINE, Chosen({"column_panel": 1}))
+    sch = scheduled_with(TILE, func, MACHINE, FixedDecisions({"column_panel": 1}))
     assert isinstance(sch, s_tir.Schedule)
     assert "x1_global" in sch.mod["main"].script()
     host = host_description().with_cores(2)
@@ -234,7 +235,7 @@ def test_padding_by_pieces() -> None:
 @pytest.mark.parametrize("name", ["odd rows", "constant", "nhwc", "nhwc stride"])
 def test_no_decision_leaves_scalar_code(name: str) -> None:
     for seed in range(4):
-        sch = scheduled_with(TILE, KERNELS[name], MACHINE, Drawn(seed))
+        sch = scheduled_with(TILE, KERNELS[name], MACHINE, SampledDecisions(seed))
         assert isinstance(sch, s_tir.Schedule)
         assert scalar_stores(finished_schedule(sch, KERNELS[name], MACHINE), MACHINE) == 0
 
@@ -242,7 +243,7 @@ def test_no_decision_leaves_scalar_code(name: str) -> None:
 def test_other_values_are_refused() -> None:
     func = kernel_of(op.matmul, f32(12, 20), f32(20, 96))
     with pytest.raises(DecisionError, match="columns=24 is none of the options 16, 32, 48"):
-        TILE.apply(func, MACHINE, Chosen({"columns": 24}))
-    decisions = Chosen({"columns": 16, "rows_7": 2})
+        TILE.apply(func, MACHINE, FixedDecisions({"columns": 24}))
+    decisions = FixedDecisions({"columns": 16, "rows_7": 2})
     TILE.apply(func, MACHINE, decisions)
     assert decisions.unused() == ["rows_7"]

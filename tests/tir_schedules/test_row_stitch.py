@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tvm
 from decision_cases import (
-    assert_closed_form_is_default,
+    assert_defaults_give_the_default_schedule,
     check_numbers,
     check_random_numbers,
     single_decisions,
@@ -20,14 +20,14 @@ from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 from unoptimised import HOST
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
+from tvm_ext.tir_schedules.analysis.row_reader import read_rows
+from tvm_ext.tir_schedules.cpu.row_decision import RowDecision, decide_rows
+from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.llvm.row_decision import RowDecision, decide_rows
-from tvm_ext.tir_schedules.llvm.row_stitch import RowStitch
-from tvm_ext.tir_schedules.rows.row_reader import read_rows
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
 
 op = relax.op
 
@@ -37,8 +37,8 @@ WALKS = ("softmax prime", "softmax middle", "log softmax", "layer norm", "group 
 NORMALISATIONS = [name for name, case in REDUCTIONS.items() if case.template == "row stitch"]
 
 
-def stitched(func: tirx.PrimFunc, decisions: Decisions = CLOSED_FORM) -> tirx.PrimFunc:
-    sch = RowStitch().apply(func, MACHINE, decisions)
+def stitched(func: tirx.PrimFunc, decisions: Decisions = DEFAULT_DECISIONS) -> tirx.PrimFunc:
+    sch = SoftmaxAndNorm().apply(func, MACHINE, decisions)
     assert isinstance(sch, s_tir.Schedule), sch
     return sch.mod["main"]
 
@@ -80,14 +80,16 @@ def test_every_decision_computes_the_same(cores: int) -> None:
     plain["norm in parts"] = kernel_of_te(norm_in_parts, (9, 37))
     machine = host_description().with_cores(cores)
     if cores > 1:
-        alone = {name: single_decisions(RowStitch(), func, machine) for name, func in plain.items()}
-        check_numbers(RowStitch(), plain, alone, machine)
-    check_random_numbers(RowStitch(), plain, machine=machine)
+        alone = {
+            name: single_decisions(SoftmaxAndNorm(), func, machine) for name, func in plain.items()
+        }
+        check_numbers(SoftmaxAndNorm(), plain, alone, machine)
+    check_random_numbers(SoftmaxAndNorm(), plain, machine=machine)
 
 
 def test_decisions() -> None:
     along = kernel_of(lambda x: nn.softmax(x, 1), f32(640, 197))
-    knobs = assert_closed_form_is_default(RowStitch(), along, MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(SoftmaxAndNorm(), along, MACHINE)
     assert {name: knob.options for name, knob in knobs.items()} == {
         "across": (0,),
         "registers": (1, 2, 4, 8),
@@ -97,19 +99,21 @@ def test_decisions() -> None:
         "chunks": tuple(n * MACHINE.cores for n in (1, 2, 4)),
     }
     across = kernel_of(lambda x: nn.softmax(x, 0), f32(7, 2000))
-    knobs = assert_closed_form_is_default(RowStitch(), across, MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(SoftmaxAndNorm(), across, MACHINE)
     assert {name: knob.options for name, knob in knobs.items()} == {
         "across": (1,),
         "registers": (1, 2, 4, 8),
         "threads": (0, 1),
     }
     short = kernel_of(lambda x: nn.softmax(x, 1), f32(640, 19))
-    assert assert_closed_form_is_default(RowStitch(), short, MACHINE)["across"].options == (0, 1)
+    assert assert_defaults_give_the_default_schedule(SoftmaxAndNorm(), short, MACHINE)[
+        "across"
+    ].options == (0, 1)
 
 
 def test_more_chunks_than_threads() -> None:
     func = kernel_of(lambda x: nn.softmax(x, 1), f32(640, 197))
-    decisions = Chosen({"threads": 1, "together": 1, "chunks": 4 * MACHINE.cores})
+    decisions = FixedDecisions({"threads": 1, "together": 1, "chunks": 4 * MACHINE.cores})
     (first, *_) = loops_of(stitched(func, decisions))
     assert (first.kind, first.extent) == ("parallel", 4 * MACHINE.cores)
 
@@ -198,7 +202,7 @@ def test_small_kernels_stay_on_one_thread() -> None:
 def test_rows_wait_in_the_output() -> None:
     func = kernel_of(lambda x: nn.softmax(x, 1), f32(64, 4000))
     assert "4000" not in _allocations(stitched(func))
-    own = stitched(func, Chosen({"in_output": 0}))
+    own = stitched(func, FixedDecisions({"in_output": 0}))
     assert "4000" in _allocations(own)
 
 
@@ -221,7 +225,7 @@ def decision_for(
     inline_blocks(sch)
     func = sch.mod["main"]
     kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
-    assert not isinstance(kernel, NotMine)
+    assert not isinstance(kernel, NotApplicable)
     return decide_rows(kernel, machine)
 
 
@@ -249,12 +253,14 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_leaves_other_kernels(name: str) -> None:
     expression, reason = REFUSED[name]
-    assert RowStitch().apply(kernel_of(expression, f32(24, 24)), MACHINE) == NotMine(reason)
+    assert SoftmaxAndNorm().apply(kernel_of(expression, f32(24, 24)), MACHINE) == NotApplicable(
+        reason
+    )
 
 
 def test_leaves_gpus() -> None:
     func = kernel_of(lambda x: nn.softmax(x, 1), f32(5, 19))
-    assert RowStitch().apply(func, GPU) == NotMine("the target is not a CPU")
+    assert SoftmaxAndNorm().apply(func, GPU) == NotApplicable("the target is not a CPU")
 
 
 def test_leaves_rows_that_differ() -> None:
@@ -263,4 +269,4 @@ def test_leaves_rows_that_differ() -> None:
         lambda x: topi.divide(x, topi.add(topi.sum(x, 0, keepdims=True), topi.sum(x, 1, True))),
         (9, 9),
     )
-    assert isinstance(RowStitch().apply(func, MACHINE), NotMine)
+    assert isinstance(SoftmaxAndNorm().apply(func, MACHINE), NotApplicable)

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_ext.tir_schedules.llvm.row_stretches import stretches, stretches_across
+from tvm_ext.tir_schedules.cpu.row_decision import stretches, stretches_across
 
 
 def elements(parts: list[tuple[int, int, int]]) -> list[int]:

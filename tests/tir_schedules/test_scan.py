@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from decision_cases import assert_closed_form_is_default, check_random_numbers
+from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import f32, kernel_of, loops_of, run
@@ -10,12 +10,12 @@ from machines import GPU, MACHINE
 from tvm import IRModule, relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
-from tvm_ext.tir_schedules.llvm.scan import Scan
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cpu.scan import CpuScan
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
 
 
 def scan_kernel(
@@ -36,9 +36,9 @@ def scan_kernel(
 def scanned(
     func: tirx.PrimFunc,
     machine: CpuDescription = MACHINE,
-    decisions: Decisions = CLOSED_FORM,
+    decisions: Decisions = DEFAULT_DECISIONS,
 ) -> tirx.PrimFunc:
-    sch = Scan().apply(func, machine, decisions)
+    sch = CpuScan().apply(func, machine, decisions)
     assert isinstance(sch, s_tir.Schedule), sch
     return sch.mod["main"]
 
@@ -69,13 +69,13 @@ def test_any_axis(shape: list[int], axis: int, product: bool, exclusive: bool, d
 )
 def test_every_decision_computes_the_same(axis: int, together: tuple[int, ...]) -> None:
     func = scan_kernel((5, 7, 37), axis)
-    knobs = assert_closed_form_is_default(Scan(), func, MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(CpuScan(), func, MACHINE)
     assert {name: knob.options for name, knob in knobs.items()} == {
         "together": together,
         "threads": (0, 1),
     }
     for width in together:
-        found = scanned(func, decisions=Chosen({"together": width, "threads": 1}))
+        found = scanned(func, decisions=FixedDecisions({"together": width, "threads": 1}))
         assert "parallel" in [loop.kind for loop in loops_of(found)]
         x, result = run({"f": found})["f"]
         np.testing.assert_allclose(result, np.cumsum(x, axis), rtol=2e-5)
@@ -87,11 +87,11 @@ def test_decisions_at_random() -> None:
         "rows, products": scan_kernel((13, 9), 1, product=True),
         "integers": scan_kernel((9, 37), 0, dtype="int64"),
     }
-    check_random_numbers(Scan(), plain, machine=host_description().with_cores(4))
+    check_random_numbers(CpuScan(), plain, machine=host_description().with_cores(4))
 
 
 def test_one_scan_has_nothing_to_decide() -> None:
-    knobs = assert_closed_form_is_default(Scan(), scan_kernel((1000,), 0), MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(CpuScan(), scan_kernel((1000,), 0), MACHINE)
     assert [knob.options for knob in knobs.values()] == [(4,), (0,)]
 
 
@@ -121,12 +121,12 @@ def test_is_chosen_for_scans() -> None:
 
 
 def test_leaves_other_kernels() -> None:
-    reason = NotMine("the kernel is no scan as TVM writes it, of a known shape")
+    reason = NotApplicable("the kernel is no scan as TVM writes it, of a known shape")
     for func in (
         kernel_of(relax.op.exp, f32(16)),
         kernel_of(lambda x: nn.softmax(x, 1), f32(5, 7)),
         scan_kernel((5, 1), 1),
         scan_kernel((te.var("n", "int64"), 5), 1),
     ):
-        assert Scan().apply(func, MACHINE) == reason
-    assert Scan().apply(scan_kernel((5, 9), 1), GPU) == NotMine("the target is not a CPU")
+        assert CpuScan().apply(func, MACHINE) == reason
+    assert CpuScan().apply(scan_kernel((5, 9), 1), GPU) == NotApplicable("the target is not a CPU")

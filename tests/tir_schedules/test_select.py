@@ -10,9 +10,9 @@ from tvm.relax.op import nn
 from tvm.s_tir import dlight
 from tvm.script import tirx as T
 
+from tvm_ext.tir_schedules.cpu import CPU_TEMPLATES
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
-from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
-from tvm_ext.tir_schedules.select import (
+from tvm_ext.tir_schedules.schedule_kernels import (
     SCHEDULED_ATTRIBUTE,
     ScheduleChoice,
     schedule_kernel,
@@ -93,7 +93,7 @@ def test_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for rule in ("Matmul", "Reduction", "GeneralReduction", "Fallback"):
         monkeypatch.setattr(getattr(dlight.gpu, rule), "apply", fail)
-    monkeypatch.setattr("tvm_ext.tir_schedules.machine_templates.CUDA_TEMPLATES", ())
+    monkeypatch.setattr("tvm_ext.tir_schedules.apply_template.CUDA_TEMPLATES", ())
     found, choice = schedule_kernel(kernel_of(op.exp, f32(64, 64)), GPU)
     assert choice.schedule == "generic"
     assert any(r.endswith("Matmul: the rule fails on it") for r in choice.refusals)
@@ -122,7 +122,7 @@ def test_refused_primitive_asks_the_next_template(monkeypatch: pytest.MonkeyPatc
         sch.get_sblock("no such block")
         return sch
 
-    from tvm_ext.tir_schedules.llvm import CPU_TEMPLATES
+    from tvm_ext.tir_schedules.cpu import CPU_TEMPLATES
 
     monkeypatch.setattr(type(CPU_TEMPLATES[0]), "apply", lambda self, f, m, decisions: refuse(f, m))
     _, choice = schedule_kernel(kernel_of(op.exp, f32(64)), MACHINE)

@@ -1,4 +1,4 @@
-"""Tiles of sums with open extents: what they look like, and which kernels are left to others."""
+"""Tiles of sums with symbolic extents: what they look like, and which kernels they leave."""
 
 import pytest
 import tvm
@@ -9,12 +9,12 @@ from open_extents import matmul_bias_relu, scheduled, size
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.llvm.symbolic_tile import SymbolicTiles
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cpu.symbolic_tile import SymbolicTiles
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 op = relax.op
 
@@ -104,10 +104,10 @@ REFUSALS = {
 @pytest.mark.parametrize("reason", REFUSALS)
 def test_refusals(reason: str) -> None:
     machine, func = REFUSALS[reason]
-    assert apply_template(SymbolicTiles(), func(), machine) == NotMine(reason)
+    assert apply_template(SymbolicTiles(), func(), machine) == NotApplicable(reason)
 
 
-def test_is_asked_before_the_last_resort() -> None:
+def test_is_asked_before_the_fallback() -> None:
     _, choice = schedule_kernel(matmul_bias_relu(64), MACHINE)
     assert (choice.schedule, choice.source) == ("symbolic tile", "template")
     assert choice.packed is not None

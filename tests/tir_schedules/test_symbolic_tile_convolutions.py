@@ -1,4 +1,4 @@
-"""Convolutions with open extents, at sizes around those of a tile, against NumPy."""
+"""Convolutions with symbolic extents, at sizes around those of a tile, against NumPy."""
 
 from collections.abc import Sequence
 
@@ -12,12 +12,12 @@ from tvm import relax, tirx
 from tvm.relax.op import nn
 from tvm.sym import Analyzer
 
-from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tir_schedules.llvm.blockwise import Blockwise
-from tvm_ext.tir_schedules.nest import substitute
+from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 
 op = relax.op
 
@@ -65,14 +65,14 @@ def test_convolution_with_channels_first(kernel: int) -> None:
     )
     function = built(scheduled(func).func)
     weights = random(19, 5, kernel, kernel)
-    turned = weights.transpose(2, 3, 1, 0)
+    transposed = weights.transpose(2, 3, 1, 0)
     for height, width in ((1, 4), (3, 8), (2, 16), (9, 20), (5, 0)):
         x = random(2, 5, height, width)
         shape = (2, 19, height, width)
         numbers = [number for name, number in (("width", width // 4),) if _takes(func, name)]
         found = call(function, [x, weights], shape, *numbers)
         if width:
-            wanted = convolution(x.transpose(0, 2, 3, 1), turned, 1, kernel // 2)
+            wanted = convolution(x.transpose(0, 2, 3, 1), transposed, 1, kernel // 2)
             close(found, np.maximum(wanted, 0).transpose(0, 3, 1, 2))
 
 
@@ -134,7 +134,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_convolutions(name: str) -> None:
-    """Against the last resort, one image and three."""
+    """Against the fallback, one image and three."""
     expression, inputs = OTHERS[name]
     func = kernel_of(expression, *inputs)
     plain = apply_template(Blockwise(), func, host_description())

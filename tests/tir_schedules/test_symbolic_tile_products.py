@@ -1,4 +1,4 @@
-"""Sums of products with open extents, at sizes around those of a tile, against NumPy."""
+"""Contractions with symbolic extents, at sizes around those of a tile, against NumPy."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_matmul(columns: int) -> None:
             close(result, np.maximum(x @ weights + bias, 0))
 
 
-def test_batched_matmul_with_open_columns() -> None:
+def test_batched_matmul_with_symbolic_columns() -> None:
     """Attention's scores: both sides of the result are open, and the epilogue reads a mask."""
     func = kernel_of(
         lambda q, k, m: op.add(op.divide(op.matmul(q, k), relax.const(2.0)), m),
@@ -42,7 +42,7 @@ def test_batched_matmul_with_open_columns() -> None:
                 close(result, q @ k / 2 + mask)
 
 
-def test_batched_matmul_with_an_open_sum() -> None:
+def test_batched_matmul_with_a_symbolic_sum() -> None:
     func = kernel_of(
         op.matmul,
         ((size("batch"), size("rows"), size("steps")), "float32"),

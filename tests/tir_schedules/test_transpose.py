@@ -1,9 +1,9 @@
-"""Kernels that are turned in registers: what is taken, how, and what it computes."""
+"""Kernels that are transposed in registers: what is taken, how, and what it computes."""
 
 from collections.abc import Callable
 
 import pytest
-from decision_cases import assert_closed_form_is_default, check_random_numbers
+from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import Spec, assert_same, f32, kernel_of, loops_of, lowered, run, scalar_stores
@@ -11,21 +11,23 @@ from machines import GPU, MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules import inlining
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
-from tvm_ext.tir_schedules.llvm.data_parallel import KernelPlan, plan_blocks
-from tvm_ext.tir_schedules.llvm.tile_code import TileDecision
-from tvm_ext.tir_schedules.llvm.transpose import Transpose
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cpu.data_parallel import KernelPlan, plan_blocks
+from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision
+from tvm_ext.tir_schedules.cpu.transpose import CpuTranspose
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
 
 op = relax.op
 MACHINES = [MACHINE, NARROW]
 
 
-def decisions(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> list[TileDecision]:
+def decisions(
+    func: tirx.PrimFunc, machine: CpuDescription = MACHINE
+) -> list[TransposeTileDecision]:
     plan = plan_blocks(inlining.inlined_schedule(func), machine)
     assert isinstance(plan, KernelPlan)
     return [tile for block in plan.blocks for tile in block.decision.tiles.values()]
@@ -34,9 +36,9 @@ def decisions(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> list[Ti
 def applied(
     func: tirx.PrimFunc,
     machine: CpuDescription = MACHINE,
-    decisions: Decisions = CLOSED_FORM,
+    decisions: Decisions = DEFAULT_DECISIONS,
 ) -> tirx.PrimFunc:
-    sch = Transpose().apply(func, machine, decisions)
+    sch = CpuTranspose().apply(func, machine, decisions)
     assert isinstance(sch, s_tir.Schedule)
     return sch.mod["main"]
 
@@ -47,7 +49,7 @@ def check(expression: Callable[..., relax.Expr], *inputs: Spec) -> None:
     found = {"plain": func}
     for machine in MACHINES:
         for cores in (1, 4):
-            scheduled = Transpose().apply(func, machine.with_cores(cores))
+            scheduled = CpuTranspose().apply(func, machine.with_cores(cores))
             assert isinstance(scheduled, s_tir.Schedule)
             found[f"{machine.name} {cores}"] = scheduled.mod["main"]
     results = run(found)
@@ -84,11 +86,11 @@ CASES: dict[str, tuple[Callable[..., relax.Expr], tuple[Spec, ...]]] = {
         lambda x: op.permute_dims(op.reshape(x, [3, 10, 2, 9, 2]), [1, 3, 2, 4, 0]),
         (f32(3, 20, 18),),
     ),
-    "every other column turned": (
+    "every other column transposed": (
         lambda x: op.permute_dims(op.strided_slice(x, [1], [0], [64], [2], assume_inbound=True)),
         (f32(12, 64),),
     ),
-    "joined and turned": (
+    "joined and transposed": (
         lambda a, b: op.permute_dims(op.concat([a, b], 1)),
         (f32(19, 33), f32(19, 20)),
     ),
@@ -114,22 +116,22 @@ def test_input_is_unchanged() -> None:
 @pytest.mark.parametrize(
     ("expression", "inputs", "wanted"),
     [
-        (op.permute_dims, (f32(40, 50),), TileDecision(1, 0, 16)),
-        (op.permute_dims, (f32(6, 3),), NotMine),
-        (op.permute_dims, (f32(5, 7),), TileDecision(1, 0, 8)),
-        (op.permute_dims, (f32(3, 100),), TileDecision(1, 0, 16, "interleave")),
-        (op.permute_dims, (f32(100, 3),), TileDecision(1, 0, 16, "deinterleave", (0,))),
-        (op.permute_dims, (((40, 50), "float64"),), TileDecision(1, 0, 8)),
+        (op.permute_dims, (f32(40, 50),), TransposeTileDecision(1, 0, 16)),
+        (op.permute_dims, (f32(6, 3),), NotApplicable),
+        (op.permute_dims, (f32(5, 7),), TransposeTileDecision(1, 0, 8)),
+        (op.permute_dims, (f32(3, 100),), TransposeTileDecision(1, 0, 16, "interleave")),
+        (op.permute_dims, (f32(100, 3),), TransposeTileDecision(1, 0, 16, "deinterleave", (0,))),
+        (op.permute_dims, (((40, 50), "float64"),), TransposeTileDecision(1, 0, 8)),
         (
             lambda x, y: op.add(op.permute_dims(x), y),
             (f32(40, 50), f32(50, 40)),
-            TileDecision(1, 0, 16, "square", (0,)),
+            TransposeTileDecision(1, 0, 16, "square", (0,)),
         ),
     ],
 )
 def test_decision(expression: object, inputs: tuple[Spec, ...], wanted: object) -> None:
     found = decisions(kernel_of(expression, *inputs))  # type: ignore[arg-type]
-    assert found == ([] if wanted is NotMine else [wanted])
+    assert found == ([] if wanted is NotApplicable else [wanted])
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,9 @@ def test_decision(expression: object, inputs: tuple[Spec, ...], wanted: object) 
 )
 def test_decisions(name: str, wanted: dict[str, tuple[int, ...]]) -> None:
     expression, inputs = CASES[name]
-    knobs = assert_closed_form_is_default(Transpose(), kernel_of(expression, *inputs), MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(
+        CpuTranspose(), kernel_of(expression, *inputs), MACHINE
+    )
     offered = {knob.name: knob.options for knob in knobs.values() if len(knob.options) > 1}
     assert offered == wanted
 
@@ -156,13 +160,16 @@ def test_decisions(name: str, wanted: dict[str, tuple[int, ...]]) -> None:
 @pytest.mark.parametrize("machine", [host_description(), NARROW], ids=lambda m: m.name)
 def test_decisions_at_random(machine: CpuDescription) -> None:
     plain = {name: kernel_of(expression, *inputs) for name, (expression, inputs) in CASES.items()}
-    check_random_numbers(Transpose(), plain, machine=machine.with_cores(4))
+    check_random_numbers(CpuTranspose(), plain, machine=machine.with_cores(4))
 
 
 def test_tiles_may_follow_each_other_the_other_way() -> None:
     func = kernel_of(op.permute_dims, f32(64, 160))
     orders = [
-        [loop.extent for loop in loops_of(applied(func, decisions=Chosen({"swapped": swapped})))]
+        [
+            loop.extent
+            for loop in loops_of(applied(func, decisions=FixedDecisions({"swapped": swapped})))
+        ]
         for swapped in (0, 1)
     ]
     assert [order[:2] for order in orders] == [[4, 10], [10, 4]]
@@ -175,8 +182,8 @@ def test_short_rows_longer_than_a_vector(target: str, dtype: str, shape: tuple[i
     """Five rows do not fit into vectors of four lanes: they are not interleaved."""
     machine = resolve_target(target)
     func = kernel_of(op.permute_dims, (shape, dtype))
-    found = Transpose().apply(func, machine)
-    if isinstance(found, NotMine):
+    found = CpuTranspose().apply(func, machine)
+    if isinstance(found, NotApplicable):
         assert "contiguous along one other axis" in found.reason
         return
     results = run({"plain": func, "scheduled": found.mod["main"]})
@@ -196,9 +203,9 @@ def test_no_tile_laps_over_in_the_place_of_what_it_reads(
     last = te.compute(x.shape, lambda i, j: two[i, j] * 0.5, name="last")
     func = te.create_prim_func([x, last])
     if size % 16:
-        assert isinstance(Transpose().apply(func, MACHINE), NotMine)
+        assert isinstance(CpuTranspose().apply(func, MACHINE), NotApplicable)
         return
-    knobs = assert_closed_form_is_default(Transpose(), func, MACHINE)
+    knobs = assert_defaults_give_the_default_schedule(CpuTranspose(), func, MACHINE)
     assert not any(name.startswith("tile") for name in knobs)
     results = run({"plain": func, "scheduled": applied(func)})
     assert_same(results["plain"], results["scheduled"], "scheduled")
@@ -209,7 +216,7 @@ def test_narrow_vectors_make_smaller_tiles() -> None:
     assert found.size == 8
 
 
-@pytest.mark.parametrize("name", ["nchw to nhwc, 3 channels", "joined and turned", "repeat"])
+@pytest.mark.parametrize("name", ["nchw to nhwc, 3 channels", "joined and transposed", "repeat"])
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda m: m.name)
 def test_no_scalar_code_and_no_branches(name: str, machine: CpuDescription) -> None:
     expression, inputs = CASES[name]
@@ -232,17 +239,17 @@ def test_threads_share_tiles() -> None:
         (lambda x: op.sum(x, 0), (f32(5, 7),), "the kernel reduces or scans"),
     ],
 )
-def test_declines(expression: object, inputs: tuple[Spec, ...], reason: str) -> None:
-    found = Transpose().apply(kernel_of(expression, *inputs), MACHINE)  # type: ignore[arg-type]
-    assert isinstance(found, NotMine)
+def test_not_applicable(expression: object, inputs: tuple[Spec, ...], reason: str) -> None:
+    found = CpuTranspose().apply(kernel_of(expression, *inputs), MACHINE)  # type: ignore[arg-type]
+    assert isinstance(found, NotApplicable)
     assert reason in found.reason
 
 
-def test_declines_symbolic_extents_and_gpus() -> None:
+def test_not_applicable_to_symbolic_extents_and_gpus() -> None:
     batch = tirx.Var("n", "int64")
-    found = Transpose().apply(kernel_of(op.permute_dims, ((batch, 5), "float32")), MACHINE)
-    assert isinstance(found, NotMine)
+    found = CpuTranspose().apply(kernel_of(op.permute_dims, ((batch, 5), "float32")), MACHINE)
+    assert isinstance(found, NotApplicable)
     assert "known extents" in found.reason
-    assert Transpose().apply(kernel_of(op.permute_dims, f32(5, 7)), GPU) == NotMine(
+    assert CpuTranspose().apply(kernel_of(op.permute_dims, f32(5, 7)), GPU) == NotApplicable(
         "the target is not a CPU"
     )

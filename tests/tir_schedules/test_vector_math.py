@@ -13,10 +13,10 @@ from lowering import statements
 from tvm import s_tir, te, tirx
 from tvm_ffi import structural_equal
 
-from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.cpu.vector_math.logarithm import CONSTANT_POWERS
+from tvm_ext.tir_schedules.cpu.vector_math.rewrite import FUNCTIONS, with_vector_math
 from tvm_ext.tir_schedules.inlining import walk
-from tvm_ext.tir_schedules.llvm.vector_math.power import CONSTANT_POWERS
-from tvm_ext.tir_schedules.llvm.vector_math.rewrite import FUNCTIONS, with_vector_math
 
 HOST = host_description().tvm_target()
 EXACT = {

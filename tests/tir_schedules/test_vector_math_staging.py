@@ -14,10 +14,9 @@ from machines import MACHINE
 from tvm import s_tir, te, tirx
 from tvm_ffi import structural_walk
 
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.llvm.vector_math.rewrite import with_vector_math
-from tvm_ext.tir_schedules.llvm.vector_math.staging import with_staged_calls
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_staged_calls, with_vector_math
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 
 def applied(function: Callable[[Any], Any], y: te.Tensor, i: tirx.Var) -> tirx.Expr:

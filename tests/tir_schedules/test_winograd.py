@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tvm
 from decision_cases import (
-    Drawn,
-    assert_closed_form_is_default,
+    SampledDecisions,
+    assert_defaults_give_the_default_schedule,
     check_numbers,
     check_random_numbers,
     knobs_of,
@@ -14,17 +14,16 @@ from lowering import assert_same, f32, kernel_of, loops_of, run
 from machines import GPU, MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx, topi
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.host import host_description
-from tvm_ext.relay_passes import winograd_compute
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Decisions
-from tvm_ext.tir_schedules.llvm import winograd
-from tvm_ext.tir_schedules.llvm.register_tile_decision import vector_registers
-from tvm_ext.tir_schedules.llvm.winograd import Winograd
-from tvm_ext.tir_schedules.llvm.winograd_decision import WinogradShape, decide_winograd
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.relay_passes import winograd_convolution
+from tvm_ext.tir_schedules.cpu import winograd
+from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
+from tvm_ext.tir_schedules.cpu.winograd import Winograd, WinogradShape, decide_winograd
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
 
-FORM = winograd_compute.WinogradForm((4, 4), (3, 3))
+FORM = winograd_convolution.WinogradForm((4, 4), (3, 3))
 
 
 def kernel(
@@ -46,15 +45,15 @@ def kernel(
     return te.create_prim_func([x, u, bias, result])
 
 
-def scheduled(func: tirx.PrimFunc, decisions: Decisions = CLOSED_FORM) -> tirx.PrimFunc:
+def scheduled(func: tirx.PrimFunc, decisions: Decisions = DEFAULT_DECISIONS) -> tirx.PrimFunc:
     sch = Winograd().apply(func, MACHINE, decisions)
     assert isinstance(sch, s_tir.Schedule), sch
     return sch.mod["main"]
 
 
 def test_the_pass_and_the_template_use_the_same_words() -> None:
-    assert winograd_compute.STAGE_ANNOTATION == winograd.STAGE_ANNOTATION
-    assert winograd_compute.TILE_ANNOTATION == winograd.TILE_ANNOTATION
+    assert winograd_convolution.STAGE_ANNOTATION == winograd.STAGE_ANNOTATION
+    assert winograd_convolution.TILE_ANNOTATION == winograd.TILE_ANNOTATION
 
 
 CASES = {
@@ -99,8 +98,8 @@ def test_numbers_of_random_decisions() -> None:
 
 
 @pytest.mark.parametrize("name", [*CASES])
-def test_the_closed_form_is_the_default(name: str) -> None:
-    knobs = assert_closed_form_is_default(Winograd(), CASES[name], MACHINE)
+def test_the_default_heuristic_is_the_default(name: str) -> None:
+    knobs = assert_defaults_give_the_default_schedule(Winograd(), CASES[name], MACHINE)
     assert {"columns", "rows_across", "rows_down", "block_across"} <= {*knobs}
 
 
@@ -118,7 +117,7 @@ def test_decisions_of_stages_apart() -> None:
 @pytest.mark.parametrize("seed", range(8))
 def test_random_register_tiles_fit(machine: CpuDescription, seed: int) -> None:
     shape = WinogradShape(36, 1, 14, 19, 64, 96)
-    decision = decide_winograd(shape, machine, Drawn(seed))
+    decision = decide_winograd(shape, machine, SampledDecisions(seed))
     vectors = decision.columns // machine.vector_lanes("float32")
     assert (decision.rows[0] * decision.rows[1] + 1) * vectors <= vector_registers(machine)
     if decision.blocks is not None:
@@ -154,17 +153,17 @@ def test_structure() -> None:
 
 
 def test_stages_apart_have_a_parallel_loop_each() -> None:
-    func = scheduled(kernel(28, 28, 256, 256), Chosen({"block_across": 0}))
+    func = scheduled(kernel(28, 28, 256, 256), FixedDecisions({"block_across": 0}))
     assert [loop.kind for loop in loops_of(func)].count("parallel") == 3
 
 
 def test_not_mine() -> None:
     func = kernel_of(relax.op.matmul, f32(8, 8), f32(8, 8))
     refusal = Winograd().apply(func, MACHINE)
-    assert isinstance(refusal, NotMine)
+    assert isinstance(refusal, NotApplicable)
     assert "stages" in refusal.reason
     on_gpu = Winograd().apply(CASES["even"], GPU)
-    assert isinstance(on_gpu, NotMine)
+    assert isinstance(on_gpu, NotApplicable)
 
 
 def test_an_epilogue_in_another_order_keeps_its_own_loops() -> None:

@@ -10,9 +10,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.hardware.tvm_compat import tune_context
-from tvm_ext.tuning.candidate import Candidate
-from tvm_ext.tuning.search.template_space import TemplateSpace
-from tvm_ext.tuning.task import KernelTask
+from tvm_ext.tuning.candidate import Candidate, KernelTask
+from tvm_ext.tuning.search import TemplateSpace
 
 
 def _machine() -> CpuDescription:

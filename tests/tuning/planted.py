@@ -5,7 +5,7 @@ from dataclasses import replace
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.kernel_identity import kernel_hash
+from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
 from tvm_ext.tuning.candidate import Candidate
 
 # What a kernel does before its own work.

@@ -10,20 +10,18 @@ import tvm
 from tvm import s_tir, te
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.kernel_identity import kernel_hash, workload
-from tvm_ext.tir_schedules.recorded_schedule import template_trace
+from tvm_ext.tir_schedules.recorded_schedule import kernel_hash, template_trace, workload
+from tvm_ext.tir_schedules.template import FixedDecisions
 from tvm_ext.tuning.candidate import plain_json
-from tvm_ext.tuning.database_files import (
+from tvm_ext.tuning.logs.database_files import (
     StoredRecord,
     StoredWorkload,
     stored_record,
     stored_workload,
     write_database,
 )
-from tvm_ext.tuning.logs.repair import side_file
-from tvm_ext.tuning.trial import Trial
-from tvm_ext.tuning.trial_log import append_trial
+from tvm_ext.tuning.logs.record_folder import side_file
+from tvm_ext.tuning.logs.trial_log import Trial, append_trial
 
 TARGET = tvm.target.Target(
     {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "x86-64-v3", "num-cores": 2}
@@ -63,7 +61,7 @@ def split_trace(size: int, factor: int = 2) -> s_tir.schedule.Trace:
 
 def decided_trace(size: int, **decisions: int) -> s_tir.schedule.Trace:
     """A trace that notes a template with its decisions."""
-    chosen = Chosen(decisions)
+    chosen = FixedDecisions(decisions)
     for name in decisions:
         chosen.pick(name, (1, 2, 4, 8), 1)
     return template_trace(matmul(size)["main"], "register tile", chosen)

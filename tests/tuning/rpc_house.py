@@ -8,8 +8,7 @@ from contextlib import contextmanager
 
 from tvm.rpc.tracker import Tracker
 
-from tvm_ext.tuning.rpc_servers import alive_servers
-from tvm_ext.tuning.run_device import RunDeviceAddress
+from tvm_ext.tuning.runner import RunDeviceAddress, alive_servers
 
 KEY = "house"
 _LOOPBACK = "127.0.0.1"

@@ -12,30 +12,27 @@ from gpu_kernels import SERIAL_TARGET, in_series
 from lowering import kernel_of
 from tvm import relax, tirx
 
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.tir_schedules.cuda.library.library_call import LIBRARY_CALL
-from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.cuda.cublas import LIBRARY_CALL
 from tvm_ext.tuning import measurer, references
-from tvm_ext.tuning.build_job import BuildJob, build_job
-from tvm_ext.tuning.candidate import plain_json
-from tvm_ext.tuning.effort import Effort
-from tvm_ext.tuning.gpu_build import GpuCheck
-from tvm_ext.tuning.limits import Limits
+from tvm_ext.tuning.candidate import KernelTask, kernel_task, plain_json
+from tvm_ext.tuning.cuda.build import CudaBuildCheck
+from tvm_ext.tuning.jobs import BuildJob, build_job
 from tvm_ext.tuning.progress import SessionProgress
 from tvm_ext.tuning.session import TuningSession
-from tvm_ext.tuning.session_options import SessionOptions
-from tvm_ext.tuning.task import KernelTask, kernel_task
+from tvm_ext.tuning.session_options import Effort, Limits, SessionOptions
 
 _SERIAL = plain_json(dict(SERIAL_TARGET.export()))
 
 Chooses = Callable[[tvm.IRModule], bool]
 
 
-def gpu(name: str = "nvidia-a100", **changed: Any) -> GpuDescription:
+def gpu(name: str = "nvidia-a100", **changed: Any) -> CudaDescription:
     """A preset, with some of its numbers changed."""
     found = resolve_target(name)
-    assert isinstance(found, GpuDescription)
+    assert isinstance(found, CudaDescription)
     return found.model_copy(update=changed)
 
 
@@ -60,7 +57,7 @@ def serial_gpu(is_too_large: Chooses = lambda mod: False) -> Iterator[None]:
     """
 
     def job(
-        mod: tvm.IRModule, target: dict[str, Any], library: str, check: GpuCheck | None = None
+        mod: tvm.IRModule, target: dict[str, Any], library: str, check: CudaBuildCheck | None = None
     ) -> BuildJob:
         if target["kind"] != "cuda":
             return build_job(mod, target, library, check)
@@ -78,11 +75,11 @@ def serial_gpu(is_too_large: Chooses = lambda mod: False) -> Iterator[None]:
         yield
 
 
-def run_gpu_session(
+def run_cuda_session(
     folder: Path,
     tasks: list[KernelTask],
     effort: Effort,
-    machine: GpuDescription,
+    machine: CudaDescription,
     cost_model: str = "analytic",
     **options: Any,
 ) -> SessionProgress:

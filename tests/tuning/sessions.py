@@ -8,13 +8,11 @@ from pathlib import Path
 
 from small_kernels import add_task, matmul_task
 
-from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import compiling_for
-from tvm_ext.tuning.effort import Effort
-from tvm_ext.tuning.limits import Limits
 from tvm_ext.tuning.progress import SessionProgress
 from tvm_ext.tuning.session import TuningSession
-from tvm_ext.tuning.session_options import SessionOptions
+from tvm_ext.tuning.session_options import Effort, Limits, SessionOptions
 
 # Times do not matter here.
 QUICK = Effort(

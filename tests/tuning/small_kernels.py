@@ -2,7 +2,7 @@
 
 from tvm import te
 
-from tvm_ext.tuning.task import KernelTask, kernel_task
+from tvm_ext.tuning.candidate import KernelTask, kernel_task
 
 
 def matmul_task(rows: int = 24, columns: int = 32, depth: int = 16) -> KernelTask:

@@ -3,8 +3,8 @@
 import pytest
 from record_folders import trial
 
-from tvm_ext.tuning.allocation import next_kernel
 from tvm_ext.tuning.kernel_state import KernelState
+from tvm_ext.tuning.session import next_kernel
 
 
 class FakeTask:

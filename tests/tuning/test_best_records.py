@@ -16,11 +16,10 @@ from record_folders import (
     write_lines,
 )
 
-from tvm_ext.tuning.best_records import best_records, top_records
-from tvm_ext.tuning.database_files import RECORDS, read_database, write_database
-from tvm_ext.tuning.logs.best import best_schedules
-from tvm_ext.tuning.logs.folder import read_folder
-from tvm_ext.tuning.target_key import target_key
+from tvm_ext.tuning.logs.best_records import best_records, top_records
+from tvm_ext.tuning.logs.database_files import RECORDS, read_database, target_key, write_database
+from tvm_ext.tuning.logs.record_folder import read_folder
+from tvm_ext.tuning.logs.summary import best_schedules
 
 KEY = target_key(dict(TARGET.export()))
 OTHER_KEY = target_key(dict(OTHER_TARGET.export()))

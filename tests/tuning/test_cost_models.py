@@ -22,16 +22,20 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 from tvm.script import tirx as T
 
+from tvm_ext.configs.errors import TuningError
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.hardware.tvm_compat import tune_context
-from tvm_ext.tuning.cost_models.analytic_model import AnalyticModel, modelled_seconds
-from tvm_ext.tuning.cost_models.choose import MODEL_NAMES, choose_model, model_file
-from tvm_ext.tuning.cost_models.gpu_model import GpuModel
-from tvm_ext.tuning.cost_models.guarded import Guarded
-from tvm_ext.tuning.cost_models.predictor_model import PredictorModel
+from tvm_ext.tuning.cost_models.choose import (
+    MODEL_NAMES,
+    GuardedCostModel,
+    choose_model,
+    model_file,
+)
+from tvm_ext.tuning.cost_models.performance_predictor import PredictorModel
 from tvm_ext.tuning.cost_models.xgboost_model import XGBoostModel
-from tvm_ext.tuning.errors import TuningError
-from tvm_ext.tuning.search.kernel_search import metaschedule_space
+from tvm_ext.tuning.cpu.cost_model import CpuCostModel, modelled_seconds
+from tvm_ext.tuning.cuda.cost_model import CudaCostModel
+from tvm_ext.tuning.search import metaschedule_space
 
 SHAPE, OTHER = SHAPES[0], SHAPES[1]
 
@@ -64,7 +68,7 @@ def ranked(model, shape) -> np.ndarray:
 
 
 def test_analytic_model_scores_calls_a_microsecond():
-    scores = ranked(AnalyticModel(MACHINE), SHAPE)
+    scores = ranked(CpuCostModel(MACHINE), SHAPE)
     expected = [1e-6 / modelled_seconds(one.mod, MACHINE) for one in drawn(SHAPE)]
     np.testing.assert_allclose(scores, expected)
     assert len(set(scores)) > len(scores) // 2
@@ -122,7 +126,7 @@ def test_a_few_samples_or_failures_only_are_no_trouble(model):
     learner = model(MACHINE)
     context = context_of(task_of(OTHER))
     learner.update(context, asked(drawn(OTHER)[:3]), results([None, 0.0, None]))
-    analytic = ranked(AnalyticModel(MACHINE), OTHER)
+    analytic = ranked(CpuCostModel(MACHINE), OTHER)
     np.testing.assert_allclose(ranked(learner, OTHER), analytic)
     teach(learner, OTHER, 1)
     assert (ranked(learner, OTHER) > 0).all()
@@ -149,7 +153,7 @@ def test_model_without_samples_can_be_saved_and_loaded(model, tmp_path):
     model(MACHINE).save(str(tmp_path / "model"))
     again = model(MACHINE)
     again.load(str(tmp_path / "model"))
-    np.testing.assert_allclose(ranked(again, SHAPE), ranked(AnalyticModel(MACHINE), SHAPE))
+    np.testing.assert_allclose(ranked(again, SHAPE), ranked(CpuCostModel(MACHINE), SHAPE))
 
 
 @T.prim_func(private=True)
@@ -227,7 +231,7 @@ def test_missing_package_falls_back_with_one_note(name, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "xgboost", None)
     notes: list[str] = []
     model = choose_model(name, MACHINE, tmp_path, notes.append)
-    np.testing.assert_allclose(ranked(model, SHAPE), ranked(AnalyticModel(MACHINE), SHAPE))
+    np.testing.assert_allclose(ranked(model, SHAPE), ranked(CpuCostModel(MACHINE), SHAPE))
     teach(model, SHAPE)
     model.remember()
     assert model.name == "analytic"
@@ -244,7 +248,7 @@ def test_models_of_a_gpu(name, tmp_path):
     machine = resolve_target("nvidia-a100")
     model = choose_model(name, machine, tmp_path, notes.append)
     # Without samples all of them are the roofline of a GPU.
-    np.testing.assert_allclose(ranked(model, SHAPE), ranked(GpuModel(machine), SHAPE))
+    np.testing.assert_allclose(ranked(model, SHAPE), ranked(CudaCostModel(machine), SHAPE))
     assert model.name == ("xgboost" if name == "xgboost" else "analytic")
     assert [("it knows CPUs only, and 'nvidia-a100' is none" in note) for note in notes] == (
         [True] if name == "predictor" else []
@@ -287,16 +291,16 @@ FLAWS = {
 }
 
 
-def guarded(first, notes: list[str], file=None) -> Guarded:
-    chain = [("odd", lambda: first), ("analytic", lambda: AnalyticModel(MACHINE))]
-    return Guarded(chain, notes.append, file)
+def guarded(first, notes: list[str], file=None) -> GuardedCostModel:
+    chain = [("odd", lambda: first), ("analytic", lambda: CpuCostModel(MACHINE))]
+    return GuardedCostModel(chain, notes.append, file)
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
 def test_failing_model_is_replaced_with_one_note(flaw):
     notes: list[str] = []
     model = guarded(FLAWS[flaw], notes)
-    expected = ranked(AnalyticModel(MACHINE), SHAPE)
+    expected = ranked(CpuCostModel(MACHINE), SHAPE)
     for _ in range(2):
         np.testing.assert_allclose(ranked(model, SHAPE), expected)
         teach(model, SHAPE)
@@ -318,7 +322,7 @@ def test_model_that_cannot_learn_is_replaced_with_one_note():
 def test_models_that_all_fail_leave_all_candidates_equal():
     notes: list[str] = []
     chain = [(f"odd{n}", lambda: _Odd(fails_at="predict")) for n in range(2)]
-    model = Guarded(chain, notes.append)
+    model = GuardedCostModel(chain, notes.append)
     for _ in range(2):
         assert ranked(model, SHAPE).tolist() == [0.0] * len(drawn(SHAPE))
         teach(model, SHAPE)
@@ -357,10 +361,10 @@ def test_evolutionary_search_asks_the_model(tmp_path):
 
         def predict(self, context, candidates):
             asked_for.append(len(candidates))
-            return AnalyticModel(MACHINE).predict(context, candidates)
+            return CpuCostModel(MACHINE).predict(context, candidates)
 
     notes: list[str] = []
-    model = Guarded([("counting", Counting)], notes.append)
+    model = GuardedCostModel([("counting", Counting)], notes.append)
     search = ms.search_strategy.EvolutionarySearch(
         population_size=8, init_min_unmeasured=2, genetic_num_iters=1
     )

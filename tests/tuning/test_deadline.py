@@ -9,20 +9,24 @@ from sessions import QUICK, run_session
 from small_kernels import add_task
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.targets import compiling_for
-from tvm_ext.tuning.budget import Budget
-from tvm_ext.tuning.build_job import build
-from tvm_ext.tuning.deadline import NO_DEADLINE, Deadline, OutOfTime
+from tvm_ext.tuning.jobs import build
 from tvm_ext.tuning.kernel_state import KernelState
-from tvm_ext.tuning.limits import Limits
+from tvm_ext.tuning.logs.trial_log import read_trials
 from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.progress import SessionProgress
-from tvm_ext.tuning.search.kernel_search import KernelSearch
-from tvm_ext.tuning.session_options import SessionOptions
-from tvm_ext.tuning.trial_log import read_trials
-from tvm_ext.tuning.worker import WorkerTimeout, WorkRaised
-from tvm_ext.tuning.worker_pool import WorkerPool
+from tvm_ext.tuning.search import KernelSearch
+from tvm_ext.tuning.session_options import Limits, SessionOptions
+from tvm_ext.tuning.stopping import Budget
+from tvm_ext.tuning.worker import (
+    NO_DEADLINE,
+    Deadline,
+    OutOfTime,
+    WorkerPool,
+    WorkerTimeout,
+    WorkRaised,
+)
 
 ADD = add_task()
 

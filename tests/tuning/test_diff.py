@@ -5,10 +5,10 @@ import json
 import pytest
 from record_folders import OTHER_TARGET, kernel_trials, record, stored, trial, write_folder
 
-from tvm_ext.tuning.database_files import write_database
+from tvm_ext.tuning.logs.database_files import write_database
 from tvm_ext.tuning.logs.diff import diff_records, difference_json
-from tvm_ext.tuning.logs.folder import read_folder
-from tvm_ext.tuning.trial_log import append_trial
+from tvm_ext.tuning.logs.record_folder import read_folder
+from tvm_ext.tuning.logs.trial_log import append_trial
 
 
 def with_spread(spread):

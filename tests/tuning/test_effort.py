@@ -5,9 +5,9 @@ import re
 import pytest
 from pydantic import ValidationError
 
+from tvm_ext.configs.errors import TuningError
 from tvm_ext.configs.loader import config_folder
-from tvm_ext.tuning.effort import Effort, effort_names, load_effort
-from tvm_ext.tuning.errors import TuningError
+from tvm_ext.tuning.session_options import Effort, effort_names, load_effort
 
 NAMES = ["quick", "standard", "thorough"]
 SETTING = re.compile(r"^(\w+) *=", re.MULTILINE)

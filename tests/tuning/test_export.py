@@ -18,8 +18,9 @@ from record_folders import (
     write_folder,
 )
 
+from tvm_ext.configs.errors import RecordsError
 from tvm_ext.tuning.candidate import plain_json
-from tvm_ext.tuning.database_files import (
+from tvm_ext.tuning.logs.database_files import (
     RECORDS,
     WORKLOADS,
     append_record,
@@ -27,11 +28,10 @@ from tvm_ext.tuning.database_files import (
     read_database,
     write_database,
 )
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.logs.best import best_schedules
 from tvm_ext.tuning.logs.export import export_records
-from tvm_ext.tuning.logs.folder import read_folder
-from tvm_ext.tuning.trial_log import TRIALS, append_trial, read_trials
+from tvm_ext.tuning.logs.record_folder import read_folder
+from tvm_ext.tuning.logs.summary import best_schedules
+from tvm_ext.tuning.logs.trial_log import TRIALS, append_trial, read_trials
 
 
 @pytest.fixture

@@ -10,24 +10,18 @@ from serial_gpu import gpu, softmax_task
 from small_kernels import add_task, matmul_task
 from tvm import te
 
-from tvm_ext.hardware.cuda.compilers import VARIABLE
-from tvm_ext.hardware.cuda.nvcc import find_nvcc
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.cuda.compilers import VARIABLE, find_nvcc
 from tvm_ext.hardware.cuda.resources import Launch, ResourceLimitError
 from tvm_ext.hardware.cuda.runtime_library import cuda_runtime_present
-from tvm_ext.hardware.host import host_description
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tuning.build_job import build, build_job
-from tvm_ext.tuning.candidate import plain_json
-from tvm_ext.tuning.gpu_build import GpuCheck, _Building, gpu_check
-from tvm_ext.tuning.limits import Limits
-from tvm_ext.tuning.plain_kernel import plain_kernel
-from tvm_ext.tuning.references import References
-from tvm_ext.tuning.run_device import RunDeviceAddress
-from tvm_ext.tuning.run_job import ExpectedJob
-from tvm_ext.tuning.runner_pool import Runner
-from tvm_ext.tuning.task import kernel_task
-from tvm_ext.tuning.wide_sums import with_wide_sums
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
+from tvm_ext.tuning.candidate import kernel_task, plain_json
+from tvm_ext.tuning.cuda.build import CudaBuildCheck, _Building, cuda_build_check
+from tvm_ext.tuning.jobs import ExpectedJob, build, build_job
+from tvm_ext.tuning.references import References, plain_kernel, with_wide_sums
+from tvm_ext.tuning.runner import RunDeviceAddress, Runner
+from tvm_ext.tuning.session_options import Limits
 from tvm_ext.tuning.worker import WorkRaised
 
 GPU = gpu()
@@ -36,13 +30,13 @@ GPU = gpu()
 @pytest.fixture(scope="module")
 def contraction() -> tvm.IRModule:
     """A product by tensor cores: 38,912 bytes of dynamic shared memory, 128 threads."""
-    found = apply_template(Contraction(), product(512, 512, 512), GPU)
+    found = apply_template(CudaContraction(), product(512, 512, 512), GPU)
     return tvm.IRModule({"main": found.func.with_attr("global_symbol", "main")})
 
 
 def built(mod, folder, **limits):
     target = plain_json(dict(GPU.tvm_target().export()))
-    check = GpuCheck(gpu(**limits))
+    check = CudaBuildCheck(gpu(**limits))
     build(build_job(mod, target, str(folder / "kernel.so"), check))
 
 
@@ -75,7 +69,7 @@ def test_what_a_block_can_have(contraction, tmp_path, monkeypatch):
 
 def test_registers_are_counted_by_kernel():
     """Many registers in a few threads, and many threads with a few registers: both can run."""
-    building = _Building(GpuCheck(GPU))
+    building = _Building(CudaBuildCheck(GPU))
     building.look_at([Launch("sums", 128, 0, 0), Launch("total", 1024, 0, 0)])
     line = "Compiling entry function '{}' for 'sm_80'\n Used {} registers\n"
     building.read(line.format("sums", 250) + line.format("total", 32))
@@ -108,7 +102,7 @@ def test_a_reference_that_fails_takes_its_process_along(tmp_path):
 
 
 def test_cpus_are_not_checked():
-    assert gpu_check(host_description(), may_spill=True) is None
+    assert cuda_build_check(host_description(), may_spill=True) is None
 
 
 def test_sums_of_half_precision_are_added_up_in_float32(tmp_path):

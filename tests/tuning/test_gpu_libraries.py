@@ -7,13 +7,14 @@ from cublas_stand_in import cublas_stand_in
 from serial_gpu import gpu, serial_gpu
 
 import tvm_ext
-from tvm_ext.compiler.program import Program, build_program
-from tvm_ext.tir_schedules import machine_templates
+from tvm_ext.compiler.build import Program, build_program
+from tvm_ext.tir_schedules import apply_template as machine_templates
 from tvm_ext.tir_schedules.cuda import CUDA_TEMPLATES
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tuning import runner_pool, worker_pool
-from tvm_ext.tuning.gpu_presence import GpuFacts
-from tvm_ext.tuning.trial_log import read_trials
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
+from tvm_ext.tuning import runner as runner_pool
+from tvm_ext.tuning import worker as worker_pool
+from tvm_ext.tuning.cuda.presence import CudaDeviceFacts
+from tvm_ext.tuning.logs.trial_log import read_trials
 from tvm_ext.tuning.worker import WorkRaised
 
 GPU = gpu()
@@ -45,11 +46,11 @@ def workers_here(monkeypatch) -> Iterator[None]:
         monkeypatch.setattr(module, "Worker", Here)
     # Products as loops, which this CPU can run.
     loops = [
-        Contraction(described=True) if isinstance(template, Contraction) else template
+        CudaContraction(described=True) if isinstance(template, CudaContraction) else template
         for template in CUDA_TEMPLATES
     ]
     monkeypatch.setattr(machine_templates, "CUDA_TEMPLATES", tuple(loops))
-    found = GpuFacts(True, "NVIDIA A100", (8, 0))
+    found = CudaDeviceFacts(True, "NVIDIA A100", (8, 0))
     monkeypatch.setattr("tvm_ext.tune_model.checked_gpu", lambda machine, servers: found)
 
 

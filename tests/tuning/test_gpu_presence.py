@@ -3,13 +3,13 @@
 import pytest
 from serial_gpu import gpu
 
-from tvm_ext.tuning import gpu_presence
-from tvm_ext.tuning.errors import TuningError
-from tvm_ext.tuning.gpu_presence import GpuFacts, checked_gpu
-from tvm_ext.tuning.run_device import RunDeviceAddress
+from tvm_ext.configs.errors import TuningError
+from tvm_ext.tuning.cuda import presence as gpu_presence
+from tvm_ext.tuning.cuda.presence import CudaDeviceFacts, checked_gpu
+from tvm_ext.tuning.runner import RunDeviceAddress
 from tvm_ext.tuning.worker import WorkerDied
 
-A100 = GpuFacts(True, "NVIDIA A100", (8, 0))
+A100 = CudaDeviceFacts(True, "NVIDIA A100", (8, 0))
 SERVER = RunDeviceAddress("127.0.0.1", 9190, "far")
 
 
@@ -34,11 +34,15 @@ def test_a_gpu_that_fits(answer):
 
 
 def test_no_gpu(answer):
-    answer(GpuFacts(False, problem="no NVIDIA driver was found (x); expected one: install it"))
+    answer(
+        CudaDeviceFacts(False, problem="no NVIDIA driver was found (x); expected one: install it")
+    )
     with pytest.raises(TuningError, match=r"on \(no NVIDIA driver was found \(x\)\); expected an"):
         checked_gpu(gpu(), ())
-    answer(GpuFacts(False))
-    with pytest.raises(TuningError, match=r"no CUDA device here .*'tvm-ext worker' on a machine"):
+    answer(CudaDeviceFacts(False))
+    with pytest.raises(
+        TuningError, match=r"no CUDA device here .*'tvm-ext rpc-server' on a machine"
+    ):
         checked_gpu(gpu(), ())
     with pytest.raises(TuningError, match=r"no CUDA device on the RPC server with key 'far'"):
         checked_gpu(gpu(), [SERVER])

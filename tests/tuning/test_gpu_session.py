@@ -2,16 +2,16 @@
 
 import pytest
 from rpc_house import KEY, rpc_house
-from serial_gpu import gpu, run_gpu_session, serial_gpu, softmax_task, threads_of
+from serial_gpu import gpu, run_cuda_session, serial_gpu, softmax_task, threads_of
 from sessions import QUICK
 from small_kernels import add_task
 
 import tvm_ext
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tuning.gpu_presence import GpuFacts
-from tvm_ext.tuning.record_lookup import RecordLookup
-from tvm_ext.tuning.rpc_servers import rpc_devices
-from tvm_ext.tuning.trial_log import read_trials
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tuning.cuda.presence import CudaDeviceFacts
+from tvm_ext.tuning.logs.record_lookup import RecordLookup
+from tvm_ext.tuning.logs.trial_log import read_trials
+from tvm_ext.tuning.runner import rpc_devices
 
 GPU = gpu()
 SOFTMAX, ADD = softmax_task(), add_task()
@@ -29,7 +29,7 @@ def session(tmp_path_factory):
     """A session that refuses what has 128 threads or more; its folder and what it says."""
     folder = tmp_path_factory.mktemp("gpu")
     with serial_gpu(lambda mod: threads_of(mod["main"]) >= 128):
-        progress = run_gpu_session(folder, [SOFTMAX, ADD], SIX, GPU)
+        progress = run_cuda_session(folder, [SOFTMAX, ADD], SIX, GPU)
     return folder, progress
 
 
@@ -73,7 +73,7 @@ def test_a_session_goes_on(session):
     folder, _ = session
     more = QUICK.model_copy(update={"trials_per_kernel": 11})
     with serial_gpu():
-        again = run_gpu_session(folder, [SOFTMAX], more, GPU, "xgboost")
+        again = run_cuda_session(folder, [SOFTMAX], more, GPU, "xgboost")
     assert again.trials_done >= 1
     assert again.notes == []
     trials = [one for one in read_trials(folder).trials if one.purpose == "search"]
@@ -85,7 +85,7 @@ def test_half_precision_and_a_cold_cache(tmp_path):
     task = softmax_task(4, 4096, "float16")
     small_cache = gpu(l2_bytes=1 << 16)
     with serial_gpu():
-        run_gpu_session(tmp_path, [task], QUICK, small_cache, trials=3, l2="cold")
+        run_cuda_session(tmp_path, [task], QUICK, small_cache, trials=3, l2="cold")
     found = {trial.template: trial for trial in read_trials(tmp_path).trials}
     assert found["row reduction"].status == "ok"
     assert found["dlight Fallback"].status == "wrong"
@@ -93,7 +93,7 @@ def test_half_precision_and_a_cold_cache(tmp_path):
 
 
 def test_compiling_a_model_with_what_was_found(abs_model_path, tmp_path, monkeypatch):
-    found = GpuFacts(True, "NVIDIA A100", (8, 0))
+    found = CudaDeviceFacts(True, "NVIDIA A100", (8, 0))
     monkeypatch.setattr("tvm_ext.tune_model.checked_gpu", lambda machine, servers: found)
     with serial_gpu():
         progress = tvm_ext.tune(
@@ -113,7 +113,7 @@ def test_compiling_a_model_with_what_was_found(abs_model_path, tmp_path, monkeyp
 def test_a_server_measures(tmp_path):
     with rpc_house(1) as (address, _), serial_gpu():
         servers = rpc_devices(f"{address.host}:{address.port}", KEY, 20.0)
-        run_gpu_session(tmp_path, [SOFTMAX], QUICK, GPU, trials=4, devices=servers)
+        run_cuda_session(tmp_path, [SOFTMAX], QUICK, GPU, trials=4, devices=servers)
     trials = read_trials(tmp_path).trials
     assert {trial.status for trial in trials} == {"ok"}
     assert {trial.device for trial in trials} == {f"{address.host}:{address.port} {KEY}"}

@@ -16,9 +16,9 @@ from record_folders import (
 )
 
 from tvm_ext.configs.atomic_file import OutputPathError, write_text
-from tvm_ext.tuning import database_files
-from tvm_ext.tuning.database_files import RECORDS, WORKLOADS, read_database, write_database
-from tvm_ext.tuning.logs.repair import repair_folder
+from tvm_ext.tuning.logs import database_files
+from tvm_ext.tuning.logs.database_files import RECORDS, WORKLOADS, read_database, write_database
+from tvm_ext.tuning.logs.record_folder import repair_folder
 
 # Each kernel has times of its own, so that a record says which kernel it is of.
 BEST = {8: 8e-6, 4: 4e-6, 6: 6e-6}

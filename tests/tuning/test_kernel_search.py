@@ -5,8 +5,8 @@ from small_kernels import add_task, matmul_task
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.tuning.search import kernel_search
-from tvm_ext.tuning.search.kernel_search import KernelSearch
+from tvm_ext.tuning import search as kernel_search
+from tvm_ext.tuning.search import KernelSearch
 
 MACHINE = resolve_target("avx512").with_cores(2)
 

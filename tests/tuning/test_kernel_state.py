@@ -3,9 +3,9 @@
 import pytest
 from record_folders import failed_trial, trial
 
+from tvm_ext.tuning.jobs import Timing
 from tvm_ext.tuning.kernel_state import KernelState, corrected
-from tvm_ext.tuning.record_choice import LEAST_GAIN
-from tvm_ext.tuning.run_job import Timing
+from tvm_ext.tuning.logs.best_records import LEAST_GAIN
 
 DEFAULT, FIRST, SECOND, THIRD = (f"{number:016x}" for number in range(4))
 

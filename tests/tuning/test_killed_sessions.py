@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.tuning.trial_log import TRIALS, read_trials
+from tvm_ext.tuning.logs.trial_log import TRIALS, read_trials
 
 PROGRAM = Path(__file__).with_name("sessions.py")
 

@@ -11,14 +11,11 @@ from small_kernels import add_task, matmul_task
 from tvm import s_tir
 from tvm.script import tirx as T
 
-from tvm_ext.tuning.loop_analysis.address import Address, Term
-from tvm_ext.tuning.loop_analysis.cycles import bodies
-from tvm_ext.tuning.loop_analysis.footprint import LINE_BYTES, touched
-from tvm_ext.tuning.loop_analysis.kernel_cost import kernel_cost
-from tvm_ext.tuning.loop_analysis.loop_tree import Access, Array, Kernel
-from tvm_ext.tuning.loop_analysis.lowered import lowered
-from tvm_ext.tuning.loop_analysis.read_loops import kernel_loops
-from tvm_ext.tuning.loop_analysis.traffic import traffic
+from tvm_ext.tuning.candidate import lowered
+from tvm_ext.tuning.cpu.cost_model import LINE_BYTES, kernel_cost, touched, traffic
+from tvm_ext.tuning.cpu.cycles import bodies
+from tvm_ext.tuning.cpu.loop_tree import Access, Array, Kernel, kernel_loops
+from tvm_ext.tuning.index_expressions import Address, Term
 
 
 def read(sch: s_tir.Schedule) -> Kernel:

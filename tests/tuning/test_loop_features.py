@@ -8,8 +8,8 @@ from drawn_candidates import MACHINE, SHAPES, drawn, drawn_of
 from small_kernels import add_task, matmul_task
 from tvm import s_tir
 
-from tvm_ext.tuning.loop_features import FEATURE_NAMES, loop_features
-from tvm_ext.tuning.task import KernelTask
+from tvm_ext.tuning.candidate import KernelTask
+from tvm_ext.tuning.cpu.loop_features import FEATURE_NAMES, loop_features
 
 KERNELS = {"matmul": matmul_task(48, 64, 32), "add": add_task(8192)}
 

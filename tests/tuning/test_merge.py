@@ -18,13 +18,13 @@ from record_folders import (
     write_folder,
 )
 
+from tvm_ext.configs.errors import RecordsError
 from tvm_ext.tuning.candidate import plain_json
-from tvm_ext.tuning.database_files import RECORDS, WORKLOADS, read_database, write_database
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.folder_lock import LOCK, locked
+from tvm_ext.tuning.logs.database_files import RECORDS, WORKLOADS, read_database, write_database
+from tvm_ext.tuning.logs.lines import LOCK, locked
 from tvm_ext.tuning.logs.merge import merge_folders
-from tvm_ext.tuning.logs.repair import side_file
-from tvm_ext.tuning.trial_log import TRIALS, append_trial, read_trials
+from tvm_ext.tuning.logs.record_folder import side_file
+from tvm_ext.tuning.logs.trial_log import TRIALS, append_trial, read_trials
 
 
 @pytest.fixture

@@ -10,14 +10,13 @@ from tvm import s_tir, tirx
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.tuning.cost_models.mesh_model import MeshModel
-from tvm_ext.tuning.mesh_analysis.kernel_cost import mesh_cost
-from tvm_ext.tuning.modelled_run import ModelledBuilder, ModelledRunner
-from tvm_ext.tuning.record_lookup import RecordLookup
+from tvm_ext.tuning.candidate import kernel_task
+from tvm_ext.tuning.logs.record_lookup import RecordLookup
+from tvm_ext.tuning.logs.trial_log import read_trials
 from tvm_ext.tuning.session import TuningSession
 from tvm_ext.tuning.session_options import SessionOptions
-from tvm_ext.tuning.task import kernel_task
-from tvm_ext.tuning.trial_log import read_trials
+from tvm_ext.tuning.wafer.cost_model import WaferCostModel, wafer_cost
+from tvm_ext.tuning.wafer.measurer import ModelledBuilder, ModelledRunner
 
 MESH = resolve_target("mesh16")
 EFFORT = QUICK.model_copy(update={"cost_model": "analytic"})
@@ -105,7 +104,7 @@ def test_plain_metaschedule_tunes_with_the_cost_function(tmp_path):
         num_trials_per_iter=4,
         builder=ModelledBuilder(MESH),
         runner=ModelledRunner(),
-        cost_model=MeshModel(MESH),
+        cost_model=WaferCostModel(MESH),
         space=ms.space_generator.ScheduleFn(space, [], [], {}),
         num_tuning_cores=1,
         seed=1,
@@ -115,5 +114,5 @@ def test_plain_metaschedule_tunes_with_the_cost_function(tmp_path):
     for record in records:
         schedule = s_tir.Schedule(record.workload.mod)
         record.trace.apply_to_schedule(schedule, remove_postproc=False)
-        modelled = mesh_cost(schedule.mod, MESH).seconds
+        modelled = wafer_cost(schedule.mod, MESH).seconds
         assert float(record.run_secs[0]) == pytest.approx(modelled)

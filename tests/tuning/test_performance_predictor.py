@@ -6,20 +6,18 @@ import numpy as np
 import pytest
 from drawn_candidates import MACHINE, SHAPES, drawn, made_up_seconds
 
-from tvm_ext.tuning.cost_models.analytic_model import modelled_seconds
+from tvm_ext.configs.errors import RecordsError
 from tvm_ext.tuning.cost_models.performance_predictor import (
     FEWEST_SAMPLES,
     PerformancePredictor,
-    Sample,
-)
-from tvm_ext.tuning.cost_models.predictor_quality import (
     PredictorQuality,
+    Sample,
     has_best,
     judged,
     rank_correlation,
 )
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.loop_features import loop_features
+from tvm_ext.tuning.cpu.cost_model import modelled_seconds
+from tvm_ext.tuning.cpu.loop_features import loop_features
 
 
 def samples(shape, seconds=made_up_seconds) -> list[Sample]:

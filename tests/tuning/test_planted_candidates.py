@@ -5,10 +5,10 @@ from planted import planted
 from sessions import run_session
 from small_kernels import add_task
 
-from tvm_ext.tuning.database_files import read_database
-from tvm_ext.tuning.limits import Limits
-from tvm_ext.tuning.search.kernel_search import KernelSearch
-from tvm_ext.tuning.trial_log import read_trials
+from tvm_ext.tuning.logs.database_files import read_database
+from tvm_ext.tuning.logs.trial_log import read_trials
+from tvm_ext.tuning.search import KernelSearch
+from tvm_ext.tuning.session_options import Limits
 
 EXPECTED = {"wrong": "wrong", "crash": "run", "hang": "timeout", "greedy": "run"}
 

@@ -6,15 +6,15 @@ from drawn_candidates import MACHINE, SHAPES, drawn
 from sessions import run_session
 from small_kernels import add_task, matmul_task
 
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.kernel_identity import kernel_hash
-from tvm_ext.tuning.cost_models import predictor_model
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
+from tvm_ext.tuning.cost_models import performance_predictor as predictor_model
 from tvm_ext.tuning.cost_models.choose import model_file
 from tvm_ext.tuning.cost_models.performance_predictor import PerformancePredictor
-from tvm_ext.tuning.loop_analysis.lowered import NotLowered
-from tvm_ext.tuning.loop_features import loop_features
+from tvm_ext.tuning.cpu.loop_features import loop_features
+from tvm_ext.tuning.logs.trial_log import read_trials
 from tvm_ext.tuning.pruning import Pruner
-from tvm_ext.tuning.trial_log import read_trials
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -131,7 +131,7 @@ def test_a_candidate_that_tvm_will_not_lower_is_left_to_the_builder(tmp_path, mo
 
     def lowered(mod, machine):
         if mod.same_as(bad.mod):
-            raise NotLowered("Well-formedness check failed")
+            raise NotApplicable("Well-formedness check failed")
         return loop_features(mod, machine)
 
     monkeypatch.setattr(predictor_model, "loop_features", lowered)

@@ -23,12 +23,12 @@ from record_folders import (
     write_folder,
 )
 
-from tvm_ext.tuning import record_folder
-from tvm_ext.tuning.database_files import RECORDS, WORKLOADS, read_database, write_database
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.record_folder import RecordFolder
-from tvm_ext.tuning.task import kernel_task
-from tvm_ext.tuning.trial_log import TRIALS, append_trial, read_trials
+from tvm_ext.configs.errors import RecordsError
+from tvm_ext.tuning.candidate import kernel_task
+from tvm_ext.tuning.logs import record_folder
+from tvm_ext.tuning.logs.database_files import RECORDS, WORKLOADS, read_database, write_database
+from tvm_ext.tuning.logs.record_folder import RecordFolder
+from tvm_ext.tuning.logs.trial_log import TRIALS, append_trial, read_trials
 
 
 def tuning(folder, *sizes) -> RecordFolder:

@@ -17,12 +17,11 @@ from record_folders import (
     write_lines,
 )
 
+from tvm_ext.configs.errors import NotApplicable, RecordsError
 from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule
-from tvm_ext.tir_schedules.template import NotMine
-from tvm_ext.tuning.database_files import RECORDS, WORKLOADS, write_database
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.record_lookup import RecordLookup
-from tvm_ext.tuning.trial_log import TRIALS, append_trial
+from tvm_ext.tuning.logs.database_files import RECORDS, WORKLOADS, write_database
+from tvm_ext.tuning.logs.record_lookup import RecordLookup
+from tvm_ext.tuning.logs.trial_log import TRIALS, append_trial
 
 
 class Here:
@@ -43,13 +42,13 @@ def lookup(*folders, origins=None) -> RecordLookup:
     return RecordLookup(folders, Here(), origins)
 
 
-def find(found: RecordLookup, size: int) -> RecordedSchedule | NotMine:
+def find(found: RecordLookup, size: int) -> RecordedSchedule | NotApplicable:
     return found.find(f"kernel{size}", matmul(size)["main"])
 
 
 def reason(found: RecordLookup, size: int) -> str:
     miss = find(found, size)
-    assert isinstance(miss, NotMine), miss
+    assert isinstance(miss, NotApplicable), miss
     return miss.reason
 
 

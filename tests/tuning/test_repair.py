@@ -29,11 +29,10 @@ from record_folders import (
 )
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.tuning.database_files import RECORDS, WORKLOADS, read_database, write_database
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.logs.repair import repair_folder
-from tvm_ext.tuning.trial import FORMAT
-from tvm_ext.tuning.trial_log import TRIALS, append_trial, read_trials
+from tvm_ext.configs.errors import RecordsError
+from tvm_ext.tuning.logs.database_files import RECORDS, WORKLOADS, read_database, write_database
+from tvm_ext.tuning.logs.record_folder import repair_folder
+from tvm_ext.tuning.logs.trial_log import FORMAT, TRIALS, append_trial, read_trials
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ import json
 import pytest
 from record_folders import insert_line, lines_of, opened, side_lines, standard_records, write_folder
 
-from tvm_ext.tuning.database_files import RECORDS, WORKLOADS
-from tvm_ext.tuning.logs.repair import repair_folder, side_file
-from tvm_ext.tuning.trial_log import TRIALS
+from tvm_ext.tuning.logs.database_files import RECORDS, WORKLOADS
+from tvm_ext.tuning.logs.record_folder import repair_folder, side_file
+from tvm_ext.tuning.logs.trial_log import TRIALS
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from rpc_house import KEY, rpc_house
 from sessions import QUICK, run_session
 from small_kernels import matmul_task
 
-from tvm_ext.tuning.errors import TuningError
-from tvm_ext.tuning.rpc_servers import parse_address, rpc_devices
-from tvm_ext.tuning.trial_log import read_trials
+from tvm_ext.configs.errors import TuningError
+from tvm_ext.tuning.logs.trial_log import read_trials
+from tvm_ext.tuning.runner import parse_address, rpc_devices
 
 
 class Killer:
@@ -31,7 +31,7 @@ def test_two_servers_one_of_them_killed(tmp_path):
         killer = Killer(servers[0])
         run_session(tmp_path, [matmul_task()], effort, killer, trials=32, devices=devices)
         assert servers[0].wait() < 0
-        with pytest.raises(TuningError, match=r"no server with key 'other'.*tvm-ext worker"):
+        with pytest.raises(TuningError, match=r"no server with key 'other'.*tvm-ext rpc-server"):
             rpc_devices(tracker, "other", 20.0)
     trials = [t for t in read_trials(tmp_path).trials if t.purpose == "search"]
     assert len(trials) == 32

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_ext.tuning import run_job
-from tvm_ext.tuning.run_job import (
+from tvm_ext.tuning import jobs as run_job
+from tvm_ext.tuning.jobs import (
     ExpectedJob,
     RunJob,
     TimingPlan,

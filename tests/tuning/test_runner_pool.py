@@ -4,10 +4,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tvm_ext.tuning import runner_pool
-from tvm_ext.tuning.errors import TuningError
-from tvm_ext.tuning.run_device import RunDeviceAddress
-from tvm_ext.tuning.runner_pool import RunnerPool
+from tvm_ext.configs.errors import TuningError
+from tvm_ext.tuning import runner as runner_pool
+from tvm_ext.tuning.runner import RunDeviceAddress, RunnerPool
 
 ADDRESS = RunDeviceAddress("tracker", 9190, "house")
 MEMORY = 1 << 30

@@ -10,18 +10,17 @@ from sessions import QUICK, run_session
 from small_kernels import add_task, matmul_task
 from tvm import te, tirx
 
-from tvm_ext.hardware.host import host_description
-from tvm_ext.tir_schedules.kernel_identity import kernel_hash
-from tvm_ext.tuning.build_job import build
-from tvm_ext.tuning.database_files import read_database
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
+from tvm_ext.tuning.candidate import kernel_task
+from tvm_ext.tuning.jobs import build
+from tvm_ext.tuning.logs.best_records import best, candidate_results
+from tvm_ext.tuning.logs.database_files import read_database
+from tvm_ext.tuning.logs.trial_log import read_trials
 from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.progress import SessionProgress
-from tvm_ext.tuning.record_choice import best, standings
-from tvm_ext.tuning.search.kernel_search import KernelSearch
-from tvm_ext.tuning.task import kernel_task
-from tvm_ext.tuning.trial_log import read_trials
-from tvm_ext.tuning.worker import WorkerDied
-from tvm_ext.tuning.worker_pool import WorkerPool
+from tvm_ext.tuning.search import KernelSearch
+from tvm_ext.tuning.worker import WorkerDied, WorkerPool
 
 MATMUL, ADD = matmul_task(), add_task()
 
@@ -110,7 +109,7 @@ def test_the_database_says_what_the_trials_speak_for(session):
     for kernel in progress.kernels:
         trials = [t for t in read_trials(folder).trials if t.kernel == kernel.hash]
         mine = [record.seconds for record in records if record.workload == kernel.hash]
-        assert min(mine) == best(standings(trials)).seconds == kernel.best_seconds
+        assert min(mine) == best(candidate_results(trials)).seconds == kernel.best_seconds
         assert kernel.default_seconds in mine
         assert kernel.is_confirmed
     assert len(opened(folder)) == len(records)

@@ -16,10 +16,10 @@ from record_folders import (
 )
 
 from tvm_ext.tuning.candidate import plain_json
-from tvm_ext.tuning.database_files import RECORDS, read_database, write_database
-from tvm_ext.tuning.logs.folder import read_folder
+from tvm_ext.tuning.logs.database_files import RECORDS, read_database, write_database
+from tvm_ext.tuning.logs.record_folder import read_folder
 from tvm_ext.tuning.logs.stats import figures_of
-from tvm_ext.tuning.trial_log import TRIALS, append_trial
+from tvm_ext.tuning.logs.trial_log import TRIALS, append_trial
 
 
 def figures(folder):

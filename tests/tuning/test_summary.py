@@ -14,13 +14,12 @@ from record_folders import (
     write_folder,
 )
 
+from tvm_ext.configs.errors import RecordsError
 from tvm_ext.tuning.candidate import plain_json
-from tvm_ext.tuning.database_files import append_record, write_database
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.logs.best import best_schedules
-from tvm_ext.tuning.logs.folder import read_folder
-from tvm_ext.tuning.logs.summary import chosen_summaries, summaries
-from tvm_ext.tuning.trial_log import append_trial
+from tvm_ext.tuning.logs.database_files import append_record, write_database
+from tvm_ext.tuning.logs.record_folder import read_folder
+from tvm_ext.tuning.logs.summary import best_schedules, chosen_summaries, summaries
+from tvm_ext.tuning.logs.trial_log import append_trial
 
 
 def test_trials_of_a_kernel(tmp_path):

@@ -5,8 +5,8 @@ import tvm
 from record_folders import OTHER_TARGET, TARGET
 
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tuning.logs.target_filter import target_filter
-from tvm_ext.tuning.target_key import target_key, target_text
+from tvm_ext.tuning.logs.database_files import target_key, target_text
+from tvm_ext.tuning.logs.summary import target_filter
 
 BASE = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "znver4", "num-cores": 8}
 GPU = {"kind": "cuda", "arch": "sm_90a", "max_threads_per_block": 1024}

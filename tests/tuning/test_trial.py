@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from record_folders import failed_trial, trial
 
-from tvm_ext.tuning.trial import FORMAT, NewerTrialError, TrialLineError, parse_trial
+from tvm_ext.tuning.logs.trial_log import FORMAT, NewerTrialError, TrialLineError, parse_trial
 
 SECONDS = st.floats(1e-12, 1e6)
 

@@ -4,13 +4,13 @@ import pytest
 from record_folders import OTHER_TARGET, decided_trace, hash_of, record, split_trace, stored
 from tvm import te
 
-from tvm_ext.hardware.errors import TargetError
+from tvm_ext.configs.errors import TargetError
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.kernel_identity import workload
-from tvm_ext.tuning.database_files import write_database
-from tvm_ext.tuning.logs.folder import read_folder
+from tvm_ext.tir_schedules.recorded_schedule import workload
+from tvm_ext.tuning.jobs import TimingPlan
+from tvm_ext.tuning.logs.database_files import write_database
+from tvm_ext.tuning.logs.record_folder import read_folder
 from tvm_ext.tuning.logs.verify import OTHER_MACHINE, verify_records
-from tvm_ext.tuning.run_job import TimingPlan
 
 # One call is enough: the times do not matter.
 PLAN = TimingPlan(turn_seconds=1e-9, fewest_turns=1, most_turns=1)

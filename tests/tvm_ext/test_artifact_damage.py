@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tvm_ext.artifact import TargetRecord, read_artifact, write_artifact
-from tvm_ext.artifact.seal import write_seal
+from tvm_ext.artifact.archive import write_seal
 from tvm_ext.errors import ArtifactError
 from tvm_ext.tensor_spec import TensorSpec
 

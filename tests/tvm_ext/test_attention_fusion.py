@@ -11,9 +11,9 @@ from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.passes.attention.attention_fusion import AttentionFusion
-from tvm_ext.relay_passes.pass_log import PassDecision, recording
-from tvm_ext.tir_schedules.attention_compute import ATTRIBUTE, AttentionCompute, Mask
+from tvm_ext.passes.attention_fusion import AttentionFusion
+from tvm_ext.relay_passes.graph_pass import PassDecision, recording
+from tvm_ext.tir_schedules.operators.attention import ATTRIBUTE, AttentionCompute, Mask
 
 op = relax.op
 LOWEST = float(np.finfo("float32").min)

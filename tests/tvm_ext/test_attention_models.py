@@ -15,9 +15,8 @@ from unoptimised import LLVM
 
 import tvm_ext
 from tvm_ext.compiler.build import build
-from tvm_ext.compiler.lower_model import lower_model
+from tvm_ext.compiler.lower_model import Phases, lower_model
 from tvm_ext.compiler.memory import plan_memory
-from tvm_ext.compiler.phases import Phases
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
@@ -159,7 +158,7 @@ def test_weights_that_are_read_elsewhere_stay() -> None:
     assert "another user" in decisions[0].reason
 
 
-def test_open_lengths_are_left_alone() -> None:
+def test_symbolic_lengths_are_left_alone() -> None:
     compiled = tvm_ext.compile(
         models.three_axes(), "nvidia-h100", input_shapes={"q": [BATCH * HEADS, "S", 8]}
     )

@@ -76,7 +76,7 @@ def test_operator(call: onnx.NodeProto, shape: tuple, stored: dict) -> None:
     assert_near_float32([call], x, stored)
 
 
-def test_moves_of_open_sizes() -> None:
+def test_moves_of_symbolic_sizes() -> None:
     nodes = [
         node("Transpose", ["x"], ["t"]),
         node("Pad", ["t", "pads", "fill"], ["p"]),

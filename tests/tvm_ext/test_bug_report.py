@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tvm_ext.bug_report import write_bug_report
 from tvm_ext.cli import main as cli_main
 from tvm_ext.errors import ModelError, OutputPathError
-from tvm_ext.onnx_frontend.without_weights import without_weights
+from tvm_ext.onnx_frontend.weights import without_weights
 
 SECRET = np.random.default_rng(0).standard_normal((30, 50)).astype("float32")
 

@@ -13,7 +13,7 @@ import tvm_ext
 import tvm_ext.check.bisect
 import tvm_ext.onnx_frontend
 from tvm_ext.check import check_model, run_reference
-from tvm_ext.check.search import last_agreement
+from tvm_ext.check.bisect import last_agreement
 from tvm_ext.passes import registry
 
 RELU = tvm.ir.Op.get("relax.nn.relu")
@@ -157,7 +157,7 @@ def test_a_tile_pass_is_named_with_the_kernel_whose_schedule_it_breaks(user_pass
 
 
 def test_our_own_schedule_of_one_kernel_is_named(monkeypatch):
-    from tvm_ext.tir_schedules import select
+    from tvm_ext.tir_schedules import schedule_kernels as select
 
     real = select.schedule_kernel
 

@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tvm_ext.check.random_inputs import load_inputs, random_inputs
+from tvm_ext.check.inputs import load_inputs, random_inputs
 from tvm_ext.errors import InputError
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.tensor_spec import TensorSpec

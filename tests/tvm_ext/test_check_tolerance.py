@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tvm_ext.check.tolerance import TOLERANCES, compare, worst
-from tvm_ext.precision import FLOATS_WIDEST_FIRST, narrowest_float
+from tvm_ext.tensor_spec import FLOATS_WIDEST_FIRST, narrowest_float
 
 
 def one(ours, reference, **options):

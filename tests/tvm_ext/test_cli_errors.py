@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from typer.testing import CliRunner
 
 from tvm_ext.cli import main as cli_main
-from tvm_ext.cli.error_group import debug_first
+from tvm_ext.cli.main import debug_first
 from tvm_ext.errors import TargetError
 
 

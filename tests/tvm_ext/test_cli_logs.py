@@ -21,9 +21,9 @@ from typer.testing import CliRunner
 
 from tvm_ext.cli.main import app
 from tvm_ext.tuning.candidate import plain_json
-from tvm_ext.tuning.database_files import RECORDS, write_database
-from tvm_ext.tuning.folder_lock import locked
-from tvm_ext.tuning.trial_log import TRIALS, append_trial
+from tvm_ext.tuning.logs.database_files import RECORDS, write_database
+from tvm_ext.tuning.logs.lines import locked
+from tvm_ext.tuning.logs.trial_log import TRIALS, append_trial
 
 COMMANDS = ("show", "best", "stats", "diff", "verify", "export", "merge", "prune", "repair")
 

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvm_ext.cli.array_summary import largest, summarise
 from tvm_ext.cli.input_parsing import (
     parse_dimension_sizes,
     parse_input_shapes,
     parse_pass_config,
 )
 from tvm_ext.cli.output import write_npz
+from tvm_ext.cli.tables import largest, summarise
 from tvm_ext.errors import InputError, OutputPathError
 
 

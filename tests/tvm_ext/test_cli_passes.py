@@ -6,8 +6,8 @@ import pytest
 from typer.testing import CliRunner
 
 import tvm_ext
-from tvm_ext.cli.explanation import explain, explanation_text
 from tvm_ext.cli.main import app
+from tvm_ext.cli.pass_tables import explain, explanation_text
 from tvm_ext.passes import registry
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.report import CompileReport, Decision, KernelRecord, PassRecord
@@ -51,7 +51,7 @@ def user_pass():
             print("noise of a pass")
             return mod
 
-    tvm_ext.register_pass(Untouched, name="Untouched", before="InheritOrigins")
+    tvm_ext.register_pass(Untouched, name="Untouched", before="PropagateSpans")
     yield "Untouched"
     registry.remove("Untouched")
 
@@ -62,7 +62,7 @@ def test_a_users_pass_is_listed_where_it_runs_with_its_options(user_pass):
     assert entry["source"] == "user"
     assert entry["options"] == {"limit": 3, "names": ["a", 1], "measure": "print"}
     order = listed["levels"]["O1"]["graph"]
-    assert order.index(user_pass) == order.index("InheritOrigins") - 1
+    assert order.index(user_pass) == order.index("PropagateSpans") - 1
     assert "limit=3" in succeed("passes", "list")
 
 

@@ -1,4 +1,4 @@
-"""``tvm-ext tune`` and ``tvm-ext worker``: what they print, and one line where they refuse."""
+"""``tvm-ext tune`` and ``tvm-ext rpc-server``: what they print, and one line where they refuse."""
 
 import json
 
@@ -6,11 +6,11 @@ import pytest
 from tuning_sessions import session
 from typer.testing import CliRunner
 
-from tvm_ext.cli.duration import parse_duration
 from tvm_ext.cli.main import app
+from tvm_ext.cli.tune import parse_duration
 from tvm_ext.errors import InputError
-from tvm_ext.tuning import gpu_presence
-from tvm_ext.tuning.trial_log import read_trials
+from tvm_ext.tuning.cuda import presence as gpu_presence
+from tvm_ext.tuning.logs.trial_log import read_trials
 
 
 def invoke(*arguments):
@@ -201,7 +201,7 @@ def test_a_worker_says_whom_it_serves(monkeypatch):
         served.append((tracker, key, host, port))
         ready(9093)
 
-    monkeypatch.setattr("tvm_ext.tuning.rpc_worker.serve", serve)
+    monkeypatch.setattr("tvm_ext.tuning.rpc_server.serve", serve)
     result = invoke("worker", "--tracker", "127.0.0.1:9190", "--key", "k")
     assert result.exit_code == 0, result.output
     assert "every program on this machine" in result.stderr
@@ -212,7 +212,7 @@ def test_a_worker_says_whom_it_serves(monkeypatch):
 
 
 def test_no_gpu_to_measure_on(tiny_model_path, tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_presence, "_asked", lambda address: gpu_presence.GpuFacts(False))
+    monkeypatch.setattr(gpu_presence, "_asked", lambda address: gpu_presence.CudaDeviceFacts(False))
     for target in ("cuda", "nvidia-h200"):
         folder = tmp_path / target
         line = refused("tune", tiny_model_path, "--target", target, "-o", folder)

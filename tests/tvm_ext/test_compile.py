@@ -138,7 +138,7 @@ def test_first_runs_in_several_threads_beside_a_save(attempt, tmp_path):
 def test_nothing_is_left_to_the_first_run(shape, monkeypatch):
     made = tvm_ext.compile(mlp(), input_shapes={"x": shape})
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("tvm_ext.program_module.load_library_bytes", None)
+    monkeypatch.setattr("tvm_ext.artifact.library.load_library_bytes", None)
     assert_mlp(made, rand(3, 6))
 
 

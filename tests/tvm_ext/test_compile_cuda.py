@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 
 import tvm_ext
 import tvm_ext.errors
-from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
+from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
 
 
 def attention_block() -> onnx.ModelProto:
@@ -77,7 +77,7 @@ def test_float32_keeps_its_bits_unless_tf32_is_asked_for() -> None:
         tvm_ext.compile(mlp(4), tf32=True)
 
 
-def test_products_of_open_sizes_are_bound_and_say_why_no_template_took_them() -> None:
+def test_products_of_symbolic_sizes_are_bound_and_say_why_no_template_took_them() -> None:
     compiled = tvm_ext.compile(mlp("N"), target="cuda")
     rest = [kernel for kernel in compiled.report.kernels if kernel.source == "tvm rule"]
     for product in rest:
@@ -107,7 +107,7 @@ def test_schedule_without_code_is_replaced(monkeypatch: pytest.MonkeyPatch) -> N
         sch.vectorize(inner)
         return sch
 
-    monkeypatch.setattr(Elementwise, "apply", too_wide)
+    monkeypatch.setattr(CudaElementwise, "apply", too_wide)
     found = model([node("Add", ["x", "x"], ["y"])], [value("x", [8, 64])], [value("y", [8, 64])])
     (kernel,) = tvm_ext.compile(found, target="nvidia-h100").report.kernels
     assert (kernel.schedule, kernel.source) == ("generic", "generic")

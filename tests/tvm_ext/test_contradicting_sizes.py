@@ -11,10 +11,9 @@ from small_models import model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.contradicting_sizes import ContradictingSizesWarning, shapes_named_apart
 from tvm_ext.errors import InputError
-from tvm_ext.open_size import SizeRange
-from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.model_inputs import ContradictingSizesWarning, shapes_named_apart
+from tvm_ext.tensor_spec import SizeRange, TensorSpec
 
 
 def picture_and_table() -> onnx.ModelProto:

@@ -65,7 +65,7 @@ def test_outside_takes_the_nearest_element(operator: str, far: int, stored: bool
 
 
 @pytest.mark.parametrize("operator", ["GatherElements", "GatherND"])
-def test_indices_beyond_data_of_open_sizes_read_the_nearest_element(operator: str) -> None:
+def test_indices_beyond_data_of_symbolic_sizes_read_the_nearest_element(operator: str) -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     if operator == "GatherElements":
         indices, attributes = np.array([[9, -1], [-9, 1]]), {"axis": 1}

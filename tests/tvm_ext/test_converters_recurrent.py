@@ -56,12 +56,12 @@ def layer(
     arrays: Arrays,
     stored: str = "WRBP",
     outputs: str = "yhc",
-    open_sizes: bool = False,
+    symbolic_sizes: bool = False,
     **attributes: Any,
 ) -> tuple[onnx.ModelProto, Arrays]:
     """The node alone, and what to feed; inputs whose first letter is in ``stored`` are weights.
 
-    With ``open_sizes`` the model leaves the numbers of steps and sequences open.
+    With ``symbolic_sizes`` the model leaves the numbers of steps and sequences dynamic.
     """
     attributes["hidden_size"] = arrays["W"].shape[1] // GATES[op]
     weights = {name: array for name, array in arrays.items() if name[0] in stored}
@@ -78,7 +78,7 @@ def layer(
     }
     inputs = []
     for name, array in fed.items():
-        named = symbols.get(name, {1: "batch"}) if open_sizes else {}
+        named = symbols.get(name, {1: "batch"}) if symbolic_sizes else {}
         shape = [named.get(axis, size) for axis, size in enumerate(array.shape)]
         inputs.append(value(name, shape, helper.np_dtype_to_tensor_dtype(array.dtype)))
     element = helper.np_dtype_to_tensor_dtype(arrays["X"].dtype)
@@ -118,7 +118,7 @@ def assert_as_reference(proto: onnx.ModelProto, fed: Arrays, levels: Any = ("O0"
     lengths=st.booleans(),
     clip=st.sampled_from([None, 0.4]),
     flag=st.booleans(),
-    open_sizes=st.booleans(),
+    symbolic_sizes=st.booleans(),
 )
 def test_any_form(
     op: str,
@@ -130,11 +130,11 @@ def test_any_form(
     lengths: bool,
     clip: float | None,
     flag: bool,
-    open_sizes: bool,
+    symbolic_sizes: bool,
 ) -> None:
     if op != "LSTM":
         optional -= {"c", "p"}
-    attributes: dict[str, Any] = {"direction": direction, "open_sizes": open_sizes}
+    attributes: dict[str, Any] = {"direction": direction, "symbolic_sizes": symbolic_sizes}
     if clip is not None:
         attributes["clip"] = clip
     if op != "RNN":
@@ -242,7 +242,7 @@ def test_lengths_beyond_the_input_read_nothing_there() -> None:
 
 def test_compiled_once_for_all_sizes() -> None:
     arrays = arrays_of("LSTM", 4, 2, 20, 2, "bhc", None)
-    proto, _ = layer("LSTM", arrays, direction="bidirectional", open_sizes=True)
+    proto, _ = layer("LSTM", arrays, direction="bidirectional", symbolic_sizes=True)
     compiled = tvm_ext.compile(proto, HOST)
     for steps, batch in ((1, 1), (7, 1), (2, 11), (3, 6)):
         sized = arrays_of("LSTM", steps, batch, 20, 2, "bhc", None)
@@ -253,7 +253,7 @@ def test_compiled_once_for_all_sizes() -> None:
 
 def test_a_state_of_another_batch_is_refused_in_the_run() -> None:
     arrays = arrays_of("GRU", 4, 2, 16, 1, "bh", None)
-    proto, fed = layer("GRU", arrays, open_sizes=True)
+    proto, fed = layer("GRU", arrays, symbolic_sizes=True)
     proto.graph.input[1].type.tensor_type.shape.dim[1].dim_param = "other"
     compiled = tvm_ext.compile(proto, HOST)
     compiled.run(fed)

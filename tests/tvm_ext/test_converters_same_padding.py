@@ -36,14 +36,14 @@ def images(channels: int = 2) -> list[dict[str, np.ndarray]]:
         ("AveragePool", "SAME_UPPER", {"kernel_shape": [3, 3], "count_include_pad": 1}),
     ],
 )
-def test_pools_of_open_sizes(operator: str, mode: str, attributes: dict[str, Any]) -> None:
+def test_pools_of_symbolic_sizes(operator: str, mode: str, attributes: dict[str, Any]) -> None:
     pool = node(operator, ["x"], ["y"], auto_pad=mode, strides=[2, 3], **attributes)
     proto = model([pool], [value("x", ["N", 2, "H", "W"])], [value("y", None)], opset=18)
     compiled_once(proto, images())
 
 
 @pytest.mark.parametrize("opset", [8, 18])
-def test_the_padding_of_open_sizes_needs_no_new_operator(opset: int) -> None:
+def test_the_padding_of_symbolic_sizes_needs_no_new_operator(opset: int) -> None:
     """Opsets below 11 have no Pad that takes widths as an input."""
     pool = node("MaxPool", ["x"], ["y"], auto_pad="SAME_UPPER", strides=[2, 2], kernel_shape=[3, 3])
     proto = model([pool], [value("x", ["N", 2, "H", "W"])], [value("y", None)], opset=opset)
@@ -52,7 +52,7 @@ def test_the_padding_of_open_sizes_needs_no_new_operator(opset: int) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("strides", [[1, 1], [2, 3], [4, 4]])
-def test_convolutions_of_open_sizes(mode: str, strides: list[int]) -> None:
+def test_convolutions_of_symbolic_sizes(mode: str, strides: list[int]) -> None:
     convolution = node("Conv", ["x", "w"], ["y"], auto_pad=mode, strides=strides)
     inputs = [value("x", ["N", 2, "H", "W"])]
     proto = model([convolution], inputs, [value("y", None)], opset=18, w=rand(3, 2, 3, 2))
@@ -60,7 +60,7 @@ def test_convolutions_of_open_sizes(mode: str, strides: list[int]) -> None:
 
 
 @pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
-def test_integer_convolutions_of_open_sizes_are_padded_with_the_zero_point(mode: str) -> None:
+def test_integer_convolutions_of_symbolic_sizes_are_padded_with_the_zero_point(mode: str) -> None:
     convolution = node("ConvInteger", ["x", "w", "z"], ["y"], auto_pad=mode, strides=[2, 2])
     draw = np.random.default_rng(0)
     weights = draw.integers(0, 255, (3, 2, 3, 3), np.uint8)
@@ -81,7 +81,7 @@ def test_what_the_batch_alone_leaves_open_is_padded_by_numbers() -> None:
 
 
 @pytest.mark.parametrize("ceil", [0, 1])
-def test_places_of_the_largest_at_open_sizes(ceil: int) -> None:
+def test_places_of_the_largest_at_symbolic_sizes(ceil: int) -> None:
     pool = node("MaxPool", ["x"], ["y", "i"], strides=[2, 3], kernel_shape=[3, 2], ceil_mode=ceil)
     outputs = [value("y", None), value("i", None, onnx.TensorProto.INT64)]
     proto = model([pool], [value("x", ["N", 2, "H", "W"])], outputs, opset=18)
@@ -98,14 +98,14 @@ def test_a_window_behind_the_input_is_left_out(operator: str, length: int | str)
     compiled_once(proto, [{"x": rand(1, 1, 4)}])
 
 
-def test_a_transposed_convolution_of_a_given_shape_and_an_open_batch() -> None:
+def test_a_transposed_convolution_of_a_given_shape_and_a_dynamic_batch() -> None:
     attributes = {"output_shape": [14, 18], "strides": [2, 2], "auto_pad": "SAME_UPPER"}
     up = node("ConvTranspose", ["x", "w"], ["y"], **attributes)
     proto = model([up], [value("x", ["N", 2, 7, 9])], [value("y", None)], w=rand(2, 3, 3, 3))
     compiled_once(proto, [{"x": rand(batch, 2, 7, 9)} for batch in (1, 3)])
 
 
-def test_regions_of_an_image_of_open_sizes() -> None:
+def test_regions_of_an_image_of_symbolic_sizes() -> None:
     pool = {"output_height": 3, "output_width": 2, "sampling_ratio": 2, "spatial_scale": 0.5}
     nodes = [node("RoiAlign", ["x", "regions", "batches"], ["y"], **pool)]
     inputs = [

@@ -11,8 +11,8 @@ from unoptimised import HOST
 import tvm_ext
 from tvm_ext.errors import RunError
 from tvm_ext.onnx_frontend import import_model
-from tvm_ext.relay_passes.operator_name import operator_name
-from tvm_ext.relay_passes.origin_writer import all_bindings_of
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.spans import all_bindings_of
 
 INT64, BOOL = onnx.TensorProto.INT64, onnx.TensorProto.BOOL
 F = onnx.TensorProto.FLOAT
@@ -245,7 +245,7 @@ def test_axes_of_squeeze_are_counted_from_the_front() -> None:
         ("LayerNormalization", [(3, 5)] * 2, (2, 3, 5), (2, 3, 6), {"axis": 1}),
     ],
 )
-def test_open_channels_must_fit_the_weights(
+def test_dynamic_channels_must_fit_the_weights(
     operator: str, weights: list, good: tuple, bad: tuple, attributes: dict
 ) -> None:
     """They read beyond the end of the weights, or of the input."""

@@ -69,13 +69,13 @@ def test_boxes_scans_and_scatters() -> None:
     assert_matches(source, {"b": boxes, "s": np.abs(rand(1, 3, 90))})
 
 
-def test_an_open_size_is_run_with_several() -> None:
+def test_a_symbolic_size_is_run_with_several() -> None:
     compiled = emulated_model(mlp())
     for rows in (1, 3, 130):
         assert check_compiled(compiled, mlp(), {"x": rand(rows, 6)}).ok
 
 
-def test_scatters_of_an_open_number_of_updates() -> None:
+def test_scatters_of_a_symbolic_number_of_updates() -> None:
     long = onnx.TensorProto.INT64
     nodes = [
         node("ScatterElements", ["x", "i", "u"], ["e"], axis=1),

@@ -9,11 +9,9 @@ from small_models import mlp, model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.first_run import zeros_to_run
-from tvm_ext.open_size import SizeRange
+from tvm_ext.compiled_model import CompiledModel, zeros_to_run
 from tvm_ext.report.compile_report import CompileReport
-from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.tensor_spec import SizeRange, TensorSpec
 
 
 def shapes(*inputs: tuple) -> list[tuple[int, ...]] | None:
@@ -35,7 +33,7 @@ def shapes(*inputs: tuple) -> list[tuple[int, ...]] | None:
         ([("float32", ("N", "n"), (None, SizeRange(7, 9)))], [(1, 7)]),
     ],
 )
-def test_open_sizes_are_usual_ones(inputs: list, wanted: list) -> None:
+def test_symbolic_sizes_are_usual_ones(inputs: list, wanted: list) -> None:
     assert shapes(*inputs) == wanted
 
 

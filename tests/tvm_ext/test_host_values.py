@@ -8,12 +8,11 @@ import pytest
 from test_host_steps import classifier
 from typer.testing import CliRunner
 
-from tvm_ext.check.plain_values import plain_arrays
-from tvm_ext.check.random_inputs import random_inputs
+from tvm_ext.check.inputs import random_inputs, read_values, values_as_json
+from tvm_ext.check.tolerance import plain_arrays
 from tvm_ext.cli.main import app
 from tvm_ext.errors import InputError
 from tvm_ext.tensor_spec import TensorSpec
-from tvm_ext.value_files import read_values, values_as_json
 
 
 @pytest.fixture

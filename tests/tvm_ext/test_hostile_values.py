@@ -7,7 +7,7 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.check.reference import run_reference
-from tvm_ext.compiler.memory_limit import VARIABLE
+from tvm_ext.compiler.memory import VARIABLE
 from tvm_ext.errors import BuildError, ModelError, TvmExtError
 
 node = helper.make_node

@@ -8,10 +8,10 @@ from small_models import model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.check.random_inputs import random_inputs
+from tvm_ext.check.inputs import random_inputs
 from tvm_ext.errors import InputError
 from tvm_ext.onnx_frontend import import_model
-from tvm_ext.open_size import OpenSize, SizeRange, parse_size
+from tvm_ext.tensor_spec import SizeRange, SymbolicSize, parse_size
 
 
 def blurred(*sizes: object) -> onnx.ModelProto:
@@ -33,11 +33,11 @@ def added(first: str, second: str) -> onnx.ModelProto:
     ("text", "size"),
     [
         ("7", 7),
-        ("N", OpenSize("N")),
-        ("?", OpenSize()),
-        ("8:32", OpenSize("", SizeRange(8, 32))),
-        ("N : 1 : 8", OpenSize("N", SizeRange(1, 8))),
-        ("5:5", OpenSize("", SizeRange(5, 5))),
+        ("N", SymbolicSize("N")),
+        ("?", SymbolicSize()),
+        ("8:32", SymbolicSize("", SizeRange(8, 32))),
+        ("N : 1 : 8", SymbolicSize("N", SizeRange(1, 8))),
+        ("5:5", SymbolicSize("", SizeRange(5, 5))),
     ],
 )
 def test_forms_of_a_size(text: str, size: object) -> None:

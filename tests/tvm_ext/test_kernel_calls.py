@@ -8,7 +8,7 @@ from onnx import TensorProto, helper, numpy_helper
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.compiler.kernel_calls import FusionObserver, KernelCall, kernel_calls
+from tvm_ext.compiler.graph_analysis import FusionObserver, KernelCall, kernel_calls
 
 LEVELS = ("O0", "O3")
 

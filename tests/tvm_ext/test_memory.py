@@ -9,8 +9,8 @@ from tvm.script import relax as R
 
 from tvm_ext.compiler.build import build
 from tvm_ext.compiler.memory import plan_memory
-from tvm_ext.open_size import SizeRange
 from tvm_ext.report.records import MemoryRecord
+from tvm_ext.tensor_spec import SizeRange
 
 op = relax.op
 ROW_BYTES = 2 * 3 * 4
@@ -59,7 +59,7 @@ def test_a_long_chain_needs_two_buffers_and_its_result():
 
 
 def cut_rows(most: int, *shape: str | int) -> tvm.IRModule:
-    """Up to ``most`` of each open dimension, which are named."""
+    """Up to ``most`` of each dynamic dimension, which are named."""
     sizes = [tvm.tirx.Var(size, "int64") if isinstance(size, str) else size for size in shape]
     many = tvm.tirx.const(most, "int64")
     kept = [size if isinstance(size, int) else tvm.tirx.min(size, many) for size in sizes]

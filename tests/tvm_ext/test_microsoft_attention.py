@@ -171,7 +171,7 @@ def test_shorter_sequences_go_on_where_they_ended() -> None:
     check("GroupQueryAttention", arrays, 3, compared=1, **given)
 
 
-def test_open_sizes() -> None:
+def test_symbolic_sizes() -> None:
     """One program for a prompt and for the positions after it, as language models run."""
     model = grouped_model(["b", "s"], ["b", SHARED, "p", DEPTH])
     compiled = tvm_ext.compile(model)

@@ -1,13 +1,13 @@
-"""Which sizes are open, and what is typed to freeze them."""
+"""Which sizes are dynamic, and what is typed to freeze them."""
 
-from tvm_ext.open_dimensions import freezing_hint, listed, open_names, open_places
+from tvm_ext.tensor_spec import freezing_hint, listed, symbolic_names, symbolic_places
 
 SHAPES = {"x": ["N", 3, "H", "W"], "mask": ["N", "mask_1"], "fixed": [2]}
 
 
-def test_open_dimensions_and_where_they_are():
-    assert open_names(SHAPES) == ["N", "H", "W", "mask_1"]
-    assert open_places(SHAPES, ["H", "mask_1"]) == "H of input 'x' and axis 1 of input 'mask'"
+def test_dynamic_dimensions_and_where_they_are():
+    assert symbolic_names(SHAPES) == ["N", "H", "W", "mask_1"]
+    assert symbolic_places(SHAPES, ["H", "mask_1"]) == "H of input 'x' and axis 1 of input 'mask'"
 
 
 def test_a_hint_is_what_can_be_typed():

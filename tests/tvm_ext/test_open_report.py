@@ -9,7 +9,7 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.cli import main as cli_main
-from tvm_ext.cli.explanation import explain, explanation_text
+from tvm_ext.cli.pass_tables import explain, explanation_text
 from tvm_ext.report.compile_report import CompileReport
 
 
@@ -23,13 +23,13 @@ def test_no_figure_is_made_up(free):
     assert free.memory.planned_peak_bytes is None
     assert free.memory.unplanned_bytes is None
     text = free.to_text()
-    assert text.count("not known (rows is open)") == 3
+    assert text.count("not known (rows is dynamic)") == 3
     data = json.loads(free.to_json())
     assert data["memory"]["planned_peak_bytes"] is None
     assert all(kernel["estimated_seconds"] is None for kernel in data["kernels"])
     assert CompileReport.from_json(free.to_json()) == free
     page = free.to_html()
-    assert "not known (rows is open)" in page
+    assert "not known (rows is dynamic)" in page
     assert "None" not in page
     assert "time not known" in explanation_text(explain(free))
 
@@ -54,4 +54,4 @@ def test_the_command_prints_no_false_figure(tmp_path):
     onnx.save(mlp("rows"), tmp_path / "m.onnx")
     result = CliRunner().invoke(cli_main.app, ["compile", str(tmp_path / "m.onnx"), "-O", "0"])
     assert result.exit_code == 0
-    assert "not known (rows is open)" in result.stdout
+    assert "not known (rows is dynamic)" in result.stdout

@@ -12,7 +12,7 @@ import tvm_ext
 from tvm_ext.errors import FormError, ModelError, UnsupportedOperatorError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters import CONVERTERS
-from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
+from tvm_ext.onnx_frontend.onnx_graph import operator_key, opset_of, split_key
 
 X = np.array([-1.0, 2.0], np.float32)
 

@@ -18,8 +18,8 @@ from tvm_ext.onnx_frontend.operator_table import (
     OperatorUse,
     all_operators,
     operator_uses,
+    operators_page,
 )
-from tvm_ext.onnx_frontend.operators_page import operators_page
 
 PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 

@@ -7,7 +7,7 @@ from tvm import relax
 import tvm_ext
 from tvm_ext.errors import ConfigError, PassError
 from tvm_ext.passes import registry
-from tvm_ext.passes.register import register_pass
+from tvm_ext.passes.registry import register_pass
 from tvm_ext.relay_passes.graph_pass import graph_pass
 
 

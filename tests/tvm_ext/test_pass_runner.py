@@ -5,10 +5,10 @@ import tvm
 from tvm import relax
 
 from tvm_ext.errors import ConfigError, PassError
-from tvm_ext.passes.pipeline import Step
+from tvm_ext.passes.pipeline import PassStep
 from tvm_ext.passes.registry import PassEntry, get
 from tvm_ext.passes.runner import PassRunner
-from tvm_ext.relay_passes.pass_log import record_applied, record_refusal, recording
+from tvm_ext.relay_passes.graph_pass import record_applied, record_refusal, recording
 
 op = relax.op
 TYPE = relax.TensorType([2, 3], "float32")
@@ -24,13 +24,13 @@ def module(*operators) -> tvm.IRModule:
     return builder.get()
 
 
-def step(function, name="", skipped="", **info) -> Step:
+def step(function, name="", skipped="", **info) -> PassStep:
     """A step whose pass is ``function(mod)``; ``info`` as in tvm.transform.module_pass."""
     name = name or function.__name__
     made = tvm.transform.module_pass(
         lambda mod, ctx: function(mod), **{"opt_level": 0, "name": name, **info}
     )
-    return Step(PassEntry(name, "graph", lambda: made, "user", ""), {}, skipped)
+    return PassStep(PassEntry(name, "graph", lambda: made, "user", ""), {}, skipped)
 
 
 def unchanged(mod):
@@ -104,7 +104,7 @@ def test_a_pass_that_tvm_would_leave_out_runs_and_has_its_own_record(info):
 def test_a_pass_whose_tvm_name_differs_is_called_as_it_was_registered():
     made = tvm.transform.module_pass(lambda mod, ctx: cut(mod), opt_level=0, name="other")
     runner = PassRunner()
-    runner.run([Step(PassEntry("mine", "tile", lambda: made, "user", ""), {})], module())
+    runner.run([PassStep(PassEntry("mine", "tile", lambda: made, "user", ""), {})], module())
     assert [(r.name, r.level, r.changed) for r in runner.records] == [("mine", "tile", True)]
 
 
@@ -217,7 +217,7 @@ def test_a_pass_that_catches_the_failure_of_another_is_not_blamed():
 
 def test_dumps_are_numbered_through_all_stages(tmp_path):
     runner = PassRunner(tmp_path / "new" / "dumps")
-    runner.run([Step(get("CanonicalizeBindings"), {}), step(cut)], module())
+    runner.run([PassStep(get("CanonicalizeBindings"), {}), step(cut)], module())
     runner.run([step(unchanged)], module(op.exp))
     files = sorted(path.name for path in (tmp_path / "new" / "dumps").iterdir())
     assert [int(name[:3]) for name in files] == list(range(len(files)))

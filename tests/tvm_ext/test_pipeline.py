@@ -5,7 +5,7 @@ import pytest
 from tvm_ext.errors import ConfigError, PassError
 from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import REQUIRED, Pipeline, build_pipeline, load_pipelines
-from tvm_ext.passes.register import register_pass
+from tvm_ext.passes.registry import register_pass
 from tvm_ext.relay_passes.graph_pass import graph_pass
 
 LEVELS = ("O0", "O1", "O2", "O3")
@@ -64,14 +64,14 @@ def test_a_pass_stands_next_to_its_neighbour_or_at_the_end(level, place, neighbo
     if neighbour in load_pipelines()[level].graph:
         assert found[position - 1 if place == "after" else position + 1] == neighbour
     else:
-        assert found[position:] == ["same", "InheritOrigins"]
+        assert found[position:] == ["same", "PropagateSpans"]
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_pass_without_neighbour_ends_its_stage(level):
     register_pass(same)
     register_pass(same, name="later")
-    assert names(build_pipeline(level))[-3:] == ["same", "later", "InheritOrigins"]
+    assert names(build_pipeline(level))[-3:] == ["same", "later", "PropagateSpans"]
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 import tvm_ext
-from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.errors import InputError
 from tvm_ext.profiling import KernelTime, Profile, _medians, _Stopwatch
 

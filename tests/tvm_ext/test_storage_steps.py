@@ -8,9 +8,9 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
 
-from tvm_ext.compiler.storage_steps import RoundStorage, rounded_up
-from tvm_ext.relay_passes.operator_name import operator_name
-from tvm_ext.relay_passes.origin_writer import bindings_of
+from tvm_ext.compiler.memory import RoundStorage, rounded_up
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.spans import bindings_of
 
 SIZES = [0, 1, 2, 3, 4, 5, 8, 9, 12, 31, 32, 33, 1000, 4097, 2**31 + 1, 3 * 2**40 + 1]
 

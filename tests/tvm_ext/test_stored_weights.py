@@ -11,7 +11,8 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
-from tvm_ext.onnx_frontend import prepare_model, stored_weights
+from tvm_ext.onnx_frontend import prepare_model
+from tvm_ext.onnx_frontend import weights as stored_weights
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from tvm.script import tirx as T
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.compiler.fresh_outputs import with_fresh_outputs
-from tvm_ext.compiler.graph_facts import operator_counts
+from tvm_ext.compiler.graph_analysis import operator_counts
 from tvm_ext.passes import registry
-from tvm_ext.tir_schedules.select import schedule_kernels
+from tvm_ext.relay_passes.fresh_outputs import with_fresh_outputs
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernels
 
 
 def ints(*values: int) -> np.ndarray:

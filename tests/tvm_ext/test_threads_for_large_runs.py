@@ -1,4 +1,4 @@
-"""Loops of open size have a version without threads, which small runs take."""
+"""Loops of symbolic size have a version without threads, which small runs take."""
 
 import numpy as np
 import onnx
@@ -10,7 +10,7 @@ from tvm.script import tirx as T
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.tir_schedules.llvm.thread_choice import with_thread_choice
+from tvm_ext.tir_schedules.cpu.thread_choice import with_thread_choice
 
 MACHINE = HOST.with_cores(2)
 

@@ -7,7 +7,7 @@ from small_models import model, node, rand, value
 
 import tvm_ext
 from tvm_ext.errors import RecordsError, TuningError
-from tvm_ext.tuning.trial_log import read_trials
+from tvm_ext.tuning.logs.trial_log import read_trials
 
 
 def network(width: int = 32) -> onnx.ModelProto:

@@ -9,9 +9,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from tuning_sessions import session, tuned
 
-from tvm_ext.cli.tune_table import session_display
-from tvm_ext.cli.tune_view import TuneView, stderr_console
-from tvm_ext.report.short_name import shortened
+from tvm_ext.cli.tune_view import TuneView, session_display, stderr_console
+from tvm_ext.report.tuning_text import shortened
 from tvm_ext.tuning.progress import SessionProgress
 
 TITLE = "resnet50.onnx  tuned for cpu"

@@ -17,8 +17,8 @@ from tvm_ext.report.tuning_figures import (
     format_duration,
     format_gain,
     latency_gain,
+    tuning_json,
 )
-from tvm_ext.report.tuning_json import tuning_json
 from tvm_ext.report.tuning_page import render_tuning_html
 from tvm_ext.report.tuning_text import tuning_summary
 from tvm_ext.tuning.progress import KernelProgress, SessionProgress

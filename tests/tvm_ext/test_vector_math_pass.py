@@ -14,7 +14,7 @@ from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.vector_math import VectorMath
-from tvm_ext.relay_passes.pass_log import recording
+from tvm_ext.relay_passes.graph_pass import recording
 
 nn = relax.op.nn
 

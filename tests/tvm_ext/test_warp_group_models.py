@@ -10,7 +10,7 @@ from small_models import model, node, rand, value
 from tvm_ext.hardware.targets import resolve_target
 
 
-def test_a_layer_in_float16_is_one_kernel_of_warp_groups():
+def test_a_layer_in_float16_is_one_kernel_of_warpgroups():
     weights, bias = rand(128, 136).astype("float16"), rand(136).astype("float16")
     layer = model(
         [
@@ -24,7 +24,7 @@ def test_a_layer_in_float16_is_one_kernel_of_warp_groups():
         b=bias,
     )
     compiled = emulated_model(layer, target=resolve_target("nvidia-h200").with_cores(2))
-    assert [kernel.schedule for kernel in compiled.report.kernels] == ["warp group contraction"]
+    assert [kernel.schedule for kernel in compiled.report.kernels] == ["warpgroup contraction"]
     x = rand(256, 128).astype("float16")
     (found,) = compiled.run({"x": x}).values()
     product = (x.astype("float32") @ weights.astype("float32")).astype("float16")
@@ -41,14 +41,14 @@ def test_weights_of_float32_are_kept_with_neighbouring_steps_for_tf32():
     )
     target = resolve_target("nvidia-h200").with_cores(2).with_tf32()
     compiled = emulated_model(layer, target=target)
-    assert [kernel.schedule for kernel in compiled.report.kernels] == ["warp group contraction"]
+    assert [kernel.schedule for kernel in compiled.report.kernels] == ["warpgroup contraction"]
     x = rand(256, 128)
     (found,) = compiled.run({"x": x}).values()
     np.testing.assert_allclose(found, x @ weights, rtol=2e-3, atol=2e-2)
 
 
 @pytest.mark.slow
-def test_convolutions_with_a_shortcut_are_three_kernels_of_warp_groups():
+def test_convolutions_with_a_shortcut_are_three_kernels_of_warpgroups():
     half = TensorProto.FLOAT16
     shapes = {"w": (64, 64, 3, 3), "v": (128, 64, 3, 3), "u": (128, 64, 1, 1), "b": (64,)}
     block = model(
@@ -66,7 +66,7 @@ def test_convolutions_with_a_shortcut_are_three_kernels_of_warp_groups():
     target = resolve_target("nvidia-h200").with_cores(1)
     compiled = emulated_model(block, target=target)
     schedules = [kernel.schedule for kernel in compiled.report.kernels]
-    assert schedules.count("warp group contraction") == 3
+    assert schedules.count("warpgroup contraction") == 3
     x = rand(4, 64, 32, 32).astype("float16")
     (found,) = compiled.run({"x": x}).values()
     session = onnxruntime.InferenceSession(
@@ -76,7 +76,7 @@ def test_convolutions_with_a_shortcut_are_three_kernels_of_warp_groups():
     np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-2)
 
 
-def test_attention_in_float16_is_one_kernel_of_warp_groups():
+def test_attention_in_float16_is_one_kernel_of_warpgroups():
     shape, scale = [1, 1, 256, 128], np.float16(0.0625)
     attention = model(
         [
@@ -91,7 +91,7 @@ def test_attention_in_float16_is_one_kernel_of_warp_groups():
         scale=np.array(scale),
     )
     compiled = emulated_model(attention, target=resolve_target("nvidia-h200").with_cores(2))
-    assert [kernel.schedule for kernel in compiled.report.kernels] == ["warp group attention"]
+    assert [kernel.schedule for kernel in compiled.report.kernels] == ["warpgroup attention"]
     arrays = {name: rand(*shape).astype("float16") for name in "qkv"}
     (found,) = compiled.run(arrays).values()
     q, k, v = (arrays[name].astype("float64") for name in "qkv")

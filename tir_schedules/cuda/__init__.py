@@ -1,50 +1,49 @@
 """Templates for NVIDIA GPUs, in the order in which they are asked, ahead of TVM's dlight rules."""
 
 from tvm_ext.tir_schedules.cuda.attention.attention import Attention
-from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
-from tvm_ext.tir_schedules.cuda.generic import Generic
-from tvm_ext.tir_schedules.cuda.library.cublas_product import CublasProduct
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
-from tvm_ext.tir_schedules.cuda.recurrence.recurrence import RecurrentLayer
-from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
-from tvm_ext.tir_schedules.cuda.scan.scan import Scan
-from tvm_ext.tir_schedules.cuda.sort.sort import Sort
-from tvm_ext.tir_schedules.cuda.suppression.box_suppression import BoxSuppression
-from tvm_ext.tir_schedules.cuda.transpose import Transpose
-from tvm_ext.tir_schedules.cuda.warp_group_attention.warp_group_attention import (
-    WarpGroupAttention,
-)
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
-from tvm_ext.tir_schedules.cuda.windows.depthwise_convolution import (
-    DepthwiseConvolution,
+from tvm_ext.tir_schedules.cuda.cublas import CublasMatmul
+from tvm_ext.tir_schedules.cuda.depthwise_convolution import (
+    CudaDepthwiseConvolution,
     DirectConvolution,
 )
-from tvm_ext.tir_schedules.cuda.windows.pooling import Pooling
-from tvm_ext.tir_schedules.cuda.windows.window_reduction import WindowReduction
+from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
+from tvm_ext.tir_schedules.cuda.generic import Generic
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
+from tvm_ext.tir_schedules.cuda.matmul.gemv import Gemv
+from tvm_ext.tir_schedules.cuda.nms import NMS
+from tvm_ext.tir_schedules.cuda.pooling import CudaPooling, WindowReduction
+from tvm_ext.tir_schedules.cuda.recurrent_layer import CudaRecurrentLayer
+from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
+from tvm_ext.tir_schedules.cuda.scan import CudaScan
+from tvm_ext.tir_schedules.cuda.sort import Sort
+from tvm_ext.tir_schedules.cuda.transpose import CudaTranspose
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention import (
+    WarpgroupAttention,
+)
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_contraction import WarpgroupContraction
 from tvm_ext.tir_schedules.template import Template
 
 CUDA_TEMPLATES: tuple[Template, ...] = (
-    WarpGroupAttention(),
+    WarpgroupAttention(),
     Attention(),
-    RecurrentLayer(),
-    Scan(),
+    CudaRecurrentLayer(),
+    CudaScan(),
     Sort(),
-    BoxSuppression(),
-    DepthwiseConvolution(),
-    WarpGroupContraction(),
-    Contraction(),
+    NMS(),
+    CudaDepthwiseConvolution(),
+    WarpgroupContraction(),
+    CudaContraction(),
     DirectConvolution(),
-    MatrixVector(),
-    Transpose(),
-    Elementwise(),
-    Pooling(),
+    Gemv(),
+    CudaTranspose(),
+    CudaElementwise(),
+    CudaPooling(),
     RowReduction(),
     WindowReduction(),
 )
 
 # Asked when neither these nor TVM's rules take a kernel.
-CUDA_LAST_RESORT: Template = Generic()
+CUDA_FALLBACK: Template = Generic()
 
 # Used only where a record says so.
-CUDA_LIBRARIES: tuple[Template, ...] = (CublasProduct(),)
+CUDA_LIBRARIES: tuple[Template, ...] = (CublasMatmul(),)

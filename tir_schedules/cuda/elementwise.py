@@ -5,24 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV
 
-from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.cuda.element_blocks import element_blocks
-from tvm_ext.tir_schedules.cuda.flat_decision import (
-    FlatDecision,
-    decide_flat,
-    digits,
-    with_lane,
-)
-from tvm_ext.tir_schedules.cuda.index_width import in_32_bits
-from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
-from tvm_ext.tir_schedules.cuda.open_elements import open_code
-from tvm_ext.tir_schedules.cuda.vector_group import Lanes
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions, Numbered
-from tvm_ext.tir_schedules.flat_views import FlatViews, nodes
-from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
-from tvm_ext.tir_schedules.nest import (
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
     joined,
@@ -31,29 +19,211 @@ from tvm_ext.tir_schedules.nest import (
     substitute,
     with_own_variables,
 )
+from tvm_ext.tir_schedules.cuda.elementwise_decision import (
+    FlatDecision,
+    decide_flat,
+    digits,
+    divides,
+    with_lane,
+)
+from tvm_ext.tir_schedules.cuda.index_width import in_32_bits
+from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, bound, guarded, repeated
+from tvm_ext.tir_schedules.cuda.vector_group import Lanes
+from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine, NumberedDecisions
+
+# Elementwise kernels with more than an assignment for an element: one thread for each.
+
+
+_THREADS = (64, 128, 256, 512, 1024)
+
+
+def element_blocks(
+    sch: s_tir.Schedule, machine: CudaDescription, decisions: Decisions = DEFAULT_DECISIONS
+) -> s_tir.Schedule | NotApplicable:
+    """One thread for each element, whatever is computed for it.
+
+    ``sch`` holds data-parallel blocks only; it is scheduled in place.
+    """
+    blocks = kernel_blocks(sch)
+    for number, block in enumerate(blocks):
+        if any(static_extent(v.dom.extent) == 0 for v in sch.get(block).iter_vars):
+            return NotApplicable("a loop has no iterations")
+        if not sch.get(block).iter_vars or _deals_with_threads(sch.get(block)):
+            return NotApplicable("a block brings loops of its own that are not over elements")
+        asked = decisions if number == 0 and len(blocks) == 1 else DEFAULT_DECISIONS
+        _schedule(sch, block, machine, asked)
+    return sch
+
+
+def _schedule(
+    sch: s_tir.Schedule, block: SBlockRV, machine: CudaDescription, decisions: Decisions
+) -> None:
+    sizes = [size for size in _THREADS if size <= machine.max_threads_per_block]
+    threads = decisions.pick("threads", sizes, 256)
+    loops = list(sch.get_loops(block)) or [sch.add_unit_loop(block)]
+    fused = sch.fuse(*loops) if len(loops) > 1 else loops[0]
+    grid, thread = sch.split(fused, factors=[None, threads])
+    sch.bind(grid, "blockIdx.x")
+    sch.bind(thread, "threadIdx.x")
+
+
+def _deals_with_threads(block: Any) -> bool:
+    """Whether a block binds loops itself, or has memory that not every thread can allocate."""
+    loops = nodes(block.body, tirx.For)
+    bound = any(tirx.ForKind(loop.kind) == tirx.ForKind.THREAD_BINDING for loop in loops)
+    inner = nodes(block.body, s_tir.SBlock)
+    memory = any(nested.alloc_buffers for nested in [block, *inner])
+    return bound or memory or bool(nodes(block.body, tirx.AttrStmt))
+
+
+# Elements dealt to threads where it is known in the run only how many there are.
+#
+# Which element a thread computes takes divisions by sizes. They are of 32 bits while the elements
+# can be counted in them: 64-bit ones take a GPU four times as long. Addresses are of 64 bits.
+
+
+_MOST = 2**31 - 1
 
 Threads = Sequence[tuple[Any, int]]
+Ranges = Sequence[tuple[Any, Any]]
+
+
+def symbolic_code(decision: FlatDecision, arrays: Arrays) -> tirx.Stmt:
+    """The grid of one block: ``vector`` elements for each thread, ``vectors`` times.
+
+    The groups of a block of threads lie one behind another.
+    """
+    nest, width = decision.nest, decision.vector
+    dtype, threads, repeats = arrays.index_dtype, decision.threads, decision.vectors
+    inner = nest.axes[-1]
+    tail = not divides(width, inner)
+    # A rest is left of a single loop only.
+    elements = nest.volume()
+    groups = _up(elements, width) if tail else tirx.floordiv(elements, _number(width, elements))
+    groups = groups.astype(dtype)
+
+    def thread(index: Any, t: Any) -> tirx.Stmt:
+        mine = [(t, threads)]
+
+        def iteration(i: Any) -> tirx.Stmt:
+            at = (index * repeats + i) * threads + t
+            group = _symbolic_group(nest, at, groups, width, arrays, mine)
+            if tail:
+                rest = _rest(nest, at, width, arrays, mine)
+                whole = tirx.floordiv(inner.extent, _number(width, inner.extent)).astype(dtype)
+                group = tirx.IfThenElse(at < whole, group, rest)
+            return guarded(at < groups, group)
+
+        return repeated(repeats, dtype, iteration)
+
+    blocks = _up(groups, threads * repeats)
+    return bound(
+        "blockIdx.x",
+        blocks,
+        dtype,
+        lambda index: bound("threadIdx.x", threads, dtype, lambda t: thread(index, t)),
+    )
+
+
+def _symbolic_group(
+    nest: Nest, at: Any, groups: Any, width: int, arrays: Arrays, threads: Threads
+) -> tirx.Stmt:
+    """Group number ``at``: ``width`` elements of the innermost loop."""
+    store, lane, width, ranges = with_lane(nest, width)
+    code = Lanes(store, lane, width, ranges).code(arrays, threads)
+    if len(ranges) == 1:
+        return substitute(code, {ranges[0][0]: at})
+    places = arrays.registers("place", len(ranges), arrays.index_dtype, threads)
+    few = groups <= tirx.const(_MOST, arrays.index_dtype)
+    found = tirx.IfThenElse(
+        few,
+        _places(at, ranges, places, arrays, threads, "int32"),
+        _places(at, ranges, places, arrays, threads, arrays.index_dtype),
+    )
+    return sequence([found, substitute(code, _values(code, ranges, places, arrays.index_dtype))])
+
+
+def _rest(nest: Nest, at: Any, width: int, arrays: Arrays, threads: Threads) -> tirx.Stmt:
+    """The elements after the last whole vector of a single loop."""
+    dtype = arrays.index_dtype
+    end = nest.axes[-1].extent.astype(dtype)
+
+    def single(i: Any) -> tirx.Stmt:
+        place = at * width + i
+        return guarded(place < end, _symbolic_group(nest, place, end, 1, arrays, threads))
+
+    return repeated(width, dtype, single)
+
+
+def _places(
+    at: Any,
+    ranges: Ranges,
+    places: ThreadArray,
+    arrays: Arrays,
+    threads: Threads,
+    counted: str,
+) -> tirx.Stmt:
+    """Stores the loop variables of group ``at``, counted in the type ``counted``.
+
+    What is left to be divided is in registers as well: TVM would put expressions in the place of
+    variables, and 64 bits in the place of 32.
+    """
+    left = arrays.registers("left", len(ranges), counted, threads)
+    dtype = arrays.index_dtype
+
+    def number(value: int) -> Any:
+        return tirx.const(value, dtype)
+
+    statements = [left.put(number(len(ranges) - 1), at.astype(counted))]
+    for position in range(len(ranges) - 1, 0, -1):
+        extent = ranges[position][1]
+        size = tirx.const(extent, counted) if isinstance(extent, int) else extent.astype(counted)
+        here, above = left.at(number(position)), left.at(number(position - 1))
+        own = (here - above * size).astype(dtype)
+        statements.append(left.put(number(position - 1), tirx.Div(here, size)))
+        statements.append(places.put(number(position), own))
+    statements.append(places.put(number(0), left.at(number(0)).astype(dtype)))
+    return sequence(statements)
+
+
+def _values(code: tirx.Stmt, ranges: Ranges, places: ThreadArray, dtype: str) -> dict[Any, Any]:
+    values = {var: places.at(tirx.const(i, dtype)) for i, (var, _) in enumerate(ranges)}
+    if nodes(code, tirx.FloorDiv, tirx.FloorMod):
+        # None is negative: said so, TVM divides in one instruction.
+        return {var: tirx.Max(value, tirx.const(0, dtype)) for var, value in values.items()}
+    return values
+
+
+def _up(value: Any, step: int) -> Any:
+    """How many steps there are in ``value``, the last one perhaps not whole."""
+    return tirx.floordiv(value + _number(step - 1, value), _number(step, value))
+
+
+def _number(value: int, like: Any) -> Any:
+    return tirx.const(value, str(like.ty))
+
+
 """A thread's indices with their extents."""
 
 # Kernels with more blocks than this are asked nothing: their space would be too large.
 _MOST_ASKED = 3
 
 
-class Elementwise:
+class CudaElementwise:
     """Kernels in which every output element is computed on its own."""
 
     name = "elementwise"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
-    ) -> s_tir.Schedule | NotMine:
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, GpuDescription):
-            return NotMine("the target is not an NVIDIA GPU")
+        if not isinstance(machine, CudaDescription):
+            return NotApplicable("the target is not an NVIDIA GPU")
         read = read_nests(func)
-        if isinstance(read, NotMine):
+        if isinstance(read, NotApplicable):
             return read
         if read.nests is None:
             return element_blocks(read.schedule, machine, decisions)
@@ -92,13 +262,13 @@ class KernelNests:
         return str(axes[0].var.ty) if axes else "int32"
 
 
-def read_nests(func: tirx.PrimFunc) -> KernelNests | NotMine:
+def read_nests(func: tirx.PrimFunc) -> KernelNests | NotApplicable:
     """The nests of a kernel without reductions."""
     sch = s_tir.Schedule(func)
     if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
-        return NotMine("the kernel reduces or scans")
+        return NotApplicable("the kernel reduces or scans")
     inline_blocks(sch, repeat=True)
-    views = FlatViews(open_sizes=True)
+    views = FlatViews(symbolic_sizes=True)
     nests: list[Nest] = []
     for block in kernel_blocks(sch):
         if any(static_extent(v.dom.extent) == 0 for v in sch.get(block).iter_vars):
@@ -112,12 +282,12 @@ def read_nests(func: tirx.PrimFunc) -> KernelNests | NotMine:
 
 
 def asked_by_block(nests: Sequence[Nest], decisions: Decisions) -> list[Decisions]:
-    """Who decides for each block: numbered decisions, and the closed form for many blocks."""
+    """Who decides for each block: numbered decisions, and the default heuristic for many."""
     if len(nests) == 1:
         return [decisions]
     if len(nests) > _MOST_ASKED:
-        return [CLOSED_FORM] * len(nests)
-    return [Numbered(decisions, number + 1) for number in range(len(nests))]
+        return [DEFAULT_DECISIONS] * len(nests)
+    return [NumberedDecisions(decisions, number + 1) for number in range(len(nests))]
 
 
 def flat_code(decision: FlatDecision, arrays: Arrays) -> tirx.Stmt:
@@ -127,8 +297,8 @@ def flat_code(decision: FlatDecision, arrays: Arrays) -> tirx.Stmt:
     the other loops, and their addresses differ by constants.
     """
     nest, repeats = decision.nest, decision.vectors
-    if nest.is_open:
-        return open_code(decision, arrays)
+    if nest.is_symbolic:
+        return symbolic_code(decision, arrays)
     if not nest.axes:
         return _grid(decision, 1, 1, arrays, lambda at, mine: nest.store)
     outer = next((p for p, a in enumerate(nest.axes[:-1]) if a.extent % repeats == 0), None)
@@ -145,11 +315,11 @@ def flat_code(decision: FlatDecision, arrays: Arrays) -> tirx.Stmt:
     groups = nest.volume() // (decision.vector * repeats)
 
     def several(at: Any, mine: Threads) -> tirx.Stmt:
-        def one(i: Any) -> tirx.Stmt:
+        def iteration(i: Any) -> tirx.Stmt:
             known = {split.axes[again].var: i}
             return _group(split, at, decision.vector, arrays, mine, known)
 
-        return repeated(repeats, arrays.index_dtype, one)
+        return repeated(repeats, arrays.index_dtype, iteration)
 
     return _grid(decision, groups, 1, arrays, several)
 
@@ -167,13 +337,13 @@ def _grid(
 
     def block(index: Any) -> tirx.Stmt:
         def thread(t: Any) -> tirx.Stmt:
-            def one(i: Any) -> tirx.Stmt:
+            def iteration(i: Any) -> tirx.Stmt:
                 at = (index * repeats + i) * threads + t
                 whole = blocks * threads * repeats == groups
                 inside = None if whole else at < tirx.const(groups, dtype)
                 return guarded(inside, body(at, [(t, threads)]))
 
-            return repeated(repeats, dtype, one)
+            return repeated(repeats, dtype, iteration)
 
         return bound("threadIdx.x", threads, dtype, thread)
 
@@ -202,8 +372,8 @@ def _group(
     """Group number ``at`` of the loops without a ``known`` value: ``width`` of the innermost."""
     store, lane, width, ranges = with_lane(nest, width)
     code = Lanes(store, lane, width, ranges).code(arrays, threads)
-    open_ranges = [(v, n) for v, n in ranges if not any(v.same_as(k) for k in known)]
-    return substitute(code, {**digits(at, open_ranges), **known})
+    symbolic_ranges = [(v, n) for v, n in ranges if not any(v.same_as(k) for k in known)]
+    return substitute(code, {**digits(at, symbolic_ranges), **known})
 
 
 def with_arrays(

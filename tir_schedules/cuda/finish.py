@@ -1,18 +1,113 @@
-"""What every kernel for a GPU needs in the end, whoever has scheduled it."""
+"""What every CUDA kernel needs in the end, whoever has scheduled it."""
 
 import math
+from typing import Any
 
+import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import s_tir, tirx
+from tvm.sym import Analyzer
+from tvm_ffi import structural_map
 
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.cuda.launch import with_launch_bounds
-from tvm_ext.tir_schedules.cuda.whole_vectors import with_whole_vectors
+from tvm_ext.tir_schedules.statements import changed_block
+
+# Indices of vectorised copies written so that TVM sees what holds for a whole vector.
+#
+# A copy of an operand whose rows are fused loops reads at ``k // 288`` and ``k % 288``, under
+# conditions of both. For ``k = part * 176 + 4 * piece + lane``, TVM 0.27 does not see that they
+# are the same for four lanes, and takes the vector apart: copies of 4 bytes, or none that is
+# asynchronous. ``k // 4 // 72`` it simplifies.
+
+
+def with_whole_vectors(body: tirx.Stmt) -> tirx.Stmt:
+    """``body`` with divisions by multiples of a vector's length in two steps.
+
+    Before: ``vectorized(4): x[k // 288, k % 288]`` with ``k = 4 * i + lane``
+    After:  ``vectorized(4): x[k // 4 // 72, k // 4 % 72 * 4 + k % 4]``
+
+    Leaves alone: variables of which TVM does not know that vectors of them are aligned.
+    """
+    return structural_map(body, (tirx.For, _rewritten))
+
+
+def _rewritten(loop: tirx.For) -> tirx.For:
+    realize, lanes = loop.body, static_extent(loop.extent) or 1
+    vectorized = tirx.ForKind(loop.kind) == tirx.ForKind.VECTORIZED
+    if not vectorized or lanes == 1 or not isinstance(realize, s_tir.SBlockRealize):
+        return loop
+    block = realize.block
+    aligned = [
+        iter_var.var
+        for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True)
+        if _is_aligned(value, loop.loop_var, lanes)
+    ]
+    body = block.body
+    for variable in aligned:
+        body = _in_two_steps(body, variable, lanes)
+    if body.same_as(block.body):
+        return loop
+    changed = changed_block(block, body=body)
+    again = s_tir.SBlockRealize(realize.iter_values, realize.predicate, changed)
+    return tirx.For(
+        loop.loop_var,
+        loop.min,
+        loop.extent,
+        loop.kind,
+        again,
+        loop.thread_binding,
+        loop.annotations,
+    )
+
+
+def _is_aligned(value: Any, lane: tirx.Var, lanes: int) -> bool:
+    """Whether an index is a multiple of ``lanes`` and the lane."""
+    analyzer = Analyzer()
+    analyzer.bind(lane, tvm.ir.Range(0, lanes))
+    dtype = str(value.ty)
+    rest = tirx.FloorMod(value, tirx.const(lanes, dtype)) - lane.astype(dtype)
+    return static_extent(analyzer.simplify(rest)) == 0
+
+
+def _in_two_steps(body: tirx.Stmt, variable: tirx.Var, lanes: int) -> tirx.Stmt:
+    dtype = str(variable.ty)
+    length = tirx.const(lanes, dtype)
+    vector = tirx.FloorDiv(variable, length)
+
+    def vectors_in(divisor: Any) -> Any:
+        size = static_extent(divisor)
+        return None if size is None or size % lanes or size == lanes else size // lanes
+
+    def quotient(found: tirx.FloorDiv) -> Any:
+        count = vectors_in(found.b) if found.a.same_as(variable) else None
+        return found if count is None else tirx.FloorDiv(vector, tirx.const(count, dtype))
+
+    def remainder(found: tirx.FloorMod) -> Any:
+        count = vectors_in(found.b) if found.a.same_as(variable) else None
+        if count is None:
+            return found
+        whole = tirx.FloorMod(vector, tirx.const(count, dtype))
+        return whole * length + tirx.FloorMod(variable, length)
+
+    def below(found: tirx.LT) -> Any:
+        count = vectors_in(found.b) if found.a.same_as(variable) else None
+        return found if count is None else tirx.LT(vector, tirx.const(count, dtype))
+
+    for kind, rewrite in (
+        (tirx.FloorDiv, quotient),
+        (tirx.FloorMod, remainder),
+        (tirx.LT, below),
+    ):
+        body = structural_map(body, (kind, rewrite))
+    return body
+
 
 # IEEE 754's infinity, with the exponent of bfloat16.
 _INFINITY, _SIGN, _NAN = 0x7F80, 0x8000, 0x7FC0
 
 
-def finished_for_gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
+def finished_for_cuda(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """``func`` with constants and bounds that CUDA code can spell."""
     body = with_launch_bounds(tvm_ffi.structural_map(func.body, (tirx.FloatImm, _spelled)))
     body = with_whole_vectors(body)

@@ -1,8 +1,8 @@
-"""The last resort for GPUs: any kernel runs, whatever its loops are.
+"""The fallback for GPUs: any kernel runs, whatever its loops are.
 
 Statements run one after the other, each as a launch of its own: loops whose iterations are
-independent, or that are parallel, are dealt to threads, everything inside of them runs in series.
-What no loop can be dealt of runs on one thread.
+independent, or that are parallel, are dealt to threads, everything inside of them runs in
+series. What no loop can be dealt of runs on one thread.
 """
 
 import math
@@ -12,25 +12,139 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.sym import Analyzer, detect_linear_equation
 
-from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.cuda.as_loops import as_loops, in_few_launches, without_offsets
-from tvm_ext.tir_schedules.cuda.bound_loops import binds_threads
-from tvm_ext.tir_schedules.cuda.device_code import DeviceCode, host_call
-from tvm_ext.tir_schedules.cuda.independence import accesses_of, independent
-from tvm_ext.tir_schedules.cuda.launch import bound, guarded
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.nest import substitute
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.cuda.device_code import (
+    DeviceCode,
+    as_loops,
+    host_call,
+    in_few_launches,
+    without_offsets,
+)
+from tvm_ext.tir_schedules.cuda.launch import binds_threads, bound, guarded
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+
+# Loops whose iterations do not depend on one another, found in loops written by hand.
+#
+# Iterations are independent when every buffer that they write is cut into parts, one for each
+# iteration: some index of all accesses is ``step * variable + rest``, and no rest reaches the
+# next step. (R. Allen, K. Kennedy, "Optimizing Compilers for Modern Architectures", section 3.3:
+# the strong SIV test, here with windows in place of single elements.)
+
+
+# Accesses of one buffer that are compared with one another; the number of pairs is its square.
+_MOST_ACCESSES = 48
+
+
+@dataclass(frozen=True)
+class Accesses:
+    """What a statement does to memory that others see as well.
+
+    Attributes
+    ----------
+    written : list of (buffer, list of indices)
+        Each buffer that it stores to, with the indices of all its stores and loads.
+    inner : dict of Var to For
+        The loops inside of it by their variables.
+    """
+
+    written: list[tuple[Any, list[list[Any]]]]
+    inner: dict[Any, tirx.For]
+
+
+def accesses_of(body: tirx.Stmt) -> Accesses | None:
+    """The accesses of ``body``; None where a call may touch memory in other ways."""
+    if _has_unknown_effects(body):
+        return None
+    own = [stmt.buffer for stmt in nodes(body, tirx.AllocBuffer)]
+    written: list[tuple[Any, list[list[Any]]]] = []
+    for store in nodes(body, tirx.BufferStore):
+        if any(store.buffer.same_as(buffer) for buffer in own):
+            continue
+        _indices_of(written, store.buffer).append(list(store.indices))
+    for load in nodes(body, tvm.ir.TensorLoad):
+        found = next((where for buffer, where in written if buffer.same_as(load.source)), None)
+        if found is not None:
+            found.append(list(load.indices))
+    return Accesses(written, {loop.loop_var: loop for loop in nodes(body, tirx.For)})
+
+
+def independent(var: Any, accesses: Accesses | None) -> bool:
+    """Whether the iterations of the loop over ``var`` may run in any order, and at once."""
+    if accesses is None:
+        return False
+    return all(_is_cut(indices, var, accesses) for _, indices in accesses.written)
+
+
+def _has_unknown_effects(body: tirx.Stmt) -> bool:
+    calls = [stmt for stmt in nodes(body, tirx.Evaluate) if isinstance(stmt.value, tvm.ir.Call)]
+    aliases = nodes(body, tirx.DeclBuffer)
+    return bool(calls or aliases or buffers_as_arguments(body))
+
+
+def buffers_as_arguments(body: Any) -> list[Any]:
+    """Calls that are handed a buffer, or a part of one, rather than its elements."""
+    found = []
+    for call in nodes(body, tvm.ir.Call):
+        for argument in call.args:
+            if isinstance(argument, tvm.ir.Var) and isinstance(argument.ty, tirx.BufferType):
+                found.append(call)
+    return found
+
+
+def _indices_of(written: list[tuple[Any, list[list[Any]]]], buffer: Any) -> list[list[Any]]:
+    for other, indices in written:
+        if other.same_as(buffer):
+            return indices
+    written.append((buffer, []))
+    return written[-1][1]
+
+
+def _is_cut(indices: Sequence[list[Any]], var: Any, accesses: Accesses) -> bool:
+    if len(indices) > _MOST_ACCESSES:
+        return False
+    return any(
+        _is_cut_along([index[dimension] for index in indices], var, accesses)
+        for dimension in range(len(indices[0]))
+    )
+
+
+def _is_cut_along(indices: Sequence[Any], var: Any, accesses: Accesses) -> bool:
+    """Whether all of ``indices`` are windows of one step that do not meet."""
+    steps, rests = [], []
+    for index in indices:
+        linear = detect_linear_equation(index, [var])
+        step = static_extent(linear[0]) if len(linear) == 2 else None
+        if not step or nodes(linear[1], tvm.ir.TensorLoad):
+            return False
+        steps.append(abs(step))
+        rests.append(linear[1])
+    if len(set(steps)) > 1:
+        return False
+    return all(_within(a, b, steps[0], accesses) for a in rests for b in rests)
+
+
+def _within(left: Any, right: Any, step: int, accesses: Accesses) -> bool:
+    """Whether two rests, each at any iteration of the inner loops, differ by less than a step."""
+    analyzer = Analyzer()
+    others: dict[Any, Any] = {}
+    for var, loop in accesses.inner.items():
+        copy = tirx.Var(var.name, str(var.ty))
+        others[var] = copy
+        for each in (var, copy):
+            # The range of a loop that counts to another's variable is left open.
+            if static_extent(loop.extent) is not None and static_extent(loop.min) is not None:
+                analyzer.bind(each, tvm.ir.Range.from_min_extent(loop.min, loop.extent))
+    bound = analyzer.const_int_bound(analyzer.simplify(left - substitute(right, others)))
+    return -step < bound.min_value and bound.max_value < step
+
 
 _THREADS = 128
-
-
-class _Refusal(Exception):
-    """The kernel cannot run on a GPU; carries the reason."""
 
 
 class Generic:
@@ -39,28 +153,28 @@ class Generic:
     name = "generic"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
-    ) -> s_tir.Schedule | NotMine:
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, GpuDescription):
-            return NotMine("the target is not an NVIDIA GPU")
+        if not isinstance(machine, CudaDescription):
+            return NotApplicable("the target is not an NVIDIA GPU")
         call = host_call(func.body)
         if call is not None:
-            return NotMine(f"the kernel calls {call}, which runs on a CPU only")
+            return NotApplicable(f"the kernel calls {call}, which runs on a CPU only")
         func = without_offsets(func)
         plain = as_loops(in_few_launches(func))
         if binds_threads(plain.body):
-            return NotMine("the kernel binds some of its loops to threads itself")
+            return NotApplicable("the kernel binds some of its loops to threads itself")
         return launched(func, plain)
 
 
-def launched(func: tirx.PrimFunc, plain: tirx.PrimFunc) -> s_tir.Schedule | NotMine:
+def launched(func: tirx.PrimFunc, plain: tirx.PrimFunc) -> s_tir.Schedule | NotApplicable:
     """``func`` with the loops of ``plain``, which has no blocks, as launches."""
     try:
         launches = _Launches(DeviceCode())
         body = launches.of(plain.body)
-    except _Refusal as refusal:
-        return NotMine(str(refusal))
+    except NotApplicable as refusal:
+        return NotApplicable(str(refusal))
     # As statements: what a block allocates, TVM moves to where it is used.
     allocated = [tirx.AllocBuffer(buffer) for buffer in launches.device.workspace]
     root = s_tir.SBlock([], [], [], "root", sequence([*allocated, body]))
@@ -198,7 +312,7 @@ class _Launches:
                     left = tirx.floordiv(left, extents[position])
                 moved = self.device.of(body, [(loop.loop_var, loop.extent) for loop in dealt])
                 if isinstance(moved, str):
-                    raise _Refusal(moved)
+                    raise NotApplicable(moved)
                 inside = None if count is not None and count % threads == 0 else place < total
                 return guarded(inside, substitute(moved, values))
 

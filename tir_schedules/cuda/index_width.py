@@ -14,8 +14,8 @@ from tvm import tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_mutate
 
-from tvm_ext.tir_schedules.flat_views import elements
-from tvm_ext.tir_schedules.nest import Axis, Nest
+from tvm_ext.tir_schedules.analysis.buffer_access import elements
+from tvm_ext.tir_schedules.analysis.loop_nest import LoopAxis, Nest
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 _ARITHMETIC = (
@@ -43,12 +43,12 @@ def in_32_bits(nests: Sequence[Nest]) -> list[Nest]:
 def _narrowed(nest: Nest) -> Nest | None:
     buffers = [nest.store.buffer, *(load.source for load in nest.loads())]
     sizes = [elements(buffer) for buffer in buffers]
-    if nest.is_open or not all(isinstance(size, int) for size in sizes):
+    if nest.is_symbolic or not all(isinstance(size, int) for size in sizes):
         return None
     # Grids are rounded up to whole blocks of threads.
     if max([nest.volume(), *sizes]) > _MOST - 2**20:
         return None
-    axes = tuple(Axis(tirx.Var(axis.var.name, "int32"), axis.extent) for axis in nest.axes)
+    axes = tuple(LoopAxis(tirx.Var(axis.var.name, "int32"), axis.extent) for axis in nest.axes)
     narrowing = _Narrowing(nest.axes, axes)
     index = narrowing.address(nest.store.indices[0])
     value = narrowing.visited(nest.store.value)
@@ -56,7 +56,7 @@ def _narrowed(nest: Nest) -> Nest | None:
 
 
 class _Narrowing:
-    def __init__(self, old: Sequence[Axis], new: Sequence[Axis]) -> None:
+    def __init__(self, old: Sequence[LoopAxis], new: Sequence[LoopAxis]) -> None:
         self.pairs = [(a.var, b.var) for a, b in zip(old, new, strict=True)]
         self.analyzer = Analyzer()
         for axis in (*old, *new):

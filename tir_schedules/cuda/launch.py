@@ -1,12 +1,18 @@
-"""Loops that are bound to blocks and threads, and arrays of which every thread has its own."""
+"""Loops that are bound to blocks and threads, the arrays of a thread, and nominal sizes of
+launches.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import tirx
+from tvm import s_tir, tirx
+from tvm.sym import Analyzer
 from tvm_ffi import structural_map
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 
 Body = Callable[[Any], tirx.Stmt]
 
@@ -131,3 +137,131 @@ def warp_barrier() -> tirx.Stmt:
     TVM's own barrier of this scope is an empty statement in CUDA code.
     """
     return tirx.Evaluate(tirx.call_extern("void", "__syncwarp"))
+
+
+# Threads of a block along two axes, of which each holds a part of what is written for all.
+
+
+class ThreadPlane:
+    """The threads, and the arrays that they allocate.
+
+    Parameters
+    ----------
+    extents : tuple[int, int]
+        Threads along y and x.
+    dtype : str
+        Of indices.
+    """
+
+    def __init__(self, extents: tuple[int, int], dtype: str) -> None:
+        self.extents, self.dtype = extents, dtype
+        self.arrays = Arrays(dtype)
+        self.y = self.x = self.number(0)
+
+    def number(self, value: int) -> Any:
+        """A constant of the type of the loops."""
+        return tirx.const(value, self.dtype)
+
+    def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
+        """``body`` for all threads: what stands between two barriers."""
+
+        def column(x: Any) -> tirx.Stmt:
+            self.x = x
+            return body()
+
+        def line(y: Any) -> tirx.Stmt:
+            self.y = y
+            return bound("threadIdx.x", self.extents[1], self.dtype, column)
+
+        return bound("threadIdx.y", self.extents[0], self.dtype, line)
+
+    def mine(self) -> list[tuple[Any, int]]:
+        """The thread that is written just now, with how many there are along each axis."""
+        return [(self.y, self.extents[0]), (self.x, self.extents[1])]
+
+
+# Whether threads run all of a kernel.
+
+
+def is_bound(func: tirx.PrimFunc) -> bool:
+    """Whether nothing outside of loops over threads reads or writes memory.
+
+    Such a kernel can be built for a GPU. The rest of it would run on the host, with addresses of
+    the device.
+    """
+    return _is_bound(func.body)
+
+
+def binds_threads(body: tirx.Stmt) -> bool:
+    """Whether some loop of a kernel is bound to threads."""
+    return any(_launches(stmt) for stmt in nodes(body, tirx.For, tirx.AttrStmt))
+
+
+def _launches(stmt: Any) -> bool:
+    """Whether ``stmt`` is a loop over threads or blocks."""
+    if isinstance(stmt, tirx.For):
+        return tirx.ForKind(stmt.kind) == tirx.ForKind.THREAD_BINDING
+    return isinstance(stmt, tirx.AttrStmt) and str(stmt.attr_key) == "thread_extent"
+
+
+def _is_bound(stmt: tirx.Stmt) -> bool:
+    if _launches(stmt):
+        return True
+    if isinstance(stmt, tirx.SeqStmt):
+        return all(_is_bound(part) for part in stmt.seq)
+    if isinstance(stmt, s_tir.SBlockRealize):
+        return _is_bound(stmt.block)
+    if isinstance(stmt, s_tir.SBlock):
+        return (stmt.init is None or _is_bound(stmt.init)) and _is_bound(stmt.body)
+    if isinstance(stmt, tirx.For):
+        return not _reads(stmt.min, stmt.extent) and _is_bound(stmt.body)
+    if isinstance(stmt, tirx.IfThenElse):
+        cases = [case for case in (stmt.then_case, stmt.else_case) if case is not None]
+        return not _reads(stmt.condition) and all(_is_bound(case) for case in cases)
+    if isinstance(stmt, tirx.AttrStmt):
+        return not _reads(stmt.value) and _is_bound(stmt.body)
+    if isinstance(stmt, tirx.Bind):
+        return not _reads(stmt.value)
+    if isinstance(stmt, tirx.Evaluate):
+        return not isinstance(stmt.value, tvm.ir.Call)
+    return isinstance(stmt, tirx.AllocBuffer | tirx.DeclBuffer)
+
+
+def _reads(*values: Any) -> bool:
+    return any(nodes(value, tvm.ir.TensorLoad) for value in values)
+
+
+# Symbolic sizes: decisions are taken for a nominal size, and hold for every size of a run.
+
+
+NOMINAL = 16
+"""What a symbolic size, such as a batch, is taken for where tiles are chosen."""
+
+
+def nominal_extent(extent: Any) -> int:
+    """An extent with every symbolic size in it at its nominal value."""
+    known = static_extent(extent)
+    if known is not None:
+        return known
+
+    def size(variable: tvm.ir.Var) -> tirx.IntImm:
+        return tirx.IntImm(str(variable.ty), NOMINAL)
+
+    return static_extent(Analyzer().simplify(structural_map(extent, (tvm.ir.Var, size)))) or 1
+
+
+def with_nominal_sizes(func: tirx.PrimFunc) -> tirx.PrimFunc | NotApplicable:
+    """The kernel for nominal sizes: ``func`` itself when all of its sizes are known.
+
+    TVM 0.27 specialises sizes that are one variable, none that is computed of others.
+    """
+    known = {}
+    for parameter in func.params:
+        if not isinstance(parameter.ty, tirx.BufferType):
+            continue
+        if any(static_extent(size) is None for size in parameter.shape):
+            if any(not isinstance(size, tirx.IntImm | tvm.ir.Var) for size in parameter.shape):
+                return NotApplicable("a size is computed of others in the run")
+            shape = [tirx.IntImm("int64", nominal_extent(size)) for size in parameter.shape]
+            known[parameter] = tirx.decl_buffer(shape, str(parameter.dtype), parameter.name)
+    return func.specialize(known) if known else func

@@ -5,8 +5,8 @@ from typing import Any
 
 import tvm
 
+from tvm_ext.tir_schedules.cpu import narrow_fills
 from tvm_ext.tir_schedules.cuda import empty_launches
-from tvm_ext.tir_schedules.llvm import narrow_fills
 
 _OPTIONS = {
     # Copies that a template marks as asynchronous become cp.async; without it they are plain ones.

@@ -1,4 +1,4 @@
-"""Kernels that read along one axis and write along another: turned in shared memory.
+"""Kernels that read along one axis and write along another: transposed in shared memory.
 
 A square tile is read along the axis in which its elements are neighbours in the input, and written
 along the axis in which they are neighbours in the result. Rows of the tile are padded, so that
@@ -14,19 +14,10 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.block_access import element_bytes
-from tvm_ext.tir_schedules.cuda.elementwise import (
-    asked_by_block,
-    flat_code,
-    read_nests,
-    with_arrays,
-)
-from tvm_ext.tir_schedules.cuda.flat_decision import decide_flat
-from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
-from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads, same_load
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.nest import (
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes
+from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
     joined,
@@ -35,8 +26,17 @@ from tvm_ext.tir_schedules.nest import (
     with_own_variables,
     without_divisions,
 )
+from tvm_ext.tir_schedules.cuda.elementwise import (
+    asked_by_block,
+    flat_code,
+    read_nests,
+    with_arrays,
+)
+from tvm_ext.tir_schedules.cuda.elementwise_decision import decide_flat
+from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
+from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads, same_load
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
 
 TILES = (16, 32, 64)
 _MOST_THREADS = 256
@@ -49,7 +49,7 @@ _BANK_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Turn:
+class SharedTranspose:
     """What of a nest goes through shared memory.
 
     Attributes
@@ -57,7 +57,7 @@ class Turn:
     read_axis, write_axis : int
         Positions of the axes along which the loads, and the result, are contiguous.
     loads : list of tvm.ir.TensorLoad
-        What is turned.
+        What is transposed.
     """
 
     read_axis: int
@@ -65,26 +65,28 @@ class Turn:
     loads: list[Any]
 
 
-class Transpose:
+class CudaTranspose:
     """Kernels without a reduction, some input of which is read across."""
 
     name = "transpose"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
-    ) -> s_tir.Schedule | NotMine:
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, GpuDescription):
-            return NotMine("the target is not an NVIDIA GPU")
+        if not isinstance(machine, CudaDescription):
+            return NotApplicable("the target is not an NVIDIA GPU")
         read = read_nests(func)
-        if isinstance(read, NotMine):
+        if isinstance(read, NotApplicable):
             return read
-        if read.nests is None or any(nest.is_open for nest in read.nests):
-            return NotMine("a block is not one assignment with known extents")
+        if read.nests is None or any(nest.is_symbolic for nest in read.nests):
+            return NotApplicable("a block is not one assignment with known extents")
         split = [_in_digits(nest) for nest in read.nests]
-        turns = [turn_of(nest) for nest in split]
+        turns = [shared_transpose_of(nest) for nest in split]
         if not any(turns):
-            return NotMine("every buffer is read along the axis along which the result is written")
+            return NotApplicable(
+                "every buffer is read along the axis along which the result is written"
+            )
         arrays = Arrays(read.index_dtype)
         code = []
         for plain, nest, turn, asked in zip(
@@ -93,7 +95,7 @@ class Transpose:
             if turn is None:
                 code.append(flat_code(decide_flat(plain, machine, asked), arrays))
             else:
-                code.append(_turned(nest, turn, machine, asked, arrays))
+                code.append(_transposed(nest, turn, machine, asked, arrays))
         return s_tir.Schedule(with_arrays(func, read.views, code, arrays))
 
 
@@ -101,7 +103,7 @@ def _in_digits(nest: Nest) -> Nest:
     return with_own_variables(joined(in_order_of_writing(without_divisions(nest))))
 
 
-def turn_of(nest: Nest) -> Turn | None:
+def shared_transpose_of(nest: Nest) -> SharedTranspose | None:
     """What of ``nest`` is read across; None when nothing is, or an axis is short."""
     if len(nest.axes) < 2:
         return None
@@ -119,7 +121,7 @@ def turn_of(nest: Nest) -> Turn | None:
         return None
     ((read, loads),) = found.items()
     short = min(nest.axes[read].extent, nest.axes[write].extent) < _SHORTEST_AXIS
-    return None if short else Turn(read, write, loads)
+    return None if short else SharedTranspose(read, write, loads)
 
 
 def _read_axis(nest: Nest, load: Any, write: int) -> int | None:
@@ -130,8 +132,12 @@ def _read_axis(nest: Nest, load: Any, write: int) -> int | None:
     return next((i for i, step in enumerate(steps) if step == 1 and i != write), None)
 
 
-def _turned(
-    nest: Nest, turn: Turn, machine: GpuDescription, decisions: Decisions, arrays: Arrays
+def _transposed(
+    nest: Nest,
+    turn: SharedTranspose,
+    machine: CudaDescription,
+    decisions: Decisions,
+    arrays: Arrays,
 ) -> tirx.Stmt:
     """The grid of one block, a tile for each block of threads."""
     sizes = [element_bytes(load.source) for load in turn.loads]
@@ -152,14 +158,16 @@ def _turned(
 class _Tiles:
     """The loops of a nest over square tiles, ``deep`` rows of which are handled at once."""
 
-    def __init__(self, nest: Nest, turn: Turn, tile: int, deep: int, arrays: Arrays) -> None:
+    def __init__(
+        self, nest: Nest, turn: SharedTranspose, tile: int, deep: int, arrays: Arrays
+    ) -> None:
         self.nest, self.turn, self.tile, self.deep = nest, turn, tile, deep
         self.dtype = arrays.index_dtype
         self.read, self.write = nest.axes[turn.read_axis], nest.axes[turn.write_axis]
         self.across = -(-self.read.extent // tile)
         self.along = -(-self.write.extent // tile)
-        turned = (turn.read_axis, turn.write_axis)
-        self.others = [axis for i, axis in enumerate(nest.axes) if i not in turned]
+        transposed = (turn.read_axis, turn.write_axis)
+        self.others = [axis for i, axis in enumerate(nest.axes) if i not in transposed]
         self.shared = []
         for load in turn.loads:
             size = tile * (tile + _padding(element_bytes(load.source)))
@@ -190,7 +198,7 @@ class _Tiles:
     def _over_tile(self, first: Any, second: Any, body: Any) -> tirx.Stmt:
         """``body`` with the axis of ``first`` along threadIdx.x and ``second``'s down the tile."""
 
-        def one(y: Any, x: Any) -> tirx.Stmt:
+        def iteration(y: Any, x: Any) -> tirx.Stmt:
             at = {}
             inside = None
             for (axis, number), place in ((first, x), (second, y)):
@@ -203,7 +211,7 @@ class _Tiles:
         def row(ty: Any) -> tirx.Stmt:
             def thread(tx: Any) -> tirx.Stmt:
                 steps = self.tile // self.deep
-                return repeated(steps, self.dtype, lambda i: one(i * self.deep + ty, tx))
+                return repeated(steps, self.dtype, lambda i: iteration(i * self.deep + ty, tx))
 
             return bound("threadIdx.x", self.tile, self.dtype, thread)
 

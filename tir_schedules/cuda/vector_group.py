@@ -14,10 +14,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer, detect_linear_equation
 
-from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded, repeated
-from tvm_ext.tir_schedules.flat_views import nodes
 from tvm_ext.tir_schedules.statements import sequence
 
 # Types of which CUDA code can move several in one instruction.
@@ -252,7 +251,7 @@ def is_vector_type(buffer: Any) -> bool:
     return str(buffer.dtype) in _VECTOR_TYPES
 
 
-def vector_widths(store: tirx.BufferStore, machine: GpuDescription) -> list[int]:
+def vector_widths(store: tirx.BufferStore, machine: CudaDescription) -> list[int]:
     """Elements of the widest type at hand that fit in 16 bytes, and halves of that down to 1."""
     loads = nodes(store.value, tvm.ir.TensorLoad)
     dtypes = [str(store.buffer.dtype), *(str(load.source.dtype) for load in loads)]

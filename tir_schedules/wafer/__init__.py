@@ -1,22 +1,22 @@
 """Templates for wafer-scale meshes, in the order in which they are asked."""
 
 from tvm_ext.tir_schedules.template import Template
-from tvm_ext.tir_schedules.wafer.anything import MeshBlockwise
-from tvm_ext.tir_schedules.wafer.convolution import MeshConvolution
-from tvm_ext.tir_schedules.wafer.elementwise import MeshElementwise
-from tvm_ext.tir_schedules.wafer.matmul import MeshMatmul
-from tvm_ext.tir_schedules.wafer.matrix_vector import MeshMatrixVector
-from tvm_ext.tir_schedules.wafer.reduction import MeshReduction
-from tvm_ext.tir_schedules.wafer.stencil import MeshStencil
-from tvm_ext.tir_schedules.wafer.transpose import MeshTranspose
+from tvm_ext.tir_schedules.wafer.blockwise import WaferBlockwise
+from tvm_ext.tir_schedules.wafer.convolution import WaferConvolution
+from tvm_ext.tir_schedules.wafer.elementwise import WaferElementwise
+from tvm_ext.tir_schedules.wafer.gemv import WaferGemv
+from tvm_ext.tir_schedules.wafer.matmul import WaferMatmul
+from tvm_ext.tir_schedules.wafer.reduction import WaferReduction
+from tvm_ext.tir_schedules.wafer.stencil import WaferStencil
+from tvm_ext.tir_schedules.wafer.transpose import WaferTranspose
 
-MESH_TEMPLATES: tuple[Template, ...] = (
-    MeshTranspose(),
-    MeshElementwise(),
-    MeshReduction(),
-    MeshMatmul(),
-    MeshMatrixVector(),
-    MeshConvolution(),
-    MeshStencil(),
-    MeshBlockwise(),
+WAFER_TEMPLATES: tuple[Template, ...] = (
+    WaferTranspose(),
+    WaferElementwise(),
+    WaferReduction(),
+    WaferMatmul(),
+    WaferGemv(),
+    WaferConvolution(),
+    WaferStencil(),
+    WaferBlockwise(),
 )

@@ -7,15 +7,14 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_ext.tir_schedules.block_access import operands_of, static_extent
-from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, operands_of, static_extent
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, reduction_blocks
-from tvm_ext.tir_schedules.template import NotMine
 
 
 @dataclass(frozen=True)
-class Contraction:
-    """A sum of products of two operands.
+class WaferContraction:
+    """A contraction of two operands.
 
     Attributes
     ----------
@@ -58,18 +57,18 @@ class Contraction:
         return chosen if chosen is not None and self.extents[chosen] > 1 else None
 
 
-def contraction_of(sch: s_tir.Schedule) -> Contraction | NotMine:
+def contraction_of(sch: s_tir.Schedule) -> WaferContraction | NotApplicable:
     """What ``sch`` holds, after everything that can be inlined was inlined."""
     inline_blocks(sch)
     sums = reduction_blocks(sch)
     if len(sums) != 1:
-        return NotMine(f"{len(sums)} blocks sum; expected one product")
+        return NotApplicable(f"{len(sums)} blocks sum; expected one product")
     blocks = kernel_blocks(sch)
     position = next(i for i, block in enumerate(blocks) if _same(sch, block, sums[0]))
     if position:
-        return NotMine("an operand is computed by a block of its own")
+        return NotApplicable("an operand is computed by a block of its own")
     if len(blocks) - position > 2:
-        return NotMine("more than one block follows the product")
+        return NotApplicable("more than one block follows the product")
     last = blocks[-1] if len(blocks) == 2 else None
     return _roles(sch, sums[0], last)
 
@@ -78,14 +77,16 @@ def _same(sch: s_tir.Schedule, one: SBlockRV, other: SBlockRV) -> bool:
     return bool(sch.get(one).same_as(sch.get(other)))
 
 
-def _roles(sch: s_tir.Schedule, block: SBlockRV, last: SBlockRV | None) -> Contraction | NotMine:
+def _roles(
+    sch: s_tir.Schedule, block: SBlockRV, last: SBlockRV | None
+) -> WaferContraction | NotApplicable:
     stmt = sch.get(block)
     extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
     if None in extents:
-        return NotMine("an extent is not known")
+        return NotApplicable("an extent is not known")
     reads = operands_of(stmt)
     if len(reads) != 2 or not _multiplies(stmt.body):
-        return NotMine("it does not sum products of two tensors")
+        return NotApplicable("it does not sum products of two tensors")
     variables = [v.var for v in stmt.iter_vars]
     used = [_used(region, variables) for region in reads]
     groups: dict[str, list[int]] = {"batch": [], "left": [], "right": [], "summed": []}
@@ -93,12 +94,12 @@ def _roles(sch: s_tir.Schedule, block: SBlockRV, last: SBlockRV | None) -> Contr
         if iter_var.iter_type == tirx.IterVar.CommReduce:
             groups["summed"].append(position)
         elif iter_var.iter_type != tirx.IterVar.DataPar:
-            return NotMine("a loop is neither parallel nor a sum")
+            return NotApplicable("a loop is neither parallel nor a sum")
         else:
             in_left, in_right = (position in found for found in used)
             key = "batch" if in_left and in_right else "left" if in_left else "right"
             groups[key].append(position)
-    return Contraction(
+    return WaferContraction(
         block,
         last,
         tuple(e for e in extents if e is not None),

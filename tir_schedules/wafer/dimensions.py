@@ -9,9 +9,9 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.block_access import operands_of, static_extent
-from tvm_ext.tir_schedules.rows.row_kernel import buffer_key
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
 
 _Node = tuple[str, int, int]
 
@@ -55,7 +55,7 @@ class Dimensions:
         return [found for found, kind in pairs if found is not None and kind == reduces]
 
 
-def dimensions_of(stmts: Sequence[s_tir.SBlock]) -> Dimensions | NotMine:
+def dimensions_of(stmts: Sequence[s_tir.SBlock]) -> Dimensions | NotApplicable:
     """The dimensions of a kernel whose blocks read every tensor as it lies.
 
     An axis goes with a loop if the loop runs over all of it, in steps of one from its start.
@@ -64,11 +64,13 @@ def dimensions_of(stmts: Sequence[s_tir.SBlock]) -> Dimensions | NotMine:
     for number, stmt in enumerate(stmts):
         refusal = plain_block_refusal(stmt)
         if refusal is not None:
-            return NotMine(refusal)
+            return NotApplicable(refusal)
         for region in (*operands_of(stmt), stmt.writes[0]):
             indices = loop_indices(stmt, region)
             if indices is None:
-                return NotMine(f"{region.source.name} is read at other places than loops go over")
+                return NotApplicable(
+                    f"{region.source.name} is read at other places than loops go over"
+                )
             for axis, position in enumerate(indices):
                 if position is not None:
                     joined.join(
@@ -147,7 +149,7 @@ class _Joined:
         self._parents[self.root(one)] = self.root(other)
 
 
-def _numbered(stmts: Sequence[s_tir.SBlock], joined: _Joined) -> Dimensions | NotMine:
+def _numbered(stmts: Sequence[s_tir.SBlock], joined: _Joined) -> Dimensions | NotApplicable:
     numbers: dict[_Node, int] = {}
     extents: list[int] = []
 
@@ -166,7 +168,7 @@ def _numbered(stmts: Sequence[s_tir.SBlock], joined: _Joined) -> Dimensions | No
         found = tuple(number(("loop", block, i), size) for i, size in enumerate(sizes))
         known = [one for one in found if one is not None]
         if len(set(known)) < len(known):
-            return NotMine("a tensor is read along two loops that go over the same axis")
+            return NotApplicable("a tensor is read along two loops that go over the same axis")
         loops.append(found)
     axes = {}
     for stmt in stmts:

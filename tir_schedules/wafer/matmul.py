@@ -1,12 +1,16 @@
-"""Matrix products on a mesh: SUMMA, Cannon's algorithm and MeshGEMM as decisions of a schedule."""
+"""Matmuls on a mesh: SUMMA, Cannon's algorithm and MeshGEMM as decisions of a schedule."""
 
+import math
+from dataclasses import dataclass
+
+import numpy as np
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tir_schedules.block_access import constant_parameter, element_bytes
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, element_bytes
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
     COMMUNICATION,
@@ -18,17 +22,271 @@ from tvm_ext.tir_schedules.wafer.annotations import (
     WHOLE,
     Pattern,
 )
-from tvm_ext.tir_schedules.wafer.contraction import Contraction, contraction_of
-from tvm_ext.tir_schedules.wafer.matmul_cycles import MatmulSizes
-from tvm_ext.tir_schedules.wafer.matmul_decision import (
-    ON_LEFT,
-    ON_RIGHT,
-    ON_SUMMED,
-    SUMMA,
-    MatmulMapping,
-    decide_matmul,
-)
+from tvm_ext.tir_schedules.wafer.contraction import WaferContraction, contraction_of
+from tvm_ext.tir_schedules.wafer.mesh_partition import grid_options
 from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED, ORDER
+
+# Cycles of a matmul on a mesh by default, for many mappings at once.
+#
+# What the cost function reads from the scheduled loops, in short: in every step a PE computes a
+# tile while the messages of the next step are under way. Used for defaults only; the tuner asks
+# the cost function itself.
+
+
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True)
+class MatmulSizes:
+    """Extents of a matmul.
+
+    Attributes
+    ----------
+    batch, left, right, summed : int
+        Products; rows of the first operand; columns of the second; what is summed.
+    right_is_constant : bool
+        Whether the second operand is the same in every call.
+    dtype : str
+        Of the operands.
+    element_bytes : int
+        Of one of their elements.
+    """
+
+    batch: int
+    left: int
+    right: int
+    summed: int
+    right_is_constant: bool
+    dtype: str
+    element_bytes: int
+
+
+class Tiles:
+    """Parts of one PE, for arrays of rows, columns and steps that can be broadcast together.
+
+    Attributes
+    ----------
+    left, right, summed : np.ndarray
+        Extents of one step's tile.
+    """
+
+    def __init__(
+        self, sizes: MatmulSizes, rows: np.ndarray, columns: np.ndarray, steps: np.ndarray
+    ) -> None:
+        self.sizes = sizes
+        self.rows, self.columns, self.steps = rows, columns, steps
+        self.left = _parts(sizes.left, rows)
+        self.right = _parts(sizes.right, columns)
+        self.summed = _parts(sizes.summed, steps)
+
+    def work(self, machine: WaferDescription) -> np.ndarray:
+        """[3, ...] cycles of a step, with instructions along the right, the left, the summed loop.
+
+        A sum along the instruction is a product of two arrays and an addition for each element.
+        """
+        start = machine.issue_cycles + machine.loop_cycles
+        each = machine.element_cycles(self.sizes.dtype) * machine.conflict_factor
+        return np.stack(
+            [
+                self.left * self.summed * (start + each * self.right),
+                self.right * self.summed * (start + each * self.left),
+                self.left * self.right * (2 * start + (each + machine.scalar_cycles) * self.summed),
+            ]
+        )
+
+    def words(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of a step's tile of the first and of the second operand."""
+        width = self.sizes.element_bytes / _WORD_BYTES
+        return self.left * self.summed * width, self.right * self.summed * width
+
+    def fits(self, machine: WaferDescription, resident: bool) -> np.ndarray:
+        """Whether shards, the result's tile and the messages of two steps are within one PE."""
+        sizes = self.sizes
+        first = self.left * _parts(sizes.summed, self.columns)
+        second = self.right * (sizes.summed if resident else _parts(sizes.summed, self.rows))
+        under_way = self.left * self.summed + (0 if resident else self.right * self.summed)
+        copies = np.where(self.steps > 1, 2, 1)
+        held = first + second + 2 * self.left * self.right + copies * under_way
+        return np.asarray(held * sizes.element_bytes <= machine.usable_bytes)
+
+
+def ring_cycles(sizes: MatmulSizes, machine: WaferDescription, sides: np.ndarray) -> np.ndarray:
+    """MeshGEMM on squares of ``sides`` PEs a side; infinite where a tile does not fit."""
+    tiles = Tiles(sizes, sides, sides, sides)
+    first, second = tiles.words()
+    messages = first + second + 2 * machine.transfer_cycles + 2 * machine.hop_cycles
+    cycles = _in_steps(tiles, messages, machine)
+    return np.where(tiles.fits(machine, resident=False), cycles, math.inf)
+
+
+def summa_cycles(
+    sizes: MatmulSizes,
+    machine: WaferDescription,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    steps: np.ndarray,
+    resident: bool,
+) -> np.ndarray:
+    """SUMMA, or its half if the second operand is ``resident``; infinite where it does not fit."""
+    tiles = Tiles(sizes, rows, columns, steps)
+    first, second = tiles.words()
+    along_rows = first + _way(tiles, columns, machine)
+    along_columns = second + _way(tiles, rows, machine)
+    if resident:
+        messages = along_rows + machine.transfer_cycles
+    else:
+        shared = np.minimum(first, second) + 2 * machine.transfer_cycles
+        messages = np.maximum(along_rows, along_columns) + shared
+    cycles = _in_steps(tiles, messages, machine)
+    return np.where(tiles.fits(machine, resident), cycles, math.inf)
+
+
+def _way(tiles: Tiles, extent: np.ndarray, machine: WaferDescription) -> np.ndarray:
+    """Hops along a line of ``extent`` PEs, and what passing on from sender to sender takes."""
+    senders = np.minimum(_parts(tiles.summed, _parts(tiles.sizes.summed, extent)), extent)
+    routes = max(1, machine.usable_colours // 2)
+    relays = np.maximum(_parts(np.minimum(tiles.steps * senders, extent), routes) - 1, 0)
+    return extent * machine.hop_cycles + (relays + senders - 1) * machine.relay_cycles
+
+
+def _in_steps(tiles: Tiles, messages: np.ndarray, machine: WaferDescription) -> np.ndarray:
+    work = tiles.work(machine).min(axis=0)
+    return messages + (tiles.steps - 1) * np.maximum(messages, work) + work
+
+
+def _parts(extent: int | np.ndarray, count: int | np.ndarray) -> np.ndarray:
+    return np.asarray(-(-np.asarray(extent) // count))
+
+
+# What may be decided about a matmul on a mesh, and the default heuristic.
+
+
+SUMMA = 0
+
+# Which loop one vector instruction goes along.
+ON_RIGHT, ON_LEFT, ON_SUMMED = 0, 1, 2
+
+# Most grids, and most numbers of steps, that a tuner and the default heuristic choose from.
+_GRID_OPTIONS = 24
+_STEP_OPTIONS = 16
+
+
+@dataclass(frozen=True)
+class MatmulMapping:
+    """What was decided.
+
+    Attributes
+    ----------
+    groups : int
+        Products of a batch side by side, each on PEs of its own: groups of rows.
+    rows, columns : int
+        PEs of one product.
+    algorithm : int
+        SUMMA, CANNON or INTERLEAVED (MeshGEMM).
+    steps : int
+        Parts of the sum, one after the other.
+    resident : bool
+        Whether each PE holds all that it needs of the second operand, a constant, so that only the
+        first one moves.
+    overlapped : bool
+        Whether messages are under way while PEs compute.
+    vector : int
+        ON_RIGHT, ON_LEFT or ON_SUMMED.
+    """
+
+    groups: int
+    rows: int
+    columns: int
+    algorithm: int
+    steps: int
+    resident: bool
+    overlapped: bool
+    vector: int
+
+
+def decide_matmul(
+    sizes: MatmulSizes, machine: WaferDescription, decisions: Decisions
+) -> MatmulMapping:
+    """The decisions of one kernel, each with what the ones before it leave.
+
+    By default, the mapping with the fewest cycles by ``matmul_cycles`` among MeshGEMM on
+    squares of PEs, SUMMA, and SUMMA with a constant second operand in place.
+    """
+    most_groups = min(sizes.batch, machine.rows)
+    groups = decisions.pick("groups", grid_options(most_groups, most_groups), most_groups)
+    most_rows = machine.rows // groups
+    squares = _square_options(sizes, machine, most_rows)
+    ring, ring_time = _best_ring(sizes, machine, squares)
+    plan, plan_time = _best_summa(sizes, machine, most_rows)
+    usual = INTERLEAVED if ring_time <= plan_time else SUMMA
+    algorithm = decisions.pick("algorithm", (SUMMA, CANNON, INTERLEAVED), usual)
+    if algorithm != SUMMA:
+        rows = columns = steps = decisions.pick("rows", squares, ring)
+        resident = False
+    else:
+        rows = decisions.pick("rows", grid_options(sizes.left, most_rows, _GRID_OPTIONS), plan.rows)
+        columns = decisions.pick(
+            "columns", grid_options(sizes.right, machine.columns, _GRID_OPTIONS), plan.columns
+        )
+        places = (0, 1) if sizes.right_is_constant else (0,)
+        resident = bool(decisions.pick("resident", places, int(plan.resident)))
+        most = min(max(rows, columns), sizes.summed)
+        steps = decisions.pick(
+            "steps", grid_options(most, most, _STEP_OPTIONS), min(plan.steps, most)
+        )
+    overlapped = bool(decisions.pick("overlapped", (0, 1), 1)) if steps > 1 else False
+    tiles = Tiles(sizes, *(np.asarray(count) for count in (rows, columns, steps)))
+    quickest = int(tiles.work(machine).argmin())
+    vector = decisions.pick("vector", (ON_RIGHT, ON_LEFT, ON_SUMMED), quickest)
+    return MatmulMapping(groups, rows, columns, algorithm, steps, resident, overlapped, vector)
+
+
+def _square_options(sizes: MatmulSizes, machine: WaferDescription, most_rows: int) -> list[int]:
+    most = min(most_rows, machine.columns, sizes.summed)
+    longest = max(sizes.left, sizes.right)
+    return [option for option in grid_options(longest, most, _GRID_OPTIONS) if option <= most] or [
+        1
+    ]
+
+
+def _best_ring(
+    sizes: MatmulSizes, machine: WaferDescription, squares: list[int]
+) -> tuple[int, float]:
+    """The side of the best square for MeshGEMM and its cycles; the largest where none fits."""
+    cycles = ring_cycles(sizes, machine, np.array(squares))
+    best = int(cycles.argmin())
+    if not math.isfinite(cycles[best]):
+        return squares[-1], math.inf
+    return squares[best], float(cycles[best])
+
+
+@dataclass(frozen=True)
+class _Summa:
+    rows: int
+    columns: int
+    steps: int
+    resident: bool
+
+
+def _best_summa(
+    sizes: MatmulSizes, machine: WaferDescription, most_rows: int
+) -> tuple[_Summa, float]:
+    """The best grid and steps for SUMMA and the cycles; all PEs where nothing fits."""
+    rows = grid_options(sizes.left, most_rows, _GRID_OPTIONS)
+    columns = grid_options(sizes.right, machine.columns, _GRID_OPTIONS)
+    most = min(max(rows[-1], columns[-1]), sizes.summed)
+    steps = grid_options(most, most, _STEP_OPTIONS)
+    grid_rows, grid_columns, grid_steps = np.ix_(rows, columns, steps)
+    found, least = _Summa(rows[-1], columns[-1], steps[-1], False), math.inf
+    for resident in (False, True)[: 1 + sizes.right_is_constant]:
+        cycles = summa_cycles(sizes, machine, grid_rows, grid_columns, grid_steps, resident)
+        place = np.unravel_index(int(cycles.argmin()), cycles.shape)
+        if cycles[place] < least:
+            row, column, step = (int(number) for number in place)
+            found = _Summa(rows[row], columns[column], steps[step], resident)
+            least = float(cycles[place])
+    return found, least
+
 
 _PATTERNS = {
     SUMMA: (Pattern.MULTICAST_ROW, Pattern.MULTICAST_COLUMN),
@@ -37,8 +295,8 @@ _PATTERNS = {
 }
 
 
-class MeshMatmul:
-    """Products of two matrices, or of batches of them, with what is computed from the result.
+class WaferMatmul:
+    """Matmuls, or of batches of them, with what is computed from the result.
 
     The result stays where it is, a tile in each PE; the operands' tiles move: to all PEs of a row
     or column in each step (SUMMA, R. van de Geijn and J. Watts, 1997), or from neighbour to
@@ -46,23 +304,23 @@ class MeshMatmul:
     second operand may stay too, as often as there are rows of PEs.
     """
 
-    name = "mesh matmul"
+    name = "wafer matmul"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
-    ) -> s_tir.Schedule | NotMine:
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, MeshDescription):
-            return NotMine("the target is not a mesh")
+        if not isinstance(machine, WaferDescription):
+            return NotApplicable("the target is not a mesh")
         sch = s_tir.Schedule(func)
         found = contraction_of(sch)
-        if isinstance(found, NotMine):
+        if isinstance(found, NotApplicable):
             return found
         loops = [found.longest(group) for group in (found.left, found.right, found.summed)]
         if None in loops:
-            return NotMine("an operand is a vector, or nothing is summed")
+            return NotApplicable("an operand is a vector, or nothing is summed")
         if any(None in dims for dims in found.dims[:2]):
-            return NotMine("an operand is read by windows")
+            return NotApplicable("an operand is read by windows")
         left, right, summed = (loop for loop in loops if loop is not None)
         batch = found.longest(found.batch)
         sizes = MatmulSizes(
@@ -80,7 +338,10 @@ class MeshMatmul:
 
 
 def _schedule(
-    sch: s_tir.Schedule, found: Contraction, loops: tuple[int, int, int], mapping: MatmulMapping
+    sch: s_tir.Schedule,
+    found: WaferContraction,
+    loops: tuple[int, int, int],
+    mapping: MatmulMapping,
 ) -> None:
     left, right, summed = loops
     every = list(sch.get_loops(found.block))
@@ -124,7 +385,7 @@ def _cut(sch: s_tir.Schedule, loop: LoopRV, extent: int, count: int) -> tuple[Lo
 
 
 def _finish_result(
-    sch: s_tir.Schedule, found: Contraction, result: SBlockRV, under: LoopRV
+    sch: s_tir.Schedule, found: WaferContraction, result: SBlockRV, under: LoopRV
 ) -> None:
     """What follows the sum is computed where the sum is."""
     if found.last is not None:
@@ -133,7 +394,10 @@ def _finish_result(
 
 
 def _state_homes(
-    sch: s_tir.Schedule, found: Contraction, loops: tuple[int, int, int], mapping: MatmulMapping
+    sch: s_tir.Schedule,
+    found: WaferContraction,
+    loops: tuple[int, int, int],
+    mapping: MatmulMapping,
 ) -> None:
     """Operands lie cut in both dimensions, their tiles where the algorithm needs them first."""
     left, right, summed = loops

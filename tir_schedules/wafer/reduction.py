@@ -1,5 +1,6 @@
 """Reductions of rows on a mesh, and what is computed around them: sums, softmax, norms."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -8,25 +9,237 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tir_schedules.block_access import operands_of
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.wafer import reduces
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.row_kernel import (
+    RowAxis,
+    RowBlock,
+    RowKernel,
+    Store,
+    buffer_key,
+    substituted,
+)
+from tvm_ext.tir_schedules.analysis.row_reader import hoisted
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.rows.row_kernel import buffer_key
-from tvm_ext.tir_schedules.template import Machine, NotMine
-from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, GROUP
-from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
-from tvm_ext.tir_schedules.wafer.broadcasts import Broadcasts, state_homes
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, GROUP, ROW, Pattern
+from tvm_ext.tir_schedules.wafer.block_statements import (
+    Change,
+    Stage,
+    reduces_or_scans,
+    share_loops,
+    with_changes,
+    with_separate_sums,
+)
 from tvm_ext.tir_schedules.wafer.dimensions import Dimensions, dimensions_of
 from tvm_ext.tir_schedules.wafer.elementwise import transposed
-from tvm_ext.tir_schedules.wafer.mesh_cut import Part, Placed, cut_loop, parts_of, place_block
-from tvm_ext.tir_schedules.wafer.row_split import Rows, RowSplit, decide_rows
-from tvm_ext.tir_schedules.wafer.row_values import with_row_values
-from tvm_ext.tir_schedules.wafer.separate_sums import with_separate_sums
+from tvm_ext.tir_schedules.wafer.mesh_partition import (
+    Broadcasts,
+    MeshPartition,
+    Part,
+    Placed,
+    cut_loop,
+    decide_cut,
+    grid_options,
+    parts_of,
+    pick_pieces,
+    place_block,
+    state_homes,
+)
+
+# Computes once for each row what a block would compute again for every element of the row.
 
 
-class MeshReduction:
+def with_row_values(
+    func: tirx.PrimFunc,
+    stmts: Sequence[s_tir.SBlock],
+    found: Dimensions,
+    along: set[int],
+) -> tirx.PrimFunc:
+    """``func`` with roots and divisions that only depend on the row in blocks of their own.
+
+    ``stmts`` are its blocks, and ``along`` the dimensions that a row goes over. On a mesh these
+    operations are done element by element, so that once a row is worth a nest; see ``hoisted``
+    for what becomes of divisions.
+    """
+    changes = {}
+    for number, stmt in enumerate(stmts):
+        if set(found.spatial(number)) & along and not any(found.reduces[number]):
+            change = _change(stmt, found, number, along)
+            if change is not None:
+                changes[number] = change
+    return with_changes(func, changes)
+
+
+def _change(stmt: s_tir.SBlock, found: Dimensions, number: int, along: set[int]) -> Change | None:
+    loops = list(zip(stmt.iter_vars, found.loops[number], strict=True))
+    rows = tuple(one for one, dimension in loops if dimension not in along)
+    columns = tuple(one for one, dimension in loops if dimension in along)
+    block = RowBlock(
+        _axes(columns), (Store(stmt.body.buffer, tuple(stmt.body.indices), stmt.body.value),), ()
+    )
+    kernel = RowKernel(_axes(rows), (block,), {}, str(stmt.iter_vars[0].var.ty))
+    *once, rest = hoisted(kernel).blocks
+    if not once:
+        return None
+    stages: list[Stage] = []
+    loads: dict[int, Any] = {}
+    for order, one in enumerate(once):
+        (store,) = one.stores
+        if not _is_slow(store.value):
+            loads[buffer_key(store.buffer)] = store.value
+            continue
+        shape = [v.dom.extent for v in rows]
+        name = f"{stmt.name_hint}_row{order}"
+        stage = Stage(tirx.decl_buffer(shape, str(store.value.ty), name), rows, store.value)
+        stages.append(stage)
+        loads[buffer_key(store.buffer)] = stage.load()
+    if not stages:
+        return None
+    value = substituted(
+        rest.stores[0].value, {}, lambda load: loads.get(buffer_key(load.source), load)
+    )
+    return Change(tuple(stages), value)
+
+
+def _is_slow(value: Any) -> bool:
+    """Whether no vector instruction computes it: a quotient by a constant is a product."""
+    quotients = nodes(value, tirx.Div)
+    return bool(nodes(value, tvm.ir.Call)) or any(
+        not isinstance(one.b, tirx.FloatImm) for one in quotients
+    )
+
+
+def _axes(variables: Sequence[Any]) -> tuple[RowAxis, ...]:
+    return tuple(RowAxis(one.var, static_extent(one.dom.extent) or 1) for one in variables)
+
+
+# Decides how rows that are reduced lie on a mesh: each in one PE, or cut over a line of PEs.
+
+
+# By number, as decisions are.
+COMBINATIONS = (Pattern.CHAIN, Pattern.TREE, Pattern.TWO_PHASE)
+_TWO_PHASE = COMBINATIONS.index(Pattern.TWO_PHASE)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that are reduced.
+
+    Attributes
+    ----------
+    across : tuple[tuple[int, int], ...]
+        Dimensions by which rows are told apart, with their extents.
+    along : tuple[tuple[int, int], ...]
+        Those that are reduced.
+    order : tuple[int, ...]
+        All of them in the order in which the largest operand has them.
+    element_bytes : int
+        Of one result.
+    """
+
+    across: tuple[tuple[int, int], ...]
+    along: tuple[tuple[int, int], ...]
+    order: tuple[int, ...]
+    element_bytes: int
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """What was decided.
+
+    Attributes
+    ----------
+    cut : MeshPartition
+        Of rows over the mesh; with ``along``, of rows and of that dimension.
+    along : int or None
+        The dimension that is reduced in parts, one for each PE of a line.
+    parts : int
+        How many.
+    axis : str
+        "row" or "column": what of the mesh each part is.
+    pattern : str
+        How partial results are combined, as annotations say it.
+    group : int
+        PEs of a group, 0 for patterns without groups.
+    """
+
+    cut: MeshPartition
+    along: int | None = None
+    parts: int = 1
+    axis: str = ""
+    pattern: str = ""
+    group: int = 0
+
+
+def decide_rows(rows: Rows, machine: WaferDescription, decisions: Decisions) -> RowSplit:
+    """Rows stay whole where they fill half of the mesh at least; else all of it is used.
+
+    By default, a row that is cut goes to as many PEs as the mesh has in a line.
+    """
+    along = max(rows.along, key=lambda pair: pair[1], default=None)
+    row = max(rows.across, key=lambda pair: pair[1], default=None)
+    parts = 1
+    lies_first = False
+    if along is not None:
+        # A tensor lies with its first large axis over the rows of the mesh, the other one over
+        # the columns.
+        lies_first = row is not None and rows.order.index(along[0]) < rows.order.index(row[0])
+        line = machine.rows if lies_first else machine.columns
+        options = grid_options(along[1], line)
+        whole = decide_cut(rows.across, machine, DEFAULT_DECISIONS)
+        fills = 2 * whole.rows * whole.columns >= machine.processing_elements
+        parts = decisions.pick("split", options, 1 if fills else options[-1])
+    if along is None or parts == 1:
+        return RowSplit(decide_cut(rows.across, machine, decisions))
+    return _cut_rows(rows, row, (along[0], parts), lies_first, machine, decisions)
+
+
+def _cut_rows(
+    rows: Rows,
+    row: tuple[int, int] | None,
+    along: tuple[int, int],
+    lies_first: bool,
+    machine: WaferDescription,
+    decisions: Decisions,
+) -> RowSplit:
+    """``along`` is the dimension that is cut and the number of its pieces."""
+    dimension, parts = along
+    name, most = ("columns", machine.columns) if lies_first else ("rows", machine.rows)
+    number, pieces = None, 1
+    if row is not None:
+        number, pieces = row[0], pick_pieces(name, row[1], most, decisions)
+    results = math.prod(extent for _, extent in rows.across)
+    words = -(-results // pieces) * rows.element_bytes / machine.word_bytes
+    pattern, group = _combination(words, parts, machine, decisions)
+    if lies_first:
+        cut, axis, line = MeshPartition(dimension, number, parts, pieces), ROW, COLUMN
+    else:
+        cut, axis, line = MeshPartition(number, dimension, pieces, parts), COLUMN, ROW
+    return RowSplit(cut, dimension, parts, axis, f"{pattern}_{line}", group)
+
+
+def _combination(
+    words: float, parts: int, machine: WaferDescription, decisions: Decisions
+) -> tuple[str, int]:
+    """The pattern that takes the fewest cycles by default, and the size of its groups."""
+    best = reduces.best_group(parts)
+    cycles = [
+        reduces.chain(machine, words, parts).cycles,
+        reduces.tree(machine, words, parts).cycles,
+        reduces.two_phase(machine, words, parts, best).cycles,
+    ]
+    number = decisions.pick("combination", range(len(COMBINATIONS)), cycles.index(min(cycles)))
+    if number != _TWO_PHASE:
+        return COMBINATIONS[number], 0
+    sizes = {best // 2, best, 2 * best}
+    group = decisions.pick("group", sorted(one for one in sizes if 1 < one < parts), best)
+    return COMBINATIONS[number], group
+
+
+class WaferReduction:
     """Kernels that reduce rows, once or several times, and work on the same rows besides.
 
     A row stays in one PE, or is cut over a line of PEs, which combine their partial results; what
@@ -34,23 +247,23 @@ class MeshReduction:
     stays in the memory of the PE.
     """
 
-    name = "mesh reduction"
+    name = "wafer reduction"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
-    ) -> s_tir.Schedule | NotMine:
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, MeshDescription):
-            return NotMine("the target is not a mesh")
+        if not isinstance(machine, WaferDescription):
+            return NotApplicable("the target is not a mesh")
         if not reduces_or_scans(func):
-            return NotMine("nothing is reduced")
+            return NotApplicable("nothing is reduced")
         if share_loops(func):
-            return NotMine("blocks share loops")
+            return NotApplicable("blocks share loops")
         func = with_separate_sums(func)
         sch = s_tir.Schedule(func)
         inline_blocks(sch)
         read = _read(sch)
-        if isinstance(read, NotMine):
+        if isinstance(read, NotApplicable):
             return read
         stmts, found, rows = read
         along = {dimension for dimension, _ in rows.along}
@@ -58,7 +271,7 @@ class MeshReduction:
         if not changed.same_as(sch.mod["main"]):
             sch = s_tir.Schedule(changed)
             read = _read(sch)
-            if isinstance(read, NotMine):
+            if isinstance(read, NotApplicable):
                 return read
             stmts, found, rows = read
         split = decide_rows(rows, machine, decisions)
@@ -69,32 +282,32 @@ class MeshReduction:
         return sch
 
 
-def _read(sch: s_tir.Schedule) -> tuple[list[s_tir.SBlock], Dimensions, Rows] | NotMine:
+def _read(sch: s_tir.Schedule) -> tuple[list[s_tir.SBlock], Dimensions, Rows] | NotApplicable:
     """The kernel's blocks, their dimensions and its rows."""
     stmts = [sch.get(block) for block in kernel_blocks(sch)]
     found = dimensions_of(stmts)
-    if isinstance(found, NotMine):
+    if isinstance(found, NotApplicable):
         return found
     rows = _rows(stmts, found)
-    return rows if isinstance(rows, NotMine) else (stmts, found, rows)
+    return rows if isinstance(rows, NotApplicable) else (stmts, found, rows)
 
 
-def _rows(stmts: Sequence[s_tir.SBlock], found: Dimensions) -> Rows | NotMine:
+def _rows(stmts: Sequence[s_tir.SBlock], found: Dimensions) -> Rows | NotApplicable:
     """What the rows are, and what goes along them, if that is the same for all reductions."""
     reducing = [i for i in range(len(stmts)) if any(found.reduces[i])]
     if not reducing:
-        return NotMine("every reduction is over one element")
+        return NotApplicable("every reduction is over one element")
     first = reducing[0]
     across, along = set(found.spatial(first)), set(found.reduced(first))
     for number, stmt in enumerate(stmts):
         if number not in reducing:
             if set(found.spatial(number)) - across - along:
-                return NotMine("a block works on more than the rows that are reduced")
+                return NotApplicable("a block works on more than the rows that are reduced")
             continue
         if set(found.spatial(number)) != across or set(found.reduced(number)) != along:
-            return NotMine("its reductions are over different rows")
+            return NotApplicable("its reductions are over different rows")
         if _multiplies_rows(stmt):
-            return NotMine("it is a product of matrices")
+            return NotApplicable("it is a matmul")
     order = _order(stmts[first], found)
     bits = tvm.DataType(str(stmts[first].writes[0].source.dtype)).bits
     return Rows(
@@ -184,18 +397,18 @@ def _in_parts(
 
     waiting = iter(sch.get_loops(partial))
     partial_parts: list[Part] = []
-    for i, (dimension, reduces) in enumerate(dimensions):
+    for i, (dimension, is_reduced) in enumerate(dimensions):
         if i == position:
             # Two loops, the outer one over PEs.
             partial_parts.append(Part(next(waiting), dimension, axis=split.axis))
             dimension = None
-        partial_parts.append(Part(next(waiting), dimension, reduces))
+        partial_parts.append(Part(next(waiting), dimension, is_reduced))
 
     waiting = iter(sch.get_loops(block))
     parts = [
         Part(next(waiting), dimension, axis=split.axis if i == position else "")
-        for i, (dimension, reduces) in enumerate(dimensions)
-        if i == position or not reduces
+        for i, (dimension, is_reduced) in enumerate(dimensions)
+        if i == position or not is_reduced
     ]
     both = over | set(found.reduced(number))
     return [_Step(partial, partial_parts, both), _Step(block, parts, over)]

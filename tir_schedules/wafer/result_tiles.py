@@ -8,9 +8,13 @@ import tvm
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tir_schedules.block_access import constant_parameter, operands_of, read_position
-from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    constant_parameter,
+    nodes,
+    operands_of,
+    read_position,
+)
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
     COMMUNICATION,
@@ -20,11 +24,11 @@ from tvm_ext.tir_schedules.wafer.annotations import (
     VECTOR,
     WHOLE,
 )
-from tvm_ext.tir_schedules.wafer.broadcasts import broadcast_pattern
+from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern
 
 
 @dataclass(frozen=True)
-class Cut:
+class PartitionedLoop:
     """A loop in pieces, one for each row or column of PEs, or for each group of them.
 
     Attributes
@@ -43,7 +47,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class CutResult:
+class PartitionedResult:
     """The loops of a result that was cut.
 
     Attributes
@@ -58,15 +62,15 @@ class CutResult:
     tile: tuple[LoopRV, ...]
 
 
-def tiles_of(extents: Sequence[int], cuts: Iterable[Cut]) -> tuple[int, ...]:
+def tiles_of(extents: Sequence[int], cuts: Iterable[PartitionedLoop]) -> tuple[int, ...]:
     """Iterations of each loop in one PE."""
     counts = {cut.loop: cut.count for cut in cuts}
     return tuple(-(-extent // counts.get(loop, 1)) for loop, extent in enumerate(extents))
 
 
 def cut_result(
-    sch: s_tir.Schedule, block: SBlockRV, cuts: Sequence[Cut], tiles: Sequence[int]
-) -> CutResult:
+    sch: s_tir.Schedule, block: SBlockRV, cuts: Sequence[PartitionedLoop], tiles: Sequence[int]
+) -> PartitionedResult:
     """Cuts the first loops of ``block`` as ``cuts`` have it, the outermost first, into ``tiles``.
 
     Loops behind the ones that ``tiles`` are given for (sums) stay inside, in order.
@@ -79,7 +83,7 @@ def cut_result(
         sch.annotate(pieces[0], MESH_AXIS, cut.axis)
     mesh = tuple(outer[cut.loop] for cut in cuts)
     sch.reorder(*mesh, *loops)
-    return CutResult(mesh, tuple(loops))
+    return PartitionedResult(mesh, tuple(loops))
 
 
 def innermost_vector(sch: s_tir.Schedule, loops: Sequence[LoopRV], vector: int) -> None:
@@ -104,7 +108,9 @@ def copy_tile(
     sch.annotate(tile, COMMUNICATION, pattern)
 
 
-def send_shared(sch: s_tir.Schedule, block: SBlockRV, cuts: Iterable[Cut], under: LoopRV) -> None:
+def send_shared(
+    sch: s_tir.Schedule, block: SBlockRV, cuts: Iterable[PartitionedLoop], under: LoopRV
+) -> None:
     """Copies the parameters of which ``block`` needs the same in several PEs, unless constant.
 
     ``cuts`` are of the loops of ``block``; a copy is what it reads in one iteration of ``under``.
@@ -124,7 +130,7 @@ def send_shared(sch: s_tir.Schedule, block: SBlockRV, cuts: Iterable[Cut], under
             copy_tile(sch, block, region.source, under, pattern)
 
 
-def aligned_count(size: int, advance: int, cut: Cut) -> int:
+def aligned_count(size: int, advance: int, cut: PartitionedLoop) -> int:
     """Pieces of a tensor's dimension, of which each PE needs ``advance`` elements beyond the last.
 
     As many as there are PEs, unless other pieces begin where the PEs' needs do: a padded tensor has
@@ -157,7 +163,7 @@ def axis_pairs(extents: Sequence[int]) -> list[tuple[int, int]]:
     return [(row, column) for row in chosen for column in chosen if row != column]
 
 
-def pe_cycles(machine: MeshDescription, dtype: str, instructions: float, elements: float) -> float:
+def pe_cycles(machine: WaferDescription, dtype: str, instructions: float, elements: float) -> float:
     """Cycles of plain vector code of one PE: starts and loops, and the elements."""
     starts = machine.issue_cycles + machine.loop_cycles
     return instructions * starts + elements * machine.element_cycles(dtype)

@@ -9,8 +9,8 @@ from typing import Any
 from tvm import tirx
 from tvm_ffi import structural_map
 
-from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.nest import substitute
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, MESH_AXIS, ROW
 
 # On a loop: the order of its steps, by number.
@@ -34,7 +34,7 @@ def with_skewed_steps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     # The innermost loop of an axis numbers the PEs of one product.
     lines = {str(one.annotations.get(MESH_AXIS, "")): one.loop_var for one in loops}
 
-    def turned(loop: tirx.For) -> tirx.For:
+    def transposed(loop: tirx.For) -> tirx.For:
         order = int(loop.annotations.get(ORDER, IN_ORDER))
         if order == IN_ORDER:
             return loop
@@ -45,7 +45,7 @@ def with_skewed_steps(func: tirx.PrimFunc) -> tirx.PrimFunc:
             loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, notes
         )
 
-    return func.with_body(structural_map(func.body, (tirx.For, turned)))
+    return func.with_body(structural_map(func.body, (tirx.For, transposed)))
 
 
 def _part(order: int, step: Any, count: Any, i: Any, j: Any) -> Any:

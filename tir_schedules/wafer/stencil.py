@@ -1,21 +1,23 @@
 """Stencils on a mesh: the grid stays, and edges of its tiles go to the neighbours."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.ir import Range
 from tvm.s_tir.schedule import LoopRV
+from tvm_ffi import structural_map
 
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, ROW, Pattern
-from tvm_ext.tir_schedules.wafer.broadcasts import broadcast_pattern
-from tvm_ext.tir_schedules.wafer.grid_options import grid_options
+from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
 from tvm_ext.tir_schedules.wafer.result_tiles import (
-    Cut,
+    PartitionedLoop,
     aligned_count,
     axis_pairs,
     copy_tile,
@@ -27,7 +29,6 @@ from tvm_ext.tir_schedules.wafer.result_tiles import (
     state_home,
     tiles_of,
 )
-from tvm_ext.tir_schedules.wafer.stencil_copies import copied_words, directions, with_copies
 from tvm_ext.tir_schedules.wafer.stencil_points import (
     Grid,
     Offsets,
@@ -36,8 +37,158 @@ from tvm_ext.tir_schedules.wafer.stencil_points import (
     stencil_of,
 )
 
+# Copies of a grid's tile with neighbours along one direction each, so that no corner is sent.
+#
+# A copy of all that a star reads is a box, with corners that no point of it is in. TVM's
+# primitives copy all that a block reads of a buffer, so the loads are told apart first: each
+# direction reads from a buffer of its own.
 
-class MeshStencil:
+
+ALL = -1
+"""The direction of a copy that has everything."""
+
+
+def directions(grid: Grid, cut: Sequence[int]) -> dict[Offsets, int | None]:
+    """For each point, the loop along which its copy has neighbours: one of ``cut``, or ALL.
+
+    None for a point that is read from where it lies: in the PE itself. Where a point is aside in
+    two directions at once, a box is what is needed; and where there are neighbours on one side
+    only, whose copy alone would not hold the PE's own tile.
+    """
+    aside = {
+        point: [
+            loop
+            for loop, offset in zip(grid.loops, point, strict=True)
+            if loop in cut and offset != 0
+        ]
+        for point in grid.points
+    }
+    used = sorted({loop for loops in aside.values() for loop in loops if loop is not None})
+    is_star = all(len(loops) <= 1 for loops in aside.values())
+    if used and not (is_star and all(_is_two_sided(grid, loop) for loop in used)):
+        return dict.fromkeys(grid.points, ALL)
+    if len(used) < 2:
+        needed = bool(used) or grid.border is not None
+        return dict.fromkeys(grid.points, ALL if needed else None)
+    # With a border, even an element at home is one of a copy.
+    home = None if grid.border is None else used[0]
+    return {point: loops[0] if loops else home for point, loops in aside.items()}
+
+
+def _is_two_sided(grid: Grid, loop: int) -> bool:
+    offsets = [point[grid.loops.index(loop)] for point in grid.points]
+    return min(offsets) < 0 < max(offsets)
+
+
+def copied_words(grid: Grid, cut: Sequence[int], tiles: Sequence[int]) -> int:
+    """Elements of all copies of a tile that are not in the tile."""
+    found = 0
+    for direction in set(directions(grid, cut).values()) - {None}:
+        whole, own = 1, 1
+        for loop in grid.loops:
+            size = 1 if loop is None else tiles[loop]
+            own *= size
+            far = loop is not None and (direction in (ALL, loop)) and loop in cut
+            whole *= size + (2 * grid.reach(loop) if far and loop is not None else 0)
+        found += whole - own
+    return found
+
+
+@dataclass(frozen=True)
+class _GridSplit:
+    """One grid whose loads read from several buffers."""
+
+    grid: Grid
+    buffers: Mapping[int, Any]
+    by_point: Mapping[Offsets, int | None]
+
+
+def with_copies(
+    func: tirx.PrimFunc,
+    name: str,
+    grids: Mapping[Grid, Mapping[Offsets, int | None]],
+    offsets_of: Callable[[Any], Offsets],
+) -> tuple[tirx.PrimFunc, dict[Grid, list[str]]]:
+    """``func`` with a copy of the whole grid for each direction, and the names of their blocks.
+
+    ``name`` is that of the block that computes, ``grids`` has what ``directions`` says of each, and
+    ``offsets_of`` gives the point that a load reads.
+    """
+    root = func.body.block
+    splits = [_split(grid, by_point) for grid, by_point in grids.items()]
+
+    def moved(load: Any) -> Any:
+        for split in splits:
+            if split.grid.buffer.same_as(load.source):
+                direction = split.by_point[offsets_of(load)]
+                if direction is None:
+                    return load
+                return tirx.BufferLoad(split.buffers[direction], load.indices)
+        return load
+
+    def rewritten(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        block = realize.block
+        if str(block.name_hint) != name:
+            return realize
+        body = structural_map(block.body, (tvm.ir.TensorLoad, moved))
+        buffers = {one: one for split in splits for one in split.buffers.values()}
+        plain = s_tir.SBlock(block.iter_vars, [], [], name, body)
+        known = {one: one for one in (*func.params, *root.alloc_buffers, *buffers)}
+        reads, writes, _ = s_tir.analysis.get_sblock_access_region(plain, known)
+        full = s_tir.SBlock(
+            block.iter_vars, reads, writes, name, body, None, [], [], block.annotations
+        )
+        return s_tir.SBlockRealize(realize.iter_values, realize.predicate, full)
+
+    statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    last = structural_map(statements[-1], (s_tir.SBlockRealize, rewritten))
+    copies = [
+        _copy(split.grid.buffer, buffer) for split in splits for buffer in split.buffers.values()
+    ]
+    allocated = [*root.alloc_buffers, *(b for split in splits for b in split.buffers.values())]
+    body = tirx.SeqStmt([*statements[:-1], *copies, last])
+    block = s_tir.SBlock([], [], [], "root", body, None, allocated, [], root.annotations)
+    names = {s.grid: [str(b.name) for b in s.buffers.values()] for s in splits}
+    return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), block)), names
+
+
+def _split(grid: Grid, by_point: Mapping[Offsets, int | None]) -> _GridSplit:
+    used = sorted({one for one in by_point.values() if one is not None})
+    buffers = {
+        direction: tirx.decl_buffer(
+            grid.buffer.shape, str(grid.buffer.dtype), f"{grid.buffer.name}_along_{direction}"
+        )
+        for direction in used
+    }
+    return _GridSplit(grid, buffers, by_point)
+
+
+def _copy(source: Any, target: Any) -> tirx.Stmt:
+    """The block, with its loops, that copies a buffer element by element."""
+    loops, iter_vars = [], []
+    for number, size in enumerate(source.shape):
+        dtype = str(size.ty)
+        loops.append(tirx.Var(f"i{number}", dtype))
+        domain = Range(tirx.const(0, dtype), size)
+        iter_vars.append(tirx.IterVar(domain, tirx.Var(f"v{number}", dtype), tirx.IterVar.DataPar))
+    indices = [one.var for one in iter_vars]
+    store = tirx.BufferStore(target, tirx.BufferLoad(source, indices), indices)
+    regions = [_element(one, indices) for one in (source, target)]
+    block = s_tir.SBlock(iter_vars, regions[:1], regions[1:], str(target.name), store)
+    stmt: tirx.Stmt = s_tir.SBlockRealize(loops, tirx.const(True, "bool"), block)
+    for loop, size in reversed(list(zip(loops, source.shape, strict=True))):
+        zero = tirx.const(0, str(loop.ty))
+        stmt = tirx.For(loop, zero, size, tirx.ForKind.SERIAL, stmt)
+    return stmt
+
+
+def _element(buffer: Any, indices: Sequence[Any]) -> Any:
+    return tirx.BufferRegion(
+        buffer, [Range.from_min_extent(i, tirx.const(1, str(i.ty))) for i in indices]
+    )
+
+
+class WaferStencil:
     """Kernels that compute each element from elements around it, at constant offsets.
 
     Two dimensions of the grid are cut over rows and columns of PEs; a third one lies in the PE, for
@@ -46,29 +197,29 @@ class MeshStencil:
     star, along each direction those that its arms reach, without corners.
     """
 
-    name = "mesh stencil"
+    name = "wafer stencil"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
-    ) -> s_tir.Schedule | NotMine:
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``.
 
         Decisions: ``axes``, which loops are cut, by number in ``axis_pairs``; ``rows`` and
         ``columns``, the pieces; ``vector``, the loop of an instruction.
         """
-        if not isinstance(machine, MeshDescription):
-            return NotMine("the target is not a mesh")
+        if not isinstance(machine, WaferDescription):
+            return NotApplicable("the target is not a mesh")
         sch = s_tir.Schedule(func)
         stencil = stencil_of(sch)
-        if isinstance(stencil, NotMine):
+        if isinstance(stencil, NotApplicable):
             return stencil
         cuts, vector = _decide(stencil, machine, decisions)
         return _schedule(sch, stencil, cuts, vector)
 
 
 def _decide(
-    stencil: Stencil, machine: MeshDescription, decisions: Decisions
-) -> tuple[tuple[Cut, Cut], int]:
+    stencil: Stencil, machine: WaferDescription, decisions: Decisions
+) -> tuple[tuple[PartitionedLoop, PartitionedLoop], int]:
     """The cuts over rows and columns, and the loop of an instruction."""
     pairs = axis_pairs(stencil.extents)
     ranks = [_rank(stencil, _widest(stencil, pair, machine), machine) for pair in pairs]
@@ -77,21 +228,27 @@ def _decide(
     row_options = grid_options(stencil.extents[row], machine.rows)
     column_options = grid_options(stencil.extents[column], machine.columns)
     cuts = (
-        Cut(row, ROW, decisions.pick("rows", row_options, row_options[-1])),
-        Cut(column, COLUMN, decisions.pick("columns", column_options, column_options[-1])),
+        PartitionedLoop(row, ROW, decisions.pick("rows", row_options, row_options[-1])),
+        PartitionedLoop(
+            column, COLUMN, decisions.pick("columns", column_options, column_options[-1])
+        ),
     )
     tiles = dict(enumerate(tiles_of(stencil.extents, cuts)))
     lengths = {loop: tile for loop, tile in tiles.items() if tile > 1} or tiles
     return cuts, decisions.pick("vector", lengths, longest_loop(lengths))
 
 
-def _widest(stencil: Stencil, pair: tuple[int, int], machine: MeshDescription) -> tuple[Cut, Cut]:
+def _widest(
+    stencil: Stencil, pair: tuple[int, int], machine: WaferDescription
+) -> tuple[PartitionedLoop, PartitionedLoop]:
     rows = grid_options(stencil.extents[pair[0]], machine.rows)[-1]
     columns = grid_options(stencil.extents[pair[1]], machine.columns)[-1]
-    return Cut(pair[0], ROW, rows), Cut(pair[1], COLUMN, columns)
+    return PartitionedLoop(pair[0], ROW, rows), PartitionedLoop(pair[1], COLUMN, columns)
 
 
-def _rank(stencil: Stencil, cuts: tuple[Cut, Cut], machine: MeshDescription) -> tuple[bool, float]:
+def _rank(
+    stencil: Stencil, cuts: tuple[PartitionedLoop, PartitionedLoop], machine: WaferDescription
+) -> tuple[bool, float]:
     """What fits into SRAM comes first, then what takes the fewest cycles."""
     tiles = tiles_of(stencil.extents, cuts)
     results = math.prod(tiles)
@@ -105,14 +262,14 @@ def _rank(stencil: Stencil, cuts: tuple[Cut, Cut], machine: MeshDescription) -> 
     return needed > machine.usable_bytes, cycles + words * width / machine.word_bytes
 
 
-def _cut_loops(cuts: Iterable[Cut]) -> list[int]:
+def _cut_loops(cuts: Iterable[PartitionedLoop]) -> list[int]:
     return [cut.loop for cut in cuts if cut.count > 1]
 
 
 def _schedule(
     sch: s_tir.Schedule,
     stencil: Stencil,
-    cuts: tuple[Cut, Cut],
+    cuts: tuple[PartitionedLoop, PartitionedLoop],
     vector: int,
 ) -> s_tir.Schedule:
     apart = {grid: directions(grid, _cut_loops(cuts)) for grid in stencil.grids}
@@ -159,7 +316,7 @@ def _bring(
     grid: Grid,
     copies: Sequence[str],
     used: set[int | None],
-    cuts: Sequence[Cut],
+    cuts: Sequence[PartitionedLoop],
     under: LoopRV,
 ) -> None:
     """What a PE needs of a grid beyond its own tile: from its neighbours, or from one for all."""
@@ -178,7 +335,7 @@ def _bring(
 def _state(
     sch: s_tir.Schedule,
     grid: Grid,
-    cuts: Sequence[Cut],
+    cuts: Sequence[PartitionedLoop],
     tiles: Sequence[int],
 ) -> None:
     shape = [int(size) for size in grid.parameter.shape]

@@ -9,14 +9,13 @@ from tvm import s_tir
 from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.flat_views import nodes
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.inlining import (
     inline_blocks,
     is_data_parallel,
     kernel_blocks,
 )
-from tvm_ext.tir_schedules.template import NotMine
 
 _IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
 
@@ -79,27 +78,27 @@ class Stencil:
     operations: int
 
 
-def stencil_of(sch: s_tir.Schedule) -> Stencil | NotMine:
+def stencil_of(sch: s_tir.Schedule) -> Stencil | NotApplicable:
     """What ``sch`` holds, after everything but borders was inlined."""
     inline_blocks(sch, keep=lambda block: _is_border(sch, block))
     blocks = kernel_blocks(sch)
     block = blocks[-1]
     if not all(is_data_parallel(sch, one) for one in blocks):
-        return NotMine("a block sums")
+        return NotApplicable("a block sums")
     if not all(_is_border(sch, one) for one in blocks[:-1]):
-        return NotMine("it has several stages")
+        return NotApplicable("it has several stages")
     stmt = sch.get(block)
     extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
     if not all(extents) or len(sch.get_loops(block)) != len(extents) or len(extents) < 2:
-        return NotMine("an extent is not known, or it has fewer than two dimensions")
+        return NotApplicable("an extent is not known, or it has fewer than two dimensions")
     variables = [v.var for v in stmt.iter_vars]
     written = stmt.writes[0].region
     same = len(written) == len(variables)
     if not same or not all(d.min.same_as(v) for d, v in zip(written, variables, strict=True)):
-        return NotMine("a result is not written in the order of its loops")
+        return NotApplicable("a result is not written in the order of its loops")
     loads = nodes(stmt.body.value, tvm.ir.TensorLoad)
     found = _grids(sch, block, loads, variables, [e or 0 for e in extents])
-    if isinstance(found, NotMine):
+    if isinstance(found, NotApplicable):
         return found
     return Stencil(block, tuple(e or 0 for e in extents), tuple(found), len(loads))
 
@@ -151,16 +150,16 @@ def _grids(
     loads: Sequence[Any],
     variables: Sequence[Any],
     extents: Sequence[int],
-) -> list[Grid] | NotMine:
+) -> list[Grid] | NotApplicable:
     """Every buffer that is read at several offsets."""
     points: dict[Any, set[Offsets]] = {}
     loops: dict[Any, tuple[int | None, ...]] = {}
     for load in loads:
         found = load_offsets(load, variables)
         if found is None:
-            return NotMine("an element is not read at a constant offset")
+            return NotApplicable("an element is not read at a constant offset")
         if loops.setdefault(load.source, found[0]) != found[0]:
-            return NotMine("a tensor is read in two directions")
+            return NotApplicable("a tensor is read in two directions")
         points.setdefault(load.source, set()).add(found[1])
     total = sum(len(offsets) for offsets in points.values())
     grids = []
@@ -171,17 +170,17 @@ def _grids(
         moved = [dim for dim, loop in enumerate(loops[buffer]) if loop is not None]
         neighbours = {tuple(offset[dim] for dim in moved) for offset in offsets}
         if len(neighbours) < 2 and borders:
-            return NotMine("a tensor with a border is read at one place")
+            return NotApplicable("a tensor with a border is read at one place")
         if len(neighbours) < 2:
             continue
         place = _Place(loops[buffer], extents, borders[0] if borders else None)
         grid = _grid(sch, buffer, offsets, place)
-        if isinstance(grid, NotMine):
+        if isinstance(grid, NotApplicable):
             return grid
         if any(grid.reach(loop) > total for loop in range(len(extents))):
-            return NotMine("what it reads is not near the result")
+            return NotApplicable("what it reads is not near the result")
         grids.append(grid)
-    return grids or NotMine("no tensor is read at several offsets")
+    return grids or NotApplicable("no tensor is read at several offsets")
 
 
 @dataclass(frozen=True)
@@ -199,14 +198,16 @@ class _Place:
         return min(max(around, low), high)
 
 
-def _grid(sch: s_tir.Schedule, buffer: Any, offsets: set[Offsets], place: _Place) -> Grid | NotMine:
+def _grid(
+    sch: s_tir.Schedule, buffer: Any, offsets: set[Offsets], place: _Place
+) -> Grid | NotApplicable:
     loops, border = place.loops, place.border
     moved = [loop for loop in loops if loop is not None]
     if len(set(moved)) != len(moved):
-        return NotMine("two dimensions of a tensor follow one loop")
+        return NotApplicable("two dimensions of a tensor follow one loop")
     sizes = [static_extent(size) for size in buffer.shape]
     if None in sizes:
-        return NotMine("an extent is not known")
+        return NotApplicable("an extent is not known")
     centre = tuple(
         place.centre(dim, size or 0, min(p[dim] for p in offsets), max(p[dim] for p in offsets))
         for dim, size in enumerate(sizes)
@@ -219,9 +220,9 @@ def _grid(sch: s_tir.Schedule, buffer: Any, offsets: set[Offsets], place: _Place
         (load,) = nodes(sch.get(border).body, tvm.ir.TensorLoad)
         parameter = load.source
         if not _is_dimension_wise(load.indices, sch.get(border)):
-            return NotMine("a border turns its tensor")
+            return NotApplicable("a border transposes its tensor")
     if not any(parameter.same_as(one) for one in sch.mod["main"].params):
-        return NotMine("a tensor with a border is computed from another one")
+        return NotApplicable("a tensor with a border is computed from another one")
     return Grid(buffer, loops, around, centre, border, parameter)
 
 

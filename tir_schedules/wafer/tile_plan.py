@@ -1,10 +1,11 @@
 """Plans a kernel block by block: how each is cut, and which tiles have to come from other PEs.
 
-Between kernels a tensor lies cut by its two largest axes over the same grid as the largest block.
+Between kernels a tensor lies cut by its two largest axes over the same grid as the largest
+block.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,38 +13,200 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tir_schedules.block_access import constant_parameter, static_extent
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.flat_views import nodes
-from tvm_ext.tir_schedules.rows.row_kernel import buffer_key
-from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, Pattern
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, WHOLE, Pattern
 from tvm_ext.tir_schedules.wafer.block_statements import Change, Stage
-from tvm_ext.tir_schedules.wafer.broadcasts import broadcast_pattern
-from tvm_ext.tir_schedules.wafer.dimensions import plain_block_refusal, volume
-from tvm_ext.tir_schedules.wafer.guarded_loads import GuardedLoad, guarded_loads, with_loads
-from tvm_ext.tir_schedules.wafer.layouts import (
-    Layout,
-    axes_read,
-    home_layout,
-    home_words,
-    largest_two,
-    layout_written,
-    lines_followed,
+from tvm_ext.tir_schedules.wafer.dimensions import (
+    loop_index,
+    loop_indices,
+    plain_block_refusal,
+    volume,
 )
-from tvm_ext.tir_schedules.wafer.mesh_cut import MeshCut, pick_pieces
+from tvm_ext.tir_schedules.wafer.mesh_partition import MeshPartition, broadcast_pattern, pick_pieces
+
+# Where the pieces of a tensor lie on a mesh, and whether a block finds what it reads in its PE.
+
+
+# For each axis of a tensor, "row", "column" or "-", and the elements of one piece.
+Layout = tuple[tuple[str, int], ...]
+
+
+def largest_two(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of (position, extent) pairs, the two with the largest extents above one, in order."""
+    large = sorted(pairs, key=lambda pair: -pair[1])[:2]
+    return [pair for pair in pairs if pair in large and pair[1] > 1]
+
+
+def home_layout(buffer: Any, grid: Mapping[str, int], axes: Sequence[str]) -> Layout:
+    """A tensor cut by its two largest axes over a grid, the first of them over the rows.
+
+    A vector lies along the line of PEs that ``axes`` names for it, if it does.
+    """
+    sizes = [static_extent(size) or 1 for size in buffer.shape]
+    chosen = [position for position, _ in largest_two(list(enumerate(sizes)))]
+    lines = dict(zip(chosen, (ROW, COLUMN), strict=False))
+    if len(chosen) == 1 and axes and axes[chosen[0]] != WHOLE:
+        lines = {chosen[0]: axes[chosen[0]]}
+    return tuple(
+        (lines[i], -(-size // grid[lines[i]])) if i in lines else (WHOLE, size)
+        for i, size in enumerate(sizes)
+    )
+
+
+def home_words(layout: Layout, grid: Mapping[str, int]) -> str:
+    """A layout as annotations of homes say it."""
+    return " ".join(WHOLE if axis == WHOLE else f"{axis}/{grid[axis]}" for axis, _ in layout)
+
+
+def axes_read(
+    stmt: s_tir.SBlock, buffer: Any, indices: Sequence[Any], cut: MeshPartition
+) -> list[str]:
+    """For each axis of a tensor, what of the mesh the loop is that goes over all of it.
+
+    ``cut`` is by positions of iteration variables of ``stmt``.
+    """
+    return [
+        WHOLE if static_extent(size) == 1 else cut.axis_of(loop_index(stmt, size, index))
+        for size, index in zip(buffer.shape, indices, strict=True)
+    ]
+
+
+def layout_written(stmt: s_tir.SBlock, region: Any, cut: MeshPartition) -> Layout | None:
+    """Which piece of its result a PE writes; None where it is no piece."""
+    positions = loop_indices(stmt, region)
+    if positions is None:
+        return None
+    return tuple(
+        (cut.axis_of(position), -(-(static_extent(size) or 1) // cut.pieces(position)))
+        for position, size in zip(positions, region.source.shape, strict=True)
+    )
+
+
+def lines_followed(
+    stmt: s_tir.SBlock, buffer: Any, indices: Sequence[Any], cut: MeshPartition, lies: Layout | None
+) -> set[str] | None:
+    """Along which lines of PEs a tensor is cut, if each PE has all that it reads of it.
+
+    None if it has not, or if nobody knows where the tensor ``lies``. An axis that is not cut may be
+    read at any place.
+    """
+    if lies is None:
+        return None
+    for size, index, (axis, piece) in zip(buffer.shape, indices, lies, strict=True):
+        extent = static_extent(size) or 1
+        if piece == extent:
+            continue
+        position = loop_index(stmt, size, index)
+        if cut.axis_of(position) != axis or -(-extent // cut.pieces(position)) != piece:
+            return None
+    return {axis for axis, _ in lies}
+
+
+# What a block reads, with the conditions under which it does.
+
+
+CONDITIONAL = tvm.ir.Op.get("prim.if_then_else")
+
+
+@dataclass(frozen=True)
+class GuardedLoad:
+    """Elements of a tensor.
+
+    Attributes
+    ----------
+    load : TensorLoad
+        One of them.
+    condition : Expr or None
+        Where it is evaluated at all; None for everywhere.
+    """
+
+    load: Any
+    condition: Any = None
+
+    def value(self) -> Any:
+        """The element, and zero where it may not be read."""
+        if self.condition is None:
+            return self.load
+        return tirx.if_then_else(self.condition, self.load, tirx.const(0, str(self.load.ty)))
+
+    def is_known(self) -> bool:
+        """Whether its indices can be computed before the kernel runs."""
+        inner = [one for index in self.load.indices for one in nodes(index, *_UNKNOWN)]
+        return all(isinstance(one, tvm.ir.Call) and one.op.same_as(CONDITIONAL) for one in inner)
+
+
+# What the analysis cannot evaluate in an index: other tensors, functions, floating point.
+_UNKNOWN = (tvm.ir.TensorLoad, tvm.ir.Call, tirx.FloatImm)
+
+
+def guarded_loads(value: Any) -> list[GuardedLoad]:
+    """All loads of an expression, each element once; those that indices depend on as well."""
+    reader = _Reader()
+    tvm_ffi.structural_mutate(value, [(tvm.ir.Expr, reader.visit)])
+    return list(reader.found.values())
+
+
+class _Reader:
+    """Goes through an expression and keeps the condition of the branch that it is in."""
+
+    def __init__(self) -> None:
+        self.found: dict[Any, GuardedLoad] = {}
+        self._condition: Any = None
+
+    def visit(self, node: Any, mutator: Any) -> Any:
+        """Reads what is below ``node``, which stays as it is."""
+        if isinstance(node, tvm.ir.Call) and node.op.same_as(CONDITIONAL):
+            test, then, otherwise = node.args
+            mutator.mutate(test)
+            self._branch(test, then, mutator)
+            self._branch(tirx.Not(test), otherwise, mutator)
+            return node
+        if isinstance(node, tvm.ir.TensorLoad):
+            self._add(node)
+        mutator.default_mutate(node)
+        return node
+
+    def _branch(self, condition: Any, value: Any, mutator: Any) -> None:
+        before = self._condition
+        self._condition = condition if before is None else tirx.And(before, condition)
+        mutator.mutate(value)
+        self._condition = before
+
+    def _add(self, load: Any) -> None:
+        key = tvm_ffi.StructuralKey(load)
+        condition = self._condition
+        known = self.found.get(key)
+        if known is not None:
+            everywhere = condition is None or known.condition is None
+            condition = None if everywhere else tirx.Or(known.condition, condition)
+        self.found[key] = GuardedLoad(load, condition)
+
+
+def with_loads(value: Any, replaced: Mapping[Any, Any]) -> Any:
+    """``value`` with other expressions in the place of loads, by their structural keys."""
+
+    def visit(node: Any, mutator: Any) -> Any:
+        if isinstance(node, tvm.ir.TensorLoad) and tvm_ffi.StructuralKey(node) in replaced:
+            return replaced[tvm_ffi.StructuralKey(node)]
+        return mutator.default_mutate(node)
+
+    return tvm_ffi.structural_mutate(value, [(tvm.ir.Expr, visit)])
+
 
 # A sum that reads a tensor more often than this, on average, reads it by windows.
 _MOST_READS = 2
 
 
 @dataclass(frozen=True)
-class BlockPlan:
+class WaferBlockPlan:
     """What becomes of one block.
 
     Attributes
     ----------
-    cut : MeshCut
+    cut : MeshPartition
         By positions of its iteration variables.
     change : Change or None
         Tensors that hold what it reads, in the order in which it reads it; None if there are none.
@@ -53,7 +216,7 @@ class BlockPlan:
         Tensors that come as they lie, in boxes around what is read, and how.
     """
 
-    cut: MeshCut
+    cut: MeshPartition
     change: Change | None = None
     patterns: tuple[str, ...] = ()
     windows: tuple[tuple[Any, str], ...] = ()
@@ -65,20 +228,20 @@ class TilePlan:
 
     Attributes
     ----------
-    blocks : list[BlockPlan]
+    blocks : list[WaferBlockPlan]
         In program order.
     homes : dict[int, str]
         By position of a parameter, as annotations say it.
     """
 
-    blocks: list[BlockPlan] = field(default_factory=list)
+    blocks: list[WaferBlockPlan] = field(default_factory=list)
     homes: dict[int, str] = field(default_factory=dict)
 
 
 def plan_tiles(
     func: tirx.PrimFunc,
     stmts: Sequence[s_tir.SBlock],
-    machine: MeshDescription,
+    machine: WaferDescription,
     decisions: Decisions,
 ) -> TilePlan:
     """The plan for ``stmts``, the blocks of ``func``; their extents are known.
@@ -90,7 +253,7 @@ def plan_tiles(
     planner = _Planner(func, most.rows, most.columns)
     plan = TilePlan()
     for number, stmt in enumerate(stmts):
-        cut = most if number == largest else _cut(stmt, most.rows, most.columns, CLOSED_FORM)
+        cut = most if number == largest else _cut(stmt, most.rows, most.columns, DEFAULT_DECISIONS)
         plan.blocks.append(planner.block(stmt, cut))
     plan.homes = planner.homes()
     return plan
@@ -104,7 +267,7 @@ def _results(stmt: s_tir.SBlock) -> int:
     )
 
 
-def _cut(stmt: s_tir.SBlock, rows: int, columns: int, decisions: Decisions) -> MeshCut:
+def _cut(stmt: s_tir.SBlock, rows: int, columns: int, decisions: Decisions) -> MeshPartition:
     """The two largest loops of a block's result, or the only one over the rows."""
     loops = [
         (position, static_extent(one.dom.extent) or 1)
@@ -113,13 +276,13 @@ def _cut(stmt: s_tir.SBlock, rows: int, columns: int, decisions: Decisions) -> M
     ]
     chosen = largest_two(loops)
     if not chosen:
-        return MeshCut(None, None)
+        return MeshPartition(None, None)
     row, row_extent = chosen[0]
     row_pieces = pick_pieces("rows", row_extent, rows, decisions)
     if len(chosen) == 1:
-        return MeshCut(row, None, row_pieces)
+        return MeshPartition(row, None, row_pieces)
     column, column_extent = chosen[1]
-    return MeshCut(
+    return MeshPartition(
         row, column, row_pieces, pick_pieces("columns", column_extent, columns, decisions)
     )
 
@@ -143,10 +306,10 @@ class _Planner:
                 found[position] = home_words(layout, self._grid)
         return found
 
-    def block(self, stmt: s_tir.SBlock, cut: MeshCut) -> BlockPlan:
+    def block(self, stmt: s_tir.SBlock, cut: MeshPartition) -> WaferBlockPlan:
         """The plan of one block; those before it came before."""
         if plain_block_refusal(stmt) is not None:
-            return BlockPlan(cut)
+            return WaferBlockPlan(cut)
         stages: list[Stage] = []
         patterns: list[str] = []
         windows: dict[int, tuple[Any, str]] = {}
@@ -170,9 +333,9 @@ class _Planner:
         change = None
         if stages:
             change = Change(tuple(stages), with_loads(stmt.body.value, replaced))
-        return BlockPlan(cut, change, tuple(patterns), tuple(windows.values()))
+        return WaferBlockPlan(cut, change, tuple(patterns), tuple(windows.values()))
 
-    def _pattern(self, stmt: s_tir.SBlock, cut: MeshCut, one: GuardedLoad) -> str | None:
+    def _pattern(self, stmt: s_tir.SBlock, cut: MeshPartition, one: GuardedLoad) -> str | None:
         """How elements come to the PEs that need them; None if they are there, or may be."""
         buffer = one.load.source
         if constant_parameter(self._func, buffer) is not None:

@@ -6,37 +6,36 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tir_schedules.block_access import static_extent
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.template import Machine, NotMine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
-from tvm_ext.tir_schedules.wafer.block_tiles import schedule_tiles
+from tvm_ext.tir_schedules.wafer.blockwise import schedule_tiles
 from tvm_ext.tir_schedules.wafer.dimensions import loop_index, plain_block_refusal
-from tvm_ext.tir_schedules.wafer.guarded_loads import CONDITIONAL, guarded_loads
-from tvm_ext.tir_schedules.wafer.tile_plan import plan_tiles
+from tvm_ext.tir_schedules.wafer.tile_plan import CONDITIONAL, guarded_loads, plan_tiles
 
 
-class MeshTranspose:
+class WaferTranspose:
     """Kernels that compute nothing and put elements elsewhere.
 
     The result is cut over rows and columns by its two largest axes, and every operand by its own.
     A PE gathers its tile from wherever that lies.
     """
 
-    name = "mesh transpose"
+    name = "wafer transpose"
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = CLOSED_FORM
-    ) -> s_tir.Schedule | NotMine:
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, MeshDescription):
-            return NotMine("the target is not a mesh")
+        if not isinstance(machine, WaferDescription):
+            return NotApplicable("the target is not a mesh")
         if reduces_or_scans(func):
-            return NotMine("the kernel reduces or scans")
+            return NotApplicable("the kernel reduces or scans")
         if share_loops(func):
-            return NotMine("blocks share loops")
+            return NotApplicable("blocks share loops")
         sch = s_tir.Schedule(func)
         inline_blocks(sch)
         stmts = [sch.get(block) for block in kernel_blocks(sch)]
@@ -46,19 +45,19 @@ class MeshTranspose:
         return schedule_tiles(sch, plan_tiles(func, stmts, machine, decisions))
 
 
-def _refuse(stmts: Sequence[s_tir.SBlock]) -> NotMine | None:
+def _refuse(stmts: Sequence[s_tir.SBlock]) -> NotApplicable | None:
     elsewhere = False
     for stmt in stmts:
         reason = plain_block_refusal(stmt)
         if reason is not None:
-            return NotMine(reason)
+            return NotApplicable(reason)
         if not _only_moves(stmt.body.value):
-            return NotMine("it computes values")
+            return NotApplicable("it computes values")
         loads = guarded_loads(stmt.body.value)
         if not all(one.is_known() for one in loads):
-            return NotMine("an index depends on data")
+            return NotApplicable("an index depends on data")
         elsewhere |= any(_is_elsewhere(stmt, one.load) for one in loads)
-    return None if elsewhere else NotMine("every element stays at its index")
+    return None if elsewhere else NotApplicable("every element stays at its index")
 
 
 def _only_moves(value: Any) -> bool:

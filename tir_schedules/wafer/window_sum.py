@@ -4,10 +4,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
+from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    constant_parameter,
+    nodes,
+    operands_of,
+    static_extent,
+)
+from tvm_ext.tir_schedules.analysis.loop_nest import slope, substitute
 from tvm_ext.tir_schedules.inlining import (
     count_calls,
     inline_blocks,
@@ -15,8 +24,172 @@ from tvm_ext.tir_schedules.inlining import (
     kernel_blocks,
     reduction_blocks,
 )
-from tvm_ext.tir_schedules.template import NotMine
-from tvm_ext.tir_schedules.wafer.window_operands import Operand, has_positions, window_operands
+
+# The tensors that a sum over windows reads, and how far its loops move in them.
+
+
+@dataclass(frozen=True)
+class OperandDimension:
+    """One dimension of an operand, and what its index moves with.
+
+    Attributes
+    ----------
+    size : int
+        Of the tensor.
+    index : Expr
+        In the iteration variables of the sum.
+    results, sums : Mapping[int, tirx.Var]
+        The variables that move it, by the position of the result's loop, and of the summed one.
+    """
+
+    size: int
+    index: Any
+    results: Mapping[int, Any]
+    sums: Mapping[int, Any]
+
+    def span(self, tiles: Sequence[int], sums: Sequence[int]) -> int:
+        """Elements from the first to the last that these iterations of the loops read."""
+        moved = sum(self._moved(var, tiles[loop] - 1) for loop, var in self.results.items())
+        moved += sum(self._moved(var, sums[loop] - 1) for loop, var in self.sums.items())
+        return min(self.size, moved + 1)
+
+    def advance(self, loop: int, count: int) -> int:
+        """Elements from the first of ``count`` iterations of a result's loop to the next such."""
+        return self._moved(self.results[loop], count)
+
+    def _moved(self, var: Any, iterations: int) -> int:
+        step = slope(self.index, var)
+        if step is not None:
+            return abs(step * iterations)
+        # Groups of channels: a division, which is not linear.
+        zero = {one: _constant(0, one) for one in (*self.results.values(), *self.sums.values())}
+        first, last = (
+            substitute(self.index, {**zero, var: _constant(at, var)}) for at in (0, iterations)
+        )
+        return abs(static_extent(Analyzer().simplify(last - first)) or 0)
+
+
+def _constant(value: int, like: Any) -> Any:
+    return tirx.const(value, str(like.ty))
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A parameter that is summed over.
+
+    Attributes
+    ----------
+    buffer : Any
+        The parameter.
+    dims : tuple[OperandDimension, ...]
+        Its dimensions.
+    is_constant : bool
+        Whether it is the same in every call.
+    padding : SBlockRV or None
+        The block that copies it with a border, or in another form, for the sum to read.
+    """
+
+    buffer: Any
+    dims: tuple[OperandDimension, ...]
+    is_constant: bool = False
+    padding: SBlockRV | None = None
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element."""
+        return max(1, tvm.DataType(str(self.buffer.dtype)).bits // 8)
+
+    def is_moved_by(self, loop: int) -> bool:
+        """Whether a loop of the result moves it."""
+        return any(loop in dim.results for dim in self.dims)
+
+
+def window_operands(
+    sch: s_tir.Schedule, block: SBlockRV, follows: Sequence[int | None]
+) -> tuple[Operand, Operand | None] | NotApplicable:
+    """What is read by windows, and the largest of the rest."""
+    stmt = sch.get(block)
+    windowed: list[Operand] = []
+    others: list[Operand] = []
+    for region in operands_of(stmt):
+        operand = _operand(sch, block, region, follows)
+        if operand is None:
+            continue
+        slides = any(_slides(dim.min, stmt) for dim in region.region)
+        (windowed if slides else others).append(operand)
+    if len(windowed) != 1:
+        return NotApplicable(f"{len(windowed)} tensors are read by windows; expected one")
+    sizes = [(len(one.dims), number) for number, one in enumerate(others)]
+    return windowed[0], others[max(sizes)[1]] if sizes else None
+
+
+def has_positions(sch: s_tir.Schedule, block: SBlockRV, operand: Operand) -> bool:
+    """Whether a window has more than one position."""
+    extents = {v.var: static_extent(v.dom.extent) for v in sch.get(block).iter_vars}
+    slid = [dim for dim in operand.dims if dim.sums and dim.results]
+    return any(extents[var] != 1 for dim in slid for var in dim.results.values())
+
+
+def _operand(
+    sch: s_tir.Schedule, block: SBlockRV, region: Any, follows: Sequence[int | None]
+) -> Operand | None:
+    """The parameter behind what the sum reads; None if it is computed from several."""
+    stmt = sch.get(block)
+    buffer, indices = region.source, [dim.min for dim in region.region]
+    padding = None
+    producers = [
+        one for one in sch.get_producers(block) if sch.get(one).writes[0].source.same_as(buffer)
+    ]
+    if producers:
+        padding = producers[0]
+        made = sch.get(padding)
+        loads = nodes(made.body, tvm.ir.TensorLoad)
+        if len(loads) != 1 or len(made.iter_vars) != len(indices):
+            return None
+        names = {v.var: index for v, index in zip(made.iter_vars, indices, strict=True)}
+        buffer, indices = loads[0].source, [substitute(i, names) for i in loads[0].indices]
+    func = sch.mod["main"]
+    if not any(buffer.same_as(one) for one in func.params):
+        return None
+    dims = [
+        _dimension(static_extent(size) or 1, index, stmt, follows)
+        for size, index in zip(buffer.shape, indices, strict=True)
+    ]
+    known = all(dim is not None for dim in dims)
+    if not known:
+        return None
+    is_constant = constant_parameter(func, buffer) is not None
+    return Operand(buffer, tuple(d for d in dims if d is not None), is_constant, padding)
+
+
+def _dimension(
+    size: int, index: Any, stmt: Any, follows: Sequence[int | None]
+) -> OperandDimension | None:
+    """None where an index depends on data."""
+    used = nodes(index, tvm.ir.Var)
+    results: dict[int, Any] = {}
+    sums: dict[int, Any] = {}
+    spatial, summed = 0, 0
+    for iter_var in stmt.iter_vars:
+        moves = any(iter_var.var.same_as(var) for var in used)
+        if iter_var.iter_type == tirx.IterVar.DataPar:
+            loop = follows[spatial]
+            if moves and loop is not None:
+                results[loop] = iter_var.var
+            spatial += 1
+        else:
+            if moves:
+                sums[summed] = iter_var.var
+            summed += 1
+    depends_on_data = nodes(index, tvm.ir.TensorLoad)
+    return None if depends_on_data else OperandDimension(size, index, results, sums)
+
+
+def _slides(index: Any, stmt: Any) -> bool:
+    """Whether an index moves with the result and along a sum at once."""
+    used = nodes(index, tvm.ir.Var)
+    kinds = {v.iter_type for v in stmt.iter_vars if any(v.var.same_as(var) for var in used)}
+    return len(kinds) > 1
 
 
 @dataclass(frozen=True)
@@ -68,7 +241,7 @@ class WindowSum:
         return max(loops, key=lambda loop: self.sums[loop], default=None)
 
 
-def window_sum_of(sch: s_tir.Schedule) -> WindowSum | NotMine:
+def window_sum_of(sch: s_tir.Schedule) -> WindowSum | NotApplicable:
     """What ``sch`` holds, after everything but padding was inlined."""
     inline_blocks(sch, keep=lambda block: _pads_a_sum(sch, block))
     for block in kernel_blocks(sch):
@@ -76,22 +249,22 @@ def window_sum_of(sch: s_tir.Schedule) -> WindowSum | NotMine:
             _inline_producers(sch, block)
     blocks, sums = kernel_blocks(sch), reduction_blocks(sch)
     if len(sums) != 1:
-        return NotMine(f"{len(sums)} blocks sum; expected one sum over windows")
+        return NotApplicable(f"{len(sums)} blocks sum; expected one sum over windows")
     if len(sch.get_output_blocks("root")) != 1:
-        return NotMine("it has several results")
+        return NotApplicable("it has several results")
     position = next(i for i, one in enumerate(blocks) if _same(sch, one, sums[0]))
     block, result = blocks[position], blocks[-1]
     if sch.get(block).init is None:
-        return NotMine("its sum has no start")
+        return NotApplicable("its sum has no start")
     between = tuple(blocks[position + 1 : -1])
     follows = _followed(sch, block, result, between)
-    if isinstance(follows, NotMine):
+    if isinstance(follows, NotApplicable):
         return follows
     operands = window_operands(sch, block, follows)
-    if isinstance(operands, NotMine):
+    if isinstance(operands, NotApplicable):
         return operands
     if operands[1] is None and not has_positions(sch, block, operands[0]):
-        return NotMine("its window is the whole input")
+        return NotApplicable("its window is the whole input")
     made = [one.padding for one in operands if one is not None and one.padding is not None]
     before = [one for one in blocks[:position] if not any(_same(sch, one, pad) for pad in made)]
     return WindowSum(
@@ -132,24 +305,24 @@ def _extents(sch: s_tir.Schedule, block: SBlockRV, kind: int) -> list[int]:
 
 def _followed(
     sch: s_tir.Schedule, block: SBlockRV, result: SBlockRV, between: Sequence[SBlockRV]
-) -> list[int | None] | NotMine:
+) -> list[int | None] | NotApplicable:
     """For each spatial loop of the sum the result's loop that it follows."""
     for one in (block, result):
         refusal = _refusal(sch, one)
         if refusal is not None:
-            return NotMine(refusal)
+            return NotApplicable(refusal)
     written = sch.get(result).writes[0].region
     own = [v.var for v in sch.get(result).iter_vars if v.iter_type == tirx.IterVar.DataPar]
     if len(written) != len(own) or not all(
         d.min.same_as(v) for d, v in zip(written, own, strict=True)
     ):
-        return NotMine("a result is not written in the order of its loops")
+        return NotApplicable("a result is not written in the order of its loops")
     loops: dict[Any, int | None] = {var: loop for loop, var in enumerate(own)}
     if result is block:
         return list(range(len(own)))
     for producer in (*reversed(between), block):
         found = _through(sch, producer, loops)
-        if isinstance(found, NotMine):
+        if isinstance(found, NotApplicable):
             return found
         loops.update(found)
     return [loops[v.var] for v in sch.get(block).iter_vars if v.iter_type == tirx.IterVar.DataPar]
@@ -173,13 +346,13 @@ def _refusal(sch: s_tir.Schedule, block: SBlockRV) -> str | None:
 
 def _through(
     sch: s_tir.Schedule, producer: SBlockRV, loops: Mapping[Any, int | None]
-) -> dict[Any, int | None] | NotMine:
+) -> dict[Any, int | None] | NotApplicable:
     """The result's loops that the loops of ``producer`` follow, from where its result is read."""
     stmt = sch.get(producer)
     own = [v for v in stmt.iter_vars if v.iter_type == tirx.IterVar.DataPar]
     written = stmt.writes[0]
     if len(own) != len(written.region):
-        return NotMine("a sum is not written in the order of its loops")
+        return NotApplicable("a sum is not written in the order of its loops")
     found: dict[Any, int | None] = {}
     for consumer in sch.get_consumers(producer):
         region = next(r for r in sch.get(consumer).reads if r.source.same_as(written.source)).region
@@ -187,8 +360,8 @@ def _through(
             loop = next((p for var, p in loops.items() if var.same_as(dim.min)), None)
             single = static_extent(iter_var.dom.extent) == 1
             if (loop is None and not single) or static_extent(dim.extent) != 1:
-                return NotMine("what follows the sum does not go element by element")
+                return NotApplicable("what follows the sum does not go element by element")
             if found.get(iter_var.var, loop) != loop:
-                return NotMine("what follows the sum reads it in two ways")
+                return NotApplicable("what follows the sum reads it in two ways")
             found[iter_var.var] = loop
     return found

@@ -19,11 +19,11 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.cost_model.xgb_model import FeatureGroup, XGBConfig, XGBModel
 
 from tvm_ext.configs.atomic_file import replacing
-from tvm_ext.hardware.description import GpuDescription, Processor
-from tvm_ext.tir_schedules.kernel_identity import kernel_hash
-from tvm_ext.tuning.cost_models.analytic_model import AnalyticModel
-from tvm_ext.tuning.cost_models.gpu_model import GpuModel
-from tvm_ext.tuning.cost_models.measured import seconds_of
+from tvm_ext.hardware.description import CudaDescription, Processor
+from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
+from tvm_ext.tuning.cost_models.base import seconds_of
+from tvm_ext.tuning.cpu.cost_model import CpuCostModel
+from tvm_ext.tuning.cuda.cost_model import CudaCostModel
 
 # Samples of a kernel below which the analytic model ranks better.
 _WARM_UP = 16
@@ -49,7 +49,9 @@ class XGBoostModel(ms.cost_model.PyCostModel):
         super().__init__()
         self._kernels: dict[str, _KernelModel] = {}
         self._analytic: Any = (
-            GpuModel(machine) if isinstance(machine, GpuDescription) else AnalyticModel(machine)
+            CudaCostModel(machine)
+            if isinstance(machine, CudaDescription)
+            else CpuCostModel(machine)
         )
 
     def update(

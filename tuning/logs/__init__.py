@@ -1,1 +1,1 @@
-"""What can be done with a folder of records: each operation is a file."""
+"""Folders of records: their files, and what can be done with them, each operation a file."""

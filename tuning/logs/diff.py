@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext.tuning.logs.folder import Records
+from tvm_ext.tuning.logs.record_folder import Records
 from tvm_ext.tuning.logs.summary import KernelSummary, summaries
 
 # Smaller differences count as equal, however small the spread of the two times is.

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from tvm_ext.configs.atomic_file import write_text
-from tvm_ext.tuning.best_records import best_records, grouped_trials
-from tvm_ext.tuning.database_files import write_database
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.folder_lock import locked
-from tvm_ext.tuning.logs.folder import Records, has_records
-from tvm_ext.tuning.record_choice import kept, standings
-from tvm_ext.tuning.record_kinds import RecordKinds
-from tvm_ext.tuning.target_key import target_text
-from tvm_ext.tuning.trial import Trial
-from tvm_ext.tuning.trial_log import TRIALS
+from tvm_ext.configs.errors import RecordsError
+from tvm_ext.tuning.logs.best_records import (
+    RecordKinds,
+    best_records,
+    candidate_results,
+    grouped_trials,
+    kept,
+)
+from tvm_ext.tuning.logs.database_files import target_text, write_database
+from tvm_ext.tuning.logs.lines import locked
+from tvm_ext.tuning.logs.record_folder import Records, has_records
+from tvm_ext.tuning.logs.trial_log import TRIALS, Trial
 
 
 def export_records(records: Records, output: Path, is_folder: bool = False) -> int:
@@ -82,7 +84,7 @@ def winners(trials: list[Trial]) -> list[Trial]:
     """
     chosen = []
     for own in grouped_trials(trials).values():
-        best, *_ = [*kept(standings(own)), None]
+        best, *_ = [*kept(candidate_results(own)), None]
         if best is None or best.trial.is_default:
             continue
         bare = {"samples": [], "reference_samples": [], "origins": [], "model": ""}

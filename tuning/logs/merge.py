@@ -6,21 +6,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tvm_ext.configs.atomic_file import write_text
-from tvm_ext.tuning.database_files import (
+from tvm_ext.configs.errors import RecordsError
+from tvm_ext.tuning.logs.best_records import RecordKinds
+from tvm_ext.tuning.logs.database_files import (
     StoredRecord,
     StoredWorkload,
+    drop_refused,
     read_database,
     write_database,
 )
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.folder_lock import locked
-from tvm_ext.tuning.lines import Problem
-from tvm_ext.tuning.logs.folder import check_folder, has_records
-from tvm_ext.tuning.logs.repair import repair_folder
-from tvm_ext.tuning.record_check import drop_refused
-from tvm_ext.tuning.record_kinds import RecordKinds
-from tvm_ext.tuning.trial import Trial
-from tvm_ext.tuning.trial_log import TRIALS, TrialLine, trial_lines
+from tvm_ext.tuning.logs.lines import Problem, locked
+from tvm_ext.tuning.logs.record_folder import check_folder, has_records, repair_folder
+from tvm_ext.tuning.logs.trial_log import TRIALS, Trial, TrialLine, trial_lines
 
 
 @dataclass

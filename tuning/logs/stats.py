@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
-from tvm_ext.tuning.logs.folder import Records
-from tvm_ext.tuning.record_kinds import RecordKinds
-from tvm_ext.tuning.target_key import target_key, target_text
-from tvm_ext.tuning.trial import Trial
+from tvm_ext.tuning.logs.best_records import RecordKinds
+from tvm_ext.tuning.logs.database_files import target_key, target_text
+from tvm_ext.tuning.logs.record_folder import Records
+from tvm_ext.tuning.logs.trial_log import Trial
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,106 @@
 """What a folder of records says about each kernel on each target."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm_ext.tir_schedules.recorded_schedule import describe_schedule
-from tvm_ext.tuning.best_records import Group, best_records
-from tvm_ext.tuning.database_files import StoredRecord
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.logs.best import best_schedule
-from tvm_ext.tuning.logs.folder import Records
-from tvm_ext.tuning.logs.target_filter import target_filter
-from tvm_ext.tuning.record_choice import best, default_of, standings
-from tvm_ext.tuning.record_kinds import RecordKinds
-from tvm_ext.tuning.run_job import spread_of
-from tvm_ext.tuning.target_key import target_key, target_text
-from tvm_ext.tuning.trial import FAILURES, Trial
+from tvm_ext.configs.errors import RecordsError, TargetError
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules.recorded_schedule import (
+    RecordedSchedule,
+    describe_schedule,
+    recorded_schedule,
+)
+from tvm_ext.tuning.jobs import spread_of
+from tvm_ext.tuning.logs.best_records import (
+    Group,
+    RecordKinds,
+    best,
+    best_records,
+    candidate_results,
+    default_of,
+)
+from tvm_ext.tuning.logs.database_files import StoredRecord, target_key, target_text, trace_of
+from tvm_ext.tuning.logs.record_folder import Records
+from tvm_ext.tuning.logs.trial_log import FAILURES, Trial
+
+# The best record of each kernel on each target, with the decisions it stands for.
+
+
+@dataclass(frozen=True)
+class BestSchedule:
+    """A kernel's best record on a target.
+
+    Attributes
+    ----------
+    kernel, name : str
+        The hash of its workload; its name, or the hash again when only records know it.
+    origins : list[str]
+        The model's nodes that it computes.
+    record : StoredRecord
+        The record itself.
+    recorded : RecordedSchedule
+        What it says.
+    is_modelled : bool
+        Whether its time is a model's answer.
+    """
+
+    kernel: str
+    name: str
+    origins: list[str]
+    record: StoredRecord
+    recorded: RecordedSchedule
+    is_modelled: bool = False
+
+    @property
+    def target(self) -> dict[str, Any]:
+        """Attributes of the TVM target."""
+        return self.record.target
+
+
+def best_schedules(records: Records) -> list[BestSchedule]:
+    """One for each kernel and target, in the order of the file.
+
+    Records that do not apply to their workloads are added to the problems.
+    """
+    names, kinds = records.last_trials(), RecordKinds(records.trials)
+    found = []
+    for (kernel, _), record in best_records(records.files, records.trials).items():
+        known = names.get(kernel)
+        name, origins = (known.kernel_name, known.origins) if known else (kernel, [])
+        recorded = best_schedule(records, record)
+        is_modelled = kinds.is_modelled(record)
+        found.append(BestSchedule(kernel, name, origins, record, recorded, is_modelled))
+    return found
+
+
+def best_schedule(records: Records, record: StoredRecord) -> RecordedSchedule:
+    """What a record says that applies to its workload."""
+    mod = records.files.workloads[record.workload].mod
+    return recorded_schedule(mod, trace_of(record, mod), record.seconds)
+
+
+# Picks targets by what a user types.
+
+
+TargetFilter = Callable[[Mapping[str, Any]], bool]
+
+
+def target_filter(text: str | None) -> TargetFilter:
+    """Whether a target is the one that is meant; None means every one.
+
+    A name that ``resolve_target`` knows is that machine; any other text is a part of the name that
+    lists of records show, such as "znver4". Raises ConfigError for a .toml file that is not valid.
+    """
+    if text is None:
+        return lambda target: True
+    try:
+        wanted = target_key(dict(resolve_target(text).tvm_target().export()))
+    except TargetError:
+        part = text.lower()
+        return lambda target: part in target_text(target).lower()
+    return lambda target: target_key(target) == wanted
 
 
 @dataclass(frozen=True)
@@ -212,7 +296,7 @@ def _target_of(records: Records, group: Group) -> dict[str, Any]:
 
 def _times(trials: Iterable[Trial]) -> Times:
     """What trials of one kind say."""
-    found = standings(trials)
+    found = candidate_results(trials)
     chosen, default = best(found), default_of(found)
     seconds = default.seconds if default is not None else None
     if chosen is None:

@@ -7,21 +7,18 @@ from typing import Any
 
 import tvm
 
-from tvm_ext.hardware.description import Description, GpuDescription
-from tvm_ext.hardware.errors import TargetError
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.tir_schedules.template import NotMine
-from tvm_ext.tuning.candidate import Finish, candidate_of
-from tvm_ext.tuning.gpu_presence import checked_gpu
-from tvm_ext.tuning.limits import Limits
-from tvm_ext.tuning.logs.best import BestSchedule, best_schedules
-from tvm_ext.tuning.logs.folder import Records
-from tvm_ext.tuning.measurement import Measurement
-from tvm_ext.tuning.measurer import Measurer
-from tvm_ext.tuning.run_job import TimingPlan
-from tvm_ext.tuning.search.template_space import TemplateSpace
-from tvm_ext.tuning.target_key import target_key
-from tvm_ext.tuning.task import kernel_task, refusal
+from tvm_ext.configs.errors import NotApplicable, TargetError
+from tvm_ext.hardware.description import CudaDescription, Description
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tuning.candidate import Finish, candidate_of, kernel_task, refusal
+from tvm_ext.tuning.cuda.presence import checked_gpu
+from tvm_ext.tuning.jobs import TimingPlan
+from tvm_ext.tuning.logs.database_files import target_key
+from tvm_ext.tuning.logs.record_folder import Records
+from tvm_ext.tuning.logs.summary import BestSchedule, best_schedules
+from tvm_ext.tuning.measurer import Measurement, Measurer
+from tvm_ext.tuning.search import TemplateSpace
+from tvm_ext.tuning.session_options import Limits
 
 OTHER_MACHINE = "not for this machine"
 
@@ -107,7 +104,7 @@ def verify_records(
     TuningError
         It is a GPU, and there is none here that runs its code.
     """
-    if isinstance(machine, MeshDescription):
+    if isinstance(machine, WaferDescription):
         raise TargetError(
             f"records cannot be verified on target '{machine.name}', a mesh; expected a CPU or a "
             "GPU: choose this machine (--target cpu)"
@@ -121,7 +118,7 @@ def verify_records(
             yield Verified(one, OTHER_MACHINE)
     if not mine:
         return
-    if isinstance(machine, GpuDescription):
+    if isinstance(machine, CudaDescription):
         checked_gpu(machine, ())
     with Measurer(machine, limits, plan) as measurer:
         for one in mine:
@@ -143,9 +140,9 @@ def _verified(
         return Verified(best, "build", reason)
     task = kernel_task(best.name, mod["main"], origins=best.origins)
     candidate = candidate_of(task, best.recorded.trace, machine, finish)
-    if isinstance(candidate, NotMine):
+    if isinstance(candidate, NotApplicable):
         return Verified(best, "build", candidate.reason)
-    default = TemplateSpace(task, machine, finish).closed_form()
+    default = TemplateSpace(task, machine, finish).default_candidate()
     try:
         reason = measurer.prepare([default or candidate]).get(task.hash, "")
         if reason:

@@ -33,10 +33,9 @@ of creation that the manifest names.
 The checksums find damage, not malice. A saved model is a program: load only what you trust.
 """
 
+from tvm_ext.artifact.archive import LoadedArtifact, read_artifact, write_artifact
 from tvm_ext.artifact.library import export_library_bytes, find_compiler
 from tvm_ext.artifact.manifest import Manifest, PartRecord, TargetRecord, VersionsRecord
-from tvm_ext.artifact.read import LoadedArtifact, read_artifact
-from tvm_ext.artifact.write import write_artifact
 
 __all__ = [
     "LoadedArtifact",

@@ -2,8 +2,7 @@
 
 Linking is TVM's ``export_library`` with our own call of the compiler: TVM's takes ``$CXX`` for the
 name of one program ("ccache g++" fails) and ends in a TypeError where there is no compiler.
-The weights pass through LLVM as one constant, so linking is quick: about a second for 90 MB.
-"""
+The weights pass through LLVM as one constant, so linking is quick: about a second for 90 MB."""
 
 import contextlib
 import os
@@ -12,11 +11,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
+from tvm import relax
 
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ArtifactError
@@ -187,3 +188,36 @@ def _reason(error: Exception) -> str:
     """What the system or the compiler says, which is about the machine; TVM's texts are not."""
     own = error.strerror or str(error) if isinstance(error, OSError) else ""
     return (own.strip().splitlines() or ["its code cannot be written or read"])[0].strip()
+
+
+# A compiled program as a library that can be saved, and as a module that can be run.
+
+
+class ProgramModule:
+    """One program, linked once and loaded once, for all threads.
+
+    What runs is always loaded from the library: a virtual machine writes a memory scope for each
+    constant into the executable that it runs, and TVM warns of each when such a one is saved.
+    """
+
+    def __init__(self, program: relax.VMExecutable | bytes) -> None:
+        self._program = program
+        self._lock = threading.Lock()
+        self._module: tvm.runtime.Module | None = None
+
+    def library(self) -> bytes:
+        """The program as a shared library; raises ArtifactError where it cannot be linked."""
+        with self._lock:
+            return self._linked()
+
+    def opened(self) -> tvm.runtime.Module:
+        """The module; raises ArtifactError where it cannot be linked, or the system refuses it."""
+        with self._lock:
+            if self._module is None:
+                self._module = load_library_bytes(self._linked())
+            return self._module
+
+    def _linked(self) -> bytes:
+        if not isinstance(self._program, bytes):
+            self._program = export_library_bytes(self._program)
+        return self._program

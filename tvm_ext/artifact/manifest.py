@@ -9,7 +9,7 @@ import tvm
 import tvm_ffi
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from tvm_ext.hardware.features import architecture_of
+from tvm_ext.hardware.cpu.features import architecture_of
 from tvm_ext.tensor_spec import TensorSpec
 
 FORMAT_NAME: Final = "tvm-ext model"

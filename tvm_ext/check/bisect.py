@@ -1,29 +1,371 @@
 """Finds where a difference comes from: the preparation, a pass, a kernel's schedule, a node."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
+import tvm
+from tvm import tirx
+from tvm_ffi import structural_equal
 
-from tvm_ext.check.cuts import (
-    CANNOT_RUN,
-    Cut,
-    SteppedCompilation,
-    changed_kernels,
-    with_kernels_of,
-)
-from tvm_ext.check.findings import Bisection, StepFinding
-from tvm_ext.check.nodes import find_node
 from tvm_ext.check.reference import run_reference
-from tvm_ext.check.request import CheckRequest
-from tvm_ext.check.search import last_agreement
+from tvm_ext.check.result import Bisection, NodeFinding, StepFinding
 from tvm_ext.check.tolerance import OutputDifference, compare, worst
-from tvm_ext.errors import TvmExtError
+from tvm_ext.compiled_model import CompiledModel, target_record
+from tvm_ext.compiler.build import build_program
+from tvm_ext.compiler.graph_analysis import KernelCall, kernel_calls, require_lowered
+from tvm_ext.compiler.memory import plan_memory
+from tvm_ext.errors import ReferenceUnavailableError, TvmExtError, own_words
+from tvm_ext.hardware.description import CpuDescription, Processor
+from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.onnx_frontend import ImportedModel, import_prepared, prepare_model
-from tvm_ext.onnx_frontend.expose import value_precision, with_types
-from tvm_ext.passes.pipeline import REQUIRED
+from tvm_ext.onnx_frontend.expose import (
+    expose_intermediates,
+    node_alone,
+    nodes_behind,
+    runtime_values,
+    value_precision,
+    with_types,
+)
+from tvm_ext.passes import registry
+from tvm_ext.passes.pipeline import REQUIRED, PassStep, Pipeline, build_pipeline, load_pipelines
+from tvm_ext.passes.runner import PassRunner
+from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.tensor_spec import shapes_of
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernels
+
+# What was asked to be checked.
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """A model, how it is compiled, and how exact it has to be; the terms are ``compile``'s."""
+
+    source: str | Path | onnx.ModelProto
+    machine: Processor
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None
+    opt_level: int | str = "O3"
+    disabled_passes: tuple[str, ...] = ()
+    pass_config: Mapping[str, Mapping[str, Any]] | None = None
+    rtol: float | None = None
+
+    def pipeline(self, opt_level: int | str | None = None, without: Iterable[str] = ()) -> Pipeline:
+        """The passes, at another level or without some of them if so asked."""
+        level = self.opt_level if opt_level is None else opt_level
+        return build_pipeline(level, {*self.disabled_passes, *without}, self.pass_config)
+
+
+# Binary search for the step where agreement ends, when some steps cannot be tried.
+
+
+def last_agreement(count: int, agrees: Callable[[int], bool | None]) -> tuple[int, int]:
+    """Positions ``(low, high)``: ``low`` agrees, ``high`` differs, nothing between is known.
+
+    Position 0 is taken to agree and position ``count - 1`` to differ. A step that differs and is
+    put right by a later one does not mislead: agreement does end between the two that come back.
+
+    Parameters
+    ----------
+    count : int
+        Number of positions, at least 2.
+    agrees : Callable[[int], bool | None]
+        Asked about positions in between, each once at most; None when it cannot tell.
+    """
+    low, high = 0, count - 1
+    unknown: set[int] = set()
+    while True:
+        open_positions = [p for p in range(low + 1, high) if p not in unknown]
+        if not open_positions:
+            return low, high
+        middle = open_positions[len(open_positions) // 2]
+        answer = agrees(middle)
+        if answer is None:
+            unknown.add(middle)
+        elif answer:
+            low = middle
+        else:
+            high = middle
+
+
+# Runs a pipeline one step at a time, and turns the module after any step into a program.
+#
+# A module from the middle of the pipeline is finished with the passes of O0, no schedule and no
+# reuse of storage: the plainest way to run it. What then differs was caused by a step before.
+
+
+# Stages in the order of a compilation. "import", "kernels" and "memory" are steps of the compiler,
+# the others hold passes.
+STAGES = ("import", "graph", "lower", "schedule", "kernels", "tile", "memory", "target")
+
+# What comes out of a module that cannot be built, or whose program fails: TVM's errors at run time
+# have no base of their own.
+CANNOT_RUN = (TvmExtError, tvm.error.InternalError, RuntimeError, ValueError, TypeError)
+
+
+@dataclass(frozen=True)
+class ModuleSnapshot:
+    """The module as one step of the compilation left it.
+
+    Attributes
+    ----------
+    stage : str
+        One of ``STAGES``.
+    name : str
+        The pass, or what the compiler did.
+    source : str
+        Where the pass comes from ("built-in", "tvm", "user", ...); "compiler" for its own steps.
+    mod : tvm.IRModule
+        The module after the step.
+    changed : bool
+        Whether the step changed the module.
+    """
+
+    stage: str
+    name: str
+    source: str
+    mod: tvm.IRModule
+    changed: bool
+
+
+class SteppedCompilation:
+    """One compilation, step by step.
+
+    Attributes
+    ----------
+    cuts : list[ModuleSnapshot]
+        The module after import and after every step that ran.
+    calls : list[KernelCall]
+        Which kernel computes which nodes.
+    """
+
+    def __init__(self, imported: ImportedModel, machine: Processor, pipeline: Pipeline) -> None:
+        self._imported = imported
+        self._machine = machine
+        self._opt_level = pipeline.opt_level
+        self.cuts = [ModuleSnapshot("import", "import", "compiler", imported.mod, True)]
+        with compiling_for(machine):
+            self._run_passes("graph", pipeline.graph)
+            self._run_passes("lower", pipeline.lower)
+            require_lowered(self.cuts[-1].mod, imported.name, shapes_of(imported.inputs))
+            self._run_passes("schedule", pipeline.schedule)
+            kernels = self.cuts[-1].mod
+            self._add("kernels", "schedule of the kernels", schedule_kernels(kernels, machine)[0])
+            self._run_passes("tile", pipeline.tile)
+            kernels_final = self.cuts[-1].mod
+            self._add("memory", "reuse of storage", plan_memory(kernels_final)[0])
+            self._run_memory_passes(pipeline.memory, kernels_final)
+            self._run_passes("target", pipeline.target)
+        self.calls: list[KernelCall] = kernel_calls(kernels)
+
+    def _add(self, stage: str, name: str, mod: tvm.IRModule) -> None:
+        self.cuts.append(ModuleSnapshot(stage, name, "compiler", mod, True))
+
+    def _run_passes(self, stage: str, steps: Sequence[PassStep]) -> None:
+        for step in steps:
+            if step.skipped:
+                continue
+            runner = PassRunner()
+            mod = runner.run([step], self.cuts[-1].mod)
+            entry = step.entry
+            self.cuts.append(
+                ModuleSnapshot(stage, entry.name, entry.source, mod, runner.records[-1].changed)
+            )
+
+    def _run_memory_passes(self, steps: Sequence[PassStep], mod: tvm.IRModule) -> None:
+        """These see the module in the middle of the planning, so each cut plans it anew."""
+        running = [step for step in steps if not step.skipped]
+        for count, step in enumerate(running, 1):
+            runner = PassRunner()
+            first = running[:count]
+            planned, _ = plan_memory(mod, passes=functools.partial(runner.run, first))
+            changed = runner.records[-1].changed
+            entry = step.entry
+            self.cuts.append(ModuleSnapshot("memory", entry.name, entry.source, planned, changed))
+
+    def program(self) -> CompiledModel:
+        """What the whole compilation makes."""
+        return self.finish(self.cuts[-1].mod, self.cuts[-1].stage)
+
+    def finish(self, mod: tvm.IRModule, stage: str) -> CompiledModel:
+        """A program from a module that ``stage`` left.
+
+        Raises
+        ------
+        TvmExtError
+            The module cannot be finished in the plain way; a later cut may be.
+        """
+        machine = self._machine
+        with compiling_for(machine) as target:
+            if stage in ("import", "graph", "lower"):
+                mod = self._lowered(mod, stage)
+            # A GPU runs no kernel whose loops are bound to no threads.
+            if not isinstance(machine, CpuDescription) and _comes_before(stage, "kernels"):
+                mod, _ = schedule_kernels(mod, machine)
+            if _comes_before(stage, "memory"):
+                mod, _ = plan_memory(mod, reuse=False)
+            program = build_program(mod, target, machine, mod, {})
+        return CompiledModel(
+            program=program.executable,
+            inputs=self._imported.inputs,
+            outputs=self._imported.outputs,
+            target=target_record(machine),
+            threads=machine.cores if isinstance(machine, CpuDescription) else 1,
+            report=CompileReport(
+                model=self._imported.name, opt_level=self._opt_level, device=program.device
+            ),
+        )
+
+    def _lowered(self, mod: tvm.IRModule, stage: str) -> tvm.IRModule:
+        plain = load_pipelines()["O0"]
+        names = plain.lower if stage == "lower" else [*plain.graph, *plain.lower]
+        steps = [PassStep(registry.get(name), {}) for name in names]
+        mod = PassRunner().run(steps, mod)
+        require_lowered(mod, self._imported.name, shapes_of(self._imported.inputs))
+        return mod
+
+
+def changed_kernels(
+    before: tvm.IRModule, after: tvm.IRModule, calls: Sequence[KernelCall]
+) -> list[str]:
+    """Kernels that differ, in the order of their first calls; none if other kernels are called."""
+    old, new = _kernels(before), _kernels(after)
+    if old.keys() != new.keys():
+        return []
+    order = list(dict.fromkeys([*(call.kernel for call in calls), *old]))
+    return [n for n in order if n in old and not structural_equal(old[n], new[n])]
+
+
+def with_kernels_of(
+    before: tvm.IRModule, after: tvm.IRModule, names: Iterable[str]
+) -> tvm.IRModule:
+    """``before`` with the named kernels as they are in ``after``."""
+    chosen = set(names)
+    functions = {
+        var: after[var.name_hint] if str(var.name_hint) in chosen else func
+        for var, func in before.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=before.attrs)
+
+
+def _kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
+    return {
+        str(var.name_hint): func
+        for var, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc)
+    }
+
+
+def _comes_before(stage: str, other: str) -> bool:
+    return STAGES.index(stage) < STAGES.index(other)
+
+
+# Finds the first ONNX node that a compiled model computes otherwise than ONNX Runtime.
+
 
 Arrays = Mapping[str, np.ndarray]
+
+
+def find_node(
+    request: CheckRequest, name: str, prepared: onnx.ModelProto, inputs: Arrays
+) -> tuple[NodeFinding | None, list[str]]:
+    """The first node that differs, and notes on what was tried in vain.
+
+    Every intermediate value becomes an output, once at O0, where nothing is fused away, and then
+    at the level asked for. Values that are outputs are not fused, so a fault of a fused kernel may
+    hide from this view.
+    """
+    exposed = expose_intermediates(with_types(prepared))
+    try:
+        reference = run_reference(exposed, inputs, optimise=False)
+    except ReferenceUnavailableError as error:
+        return None, [f"intermediate values cannot be compared: {error}"]
+    view = _Exposed(exposed, [v.name for v in prepared.graph.output], inputs, reference)
+    notes = []
+    for level in dict.fromkeys(["O0", request.pipeline().opt_level]):
+        try:
+            pipeline = request.pipeline(level)
+            imported = import_prepared(name, prepared, exposed)
+            ours = SteppedCompilation(imported, request.machine, pipeline).program().run(inputs)
+        except CANNOT_RUN as error:
+            reason = own_words(error) or "it cannot be compiled and run"
+            notes.append(f"with its intermediate values exposed, at {level}: {reason}")
+            continue
+        finding = _first_node(view, ours, level, request.rtol)
+        if finding is not None:
+            return finding, []
+        notes.append(f"with its intermediate values exposed the model agrees at {level}")
+    return None, notes
+
+
+@dataclass(frozen=True)
+class _Exposed:
+    """A model whose intermediate values are outputs, and their reference."""
+
+    model: onnx.ModelProto
+    outputs: list[str]
+    inputs: Arrays
+    reference: Arrays
+
+
+def _first_node(view: _Exposed, ours: Arrays, level: str, rtol: float | None) -> NodeFinding | None:
+    graph = view.model.graph
+    precision = value_precision(graph)
+    found = {d.name: d for d in compare(ours, view.reference, rtol, precision)}
+    # A value that differs and reaches no output that differs is not what was asked about.
+    wrong = [name for name in view.outputs if not found[name].ok]
+    for node in nodes_behind(graph, wrong):
+        for name in node.output:
+            if name in found and not found[name].ok:
+                return _finding(view, ours, node, found, found[name], level)
+    return None
+
+
+def _finding(
+    view: _Exposed,
+    ours: Arrays,
+    node: onnx.NodeProto,
+    found: Mapping[str, OutputDifference],
+    difference: OutputDifference,
+    level: str,
+) -> NodeFinding:
+    read = runtime_values(view.model.graph, node)
+    inputs = {
+        name: 0.0 if name in view.inputs else found[name].max_rel if name in found else None
+        for name in read
+    }
+    fed = {**{name: ours[name] for name in read if name in ours}, **_chosen(view.inputs, read)}
+    own_fault = None
+    if len(fed) == len(read):
+        own_fault = _own_fault(view.model, node, fed, ours, difference)
+    return NodeFinding(level, node.name, node.op_type, difference, inputs, own_fault)
+
+
+def _chosen(arrays: Arrays, names: list[str]) -> dict[str, np.ndarray]:
+    return {name: arrays[name] for name in names if name in arrays}
+
+
+def _own_fault(
+    model: onnx.ModelProto,
+    node: onnx.NodeProto,
+    fed: Arrays,
+    ours: Arrays,
+    difference: OutputDifference,
+) -> bool | None:
+    """Whether ONNX Runtime computes something else from the very inputs that our node had."""
+    try:
+        theirs = run_reference(node_alone(model, node, fed), fed, optimise=False)
+    except ReferenceUnavailableError:
+        return None
+    name = difference.name
+    if name not in theirs:
+        return None
+    tolerance = difference.tolerance or None
+    return not compare({name: ours[name]}, {name: theirs[name]}, tolerance)[0].ok
+
 
 # A difference of up to this many times ONNX Runtime's own is called its like.
 _SPREADS = 2.0
@@ -92,7 +434,9 @@ class _Judge:
     def worst_of(self, outputs: Arrays) -> OutputDifference:
         return worst(compare(outputs, self._reference, self._rtol, self.precision))
 
-    def of_cut(self, compilation: SteppedCompilation, cut: Cut) -> OutputDifference | None:
+    def of_cut(
+        self, compilation: SteppedCompilation, cut: ModuleSnapshot
+    ) -> OutputDifference | None:
         """The worst output of the program that a cut makes; None when it makes none."""
         try:
             outputs = compilation.finish(cut.mod, cut.stage).run(self._inputs)
@@ -132,7 +476,11 @@ def _find_step(
 
 
 def _with_kernel(
-    finding: StepFinding, compilation: SteppedCompilation, judge: _Judge, before: Cut, after: Cut
+    finding: StepFinding,
+    compilation: SteppedCompilation,
+    judge: _Judge,
+    before: ModuleSnapshot,
+    after: ModuleSnapshot,
 ) -> StepFinding:
     """The finding with the kernel at fault, when the step does nothing but rewrite kernels."""
     if after.stage not in ("schedule", "kernels", "tile"):
@@ -166,7 +514,7 @@ def _agrees_without(
     return difference is not None and difference.ok
 
 
-def _removable(cuts: Sequence[Cut], step: StepFinding | None) -> list[str]:
+def _removable(cuts: Sequence[ModuleSnapshot], step: StepFinding | None) -> list[str]:
     """Passes worth leaving out: those that were named, and those that are not ours or TVM's."""
     named = set(step.names) if step is not None else set()
     found = [

@@ -9,14 +9,11 @@ import numpy as np
 import onnx
 
 from tvm_ext.api import TargetSource, compile
-from tvm_ext.check.bisect import find_causes
-from tvm_ext.check.findings import Bisection
-from tvm_ext.check.plain_values import plain_arrays
-from tvm_ext.check.random_inputs import load_inputs, random_inputs
+from tvm_ext.check.bisect import CheckRequest, find_causes
+from tvm_ext.check.inputs import load_inputs, random_inputs
 from tvm_ext.check.reference import run_reference
-from tvm_ext.check.request import CheckRequest
-from tvm_ext.check.result import CheckResult
-from tvm_ext.check.tolerance import compare, worst
+from tvm_ext.check.result import Bisection, CheckResult
+from tvm_ext.check.tolerance import compare, plain_arrays, worst
 from tvm_ext.compiled_model import CompiledModel
 from tvm_ext.hardware.targets import resolve_processor
 from tvm_ext.hosted_model import HostedModel

@@ -1,7 +1,7 @@
 """The outcome of a check, as data and as text for a terminal."""
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rich import box
@@ -9,9 +9,194 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tvm_ext.check.findings import Bisection
 from tvm_ext.check.tolerance import OutputDifference
 from tvm_ext.report.units import plain
+
+# What a search for the cause of a difference found, as data and as sentences.
+
+
+@dataclass(frozen=True)
+class NodeFinding:
+    """The first node whose inputs agree with the reference and whose output does not.
+
+    Attributes
+    ----------
+    opt_level : str
+        The level at which it shows, with every intermediate value as an output.
+    node, op_type : str
+        The ONNX node of the prepared model.
+    difference : OutputDifference
+        Of the node's output.
+    inputs : dict[str, float | None]
+        Largest relative difference of each computed input; None where it was not compared.
+    own_fault : bool or None
+        Whether ONNX Runtime, fed with our inputs of the node, disagrees with our output; when it
+        agrees, the node only amplifies what came in. None when that could not be tried.
+    """
+
+    opt_level: str
+    node: str
+    op_type: str
+    difference: OutputDifference
+    inputs: dict[str, float | None]
+    own_fault: bool | None
+
+    def sentence(self) -> str:
+        """One line for people."""
+        text = (
+            f"first node that differs (at {self.opt_level}): {self.op_type} '{self.node}', "
+            f"{describe(self.difference)}"
+        )
+        known = [value for value in self.inputs.values() if value is not None]
+        if known:
+            text += f"; its inputs differ by {max(known):.1e} at most"
+        if self.own_fault is None:
+            return text
+        if self.own_fault:
+            return text + "; fed with our inputs, ONNX Runtime still differs: the node is at fault"
+        return text + "; fed with our inputs, ONNX Runtime agrees: the node amplifies rounding"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "opt_level": self.opt_level,
+            "node": self.node,
+            "op_type": self.op_type,
+            "difference": self.difference.to_dict(),
+            "inputs": self.inputs,
+            "own_fault": self.own_fault,
+        }
+
+
+@dataclass(frozen=True)
+class StepFinding:
+    """The step of the compilation before which the outputs agree and after which they do not.
+
+    Attributes
+    ----------
+    stage : str
+        One of ``cuts.STAGES``.
+    names : tuple[str, ...]
+        The pass; several when the modules between them cannot be run.
+    source : str
+        Where the (last) pass comes from.
+    before, after : OutputDifference
+        The worst output before and after the step.
+    kernel : str
+        The kernel in which it happens, for a step that only rewrites kernels; else empty.
+    kernel_nodes : tuple[str, ...]
+        The nodes that this kernel computes.
+    """
+
+    stage: str
+    names: tuple[str, ...]
+    source: str
+    before: OutputDifference
+    after: OutputDifference
+    kernel: str = ""
+    kernel_nodes: tuple[str, ...] = ()
+
+    def sentence(self) -> str:
+        """One line for people."""
+        numbers = (
+            f"before it the outputs differ by {self.before.max_rel:.1e} at most, after it "
+            + describe(self.after)
+        )
+        return f"first step that differs: {self._step()}; {numbers}"
+
+    def _step(self) -> str:
+        passes = " or ".join(f"'{name}'" for name in self.names)
+        kernel = f"kernel {self.kernel}"
+        if self.kernel_nodes:
+            kernel += f" (nodes {', '.join(self.kernel_nodes)})"
+        if self.stage == "kernels":
+            return f"the schedule of {kernel}" if self.kernel else self.names[-1]
+        if self.source == "compiler":
+            return passes.replace("'", "")
+        step = f"pass {passes} ({self.source}, level {self.stage})"
+        return f"{step}, in the schedule of {kernel}" if self.kernel else step
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "stage": self.stage,
+            "names": list(self.names),
+            "source": self.source,
+            "before": self.before.to_dict(),
+            "after": self.after.to_dict(),
+            "kernel": self.kernel,
+            "kernel_nodes": list(self.kernel_nodes),
+        }
+
+
+@dataclass
+class Bisection:
+    """All that was found out about a difference.
+
+    Attributes
+    ----------
+    reference_spread : float
+        Largest relative difference between ONNX Runtime with and without its optimisations: a
+        difference of that size says nothing about us.
+    preparation : OutputDifference or None
+        The worst output where the simplification of the ONNX graph already changed the numbers.
+    node : NodeFinding or None
+    step : StepFinding or None
+    remedies : list[str]
+        Passes without each of which the outputs agree.
+    notes : list[str]
+        Why something could not be found.
+    """
+
+    reference_spread: float = 0.0
+    preparation: OutputDifference | None = None
+    node: NodeFinding | None = None
+    step: StepFinding | None = None
+    remedies: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def sentences(self) -> list[str]:
+        """One line a finding."""
+        lines = []
+        if self.preparation is not None:
+            lines.append(
+                "the simplification of the ONNX graph changes the numbers, before any pass: "
+                + describe(self.preparation)
+            )
+        lines += [found.sentence() for found in (self.step, self.node) if found is not None]
+        lines += [
+            f"without pass '{name}' the outputs agree (--disable-pass {name})"
+            for name in self.remedies
+        ]
+        lines += self.notes
+        lines.append(
+            "ONNX Runtime itself differs with and without its optimisations by "
+            f"{self.reference_spread:.1e}"
+        )
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; ``sentences`` says the same for people."""
+        return {
+            "reference_spread": self.reference_spread,
+            "preparation": self.preparation.to_dict() if self.preparation else None,
+            "node": self.node.to_dict() if self.node else None,
+            "step": self.step.to_dict() if self.step else None,
+            "remedies": self.remedies,
+            "notes": self.notes,
+            "sentences": self.sentences(),
+        }
+
+
+def describe(difference: OutputDifference) -> str:
+    """An output's difference as the end of a sentence."""
+    text = f"'{difference.name}' {difference.reason}"
+    if difference.max_abs != difference.max_abs:
+        return text
+    return (
+        f"{text}, at {list(difference.worst_index)}: {difference.ours_value:.6g}, "
+        f"reference {difference.reference_value:.6g}"
+    )
 
 
 @dataclass(frozen=True)

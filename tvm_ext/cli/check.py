@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
-from tvm_ext.cli.input_arrays import InputSource
-from tvm_ext.cli.progress_line import progress_line
+from tvm_ext.cli.input_parsing import InputSource
+from tvm_ext.cli.options import CompileOptions, is_saved_model
+from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
+from tvm_ext.cli.options import CompileOptions, is_saved_model
 from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def compile_command(
         tf32,
     )
     if dry_run:
-        from tvm_ext.cli.operator_list import print_operators
+        from tvm_ext.cli.tables import print_operators
 
         print_operators(model, chosen.input_shapes, json_output)
         return

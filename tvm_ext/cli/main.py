@@ -1,13 +1,22 @@
-"""The application: the commands put together, ``--version`` and ``--debug``."""
+"""The application: the commands put together, ``--version`` and ``--debug``, and every failure as
+one line on stderr and an exit code.
+"""
 
 import io
 import os
 import platform
+import signal
 import sys
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import Annotated, TextIO
+from types import FrameType
+from typing import Annotated, Any, NoReturn, TextIO
 
 import typer
+from typer.core import TyperGroup
 
 from tvm_ext.cli import (
     check,
@@ -16,13 +25,153 @@ from tvm_ext.cli import (
     passes,
     profile,
     report_bug,
+    rpc_server,
     run,
     targets,
     tune,
     wafer,
-    worker,
 )
-from tvm_ext.cli.error_group import INTERRUPTED, ErrorGroup, discard_stdout, remember_interrupts
+from tvm_ext.configs.errors import TvmExtError
+
+# The command group that turns every failure into one line on stderr and an exit code.
+
+
+BAD_INPUT = 2
+INTERNAL_ERROR = 3
+INTERRUPTED = 130
+READER_GONE = 141
+
+# Typer brings a copy of click in some releases and depends on it in others: either way this is the
+# base of what it raises for bad usage.
+_USAGE_ERROR: type[Exception] = next(
+    cls
+    for cls in typer.BadParameter.__mro__
+    if issubclass(cls, Exception) and cls.__name__ == "ClickException"
+)
+
+_interrupts: list[int] = []
+
+
+class ErrorGroup(TyperGroup):
+    """The root group: ``tvm-ext`` itself."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> NoReturn:
+        """Runs the command line and exits with its code."""
+        arguments = debug_first(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        with _one_line_warnings():
+            try:
+                code = super().main(arguments, *rest, **extra)
+            except _USAGE_ERROR as error:
+                _print_error(_usage_message(error))
+                code = BAD_INPUT
+            except (KeyboardInterrupt, typer.Abort):
+                code = INTERRUPTED
+            except OSError as error:
+                # Only the group's own help gets here.
+                _print_error(f"the help cannot be printed ({error.strerror}): send it elsewhere")
+                code = BAD_INPUT
+        sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the command that ``ctx`` names; its failures become exit codes."""
+        debug = bool(ctx.params.get("debug"))
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except (typer.Exit, typer.Abort, _USAGE_ERROR):
+            raise
+        except BrokenPipeError:
+            discard_stdout()
+            raise typer.Exit(READER_GONE) from None
+        # The fallback: what is not one of ours is a defect, and is reported as one.
+        except Exception as error:  # noqa: BLE001
+            # An interrupt inside of a pass comes back from TVM as an error of that pass.
+            if _interrupts:
+                raise typer.Exit(INTERRUPTED) from None
+            raise _failed(error, debug) from None
+        return result
+
+
+def debug_first(arguments: Sequence[str]) -> list[str]:
+    """The arguments with ``--debug``, which may stand anywhere before ``--``, moved to the front.
+
+    So the option belongs to the group alone and yet works behind every command.
+    """
+    given = list(arguments)
+    end = given.index("--") if "--" in given else len(given)
+    rest = [argument for argument in given[:end] if argument != "--debug"]
+    debug = ["--debug"] if len(rest) < end else []
+    return [*debug, *rest, *given[end:]]
+
+
+def remember_interrupts() -> None:
+    """Notes each Ctrl-C, on top of the KeyboardInterrupt that Python raises for it.
+
+    A signal that the caller of this process chose to ignore stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _on_interrupt)
+
+
+def _on_interrupt(number: int, frame: FrameType | None) -> None:
+    _interrupts.append(number)
+    signal.default_int_handler(number, frame)
+
+
+def discard_stdout() -> None:
+    """Sends what is still to be written to nowhere, so that Python's own flush at exit succeeds."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
+def _failed(error: Exception, debug: bool) -> typer.Exit:
+    if debug:
+        traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, TvmExtError):
+        _print_error(str(error))
+        return typer.Exit(INTERNAL_ERROR if error.defect else BAD_INPUT)
+    from tvm_ext.errors import REPORT_IT
+
+    hint = "" if debug else "run again with --debug to see it, and "
+    _print_error(
+        "bug in tvm-ext: an error that nothing expects; expected a result or a refusal: "
+        f"{hint}{REPORT_IT}"
+    )
+    return typer.Exit(INTERNAL_ERROR)
+
+
+def _print_error(message: str) -> None:
+    with suppress(OSError):  # the exit code still tells
+        print(f"error: {_one_line(message)}", file=sys.stderr, flush=True)
+
+
+def _one_line(message: str) -> str:
+    # Names in a message come from files: an escape sequence must not reach the terminal.
+    from tvm_ext.report.units import plain
+
+    return plain(" ".join(message.split()))
+
+
+def _usage_message(error: Any) -> str:
+    message = error.format_message().rstrip(".")
+    context = getattr(error, "ctx", None)
+    return f"{message}; see '{context.command_path} --help'" if context is not None else message
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Warnings as one line for people, without the source line that raised them."""
+
+    def show(message: Warning | str, *args: Any, **options: Any) -> None:
+        print(f"warning: {_one_line(str(message))}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        # Only in this block, and put back by it.
+        warnings.showwarning = show
+        yield
+
 
 app = typer.Typer(
     name="tvm-ext",
@@ -39,7 +188,7 @@ app.command("check", epilog=check.EXAMPLE)(check.check_command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.profile_command)
 app.command("tune", epilog=tune.EXAMPLE)(tune.tune_command)
 app.command("report-bug", epilog=report_bug.EXAMPLE)(report_bug.report_bug_command)
-app.command("worker", epilog=worker.EXAMPLE)(worker.worker_command)
+app.command("worker", epilog=rpc_server.EXAMPLE)(rpc_server.rpc_server_command)
 app.add_typer(logs.app, name="logs")
 app.add_typer(passes.app, name="passes")
 app.add_typer(targets.app, name="targets")

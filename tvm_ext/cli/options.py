@@ -1,11 +1,20 @@
-"""Types of the arguments and options that several commands share."""
+"""Arguments and options that several commands share, and those of a compilation, checked and ready
+for ``tvm_ext.compile``.
+"""
 
+import contextlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tvm_ext.cli.input_arrays import Fill
+from tvm_ext.cli.input_parsing import Fill, parse_input_shapes, parse_pass_config
+from tvm_ext.cli.stderr_lines import progress_line
+from tvm_ext.errors import InputError, TargetError
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX model.")]
 ModelOrCompiled = Annotated[
@@ -119,3 +128,211 @@ Seed = Annotated[
     int | None, typer.Option("--seed", min=0, show_default="0", help="Seed of the random inputs.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
+
+
+# The compile options of a command line, checked and ready for ``tvm_ext.compile``.
+
+
+if TYPE_CHECKING:
+    from tvm_ext.compiled_model import CompiledModel
+    from tvm_ext.hardware.description import Description
+
+# A saved model is a ZIP archive; no ONNX file begins like one.
+_SAVED_MODEL_START = b"PK\x03\x04"
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """How to compile; None and empty where the command line said nothing.
+
+    Attributes
+    ----------
+    target, opt_level : str, optional
+        As for ``tvm_ext.compile``; "cpu" and "O3" when left out.
+    input_shapes, disabled_passes, pass_config, dump_ir
+        As for ``tvm_ext.compile``.
+    threads : int, optional
+        Cores to compile for instead of all that the target has.
+    records, require_records, tf32
+        As for ``tvm_ext.compile``.
+    """
+
+    target: str | None = None
+    input_shapes: Mapping[str, tuple[int | str, ...]] = field(default_factory=dict)
+    opt_level: str | None = None
+    disabled_passes: tuple[str, ...] = ()
+    pass_config: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    threads: int | None = None
+    dump_ir: Path | None = None
+    records: tuple[Path, ...] = ()
+    require_records: bool = False
+    tf32: bool = False
+
+    @classmethod
+    def parsed(
+        cls,
+        target: str | None = None,
+        input_shape: Sequence[str] | None = None,
+        opt_level: str | None = None,
+        disable_pass: Sequence[str] | None = None,
+        pass_config: Sequence[str] | None = None,
+        threads: int | None = None,
+        dump_ir: Path | None = None,
+        records: Sequence[Path] | None = None,
+        require_records: bool = False,
+        tf32: bool = False,
+    ) -> "CompileOptions":
+        """From the texts of the command line; raises InputError for one of another form."""
+        return cls(
+            target=target,
+            input_shapes=parse_input_shapes(input_shape or ()),
+            opt_level=opt_level,
+            disabled_passes=tuple(disable_pass or ()),
+            pass_config=parse_pass_config(pass_config or ()),
+            threads=threads,
+            dump_ir=dump_ir,
+            records=tuple(records or ()),
+            require_records=require_records,
+            tf32=tf32,
+        )
+
+    def machine(self) -> "Description":
+        """The target's description with the asked number of cores.
+
+        Raises
+        ------
+        TargetError, ConfigError
+            There is no such target, or it is no CPU and ``threads`` was given.
+        """
+        from tvm_ext.hardware.targets import resolve_target
+
+        machine = resolve_target(self.target if self.target is not None else "cpu")
+        if self.threads is None:
+            return machine
+        if machine.kind != "cpu":
+            raise TargetError(
+                f"--threads counts CPU cores and target '{machine.name}' is no CPU; "
+                "expected one: leave --threads out"
+            )
+        return machine.with_cores(self.threads)
+
+    def keywords(self) -> dict[str, Any]:
+        """What ``compile`` and ``check_model`` take alike, besides the model and the target."""
+        return {
+            "input_shapes": self.input_shapes or None,
+            "opt_level": self.opt_level if self.opt_level is not None else "O3",
+            "disabled_passes": self.disabled_passes,
+            "pass_config": self.pass_config or None,
+        }
+
+    def compile(self, model: Path) -> "CompiledModel":
+        """Compiles an ONNX file; raises as ``tvm_ext.compile``."""
+        if self.dump_ir is not None:
+            _check_folder(self.dump_ir)
+        from tvm_ext import api
+
+        # Passes of users print; stdout belongs to the command's own result.
+        with progress_line(), contextlib.redirect_stdout(sys.stderr):
+            return api.compile(
+                model,
+                self.machine(),
+                dump_ir=self.dump_ir,
+                records=self.records,
+                require_records=self.require_records,
+                tf32=self.tf32,
+                **self.keywords(),
+            )
+
+    def open(self, model: Path) -> "CompiledModel":
+        """Loads a saved model, or compiles an ONNX file.
+
+        Raises
+        ------
+        InputError
+            The model is compiled already and compile options were given.
+        TvmExtError
+            As ``tvm_ext.load`` and ``tvm_ext.compile``.
+        """
+        if not is_saved_model(model):
+            return self.compile(model)
+        self.require_none(model)
+        from tvm_ext import api
+
+        return api.load(model)
+
+    def require_none(self, model: Path) -> None:
+        """Refuses options that a model compiled earlier cannot follow any more."""
+        given = {
+            "--target": self.target is not None,
+            "--input-shape": self.input_shapes,
+            "--opt-level": self.opt_level is not None,
+            "--disable-pass": self.disabled_passes,
+            "--pass-config": self.pass_config,
+            "--threads": self.threads is not None,
+            "--records": self.records,
+            "--require-records": self.require_records,
+            "--tf32": self.tf32,
+        }
+        names = ", ".join(name for name, present in given.items() if present)
+        if names:
+            raise InputError(
+                f"{names} given for {model}, which is compiled already; expected an ONNX model "
+                "with compile options: leave them out, or compile the ONNX model again"
+            )
+
+
+def is_saved_model(path: Path) -> bool:
+    """Whether the file is, or claims to be, one that ``tvm-ext compile --output`` wrote."""
+    if path.suffix == ".tvmx":
+        return True
+    if not path.is_file():
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SAVED_MODEL_START)) == _SAVED_MODEL_START
+    except OSError:
+        # Whoever reads it as an ONNX model says what is wrong with it.
+        return False
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses before the compilation a dump folder that cannot be made or written to."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise InputError(
+            f"--dump-ir {folder}: {existing} is a file; expected a folder: choose another path"
+        )
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(
+            f"--dump-ir {folder}: {existing} is not writable; expected a folder to write to: "
+            "choose another path"
+        )
+
+
+# Types of the arguments and options that several of these commands share.
+
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="Folder of records, as 'tvm-ext tune' writes it.")
+]
+OneTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target",
+        "-t",
+        show_default="all",
+        help="Only this target: 'cpu' for this machine, a preset, a .toml file, or a part of the "
+        "name that the tables show.",
+    ),
+]
+
+
+# Types of options that several of the commands share.
+
+
+WaferTarget = Annotated[
+    str,
+    typer.Option(
+        "--target", "-t", help="A mesh: a preset ('tvm-ext targets list'), or a .toml file."
+    ),
+]

@@ -106,7 +106,7 @@ def write_values(path: Path, values: Mapping[str, Any]) -> None:
         The file cannot be written; an older one is then as it was.
     """
     if path.suffix == ".json":
-        from tvm_ext.value_files import values_as_json
+        from tvm_ext.check.inputs import values_as_json
 
         with replacing(path) as file:
             file.write(values_as_json(values).encode())

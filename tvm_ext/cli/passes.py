@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
+from tvm_ext.cli.options import CompileOptions, is_saved_model
 from tvm_ext.errors import ModelError
 
 app = typer.Typer(help="List the passes, or explain what they did to a model.")
@@ -27,7 +27,7 @@ def list_command(
 ) -> None:
     """List the optimisation levels with their passes in order, and every registered pass."""
     from tvm_ext.cli import output as out
-    from tvm_ext.cli.pass_catalogue import catalogue, catalogue_parts
+    from tvm_ext.cli.pass_tables import catalogue, catalogue_parts
 
     found = catalogue(opt_level)
     if json_output:
@@ -70,8 +70,7 @@ def explain_command(
         _explain_pass(str(subject), json_output)
         return
     from tvm_ext.cli import output as out
-    from tvm_ext.cli.explanation import explain, explanation_text
-    from tvm_ext.cli.pass_catalogue import find_pass
+    from tvm_ext.cli.pass_tables import explain, explanation_text, find_pass
 
     names = frozenset(find_pass(name).name for name in only or ())
     report = chosen.open(subject).report
@@ -85,7 +84,7 @@ def explain_command(
 def _explain_pass(name: str, json_output: bool) -> None:
     """Prints the documentation of a registered pass; raises ModelError when it is not one."""
     from tvm_ext.cli import output as out
-    from tvm_ext.cli.pass_catalogue import describe_pass, find_pass
+    from tvm_ext.cli.pass_tables import describe_pass, find_pass
     from tvm_ext.errors import PassError
 
     try:

@@ -5,8 +5,8 @@ from typing import Annotated
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.compile_options import CompileOptions
-from tvm_ext.cli.input_arrays import InputSource
+from tvm_ext.cli.input_parsing import InputSource
+from tvm_ext.cli.options import CompileOptions
 
 EXAMPLE = "Example: tvm-ext profile model.tvmx --repeat 50 --top 10"
 

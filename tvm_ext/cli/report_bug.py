@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.compile_options import CompileOptions
-from tvm_ext.cli.progress_line import progress_line
+from tvm_ext.cli.options import CompileOptions
+from tvm_ext.cli.stderr_lines import progress_line
 
 EXAMPLE = "Example: tvm-ext report-bug model.onnx -o report.zip --input-shape x=1,3,224,224"
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.compile_options import CompileOptions
-from tvm_ext.cli.input_arrays import InputSource
+from tvm_ext.cli.input_parsing import InputSource
+from tvm_ext.cli.options import CompileOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,8 +93,8 @@ class RunResult:
 
     def to_dict(self, top: int = 0) -> dict[str, Any]:
         """JSON values."""
-        from tvm_ext.check.plain_values import plain_arrays
-        from tvm_ext.cli.array_summary import summarise
+        from tvm_ext.check.tolerance import plain_arrays
+        from tvm_ext.cli.tables import summarise
 
         arrays = plain_arrays(self.outputs)
         return {
@@ -104,8 +104,8 @@ class RunResult:
 
     def to_rich(self, top: int = 0) -> "list[RenderableType]":
         """A table of the outputs, and the timing in one line."""
-        from tvm_ext.check.plain_values import plain_arrays
-        from tvm_ext.cli.array_summary import summary_table
+        from tvm_ext.check.tolerance import plain_arrays
+        from tvm_ext.cli.tables import summary_table
 
         parts: list[RenderableType] = [summary_table(plain_arrays(self.outputs), top)]
         timing = self._timing()

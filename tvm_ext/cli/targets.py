@@ -80,13 +80,13 @@ def describe_target(description: "Description") -> dict[str, Any]:
     ``peak_flops`` (operations a second by dtype, from the description, not measured),
     ``tvm_target`` and, of a GPU, ``vendor_libraries``.
     """
-    from tvm_ext.hardware.cuda.vendor_libraries import vendor_library_note
-    from tvm_ext.hardware.description import GpuDescription
+    from tvm_ext.hardware.cuda.runtime_library import vendor_library_note
+    from tvm_ext.hardware.description import CudaDescription
 
-    is_gpu = isinstance(description, GpuDescription)
+    is_cuda = isinstance(description, CudaDescription)
     return {
         **description.model_dump(mode="json"),
-        **({"vendor_libraries": vendor_library_note()} if is_gpu else {}),
+        **({"vendor_libraries": vendor_library_note()} if is_cuda else {}),
         "features": list(description.required_features),
         "peak_flops": {dtype: description.peak_flops(dtype) for dtype in _PEAK_DTYPES},
         "tvm_target": _tvm_target(description),

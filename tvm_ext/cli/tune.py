@@ -1,14 +1,35 @@
 """``tvm-ext tune``: finds faster schedules for a model's kernels, and keeps them."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
-from tvm_ext.cli.duration import parse_duration
+from tvm_ext.cli.options import CompileOptions, is_saved_model
 from tvm_ext.errors import InputError
+
+# Parses lengths of time.
+
+
+_UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
+_PARTS = re.compile(r"([0-9]+(?:\.[0-9]+)?)(h|m|s)")
+
+
+def parse_duration(option: str, text: str) -> float:
+    """ "1h30m", "90s" or "90" (seconds) to seconds above 0; raises InputError for other texts."""
+    plain = text.strip().lower()
+    whole = f"{plain}s" if re.fullmatch(r"[0-9]+(\.[0-9]+)?", plain) else plain
+    parts = _PARTS.findall(whole)
+    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != whole or seconds <= 0:
+        raise InputError(
+            f"{option} {text!r} is no length of time; expected for example 90s, 30m or 1h30m: "
+            "write it so"
+        )
+    return seconds
+
 
 if TYPE_CHECKING:
     from tvm_ext.hardware.description import Description
@@ -120,7 +141,7 @@ def tune_command(
             "--rpc-tracker",
             metavar="HOST:PORT",
             rich_help_panel=_LIMITS,
-            help="Measure on the servers of a tracker of TVM's RPC ('tvm-ext worker').",
+            help="Measure on the servers of a tracker of TVM's RPC ('tvm-ext rpc-server').",
         ),
     ] = None,
     rpc_key: Annotated[
@@ -173,12 +194,12 @@ def tune_command(
     from tvm_ext.cli.tune_view import TuneView
     from tvm_ext.configs.atomic_file import write_text
     from tvm_ext.configs.progress import listening
-    from tvm_ext.report.tuning_json import tuning_json
+    from tvm_ext.report.tuning_figures import tuning_json
     from tvm_ext.report.tuning_page import render_tuning_html
     from tvm_ext.report.tuning_text import tuning_summary
     from tvm_ext.tune_model import tune
-    from tvm_ext.tuning.limits import Limits
-    from tvm_ext.tuning.rpc_servers import rpc_devices
+    from tvm_ext.tuning.runner import rpc_devices
+    from tvm_ext.tuning.session_options import Limits
 
     page = report if report is not None else folder / "report.html"
     if report is not None:

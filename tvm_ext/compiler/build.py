@@ -1,15 +1,27 @@
-"""Generates code for a planned module."""
+"""Generates code for a planned module, with the fallback schedule for kernels that TVM refuses,
+and makes the program.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax, tirx
 
+from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError
-from tvm_ext.open_dimensions import listed
-from tvm_ext.tir_schedules.cuda.library.library_code import library_modules
+from tvm_ext.hardware.cuda.device_code import making_device_code
+from tvm_ext.hardware.cuda.runtime_library import runtime_problem
+from tvm_ext.hardware.description import CpuDescription, CudaDescription, Processor
+from tvm_ext.passes.cuda_graphs import captured_kernels, launches_only, without_capture
+from tvm_ext.passes.propagate_nan import with_nan_passed_on
+from tvm_ext.report.records import DeviceRecord
+from tvm_ext.tensor_spec import listed
+from tvm_ext.tir_schedules.cuda.cublas import library_modules
 from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels, lowering_pipeline, pass_options
+from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_by_fallback
+from tvm_ext.tir_schedules.template import Machine
 
 # What code generation raises.
 BUILD_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError)
@@ -75,3 +87,117 @@ def _no_code(
         f"bug in tvm-ext: no code can be generated for target {kind} for {where}; expected code "
         f"for every kernel: try --opt-level 0 or another --target, and {REPORT_IT}"
     )
+
+
+# Kernels for a GPU whose code TVM refuses to generate, scheduled once more by the fallback.
+
+
+@dataclass(frozen=True)
+class Built:
+    """An executable with the module and the schedules that it was built from."""
+
+    executable: relax.VMExecutable
+    mod: tvm.IRModule
+    choices: dict[str, ScheduleChoice]
+
+
+def build_with_fallback(
+    planned: tvm.IRModule,
+    target: tvm.target.Target,
+    machine: Machine,
+    unscheduled: tvm.IRModule,
+    choices: dict[str, ScheduleChoice],
+    origins: Mapping[str, Sequence[str]] | None = None,
+) -> Built:
+    """The executable of ``planned``.
+
+    A schedule for a GPU can break a rule that only code generation checks. Where the build fails,
+    each kernel is built alone, and those that fail get the schedule that any kernel can have, from
+    their form in ``unscheduled``. ``origins`` are the nodes of each kernel, for messages.
+
+    Raises
+    ------
+    BuildError
+        Code generation fails, and for another reason than the schedule of a kernel for a GPU.
+    """
+    try:
+        return Built(build(planned, target, origins), planned, choices)
+    except BuildError:
+        if not isinstance(machine, CudaDescription):
+            raise
+        functions, changed = dict(planned.functions.items()), dict(choices)
+        for global_var, func in planned.functions.items():
+            name = str(global_var.name_hint)
+            if not isinstance(func, tirx.PrimFunc) or name not in choices or choices[name].packed:
+                continue
+            if not can_be_built(func, target):
+                again, choice = schedule_by_fallback(unscheduled[name], machine)
+                functions[global_var] = _like(func, again)
+                changed[name] = _explained(choice, choices[name])
+        if changed == choices:
+            raise
+    mod = with_nan_passed_on(tvm.IRModule(functions, attrs=planned.attrs))
+    return Built(build(mod, target, origins), mod, changed)
+
+
+def _like(func: tirx.PrimFunc, again: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``again`` under the name that ``func`` has in its module, with as many parameters.
+
+    What ``func`` has more of are workspaces, which ``again`` does not need.
+    """
+    more = func.params[len(again.params) :]
+    if more:
+        params = [*again.params, *more]
+        again = tirx.PrimFunc(params, again.body, again.ret_type, again.attrs)
+    symbol = func.attrs.get("global_symbol") if func.attrs is not None else None
+    if symbol is not None:
+        return again.with_attr("global_symbol", symbol)
+    return again.without_attr("global_symbol") if "global_symbol" in again.attrs else again
+
+
+def _explained(choice: ScheduleChoice, before: ScheduleChoice) -> ScheduleChoice:
+    refusal = f"{before.schedule}: no code could be generated"
+    return replace(choice, refusals=(*before.refusals, refusal), miss=before.miss)
+
+
+# The program of a compilation, and what it holds for a GPU.
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program with the schedules that it was built with."""
+
+    executable: relax.VMExecutable
+    choices: dict[str, ScheduleChoice]
+    device: DeviceRecord | None = None
+
+
+def build_program(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    machine: Processor,
+    unscheduled: tvm.IRModule,
+    choices: dict[str, ScheduleChoice],
+    calls: Sequence[KernelCall] = (),
+) -> Program:
+    """The program of a planned module; see ``build_with_fallback``. Raises BuildError.
+
+    ``calls`` say which nodes a kernel computes, for messages.
+    """
+    origins = {call.kernel: call.origins for call in reversed(calls)}
+    if isinstance(machine, CpuDescription):
+        built = build_with_fallback(mod, target, machine, unscheduled, choices, origins)
+        return Program(built.executable, built.choices)
+    # Where there is a GPU, the code is made for it to be loaded at once.
+    runtime_problem()
+    with making_device_code(machine.arch) as job:
+        built = build_with_fallback(mod, target, machine, unscheduled, choices, origins)
+        unsafe = built.choices != choices and not launches_only(built.mod)
+        if unsafe:
+            # A kernel with another schedule than the graphs were planned with.
+            plain = without_capture(built.mod)
+            built = replace(built, executable=build(plain, target), mod=plain)
+    graphs, kernels = (0, 0) if unsafe else captured_kernels(built.mod)
+    reason = "a kernel allocates memory while it runs" if unsafe else ""
+    device = DeviceRecord(job.arch, job.form, job.made_by, graphs, kernels, reason)
+    return Program(built.executable, built.choices, device)

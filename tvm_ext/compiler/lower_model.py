@@ -1,6 +1,10 @@
-"""The first half of the road, from a model to kernels without schedules."""
+"""The first half of the road, from a model to kernels without schedules, and the time that each
+phase takes.
+"""
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -8,17 +12,75 @@ from typing import TypeAlias
 import onnx
 import tvm
 
-from tvm_ext.compiler.empty_constants import without_empty_constants
-from tvm_ext.compiler.fresh_outputs import with_fresh_outputs
-from tvm_ext.compiler.graph_facts import require_lowered
-from tvm_ext.compiler.kernel_calls import FusionObserver, KernelCall, kernel_calls
+from tvm_ext.compiler.graph_analysis import (
+    FusionObserver,
+    KernelCall,
+    kernel_calls,
+    require_lowered,
+)
 from tvm_ext.compiler.packed_weights import mark_constant_parameters
-from tvm_ext.compiler.phases import Phases
+from tvm_ext.configs.progress import tell
+from tvm_ext.errors import REPORT_IT, BuildError, TvmExtError
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
-from tvm_ext.open_dimensions import shapes_of
 from tvm_ext.passes.pipeline import Pipeline
 from tvm_ext.passes.runner import PassRunner
+from tvm_ext.relay_passes.empty_constants import without_empty_constants
+from tvm_ext.relay_passes.fresh_outputs import with_fresh_outputs
+from tvm_ext.report.records import PhaseRecord
+from tvm_ext.tensor_spec import InputShapes, freezing_hint, shapes_of
+
+# Wall time of the phases of a compilation, and the phase's name for what TVM raises in it.
+
+
+class Phases:
+    """Wall time of the phases, in order; an error that is not ours gets the name of its phase.
+
+    Attributes
+    ----------
+    model : str
+        The model's name, once it is known.
+    inputs : InputShapes
+        The sizes of its inputs, once they are known.
+    """
+
+    def __init__(self) -> None:
+        self.records: list[PhaseRecord] = []
+        self.model = "the model"
+        self.inputs: InputShapes = {}
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Times the block, which may be one of several of its phase, one after the other.
+
+        Raises BuildError for an error in it that no step expects.
+        """
+        begun = time.perf_counter()
+        tell(name)
+        try:
+            yield
+        except TvmExtError:
+            raise
+        except MemoryError as error:
+            raise BuildError(
+                f"there is no memory left in phase '{name}' of {self.model}; expected more: give "
+                "smaller input shapes, or end other programs"
+            ) from error
+        except Exception as error:
+            raise BuildError(
+                f"bug in tvm-ext: phase '{name}' failed on {self.model}; expected a program: "
+                f"{self._advice()}try --opt-level 0, and {REPORT_IT}",
+                defect=True,
+            ) from error
+        seconds = time.perf_counter() - begun
+        if self.records and self.records[-1].name == name:
+            seconds += self.records.pop().seconds
+        self.records.append(PhaseRecord(name, seconds))
+
+    def _advice(self) -> str:
+        hint = freezing_hint(self.inputs)
+        return f"{hint}, or " if hint else ""
+
 
 ModelSource: TypeAlias = "str | Path | onnx.ModelProto | PreparedModel"
 

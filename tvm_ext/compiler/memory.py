@@ -1,19 +1,139 @@
-"""Plans storage: liveness, reuse of buffers, and the figures for the report."""
+"""Plans storage: liveness, reuse of buffers, the figures for the report, and the limit of what a
+program may take.
+"""
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Collection, Mapping
 
 import tvm
 from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 
-from tvm_ext.compiler.far_limits import without_far_limits
-from tvm_ext.compiler.graph_facts import relax_bindings, weight_bytes
-from tvm_ext.compiler.storage_steps import RoundStorage
-from tvm_ext.open_size import SizeRange
-from tvm_ext.relay_passes.operator_name import operator_name
-from tvm_ext.relay_passes.origin_writer import bindings_of
+from tvm_ext.compiler.graph_analysis import relax_bindings, weight_bytes
+from tvm_ext.errors import BuildError
+from tvm_ext.hardware.cuda.host import driver_state
+from tvm_ext.hardware.description import CpuDescription, Processor
+from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.spans import bindings_of
 from tvm_ext.report.records import MemoryRecord
-from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.tensor_spec import SizeRange
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+
+# Storage whose only limit stands in the model is allocated in the run, where it would be large.
+#
+# A model that slices a dynamic dimension up to a billion makes one of ``min(1000000000, n)``
+# elements, and TVM's planner reserves storage for the billion. Small limits are worth it: their
+# storage is shared and allocated once.
+
+
+MOST_RESERVED_BYTES = 2**24
+
+
+def without_far_limits(mod: tvm.IRModule, ranged: Collection[str]) -> tvm.IRModule:
+    """``mod`` with tensors of their own in place of those on large storage of such a limit.
+
+    Dimensions in ``ranged`` have limits that the user gave: theirs is what is asked for.
+    """
+    functions = {}
+    for global_var, func in mod.functions.items():
+        if not isinstance(func, relax.Function):
+            continue
+        if far := _far_storages(func, ranged):
+            functions[global_var] = _LimitRewriter(far).visit_expr(func)
+    return tvm.IRModule({**dict(mod.functions.items()), **functions}, attrs=mod.attrs)
+
+
+def _far_storages(func: relax.Function, ranged: Collection[str]) -> set[relax.Var]:
+    bindings = list(bindings_of(func))
+    large = {
+        binding.var
+        for binding in bindings
+        if operator_name(binding.value) == "relax.memory.alloc_storage"
+        and (static_extent(binding.value.args[0].values[0]) or 0) > MOST_RESERVED_BYTES
+    }
+    return large & {
+        binding.value.args[0]
+        for binding in bindings
+        if operator_name(binding.value) == "relax.memory.alloc_tensor"
+        and _is_symbolic(binding.value.args[2], ranged)
+    }
+
+
+def _is_symbolic(shape: relax.ShapeExpr, ranged: Collection[str]) -> bool:
+    names = {var.name for size in shape.values for var in tirx.analysis.undefined_vars(size)}
+    return not names <= set(ranged)
+
+
+@mutator
+class _LimitRewriter(PyExprMutator):
+    def __init__(self, far: set[relax.Var]) -> None:
+        super().__init__()
+        self._far = far
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        if binding.var in self._far:
+            return
+        super().visit_var_binding_(binding)
+
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        if operator_name(op) != "relax.memory.alloc_tensor" or op.args[0] not in self._far:
+            return super().visit_call_(op)
+        return relax.op.builtin.alloc_tensor(op.args[2], op.args[3].value, 0)
+
+
+# Storage whose size a run decides is allocated in few different sizes.
+#
+# TVM's virtual machine keeps what a run frees in a pool, and hands it out again for the same
+# number of bytes only. A text model that meets a hundred lengths would hold the storage of each,
+# and every new length would begin in memory that was never touched.
+
+
+# The system gives a CPU's program memory as it is touched, so that storage may be twice too large.
+# On a device all of it counts.
+_CPU_STEPS = 1
+_DEVICE_STEPS = 4
+
+
+@relax.transform.function_pass(opt_level=0, name="RoundStorage")
+class RoundStorage:
+    """Rounds the bytes of storage of symbolic size up, to a few sizes for each power of two."""
+
+    def transform_function(
+        self, func: relax.Function, mod: tvm.IRModule, ctx: tvm.transform.PassContext
+    ) -> relax.Function:
+        steps = _CPU_STEPS if current_cpu() is not None else _DEVICE_STEPS
+        return _Rounder(steps).visit_expr(func)
+
+
+@mutator
+class _Rounder(PyExprMutator):
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def visit_call_(self, op: relax.Call) -> relax.Expr:
+        if operator_name(op) != "relax.vm.alloc_storage":
+            return super().visit_call_(op)
+        # A number may be written as a product of several.
+        size = Analyzer().simplify(op.args[0].values[0])
+        if static_extent(size) is not None:
+            return op
+        shape = relax.ShapeExpr([rounded_up(size, self._steps)])
+        return relax.Call(op.op, [shape, *op.args[1:]], op.attrs, op.ty_args)
+
+
+def rounded_up(size: tirx.Expr, steps: int) -> tirx.Expr:
+    """``size``, an int64, or the next of ``steps`` sizes between two powers of two; a power of two.
+
+    Sizes of at most ``steps`` bytes become ``steps``.
+    """
+    at_least = tirx.max(size, tirx.const(steps, "int64"))
+    # One step is the highest power of two in (size - 1), over the number of steps.
+    highest = 63 - tirx.clz(tirx.max(at_least - 1, tirx.const(steps, "int64")))
+    step = tirx.shift_left(tirx.const(1, "int64"), highest - (steps.bit_length() - 1))
+    return tirx.bitwise_and(at_least + step - 1, -step)
 
 
 def plan_memory(
@@ -125,7 +245,7 @@ def _share_storage(mod: tvm.IRModule) -> tvm.IRModule:
     try:
         planned = relax.transform.StaticPlanBlockMemory()(mod)
     except (tvm.error.InternalError, ValueError) as error:
-        # A slice up to 10**9 of each of three open dimensions may have more bytes than 64 bits
+        # A slice up to 10**9 of each of three dynamic dimensions may have more bytes than 64 bits
         # count. Such values get storage of their own, of the size that each run finds.
         if "exceeds range of int64" not in str(error):
             raise
@@ -177,3 +297,61 @@ def _element_bytes(binding: relax.VarBinding) -> int:
     if not isinstance(ty, relax.TensorType):
         return 1
     return (tvm.DataType(str(ty.dtype)).bits + 7) // 8
+
+
+# Refuses programs that would take more memory than is meant for one.
+#
+# A few integers of a damaged model can ask for any amount: systems that promise more memory than
+# they have end the process then, and not the model.
+
+
+VARIABLE = "TVM_EXT_MEMORY_LIMIT"
+DEFAULT_GIBIBYTES = 3.0
+
+
+def default_limit(machine: Processor) -> float:
+    """GiB for a program's buffers: all memory of this machine's GPU, or ``DEFAULT_GIBIBYTES``."""
+    if isinstance(machine, CpuDescription):
+        # The driver is left alone: it takes time to start, and a process cannot fork after it.
+        return DEFAULT_GIBIBYTES
+    devices = driver_state().devices
+    return devices[0].memory_bytes / 2**30 if devices else DEFAULT_GIBIBYTES
+
+
+def require_memory(
+    record: MemoryRecord,
+    label: str,
+    limit_gibibytes: float = DEFAULT_GIBIBYTES,
+    largest: Callable[[], str] = str,
+) -> None:
+    """Checks the planned peak of a program's buffers, weights not counted.
+
+    ``largest`` says of what the largest of them is.
+
+    Raises
+    ------
+    BuildError
+        It is above ``VARIABLE`` GiB, or ``limit_gibibytes`` where that is not set; or the variable
+        holds no number.
+    """
+    limit = _limit(limit_gibibytes)
+    needed = (record.planned_peak_bytes or 0) / 2**30
+    if needed > limit:
+        where = largest()
+        raise BuildError(
+            f"{label} needs {needed:.1f} GiB for the values that it computes"
+            f"{f', the largest of them that of {where}' if where else ''}; expected at most "
+            f"{limit:g} GiB: give smaller input shapes, or set {VARIABLE} to the GiB it may use"
+        )
+
+
+def _limit(default: float) -> float:
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return default
+    try:
+        return float(text)
+    except ValueError as error:
+        raise BuildError(
+            f"{VARIABLE} is '{text}'; expected a number of GiB: set it to one, or leave it out"
+        ) from error

@@ -8,10 +8,10 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.compiler.graph_facts import relax_bindings
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.compiler.graph_analysis import relax_bindings
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.packing import Packed
-from tvm_ext.tir_schedules.select import ScheduleChoice
+from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 

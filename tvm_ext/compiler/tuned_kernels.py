@@ -6,13 +6,13 @@ from typing import TypeAlias
 
 import tvm
 
-from tvm_ext.compiler.kernel_calls import KernelCall
+from tvm_ext.compiler.graph_analysis import KernelCall
+from tvm_ext.configs.errors import RecordsError
 from tvm_ext.configs.loader import config_folder
 from tvm_ext.hardware.description import CpuDescription, Description, Processor
-from tvm_ext.tir_schedules.select import ScheduleChoice
-from tvm_ext.tuning.errors import RecordsError
-from tvm_ext.tuning.record_lookup import RecordLookup
-from tvm_ext.tuning.task import refusal
+from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
+from tvm_ext.tuning.candidate import refusal
+from tvm_ext.tuning.logs.record_lookup import RecordLookup
 
 RecordsSource: TypeAlias = "str | Path | Sequence[str | Path]"
 

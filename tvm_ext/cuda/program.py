@@ -1,6 +1,7 @@
 """A compiled model on the device: one virtual machine for the whole process, run by run."""
 
 import atexit
+import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,23 +12,119 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ext.compiler.kernel_calls import KernelCall
-from tvm_ext.cuda.current_device import current_device_kept
-from tvm_ext.cuda.device_memory import forget_last_error
-from tvm_ext.cuda.failures import context_is_lost, device_error, require_context
-from tvm_ext.cuda.host_results import register_host_results
-from tvm_ext.cuda.plain_runs import register_plain_run, without_graphs
-from tvm_ext.cuda.requirements import gpu, gpu_architecture, require_architecture, require_gpu
-from tvm_ext.cuda.streams import has_unknown_stream, ordered_with_others
-from tvm_ext.cuda.tensors import DeviceInputs, check_input, on_device
+from tvm_ext.compiler.graph_analysis import KernelCall
+from tvm_ext.cuda.device_errors import (
+    context_is_lost,
+    device_error,
+    gpu,
+    gpu_architecture,
+    require_architecture,
+    require_context,
+    require_gpu,
+)
+from tvm_ext.cuda.tensors import (
+    DeviceInputs,
+    check_input,
+    forget_last_error,
+    has_unknown_stream,
+    on_device,
+    ordered_with_others,
+)
 from tvm_ext.errors import InputError, TvmExtError
-from tvm_ext.failed_branch import register_failed_branch
 from tvm_ext.hardware.cuda.device_code import making_device_code
-from tvm_ext.hardware.cuda.references import keep_for_ever
-from tvm_ext.model_inputs import check_inputs
-from tvm_ext.narrow_dtypes import release
+from tvm_ext.hardware.cuda.host import LIBRARY, driver_state
+from tvm_ext.hardware.cuda.runtime_library import keep_for_ever
+from tvm_ext.model_inputs import check_inputs, release
+from tvm_ext.passes.cuda_graphs import PLAIN_RUN, RUN_OR_CAPTURE
 from tvm_ext.profiling import Profile, profile_run
+from tvm_ext.run_errors import register_failed_branch
 from tvm_ext.tensor_spec import TensorSpec
+
+# The device that CUDA's calls of a thread are for, in a machine with several.
+
+
+@contextmanager
+def current_device_kept() -> Iterator[None]:
+    """The thread's current device is after the block what it was before.
+
+    TVM makes its device current and leaves it so. PyTorch and others allocate on the current one.
+    """
+    if len(driver_state().devices) < 2:
+        yield
+        return
+    # CUDA Driver API, "Context Management": the current device of CUDA's runtime is that of the
+    # thread's context.
+    driver = ctypes.CDLL(LIBRARY)
+    before = ctypes.c_void_p()
+    driver.cuCtxGetCurrent(ctypes.byref(before))
+    try:
+        yield
+    finally:
+        if before.value:
+            driver.cuCtxSetCurrent(before)
+
+
+# Results of operators that the host computes (NonZero, Unique) on the device of their input.
+#
+# TVM's functions copy the input to the host, call NumPy, and leave the result there: a kernel
+# that goes on with it would be handed memory of the host.
+
+
+HOST_FUNCTIONS = ("relax.run.nonzero", "relax.run.unique")
+
+_wrapped: dict[str, Callable[..., Any]] = {}
+
+
+def register_host_results() -> None:
+    """Puts functions in the place of TVM's that give results where the input is, once."""
+    for name in HOST_FUNCTIONS:
+        own = tvm.get_global_func(name, allow_missing=True)
+        if own is not None and name not in _wrapped:
+            _wrapped[name] = beside_input(own)
+            tvm.register_global_func(name, _wrapped[name], override=True)
+
+
+def beside_input(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` of a tensor and options, with results on the tensor's device."""
+
+    def call(x: Any, *options: Any) -> Any:
+        found = function(x, *options)
+        if x.device == tvm.cpu(0):
+            return found
+        if isinstance(found, tvm.runtime.Tensor):
+            return tvm.runtime.tensor(found.numpy(), x.device)
+        return [tvm.runtime.tensor(one.numpy(), x.device) for one in found]
+
+    return call
+
+
+# Runs of programs with CUDA graphs that launch every kernel by itself, so that each can be timed.
+#
+# A virtual machine looks its built-in functions up by name when it is made. One that is made
+# while another function has the name of "run or capture" calls that one ever after.
+
+
+@contextmanager
+def without_graphs() -> Iterator[None]:
+    """Virtual machines made inside of this block never record or launch a graph."""
+    own = tvm.get_global_func(RUN_OR_CAPTURE, allow_missing=True)
+    tvm.register_global_func(RUN_OR_CAPTURE, _run, override=True)
+    try:
+        yield
+    finally:
+        if own is not None:
+            tvm.register_global_func(RUN_OR_CAPTURE, own, override=True)
+
+
+def register_plain_run() -> None:
+    """Makes the function known to virtual machines under ``PLAIN_RUN``."""
+    tvm.register_global_func(PLAIN_RUN, _run, override=True)
+
+
+def _run(machine: Any, function: Any, arguments: Any, *rest: Any) -> Any:
+    """Calls what would be captured; ``rest`` names the graph."""
+    return tvm.get_global_func("vm.builtin.invoke_closure")(machine, function, *arguments)
+
 
 TVM_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, MemoryError)
 

@@ -9,18 +9,22 @@ import onnx
 import tvm
 
 from tvm_ext.errors import ModelError
-from tvm_ext.onnx_frontend.dimension_names import name_dimensions, name_sizes_of_branches
-from tvm_ext.onnx_frontend.host.division import divide
+from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.onnx_frontend.importer import import_graph
-from tvm_ext.onnx_frontend.input_shapes import model_inputs, set_input_shapes
 from tvm_ext.onnx_frontend.load import load_with_weights
-from tvm_ext.onnx_frontend.negative_sizes import refuse_negative_sizes
+from tvm_ext.onnx_frontend.operator_support import require_supported
 from tvm_ext.onnx_frontend.prepare import name_nodes, operator_counts, prepare
-from tvm_ext.onnx_frontend.signature import input_specs, output_specs
-from tvm_ext.onnx_frontend.stored_weights import StoredWeights, put_back
-from tvm_ext.onnx_frontend.support import require_supported
-from tvm_ext.open_size import SizeRange
-from tvm_ext.tensor_spec import TensorSpec
+from tvm_ext.onnx_frontend.signature import (
+    input_specs,
+    model_inputs,
+    name_dimensions,
+    name_sizes_of_branches,
+    output_specs,
+    set_input_shapes,
+)
+from tvm_ext.onnx_frontend.value_sizes import refuse_negative_sizes
+from tvm_ext.onnx_frontend.weights import StoredWeights, put_back
+from tvm_ext.tensor_spec import SizeRange, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -112,7 +116,7 @@ def prepare_model(
 
 
 def part_of(whole: PreparedModel, part: onnx.ModelProto) -> PreparedModel:
-    """A part of a model that was divided (see ``host.division``), ready to be imported."""
+    """A part of a model that was partitioned (see ``host.partition``), ready to be imported."""
     name_dimensions(part.graph)
     name_nodes(part.graph)
     return whole._replace(prepared=part)
@@ -137,15 +141,15 @@ def import_model(
 
 def _compiled_part(whole: PreparedModel) -> PreparedModel:
     """All of a model, or the only part of it that does not run on the host."""
-    division = divide(whole.prepared, whole.model.graph)
-    if division is None:
+    partition = partition_graph(whole.prepared, whole.model.graph)
+    if partition is None:
         return whole
-    if len(division.parts) != 1:
+    if len(partition.parts) != 1:
         raise ModelError(
-            f"{whole.name} is compiled in {len(division.parts)} parts with steps of the host in "
+            f"{whole.name} is compiled in {len(partition.parts)} parts with steps of the host in "
             "between; expected one part: only compile, run and check take such a model"
         )
-    return part_of(whole, division.parts[0])
+    return part_of(whole, partition.parts[0])
 
 
 def import_prepared(

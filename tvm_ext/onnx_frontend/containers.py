@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.ir_edits import Inserter, constant_of, opset_of, replace_outputs
-from tvm_ext.onnx_frontend.unroll import unsqueezed
+from tvm_ext.onnx_frontend.loop_rewrites import unsqueezed
 
 
 class _Unknown(Exception):

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import onnx
 
-from tvm_ext.onnx_frontend.input_shapes import model_inputs
-from tvm_ext.onnx_frontend.scopes import names_read
-from tvm_ext.precision import narrowest_float
+from tvm_ext.onnx_frontend.onnx_graph import names_read
+from tvm_ext.onnx_frontend.signature import model_inputs
+from tvm_ext.tensor_spec import narrowest_float
 
 _INTEGERS = (onnx.TensorProto.INT64, onnx.TensorProto.INT32)
 

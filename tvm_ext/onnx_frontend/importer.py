@@ -9,33 +9,176 @@ from typing import Any
 
 import onnx
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, FormError, ModelError, TvmExtError
 from tvm_ext.hardware.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.control_flow import CONTROL_FLOW
-from tvm_ext.onnx_frontend.control_flow.choice_regions import (
+from tvm_ext.onnx_frontend.control_flow.convert_if import (
     UnequalRanks,
     divided,
     with_readers,
 )
-from tvm_ext.onnx_frontend.control_flow.functions import without_unused_functions
-from tvm_ext.onnx_frontend.control_flow.squeeze_choice import with_named_axes
-from tvm_ext.onnx_frontend.control_flow.values import as_tensor
+from tvm_ext.onnx_frontend.control_flow.functions import as_tensor, without_unused_functions
+from tvm_ext.onnx_frontend.control_flow.squeeze_without_axes import with_named_axes
 from tvm_ext.onnx_frontend.converters import CONVERTERS
-from tvm_ext.onnx_frontend.converters.agreement import with_agreeing_sizes
-from tvm_ext.onnx_frontend.converters.traits import gives_sequence, size_inputs
-from tvm_ext.onnx_frontend.iterations import written_iterations
-from tvm_ext.onnx_frontend.long_sizes import LongSizes
-from tvm_ext.onnx_frontend.node_failure import NodeFailed, conversion_error, place_of
-from tvm_ext.onnx_frontend.operator_key import operator_key, opset_of, split_key
-from tvm_ext.onnx_frontend.plain_casts import with_plain_casts
-from tvm_ext.onnx_frontend.scopes import names_read
+from tvm_ext.onnx_frontend.converters.arguments import Size, gives_sequence, size_inputs, sizes_of
+from tvm_ext.onnx_frontend.converters.runtime_sizes import dimensions_of
+from tvm_ext.onnx_frontend.converters.shape_constraints import with_agreeing_sizes
+from tvm_ext.onnx_frontend.diagnostics import NodeFailed, conversion_error, place_of
+from tvm_ext.onnx_frontend.ir_edits import written_iterations
+from tvm_ext.onnx_frontend.onnx_graph import names_read, operator_key, opset_of, split_key
 from tvm_ext.onnx_frontend.sizes import SizeValues, computed_from_sizes
-from tvm_ext.onnx_frontend.stored_weights import StoredWeights
-from tvm_ext.relay_passes import InheritOrigins
-from tvm_ext.relay_passes.origin_writer import write_origins
+from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of
+from tvm_ext.onnx_frontend.sizes.size_values import INTEGERS
+from tvm_ext.onnx_frontend.weights import StoredWeights
+from tvm_ext.relay_passes import PropagateSpans
+from tvm_ext.relay_passes.spans import all_bindings_of, write_origins
+
+# Sizes whose expressions have become long, as symbolic dimensions that the run binds.
+#
+# A layer that slices, pads and joins makes sizes that are expressions of those before it. Over a
+# few layers they grow until TVM, which compares and simplifies them at every operator, does not
+# finish.
+
+
+# Variables, numbers and operators of an expression that TVM compares without delay.
+_MOST_PARTS = 24
+
+
+class LongSizes:
+    """Gives tensors new dimensions for long sizes: the same one for the same expression."""
+
+    def __init__(self) -> None:
+        self._dimensions: dict[tvm_ffi.StructuralKey, tirx.Var] = {}
+
+    def shortened(self, bb: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
+        """``data``, or a view of it whose sizes are short."""
+        sizes = sizes_of(data)
+        if not any(_is_long(size) for size in sizes):
+            return data
+        short = [self._short(bb, size) if _is_long(size) else size for size in sizes]
+        # A cast would not do: TVM puts the expression back in place of the variable.
+        return bb.emit(relax.op.reshape(data, relax.ShapeExpr(short)))
+
+    def shortened_values(self, bb: relax.BlockBuilder, values: SizeValues) -> SizeValues:
+        """The values with short expressions in place of long integers.
+
+        Converters make sizes of these, and give them to kernels as they are.
+        """
+        if values.dtype not in INTEGERS or not any(map(_is_long, values.expressions())):
+            return values
+        return values.with_symbols(lambda value: self._short_value(bb, value), values.tensor)
+
+    def _short_value(self, bb: relax.BlockBuilder, value: tirx.Expr) -> tirx.Expr:
+        """A dimension is never negative: one for the part above zero, one for the part below."""
+        if not _is_long(value):
+            return value
+        analyzer = analyzer_of(value)
+        value = analyzer.simplify(value)
+        if tvm_ffi.StructuralKey(value) in self._dimensions or analyzer.can_prove(value >= 0):
+            return self._short(bb, value)
+        zero = tirx.const(0, "int64")
+        above, below = (
+            tirx.Select(value > zero, value, zero),
+            tirx.Select(value < zero, -value, zero),
+        )
+        return self._short(bb, above) - self._short(bb, below)
+
+    def _short(self, bb: relax.BlockBuilder, size: tirx.Expr) -> tirx.Expr:
+        size = analyzer_of(size).simplify(size)
+        if not _is_long(size):
+            return size
+        key = tvm_ffi.StructuralKey(size)
+        if key not in self._dimensions:
+            computed = bb.emit(relax.op.shape_to_tensor(relax.ShapeExpr([size])))
+            (self._dimensions[key],) = dimensions_of(bb, computed, ["size"])
+        return self._dimensions[key]
+
+
+def _is_long(size: Size) -> bool:
+    """A choice, which TVM writes for windows that are rounded up, and a cast count as long.
+
+    TVM infers types anew in some passes, and knows none for a choice inside of a size. The range
+    of a cast's type it takes for a limit, and plans storage for 2^31 rows.
+    """
+    if isinstance(size, int):
+        return False
+    parts: list[object] = []
+    tvm_ffi.structural_walk(size, (tvm.ir.Expr, parts.append))
+    return len(parts) > _MOST_PARTS or any(
+        isinstance(part, tvm.ir.Call | tirx.Cast) for part in parts
+    )
+
+
+# Casts to sizes that the run computes, in the form that TVM's passes expect.
+#
+# ConvertLayout cannot look into a cast whose value is a call: it is bound to a variable first.
+#
+# TVM's DecomposeOpsForInference turns ``tensor_to_shape`` into a call and a ``match_cast`` to
+# sizes of its own. With the ``match_cast`` of the model behind it, each size has two names, and
+# its CanonicalizeBindings replaces one by the other in some places and not in others, so that an
+# operator gets operands whose sizes differ, and a result of unknown shape.
+
+
+_READ = "relax.tensor_to_shape"
+
+
+def with_plain_casts(mod: tvm.IRModule) -> tvm.IRModule:
+    """``mod`` with variables as the values of casts, and shapes that they name read directly."""
+    changed = {
+        global_var: _with_direct_reads(_with_bound_values(func))
+        for global_var, func in mod.functions.items()
+        if isinstance(func, relax.Function)
+    }
+    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+
+
+def _with_bound_values(func: relax.Function) -> relax.Function:
+    if all(
+        isinstance(cast.value, relax.Var)
+        for cast in all_bindings_of(func)
+        if isinstance(cast, relax.MatchCast)
+    ):
+        return func
+    return _ValueBinder().visit_expr(func)
+
+
+@mutator
+class _ValueBinder(PyExprMutator):
+    def visit_match_cast_(self, binding: relax.MatchCast) -> None:
+        if isinstance(binding.value, relax.Var):
+            super().visit_match_cast_(binding)
+            return
+        value = self.builder_.emit(self.visit_expr(binding.value))
+        self.builder_.emit_normalized(relax.MatchCast(binding.var, value, binding.ty))
+
+
+def _with_direct_reads(func: relax.Function) -> relax.Function:
+    values = relax.analysis.get_var2val(func)
+    reads = {
+        hash(values[cast.value])
+        for cast in all_bindings_of(func)
+        if isinstance(cast, relax.MatchCast) and _is_read(values.get(cast.value))
+    }
+    if not reads:
+        return func
+
+    def direct(call: relax.Call) -> relax.Call:
+        if hash(call) not in reads:
+            return call
+        callee = relax.ExternFunc("vm.builtin.tensor_to_shape")
+        return relax.op.call_pure_packed(callee, call.args[0], ty_args=[call.ty])
+
+    return tvm_ffi.structural_map(func, (relax.Call, direct), order="pre")
+
+
+def _is_read(value: relax.Expr | None) -> bool:
+    return isinstance(value, relax.Call) and value.op == tvm.ir.Op.get(_READ)
+
 
 # TVM's stack of builders and Python's filters of warnings are the process's: two imports that
 # change them in turn, not nested, would fail, and leave warnings silent for good.
@@ -78,7 +221,7 @@ def import_graph(
     mod = write_origins(
         without_unused_functions(mod), {var: (node,) for var, node in importer.node_of.items()}
     )
-    return with_plain_casts(tvm.transform.Sequential([InheritOrigins()])(mod))
+    return with_plain_casts(tvm.transform.Sequential([PropagateSpans()])(mod))
 
 
 def _without_nodes(graph: onnx.GraphProto) -> SimpleNamespace:
@@ -97,7 +240,7 @@ def _given(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:
     )
 
 
-def _is_open_tuple(value: relax.Expr) -> bool:
+def _is_symbolic_tuple(value: relax.Expr) -> bool:
     return isinstance(value.ty, relax.TupleType) and not isinstance(value, relax.Tuple)
 
 
@@ -132,7 +275,7 @@ class _OriginImporter(ONNXGraphImporter):
         )
 
     def _check_for_unsupported_ops(self, graph: onnx.GraphProto) -> None:
-        """Nothing: ``support`` did it, which looks into bodies and knows domains."""
+        """Nothing: ``operator_support`` did it, which looks into bodies and knows domains."""
 
     def convert_body(self, graph: onnx.GraphProto, nodes: dict[str, Any]) -> list[Any]:
         """The outputs of a body of If or Loop whose surroundings are ``nodes``; adds its values."""
@@ -256,7 +399,7 @@ class _OriginImporter(ONNXGraphImporter):
             return [result]
         if not isinstance(result, relax.Expr | list):
             return [result]
-        if isinstance(result, relax.Expr) and _is_open_tuple(result):
+        if isinstance(result, relax.Expr) and _is_symbolic_tuple(result):
             count = len(result.ty.fields)
             items = [relax.TupleGetItem(result, i) for i in range(count)]
             result = [self._bound(node.name, self.bb.normalize(item)) for item in items]

@@ -1,35 +1,170 @@
 """Reads an ONNX model and refuses what is not a valid one, with the reason."""
 
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
 
 import onnx
 from google.protobuf import json_format, text_format
 from google.protobuf.message import DecodeError, EncodeError
+from onnx import TensorProto
 
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ModelError
-from tvm_ext.onnx_frontend.attribute_values import require_flags, write_out_defaults
-from tvm_ext.onnx_frontend.constant_values import densify_constants
-from tvm_ext.onnx_frontend.lookup_types import type_lookups
-from tvm_ext.onnx_frontend.microsoft_domain import name_own_operators
-from tvm_ext.onnx_frontend.model_faults import external_fault, model_fault
-from tvm_ext.onnx_frontend.nan_weights import refuse_nan_weights
-from tvm_ext.onnx_frontend.negative_sizes import (
-    forget_negative_sizes,
-    refuse_negative_sizes,
-)
-from tvm_ext.onnx_frontend.node_order import sort_nodes
-from tvm_ext.onnx_frontend.old_opsets import modernize
-from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
-from tvm_ext.onnx_frontend.scopes import (
+from tvm_ext.onnx_frontend.canonicalize import densify_constants
+from tvm_ext.onnx_frontend.diagnostics import external_fault, model_fault
+from tvm_ext.onnx_frontend.onnx_graph import (
+    DEFAULT_DOMAINS,
     copy_passed_on,
     graphs_within,
+    name_own_operators,
+    names_read,
+    nodes_within,
+    opset_of,
     subgraphs_of,
     tell_names_apart,
 )
-from tvm_ext.onnx_frontend.stored_weights import StoredWeights, take_out_large_weights
-from tvm_ext.onnx_frontend.value_types import require_known_types
+from tvm_ext.onnx_frontend.opset_conversion import convert_opset
+from tvm_ext.onnx_frontend.signature import require_known_types
+from tvm_ext.onnx_frontend.value_sizes import (
+    forget_negative_sizes,
+    refuse_negative_sizes,
+)
+from tvm_ext.onnx_frontend.weights import StoredWeights, refuse_nan_weights, take_out_large_weights
+
+# Puts the nodes of an ONNX graph into topological order; ONNX Runtime accepts unsorted graphs.
+
+
+def sort_nodes(graph: onnx.GraphProto, label: str) -> None:
+    """Sorts ``graph.node`` in place, subgraphs included; leaves a sorted graph as it is.
+
+    Raises
+    ------
+    ModelError
+        The graph has a cycle; the message names the nodes on it.
+    """
+    for node in graph.node:
+        for subgraph in subgraphs_of(node):
+            sort_nodes(subgraph, label)
+    producer = {out: i for i, node in enumerate(graph.node) for out in node.output if out}
+    needs = {
+        i: {producer[name] for name in names_read(node) if name in producer}
+        for i, node in enumerate(graph.node)
+    }
+    if all(before < i for i, befores in needs.items() for before in befores):
+        return
+    try:
+        order = list(TopologicalSorter(needs).static_order())
+    except CycleError as error:
+        cycle = [graph.node[i].name or graph.node[i].op_type for i in error.args[1]]
+        raise ModelError(
+            f"{label}: the graph has a cycle through the nodes {' -> '.join(cycle)}; "
+            "expected an acyclic graph: repair or export it again"
+        ) from error
+    nodes = [graph.node[i] for i in order]
+    copies = []
+    for node in nodes:
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copies.append(copy)
+    del graph.node[:]
+    graph.node.extend(copies)
+
+
+# Attributes of nodes: defaults that are left out, and values that ONNX does not define.
+
+
+# Attributes of type int that mean yes or no: some converters ask for 1, others for anything but 0.
+FLAGS = frozenset(
+    {
+        *("align_corners", "allowzero", "antialias", "ceil_mode", "center_point_box"),
+        *("count_include_pad", "detect_negative", "detect_positive", "exclude_outside"),
+        *("exclusive", "fmod", "input_forget", "inverse", "is_causal", "keepdims", "largest"),
+        *("layout", "linear_before_reset", "new_axis", "noop_with_empty_axes", "onesided"),
+        *("periodic", "reverse", "saturate", "select_last_index", "sorted", "storage_order"),
+        *("training_mode", "transA", "transB", "upper"),
+    }
+)
+
+
+def require_flags(graph: onnx.GraphProto, label: str) -> None:
+    """Checks the nodes of the default domain, bodies included.
+
+    Raises
+    ------
+    ModelError
+        An attribute that is a flag is neither 0 nor 1.
+    """
+    for node in nodes_within(graph):
+        for attribute in node.attribute if node.domain in DEFAULT_DOMAINS else ():
+            if attribute.type != onnx.AttributeProto.INT or attribute.ref_attr_name:
+                continue
+            if attribute.name in FLAGS and attribute.i not in (0, 1):
+                raise ModelError(
+                    f"{label}: {node.op_type} node '{node.name}' has {attribute.name} "
+                    f"{attribute.i}; expected 0 or 1: export it again"
+                )
+
+
+def write_out_defaults(model: onnx.ModelProto) -> None:
+    """Gives operators that ONNX spells out as functions the attributes they leave out.
+
+    Its inference takes these bodies as they are: MeanVarianceNormalization without axes holds a
+    Constant without a value.
+    """
+    opset = opset_of(model, "")
+    for node in nodes_within(model.graph):
+        if node.domain not in DEFAULT_DOMAINS or not onnx.defs.has(node.op_type):
+            continue
+        try:
+            schema = onnx.defs.get_schema(node.op_type, opset)
+        except onnx.defs.SchemaError:
+            continue
+        if not schema.has_function:
+            continue
+        given = {attribute.name for attribute in node.attribute}
+        defaults = (attribute.default_value for attribute in schema.attributes.values())
+        node.attribute.extend(value for value in defaults if value.name and value.name not in given)
+
+
+# Types for what LabelEncoders read: ONNX's shape inference crashes where it does not know them.
+
+
+_KEYS = {
+    "keys_floats": TensorProto.FLOAT,
+    "keys_int64s": TensorProto.INT64,
+    "keys_strings": TensorProto.STRING,
+    # Of the first version, which looks up either way.
+    "default_string": TensorProto.INT64,
+    "default_int64": TensorProto.STRING,
+}
+
+
+def type_lookups(model: onnx.ModelProto) -> None:
+    """Writes them down in place: a value is of the type of the keys, or the model is not valid."""
+    graphs = list(graphs_within(model.graph))
+    known = {
+        value.name
+        for graph in graphs
+        for value in (*graph.input, *graph.output, *graph.value_info)
+        if value.type.WhichOneof("value")
+    }
+    known |= {tensor.name for graph in graphs for tensor in graph.initializer}
+    for graph in graphs:
+        for node in graph.node:
+            if node.op_type != "LabelEncoder" or not node.input or node.input[0] in known:
+                continue
+            made = graph.value_info.add(name=node.input[0])
+            made.type.tensor_type.elem_type = _type_of_keys(node)
+            known.add(node.input[0])
+
+
+def _type_of_keys(node: onnx.NodeProto) -> int:
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    if "keys_tensor" in attributes:
+        return attributes["keys_tensor"].t.data_type
+    return next((kind for name, kind in _KEYS.items() if name in attributes), TensorProto.STRING)
+
 
 # The ending of a file's name decides how onnx reads it: binary, .json, .textproto, .onnxtxt.
 _UNREADABLE = (
@@ -103,7 +238,7 @@ def load_with_weights(source: str | Path | onnx.ModelProto) -> LoadedModel:
     require_known_types(model.graph, label)
     densify_constants(model, label)
     refuse_nan_weights(model.graph, label)
-    return LoadedModel(modernize(model), stored, warnings)
+    return LoadedModel(convert_opset(model), stored, warnings)
 
 
 def _copied(source: onnx.ModelProto, label: str) -> onnx.ModelProto:

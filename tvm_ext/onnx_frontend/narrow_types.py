@@ -9,7 +9,7 @@ import onnx
 import onnx_ir as ir
 
 from tvm_ext.errors import FormError
-from tvm_ext.narrow_dtypes import HOLDERS, numpy_type
+from tvm_ext.model_inputs import HOLDERS, numpy_type
 
 NARROW_ATTRIBUTE = "tvm_ext_narrow_type"
 NARROW_PROPERTY = "tvm_ext.narrow_type"

@@ -1,22 +1,26 @@
-"""Which operators of a model, or of all that ONNX has, can be compiled, and how."""
+"""Which operators of a model, or of all that ONNX has, can be compiled, and how.
 
+Run as a module it writes docs/operators.md from the table: ``make docs``.
+"""
+
+import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
+from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.errors import UnsupportedOperatorError
 from tvm_ext.onnx_frontend import PreparedModel, import_prepared, part_of, prepare_model
 from tvm_ext.onnx_frontend.converters import CONVERTERS
-from tvm_ext.onnx_frontend.exact_tree_inputs import ROUNDED
-from tvm_ext.onnx_frontend.host.division import divide
 from tvm_ext.onnx_frontend.host.operators import HOST_OPERATORS
-from tvm_ext.onnx_frontend.microsoft_domain import MICROSOFT
-from tvm_ext.onnx_frontend.microsoft_rewrites import REWRITES, SAME
-from tvm_ext.onnx_frontend.operator_key import operator_key
-from tvm_ext.onnx_frontend.scopes import nodes_within
-from tvm_ext.onnx_frontend.support import is_supported, unsupported_operators
+from tvm_ext.onnx_frontend.host.partition import partition_graph
+from tvm_ext.onnx_frontend.microsoft import REWRITES, SAME
+from tvm_ext.onnx_frontend.ml_rewrites import ROUNDED
+from tvm_ext.onnx_frontend.onnx_graph import MICROSOFT, nodes_within, operator_key
+from tvm_ext.onnx_frontend.operator_support import is_supported, unsupported_operators
 
 SUPPORTED = "supported"
 EXPANDED = "by expansion"
@@ -78,17 +82,17 @@ def operator_uses(
 def _places(ready: PreparedModel) -> tuple[list[PreparedModel], list[str], list[str]]:
     """What is compiled of a model, and the names of nodes that are refused or run on the host."""
     try:
-        division = divide(ready.prepared, ready.model.graph)
+        partition = partition_graph(ready.prepared, ready.model.graph)
     except UnsupportedOperatorError as error:
         return [], [node for names in error.operators.values() for node in names], []
-    parts = [ready] if division is None else [part_of(ready, part) for part in division.parts]
+    parts = [ready] if partition is None else [part_of(ready, part) for part in partition.parts]
     refused = [
         node
         for part in parts
         for names in unsupported_operators(part.prepared.graph).values()
         for node in names
     ]
-    return parts, refused, [one.node for one in division.records] if division is not None else []
+    return parts, refused, [one.node for one in partition.records] if partition is not None else []
 
 
 def _support(
@@ -127,3 +131,46 @@ def _support_of(node: onnx.NodeProto, schema: onnx.defs.OpSchema) -> str:
         return ON_HOST
     has_body = schema.has_function or schema.has_context_dependent_function
     return EXPANDED if has_body else UNSUPPORTED
+
+
+# Writes docs/operators.md from the table of operators: ``make docs``.
+
+
+_ORDER = (SUPPORTED, EXPANDED, ON_HOST, UNSUPPORTED)
+
+_HEAD = """# ONNX operators
+
+Written by `make docs` from the table that `tvm-ext compile --dry-run` prints; do not edit.
+
+- **supported**: has a converter, ours or TVM's;
+- **by expansion**: is taken apart into other operators first, by the function body in ONNX's
+  schema or by a rewrite;
+- **on the host**: is about strings, sequences, maps or optionals, and computed with NumPy around
+  the compiled code;
+- **unsupported**: a model with it is refused, with the names of its nodes.
+
+Operator sets 7 to {newest} of the default domain. A supported operator may have forms that are
+refused in one line that names the node and the form: `tvm-ext compile --dry-run model.onnx` tries
+all of a model's. Where strings, sequences whose length is known only in a run, maps or optionals
+meet any operator, the host computes it, by the onnx package's reference implementation if need be.
+"""
+
+
+def operators_page() -> str:
+    """The page, as Markdown."""
+    found = all_operators()
+    counts = Counter(found.values())
+    lines = [_HEAD.format(newest=onnx.defs.onnx_opset_version())]
+    lines.append(", ".join(f"{counts[one]} {one}" for one in _ORDER) + ".\n")
+    for domain in dict.fromkeys(key.rpartition("::")[0] for key in found):
+        lines += [f"## {domain or 'ai.onnx (the default domain)'}\n"]
+        lines += ["| operator | support |", "| --- | --- |"]
+        for key, support in found.items():
+            if key.rpartition("::")[0] == domain:
+                lines.append(f"| {key.rpartition('::')[2]} | {support} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    write_text(Path(sys.argv[1]), operators_page())

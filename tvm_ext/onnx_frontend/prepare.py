@@ -15,23 +15,25 @@ from onnxscript import optimizer
 
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import TvmExtError
-from tvm_ext.onnx_frontend.appending_loops import appending_loops_to_scans
-from tvm_ext.onnx_frontend.cast_like import cast_likes_to_casts
-from tvm_ext.onnx_frontend.constant_values import spell_constants_out
+from tvm_ext.onnx_frontend.canonicalize import (
+    canonicalize,
+    cast_likes_to_casts,
+    spell_constants_out,
+)
 from tvm_ext.onnx_frontend.containers import resolve_containers, splits_hidden
-from tvm_ext.onnx_frontend.exact_tree_inputs import keep_tree_inputs_exact
-from tvm_ext.onnx_frontend.folded_trees import fold_trees
-from tvm_ext.onnx_frontend.function_bodies import align_opsets, expand_functions
-from tvm_ext.onnx_frontend.loop_invariants import hoist_loop_invariants
-from tvm_ext.onnx_frontend.microsoft_rewrites import to_default_domain
+from tvm_ext.onnx_frontend.diagnostics import preparation_error
+from tvm_ext.onnx_frontend.fold_tree_ensembles import fold_tree_ensembles
+from tvm_ext.onnx_frontend.loop_rewrites import (
+    appending_loops_to_scans,
+    hoist_loop_invariants,
+    scans_to_loops,
+    unroll_loops,
+)
+from tvm_ext.onnx_frontend.microsoft import to_default_domain
+from tvm_ext.onnx_frontend.ml_rewrites import keep_tree_inputs_exact, number_string_labels
 from tvm_ext.onnx_frontend.narrow_types import hold_narrow_types
-from tvm_ext.onnx_frontend.node_failure import preparation_error
-from tvm_ext.onnx_frontend.normal_forms import to_normal_forms
-from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS
-from tvm_ext.onnx_frontend.scan_to_loop import scans_to_loops
-from tvm_ext.onnx_frontend.scopes import nodes_within
-from tvm_ext.onnx_frontend.string_labels import number_string_labels
-from tvm_ext.onnx_frontend.unroll import unroll_loops
+from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, nodes_within
+from tvm_ext.onnx_frontend.operator_support import align_opsets, expand_functions
 from tvm_ext.onnx_frontend.value_sizes import known_elements, range_steps, require_countable
 
 # Elements of the largest tensors that constant folding may read and write: shape arithmetic and
@@ -93,9 +95,9 @@ def prepare(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
             while expand_functions(simplified) or _write_out(simplified):
                 _fold(simplified)
             ir.passes.common.NameFixPass()(simplified)
-            fold_trees(simplified)
+            fold_tree_ensembles(simplified)
         hold_narrow_types(simplified)
-        to_normal_forms(simplified)
+        canonicalize(simplified)
         keep_tree_inputs_exact(simplified)
         ir.passes.common.TopologicalSortPass()(simplified)
         require_countable(simplified, label)

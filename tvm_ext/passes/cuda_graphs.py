@@ -6,11 +6,10 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_map, structural_walk
 
-from tvm_ext.compiler.graph_facts import relax_bindings
-from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.operator_name import operator_name
-from tvm_ext.relay_passes.origin_writer import bindings_of
-from tvm_ext.relay_passes.pass_log import record_applied, record_refusal
+from tvm_ext.compiler.graph_analysis import relax_bindings
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
+from tvm_ext.relay_passes.spans import bindings_of
 
 # What TVM's rewriting names the functions whose kernels it captures.
 _CAPTURED = "_cuda_graph_capture"
@@ -99,7 +98,7 @@ def _why_not(mod: tvm.IRModule) -> str:
         return "the program has loops or functions, which would share one storage"
     if any(isinstance(binding.value, relax.If) for binding in relax_bindings(mod)):
         return "the program has branches"
-    if _sizes_open(mod["main"]):
+    if _sizes_symbolic(mod["main"]):
         return "sizes are known only at run time"
     for binding in relax_bindings(mod):
         call = binding.value
@@ -113,7 +112,7 @@ def _why_not(mod: tvm.IRModule) -> str:
     return ""
 
 
-def _sizes_open(main: relax.Function) -> bool:
+def _sizes_symbolic(main: relax.Function) -> bool:
     types = [main.ret_ty, *(param.ty for param in main.params)]
     return any(len(relax.analysis.tir_vars_in_type(ty)) > 0 for ty in types)
 

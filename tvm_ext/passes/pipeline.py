@@ -8,11 +8,11 @@ from typing import Any
 import tvm
 from pydantic import Field
 
+from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml
-from tvm_ext.configs.nearest import nearest_hint
 from tvm_ext.errors import ConfigError, PassError
 from tvm_ext.passes import registry
-from tvm_ext.passes.plugins import load_plugins
+from tvm_ext.passes.registry import load_plugins
 
 # Without these nothing can be built; they can be moved around, not left out.
 REQUIRED = frozenset({"DispatchSampling", "DispatchSortScan", "LegalizeOps"})
@@ -33,7 +33,7 @@ class PipelineConfig(ConfigModel):
 
 
 @dataclass(frozen=True)
-class Step:
+class PassStep:
     """A pass in a pipeline: its entry, and why it is skipped (empty when it runs)."""
 
     entry: registry.PassEntry
@@ -50,12 +50,12 @@ class Pipeline:
     """The passes of one compilation, by stage, in the order in which they run."""
 
     opt_level: str
-    graph: tuple[Step, ...]
-    lower: tuple[Step, ...]
-    schedule: tuple[Step, ...]
-    tile: tuple[Step, ...]
-    memory: tuple[Step, ...]
-    target: tuple[Step, ...]
+    graph: tuple[PassStep, ...]
+    lower: tuple[PassStep, ...]
+    schedule: tuple[PassStep, ...]
+    tile: tuple[PassStep, ...]
+    memory: tuple[PassStep, ...]
+    target: tuple[PassStep, ...]
 
 
 @functools.cache
@@ -109,7 +109,7 @@ def build_pipeline(
         registry.get(key).make(value)
     config = load_pipelines()[name]
 
-    def steps(names: list[str]) -> tuple[Step, ...]:
+    def steps(names: list[str]) -> tuple[PassStep, ...]:
         return tuple(_step(registry.get(n), options, disabled) for n in names)
 
     graph, lower = _place_user_passes(config.graph, config.lower)
@@ -130,9 +130,9 @@ def _plain_options(pass_config: Mapping[str, Mapping[str, Any]]) -> dict[str, di
 
 def _step(
     entry: registry.PassEntry, options: dict[str, dict[str, Any]], disabled: frozenset[str]
-) -> Step:
+) -> PassStep:
     skipped = "disabled" if entry.name in disabled else ""
-    return Step(entry, options.get(entry.name, {}), skipped)
+    return PassStep(entry, options.get(entry.name, {}), skipped)
 
 
 def _checked_names(names: Iterable[str]) -> frozenset[str]:
@@ -170,8 +170,8 @@ def _position(names: list[str], entry: registry.PassEntry) -> int:
         return len(names) - names[::-1].index(entry.after)
     if entry.before and entry.before in names:
         return names.index(entry.before)
-    # InheritOrigins closes the graph stage, so that added bindings get an origin as well.
-    return names.index("InheritOrigins") if "InheritOrigins" in names else len(names)
+    # PropagateSpans closes the graph stage, so that added bindings get an origin as well.
+    return names.index("PropagateSpans") if "PropagateSpans" in names else len(names)
 
 
 def _ordered(level: str, listed: list[str]) -> list[str]:

@@ -1,16 +1,43 @@
-"""The registry of passes: built-in ones, TVM's, and users' own."""
+"""The registry of passes: built-in ones, TVM's, and users' own, by ``register_pass`` or by an
+entry point in ``tvm_ext.passes``.
+"""
 
+import functools
+import inspect
 import threading
+import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tvm
+import tvm_ffi
 
-from tvm_ext.configs.nearest import nearest_hint
-from tvm_ext.errors import PassError
-from tvm_ext.passes.users_words import users_words
+import tvm_ext
+from tvm_ext.configs.errors import nearest_hint
+from tvm_ext.errors import PassError, own_words
 from tvm_ext.relay_passes.graph_pass import build_options
+
+# What code of a user raised, in its own words.
+
+
+_OTHERS = tuple(Path(package.__file__ or "").parent for package in (tvm, tvm_ffi, tvm_ext))
+
+
+def users_words(raised: BaseException | None) -> str:
+    """The text of an error, if code of a user raised it: not TVM's, nor Python's of our call."""
+    file = ""
+    for frame, _ in traceback.walk_tb(raised.__traceback__ if raised is not None else None):
+        file = frame.f_code.co_filename
+    theirs = Path(file).suffix == ".py" and not any(Path(file).is_relative_to(f) for f in _OTHERS)
+    if not theirs or isinstance(raised, tvm.error.InternalError):
+        return own_words(raised) or "it raised an error, which --debug shows"
+    lines = [line.strip() for line in str(raised).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(raised).__name__
+
 
 Level = Literal["graph", "schedule", "tile", "memory", "target"]
 LEVELS: tuple[str, ...] = get_args(Level)
@@ -150,3 +177,156 @@ def all_entries() -> list[PassEntry]:
 def first_line(doc: str | None) -> str:
     """The first non-empty line of a docstring."""
     return next((line.strip() for line in (doc or "").splitlines() if line.strip()), "")
+
+
+# ``register_pass``: the way for users to add passes, as decorator and as call.
+
+
+PassLike = Any
+
+
+def register_pass(
+    pass_like: PassLike | None = None,
+    *,
+    level: Level = "graph",
+    name: str = "",
+    after: str = "",
+    before: str = "",
+    source: str = "user",
+) -> Any:
+    """Registers a pass that runs in every later ``compile``, at every optimisation level.
+
+    Parameters
+    ----------
+    pass_like : tvm.transform.Pass, function, or class
+        A pass; a function ``(IRModule, PassContext) -> IRModule`` or ``IRModule -> IRModule``; or a
+        class whose instances are passes (such as one decorated with
+        ``tvm.transform.module_pass``). Left out when used as a decorator.
+    level : {"graph", "schedule", "tile", "target"}
+        Where it runs: on Relax; on kernels before a template chose their loops (a kernel with the
+        attribute ``tirx.is_scheduled`` is then left as it is); on kernels after; on the finished
+        module before code generation.
+    name : str
+        How the pass is called; the function's or class's name when left out.
+    after, before : str
+        Name of a registered pass of the same level to run behind or ahead of. Otherwise the pass
+        runs at the end of its level.
+
+    Returns
+    -------
+    The object that was given, so that it can still be used by its name.
+
+    Raises
+    ------
+    PassError
+        The name is taken, the level or neighbour is unknown, or the object is not a pass.
+    """
+    if pass_like is None:
+        return functools.partial(
+            register_pass, level=level, name=name, after=after, before=before, source=source
+        )
+    if after and before:
+        raise PassError(
+            f"a pass was given after='{after}' and before='{before}'; expected one: drop the other"
+        )
+    own_name = name or _name_of(pass_like)
+    add(
+        PassEntry(
+            name=own_name,
+            level=level,
+            factory=_factory(pass_like, own_name),
+            source=source,
+            summary=first_line(getattr(pass_like, "__doc__", "")),
+            doc=inspect.getdoc(pass_like) or "",
+            after=after,
+            before=before,
+            in_pipelines=False,
+        )
+    )
+    return pass_like
+
+
+def _name_of(pass_like: PassLike) -> str:
+    if isinstance(pass_like, tvm.transform.Pass):
+        return str(pass_like.info.name)
+    found = getattr(pass_like, "__name__", "")
+    if not found or found == "<lambda>":
+        raise PassError("a pass without a name was given: pass name='...'")
+    return str(found)
+
+
+def _factory(pass_like: PassLike, name: str) -> Callable[..., tvm.transform.Pass]:
+    if isinstance(pass_like, tvm.transform.Pass):
+        return lambda: pass_like
+    if isinstance(pass_like, type):
+        return pass_like
+    if not callable(pass_like):
+        raise PassError(
+            f"'{name}' is a {type(pass_like).__name__}; expected a tvm.transform.Pass, a class of "
+            "passes, or a function of an IRModule"
+        )
+    run = _two_arguments(pass_like)
+
+    def checked(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        after = run(mod, ctx)
+        if not isinstance(after, tvm.IRModule):
+            raise PassError("it returned something that is no module")
+        return after
+
+    return lambda: tvm.transform.module_pass(checked, opt_level=0, name=name)
+
+
+def _two_arguments(function: Callable[..., tvm.IRModule]) -> Callable[..., tvm.IRModule]:
+    """TVM hands (module, context) to a pass; a function of the module alone is welcome too."""
+    try:
+        inspect.signature(function).bind(None, None)
+    except TypeError:
+        return lambda mod, ctx: function(mod)
+    # TVM's decorator wants a plain function that it may set attributes on.
+    return lambda mod, ctx: function(mod, ctx)
+
+
+# Finds passes that installed distributions offer in the entry-point group ``tvm_ext.passes``.
+#
+# An entry point names either a pass (anything ``register_pass`` takes) or a function without
+# parameters that calls ``register_pass`` itself. A plugin that fails to load is reported as a
+# warning and left out: it must not take the compiler down.
+
+
+GROUP = "tvm_ext.passes"
+
+
+_plugins_lock = threading.RLock()
+
+
+def load_plugins() -> tuple[str, ...]:
+    """Registers every plugin's passes, once in a process; returns the names of the entry points."""
+    with _plugins_lock:
+        return _load_once()
+
+
+@functools.cache
+def _load_once() -> tuple[str, ...]:
+    loaded = []
+    for point in sorted(entry_points(group=GROUP), key=lambda p: p.name):
+        try:
+            _load(point)
+        except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
+            reason = users_words(error)
+            warnings.warn(f"plugin '{point.name}' of {GROUP} was left out: {reason}", stacklevel=2)
+            continue
+        loaded.append(point.name)
+    return tuple(loaded)
+
+
+def _load(point: EntryPoint) -> None:
+    source = point.dist.name if point.dist is not None else "plugin"
+    loaded = point.load()
+    is_pass = isinstance(loaded, tvm.transform.Pass | type)
+    if is_pass or inspect.signature(loaded).parameters:
+        register_pass(loaded, name=point.name, source=source)
+        return
+    before = {entry.name for entry in all_entries()}
+    loaded()
+    if before == {entry.name for entry in all_entries()}:
+        raise PassError("its function registered no pass: call register_pass in it")

@@ -1,19 +1,155 @@
 """Runs the passes of a stage and notes what each took, changed and decided."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_equal
 
 from tvm_ext.configs.progress import tell
-from tvm_ext.errors import ConfigError
-from tvm_ext.open_dimensions import InputShapes
-from tvm_ext.passes.failed_pass import PassFailure, is_well_formed
-from tvm_ext.passes.pipeline import Step
-from tvm_ext.relay_passes.pass_log import PassDecision, recording
+from tvm_ext.errors import REPORT_IT, ConfigError, PassError, own_words
+from tvm_ext.passes.pipeline import PassStep
+from tvm_ext.passes.registry import PassEntry, users_words
+from tvm_ext.relay_passes.graph_pass import PassDecision, recording
+from tvm_ext.relay_passes.spans import bindings_of, origins_of
 from tvm_ext.report.records import Decision, PassRecord
+from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
+
+# Says of a pass that failed on which of the model's nodes it does, and what can be done.
+
+
+# Parts of a large module are tried no longer than this.
+_SECONDS = 10.0
+_OURS = ("built-in", "tvm")
+
+
+@dataclass(frozen=True)
+class PassFailure:
+    """A pass and the module on which it may fail.
+
+    Attributes
+    ----------
+    entry : PassEntry
+        The pass as it is registered.
+    run : callable
+        The pass itself.
+    mod : tvm.IRModule
+        What it was given.
+    inputs : InputShapes
+        The sizes of the model's inputs.
+    """
+
+    entry: PassEntry
+    run: Callable[[tvm.IRModule], tvm.IRModule]
+    mod: tvm.IRModule
+    inputs: InputShapes
+
+    def error(self, raised: Exception | None) -> PassError:
+        """The error to raise: for what the pass raised, or for a module that is not well-formed."""
+        name = self.entry.name
+        # An interrupt comes back from TVM as an error without a text: nothing is run again then.
+        nodes = failing_nodes(self.run, self.mod) if raised is None or str(raised) else []
+        where = f" on '{listed(nodes)}'" if nodes else ""
+        reason = "it left a module that is not well-formed" if raised is None else ""
+        if self.entry.source not in _OURS:
+            return PassError(
+                f"pass '{name}' failed{where}: {reason or users_words(raised)}; expected a valid "
+                f"module: correct the pass, leave it out (--disable-pass {name}), or look at the "
+                "IR with --dump-ir"
+            )
+        # An expected error of a pass, say for a wrong option, says itself what to do.
+        reason = reason or own_words(raised)
+        return PassError(
+            f"bug in tvm-ext: pass '{name}' failed{where}{f': {reason}' if reason else ''}; "
+            f"expected a valid module: {self._advice()}try --disable-pass {name}, and {REPORT_IT}",
+            defect=True,
+        )
+
+    def _advice(self) -> str:
+        hint = freezing_hint(self.inputs)
+        return f"{hint}, or " if hint else ""
+
+
+def is_well_formed(mod: tvm.IRModule) -> bool:
+    """Whether TVM's own check finds no fault in the module."""
+    return bool(relax.analysis.check_well_formed(mod, check_ty=False))
+
+
+def failing_nodes(run: Callable[[tvm.IRModule], tvm.IRModule], mod: tvm.IRModule) -> list[str]:
+    """Names of the nodes on which a pass fails by themselves.
+
+    Each call of the module is made a module of its own, in which the pass runs again. None is named
+    where no part alone fails, or where all of them do, so that it is no node's fault.
+    """
+    begun = time.monotonic()
+    found: list[str] = []
+    passed, tried = False, 0
+    for names, part in _parts(mod):
+        if (found and passed) or time.monotonic() - begun > _SECONDS:
+            break
+        failed = _fails(run, part)
+        tried += 1
+        passed |= not failed
+        found = found or (list(names) if failed else [])
+    return found if passed or tried == 1 else []
+
+
+def _fails(run: Callable[[tvm.IRModule], tvm.IRModule], part: tvm.IRModule) -> bool:
+    try:
+        return not is_well_formed(run(part))
+    except Exception:  # noqa: BLE001
+        return True
+
+
+def _parts(mod: tvm.IRModule) -> Iterator[tuple[tuple[str, ...], tvm.IRModule]]:
+    """The calls of a module, each as a module, with the names of their nodes."""
+    for func in mod.functions.values():
+        if not isinstance(func, relax.Function) or _is_primitive(func):
+            continue
+        for binding in bindings_of(func):
+            if isinstance(binding.value, relax.Call):
+                part = _alone(mod, binding)
+                if part is not None:
+                    yield origins_of(binding.var), part
+
+
+def _is_primitive(func: relax.Function) -> bool:
+    return func.attrs is not None and "Primitive" in func.attrs
+
+
+def _alone(mod: tvm.IRModule, binding: relax.VarBinding) -> tvm.IRModule | None:
+    """A module whose ``main`` is just this binding; None where it cannot stand alone."""
+    params, renaming = [], _Renaming()
+    for var in relax.analysis.free_vars(binding.value):
+        params.append(relax.Var(str(var.name), var.ty, var.span))
+        renaming.set_var_remap(var, params[-1])
+    inner = relax.DataflowVar("value", binding.var.ty, binding.var.span)
+    result = relax.Var("result", binding.var.ty, binding.var.span)
+    try:
+        value = renaming.visit_expr(binding.value)
+        bindings = [relax.VarBinding(inner, value), relax.VarBinding(result, inner)]
+        body = relax.SeqExpr([relax.DataflowBlock(bindings)], result)
+        main = relax.Function(params, body, binding.var.ty)
+        symbols = relax.analysis.free_symbolic_vars(main)
+        if symbols:
+            sizes = relax.Var("sizes", relax.ShapeType(list(symbols)))
+            main = relax.Function([sizes, *params], body, binding.var.ty)
+        others = {var: func for var, func in mod.functions.items() if str(var.name_hint) != "main"}
+        name = tvm.ir.GlobalVar("main")
+        part = tvm.IRModule({name: main.with_attr("global_symbol", "main"), **others})
+        return part if is_well_formed(part) else None
+    except Exception:  # noqa: BLE001
+        # Not every part is a module: then it is not the one that is looked for.
+        return None
+
+
+@mutator
+class _Renaming(PyExprMutator):
+    """Replaces variables; which, is said with ``set_var_remap``."""
 
 
 class PassRunner:
@@ -45,7 +181,7 @@ class PassRunner:
             self._instruments.append(_dump_instrument(dump_dir))
 
     def run(
-        self, steps: Sequence[Step], mod: tvm.IRModule, extra: Sequence[object] = ()
+        self, steps: Sequence[PassStep], mod: tvm.IRModule, extra: Sequence[object] = ()
     ) -> tvm.IRModule:
         """Runs the steps in their order; ``extra`` instruments look on.
 
@@ -76,7 +212,7 @@ class PassRunner:
                 mod = after
         return mod
 
-    def _applied(self, step: Step, made: tvm.transform.Pass, mod: tvm.IRModule) -> tvm.IRModule:
+    def _applied(self, step: PassStep, made: tvm.transform.Pass, mod: tvm.IRModule) -> tvm.IRModule:
         # A pass that asks for others ahead of it gets them from a Sequential only.
         runnable = tvm.transform.Sequential([made]) if made.info.required else made
         tell(f"pass {step.entry.name}")
@@ -103,7 +239,7 @@ def _dump_instrument(folder: Path) -> object:
 
 
 def _record(
-    step: Step, seconds: float, changed: bool, decided: Sequence[PassDecision]
+    step: PassStep, seconds: float, changed: bool, decided: Sequence[PassDecision]
 ) -> PassRecord:
     # A pass speaks for itself only; a nested one has its own name in the log.
     decisions = [Decision(d.pass_name, d.applied, d.where, d.reason) for d in decided]

@@ -3,16 +3,15 @@
 import tvm
 from tvm import tirx
 
-from tvm_ext.compiler.kernel_calls import kernel_calls
+from tvm_ext.compiler.graph_analysis import kernel_calls
 from tvm_ext.hardware.targets import current_cpu
-from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.pass_log import record_applied, record_refusal
-from tvm_ext.tir_schedules.llvm.thread_choice import with_thread_choice
+from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
+from tvm_ext.tir_schedules.cpu.thread_choice import with_thread_choice
 
 
 @graph_pass
 class ThreadsForLargeRuns:
-    """Runs loops of open size on threads only where the sizes of a run are worth it.
+    """Runs loops of symbolic size on threads only where the sizes of a run are worth it.
 
     Before: ``for i in T.parallel(n): ...``
     After:  ``if n * 12 > 60000: for i in T.parallel(n): ... else: for i in range(n): ...``

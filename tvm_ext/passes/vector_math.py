@@ -5,10 +5,9 @@ from collections.abc import Mapping
 import tvm
 from tvm import tirx
 
-from tvm_ext.compiler.kernel_calls import kernel_calls
-from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.pass_log import record_applied, record_refusal
-from tvm_ext.tir_schedules.llvm.vector_math.rewrite import with_vector_math
+from tvm_ext.compiler.graph_analysis import kernel_calls
+from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
+from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
 
 
 @graph_pass

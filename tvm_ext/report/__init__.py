@@ -1,7 +1,6 @@
 """What a compilation did and why: records, and their text, JSON and HTML forms."""
 
-from tvm_ext.report.compile_report import CompileReport
-from tvm_ext.report.errors import ReportError
+from tvm_ext.report.compile_report import CompileReport, ReportError
 from tvm_ext.report.records import (
     Decision,
     GraphRecord,

@@ -1,7 +1,6 @@
 """The compile report: everything that one compilation did, as text, as a page and as JSON.
 
-Its parts are in `records`, the text form is in `text`, the page in `page`.
-"""
+Its parts are in `records`, the text form is in `text`, the page in `page`."""
 
 import json
 import re
@@ -12,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter, ValidationError
 
 from tvm_ext.configs.atomic_file import write_text
-from tvm_ext.open_dimensions import listed
-from tvm_ext.report.device_record import DeviceRecord
-from tvm_ext.report.errors import ReportError
+from tvm_ext.configs.errors import TvmExtError
 from tvm_ext.report.page import render_html
 from tvm_ext.report.records import (
+    DeviceRecord,
     GraphRecord,
     HostRecord,
     KernelRecord,
@@ -24,8 +22,49 @@ from tvm_ext.report.records import (
     PassRecord,
     PhaseRecord,
 )
-from tvm_ext.report.storage import not_a_report, parse
 from tvm_ext.report.text import render_text, renderable
+from tvm_ext.tensor_spec import listed
+
+# Errors of compile reports.
+
+
+class ReportError(TvmExtError):
+    """A compile report cannot be read or cannot be written."""
+
+
+# Reading the JSON form of a report.
+
+
+def parse(text: str, schema: int) -> dict[str, Any]:
+    """Return the JSON object in ``text``.
+
+    Raises
+    ------
+    ReportError
+        If the text is not a JSON object, or its "schema" is not ``schema``.
+    """
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise not_a_report(f"not JSON: {error}", schema) from error
+    if not isinstance(data, dict):
+        raise not_a_report(f"a JSON {type(data).__name__}, not an object", schema)
+    version = data.get("schema")
+    if version != schema:
+        raise ReportError(
+            f"found a compile report with schema {version!r}, expected schema {schema}: "
+            "read it with the release that wrote it, or compile the model again"
+        )
+    return data
+
+
+def not_a_report(found: str, schema: int) -> ReportError:
+    """Return the error for text that is not the JSON form of a report."""
+    return ReportError(
+        f"not a compile report ({found}); expected the JSON form of one, schema {schema}: "
+        "compile the model again"
+    )
+
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -78,7 +117,7 @@ class CompileReport:
         return sum(known) if len(known) == len(times) else None
 
     @property
-    def open_sizes(self) -> list[str]:
+    def symbolic_sizes(self) -> list[str]:
         """Names of the dimensions of the inputs that each run decides."""
         shapes = [text[text.rindex("[") :] for text in self.inputs if "[" in text]
         return list(dict.fromkeys(name for shape in shapes for name in _NAME.findall(shape)))
@@ -86,10 +125,10 @@ class CompileReport:
     @property
     def not_known(self) -> str:
         """What stands where a figure would, of a program whose sizes a run decides."""
-        names = listed(self.open_sizes)
+        names = listed(self.symbolic_sizes)
         if not names:
             return "not known (sizes are computed in the run)"
-        return f"not known ({names} {'are' if len(self.open_sizes) > 1 else 'is'} open)"
+        return f"not known ({names} {'are' if len(self.symbolic_sizes) > 1 else 'is'} dynamic)"
 
     @property
     def tuned_figure(self) -> str:

@@ -105,7 +105,7 @@ def _memory_figure(report: "CompileReport") -> str:
     if memory.planned_peak_bytes is None or memory.unplanned_bytes is None:
         return report.not_known
     figure = format_bytes(memory.planned_peak_bytes)
-    largest = ", for the largest sizes" if report.open_sizes else ""
+    largest = ", for the largest sizes" if report.symbolic_sizes else ""
     return f"{figure}  ({format_bytes(memory.unplanned_bytes)} without reuse{largest})"
 
 

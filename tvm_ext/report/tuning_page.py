@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tvm_ext.report import tuning_curve
-from tvm_ext.report.page_environment import page_environment
+from tvm_ext.report.page import KeyFigure, page_environment
 from tvm_ext.report.tuning_figures import (
     NEAR,
     by_cost,
@@ -25,7 +25,6 @@ from tvm_ext.report.tuning_figures import (
 )
 from tvm_ext.report.tuning_text import times
 from tvm_ext.report.units import ABSENT, format_count, format_percent, format_seconds
-from tvm_ext.report.view import Tile
 
 if TYPE_CHECKING:
     from tvm_ext.tuning.progress import KernelProgress, SessionProgress
@@ -117,7 +116,7 @@ def _confirmation(kernel: "KernelProgress") -> str:
     return f"measured again beside the default, spread {format_percent(kernel.spread)}"
 
 
-def _tiles(progress: "SessionProgress") -> list[Tile]:
+def _tiles(progress: "SessionProgress") -> list[KeyFigure]:
     return [
         *_latency_tiles(progress),
         _gain_tile(progress),
@@ -127,47 +126,47 @@ def _tiles(progress: "SessionProgress") -> list[Tile]:
     ]
 
 
-def _latency_tiles(progress: "SessionProgress") -> list[Tile]:
+def _latency_tiles(progress: "SessionProgress") -> list[KeyFigure]:
     labels = "Expected latency before", "Expected latency after"
     if latency_gain(progress) is None:
-        return [Tile(label, ABSENT, "no kernel was measured") for label in labels]
+        return [KeyFigure(label, ABSENT, "no kernel was measured") for label in labels]
     untimed = figures(progress).untimed
     missing = f"; {format_count(untimed, 'kernel')} without a time not counted" if untimed else ""
     notes = f"with default schedules{missing}", "with the best found"
     pair = format_pair(progress.default_latency, progress.best_latency).split(" → ")
-    return [Tile(*tile) for tile in zip(labels, pair, notes, strict=True)]
+    return [KeyFigure(*tile) for tile in zip(labels, pair, notes, strict=True)]
 
 
-def _gain_tile(progress: "SessionProgress") -> Tile:
+def _gain_tile(progress: "SessionProgress") -> KeyFigure:
     gain = latency_gain(progress)
     if gain is None:
-        return Tile("Gain", ABSENT, "nothing to compare")
+        return KeyFigure("Gain", ABSENT, "nothing to compare")
     saved = progress.default_latency - progress.best_latency
-    return Tile("Gain", format_gain(gain), f"{format_seconds(saved)} less a run")
+    return KeyFigure("Gain", format_gain(gain), f"{format_seconds(saved)} less a run")
 
 
-def _kernel_tile(progress: "SessionProgress") -> Tile:
+def _kernel_tile(progress: "SessionProgress") -> KeyFigure:
     counts = figures(progress)
     if not counts.searched:
-        return Tile("Kernels improved", ABSENT, "none was searched")
+        return KeyFigure("Kernels improved", ABSENT, "none was searched")
     note = f"default is the best found for {counts.default_is_best:,}"
     if counts.near > counts.default_is_best:
         note += f", within {round(100 * (NEAR - 1))} % of it for {counts.near:,}"
-    return Tile("Kernels improved", f"{counts.improved:,} of {counts.searched:,}", note)
+    return KeyFigure("Kernels improved", f"{counts.improved:,} of {counts.searched:,}", note)
 
 
-def _trial_tile(progress: "SessionProgress") -> Tile:
+def _trial_tile(progress: "SessionProgress") -> KeyFigure:
     counts = figures(progress)
     notes = [trials_planned(progress)]
     if counts.all_trials > progress.trials_done:
         notes.append(f"{counts.all_trials:,} in all sessions")
     notes.append(f"{counts.failed:,} failed, {counts.pruned:,} dismissed unbuilt")
-    return Tile("Trials", f"{progress.trials_done:,}", "; ".join(notes))
+    return KeyFigure("Trials", f"{progress.trials_done:,}", "; ".join(notes))
 
 
-def _time_tile(progress: "SessionProgress") -> Tile:
+def _time_tile(progress: "SessionProgress") -> KeyFigure:
     note = progress.outcome or ("ended" if progress.ended is not None else "still running")
-    return Tile("Time", format_clock(progress.seconds), note)
+    return KeyFigure("Time", format_clock(progress.seconds), note)
 
 
 def _facts(progress: "SessionProgress", facts: Mapping[str, str]) -> list[tuple[str, str]]:

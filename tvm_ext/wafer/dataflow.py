@@ -9,9 +9,9 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GenericConst
 
-from tvm_ext.compiler.graph_facts import relax_bindings
-from tvm_ext.relay_passes.origin import origins_of
-from tvm_ext.tir_schedules.block_access import static_extent
+from tvm_ext.compiler.graph_analysis import relax_bindings
+from tvm_ext.relay_passes.spans import origins_of
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 _RESHAPE = tvm.ir.Op.get("relax.reshape")
@@ -21,7 +21,7 @@ INPUT = -1
 
 
 @dataclass(frozen=True)
-class Tensor:
+class DataflowTensor:
     """A tensor as one kernel sees it.
 
     Attributes
@@ -62,15 +62,15 @@ class TensorCall:
         Its name.
     origins : tuple[str, ...]
         The model's nodes that it computes.
-    operands, results : tuple[Tensor, ...]
+    operands, results : tuple[DataflowTensor, ...]
         The kernel's parameters, in this order.
     """
 
     position: int
     kernel: str
     origins: tuple[str, ...]
-    operands: tuple[Tensor, ...]
-    results: tuple[Tensor, ...]
+    operands: tuple[DataflowTensor, ...]
+    results: tuple[DataflowTensor, ...]
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class Dataflow:
     """The calls of a model, and which tensors come from its inputs or are its outputs."""
 
     calls: tuple[TensorCall, ...]
-    inputs: tuple[Tensor, ...]
-    outputs: tuple[Tensor, ...]
+    inputs: tuple[DataflowTensor, ...]
+    outputs: tuple[DataflowTensor, ...]
 
 
-_Value: TypeAlias = "Tensor | tuple[_Value, ...] | None"
+_Value: TypeAlias = "DataflowTensor | tuple[_Value, ...] | None"
 
 
 def dataflow(mod: tvm.IRModule) -> Dataflow:
@@ -136,7 +136,7 @@ class _Tracer:
         """What needs no kernel: views and tuples; anything else is as an input."""
         if isinstance(value, relax.Call) and _RESHAPE.same_as(value.op):
             source = self._value(value.args[0])
-            if isinstance(source, Tensor):
+            if isinstance(source, DataflowTensor):
                 return replace(source, shape=_shape(var.ty))
         known = self._value(value)
         return known if known is not None else self._made(var.ty, INPUT)
@@ -148,7 +148,7 @@ class _Tracer:
             if expr not in self._constants:
                 self._constants[expr] = self._next_key()
             key = self._constants[expr]
-            return Tensor(key, _shape(expr.ty), _width(expr.ty), True, INPUT)
+            return DataflowTensor(key, _shape(expr.ty), _width(expr.ty), True, INPUT)
         if isinstance(expr, relax.Tuple):
             return tuple(self._value(field) for field in expr.fields)
         if isinstance(expr, relax.TupleGetItem):
@@ -159,7 +159,7 @@ class _Tracer:
     def _made(self, ty: relax.Type, producer: int) -> _Value:
         """A new tensor, or several, of a type."""
         if isinstance(ty, relax.TensorType):
-            return Tensor(self._next_key(), _shape(ty), _width(ty), False, producer)
+            return DataflowTensor(self._next_key(), _shape(ty), _width(ty), False, producer)
         if isinstance(ty, relax.TupleType):
             return tuple(self._made(field, producer) for field in ty.fields)
         return None
@@ -174,8 +174,8 @@ def _result(func: relax.Function) -> relax.Expr:
     return body.body if isinstance(body, relax.SeqExpr) else body
 
 
-def _flat(value: _Value) -> list[Tensor]:
-    if isinstance(value, Tensor):
+def _flat(value: _Value) -> list[DataflowTensor]:
+    if isinstance(value, DataflowTensor):
         return [value]
     return [one for part in value or () for one in _flat(part)]
 

@@ -6,19 +6,18 @@ from dataclasses import dataclass, field, replace
 import tvm
 from tvm import tirx
 
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.wafer.errors import MeshLimitError
-from tvm_ext.hardware.wafer.program import MeshProgram
-from tvm_ext.hardware.wafer.program_cost import MeshCost, program_cost
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError
+from tvm_ext.hardware.wafer.program import WaferProgram
+from tvm_ext.hardware.wafer.program_cost import WaferCost, program_cost
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.decisions import Chosen
 from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, RecordSource
-from tvm_ext.tir_schedules.scope_marks import without_scope_marks
-from tvm_ext.tir_schedules.select import ScheduleChoice, schedule_kernel
-from tvm_ext.tir_schedules.wafer import MESH_TEMPLATES
-from tvm_ext.tuning.mesh_analysis.loops import NotReadable
-from tvm_ext.tuning.mesh_analysis.read_program import read_program
-from tvm_ext.tuning.task import refusal
+from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_kernel
+from tvm_ext.tir_schedules.statements import without_scope_marks
+from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.wafer import WAFER_TEMPLATES
+from tvm_ext.tuning.candidate import refusal
+from tvm_ext.tuning.wafer.cost_model import read_program
 
 # Regions whose sides differ by less than this part of them get the same schedule.
 _SIDE_STEPS = 16
@@ -40,9 +39,9 @@ class KernelCost:
         As in ``ScheduleChoice``.
     decisions : Mapping[str, int]
         What the template decided, or was told by a record.
-    program : MeshProgram or None
+    program : WaferProgram or None
         What it asks of the mesh; None if its loops cannot be read as one.
-    cost : MeshCost or None
+    cost : WaferCost or None
         Of one call, modelled; None without a program.
     refusal : str
         Why it cannot run on the mesh: the hard limit that it breaks, or what cannot be read. Empty
@@ -56,8 +55,8 @@ class KernelCost:
     source: str
     reason: str
     decisions: Mapping[str, int] = field(default_factory=dict)
-    program: MeshProgram | None = None
-    cost: MeshCost | None = None
+    program: WaferProgram | None = None
+    cost: WaferCost | None = None
     refusal: str = ""
 
     @property
@@ -81,7 +80,7 @@ class KernelCosts:
         The kernels without schedules.
     origins : Mapping[str, Sequence[str]]
         By kernel, the nodes of each of its calls.
-    mesh : MeshDescription
+    mesh : WaferDescription
         The machine.
     records : RecordSource, optional
         Schedules for the whole mesh that are taken instead of the templates' own.
@@ -91,7 +90,7 @@ class KernelCosts:
         self,
         kernels: tvm.IRModule,
         origins: Mapping[str, Sequence[str]],
-        mesh: MeshDescription,
+        mesh: WaferDescription,
         records: RecordSource | None = None,
     ) -> None:
         self._kernels = kernels
@@ -120,7 +119,7 @@ class KernelCosts:
             self._known[key] = self._cost(name, self._mesh.with_grid(*key[1:]), None)
         return self._known[key]
 
-    def _cost(self, name: str, mesh: MeshDescription, records: RecordSource | None) -> KernelCost:
+    def _cost(self, name: str, mesh: WaferDescription, records: RecordSource | None) -> KernelCost:
         func = without_scope_marks(self._kernels[name])
         origins = tuple(self._origins.get(name, ()))
         unknown = refusal(func)
@@ -140,16 +139,16 @@ class KernelCosts:
         return _with_cost(found, scheduled, mesh)
 
 
-def _with_cost(kernel: KernelCost, scheduled: tirx.PrimFunc, mesh: MeshDescription) -> KernelCost:
+def _with_cost(kernel: KernelCost, scheduled: tirx.PrimFunc, mesh: WaferDescription) -> KernelCost:
     try:
         program = read_program(scheduled, kernel.name)
-    except NotReadable as error:
+    except NotApplicable as error:
         unscheduled = kernel.source == "as written"
         why = f"no schedule for a mesh: {kernel.reason}" if unscheduled else str(error)
         return replace(kernel, refusal=why)
     try:
         cost = program_cost(program, mesh)
-    except MeshLimitError as error:
+    except WaferLimitError as error:
         return replace(kernel, program=program, refusal=str(error))
     return replace(kernel, program=program, cost=cost, refusal=cost.refusal)
 
@@ -157,15 +156,15 @@ def _with_cost(kernel: KernelCost, scheduled: tirx.PrimFunc, mesh: MeshDescripti
 def _decisions(
     func: tirx.PrimFunc,
     choice: ScheduleChoice,
-    mesh: MeshDescription,
+    mesh: WaferDescription,
     records: RecordSource | None,
 ) -> Mapping[str, int]:
     """Those of the record, or those that the template takes by itself."""
     if choice.source == "record" and records is not None:
         recorded = records.find("", func)
         return recorded.decisions if isinstance(recorded, RecordedSchedule) else {}
-    template = next((one for one in MESH_TEMPLATES if one.name == choice.schedule), None)
-    chosen = Chosen()
+    template = next((one for one in WAFER_TEMPLATES if one.name == choice.schedule), None)
+    chosen = FixedDecisions()
     if template is None or not isinstance(
         apply_template(template, func, mesh, chosen), ScheduledKernel
     ):

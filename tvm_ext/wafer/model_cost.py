@@ -5,19 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext.api import TargetSource
-from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, lower_model
-from tvm_ext.compiler.phases import Phases
+from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, Phases, lower_model
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders
 from tvm_ext.errors import TargetError
-from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
-from tvm_ext.tuning.record_lookup import RecordLookup
-from tvm_ext.wafer.dataflow import Dataflow, Tensor, dataflow
+from tvm_ext.tuning.logs.record_lookup import RecordLookup
+from tvm_ext.wafer.dataflow import Dataflow, DataflowTensor, dataflow
 from tvm_ext.wafer.kernel_cost import KernelCost, KernelCosts
-from tvm_ext.wafer.pipelined import pipelined
-from tvm_ext.wafer.placement import Placement, in_turn
+from tvm_ext.wafer.placement import Placement, in_turn, pipelined
 
 
 @dataclass(frozen=True)
@@ -28,7 +26,7 @@ class ModelCost:
     ----------
     model : str
         Its name.
-    mesh : MeshDescription
+    mesh : WaferDescription
         The machine.
     opt_level : str
         Which passes ran.
@@ -43,7 +41,7 @@ class ModelCost:
     """
 
     model: str
-    mesh: MeshDescription
+    mesh: WaferDescription
     opt_level: str
     kernels: tuple[KernelCost, ...]
     flow: Dataflow
@@ -106,7 +104,7 @@ def model_cost(
 
 
 def lowered_cost(
-    lowered: LoweredModel, mesh: MeshDescription, records: RecordsSource, opt_level: str
+    lowered: LoweredModel, mesh: WaferDescription, records: RecordsSource, opt_level: str
 ) -> ModelCost:
     """The same for a model that was lowered for ``mesh``, inside of ``compiling_for``."""
     flow = dataflow(lowered.kernels)
@@ -133,10 +131,10 @@ def lowered_cost(
     )
 
 
-def mesh_target(target: TargetSource) -> MeshDescription:
+def mesh_target(target: TargetSource) -> WaferDescription:
     """A target's description. Raises TargetError if it is no mesh."""
     mesh = resolve_target(target)
-    if not isinstance(mesh, MeshDescription):
+    if not isinstance(mesh, WaferDescription):
         raise TargetError(
             f"target '{mesh.name}' is no mesh; expected one of processing elements, such as "
             "'wse2': see 'tvm-ext targets list'"
@@ -144,6 +142,6 @@ def mesh_target(target: TargetSource) -> MeshDescription:
     return mesh
 
 
-def _words(tensors: Sequence[Tensor], mesh: MeshDescription) -> float:
+def _words(tensors: Sequence[DataflowTensor], mesh: WaferDescription) -> float:
     sizes = {one.key: one.bytes for one in tensors}
     return sum(sizes.values()) / mesh.word_bytes

@@ -8,17 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_ext.errors import InputError
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.wafer import allreduce, broadcasts, halo, messages, reduces, shifts, transpose
+from tvm_ext.hardware.wafer import communication, exchanges, reduces
 from tvm_ext.hardware.wafer.communication import Communication
-from tvm_ext.hardware.wafer.limits import check_limits
+from tvm_ext.hardware.wafer.description import WaferDescription, check_limits
+from tvm_ext.hardware.wafer.simulator import communication_patterns as programs
 from tvm_ext.hardware.wafer.simulator.engine import simulate
 from tvm_ext.hardware.wafer.simulator.program import Program
-from tvm_ext.hardware.wafer.simulator.schedules import allreduce as allreduce_programs
-from tvm_ext.hardware.wafer.simulator.schedules import grids
-from tvm_ext.hardware.wafer.simulator.schedules import messages as message_programs
-from tvm_ext.hardware.wafer.simulator.schedules import reduces as reduce_programs
-from tvm_ext.hardware.wafer.simulator.schedules import shifts as shift_programs
 
 _DIRECTIONS = ("north", "east", "south", "west")
 
@@ -40,7 +35,7 @@ class PatternRun:
         What the pattern counts by, if it has such a number.
     """
 
-    mesh: MeshDescription
+    mesh: WaferDescription
     rows: int
     columns: int
     words: int
@@ -121,88 +116,88 @@ def _ring_part(run: PatternRun) -> int:
 PATTERNS: dict[str, Pattern] = {
     "message": Pattern(
         "from the first PE of a line to the last",
-        lambda run: messages.message(run.mesh, run.words, run.columns - 1),
-        lambda run: message_programs.message(run.words, run.columns - 1),
+        lambda run: communication.message(run.mesh, run.words, run.columns - 1),
+        lambda run: programs.message(run.words, run.columns - 1),
     ),
     "multicast": Pattern(
         "from the first PE of a line to all others",
-        lambda run: messages.multicast(run.mesh, run.words, run.columns),
-        lambda run: message_programs.multicast(run.words, run.columns),
+        lambda run: communication.multicast(run.mesh, run.words, run.columns),
+        lambda run: programs.multicast(run.words, run.columns),
     ),
     "multicast-2d": Pattern(
         "from the corner of a grid to all others",
-        lambda run: messages.multicast_2d(run.mesh, run.words, run.rows, run.columns),
-        lambda run: message_programs.multicast_2d(run.words, run.rows, run.columns),
+        lambda run: communication.multicast_2d(run.mesh, run.words, run.rows, run.columns),
+        lambda run: programs.multicast_2d(run.words, run.rows, run.columns),
         "grid",
     ),
     "summa": Pattern(
         "the first column of PEs along the rows, the first row along the columns",
-        lambda run: broadcasts.summa_broadcast(
+        lambda run: exchanges.summa_broadcast(
             run.mesh, run.words, run.words, run.rows, run.columns
         ),
-        lambda run: grids.summa_broadcast(run.words, run.words, run.rows, run.columns),
+        lambda run: programs.summa_broadcast(run.words, run.words, run.rows, run.columns),
         "grid",
     ),
     "star": Pattern(
         "reduce: all to the first PE of a line",
         lambda run: reduces.star(run.mesh, run.words, run.columns),
-        lambda run: reduce_programs.star(run.words, run.columns),
+        lambda run: programs.star(run.words, run.columns),
     ),
     "chain": Pattern(
         "reduce: each PE of a line adds and passes on",
         lambda run: reduces.chain(run.mesh, run.words, run.columns),
-        lambda run: reduce_programs.chain(run.words, run.columns),
+        lambda run: programs.chain(run.words, run.columns),
     ),
     "tree": Pattern(
         "reduce: pairs of pairs of a line",
         lambda run: reduces.tree(run.mesh, run.words, run.columns),
-        lambda run: reduce_programs.tree(run.words, run.columns),
+        lambda run: programs.tree(run.words, run.columns),
     ),
     "two-phase": Pattern(
         "reduce: chains within groups of a line, then over their first PEs",
         lambda run: reduces.two_phase(run.mesh, run.words, run.columns, _two_phase_group(run)),
-        lambda run: reduce_programs.two_phase(run.words, run.columns, _two_phase_group(run)),
+        lambda run: programs.two_phase(run.words, run.columns, _two_phase_group(run)),
         group="PEs of a group",
     ),
     "k-tree": Pattern(
         "allreduce: to the middle of groups of a line, level by level, and back",
-        lambda run: allreduce.k_tree(run.mesh, run.words, run.columns, run.group or 2),
-        lambda run: allreduce_programs.k_tree(
-            run.words, run.columns, allreduce.k_tree_groups(run.columns, run.group or 2)
+        lambda run: reduces.k_tree(run.mesh, run.words, run.columns, run.group or 2),
+        lambda run: programs.k_tree(
+            run.words, run.columns, reduces.k_tree_groups(run.columns, run.group or 2)
         ),
         group="levels",
     ),
     "ring": Pattern(
         "allreduce: parts of the vector around a ring over a line, twice",
-        lambda run: allreduce.ring(run.mesh, run.words, run.columns),
-        lambda run: allreduce_programs.ring(_ring_part(run), run.columns),
+        lambda run: reduces.ring(run.mesh, run.words, run.columns),
+        lambda run: programs.ring(_ring_part(run), run.columns),
         message_words=_ring_part,
     ),
     "shift": Pattern(
         "Cannon's shift: each PE of a row to the next, the last to the first",
-        lambda run: shifts.cannon_shift(run.mesh, run.words, run.columns),
-        lambda run: shift_programs.cannon_shift(run.words, run.columns, run.rows),
+        lambda run: exchanges.cannon_shift(run.mesh, run.words, run.columns),
+        lambda run: programs.cannon_shift(run.words, run.columns, run.rows),
         "rows",
     ),
     "interleaved-shift": Pattern(
         "MeshGEMM's shift: a ring over a row with neighbours at most two hops apart",
-        lambda run: shifts.interleaved_shift(run.mesh, run.words, run.columns),
-        lambda run: shift_programs.interleaved_shift(run.words, run.columns, run.rows),
+        lambda run: exchanges.interleaved_shift(run.mesh, run.words, run.columns),
+        lambda run: programs.interleaved_shift(run.words, run.columns, run.rows),
         "rows",
     ),
     "halo": Pattern(
         "each PE of a grid to its nearest in all four directions",
-        lambda run: halo.halo(
+        lambda run: exchanges.halo(
             run.mesh, run.words, run.words, run.rows, run.columns, run.group or 1
         ),
-        lambda run: grids.halo(run.words, run.words, run.rows, run.columns, run.group or 1),
+        lambda run: programs.halo(run.words, run.words, run.rows, run.columns, run.group or 1),
         "grid",
         "PEs that an edge goes far",
     ),
     "transpose": Pattern(
         "tile (r, c) of a square grid to PE (c, r)",
-        lambda run: transpose.transpose(run.mesh, run.words, run.columns),
-        lambda run: grids.transpose(run.words, run.columns),
+        lambda run: exchanges.transpose(run.mesh, run.words, run.columns),
+        lambda run: programs.transpose(run.words, run.columns),
         "square",
     ),
 }
@@ -224,7 +219,7 @@ def simulate_pattern(name: str, run: PatternRun) -> PatternResult:
     ------
     InputError
         There is no such pattern, or the grid, the group or the size does not suit it.
-    MeshLimitError
+    WaferLimitError
         The mesh is smaller, or has fewer colours than the pattern needs.
     """
     pattern = pattern_named(name)

@@ -5,19 +5,25 @@ one stage, the kernels take turns on all of the wafer. Activations lie where the
 them; a consumer that expects them elsewhere gets a copy, which later consumers can use as well.
 Weights lie where their kernels expect them. Kernels of a stage begin at the corner of its
 rectangle; if their weights do not fit there together, those with weights lie side by side, as far
-as there is room. Weights that do not fit either way come over the host link in every run.
-"""
+as there is room. Weights that do not fit either way come over the host link in every run."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.wafer.description import WaferDescription, limit_refusal
 from tvm_ext.hardware.wafer.layout_change import LayoutChange, layout_change
-from tvm_ext.hardware.wafer.limits import limit_refusal
 from tvm_ext.wafer.dataflow import Dataflow
 from tvm_ext.wafer.kernel_cost import KernelCost, KernelCosts
-from tvm_ext.wafer.regions import Grid, Region, side_by_side
-from tvm_ext.wafer.stage_memory import Copy, PlacedCall, stage_memory
+from tvm_ext.wafer.stage_memory import (
+    Copy,
+    PeGrid,
+    PlacedCall,
+    Region,
+    cut_region,
+    groups_within,
+    side_by_side,
+    stage_memory,
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ IN_TURN = "whole wafer in turn"
 PIPELINED = "pipelined regions"
 
 
-def in_turn(flow: Dataflow, costs: KernelCosts, mesh: MeshDescription) -> Placement:
+def in_turn(flow: Dataflow, costs: KernelCosts, mesh: WaferDescription) -> Placement:
     """Kernels one after the other, each on as much of the wafer as it uses."""
     whole = Region(0, 0, mesh.rows, mesh.columns)
     calls = tuple(range(len(flow.calls)))
@@ -142,20 +148,20 @@ def in_turn(flow: Dataflow, costs: KernelCosts, mesh: MeshDescription) -> Placem
 def staged(
     flow: Dataflow,
     costs: KernelCosts,
-    mesh: MeshDescription,
+    mesh: WaferDescription,
     stages: Sequence[tuple[Region, tuple[int, ...]]],
 ) -> tuple[StageCost, ...]:
     """The cost of each of ``stages``: rectangles, with the positions of their calls."""
-    walk = _Walk(flow, mesh)
+    walk = _PlacementWalk(flow, mesh)
     return tuple(
         walk.stage(number, region, calls, costs) for number, (region, calls) in enumerate(stages)
     )
 
 
-class _Walk:
+class _PlacementWalk:
     """Goes through the calls in order and remembers where activations lie."""
 
-    def __init__(self, flow: Dataflow, mesh: MeshDescription) -> None:
+    def __init__(self, flow: Dataflow, mesh: WaferDescription) -> None:
         self._flow = flow
         self._mesh = mesh
         self._copies: dict[int, list[Copy]] = {}
@@ -263,9 +269,69 @@ def _spread(region: Region, calls: Sequence[PlacedCall]) -> list[PlacedCall]:
     return found
 
 
-def _grid(call: PlacedCall) -> Grid:
+def _grid(call: PlacedCall) -> PeGrid:
     program = call.kernel.program
     if program is None:
-        return Grid(1, 1, 0, 0)
+        return PeGrid(1, 1, 0, 0)
     weights = sum(layout.shard_bytes for _, layout in call.weights)
-    return Grid(program.rows, program.columns, weights, program.bytes_per_pe - weights)
+    return PeGrid(program.rows, program.columns, weights, program.bytes_per_pe - weights)
+
+
+# A pipeline over the wafer: a rectangle for each group of consecutive kernels.
+
+
+# Of the most expensive kernel's cycles: how much a group of kernels may cost.
+_BOUNDS = (1.0, 2.0, 4.0)
+
+# PEs that a stage has on average at least.
+_LEAST_PROCESSING_ELEMENTS = 4
+
+
+def pipelined(
+    flow: Dataflow, costs: KernelCosts, mesh: WaferDescription, one_by_one: Placement
+) -> Placement | None:
+    """The pipeline with the most runs a second among a few; None if there is nothing to cut.
+
+    One stage for each call, and fewer, in which no group of calls costs more than a few times the
+    most expensive call, with what has to move for it when the kernels run ``one_by_one``.
+    """
+    kernels = [costs.on_mesh(call.kernel) for call in flow.calls]
+    found = [
+        Placement(PIPELINED, staged(flow, costs, mesh, _stages(groups, kernels, mesh)))
+        for groups in _groupings(kernels, mesh, one_by_one)
+    ]
+    return min(
+        found,
+        key=lambda one: (bool(one.refusal), one.interval_cycles, one.cycles),
+        default=None,
+    )
+
+
+def _groupings(
+    kernels: Sequence[KernelCost], mesh: WaferDescription, one_by_one: Placement
+) -> Iterator[list[tuple[int, ...]]]:
+    """Ways to group the calls into stages, each once."""
+    cycles = [one.cost.cycles if one.cost is not None else 0.0 for one in kernels]
+    for move in one_by_one.moves:
+        cycles[move.call] += move.change.cycles
+    most = max(1, mesh.processing_elements // _LEAST_PROCESSING_ELEMENTS)
+    seen = set()
+    for bound in (0.0, *_BOUNDS):
+        groups = groups_within(cycles, bound * max(cycles, default=0.0))
+        if 1 < len(groups) <= most and len(groups) not in seen:
+            seen.add(len(groups))
+            yield groups
+
+
+def _stages(
+    groups: Sequence[tuple[int, ...]], kernels: Sequence[KernelCost], mesh: WaferDescription
+) -> list[tuple[Region, tuple[int, ...]]]:
+    works = [sum(_work(kernels[position]) for position in group) for group in groups]
+    regions = cut_region(Region(0, 0, mesh.rows, mesh.columns), works)
+    return list(zip(regions, groups, strict=True))
+
+
+def _work(kernel: KernelCost) -> float:
+    """Busy cycles of all PEs."""
+    cost = kernel.cost
+    return cost.mean_busy_cycles * cost.rows * cost.columns if cost is not None else 0.0

@@ -1,12 +1,140 @@
 """What a family of measurements is: how it is recognised, predicted and fitted."""
 
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 
-from tvm_ext.hardware.wafer.published.linear import Parameters
-from tvm_ext.hardware.wafer.published.machines import machine_of
-from tvm_ext.hardware.wafer.published.rows import PublishedRow
-from tvm_ext.hardware.wafer.published.units import parse_unit
+import numpy as np
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.hardware.wafer.published.rows import PublishedRow, parse_unit
+
+# Models that are linear in their parameters, and the least squares that fit them.
+
+
+Parameters = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Cycles as a known part and a sum over parameters.
+
+    Attributes
+    ----------
+    counts : Mapping[str, float]
+        How often each parameter counts.
+    known : float
+        Cycles without a fitted parameter.
+    """
+
+    counts: Mapping[str, float] = field(default_factory=dict)
+    known: float = 0.0
+
+    def cycles(self, parameters: Parameters) -> float:
+        """The sum."""
+        return self.known + sum(
+            count * parameters[name] for name, count in self.counts.items() if count
+        )
+
+
+def fit_terms(
+    observations: Sequence[tuple[Terms, float]], names: Sequence[str]
+) -> dict[str, float]:
+    """The parameters of the least sum of squared relative errors.
+
+    Parameters
+    ----------
+    observations : Sequence[tuple[Terms, float]]
+        The terms and the cycles that were measured.
+    names : Sequence[str]
+        Of the parameters.
+
+    Raises
+    ------
+    NotApplicable
+        The observations are too few, or too alike, to tell the parameters apart.
+    """
+    matrix = np.array(
+        [[terms.counts.get(name, 0.0) / cycles for name in names] for terms, cycles in observations]
+    ).reshape(len(observations), len(names))
+    wanted = np.array([1 - terms.known / cycles for terms, cycles in observations])
+    # Counts differ by orders of magnitude: scaled, the rank is one of the model and not of units.
+    scale = np.abs(matrix).max(axis=0, initial=0.0)
+    if len(observations) < len(names) or not scale.all():
+        raise NotApplicable(f"{len(observations)} rows do not tell {', '.join(names)}")
+    found, _, rank, _ = np.linalg.lstsq(matrix / scale, wanted, rcond=1e-6)
+    if rank < len(names):
+        raise NotApplicable(f"the rows are too alike to tell {', '.join(names)} apart")
+    return dict(zip(names, (float(value) for value in found / scale), strict=True))
+
+
+# The machine that a row was measured on.
+
+
+_GENERATIONS = {"2": "wse2", "3": "wse3"}
+
+
+def machine_of(row: PublishedRow) -> WaferDescription:
+    """The description of the row's architecture; of the first one where it names two.
+
+    Raises NotApplicable for an architecture without a description.
+    """
+    found = re.search(r"wse[\s_-]*(\d)", row.arch, re.IGNORECASE)
+    if found is None or found[1] not in _GENERATIONS:
+        raise NotApplicable(
+            f"the architecture '{row.arch}' has no description: WSE-2 and WSE-3 have"
+        )
+    return _description(_GENERATIONS[found[1]])
+
+
+@cache
+def _description(name: str) -> WaferDescription:
+    machine = resolve_target(name)
+    if not isinstance(machine, WaferDescription):
+        raise TypeError(f"configs/targets/{name}.toml is no mesh")
+    return machine
+
+
+def grid_of(row: PublishedRow, machine: WaferDescription) -> tuple[int, int]:
+    """Rows and columns of PEs. Raises NotApplicable without them or beyond the whole fabric.
+
+    Sources differ in which side they call rows: the fabric counts either way around. A published
+    run (SC22) used more columns than the vendor's tools give to a program, so its limit is not
+    taken.
+    """
+    if row.grid_rows is None or row.grid_cols is None:
+        raise NotApplicable("the row has no grid_rows and grid_cols")
+    grid = row.grid_rows, row.grid_cols
+    longer, shorter = max(grid), min(grid)
+    fabric = machine.fabric_rows, machine.fabric_columns
+    if longer > max(fabric) or shorter > min(fabric):
+        raise NotApplicable(
+            f"a grid of {grid[0]}x{grid[1]} PEs is larger than the fabric of {machine.name}, "
+            f"{fabric[0]}x{fabric[1]}"
+        )
+    return grid
+
+
+def check_bytes(needed: float, machine: WaferDescription) -> None:
+    """Raises NotApplicable where the arrays of one PE are larger than its memory."""
+    if needed > machine.sram_bytes:
+        raise NotApplicable(
+            f"the arrays of one PE take {needed:,.0f} bytes, and a PE of {machine.name} has "
+            f"{machine.sram_bytes:,}"
+        )
+
+
+def element_bytes(row: PublishedRow) -> int:
+    """Bytes of one element of the row's type; 4 where it names none."""
+    if not row.dtype:
+        return 4
+    found = re.search(r"(8|16|32|64)$", row.dtype)
+    if found is None:
+        raise NotApplicable(f"the type '{row.dtype}' is not known: fp16 and fp32 are")
+    return int(found[1]) // 8
 
 
 @dataclass(frozen=True)
@@ -44,9 +172,9 @@ class Family:
     recognises : Callable[[PublishedRow], bool]
         Whether a row belongs to it, from the kernel's text; cheap, never raises.
     predict : Callable[[PublishedRow, Parameters], Prediction]
-        Raises NotCovered with the reason.
+        Raises NotApplicable with the reason.
     fit : Callable[[Sequence[PublishedRow]], dict[str, float]]
-        The parameters that fit the values of rows it predicts; raises NotDetermined.
+        The parameters that fit the values of rows it predicts; raises NotApplicable.
     size : Callable[[PublishedRow], Hashable]
         What cross-validation leaves out together.
     parameters : Mapping[str, str]

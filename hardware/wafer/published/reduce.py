@@ -15,11 +15,19 @@ import re
 from collections.abc import Hashable, Sequence
 from math import ceil
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer import reduces
-from tvm_ext.hardware.wafer.published.errors import NotCovered
-from tvm_ext.hardware.wafer.published.family import Family, Prediction, in_cycles
-from tvm_ext.hardware.wafer.published.linear import Parameters, Terms, fit_terms
-from tvm_ext.hardware.wafer.published.machines import element_bytes, grid_of, machine_of
+from tvm_ext.hardware.wafer.published.family import (
+    Family,
+    Parameters,
+    Prediction,
+    Terms,
+    element_bytes,
+    fit_terms,
+    grid_of,
+    in_cycles,
+    machine_of,
+)
 from tvm_ext.hardware.wafer.published.rows import PublishedRow
 
 _TWO_PHASE = r"(two|2)[\s-]*phase"
@@ -55,7 +63,9 @@ def _terms(row: PublishedRow) -> Terms:
     for text, closed_form in _ONE_PHASE.items():
         if re.search(text, kernel):
             return Terms({"start": 1}, closed_form(mesh, words, extent).cycles)
-    raise NotCovered("the kernel's text names no algorithm: two-phase, chain, tree, star are known")
+    raise NotApplicable(
+        "the kernel's text names no algorithm: two-phase, chain, tree, star are known"
+    )
 
 
 def _words_and_extent(row: PublishedRow) -> tuple[int, int]:
@@ -63,9 +73,9 @@ def _words_and_extent(row: PublishedRow) -> tuple[int, int]:
     mesh = machine_of(row)
     grid = grid_of(row, mesh)
     if row.vector_length is None:
-        raise NotCovered("the row has no vector_length")
+        raise NotApplicable("the row has no vector_length")
     if min(grid) != 1:
-        raise NotCovered(
+        raise NotApplicable(
             f"the grid is {grid[0]}x{grid[1]}: only reduces over one row of PEs were published"
         )
     return ceil(row.vector_length * element_bytes(row) / mesh.word_bytes), max(grid)
@@ -77,7 +87,9 @@ def _group_size(row: PublishedRow) -> int:
         return size
     found = re.search(r"\bS\s*=\s*([1-9]\d*)|group size\s*(?:of\s*)?([1-9]\d*)", row.kernel)
     if found is None:
-        raise NotCovered('the row has no group size, such as {"group_size": 8} in its parameters')
+        raise NotApplicable(
+            'the row has no group size, such as {"group_size": 8} in its parameters'
+        )
     return int(found[1] or found[2])
 
 

@@ -6,16 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from tvm_ext.hardware.mesh_description import MeshDescription
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.hardware.wafer import allreduce, broadcasts, halo, messages, reduces, shifts, transpose
+from tvm_ext.hardware.wafer import communication, exchanges, reduces
 from tvm_ext.hardware.wafer.communication import Communication
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.hardware.wafer.simulator import communication_patterns as programs
 from tvm_ext.hardware.wafer.simulator.program import Program
-from tvm_ext.hardware.wafer.simulator.schedules import allreduce as allreduce_programs
-from tvm_ext.hardware.wafer.simulator.schedules import grids
-from tvm_ext.hardware.wafer.simulator.schedules import messages as message_programs
-from tvm_ext.hardware.wafer.simulator.schedules import reduces as reduce_programs
-from tvm_ext.hardware.wafer.simulator.schedules import shifts as shift_programs
 
 
 @dataclass(frozen=True)
@@ -23,16 +19,16 @@ class Case:
     """One pattern; ``lines`` is how many lines of the grid the closed form is repeated on."""
 
     text: str
-    mesh: MeshDescription
+    mesh: WaferDescription
     form: Communication
     program: Callable[[], Program]
     lines: int = 1
 
 
-def mesh(**changes: object) -> MeshDescription:
+def mesh(**changes: object) -> WaferDescription:
     found = resolve_target("wse2")
-    assert isinstance(found, MeshDescription)
-    return MeshDescription(**(found.model_dump() | changes))
+    assert isinstance(found, WaferDescription)
+    return WaferDescription(**(found.model_dump() | changes))
 
 
 def random_case(seed: int) -> Case:
@@ -47,105 +43,105 @@ def _words(rng: random.Random, largest: int = 2048) -> int:
     return round(math.exp(rng.uniform(0, math.log(largest))))
 
 
-def _message(rng: random.Random, machine: MeshDescription) -> Case:
+def _message(rng: random.Random, machine: WaferDescription) -> Case:
     words, hops = _words(rng), rng.randint(1, 63)
-    form = messages.message(machine, words, hops)
-    program = partial(message_programs.message, words, hops)
+    form = communication.message(machine, words, hops)
+    program = partial(programs.message, words, hops)
     return Case(f"message {words} words {hops} hops", machine, form, program)
 
 
-def _multicast(rng: random.Random, machine: MeshDescription) -> Case:
+def _multicast(rng: random.Random, machine: WaferDescription) -> Case:
     words, extent = _words(rng), rng.randint(2, 64)
     root = rng.randrange(extent)
-    form = messages.multicast(machine, words, extent, root)
-    program = partial(message_programs.multicast, words, extent, root)
+    form = communication.multicast(machine, words, extent, root)
+    program = partial(programs.multicast, words, extent, root)
     return Case(f"multicast {words} words {extent} PEs from {root}", machine, form, program)
 
 
-def _multicast_2d(rng: random.Random, machine: MeshDescription) -> Case:
+def _multicast_2d(rng: random.Random, machine: WaferDescription) -> Case:
     words, rows, columns = _words(rng, 256), rng.randint(1, 64), rng.randint(2, 64)
-    form = messages.multicast_2d(machine, words, rows, columns)
-    program = partial(message_programs.multicast_2d, words, rows, columns)
+    form = communication.multicast_2d(machine, words, rows, columns)
+    program = partial(programs.multicast_2d, words, rows, columns)
     return Case(f"multicast_2d {words} words {rows}x{columns}", machine, form, program)
 
 
-def _simple_reduce(name: str, rng: random.Random, machine: MeshDescription) -> Case:
+def _simple_reduce(name: str, rng: random.Random, machine: WaferDescription) -> Case:
     words, extent = _words(rng, 1024), rng.randint(2, 64)
     form = getattr(reduces, name)(machine, words, extent)
-    program = partial(getattr(reduce_programs, name), words, extent)
+    program = partial(getattr(programs, name), words, extent)
     return Case(f"{name} {words} words {extent} PEs", machine, form, program)
 
 
-def _two_phase(rng: random.Random, machine: MeshDescription) -> Case:
+def _two_phase(rng: random.Random, machine: WaferDescription) -> Case:
     words, extent = _words(rng), rng.randint(2, 64)
     group = rng.randint(1, extent)
     form = reduces.two_phase(machine, words, extent, group)
-    program = partial(reduce_programs.two_phase, words, extent, group)
+    program = partial(programs.two_phase, words, extent, group)
     return Case(f"two_phase {words} words {extent} PEs by {group}", machine, form, program)
 
 
-def _ring(rng: random.Random, machine: MeshDescription) -> Case:
+def _ring(rng: random.Random, machine: WaferDescription) -> Case:
     words, extent = _words(rng), rng.randint(2, 64)
-    form = allreduce.ring(machine, words, extent)
-    program = partial(allreduce_programs.ring, math.ceil(words / extent), extent)
+    form = reduces.ring(machine, words, extent)
+    program = partial(programs.ring, math.ceil(words / extent), extent)
     return Case(f"ring {words} words {extent} PEs", machine, form, program)
 
 
-def _reduce_broadcast(rng: random.Random, machine: MeshDescription) -> Case:
+def _reduce_broadcast(rng: random.Random, machine: WaferDescription) -> Case:
     words, extent = _words(rng), rng.randint(2, 64)
     group = reduces.best_group(extent)
     reduced = reduces.two_phase(machine, words, extent, group)
-    form = allreduce.reduce_broadcast(machine, words, extent, reduced)
+    form = reduces.reduce_broadcast(machine, words, extent, reduced)
 
     def program() -> Program:
-        return allreduce_programs.reduce_broadcast(
-            words, extent, lambda made: reduce_programs.add_two_phase(made, words, extent, group)
+        return programs.reduce_broadcast(
+            words, extent, lambda made: programs.add_two_phase(made, words, extent, group)
         )
 
     return Case(f"reduce_broadcast {words} words {extent} PEs by {group}", machine, form, program)
 
 
-def _k_tree(rng: random.Random, machine: MeshDescription) -> Case:
+def _k_tree(rng: random.Random, machine: WaferDescription) -> Case:
     words, extent, levels = _words(rng), rng.randint(2, 64), rng.randint(1, 3)
-    form = allreduce.k_tree(machine, words, extent, levels)
-    groups = allreduce.k_tree_groups(extent, levels)
-    program = partial(allreduce_programs.k_tree, words, extent, groups)
+    form = reduces.k_tree(machine, words, extent, levels)
+    groups = reduces.k_tree_groups(extent, levels)
+    program = partial(programs.k_tree, words, extent, groups)
     return Case(f"k_tree {words} words {extent} PEs {levels} levels", machine, form, program)
 
 
-def _shift(name: str, rng: random.Random, machine: MeshDescription) -> Case:
+def _shift(name: str, rng: random.Random, machine: WaferDescription) -> Case:
     words, extent, rows = _words(rng, 256), rng.randint(2, 64), rng.randint(1, 32)
-    form = getattr(shifts, name)(machine, words, extent)
-    program = partial(getattr(shift_programs, name), words, extent, rows)
+    form = getattr(exchanges, name)(machine, words, extent)
+    program = partial(getattr(programs, name), words, extent, rows)
     return Case(f"{name} {words} words {rows}x{extent}", machine, form, program, rows)
 
 
-def _summa(rng: random.Random, machine: MeshDescription) -> Case:
+def _summa(rng: random.Random, machine: WaferDescription) -> Case:
     numbers = (_words(rng, 256), _words(rng, 256), rng.randint(1, 64), rng.randint(2, 64))
     roots = (rng.randrange(numbers[3]), rng.randrange(numbers[2]))
-    form = broadcasts.summa_broadcast(machine, *numbers, *roots)
-    program = partial(grids.summa_broadcast, *numbers, *roots)
+    form = exchanges.summa_broadcast(machine, *numbers, *roots)
+    program = partial(programs.summa_broadcast, *numbers, *roots)
     return Case(f"summa {numbers} from {roots}", machine, form, program)
 
 
-def _halo(rng: random.Random, machine: MeshDescription) -> Case:
+def _halo(rng: random.Random, machine: WaferDescription) -> Case:
     hops = rng.choice([1, 1, 2, 4])
     largest = 64 if hops == 1 else 24
     words = (_words(rng, 128), _words(rng, 128))
     grid = (rng.randint(1, largest), rng.randint(2, largest))
-    form = halo.halo(machine, *words, *grid, hops)
-    program = partial(grids.halo, *words, *grid, hops)
+    form = exchanges.halo(machine, *words, *grid, hops)
+    program = partial(programs.halo, *words, *grid, hops)
     return Case(f"halo {words} words {grid} PEs {hops} hops", machine, form, program)
 
 
-def _transpose(rng: random.Random, machine: MeshDescription) -> Case:
+def _transpose(rng: random.Random, machine: WaferDescription) -> Case:
     words, extent = _words(rng, 64), rng.randint(2, 64)
-    form = transpose.transpose(machine, words, extent)
-    program = partial(grids.transpose, words, extent)
+    form = exchanges.transpose(machine, words, extent)
+    program = partial(programs.transpose, words, extent)
     return Case(f"transpose {words} words {extent}x{extent}", machine, form, program)
 
 
-_FAMILIES: tuple[Callable[[random.Random, MeshDescription], Case], ...] = (
+_FAMILIES: tuple[Callable[[random.Random, WaferDescription], Case], ...] = (
     _message,
     _multicast,
     _multicast_2d,

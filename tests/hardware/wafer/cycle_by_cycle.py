@@ -5,10 +5,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.hardware.wafer.simulator.engine import QUEUE_WORDS
-from tvm_ext.hardware.wafer.simulator.program import Program
-from tvm_ext.hardware.wafer.simulator.routes import neighbour
+from tvm_ext.hardware.wafer.simulator.program import Program, neighbour
 
 UP, DOWN = 4, 5
 
@@ -16,7 +15,7 @@ UP, DOWN = 4, 5
 class CycleByCycle:
     """Ends of the tasks of a program without turns."""
 
-    def __init__(self, mesh: MeshDescription, program: Program) -> None:
+    def __init__(self, mesh: WaferDescription, program: Program) -> None:
         self.ramp, self.hop = mesh.ramp_cycles, mesh.hop_cycles
         self.room = max(QUEUE_WORDS, self.ramp)
         self.program = program

@@ -7,15 +7,35 @@ from communication_cases import mesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_ext.hardware.wafer.allreduce import k_tree, k_tree_groups, reduce_broadcast, ring
-from tvm_ext.hardware.wafer.broadcasts import summa_broadcast
-from tvm_ext.hardware.wafer.communication import NOTHING, at_once, in_sequence, on_lines
-from tvm_ext.hardware.wafer.errors import MeshLimitError
-from tvm_ext.hardware.wafer.halo import halo
-from tvm_ext.hardware.wafer.messages import message, multicast, multicast_2d
-from tvm_ext.hardware.wafer.reduces import best_group, chain, star, tree, two_phase
-from tvm_ext.hardware.wafer.shifts import cannon_shift, interleaved_order, interleaved_shift
-from tvm_ext.hardware.wafer.transpose import transpose
+from tvm_ext.hardware.wafer.communication import (
+    NOTHING,
+    at_once,
+    in_sequence,
+    message,
+    multicast,
+    multicast_2d,
+    on_lines,
+)
+from tvm_ext.hardware.wafer.description import WaferLimitError
+from tvm_ext.hardware.wafer.exchanges import (
+    cannon_shift,
+    halo,
+    interleaved_order,
+    interleaved_shift,
+    summa_broadcast,
+    transpose,
+)
+from tvm_ext.hardware.wafer.reduces import (
+    best_group,
+    chain,
+    k_tree,
+    k_tree_groups,
+    reduce_broadcast,
+    ring,
+    star,
+    tree,
+    two_phase,
+)
 
 # Two-phase reduce of 4,096 words over 512 PEs, cycles in the vendor's simulator by size of a group.
 # Repository pr0f3ss/SpMM_Cerebras, commit 05f8fdb, by the first author of "Near-optimal wafer-scale
@@ -169,17 +189,17 @@ def test_more_words_and_longer_lines_never_take_less(words, extent):
 )
 def test_a_line_of_one_has_nobody_to_talk_to(form):
     assert form(mesh(), 100, 1) == NOTHING
-    with pytest.raises(MeshLimitError, match="extent is 0; expected 1 PE or more"):
+    with pytest.raises(WaferLimitError, match="extent is 0; expected 1 PE or more"):
         form(mesh(), 100, 0)
-    with pytest.raises(MeshLimitError, match="-1 words"):
+    with pytest.raises(WaferLimitError, match="-1 words"):
         form(mesh(), -1, 4)
 
 
 def test_wrong_groups_levels_and_hops():
-    with pytest.raises(MeshLimitError, match="group is 9; expected 1 to the 8 PEs"):
+    with pytest.raises(WaferLimitError, match="group is 9; expected 1 to the 8 PEs"):
         two_phase(mesh(), 1, 8, 9)
-    with pytest.raises(MeshLimitError, match="levels is 0"):
+    with pytest.raises(WaferLimitError, match="levels is 0"):
         k_tree(mesh(), 1, 8, 0)
-    with pytest.raises(MeshLimitError, match="hops is 0"):
+    with pytest.raises(WaferLimitError, match="hops is 0"):
         halo(mesh(), 1, 1, 4, 4, hops=0)
     assert halo(mesh(), 1, 1, 1, 1) == multicast_2d(mesh(), 1, 1, 1) == NOTHING

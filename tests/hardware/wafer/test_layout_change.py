@@ -9,7 +9,7 @@ from communication_cases import mesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_ext.hardware.wafer.errors import MeshLimitError
+from tvm_ext.hardware.wafer.description import WaferLimitError
 from tvm_ext.hardware.wafer.layout_change import NO_CHANGE, layout_change
 from tvm_ext.hardware.wafer.program import Layout
 
@@ -142,8 +142,8 @@ def test_words_turn_where_it_loads_the_links_less():
     spread = layout((8, 4), "rc", (1, 1), 8, 4)
     one_column = layout((8, 4), "r-", (4, 4), 2, 1)
     assert layout_change(spread, one_column, mesh()).link_words < 4 * (8 - 2)
-    turned = layout((4, 8), "rc", (1, 1), 4, 8), layout((4, 8), "-c", (4, 4), 1, 2)
-    found = layout_change(*turned, mesh())
+    transposed = layout((4, 8), "rc", (1, 1), 4, 8), layout((4, 8), "-c", (4, 4), 1, 2)
+    found = layout_change(*transposed, mesh())
     assert found == layout_change(spread, one_column, mesh())
 
 
@@ -168,7 +168,7 @@ def test_an_empty_tensor_takes_nothing():
 
 
 def test_layouts_of_two_tensors_are_refused():
-    with pytest.raises(MeshLimitError, match="of 8 elements is to become t of 9"):
+    with pytest.raises(WaferLimitError, match="of 8 elements is to become t of 9"):
         layout_change(layout((8,), "r", (1,)), layout((9,), "r", (1,)), mesh())
 
 

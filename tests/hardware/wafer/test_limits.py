@@ -3,9 +3,8 @@
 import pytest
 from communication_cases import mesh
 
-from tvm_ext.hardware.wafer.errors import MeshLimitError
-from tvm_ext.hardware.wafer.limits import check_limits, limit_refusal
-from tvm_ext.hardware.wafer.transpose import transpose
+from tvm_ext.hardware.wafer.description import WaferLimitError, check_limits, limit_refusal
+from tvm_ext.hardware.wafer.exchanges import transpose
 
 
 def test_what_just_fits():
@@ -26,7 +25,7 @@ def test_what_just_fits():
     ],
 )
 def test_what_does_not_fit(asked, message):
-    with pytest.raises(MeshLimitError, match=message) as caught:
+    with pytest.raises(WaferLimitError, match=message) as caught:
         check_limits(mesh(), *asked)
     assert "\n" not in str(caught.value)
     assert "expected" in str(caught.value)
@@ -34,12 +33,12 @@ def test_what_does_not_fit(asked, message):
 
 
 def test_a_smaller_grid_has_its_own_limit():
-    with pytest.raises(MeshLimitError, match="'wse2' has 8x8"):
+    with pytest.raises(WaferLimitError, match="'wse2' has 8x8"):
         check_limits(mesh().with_grid(8, 8), 9, 8, 0, 0)
 
 
 def test_a_transposition_runs_out_of_colours():
     fits, too_large = (transpose(mesh(), 1, extent).colours for extent in (21, 22))
     check_limits(mesh(), 21, 21, 0, fits)
-    with pytest.raises(MeshLimitError, match="colours"):
+    with pytest.raises(WaferLimitError, match="colours"):
         check_limits(mesh(), 22, 22, 0, too_large)

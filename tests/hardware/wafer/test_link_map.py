@@ -4,27 +4,26 @@ import numpy as np
 import pytest
 from communication_cases import mesh
 
-from tvm_ext.hardware.wafer.allreduce import k_tree_groups
-from tvm_ext.hardware.wafer.link_map import EAST, NORTH, SOUTH, WEST, link_map
-from tvm_ext.hardware.wafer.memory_map import memory_map
-from tvm_ext.hardware.wafer.program import Layout, MeshProgram, Steps, Transfer
+from tvm_ext.hardware.wafer.heatmaps import EAST, NORTH, SOUTH, WEST, link_map, memory_map
+from tvm_ext.hardware.wafer.program import Layout, Steps, Transfer, WaferProgram
+from tvm_ext.hardware.wafer.reduces import k_tree_groups
+from tvm_ext.hardware.wafer.simulator import communication_patterns as programs
 from tvm_ext.hardware.wafer.simulator.engine import simulate
-from tvm_ext.hardware.wafer.simulator.schedules import allreduce, grids, messages, reduces, shifts
 
 WORDS = 5
 LINES = {
-    "chain": (lambda extent: reduces.chain(WORDS, extent), 0),
-    "tree": (lambda extent: reduces.tree(WORDS, extent), 0),
-    "star": (lambda extent: reduces.star(WORDS, extent), 0),
-    "two_phase": (lambda extent: reduces.two_phase(WORDS, extent, 3), 3),
-    "k_tree": (lambda extent: allreduce.k_tree(WORDS, extent, k_tree_groups(extent, 2)), 2),
-    "multicast_row": (lambda extent: messages.multicast(WORDS, extent), 0),
-    "shift_row": (lambda extent: shifts.interleaved_shift(WORDS, extent), 0),
+    "chain": (lambda extent: programs.chain(WORDS, extent), 0),
+    "tree": (lambda extent: programs.tree(WORDS, extent), 0),
+    "star": (lambda extent: programs.star(WORDS, extent), 0),
+    "two_phase": (lambda extent: programs.two_phase(WORDS, extent, 3), 3),
+    "k_tree": (lambda extent: programs.k_tree(WORDS, extent, k_tree_groups(extent, 2)), 2),
+    "multicast_row": (lambda extent: programs.multicast(WORDS, extent), 0),
+    "shift_row": (lambda extent: programs.interleaved_shift(WORDS, extent), 0),
 }
 
 
 def program(rows, columns, *items):
-    return MeshProgram("k", rows, columns, items)
+    return WaferProgram("k", rows, columns, items)
 
 
 @pytest.mark.parametrize("pattern", LINES)
@@ -38,13 +37,13 @@ def test_links_of_a_line_are_those_of_the_simulator(pattern, extent):
 
 def test_a_multicast_to_a_grid_is_that_of_the_simulator():
     found = link_map(program(3, 4, Transfer("t", "multicast", float(WORDS), 6)))
-    expected = simulate(mesh(), messages.multicast_2d(WORDS, 3, 4)).link_wavelets
+    expected = simulate(mesh(), programs.multicast_2d(WORDS, 3, 4)).link_wavelets
     np.testing.assert_array_equal(found, expected)
 
 
 def test_a_halo_of_one_is_that_of_the_simulator():
     transfer = Transfer("t", "halo", 4.0 * WORDS, 1, 1.0, 1.0, 4)
-    expected = simulate(mesh(), grids.halo(WORDS, WORDS, 3, 4)).link_wavelets
+    expected = simulate(mesh(), programs.halo(WORDS, WORDS, 3, 4)).link_wavelets
     np.testing.assert_array_equal(link_map(program(3, 4, transfer)), expected)
 
 
@@ -76,7 +75,7 @@ def test_what_shifts_share_and_bring_first_counts():
 def test_the_last_pes_have_what_is_left_over():
     cut = Layout("a", (10, 7), ("row", "column"), (4, 4), 2, 3, 2)
     one = Layout("b", (6,), ("-",), (6,), 4, 1, 2)
-    kernel = MeshProgram("k", 4, 3, (), buffers={"x": 100}, homes={0: cut, 1: one})
+    kernel = WaferProgram("k", 4, 3, (), buffers={"x": 100}, homes={0: cut, 1: one})
     found = memory_map(kernel)
     expected = np.full((4, 3), 100.0)
     expected[:3, :2] += 2 * np.outer([4, 4, 2], [4, 3])
@@ -86,5 +85,5 @@ def test_the_last_pes_have_what_is_left_over():
 
 def test_pieces_of_two_dimensions_on_one_axis():
     cut = Layout("a", (2, 5), ("row", "row"), (1, 2), 4, 6, 1)
-    found = memory_map(MeshProgram("k", 6, 1, (), homes={0: cut}))
+    found = memory_map(WaferProgram("k", 6, 1, (), homes={0: cut}))
     assert found.ravel().tolist() == [8, 8, 4, 8, 8, 4]

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.hardware.wafer.program import MeshProgram, Steps, Transfer, Work
+from tvm_ext.hardware.wafer.program import BlockWork, Steps, Transfer, WaferProgram
 from tvm_ext.hardware.wafer.program_cost import busy_map, program_cost, work_cycles
 
 MESH = resolve_target("wse2")
 START = MESH.issue_cycles + MESH.loop_cycles
 
 
-def work(rows=1, columns=1, **changes) -> Work:
+def work(rows=1, columns=1, **changes) -> BlockWork:
     """Ten multiply-adds of 32 elements: one array, one scalar and the sum."""
     values = {
         "name": "work",
@@ -28,7 +28,7 @@ def work(rows=1, columns=1, **changes) -> Work:
         "column_share": np.ones(columns),
         **changes,
     }
-    return Work(**values)
+    return BlockWork(**values)
 
 
 def test_an_instruction_costs_its_start_and_its_elements_twice_with_two_arrays():
@@ -45,7 +45,7 @@ def test_memory_is_what_loads_take_longer_than_instructions():
 
 def test_a_program_takes_as_long_as_its_busiest_pe():
     shares = np.array([1.0, 1.0, 0.5, 0.0])
-    program = MeshProgram("p", 4, 2, (work(4, 2, row_share=shares),))
+    program = WaferProgram("p", 4, 2, (work(4, 2, row_share=shares),))
     cost = program_cost(program, MESH)
     busy = 10 * START + 640
     assert cost.cycles == busy + MESH.launch_cycles
@@ -59,7 +59,7 @@ def test_a_program_takes_as_long_as_its_busiest_pe():
 @pytest.mark.parametrize("overlapped", [False, True])
 def test_steps_hide_messages_behind_work_or_do_not(overlapped):
     shift = Transfer("A", "shift_row", words=100.0, extent=4, distance=2)
-    program = MeshProgram("p", 1, 4, (Steps(5, overlapped, (shift, work(1, 4))),))
+    program = WaferProgram("p", 1, 4, (Steps(5, overlapped, (shift, work(1, 4))),))
     cost = program_cost(program, MESH)
     message = 100 + 2 + 2 * MESH.ramp_cycles + 1 + MESH.transfer_cycles
     busy = 10 * START + 640
@@ -72,7 +72,7 @@ def test_steps_hide_messages_behind_work_or_do_not(overlapped):
 def test_senders_beyond_the_colours_are_relayed():
     def cycles(times: int) -> float:
         send = Transfer("A", "multicast_row", words=10.0, extent=64, distance=63)
-        return program_cost(MeshProgram("p", 1, 64, (Steps(times, False, (send,)),)), MESH).cycles
+        return program_cost(WaferProgram("p", 1, 64, (Steps(times, False, (send,)),)), MESH).cycles
 
     routes = MESH.usable_colours // 2
     few = (cycles(routes) - MESH.launch_cycles) / routes
@@ -83,8 +83,8 @@ def test_senders_beyond_the_colours_are_relayed():
 @pytest.mark.parametrize(
     ("program", "limit"),
     [
-        (MeshProgram("p", 1, 1, (work(),), shards={"A": MESH.usable_bytes + 1}), "SRAM: "),
-        (MeshProgram("p", MESH.rows + 1, 1, (work(MESH.rows + 1),)), "rectangle: "),
+        (WaferProgram("p", 1, 1, (work(),), shards={"A": MESH.usable_bytes + 1}), "SRAM: "),
+        (WaferProgram("p", MESH.rows + 1, 1, (work(MESH.rows + 1),)), "rectangle: "),
     ],
 )
 def test_a_hard_limit_is_named(program, limit):

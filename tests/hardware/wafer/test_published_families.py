@@ -5,15 +5,21 @@ from pathlib import Path
 
 import pytest
 
-from tvm_ext.configs.errors import ConfigError
+from tvm_ext.configs.errors import ConfigError, NotApplicable
 from tvm_ext.configs.loader import check_config
-from tvm_ext.hardware.wafer.published.calibration import Calibration, calibration
-from tvm_ext.hardware.wafer.published.families import FAMILIES, predict_rows
-from tvm_ext.hardware.wafer.published.gemm_tile import GEMM_TILE
-from tvm_ext.hardware.wafer.published.linear import NotDetermined, Terms, fit_terms
+from tvm_ext.hardware.wafer.published.families import (
+    FAMILIES,
+    Calibration,
+    calibration,
+    covered_rows,
+    fitted,
+    leave_one_size_out,
+    predict_rows,
+)
+from tvm_ext.hardware.wafer.published.family import Terms, fit_terms
+from tvm_ext.hardware.wafer.published.matmuls import GEMM_TILE
 from tvm_ext.hardware.wafer.published.rows import PublishedRow, read_rows
-from tvm_ext.hardware.wafer.published.stencil_25_point import block_cells
-from tvm_ext.hardware.wafer.published.validation import covered_rows, fitted, leave_one_size_out
+from tvm_ext.hardware.wafer.published.stencils import block_cells
 
 MEASUREMENTS = Path(__file__).parents[3] / "benchmarks" / "wafer_measurements.csv"
 BY_NAME = {family.name: family for family in FAMILIES}
@@ -287,11 +293,11 @@ def test_stars_that_are_refused():
 
 def test_a_fit_that_the_rows_do_not_determine_is_refused():
     alike = [(Terms({"a": 1, "b": 2}), 5.0), (Terms({"a": 2, "b": 4}), 10.0)]
-    with pytest.raises(NotDetermined, match="too alike"):
+    with pytest.raises(NotApplicable, match="too alike"):
         fit_terms(alike, ["a", "b"])
-    with pytest.raises(NotDetermined, match="1 rows"):
+    with pytest.raises(NotApplicable, match="1 rows"):
         fit_terms(alike[:1], ["a", "b"])
-    with pytest.raises(NotDetermined):
+    with pytest.raises(NotApplicable):
         fit_terms([(Terms({"a": 1}), 5.0), (Terms({"a": 2}), 9.0)], ["a", "b"])
 
 

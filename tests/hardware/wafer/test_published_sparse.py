@@ -5,10 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_ext.hardware.wafer.published.calibration import calibration
-from tvm_ext.hardware.wafer.published.families import predict_rows
+from tvm_ext.hardware.wafer.published.families import calibration, predict_rows
+from tvm_ext.hardware.wafer.published.matmuls import SPARSE, expected_maximum, median_maximum
 from tvm_ext.hardware.wafer.published.rows import PublishedRow
-from tvm_ext.hardware.wafer.published.sparse import SPARSE, expected_maximum, median_maximum
 
 # 128 x 16 cells a PE.
 SIZES = {"m": 1024, "n": 68, "k": 1024, "grid_rows": 8, "grid_cols": 64}

@@ -5,12 +5,10 @@ import pytest
 from communication_cases import mesh
 from cycle_by_cycle import CycleByCycle, random_program
 
-from tvm_ext.hardware.wafer.errors import MeshLimitError
+from tvm_ext.hardware.wafer.description import WaferLimitError
+from tvm_ext.hardware.wafer.simulator.communication_patterns import chain, message, star, two_phase
 from tvm_ext.hardware.wafer.simulator.engine import QUEUE_WORDS, simulate
-from tvm_ext.hardware.wafer.simulator.program import Program
-from tvm_ext.hardware.wafer.simulator.routes import EAST, SOUTH, WEST
-from tvm_ext.hardware.wafer.simulator.schedules.messages import message
-from tvm_ext.hardware.wafer.simulator.schedules.reduces import chain, star, two_phase
+from tvm_ext.hardware.wafer.simulator.program import EAST, SOUTH, WEST, Program
 
 
 def test_one_message():
@@ -166,19 +164,19 @@ def _circular_program() -> Program:
     ],
 )
 def test_programs_that_cannot_run_are_refused(program, message):
-    with pytest.raises(MeshLimitError, match=message):
+    with pytest.raises(WaferLimitError, match=message):
         simulate(mesh(), program)
 
 
 def test_programs_that_cannot_be_written_are_refused():
-    with pytest.raises(MeshLimitError, match="grid of 0x2"):
+    with pytest.raises(WaferLimitError, match="grid of 0x2"):
         Program(0, 2)
     program = Program(2, 2)
-    with pytest.raises(MeshLimitError, match=r"PE \(2, 0\) is outside the grid of 2x2"):
+    with pytest.raises(WaferLimitError, match=r"PE \(2, 0\) is outside the grid of 2x2"):
         program.stream((0, 0), [(2, 0)], 1, 0)
-    with pytest.raises(MeshLimitError, match="stream of 0 words"):
+    with pytest.raises(WaferLimitError, match="stream of 0 words"):
         program.stream((0, 0), [(0, 1)], 0, 0)
     short = program.stream((0, 0), [(0, 1)], 1, 0)
     long = program.stream((0, 1), [(1, 1)], 2, 0)
-    with pytest.raises(MeshLimitError, match=r"streams of \[1, 2\] words"):
+    with pytest.raises(WaferLimitError, match=r"streams of \[1, 2\] words"):
         program.forward(short, long)

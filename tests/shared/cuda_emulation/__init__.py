@@ -23,7 +23,7 @@ to memory is seen through the hooks of -fsanitize=thread (runtime/memory.cpp). A
 - shared memory that is read or written while a ``cp.async`` or a bulk copy to it has not been
   waited for, or that ``wgmma`` reads without a ``fence.proxy.async`` after it was written;
 - an ``mbarrier`` that others do not know to be initialised, or with too many arrivals; products of
-  a warp group without ``wgmma.fence``, or whose results are not waited for;
+  a warpgroup without ``wgmma.fence``, or whose results are not waited for;
 - blocks that read what another one wrote in the same launch, or write other values to its place,
   unless the launch uses atomic operations or fences of the GPU;
 - more threads or shared memory than a block can have, an empty grid or a larger one than can be.

@@ -67,7 +67,7 @@ class KernelAccesses:
     operand_bytes : int
         Bytes of its arrays, each once.
     matrix_instructions : int
-        Matrix instructions of warps; one of a warp group is four.
+        Matrix instructions of warps; one of a warpgroup is four.
     multiply_adds : float
         In matrix instructions.
     functions : int

@@ -13,11 +13,10 @@ from gpu_kernels import scheduled
 from machines import GPU
 from tvm import tirx
 
-from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.attention_compute import AttentionCompute, Mask
+from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.attention.attention import Attention
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.template import Template
+from tvm_ext.tir_schedules.operators.attention import AttentionCompute, Mask
+from tvm_ext.tir_schedules.template import FixedDecisions, Template
 
 INSTRUCTIONS_OF_WARPS = Attention()
 
@@ -78,10 +77,10 @@ class Case:
         return self.compute.function(shapes, dtypes)
 
     def scheduled(
-        self, machine: GpuDescription = GPU, template: Template = INSTRUCTIONS_OF_WARPS
+        self, machine: CudaDescription = GPU, template: Template = INSTRUCTIONS_OF_WARPS
     ) -> tirx.PrimFunc:
         """The function under a template."""
-        return scheduled(template, self.function(), machine, Chosen(self.decided))
+        return scheduled(template, self.function(), machine, FixedDecisions(self.decided))
 
     def arrays(self) -> list[np.ndarray]:
         """Operands and masks."""
@@ -125,7 +124,7 @@ def result_of(kernel: Any, case: Case, *arrays: np.ndarray) -> np.ndarray:
 def check(
     cases: Mapping[str, Case],
     seeds: Sequence[int] = (0,),
-    machine: GpuDescription = GPU,
+    machine: CudaDescription = GPU,
     template: Template = INSTRUCTIONS_OF_WARPS,
 ) -> None:
     """The CUDA code of every case, run in the emulator, computes what NumPy does."""

@@ -14,12 +14,12 @@ from lowering import _filled, assert_same
 from machines import GPU
 from tvm import tirx
 
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 
 
 def emulated(
-    functions: Mapping[str, tirx.PrimFunc], machine: GpuDescription = GPU
+    functions: Mapping[str, tirx.PrimFunc], machine: CudaDescription = GPU
 ) -> dict[str, Callable[..., Any]]:
     """Scheduled kernels by name, as functions of tensors on the CPU that run in the emulator."""
     symbols = {f"k{number}": name for number, name in enumerate(functions)}
@@ -31,7 +31,7 @@ def emulated(
 
 
 def run_emulated(
-    func: tirx.PrimFunc, *arrays: np.ndarray, machine: GpuDescription = GPU, seed: int = 0
+    func: tirx.PrimFunc, *arrays: np.ndarray, machine: CudaDescription = GPU, seed: int = 0
 ) -> list[np.ndarray]:
     """All arrays of a scheduled kernel after a run in the emulator.
 
@@ -50,7 +50,7 @@ def run_emulated(
 def assert_emulated(
     plain: Mapping[str, tirx.PrimFunc],
     functions: Mapping[str, tirx.PrimFunc],
-    machine: GpuDescription = GPU,
+    machine: CudaDescription = GPU,
     seeds: Sequence[int] = (0, 1),
     rtol: float = 0.0,
 ) -> None:

@@ -13,15 +13,15 @@ from machines import GPU
 from tvm import tirx
 from tvm_ffi import structural_map, structural_walk
 
-from tvm_ext.hardware.cuda.nvcc import find_nvcc
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.cuda.compilers import find_nvcc
 from tvm_ext.hardware.cuda.resources import KernelResources, resource_report
-from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.hardware.host import host_description
+from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Decisions
-from tvm_ext.tir_schedules.template import NotMine, Template
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Template
 
 # Built once and run once: LLVM's optimisations would take longer than they save.
 SERIAL_TARGET = tvm.target.Target(
@@ -36,12 +36,12 @@ needs_nvcc = pytest.mark.skipif(
 def scheduled(
     template: Template,
     func: tirx.PrimFunc,
-    machine: GpuDescription = GPU,
-    decisions: Decisions = CLOSED_FORM,
+    machine: CudaDescription = GPU,
+    decisions: Decisions = DEFAULT_DECISIONS,
 ) -> tirx.PrimFunc:
     """The kernel as ``template`` schedules it; fails with the template's reason otherwise."""
     found = apply_template(template, func, machine, decisions)
-    assert not isinstance(found, NotMine), found.reason
+    assert not isinstance(found, NotApplicable), found.reason
     return found.func
 
 
@@ -133,19 +133,19 @@ def assert_numbers(
 def check(template: Template, expression: Any, *inputs: Any, **decided: int) -> tirx.PrimFunc:
     """Schedules the only kernel of an expression, compares numbers, and gives it back."""
     (func,) = kernels_of(expression, *inputs).values()
-    from tvm_ext.tir_schedules.decisions import Chosen
+    from tvm_ext.tir_schedules.template import FixedDecisions
 
-    result = scheduled(template, func, decisions=Chosen(decided))
+    result = scheduled(template, func, decisions=FixedDecisions(decided))
     assert_numbers({"kernel": func}, {"kernel": result})
     return result
 
 
-def cuda_source(func: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
+def cuda_source(func: tirx.PrimFunc, machine: CudaDescription = GPU) -> str:
     """The CUDA code of a scheduled kernel, without the head that all have."""
     return whole_source(func, machine=machine).split('extern "C"', 1)[1]
 
 
-def whole_source(*functions: tirx.PrimFunc, machine: GpuDescription = GPU) -> str:
+def whole_source(*functions: tirx.PrimFunc, machine: CudaDescription = GPU) -> str:
     """All of the CUDA code of some scheduled kernels."""
     names = [f"k{number}" for number in range(len(functions))]
     pairs = zip(names, functions, strict=True)

@@ -6,9 +6,9 @@ from gpu_kernels import assert_numbers, scheduled
 from machines import GPU
 from tvm import relax, te, tirx
 
-from tvm_ext.hardware.description import GpuDescription
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 
 def f16(*shape: int) -> tuple[tuple[int, ...], str]:
@@ -23,19 +23,21 @@ def product(
     dtype: str = "float16",
     total: str = "float32",
     written: str = "",
-    a_turned: bool = False,
-    b_turned: bool = False,
+    a_transposed: bool = False,
+    b_transposed: bool = False,
     batch: tuple[int, ...] = (),
 ) -> tirx.PrimFunc:
-    """A product, added up in ``total``; a turned operand has its steps first (A) or last (B)."""
-    a = te.placeholder((*batch, *((steps, rows) if a_turned else (rows, steps))), dtype, "a")
-    b = te.placeholder((*batch, *((columns, steps) if b_turned else (steps, columns))), dtype, "b")
+    """A product, added up in ``total``; a transposed operand has K first (A) or last (B)."""
+    a = te.placeholder((*batch, *((steps, rows) if a_transposed else (rows, steps))), dtype, "a")
+    b = te.placeholder(
+        (*batch, *((columns, steps) if b_transposed else (steps, columns))), dtype, "b"
+    )
     k = te.reduce_axis((0, steps), "k")
 
     def element(*at: Any) -> Any:
         *outer, i, j = at
-        x = a[(*outer, *((k, i) if a_turned else (i, k)))]
-        y = b[(*outer, *((j, k) if b_turned else (k, j)))]
+        x = a[(*outer, *((k, i) if a_transposed else (i, k)))]
+        y = b[(*outer, *((j, k) if b_transposed else (k, j)))]
         return te.sum(x.astype(total) * y.astype(total), axis=k)
 
     c = te.compute((*batch, rows, columns), element, "c")
@@ -50,12 +52,12 @@ def linear(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
 
 def check_numbers(func: tirx.PrimFunc, **decided: int) -> None:
     """Compares the kernel, scheduled with the instructions described, to the one given."""
-    described = scheduled(Contraction(described=True), func, decisions=Chosen(decided))
+    described = scheduled(CudaContraction(described=True), func, decisions=FixedDecisions(decided))
     assert_numbers({"kernel": func}, {"kernel": described})
 
 
 def in_instructions(
-    func: tirx.PrimFunc, machine: GpuDescription = GPU, **decided: int
+    func: tirx.PrimFunc, machine: CudaDescription = GPU, **decided: int
 ) -> tirx.PrimFunc:
     """The kernel as it is built for a GPU."""
-    return scheduled(Contraction(), func, machine, Chosen(decided))
+    return scheduled(CudaContraction(), func, machine, FixedDecisions(decided))

@@ -10,12 +10,12 @@ from lowering import _filled, assert_same
 from tvm import tirx
 
 from tvm_ext.hardware.cuda.device_code import making_device_code
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.hardware.targets import resolve_processor
 from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 
 
-def assert_on_device(plain: tirx.PrimFunc, func: tirx.PrimFunc, machine: GpuDescription) -> None:
+def assert_on_device(plain: tirx.PrimFunc, func: tirx.PrimFunc, machine: CudaDescription) -> None:
     """The scheduled kernel computes on the device what the plain one does on the CPU."""
     generator = np.random.default_rng(0)
     params = [p for p in plain.params if isinstance(p.ty, tirx.BufferType)]
@@ -26,7 +26,7 @@ def assert_on_device(plain: tirx.PrimFunc, func: tirx.PrimFunc, machine: GpuDesc
     assert_same([one.numpy() for one in host], [one.numpy() for one in device], "kernel")
 
 
-def built(func: tirx.PrimFunc, machine: GpuDescription) -> Callable[..., None]:
+def built(func: tirx.PrimFunc, machine: CudaDescription) -> Callable[..., None]:
     """The scheduled kernel as a function of tensors on the host, copied to the device and back."""
     target = tvm.target.Target(machine.tvm_target(), host="llvm")
     named = {"kernel": func.with_attr("global_symbol", "kernel")}
@@ -42,8 +42,8 @@ def built(func: tirx.PrimFunc, machine: GpuDescription) -> Callable[..., None]:
     return run
 
 
-def machine() -> GpuDescription:
+def machine() -> CudaDescription:
     """This machine's GPU."""
     found = resolve_processor("cuda")
-    assert isinstance(found, GpuDescription)
+    assert isinstance(found, CudaDescription)
     return found

@@ -1,4 +1,4 @@
-"""Kernels of open sizes, run in the emulator at some sizes and compared with their plain loops."""
+"""Kernels of symbolic sizes, run in the emulator at some sizes, compared with plain loops."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +17,7 @@ from tvm_ext.tir_schedules.template import Template
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
 
 
-def check_open(
+def check_symbolic(
     template: Template, plain: Mapping[str, tirx.PrimFunc], *sizes: Mapping[str, int]
 ) -> None:
     """The CUDA code of all kernels computes what their loops do, for each of the ``sizes``.

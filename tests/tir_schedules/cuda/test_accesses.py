@@ -15,9 +15,9 @@ from lowering import _filled, f32, kernel_of
 from matrix_products import f16, in_instructions, product
 from tvm import relax, tirx
 
-from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
-from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
-from tvm_ext.tir_schedules.cuda.transpose import Transpose
+from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
+from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
+from tvm_ext.tir_schedules.cuda.transpose import CudaTranspose
 from tvm_ext.tir_schedules.template import Template
 
 pytestmark = pytest.mark.skipif(bool(missing()), reason=missing())
@@ -101,10 +101,10 @@ def test_fragments_are_read_without_conflicts() -> None:
 @pytest.mark.parametrize(
     ("template", "expression", "specs"),
     [
-        (Elementwise(), relax.op.add, (f32(13, 64, 16), f32(16))),
-        (Elementwise(), relax.op.nn.gelu, (f16(40, 264),)),
-        (Transpose(), relax.op.permute_dims, (f32(64, 96),)),
-        (Transpose(), relax.op.permute_dims, (f16(64, 96),)),
+        (CudaElementwise(), relax.op.add, (f32(13, 64, 16), f32(16))),
+        (CudaElementwise(), relax.op.nn.gelu, (f16(40, 264),)),
+        (CudaTranspose(), relax.op.permute_dims, (f32(64, 96),)),
+        (CudaTranspose(), relax.op.permute_dims, (f16(64, 96),)),
         (RowReduction(), lambda x: relax.op.nn.softmax(x, 1), (f32(9, 256),)),
         (RowReduction(), lambda x: relax.op.nn.softmax(x, 1), (f16(3, 2048),)),
     ],

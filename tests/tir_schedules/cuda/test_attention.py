@@ -11,12 +11,12 @@ from lowering import f32, kernel_of, run
 from machines import GPU, MACHINE
 from tvm import relax
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.attention_compute import ATTRIBUTE, AttentionCompute, Mask
 from tvm_ext.tir_schedules.cuda.attention.attention import Attention, refusal
-from tvm_ext.tir_schedules.decisions import Drawn
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.operators.attention import ATTRIBUTE, AttentionCompute, Mask
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import SampledDecisions
 
 LOWEST = float(np.finfo("float32").min)
 DRAW = np.random.default_rng(5)
@@ -108,7 +108,7 @@ def test_numbers_of_float32() -> None:
 def test_numbers_of_head_sizes(depth: int) -> None:
     cases = {
         "longer tiles": Case(1, 1, 40, 70, depth, decided={"keys": 64}),
-        "closed form": Case(1, 2, 100, 150, depth, causal=50),
+        "default heuristic": Case(1, 2, 100, 150, depth, causal=50),
         "grouped": Case(2, 4, 3, 300, depth, group=4),
         "float32": Case(1, 2, 40, 70, depth, dtype="float32", causal=30),
     }
@@ -121,7 +121,7 @@ def test_numbers_of_drawn_decisions(dtype: str) -> None:
     plain = Case(1, 4, 40, 90, 16, 24, 2, dtype, causal=50)
     cases = {}
     for seed in range(5):
-        drawn = Drawn(random.Random(seed))
+        drawn = SampledDecisions(random.Random(seed))
         scheduled(Attention(), plain.function(), GPU, drawn)
         cases[str(drawn.free())] = replace(plain, decided=drawn.free())
     assert len(cases) > 1
@@ -188,6 +188,6 @@ def test_refusals(case: Case, reason: str) -> None:
 def test_other_functions_and_machines_are_refused() -> None:
     func = kernel_of(relax.op.matmul, f32(16, 16), f32(16, 16))
     found = apply_template(Attention(), func, GPU)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert "not a fused attention" in found.reason
-    assert isinstance(Attention().apply(CASE.function(), MACHINE), NotMine)
+    assert isinstance(Attention().apply(CASE.function(), MACHINE), NotApplicable)

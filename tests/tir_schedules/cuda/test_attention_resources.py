@@ -5,11 +5,10 @@ from attention_cases import Case
 from gpu_kernels import needs_nvcc, resources, whole_source
 
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.cuda.attention.attention_decision import decide_attention
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
+from tvm_ext.tir_schedules.cuda.attention.attention_decision import TileLayout, decide_attention
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import read_problem
-from tvm_ext.tir_schedules.cuda.attention.attention_shape import TileLayout
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM
-from tvm_ext.tir_schedules.flat_views import FlatViews
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS
 
 MACHINES = [("nvidia-a100", "sm_80"), ("nvidia-h100", "sm_90")]
 
@@ -55,7 +54,7 @@ def test_tiles_fit_every_machine(machine, depth, dtype):
         Case(1, 32, 1, 9999, depth, group=8, dtype=dtype),
     ):
         problem = read_problem(case.function(), FlatViews())
-        tiles = decide_attention(problem, gpu, CLOSED_FORM)
+        tiles = decide_attention(problem, gpu, DEFAULT_DECISIONS)
         layout = TileLayout(problem, tiles)
         assert layout.shared_bytes <= gpu.dynamic_shared_memory_bytes
         assert layout.registers * tiles.warps * 32 <= gpu.registers_per_block

@@ -1,4 +1,4 @@
-"""Suppression of boxes on a GPU: the boxes that stay, in any order of the threads."""
+"""NMS on a GPU: the boxes that stay, in any order of the threads."""
 
 from typing import Any
 
@@ -18,16 +18,16 @@ from lowering import f32, kernel_of
 from machines import GPU, MACHINE
 from tvm import IRModule, relax, runtime, tirx
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppression
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.suppression.box_suppression import BoxSuppression
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.nms import NMS
+from tvm_ext.tir_schedules.template import FixedDecisions
 
-TEMPLATE = BoxSuppression()
+TEMPLATE = NMS()
 
 
-def suppression(batches: int, classes: int, count: Any, limit: int, centered: int) -> tirx.PrimFunc:
+def nms(batches: int, classes: int, count: Any, limit: int, centered: int) -> tirx.PrimFunc:
     """The kernel that the ONNX frontend makes for NonMaxSuppression."""
     builder = relax.BlockBuilder()
     boxes = relax.Var("boxes", relax.TensorType([batches, count, 4], "float32"))
@@ -46,8 +46,12 @@ def arrays(kernel: tirx.PrimFunc, centered: int, overlap: float, threshold: floa
     batches, classes, count = (int(size) for size in kernel.params[1].shape)
     low, size = generator.uniform(0, 1, (2, batches, count, 2))
     high = low + size * 0.3
-    turned = generator.random(low.shape) < 0.3
-    pairs = [low, size] if centered else [np.where(turned, high, low), np.where(turned, low, high)]
+    transposed = generator.random(low.shape) < 0.3
+    pairs = (
+        [low, size]
+        if centered
+        else [np.where(transposed, high, low), np.where(transposed, low, high)]
+    )
     scores = generator.uniform(0, 1, (batches, classes, count)).round(2).astype("float32")
     order = np.argsort(-scores, axis=-1, kind="stable").astype("int32")
     most = int(kernel.params[6].shape[-1])
@@ -69,9 +73,9 @@ CASES = {
 
 
 def test_boxes_that_stay() -> None:
-    plain = {name: suppression(*case[0]) for name, case in CASES.items()}
+    plain = {name: nms(*case[0]) for name, case in CASES.items()}
     found = {
-        name: scheduled(TEMPLATE, kernel, decisions=Chosen(CASES[name][3]))
+        name: scheduled(TEMPLATE, kernel, decisions=FixedDecisions(CASES[name][3]))
         for name, kernel in plain.items()
     }
     threads = emulated(found)
@@ -97,17 +101,17 @@ def test_boxes_that_stay() -> None:
 
 @needs_nvcc
 def test_no_spills() -> None:
-    source = whole_source(scheduled(TEMPLATE, suppression(1, 80, 8400, 100, 0)))
+    source = whole_source(scheduled(TEMPLATE, nms(1, 80, 8400, 100, 0)))
     assert 0 < shared_bytes(source) <= GPU.shared_memory_bytes
     assert all(found.spilled == 0 for found in resources(source, "sm_90a"))
 
 
 def test_refusals() -> None:
     other = apply_template(TEMPLATE, kernel_of(relax.op.exp, f32(4, 9)), GPU)
-    assert isinstance(other, NotMine)
-    assert "suppresses no boxes" in other.reason
-    open_size = suppression(1, 2, tirx.Var("n", "int64"), 5, 0)
-    found = apply_template(TEMPLATE, open_size, GPU)
-    assert isinstance(found, NotMine)
+    assert isinstance(other, NotApplicable)
+    assert "is no NMS" in other.reason
+    symbolic_size = nms(1, 2, tirx.Var("n", "int64"), 5, 0)
+    found = apply_template(TEMPLATE, symbolic_size, GPU)
+    assert isinstance(found, NotApplicable)
     assert "in the run only" in found.reason
-    assert isinstance(TEMPLATE.apply(suppression(1, 1, 9, 2, 0), MACHINE), NotMine)
+    assert isinstance(TEMPLATE.apply(nms(1, 1, 9, 2, 0), MACHINE), NotApplicable)

@@ -11,12 +11,12 @@ from machines import GPU
 from matrix_products import f16, product
 from tvm import relax, tirx
 
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
 from tvm_ext.tir_schedules.packing import PaddedOperand
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 SMALL = {"tile_rows": 32, "tile_columns": 32, "warp_rows": 16, "warp_columns": 32, "stages": 2}
 
@@ -24,8 +24,8 @@ SMALL = {"tile_rows": 32, "tile_columns": 32, "warp_rows": 16, "warp_columns": 3
 def with_constant(func: tirx.PrimFunc, position: int, **decided: int) -> ScheduledKernel:
     """The kernel, scheduled with one of its parameters as a constant."""
     marked = func.with_attr(CONSTANTS_ATTRIBUTE, [position])
-    found = apply_template(Contraction(), marked, GPU, Chosen(decided))
-    assert not isinstance(found, NotMine), found.reason
+    found = apply_template(CudaContraction(), marked, GPU, FixedDecisions(decided))
+    assert not isinstance(found, NotApplicable), found.reason
     return found
 
 
@@ -36,7 +36,7 @@ def conv(x: relax.Expr, w: relax.Expr) -> relax.Expr:
 CASES = {
     "batched rows of columns": (product(45, 51, 77, batch=(2,)), 1, SMALL),
     "first operand": (product(51, 48, 77), 0, SMALL),
-    "float32": (product(45, 51, 77, dtype="float32", b_turned=True), 1, {"splits": 1}),
+    "float32": (product(45, 51, 77, dtype="float32", b_transposed=True), 1, {"splits": 1}),
     "convolution": (kernel_of(conv, f16(1, 5, 7, 13), f16(18, 3, 3, 13)), 1, SMALL),
 }
 
@@ -63,7 +63,7 @@ def test_numbers() -> None:
 
 def test_no_kernel_pads_it_in_a_run() -> None:
     func, how = product(64, 2047, 2047), {"stage_a": 0, "splits": 1}
-    staged = scheduled(Contraction(), func, decisions=Chosen({**how, "stage_b": 1}))
+    staged = scheduled(CudaContraction(), func, decisions=FixedDecisions({**how, "stage_b": 1}))
     padded = with_constant(func, 1, **how).func
     launches = [whole_source(kernel).count("__global__ void") for kernel in (staged, padded)]
     assert launches == [2 * 2, 2 * 1]  # declared and defined
@@ -73,7 +73,7 @@ def test_no_kernel_pads_it_in_a_run() -> None:
 @pytest.mark.parametrize(
     ("func", "why"),
     [
-        (product(64, 64, 64, b_turned=True), "it is whole tiles already"),
+        (product(64, 64, 64, b_transposed=True), "it is whole tiles already"),
         (product(64, 3, 640), "it would grow to many times its size"),
         (kernel_of(lambda x, w: relax.op.matmul(x, w) + w, f32(30, 30), f32(30, 30)), "read twice"),
     ],

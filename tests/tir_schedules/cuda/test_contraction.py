@@ -6,10 +6,10 @@ from matrix_products import check_numbers, f16, in_instructions, linear, product
 from tvm import relax, te, tirx
 from tvm_ffi import structural_walk
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 SMALL = {"tile_rows": 32, "tile_columns": 32, "warp_rows": 16, "warp_columns": 32}
 
@@ -42,9 +42,9 @@ def calls(source: str, name: str) -> int:
     [
         {"written": "float16"},
         {"total": "float16"},
-        {"a_turned": True, "b_turned": True},
-        {"dtype": "bfloat16", "written": "bfloat16", "b_turned": True},
-        {"dtype": "int8", "total": "int32", "b_turned": True},
+        {"a_transposed": True, "b_transposed": True},
+        {"dtype": "bfloat16", "written": "bfloat16", "b_transposed": True},
+        {"dtype": "int8", "total": "int32", "b_transposed": True},
         {"dtype": "int8", "total": "int32"},
         {"batch": (3,)},
     ],
@@ -64,7 +64,7 @@ def test_sizes_that_no_tile_divides(shape):
     [
         ((64, 128, 32), {}),
         ((45, 51, 77), {}),
-        ((40, 100, 36), {"a_turned": True, "b_turned": True}),
+        ((40, 100, 36), {"a_transposed": True, "b_transposed": True}),
         ((33, 70, 20), {"batch": (2,)}),
     ],
     ids=str,
@@ -76,10 +76,10 @@ def test_float32_is_added_up_in_registers(shape, options):
 def test_float32_is_rounded_to_tf32_only_where_that_is_allowed():
     kernel = product(256, 256, 256, dtype="float32")
     assert "mma.sync" not in whole_source(in_instructions(kernel))
-    rounded = whole_source(scheduled(Contraction(tf32=True), kernel))
+    rounded = whole_source(scheduled(CudaContraction(tf32=True), kernel))
     assert "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" in rounded
     described = scheduled(
-        Contraction(tf32=True, described=True), product(32, 48, 40, dtype="float32")
+        CudaContraction(tf32=True, described=True), product(32, 48, 40, dtype="float32")
     )
     assert_numbers({"kernel": product(32, 48, 40, dtype="float32")}, {"kernel": described})
 
@@ -271,11 +271,11 @@ def _mixed() -> tirx.PrimFunc:
     ],
 )
 def test_refusals_say_why(kernel, reason):
-    refused = apply_template(Contraction(), kernel(), GPU)
-    assert isinstance(refused, NotMine)
+    refused = apply_template(CudaContraction(), kernel(), GPU)
+    assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
 
 
 def test_a_cpu_is_refused():
-    refused = apply_template(Contraction(), product(32, 32, 32), MACHINE)
-    assert refused == NotMine("the target is not a GPU")
+    refused = apply_template(CudaContraction(), product(32, 32, 32), MACHINE)
+    assert refused == NotApplicable("the target is not a GPU")

@@ -5,23 +5,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import GPU
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.cuda.products.contraction_decision import (
-    Product,
-    TileSizes,
+from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
+    MatmulProblem,
+    MatmulTileSizes,
     decide_tiles,
 )
-from tvm_ext.tir_schedules.cuda.products.lane_order import OWN
-from tvm_ext.tir_schedules.cuda.products.register_product import REGISTER_TILES
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, DecisionError, Drawn
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.matmul.matmul_mainloop import OWN, REGISTER_TILES
+from tvm_ext.tir_schedules.template import (
+    DEFAULT_DECISIONS,
+    DecisionError,
+    FixedDecisions,
+    SampledDecisions,
+)
 
-HALF = Product(1, 4096, 4096, 4096, "float16", 2, 16)
+HALF = MatmulProblem(1, 4096, 4096, 4096, "float16", 2, 16)
 
 
-def decided(product: Product, machine=GPU, **given: int) -> TileSizes:
-    tiles = decide_tiles(product, machine, Chosen(given))
-    assert isinstance(tiles, TileSizes)
+def decided(product: MatmulProblem, machine=GPU, **given: int) -> MatmulTileSizes:
+    tiles = decide_tiles(product, machine, FixedDecisions(given))
+    assert isinstance(tiles, MatmulTileSizes)
     return tiles
 
 
@@ -42,7 +46,7 @@ def test_thin_products_have_thin_tiles():
     assert decided(replace(HALF, columns=24)).columns <= 32
 
 
-SINGLE = Product(1, 4096, 4096, 4096, "float32", 4, 4, REGISTER_TILES, OWN)
+SINGLE = MatmulProblem(1, 4096, 4096, 4096, "float32", 4, 4, REGISTER_TILES, OWN)
 
 
 def test_narrow_products_in_registers_waste_no_lanes():
@@ -76,8 +80,8 @@ def test_a_short_reduction_has_no_more_stages_than_tiles():
 def test_whatever_is_drawn_fits(rows, columns, steps, machine, generator):
     gpu = resolve_target(machine)
     product = replace(HALF, rows=rows, columns=columns, steps=steps)
-    tiles = decide_tiles(product, gpu, Drawn(generator))
-    assert isinstance(tiles, TileSizes)
+    tiles = decide_tiles(product, gpu, SampledDecisions(generator))
+    assert isinstance(tiles, MatmulTileSizes)
     threads = tiles.warps * 32
     assert threads <= gpu.max_threads_per_block
     assert tiles.shared_bytes(2) <= gpu.dynamic_shared_memory_bytes
@@ -92,6 +96,6 @@ def test_what_does_not_fit_is_not_offered():
 
 def test_a_machine_without_room_is_refused():
     tiny = GPU.model_copy(update={"dynamic_shared_memory_bytes": 512})
-    refused = decide_tiles(HALF, tiny, CLOSED_FORM)
-    assert isinstance(refused, NotMine)
+    refused = decide_tiles(HALF, tiny, DEFAULT_DECISIONS)
+    assert isinstance(refused, NotApplicable)
     assert "512 bytes" in refused.reason

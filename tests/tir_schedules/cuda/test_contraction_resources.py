@@ -11,8 +11,8 @@ from tvm.ir.instrument import pass_instrument
 from tvm_ffi import structural_walk
 
 from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulTileSizes
 from tvm_ext.tir_schedules.cuda.pass_options import pass_options
-from tvm_ext.tir_schedules.cuda.products.contraction_decision import TileSizes
 
 
 @needs_nvcc
@@ -33,7 +33,7 @@ def test_the_largest_tiles_do_not_spill(machine, arch, tmp_path):
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float32"])
 def test_every_type_is_assembled(dtype, tmp_path):
     total = "int32" if dtype == "int8" else "float32"
-    kernel = product(200, 136, 1032, dtype=dtype, total=total, b_turned=True)
+    kernel = product(200, 136, 1032, dtype=dtype, total=total, b_transposed=True)
     used = resources(whole_source(in_instructions(kernel, splits=2)), "sm_80", tmp_path)
     assert len(used) == 2
     assert all(kernel.spilled == kernel.stack == 0 for kernel in used)
@@ -72,11 +72,13 @@ def shared_allocated(func: tirx.PrimFunc) -> int:
 
 
 @pytest.mark.parametrize("stages", [2, 4])
-@pytest.mark.parametrize("turned", [False, True])
-def test_shared_memory_is_what_the_decision_reckons(stages, turned):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_shared_memory_is_what_the_decision_reckons(stages, transposed):
     decided = {"tile_rows": 128, "tile_columns": 64, "tile_depth": 32, "stages": stages}
     decided |= {"warp_rows": 32, "warp_columns": 32}
-    func = in_instructions(product(512, 512, 512, a_turned=turned, b_turned=turned), **decided)
-    tiles = TileSizes(128, 64, 32, 32, 32, stages)
+    func = in_instructions(
+        product(512, 512, 512, a_transposed=transposed, b_transposed=transposed), **decided
+    )
+    tiles = MatmulTileSizes(128, 64, 32, 32, 32, stages)
     taken = shared_allocated(func)
     assert 0.7 * tiles.shared_bytes(2) <= taken <= tiles.shared_bytes(2)

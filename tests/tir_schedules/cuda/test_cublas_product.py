@@ -8,13 +8,12 @@ from gpu_kernels import SERIAL_TARGET
 from lowering import _filled, kernel_of
 from tvm import relax, te, tirx
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.cuda.library.cublas_product import CublasProduct
-from tvm_ext.tir_schedules.cuda.library.library_code import library_modules
+from tvm_ext.tir_schedules.cuda.cublas import CublasMatmul, library_modules
 from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule
-from tvm_ext.tir_schedules.select import accepting_templates, schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.schedule_kernels import accepting_templates, schedule_kernel
 
 GPU = resolve_target("nvidia-h200")
 matmul, add, relu = relax.op.matmul, relax.op.add, relax.op.nn.relu
@@ -29,7 +28,7 @@ def wide(a, b):
     return matmul(a, b, out_dtype="float32")
 
 
-def turned(first: bool, second: bool) -> tirx.PrimFunc:
+def transposed(first: bool, second: bool) -> tirx.PrimFunc:
     """A product whose first or second operand lies across in memory."""
     a = te.placeholder((40, 24) if first else (24, 40), "float16", "a")
     b = te.placeholder((16, 40) if second else (40, 16), "float16", "b")
@@ -58,7 +57,7 @@ KERNELS = {
         matmul, ((3, 8, 40), "float32"), ((3, 40, 16), "float32")
     ),
     "cublas.matmul of wide sums": lambda: kernel_of(lambda a, b: rounded(wide(a, b)), A, B),
-    "cublas.matmul_transposed": lambda: turned(False, True),
+    "cublas.matmul_transposed": lambda: transposed(False, True),
     "cublas.matmul_bias": lambda: kernel_of(
         lambda a, b, c: add(rounded(wide(a, b)), c), A, B, BIAS
     ),
@@ -72,7 +71,7 @@ KERNELS = {
 def test_numbers(name: str) -> None:
     func = KERNELS[name]()
     with cublas_stand_in() as asked:
-        found = apply_template(CublasProduct(), func, GPU)
+        found = apply_template(CublasMatmul(), func, GPU)
         assert isinstance(found, ScheduledKernel), found
         kernel = tvm.IRModule({"main": found.func.with_attr("global_symbol", "main")})
         (library,) = library_modules(kernel)
@@ -95,7 +94,7 @@ def test_numbers(name: str) -> None:
 @pytest.mark.parametrize(
     ("kernel", "reason"),
     [
-        (lambda: turned(True, False), "first operand does not lie in memory row by row"),
+        (lambda: transposed(True, False), "first operand does not lie in memory row by row"),
         (squared, "it reads 1 operands"),
         (lambda: kernel_of(lambda a, b: relax.op.exp(matmul(a, b)), A, B), "no epilogue of cuBLAS"),
         (lambda: kernel_of(lambda a, b: relu(matmul(a, b)), A, B), "no epilogue of cuBLAS"),
@@ -121,8 +120,8 @@ def test_numbers(name: str) -> None:
 )
 def test_refusals(kernel, reason: str) -> None:
     with cublas_stand_in():
-        found = apply_template(CublasProduct(), kernel(), GPU)
-    assert isinstance(found, NotMine)
+        found = apply_template(CublasMatmul(), kernel(), GPU)
+    assert isinstance(found, NotApplicable)
     assert reason in found.reason
 
 

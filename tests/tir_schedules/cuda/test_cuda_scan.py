@@ -8,14 +8,14 @@ from machines import GPU, MACHINE
 from tvm import relax, tirx
 from tvm.script import tirx as T
 
-from tvm_ext.onnx_frontend.converters.cumulative import cumulated
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.onnx_frontend.converters.reductions import cumulated
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.scan.scan import Scan
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.scan import CudaScan
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import FixedDecisions
 
-TEMPLATE = Scan()
+TEMPLATE = CudaScan()
 EXCLUSIVE, REVERSE = {"exclusive": 1}, {"reverse": 1}
 
 
@@ -53,7 +53,7 @@ SCANS: dict[str, tuple[tirx.PrimFunc, dict[str, int]]] = {
 def test_numbers_and_threads() -> None:
     plain = {name: kernel for name, (kernel, _) in SCANS.items()}
     found = {
-        name: scheduled(TEMPLATE, kernel, decisions=Chosen(how))
+        name: scheduled(TEMPLATE, kernel, decisions=FixedDecisions(how))
         for name, (kernel, how) in SCANS.items()
     }
     assert_numbers(plain, found)
@@ -78,7 +78,7 @@ def test_no_spills() -> None:
         assert found.spilled == 0
 
 
-def test_it_is_asked_before_the_last_resort() -> None:
+def test_it_is_asked_before_the_fallback() -> None:
     assert schedule_kernel(scan(3, 900), GPU)[1].schedule == "scan"
 
 
@@ -93,9 +93,9 @@ def test_refusals() -> None:
                 b[i, j] = total[0]
 
     found = apply_template(TEMPLATE, decaying, GPU)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert "one operator of any order" in found.reason
     other = apply_template(TEMPLATE, kernel_of(relax.op.exp, f32(4, 9)), GPU)
-    assert isinstance(other, NotMine)
+    assert isinstance(other, NotApplicable)
     assert "carries no value" in other.reason
-    assert isinstance(TEMPLATE.apply(scan(3, 9), MACHINE), NotMine)
+    assert isinstance(TEMPLATE.apply(scan(3, 9), MACHINE), NotApplicable)

@@ -19,22 +19,22 @@ from machines import GPU, MACHINE
 from strip_cases import DEPTHWISE, POOLS, SINGLE_OUTPUT, depthwise, first, last, pool
 from tvm import tirx
 
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.windows.depthwise_convolution import (
-    DepthwiseConvolution,
+from tvm_ext.tir_schedules.cuda.depthwise_convolution import (
+    CudaDepthwiseConvolution,
     DirectConvolution,
 )
-from tvm_ext.tir_schedules.cuda.windows.pooling import Pooling
-from tvm_ext.tir_schedules.decisions import Chosen, Drawn
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine, Template
+from tvm_ext.tir_schedules.cuda.pooling import CudaPooling
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import FixedDecisions, SampledDecisions, Template
 
 FAMILIES: tuple[tuple[Template, dict[str, Case]], ...] = (
-    (DepthwiseConvolution(), DEPTHWISE),
+    (CudaDepthwiseConvolution(), DEPTHWISE),
     (DirectConvolution(), SINGLE_OUTPUT),
-    (Pooling(), POOLS),
+    (CudaPooling(), POOLS),
 )
 H200 = resolve_target("nvidia-h200")
 LARGE = [
@@ -64,10 +64,10 @@ def test_numbers() -> None:
 @pytest.mark.parametrize("name", ["uneven padding", "half", "three times", "strides", "no padding"])
 def test_numbers_of_any_strip(name: str) -> None:
     func = function_of(DEPTHWISE[name])
-    decisions = [Chosen({"strip_columns": 2, "strip_rows": 2}, lenient=True)]
-    decisions += [Drawn(random.Random(seed)) for seed in range(2)]
+    decisions = [FixedDecisions({"strip_columns": 2, "strip_rows": 2}, lenient=True)]
+    decisions += [SampledDecisions(random.Random(seed)) for seed in range(2)]
     found = {
-        str(number): scheduled(DepthwiseConvolution(), func, decisions=asked)
+        str(number): scheduled(CudaDepthwiseConvolution(), func, decisions=asked)
         for number, asked in enumerate(decisions)
     }
     assert_numbers(dict.fromkeys(found, func), found)
@@ -77,7 +77,7 @@ def test_numbers_of_any_strip(name: str) -> None:
 def test_numbers_of_any_pool(name: str) -> None:
     func = function_of(POOLS[name])
     found = {
-        str(seed): scheduled(Pooling(), func, decisions=Drawn(random.Random(seed)))
+        str(seed): scheduled(CudaPooling(), func, decisions=SampledDecisions(random.Random(seed)))
         for seed in range(3)
     }
     assert_numbers(dict.fromkeys(found, func), found)
@@ -90,7 +90,7 @@ def test_generated_code() -> None:
         for name in ("half", "three times", "channels first, strides", "bytes", "mean"):
             if name in cases:
                 plain[f"{template.name}: {name}"] = function_of(cases[name])
-                asked = Chosen({"strip_rows": 2}, lenient=True)
+                asked = FixedDecisions({"strip_rows": 2}, lenient=True)
                 found[f"{template.name}: {name}"] = scheduled(
                     template, plain[f"{template.name}: {name}"], decisions=asked
                 )
@@ -99,13 +99,13 @@ def test_generated_code() -> None:
 
 
 def source_of(case: Case, template: Template, **decided: int) -> str:
-    return cuda_source(scheduled(template, function_of(case), decisions=Chosen(decided)))
+    return cuda_source(scheduled(template, function_of(case), decisions=FixedDecisions(decided)))
 
 
 @pytest.mark.parametrize(("dtype", "kind"), [("float32", "float4"), ("float16", "uint4")])
 def test_sixteen_bytes(dtype: str, kind: str) -> None:
     case = depthwise((1, 9, 9, 32), (3, 3), dtype, padding=(1, 1))
-    source = source_of(case, DepthwiseConvolution(), strip_columns=2, strip_rows=1)
+    source = source_of(case, CudaDepthwiseConvolution(), strip_columns=2, strip_rows=1)
     # A strip of two results takes four columns of three rows, nine weights, and one bias.
     assert source.count(f"= *({kind}*)(x0_ptr") == 12
     assert source.count(f"= *({kind}*)(x1_ptr") == 9
@@ -115,32 +115,32 @@ def test_sixteen_bytes(dtype: str, kind: str) -> None:
 
 def test_rows_are_loaded_once_for_a_strip() -> None:
     case = first((1, 8, 40, 64), (8, 1, 3, 3), groups=8, padding=(1, 1))
-    source = source_of(case, DepthwiseConvolution(), strip_rows=4)
+    source = source_of(case, CudaDepthwiseConvolution(), strip_rows=4)
     assert source.count("= x0_ptr[") == 3 * (4 + 2)
 
 
 def test_pools_have_no_padded_copy() -> None:
-    source = source_of(POOLS["channels last"], Pooling())
+    source = source_of(POOLS["channels last"], CudaPooling())
     assert "__shared__" not in source
     assert source.count("__global__") == 2, "one declaration and one kernel"
 
 
 def test_strips_of_large_and_of_small_results() -> None:
-    assert isinstance(H200, GpuDescription)
-    large, small = Chosen(), Chosen()
-    scheduled(DepthwiseConvolution(), function_of(LARGE[0]), H200, large)
+    assert isinstance(H200, CudaDescription)
+    large, small = FixedDecisions(), FixedDecisions()
+    scheduled(CudaDepthwiseConvolution(), function_of(LARGE[0]), H200, large)
     assert large.values["strip_columns"] * large.values["strip_rows"] >= 4
     case = depthwise((1, 14, 14, 512), (3, 3), padding=(1, 1))
-    scheduled(DepthwiseConvolution(), function_of(case), H200, small)
+    scheduled(CudaDepthwiseConvolution(), function_of(case), H200, small)
     assert (small.values["strip_columns"], small.values["strip_rows"]) == (1, 1)
 
 
 @needs_nvcc
 def test_no_spills(tmp_path: Path) -> None:
-    assert isinstance(H200, GpuDescription)
+    assert isinstance(H200, CudaDescription)
     kernels = []
     for case in LARGE:
-        template = Pooling() if case.template == "pooling" else DepthwiseConvolution()
+        template = CudaPooling() if case.template == "pooling" else CudaDepthwiseConvolution()
         kernels.append(scheduled(template, function_of(case), H200))
     for kernel in resources(whole_source(*kernels, machine=H200), "sm_90a", tmp_path):
         assert kernel.spilled == 0
@@ -159,13 +159,13 @@ REFUSED = {
     ),
     "conv nhwc 1x1": (
         DirectConvolution(),
-        "a window of one tap slides over nothing: it is a matrix product",
+        "a window of one tap slides over nothing: it is a matmul",
     ),
-    "conv nhwc": (DepthwiseConvolution(), "it adds up several channels that results share"),
-    "matmul": (DepthwiseConvolution(), "the window covers all of its input and does not slide"),
-    "softmax last": (DepthwiseConvolution(), "the kernel has 2 reductions, not one"),
-    "global pool": (Pooling(), "the window covers all of its input and does not slide"),
-    "argmax last": (Pooling(), "the reduction has several results, or no start"),
+    "conv nhwc": (CudaDepthwiseConvolution(), "it adds up several channels that results share"),
+    "matmul": (CudaDepthwiseConvolution(), "the window covers all of its input and does not slide"),
+    "softmax last": (CudaDepthwiseConvolution(), "the kernel has 2 reductions, not one"),
+    "global pool": (CudaPooling(), "the window covers all of its input and does not slide"),
+    "argmax last": (CudaPooling(), "the reduction has several results, or no start"),
 }
 
 
@@ -173,7 +173,7 @@ REFUSED = {
 def test_others_are_refused(name: str) -> None:
     template, reason = REFUSED[name]
     found = apply_template(template, function_of(CASES[name]), GPU)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert found.reason == reason
 
 
@@ -181,13 +181,13 @@ def test_single_output_channels() -> None:
     first_case = SINGLE_OUTPUT["one output channel"]
     assert schedule_kernel(function_of(first_case), GPU)[1].schedule == "direct convolution"
     last_case = CASES["conv nhwc one channel"]
-    assert schedule_kernel(function_of(last_case), GPU)[1].schedule == "matrix vector"
+    assert schedule_kernel(function_of(last_case), GPU)[1].schedule == "gemv"
 
 
 def test_a_cpu_is_refused() -> None:
     for template, cases in FAMILIES:
         found = apply_template(template, function_of(next(iter(cases.values()))), MACHINE)
-        assert isinstance(found, NotMine)
+        assert isinstance(found, NotApplicable)
 
 
 def test_many_products_of_a_shared_channel_go_to_tensor_cores() -> None:

@@ -10,20 +10,20 @@ from machines import GPU, MACHINE
 from tvm import relax
 from tvm.relax.op import nn
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
-TEMPLATE = Elementwise()
+TEMPLATE = CudaElementwise()
 KERNELS = {**MOVES, **POINTWISE}
 NAMES = [name for name in KERNELS if "empty" not in name and "nothing" not in name]
 
 
 def source_of(expression: object, *inputs: object, **decided: int) -> str:
     func = kernel_of(expression, *inputs)  # type: ignore[arg-type]
-    return cuda_source(scheduled(TEMPLATE, func, decisions=Chosen(decided)))
+    return cuda_source(scheduled(TEMPLATE, func, decisions=FixedDecisions(decided)))
 
 
 def test_numbers_of_every_kernel() -> None:
@@ -105,10 +105,10 @@ def test_aligned_branches_keep_vectors() -> None:
 
 def test_large_grid_has_threads_for_all_multiprocessors() -> None:
     func = kernel_of(op.exp, f32(4096, 4096))
-    chosen = Chosen()
+    chosen = FixedDecisions()
     scheduled(TEMPLATE, func, decisions=chosen)
     assert chosen.values == {"vector": 4, "threads": 256, "vectors": 4}
-    small = Chosen()
+    small = FixedDecisions()
     scheduled(TEMPLATE, kernel_of(op.exp, f32(108 * 64 * 4)), decisions=small)
     assert small.values == {"vector": 4, "threads": 64, "vectors": 1}
 
@@ -133,6 +133,6 @@ def test_more_than_an_assignment() -> None:
 def test_others_are_refused() -> None:
     sums = kernel_of(lambda x: op.sum(x, axis=[1]), f32(4, 8))
     found = apply_template(TEMPLATE, sums, GPU)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert found.reason == "the kernel reduces or scans"
-    assert isinstance(apply_template(TEMPLATE, kernel_of(op.exp, f32(8)), MACHINE), NotMine)
+    assert isinstance(apply_template(TEMPLATE, kernel_of(op.exp, f32(8)), MACHINE), NotApplicable)

@@ -1,4 +1,4 @@
-"""Kernels of open size, run with nothing to compute: a driver refuses a grid without blocks."""
+"""Kernels of symbolic size, run with nothing to compute: a driver refuses a grid without blocks."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from lowering import kernel_of
 from tvm import relax, tirx
 
 from tvm_ext.tir_schedules.cuda.generic import Generic
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
 from tvm_ext.tir_schedules.template import Template
 
 N = tirx.Var("n", "int64")
@@ -25,7 +25,7 @@ def elements() -> tirx.PrimFunc:
 
 @pytest.mark.parametrize(
     ("template", "kernel", "widths"),
-    [(Contraction(), product, (40, 24)), (Generic(), elements, (40, 40))],
+    [(CudaContraction(), product, (40, 24)), (Generic(), elements, (40, 40))],
     ids=["with barriers", "without"],
 )
 def test_nothing_is_launched(template: Template, kernel: object, widths: tuple[int, int]) -> None:

@@ -9,10 +9,10 @@ from matrix_products import f16, in_instructions, linear, product
 from tvm import relax
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
-from tvm_ext.tir_schedules.cuda.transpose import Transpose
+from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
+from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
+from tvm_ext.tir_schedules.cuda.transpose import CudaTranspose
 from tvm_ext.tir_schedules.template import Template
 
 op = relax.op
@@ -20,9 +20,9 @@ SMALL = {"tile_rows": 32, "tile_columns": 32, "warp_rows": 16, "warp_columns": 3
 
 PRODUCTS = {
     "float16": (product(32, 48, 96, written="float16"), {**SMALL, "stages": 3}),
-    "turned": (product(32, 48, 64, a_turned=True, b_turned=True), SMALL),
-    "bfloat16": (product(32, 48, 64, dtype="bfloat16", b_turned=True), SMALL),
-    "int8": (product(32, 48, 96, dtype="int8", total="int32", b_turned=True), SMALL),
+    "transposed": (product(32, 48, 64, a_transposed=True, b_transposed=True), SMALL),
+    "bfloat16": (product(32, 48, 64, dtype="bfloat16", b_transposed=True), SMALL),
+    "int8": (product(32, 48, 96, dtype="int8", total="int32", b_transposed=True), SMALL),
     "int8 across": (product(32, 48, 64, dtype="int8", total="int32"), SMALL),
     "padded": (product(45, 51, 77), SMALL),
     "predicated copies": (product(40, 56, 72), {**SMALL, "stages": 4, "tile_depth": 16}),
@@ -43,13 +43,15 @@ def tf32(x: np.ndarray, rounded: bool) -> np.ndarray:
     return ((x.view("uint32") + half_a_step) & np.uint32(0xFFFFE000)).view("float32")
 
 
-@pytest.mark.parametrize("b_turned", [False, True])
-def test_operands_are_rounded_to_tf32_with_half_the_error_of_cutting_off(b_turned: bool) -> None:
-    kernel = product(32, 32, 40, dtype="float32", b_turned=b_turned)
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_operands_are_rounded_to_tf32_with_half_the_error_of_cutting_off(
+    b_transposed: bool,
+) -> None:
+    kernel = product(32, 32, 40, dtype="float32", b_transposed=b_transposed)
     generator = np.random.default_rng(0)
     a, b = (generator.normal(size=size).astype("float32") for size in ((32, 40), (40, 32)))
-    decided = scheduled(Contraction(tf32=True), kernel)
-    given = np.ascontiguousarray(b.T) if b_turned else b
+    decided = scheduled(CudaContraction(tf32=True), kernel)
+    given = np.ascontiguousarray(b.T) if b_transposed else b
     *_, found = run_emulated(decided, a, given, np.zeros((32, 32), "float32"))
     np.testing.assert_allclose(found, tf32(a, True) @ tf32(b, True), atol=1e-5)
     exact = a.astype("float64") @ b
@@ -81,7 +83,7 @@ POINTWISE = {
 
 @pytest.mark.parametrize(
     ("template", "cases"),
-    [(RowReduction(), ROWS), (Transpose(), MOVES), (Elementwise(), POINTWISE)],
+    [(RowReduction(), ROWS), (CudaTranspose(), MOVES), (CudaElementwise(), POINTWISE)],
     ids=lambda value: getattr(value, "name", ""),
 )
 def test_kernels_of(template: Template, cases: dict[str, tuple]) -> None:

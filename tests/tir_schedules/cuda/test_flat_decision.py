@@ -10,11 +10,11 @@ from lowering import f32, kernel_of, kernels_of
 from tvm import relax
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
-from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
-TEMPLATE = Elementwise()
+TEMPLATE = CudaElementwise()
 
 
 def _resized(method: str, layout: str, shape: tuple, coordinates: str = "half_pixel") -> Case:
@@ -81,7 +81,7 @@ def _kernels() -> dict:
 def test_numbers_of_repeated_vectors() -> None:
     plain = _kernels()
     decided = {"vectors": 2, "vector": 4, "threads": 64}
-    how = [Chosen(decided, lenient=True) for _ in plain]
+    how = [FixedDecisions(decided, lenient=True) for _ in plain]
     found = {
         name: scheduled(TEMPLATE, func, decisions=chosen)
         for (name, func), chosen in zip(plain.items(), how, strict=True)
@@ -104,7 +104,7 @@ def test_emulated(names: tuple[str, ...]) -> None:
 def _source(name: str, **decided: int) -> str:
     case = CASES[name]
     (func,) = kernels_of(case.expression, *case.inputs).values()
-    return cuda_source(scheduled(TEMPLATE, func, decisions=Chosen(decided)))
+    return cuda_source(scheduled(TEMPLATE, func, decisions=FixedDecisions(decided)))
 
 
 @pytest.mark.parametrize("name", ["linear", "linear nhwc", "nearest", "take rows", "pad reflect"])

@@ -4,10 +4,9 @@ import pytest
 from gpu_kernels import assert_numbers, scheduled, whole_source
 from tvm import te, tirx
 
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.template import Template
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
+from tvm_ext.tir_schedules.cuda.matmul.gemv import Gemv
+from tvm_ext.tir_schedules.template import FixedDecisions, Template
 
 
 def gate(rows: int) -> tirx.PrimFunc:
@@ -47,15 +46,15 @@ def several(rows: int, results: tuple[str, ...]) -> tirx.PrimFunc:
 @pytest.mark.parametrize("rows", [1, 40])
 def test_numbers_and_kernels(kernel, kernels, rows):
     func = kernel(rows)
-    template: Template = MatrixVector() if rows == 1 else Contraction(described=True)
+    template: Template = Gemv() if rows == 1 else CudaContraction(described=True)
     decided = {} if rows == 1 else {"splits": 1}
-    found = scheduled(template, func, decisions=Chosen(decided))
+    found = scheduled(template, func, decisions=FixedDecisions(decided))
     assert_numbers({"kernel": func}, {"kernel": found})
     assert whole_source(found).count("__global__ void") == 2 * kernels
 
 
 def test_a_split_sum_is_added_up_once_and_then_broadcast():
     decided = {"splits": 2, "stages": 2, "tile_depth": 8}
-    found = scheduled(Contraction(described=True), gate(40), decisions=Chosen(decided))
+    found = scheduled(CudaContraction(described=True), gate(40), decisions=FixedDecisions(decided))
     assert_numbers({"kernel": gate(40)}, {"kernel": found})
     assert whole_source(found).count("__global__ void") == 6

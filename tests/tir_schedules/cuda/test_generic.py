@@ -1,4 +1,4 @@
-"""The last resort: numbers of kernels of all kinds, what is dealt to threads, what is refused."""
+"""The fallback: numbers of kernels of all kinds, what is dealt to threads, what is refused."""
 
 import pytest
 from gpu_kernels import assert_numbers, cuda_source, scheduled
@@ -9,11 +9,10 @@ from tvm import relax, tirx
 from tvm.script import tirx as T
 from tvm_ffi import structural_map
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.bound_loops import is_bound
-from tvm_ext.tir_schedules.cuda.generic import Generic
-from tvm_ext.tir_schedules.cuda.independence import accesses_of, independent
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.generic import Generic, accesses_of, independent
+from tvm_ext.tir_schedules.cuda.launch import is_bound
 
 TEMPLATE = Generic()
 KINDS = (
@@ -160,7 +159,7 @@ def test_refusals() -> None:
             b[t] = a[t]
 
     found = apply_template(TEMPLATE, threads, GPU)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert "binds some of its loops" in found.reason
     (func,) = kernels_of(relax.op.exp, f32(4)).values()
-    assert isinstance(apply_template(TEMPLATE, func, MACHINE), NotMine)
+    assert isinstance(apply_template(TEMPLATE, func, MACHINE), NotApplicable)

@@ -17,7 +17,7 @@ def copied(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")):
 
 
 @T.prim_func(s_tir=True)
-def turned(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")):
+def transposed(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")):
     with T.sblock("root"):
         held = T.sblock_alloc_buffer((32,), "float32", scope="shared")
         for x in T.thread_binding(2, thread="blockIdx.x"):
@@ -43,9 +43,9 @@ def other(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")):
 
 
 def test_threads_in_series_compute_the_same() -> None:
-    assert_numbers({"kernel": copied}, {"kernel": turned})
-    assert "thread_binding" not in in_series(turned).script()
-    assert "shared" not in in_series(turned).script()
+    assert_numbers({"kernel": copied}, {"kernel": transposed})
+    assert "thread_binding" not in in_series(transposed).script()
+    assert "shared" not in in_series(transposed).script()
 
 
 def test_wrong_numbers_are_found() -> None:
@@ -59,7 +59,7 @@ def test_accesses_out_of_bounds_are_found() -> None:
 
 
 def test_shared_memory_is_counted() -> None:
-    assert shared_bytes(cuda_source(turned)) == 32 * 4 <= GPU.shared_memory_bytes
+    assert shared_bytes(cuda_source(transposed)) == 32 * 4 <= GPU.shared_memory_bytes
 
 
 @needs_nvcc

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from tvm.s_tir import TensorIntrin
 
-from tvm_ext.tir_schedules.cuda.products.matrix_fragments import (
+from tvm_ext.tir_schedules.cuda.warp_instructions import (
     TILE,
     WARP,
     MatrixInstruction,
+    multiply_intrinsic,
     result_element,
     result_fragment,
     row_of_lane,
 )
-from tvm_ext.tir_schedules.cuda.products.matrix_intrinsics import multiply_intrinsic
 
 TYPES = [("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32"), ("float32", "float32")]
 

@@ -18,13 +18,13 @@ from matrix_products import f16, product
 from test_contraction import convolution, hard_swish
 from tvm import relax, te, tirx
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
-from tvm_ext.tir_schedules.decisions import Chosen, Drawn
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.matmul.gemv import Gemv
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import FixedDecisions, SampledDecisions
 
-TEMPLATE = MatrixVector()
+TEMPLATE = Gemv()
 
 
 def check(func: tirx.PrimFunc) -> None:
@@ -35,14 +35,14 @@ def check(func: tirx.PrimFunc) -> None:
     ("shape", "options"),
     [
         ((1, 1024, 96), {"written": "float16"}),
-        ((1, 72, 512), {"b_turned": True}),
+        ((1, 72, 512), {"b_transposed": True}),
         ((1, 1001, 77), {}),
-        ((1, 101, 77), {"b_turned": True}),
+        ((1, 101, 77), {"b_transposed": True}),
         ((100, 1, 77), {"batch": (3,), "total": "float16"}),
-        ((1, 8, 2), {"b_turned": True}),
+        ((1, 8, 2), {"b_transposed": True}),
         ((1, 9, 2), {}),
         ((1, 130, 72), {"dtype": "int8", "total": "int32"}),
-        ((1, 130, 72), {"dtype": "int8", "total": "int32", "b_turned": True}),
+        ((1, 130, 72), {"dtype": "int8", "total": "int32", "b_transposed": True}),
         ((1, 72, 64), {"dtype": "bfloat16", "written": "bfloat16"}),
         ((1, 33, 50), {"dtype": "float64", "total": "float64"}),
     ],
@@ -64,30 +64,32 @@ def test_a_convolution_of_one_pixel_and_one_to_one_channel():
     check(kernel_of(lambda x, w: relax.op.nn.conv2d(x, w), f16(1, 96, 7, 7), f16(1, 96, 1, 1)))
 
 
-@pytest.mark.parametrize("turned", [False, True], ids=["steps first", "steps last"])
-def test_the_matrix_is_loaded_sixteen_bytes_at_a_time(turned):
-    source = cuda_source(scheduled(TEMPLATE, product(1, 4096, 4096, b_turned=turned)))
+@pytest.mark.parametrize("transposed", [False, True], ids=["steps first", "steps last"])
+def test_the_matrix_is_loaded_sixteen_bytes_at_a_time(transposed):
+    source = cuda_source(scheduled(TEMPLATE, product(1, 4096, 4096, b_transposed=transposed)))
     assert source.count("= *(uint4*)(b_ptr") == 8
     assert shared_bytes(source) <= GPU.shared_memory_bytes
 
 
 def test_drawn_decisions():
     for seed in range(2):
-        turned = bool(seed % 2)
-        func = product(1, 200, 176, b_turned=turned)
-        drawn = Drawn(random.Random(seed))
+        transposed = bool(seed % 2)
+        func = product(1, 200, 176, b_transposed=transposed)
+        drawn = SampledDecisions(random.Random(seed))
         found = scheduled(TEMPLATE, func, decisions=drawn)
         assert_numbers({"kernel": func}, {"kernel": found})
-        again = scheduled(TEMPLATE, func, decisions=Chosen(drawn.free()))
+        again = scheduled(TEMPLATE, func, decisions=FixedDecisions(drawn.free()))
         assert again.script() == found.script()
 
 
 @needs_nvcc
 def test_no_spills(tmp_path):
     kernels = [
-        scheduled(TEMPLATE, product(1, 4096, 4096, dtype=dtype, total=total, b_turned=turned))
+        scheduled(
+            TEMPLATE, product(1, 4096, 4096, dtype=dtype, total=total, b_transposed=transposed)
+        )
         for dtype, total in (("bfloat16", "float32"), ("int8", "int32"))
-        for turned in (False, True)
+        for transposed in (False, True)
     ]
     used = resources(whole_source(*kernels), "sm_90", tmp_path)
     assert len(used) == len(kernels)
@@ -95,7 +97,7 @@ def test_no_spills(tmp_path):
 
 
 def test_the_template_takes_what_the_contraction_leaves():
-    assert schedule_kernel(product(1, 256, 256), GPU)[1].schedule == "matrix vector"
+    assert schedule_kernel(product(1, 256, 256), GPU)[1].schedule == "gemv"
 
 
 def _depthwise() -> tirx.PrimFunc:
@@ -113,18 +115,18 @@ def _depthwise() -> tirx.PrimFunc:
     [
         (lambda: product(8, 8, 64), "several rows and several columns"),
         (lambda: product(1, 8, 1), "single step"),
-        (lambda: product(1, 1, 1000), "one sum of products"),
+        (lambda: product(1, 1, 1000), "one contraction"),
         (lambda: product(1, 8, 64, dtype="int8", total="int8"), "int8 in int8"),
         (_depthwise, "different products"),
     ],
 )
 def test_refusals_say_why(kernel, reason):
     refused = apply_template(TEMPLATE, kernel(), GPU)
-    assert isinstance(refused, NotMine)
+    assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
 
 
 def test_a_cpu_is_refused():
-    assert apply_template(TEMPLATE, product(1, 8, 64), MACHINE) == NotMine(
+    assert apply_template(TEMPLATE, product(1, 8, 64), MACHINE) == NotApplicable(
         "the target is not a GPU"
     )

@@ -12,12 +12,12 @@ from matrix_products import in_instructions
 from needs_gpu import NEEDS_GPU
 from on_device import assert_on_device, built, machine
 
-from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
-from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
-from tvm_ext.tir_schedules.cuda.transpose import Transpose
-from tvm_ext.tir_schedules.cuda.warp_group_attention.warp_group_attention import WarpGroupAttention
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import ARCHITECTURE
-from tvm_ext.tir_schedules.select import schedule_kernel
+from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
+from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
+from tvm_ext.tir_schedules.cuda.transpose import CudaTranspose
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention import WarpgroupAttention
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ARCHITECTURE
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 pytestmark = NEEDS_GPU
 
@@ -31,8 +31,8 @@ def test_kernels_of_models(number: int) -> None:
 
 GROUPS = {
     RowReduction: test_emulated_templates.ROWS,
-    Transpose: test_emulated_templates.MOVES,
-    Elementwise: test_emulated_templates.POINTWISE,
+    CudaTranspose: test_emulated_templates.MOVES,
+    CudaElementwise: test_emulated_templates.POINTWISE,
 }
 
 
@@ -61,12 +61,12 @@ def test_attention_by_warps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", test_warp_group_attention.CASES)
-def test_attention_by_warp_groups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_by_warpgroups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if machine().arch != ARCHITECTURE:
-        pytest.skip("the GPU has no instructions of warp groups")
+        pytest.skip("the GPU has no instructions of warpgroups")
     test_warp_group_attention.take_all(monkeypatch)
     case = test_warp_group_attention.CASES[name]
-    kernel = built(case.scheduled(machine(), WarpGroupAttention()), machine())
+    kernel = built(case.scheduled(machine(), WarpgroupAttention()), machine())
     compare({name: case}, {name: kernel}, (0,))
 
 

@@ -5,15 +5,15 @@ import pytest
 import tvm
 from gpu_kernels import SERIAL_TARGET, cuda_source, in_series, scheduled
 from lowering import kernel_of
-from open_kernels import M, N, check_open
+from open_kernels import M, N, check_symbolic
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.cuda import open_elements
-from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
+from tvm_ext.tir_schedules.cuda import elementwise as open_elements
+from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
 
 op = relax.op
-TEMPLATE = Elementwise()
+TEMPLATE = CudaElementwise()
 
 
 def build(func: tirx.PrimFunc) -> object:
@@ -39,8 +39,8 @@ def test_numbers(last: int | None, size: int) -> None:
 
 F16 = "float16"
 CASES: dict[str, tuple] = {
-    "turned": (lambda x: op.permute_dims(x, [0, 2, 1, 3]), ((N, M, 3, 24), F16)),
-    "turned, odd": (lambda x: op.permute_dims(x, [0, 2, 1, 3]), ((N, M, 3, 7), F16)),
+    "transposed": (lambda x: op.permute_dims(x, [0, 2, 1, 3]), ((N, M, 3, 24), F16)),
+    "transposed, odd": (lambda x: op.permute_dims(x, [0, 2, 1, 3]), ((N, M, 3, 7), F16)),
     "bias": (lambda x, b: nn.relu(op.add(x, b)), ((N, M, 20), F16), ((20,), F16)),
     "maps": (op.add, ((N, 5, 7, 7), "float32"), ((5, 1, 1), "float32")),
     "mixed types": (lambda x: op.astype(x, "float32"), ((N, 3, 8), "uint8")),
@@ -64,21 +64,21 @@ def _kernels(*names: str) -> dict[str, tirx.PrimFunc]:
 
 
 def test_emulated() -> None:
-    check_open(TEMPLATE, _kernels("turned", "bias", "flat", "rows", "repeated"), *SIZES)
+    check_symbolic(TEMPLATE, _kernels("transposed", "bias", "flat", "rows", "repeated"), *SIZES)
 
 
 @pytest.mark.slow
 def test_all_emulated() -> None:
-    check_open(TEMPLATE, _kernels(*CASES), *SIZES)
+    check_symbolic(TEMPLATE, _kernels(*CASES), *SIZES)
 
 
 def test_more_elements_than_32_bits_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_elements, "_MOST", 0)
-    check_open(TEMPLATE, _kernels("turned", "outer"), *SIZES[:2])
+    check_symbolic(TEMPLATE, _kernels("transposed", "outer"), *SIZES[:2])
 
 
 def test_divisions_are_of_32_bits() -> None:
-    source = cuda_source(scheduled(TEMPLATE, kernel_of(*CASES["turned"])))
+    source = cuda_source(scheduled(TEMPLATE, kernel_of(*CASES["transposed"])))
     short, wide = source.split("} else {")
     assert short.count(" / ((int)m)") == 1
     assert "/ (int64_t)" not in short.split("if (")[-1]

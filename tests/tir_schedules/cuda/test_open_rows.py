@@ -7,13 +7,13 @@ import pytest
 from gpu_kernels import cuda_source, needs_nvcc, resources, scheduled, whole_source
 from lowering import f32, kernel_of
 from machines import GPU
-from open_kernels import M, N, check_open
+from open_kernels import M, N, check_symbolic
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 
 op = relax.op
 TEMPLATE = RowReduction()
@@ -46,7 +46,7 @@ def _kernels(names: Iterable[str]) -> dict[str, tirx.PrimFunc]:
 
 
 def test_emulated() -> None:
-    check_open(
+    check_symbolic(
         TEMPLATE, _kernels(["odd softmax", "two sizes", "layer norm", "columns"]), SIZES["few"]
     )
 
@@ -54,7 +54,7 @@ def test_emulated() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", list(SIZES.values()), ids=list(SIZES))
 def test_all_emulated(sizes: dict[str, int]) -> None:
-    check_open(TEMPLATE, _kernels(CASES), sizes)
+    check_symbolic(TEMPLATE, _kernels(CASES), sizes)
 
 
 def test_sixteen_bytes_and_no_division_by_sizes() -> None:
@@ -85,21 +85,21 @@ SHORT = ({"n": 3, "m": 7}, {"n": 2, "m": 64}, {"n": 5, "m": 1}, {"n": 0, "m": 4}
 LONG = ({"n": 3, "m": 2056}, {"n": 1, "m": 2051})
 
 
-def test_open_lengths_emulated() -> None:
+def test_symbolic_lengths_emulated() -> None:
     plain = {name: kernel_of(*LENGTHS[name]) for name in ("softmax", "sum", "middle")}
-    check_open(TEMPLATE, plain, *SHORT[:2], *LONG[1:])
+    check_symbolic(TEMPLATE, plain, *SHORT[:2], *LONG[1:])
 
 
 @pytest.mark.slow
-def test_all_open_lengths_emulated() -> None:
-    check_open(TEMPLATE, {name: kernel_of(*case) for name, case in LENGTHS.items()}, *SHORT)
+def test_all_symbolic_lengths_emulated() -> None:
+    check_symbolic(TEMPLATE, {name: kernel_of(*case) for name, case in LENGTHS.items()}, *SHORT)
     rows = {
         name: kernel_of(*LENGTHS[name]) for name in ("softmax", "sum", "argmax", "maps", "middle")
     }
-    check_open(TEMPLATE, rows, *LONG)
+    check_symbolic(TEMPLATE, rows, *LONG)
 
 
-def test_versions_of_open_lengths() -> None:
+def test_versions_of_symbolic_lengths() -> None:
     source = cuda_source(scheduled(TEMPLATE, kernel_of(*LENGTHS["scores"])))
     kernels = source.split('extern "C"')[-4:]
     assert ["float4" in kernel for kernel in kernels] == [False, True, False, True]
@@ -113,7 +113,7 @@ def test_rows_of_neighbours_are_read_along() -> None:
     assert source.count("*(float4*)(x0_ptr") == 6, "each thread of a warp, six vectors of a row"
 
 
-def test_products_of_open_length_are_left_to_others() -> None:
+def test_products_of_symbolic_length_are_left_to_others() -> None:
     func = kernel_of(op.matmul, ((N, M), "float32"), ((M, 40), "float32"))
     found = apply_template(TEMPLATE, func, GPU)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)

@@ -13,9 +13,9 @@ from matrix_products import f16
 from test_contraction import convolution
 from tvm import relax, tirx
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
 
 N, M = tirx.Var("n", "int64"), tirx.Var("m", "int64")
 Shapes = list[tuple[int, ...]]
@@ -53,7 +53,7 @@ def test_numbers_of_every_size(
     kernel: Callable[[], tirx.PrimFunc], shapes: Callable[[int], Shapes]
 ) -> None:
     func = kernel()
-    found = scheduled(Contraction(), func)
+    found = scheduled(CudaContraction(), func)
     assert whole_source(found).count("__global__ void") == 2
     run = emulated({"kernel": found})["kernel"]
     plain = func.with_attr("global_symbol", "main")
@@ -72,15 +72,15 @@ def test_numbers_of_every_size(
         np.testing.assert_allclose(*results, rtol=tolerance, atol=tolerance)
 
 
-def test_open_steps_are_refused() -> None:
+def test_symbolic_k_are_refused() -> None:
     func = kernel_of(relax.op.matmul, ((20, N), "float16"), ((N, 24), "float16"))
-    refused = apply_template(Contraction(), func, GPU)
-    assert isinstance(refused, NotMine)
+    refused = apply_template(CudaContraction(), func, GPU)
+    assert isinstance(refused, NotApplicable)
     assert "number of steps" in refused.reason
 
 
 def test_computed_sizes_are_refused() -> None:
     func = kernel_of(relax.op.matmul, ((N + 64, 32), "float16"), f16(32, 48))
-    refused = apply_template(Contraction(), func, GPU)
-    assert isinstance(refused, NotMine)
+    refused = apply_template(CudaContraction(), func, GPU)
+    assert isinstance(refused, NotApplicable)
     assert "computed of others" in refused.reason

@@ -14,14 +14,14 @@ BOTH = {**TILES, "stage_a": 1, "stage_b": 1}
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"a_turned": True, "b_turned": True, "batch": (2,)}], ids=str
+    "options", [{}, {"a_transposed": True, "b_transposed": True, "batch": (2,)}], ids=str
 )
 def test_numbers(options):
     check_numbers(product(45, 51, 77, **options), **BOTH)
 
 
 def test_one_operand_is_enough():
-    check_numbers(product(45, 48, 77, b_turned=False), **TILES, stage_a=1)
+    check_numbers(product(45, 48, 77, b_transposed=False), **TILES, stage_a=1)
 
 
 def test_a_large_product_of_odd_sizes_is_copied_sixteen_bytes_at_a_time():

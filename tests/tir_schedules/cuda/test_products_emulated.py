@@ -8,10 +8,9 @@ from test_contraction import hard_swish
 from test_following_kernels import gate
 from tvm import relax, te, tirx
 
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tir_schedules.cuda.products.matrix_vector import MatrixVector
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.template import Template
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
+from tvm_ext.tir_schedules.cuda.matmul.gemv import Gemv
+from tvm_ext.tir_schedules.template import FixedDecisions, Template
 
 TILES = {"tile_rows": 32, "tile_columns": 32, "warp_rows": 16, "warp_columns": 32}
 SHORT = {"stages": 2, "tile_depth": 16}
@@ -24,7 +23,7 @@ def block(x: relax.Expr, w: relax.Expr, b: relax.Expr, r: relax.Expr) -> relax.E
 def check(*cases: tuple[Template, tirx.PrimFunc, dict[str, int]]) -> None:
     plain = {str(number): func for number, (_, func, _) in enumerate(cases)}
     found = {
-        str(number): scheduled(template, func, decisions=Chosen(decided))
+        str(number): scheduled(template, func, decisions=FixedDecisions(decided))
         for number, (template, func, decided) in enumerate(cases)
     }
     assert_emulated(plain, found)
@@ -33,16 +32,16 @@ def check(*cases: tuple[Template, tirx.PrimFunc, dict[str, int]]) -> None:
 def test_products_in_parts_in_groups_and_of_odd_sizes():
     odd = product(45, 41, 100, written="float16")
     check(
-        (Contraction(), odd, {**TILES, **SHORT, "splits": 3}),
-        (Contraction(), odd, {**TILES, "stage_a": 1, "stage_b": 1}),
-        (Contraction(), product(100, 48, 64), {**TILES, **SHORT, "group": 2, "splits": 2}),
-        (Contraction(), product(70, 72, 48, dtype="float32"), {"stages": 3, "splits": 2}),
+        (CudaContraction(), odd, {**TILES, **SHORT, "splits": 3}),
+        (CudaContraction(), odd, {**TILES, "stage_a": 1, "stage_b": 1}),
+        (CudaContraction(), product(100, 48, 64), {**TILES, **SHORT, "group": 2, "splits": 2}),
+        (CudaContraction(), product(70, 72, 48, dtype="float32"), {"stages": 3, "splits": 2}),
     )
 
 
 def test_what_follows_products():
     linear = kernel_of(block, f16(40, 100), f16(100, 48), f16(48), f16(40, 48))
-    check((Contraction(), linear, {}), (MatrixVector(), gate(1), {}))
+    check((CudaContraction(), linear, {}), (Gemv(), gate(1), {}))
 
 
 def capitals() -> tirx.PrimFunc:
@@ -63,12 +62,12 @@ def rows_with_bias(x: relax.Expr, w: relax.Expr, b: relax.Expr) -> relax.Expr:
 
 def test_names_in_capitals_and_values_that_neighbours_share():
     bias = kernel_of(rows_with_bias, f16(32, 64), f16(64, 48), ((32, 1), "float32"))
-    check((Contraction(), capitals(), TILES), (Contraction(), bias, TILES))
+    check((CudaContraction(), capitals(), TILES), (CudaContraction(), bias, TILES))
 
 
 def test_matrix_times_vector():
     check(
-        (MatrixVector(), product(1, 264, 200, written="float16"), {}),
-        (MatrixVector(), product(1, 101, 77, b_turned=True), {}),
-        (MatrixVector(), product(1, 72, 64, dtype="int8", total="int32", b_turned=True), {}),
+        (Gemv(), product(1, 264, 200, written="float16"), {}),
+        (Gemv(), product(1, 101, 77, b_transposed=True), {}),
+        (Gemv(), product(1, 72, 64, dtype="int8", total="int32", b_transposed=True), {}),
     )

@@ -18,14 +18,14 @@ from machines import GPU, MACHINE
 from recurrent_kernels import SIGMOID, TANH, recurrence, recurrent_kernel
 from tvm import tirx
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.recurrence.recurrence import RecurrentLayer, decide_recurrence
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.recurrence.description import Activation, Recurrence, recurrence_of
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.recurrent_layer import CudaRecurrentLayer, decide_recurrence
+from tvm_ext.tir_schedules.operators.recurrence import Activation, Recurrence, recurrence_of
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import FixedDecisions
 
-TEMPLATE = RecurrentLayer()
+TEMPLATE = CudaRecurrentLayer()
 STATES = {"initial_h": True, "lengths": True}
 DIFFERENT = ((SIGMOID, TANH), (Activation("hardsigmoid", 0.2, 0.5), Activation("relu")))
 
@@ -60,7 +60,7 @@ def test_numbers(names: tuple[str, ...], decided: dict[str, int]) -> None:
     plain = {name: recurrent_kernel(*LAYERS[name]) for name in names}
     found = {}
     for name, func in plain.items():
-        decisions = Chosen(decided, lenient=True)
+        decisions = FixedDecisions(decided, lenient=True)
         found[name] = scheduled(TEMPLATE, func, decisions=decisions)
         assert not decisions.unused()
     assert_numbers(plain, found)
@@ -95,7 +95,7 @@ def test_resources(tmp_path: Path) -> None:
         assert not kernel.stack, "weights that are held have constant places"
 
 
-def test_closed_form() -> None:
+def test_default_heuristic() -> None:
     def decided(cell: str, hidden: int, batch: int) -> Any:
         operands = recurrence_of(recurrent_kernel(recurrence(cell, hidden), 8, batch))
         assert operands is not None
@@ -128,7 +128,7 @@ def test_steps_and_groups_of_sequences_emulated() -> None:
     cases = {"lstm with everything": {"blocks": 4, "rows": 2}, "gru in one": {"blocks": 2}}
     plain = {name: recurrent_kernel(*LAYERS[name]) for name in cases}
     found = {
-        name: scheduled(TEMPLATE, plain[name], decisions=Chosen({"held": 0, **how}))
+        name: scheduled(TEMPLATE, plain[name], decisions=FixedDecisions({"held": 0, **how}))
         for name, how in cases.items()
     }
     assert_emulated(plain, found)
@@ -141,7 +141,7 @@ def test_it_is_the_template_of_such_layers() -> None:
 
 def test_refusals() -> None:
     func = recurrent_kernel(recurrence("LSTM", 40))
-    assert isinstance(apply_template(TEMPLATE, func, MACHINE), NotMine)
+    assert isinstance(apply_template(TEMPLATE, func, MACHINE), NotApplicable)
     huge = apply_template(TEMPLATE, recurrent_kernel(recurrence("RNN", 20000)), GPU)
-    assert isinstance(huge, NotMine)
+    assert isinstance(huge, NotApplicable)
     assert "shared memory" in huge.reason

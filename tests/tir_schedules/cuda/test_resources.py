@@ -8,9 +8,9 @@ from lowering import f32, kernel_of
 from tvm import relax
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
-from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
-from tvm_ext.tir_schedules.cuda.transpose import Transpose
+from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
+from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
+from tvm_ext.tir_schedules.cuda.transpose import CudaTranspose
 
 op = relax.op
 
@@ -34,16 +34,16 @@ def _softmax(x: relax.Expr) -> relax.Expr:
 
 
 KERNELS = [
-    (Elementwise(), lambda x, b: nn.gelu(op.add(x, b)), (f32(4096, 768), f32(768))),
-    (Elementwise(), lambda x, b: nn.silu(op.add(x, b)), (_half(4096, 768), _half(768))),
-    (Elementwise(), lambda x, b: nn.silu(op.add(x, b)), (_brain(4096, 768), _brain(768))),
-    (Elementwise(), lambda *v: op.concat(list(v), 1), (_half(64, 24), _half(64, 40))),
-    (Elementwise(), lambda x: op.astype(x, "float32"), (((64, 64), "int8"),)),
-    (Elementwise(), op.maximum, (((64, 64), "int8"), ((64, 64), "int8"))),
-    (Elementwise(), op.multiply, (((64, 64), "int64"), ((64, 64), "int64"))),
-    (Elementwise(), op.where, (((64, 64), "bool"), f32(64, 64), f32(64, 64))),
-    (Transpose(), op.permute_dims, (_half(512, 512),)),
-    (Transpose(), op.permute_dims, (_brain(500, 50),)),
+    (CudaElementwise(), lambda x, b: nn.gelu(op.add(x, b)), (f32(4096, 768), f32(768))),
+    (CudaElementwise(), lambda x, b: nn.silu(op.add(x, b)), (_half(4096, 768), _half(768))),
+    (CudaElementwise(), lambda x, b: nn.silu(op.add(x, b)), (_brain(4096, 768), _brain(768))),
+    (CudaElementwise(), lambda *v: op.concat(list(v), 1), (_half(64, 24), _half(64, 40))),
+    (CudaElementwise(), lambda x: op.astype(x, "float32"), (((64, 64), "int8"),)),
+    (CudaElementwise(), op.maximum, (((64, 64), "int8"), ((64, 64), "int8"))),
+    (CudaElementwise(), op.multiply, (((64, 64), "int64"), ((64, 64), "int64"))),
+    (CudaElementwise(), op.where, (((64, 64), "bool"), f32(64, 64), f32(64, 64))),
+    (CudaTranspose(), op.permute_dims, (_half(512, 512),)),
+    (CudaTranspose(), op.permute_dims, (_brain(500, 50),)),
     (RowReduction(), _softmax, (f32(8192, 512),)),
     (RowReduction(), _softmax, (f32(64, 32768),)),
     (RowReduction(), _softmax, (_half(8192, 1024),)),

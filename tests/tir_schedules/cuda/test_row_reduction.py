@@ -8,10 +8,10 @@ from machines import GPU, MACHINE
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.elementwise import Elementwise
-from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
+from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 
 op = relax.op
 TEMPLATE = RowReduction()
@@ -34,7 +34,9 @@ def row_kernels(expression: object, *inputs: object) -> dict[str, tirx.PrimFunc]
     """The kernels of an expression that the template takes; at least one."""
     kernels = kernels_of(expression, *inputs)  # type: ignore[arg-type]
     results = {name: apply_template(TEMPLATE, func, GPU) for name, func in kernels.items()}
-    found = {n: kernels[n] for n, result in results.items() if not isinstance(result, NotMine)}
+    found = {
+        n: kernels[n] for n, result in results.items() if not isinstance(result, NotApplicable)
+    }
     assert found, results
     return found
 
@@ -145,13 +147,13 @@ def test_warp_and_block() -> None:
 )
 def test_refusals(expression: object, inputs: tuple, reason: str) -> None:
     found = apply_template(TEMPLATE, kernel_of(expression, *inputs), GPU)  # type: ignore[arg-type]
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert reason in found.reason
 
 
 def test_other_machines_are_refused() -> None:
     func = kernel_of(lambda x: op.sum(x, axis=[1]), f32(64, 64))
-    assert isinstance(TEMPLATE.apply(func, MACHINE), NotMine)
+    assert isinstance(TEMPLATE.apply(func, MACHINE), NotApplicable)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -159,6 +161,6 @@ def test_infinity_of_16_bits_is_spelled_as_cuda_does(dtype: str) -> None:
     x = te.placeholder((64, 256), dtype, name="x")
     low = tirx.const(float("-inf"), dtype)
     y = te.compute((64, 256), lambda i, j: tirx.Select(i > j, x[i, j], low), name="y")
-    source = cuda_source(scheduled(Elementwise(), te.create_prim_func([x, y])))
+    source = cuda_source(scheduled(CudaElementwise(), te.create_prim_func([x, y])))
     assert "inff" not in source
     assert ("INF" if dtype == "float16" else "65408") in source

@@ -10,13 +10,12 @@ from test_row_reduction import layer_norm
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.cuda.rows.row_reduction import RowReduction
-from tvm_ext.tir_schedules.cuda.rows.row_split import split_rows
-from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.row_reader import read_rows
+from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction, split_rows
 from tvm_ext.tir_schedules.inlining import kernel_blocks
-from tvm_ext.tir_schedules.rows.row_reader import read_rows
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 TEMPLATE = RowReduction()
@@ -46,7 +45,7 @@ def in_parts(name: str) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
     """The kernel as it is, and with its rows in parts."""
     (expression, *inputs), splits, _ = SPLIT[name]
     kernel = kernel_of(expression, *inputs)
-    return kernel, scheduled(TEMPLATE, kernel, decisions=Chosen({"splits": splits}))
+    return kernel, scheduled(TEMPLATE, kernel, decisions=FixedDecisions({"splits": splits}))
 
 
 def launches(func: tirx.PrimFunc) -> int:
@@ -92,9 +91,9 @@ def test_a_dot_product_is_a_row() -> None:
     kernel = kernel_of(dot, f32(400_000), f32(400_000))
     found, choice = schedule_kernel(kernel, GPU)
     assert (choice.schedule, launches(found)) == ("row reduction", 2)
-    assert any("one sum of products" in refusal for refusal in choice.refusals)
+    assert any("one contraction" in refusal for refusal in choice.refusals)
     small = kernel_of(dot, f32(5000), f32(5000))
-    decided = scheduled(TEMPLATE, small, decisions=Chosen({"splits": 4}))
+    decided = scheduled(TEMPLATE, small, decisions=FixedDecisions({"splits": 4}))
     plain = {"dot": small, "f16": product(1, 1, 1000), "few": product(1, 1, 2)}
     others = {name: scheduled(TEMPLATE, plain[name]) for name in ("f16", "few")}
     assert_numbers(plain, {"dot": decided, **others})
@@ -113,7 +112,7 @@ def test_a_row_that_waits_is_not_cut() -> None:
     func = kernel_of(lambda x: nn.softmax(x, 1), f32(2, 5000))
     sch = s_tir.Schedule(func)
     kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
-    assert not isinstance(kernel, NotMine)
+    assert not isinstance(kernel, NotApplicable)
     found = split_rows(kernel, 4)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert "waits between two passes" in found.reason

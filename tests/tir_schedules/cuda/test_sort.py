@@ -18,13 +18,11 @@ from lowering import f32, kernel_of
 from machines import GPU, MACHINE
 from tvm import IRModule, relax, runtime, te, tirx, topi
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.sort.sort import Sort
-from tvm_ext.tir_schedules.cuda.sort.sort_decision import decide_sort
-from tvm_ext.tir_schedules.cuda.sort.sort_problem import sort_of
-from tvm_ext.tir_schedules.cuda.sort.sort_words import Words
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.sort import Sort
+from tvm_ext.tir_schedules.cuda.sort_decision import Words, decide_sort, sort_of
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 TEMPLATE = Sort()
 
@@ -89,7 +87,7 @@ SORTS: dict[str, tuple[Any, dict[str, int]]] = {
 
 def test_order() -> None:
     found = {
-        name: scheduled(TEMPLATE, case[0], decisions=Chosen(decided))
+        name: scheduled(TEMPLATE, case[0], decisions=FixedDecisions(decided))
         for name, (case, decided) in SORTS.items()
     }
     threads = emulated(found)
@@ -114,7 +112,7 @@ def test_order() -> None:
 def test_launches_of_large_sorts() -> None:
     def launches(case: Any) -> int:
         problem = sort_of(case[0])
-        assert not isinstance(problem, NotMine)
+        assert not isinstance(problem, NotApplicable)
         plan = decide_sort(problem, Words(problem.dtype, problem.ascending), GPU)
         assert all(8 * t.rows * t.tile <= GPU.shared_memory_bytes for t in plan.tilings)
         return len(plan.tilings) + len(plan.merges)
@@ -134,9 +132,9 @@ def test_no_spills() -> None:
 
 def test_refusals() -> None:
     other = apply_template(TEMPLATE, kernel_of(relax.op.exp, f32(4, 9)), GPU)
-    assert isinstance(other, NotMine)
+    assert isinstance(other, NotApplicable)
     assert "sorts nothing" in other.reason
     half = apply_template(TEMPLATE, places(3, 40, dtype="float16")[0], GPU)
-    assert isinstance(half, NotMine)
+    assert isinstance(half, NotApplicable)
     assert "not written for" in half.reason
-    assert isinstance(TEMPLATE.apply(top(3, 9, k=2)[0], MACHINE), NotMine)
+    assert isinstance(TEMPLATE.apply(top(3, 9, k=2)[0], MACHINE), NotApplicable)

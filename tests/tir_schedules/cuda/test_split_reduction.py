@@ -60,9 +60,9 @@ def test_a_sum_that_is_written_in_another_order():
         return te.sum(a[i, k].astype("float32") * b[k, j].astype("float32"), axis=k)
 
     c = te.compute((40, 48), element, "c")
-    turned = te.compute((48, 40), lambda j, i: c[i, j] + 1.0, "turned")
+    transposed = te.compute((48, 40), lambda j, i: c[i, j] + 1.0, "transposed")
     heads = te.compute((4, 40, 12), lambda h, i, j: c[i, h * 12 + j], "heads")
-    check_numbers(te.create_prim_func([a, b, turned]), **TILES, splits=3)
+    check_numbers(te.create_prim_func([a, b, transposed]), **TILES, splits=3)
     check_numbers(te.create_prim_func([a, b, heads]), **TILES, splits=3)
 
 

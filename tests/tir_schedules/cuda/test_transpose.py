@@ -9,11 +9,11 @@ from machines import GPU, MACHINE
 from tvm import relax
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.cuda.transpose import Transpose
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.cuda.transpose import CudaTranspose
 
 op = relax.op
-TEMPLATE = Transpose()
+TEMPLATE = CudaTranspose()
 
 CASES = {
     "plain": (op.permute_dims, (f32(64, 96),)),
@@ -29,7 +29,7 @@ CASES = {
         lambda x, b: nn.relu(op.add(op.permute_dims(x), b)),
         (f32(40, 33), f32(40)),
     ),
-    "two turned": (
+    "two transposed": (
         lambda x, y: op.add(op.permute_dims(x), op.permute_dims(y)),
         (f32(40, 33), f32(40, 33)),
     ),
@@ -75,10 +75,10 @@ def test_both_sides_are_contiguous() -> None:
 )
 def test_refusals(expression: object, inputs: tuple, reason: str) -> None:
     found = TEMPLATE.apply(kernel_of(expression, *inputs), GPU)  # type: ignore[arg-type]
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert reason in found.reason
 
 
 def test_other_machines_are_refused() -> None:
     found = TEMPLATE.apply(kernel_of(op.permute_dims, f32(64, 64)), MACHINE)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)

@@ -1,4 +1,4 @@
-"""Attention by warp groups: numbers in the emulator, code, resources, and refusals."""
+"""Attention by warpgroups: numbers in the emulator, code, resources, and refusals."""
 
 import math
 import random
@@ -14,24 +14,26 @@ from lowering import f32, kernel_of
 from machines import GPU, MACHINE
 from tvm import relax
 
-from tvm_ext.hardware.cuda.nvcc import find_nvcc
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cuda.compilers import find_nvcc
 from tvm_ext.hardware.cuda.resources import parse_report
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.attention_compute import Mask
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import read_problem
-from tvm_ext.tir_schedules.cuda.warp_group_attention import group_decision
-from tvm_ext.tir_schedules.cuda.warp_group_attention.group_decision import decide_group_attention
-from tvm_ext.tir_schedules.cuda.warp_group_attention.group_shape import GroupLayout
-from tvm_ext.tir_schedules.cuda.warp_group_attention.warp_group_attention import WarpGroupAttention
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen, Drawn
-from tvm_ext.tir_schedules.flat_views import FlatViews
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_attention_decision as group_decision
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention import WarpgroupAttention
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_decision import (
+    WarpgroupAttentionLayout,
+    decide_group_attention,
+)
+from tvm_ext.tir_schedules.operators.attention import Mask
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions, SampledDecisions
 
 H200 = resolve_target("nvidia-h200")
-assert isinstance(H200, GpuDescription)
+assert isinstance(H200, CudaDescription)
 TWO = H200.with_cores(2)
 LOWEST = float(np.finfo("float32").min)
 DRAW = np.random.default_rng(7)
@@ -119,22 +121,22 @@ QUICK = (
 
 
 def test_numbers(small_sizes):
-    check({name: CASES[name] for name in QUICK}, (0,), TWO, WarpGroupAttention())
+    check({name: CASES[name] for name in QUICK}, (0,), TWO, WarpgroupAttention())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_of_all_forms(small_sizes, name):
-    check({name: CASES[name]}, (0, 1, 2), TWO, WarpGroupAttention())
+    check({name: CASES[name]}, (0, 1, 2), TWO, WarpgroupAttention())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_numbers_of_drawn_decisions(small_sizes, seed):
     case = Case(1, 4, 260, 330, 64, group=2, causal=70)
-    drawn = Drawn(random.Random(seed))
-    scheduled(WarpGroupAttention(), case.function(), TWO, drawn)
-    check({"drawn": replace(case, decided=drawn.free())}, (seed,), TWO, WarpGroupAttention())
+    drawn = SampledDecisions(random.Random(seed))
+    scheduled(WarpgroupAttention(), case.function(), TWO, drawn)
+    check({"drawn": replace(case, decided=drawn.free())}, (seed,), TWO, WarpgroupAttention())
 
 
 def test_sections_of_heads_that_do_not_divide_them(small_sizes):
@@ -142,15 +144,15 @@ def test_sections_of_heads_that_do_not_divide_them(small_sizes):
     head = 2 * 130 * 64 * 2
     machine = TWO.model_copy(update={"l2_bytes": 2 * 2 * head})
     problem = read_problem(case.function(), FlatViews())
-    assert decide_group_attention(problem, machine, Chosen(case.decided)).section == 2
-    check({"sections": case}, (0,), machine, WarpGroupAttention())
+    assert decide_group_attention(problem, machine, FixedDecisions(case.decided)).section == 2
+    check({"sections": case}, (0,), machine, WarpgroupAttention())
 
 
 def test_infinities_and_nan_stay_in_their_rows(small_sizes):
     case = Case(1, 1, 128, 100, 64, decided=TILE)
     query, key, value = case.arrays()
     query[0, 0, 5, 3], query[0, 0, 70, 0], key[0, 0, 99, 7] = np.nan, np.inf, -np.inf
-    kernel = emulated({"k": case.scheduled(TWO, WarpGroupAttention())}, TWO)["k"]
+    kernel = emulated({"k": case.scheduled(TWO, WarpgroupAttention())}, TWO)["k"]
     found = result_of(kernel, case, query, key, value)
     with np.errstate(invalid="ignore", over="ignore"):
         wanted = case.expected(query, key, value)
@@ -162,16 +164,16 @@ LARGE = Case(4, 16, 4096, 4096, 128)
 
 
 def source_of(case, machine=H200):
-    return whole_source(case.scheduled(machine, WarpGroupAttention()), machine=machine)
+    return whole_source(case.scheduled(machine, WarpgroupAttention()), machine=machine)
 
 
 def test_the_template_is_asked_before_instructions_of_single_warps():
     func = LARGE.function()
     for name in ("nvidia-h100", "nvidia-h200"):
-        assert schedule_kernel(func, resolve_target(name))[1].schedule == "warp group attention"
+        assert schedule_kernel(func, resolve_target(name))[1].schedule == "warpgroup attention"
     choice = schedule_kernel(func, GPU)[1]
     assert choice.schedule == "attention"
-    assert "warp group attention: sm_80 has no instructions of warp groups" in choice.refusals
+    assert "warpgroup attention: sm_80 has no instructions of warpgroups" in choice.refusals
 
 
 def test_code_of_a_large_attention():
@@ -229,8 +231,8 @@ def test_nothing_spills_of_other_forms(small_sizes, depth, dtype):
 @pytest.mark.parametrize("causal", [None, 0])
 def test_tiles_fit(depth, causal):
     problem = read_problem(replace(LARGE, depth=depth, causal=causal).function(), FlatViews())
-    tiles = decide_group_attention(problem, H200, CLOSED_FORM)
-    layout = GroupLayout(problem, tiles)
+    tiles = decide_group_attention(problem, H200, DEFAULT_DECISIONS)
+    layout = WarpgroupAttentionLayout(problem, tiles)
     assert layout.shared_bytes <= H200.dynamic_shared_memory_bytes
     few, many = group_decision.REGISTERS[tiles.groups]
     assert (few + tiles.groups * many) * 128 <= H200.registers_per_block
@@ -241,7 +243,7 @@ def test_tiles_fit(depth, causal):
 def test_blocks_last_where_starts_would_take_long():
     short = replace(LARGE, batch=16, queries=512, keys=512, causal=0)
     problem = read_problem(short.function(), FlatViews())
-    assert decide_group_attention(problem, H200, CLOSED_FORM).lasting
+    assert decide_group_attention(problem, H200, DEFAULT_DECISIONS).lasting
 
 
 SMALL = Case(1, 2, 16, 16, 16)
@@ -259,14 +261,14 @@ SMALL = Case(1, 2, 16, 16, 16)
     ],
 )
 def test_refusals(case, reason):
-    refused = apply_template(WarpGroupAttention(), case.function(), H200)
-    assert isinstance(refused, NotMine)
+    refused = apply_template(WarpgroupAttention(), case.function(), H200)
+    assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
 
 
 def test_other_functions_and_machines_are_refused():
     func = kernel_of(relax.op.matmul, f32(16, 16), f32(16, 16))
-    found = apply_template(WarpGroupAttention(), func, H200)
-    assert isinstance(found, NotMine)
+    found = apply_template(WarpgroupAttention(), func, H200)
+    assert isinstance(found, NotApplicable)
     assert "not a fused attention" in found.reason
-    assert isinstance(WarpGroupAttention().apply(SMALL.function(), MACHINE), NotMine)
+    assert isinstance(WarpgroupAttention().apply(SMALL.function(), MACHINE), NotApplicable)

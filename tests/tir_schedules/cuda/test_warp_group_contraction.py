@@ -1,4 +1,4 @@
-"""Products by warp groups: numbers in the emulator, code, resources, and refusals."""
+"""Products by warpgroups: numbers in the emulator, code, resources, and refusals."""
 
 import re
 
@@ -14,25 +14,27 @@ from matrix_products import f16, linear, product
 from tvm import relax, te, tirx
 from warp_group_cases import H200, assert_no_spills, check_numbers, code_of, residual
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.products.contraction_decision import Product
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import decide_group_tiles
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import GroupTiles
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulProblem
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_contraction import WarpgroupContraction
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_decision import (
+    WarpgroupGemmTiles,
+    decide_group_tiles,
+)
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
 
 
 def test_every_order_of_the_operands_in_memory():
-    check_numbers(product(128, 64, 64, written="float16", b_turned=True))
-    check_numbers(product(128, 192, 72, a_turned=True), tile_columns=192)
+    check_numbers(product(128, 64, 64, written="float16", b_transposed=True))
+    check_numbers(product(128, 192, 72, a_transposed=True), tile_columns=192)
 
 
 def test_sizes_that_no_tile_divides_in_bfloat16():
     kernel = product(
-        248, 250, 72, dtype="bfloat16", written="bfloat16", a_turned=True, b_turned=True
+        248, 250, 72, dtype="bfloat16", written="bfloat16", a_transposed=True, b_transposed=True
     )
     check_numbers(kernel, tile_columns=128)
 
@@ -52,7 +54,7 @@ def test_a_batch_whose_operands_interleave_goes_around_the_ring_several_times():
 
 def test_rows_that_are_not_aligned_are_copied_first():
     check_numbers(product(128, 190, 131, written="float16"))
-    check_numbers(product(128, 60, 123, batch=(2,), b_turned=True))
+    check_numbers(product(128, 60, 123, batch=(2,), b_transposed=True))
 
 
 def test_bias_activation_and_residual_are_applied_in_registers():
@@ -66,9 +68,9 @@ def test_results_that_are_wanted_in_16_bits_are_rounded_once(dtype):
     generator = np.random.default_rng(0)
     a, b = (generator.standard_normal(s).astype(kind) for s in ((190, 200), (200, 72)))
     machine = H200.with_cores(2)
-    decided = Chosen({"tile_rows": 64, "tile_columns": 64, "split_blocks": 0})
+    decided = FixedDecisions({"tile_rows": 64, "tile_columns": 64, "split_blocks": 0})
     kernel = product(190, 72, 200, dtype=dtype, total=dtype)
-    func = scheduled(WarpGroupContraction(), kernel, machine, decided)
+    func = scheduled(WarpgroupContraction(), kernel, machine, decided)
     found = run_emulated(func, a, b, np.zeros((190, 72), kind), machine=machine)[2]
     expected = (a.astype("float64") @ b.astype("float64")).astype(kind)
     # Sums in another order round differently where they lie between two values.
@@ -87,7 +89,7 @@ def test_a_convolution_of_one_pixel_is_a_product():
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "columns", "sms"), [(768, 192, 3), (250, 251, 2), (384, 504, 1)])
 def test_tiles_in_groups_over_several_blocks(rows, columns, sms):
-    kernel = product(rows, columns, 72, b_turned=True, written="float16")
+    kernel = product(rows, columns, 72, b_transposed=True, written="float16")
     check_numbers(kernel, sms, tile_group=2)
 
 
@@ -95,11 +97,11 @@ def test_the_template_is_asked_before_instructions_of_single_warps():
     kernel = kernel_of(linear, f16(4096, 4096), f16(4096, 4096), f16(4096))
     for name in ("nvidia-h100", "nvidia-h200"):
         assert schedule_kernel(kernel, resolve_target(name))[1].schedule == (
-            "warp group contraction"
+            "warpgroup contraction"
         )
     choice = schedule_kernel(kernel, GPU)[1]
     assert choice.schedule == "contraction"
-    assert "warp group contraction: sm_80 has no instructions of warp groups" in choice.refusals
+    assert "warpgroup contraction: sm_80 has no instructions of warpgroups" in choice.refusals
 
 
 def test_code_of_a_large_product():
@@ -132,15 +134,15 @@ def test_nothing_spills_and_nothing_is_serialized(dtype, tmp_path):
     half = dtype == "float16"
     shapes = ((4000, 4096), (4096, 4096), (4096,), (4000, 4096))
     kernel = kernel_of(residual, *[(shape, dtype) for shape in shapes])
-    kernel = kernel if half else product(4096, 4096, 4096, dtype=dtype, a_turned=True)
+    kernel = kernel if half else product(4096, 4096, 4096, dtype=dtype, a_transposed=True)
     assert_no_spills(code_of(kernel), tmp_path, registers=[168])
 
 
 @pytest.mark.parametrize("shape", [(4096, 4096, 4096), (8192, 8192, 8192), (4096, 14336, 4096)])
 def test_large_products_have_large_tiles_that_fit(shape):
-    product = Product(1, *shape, "float16", 2, 16)
-    tiles = decide_group_tiles(product, H200, CLOSED_FORM)
-    assert isinstance(tiles, GroupTiles)
+    product = MatmulProblem(1, *shape, "float16", 2, 16)
+    tiles = decide_group_tiles(product, H200, DEFAULT_DECISIONS)
+    assert isinstance(tiles, WarpgroupGemmTiles)
     assert (tiles.columns, tiles.stages) == (256, 4)
     assert tiles.shared_bytes <= H200.dynamic_shared_memory_bytes
     assert tiles.group == 16
@@ -167,8 +169,8 @@ def _computed_operand() -> tirx.PrimFunc:
     ],
 )
 def test_refusals_say_why(kernel, reason):
-    refused = apply_template(WarpGroupContraction(), kernel(), H200)
-    assert isinstance(refused, NotMine)
+    refused = apply_template(WarpgroupContraction(), kernel(), H200)
+    assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
 
 
@@ -176,18 +178,18 @@ def test_a_slice_of_the_second_operand_is_refused():
     a, b = te.placeholder((512, 512), "float16", "a"), te.placeholder((512, 520), "float16", "b")
     k = te.reduce_axis((0, 512), "k")
     c = te.compute((512, 512), lambda i, j: te.sum(a[i, k] * b[k, j + 8], axis=k))
-    refused = apply_template(WarpGroupContraction(), te.create_prim_func([a, b, c]), H200)
-    assert isinstance(refused, NotMine)
+    refused = apply_template(WarpgroupContraction(), te.create_prim_func([a, b, c]), H200)
+    assert isinstance(refused, NotApplicable)
     assert "another place than its start" in refused.reason
 
 
 def test_other_machines_are_refused():
-    refused = apply_template(WarpGroupContraction(), product(512, 512, 512), MACHINE)
-    assert refused == NotMine("the target is not a GPU")
+    refused = apply_template(WarpgroupContraction(), product(512, 512, 512), MACHINE)
+    assert refused == NotApplicable("the target is not a GPU")
 
 
 def test_the_host_makes_the_tensor_maps():
-    func = scheduled(WarpGroupContraction(), product(4096, 4096, 4096), H200)
+    func = scheduled(WarpgroupContraction(), product(4096, 4096, 4096), H200)
     target = tvm.target.Target(H200.tvm_target(), host="llvm")
     host = tvm.compile(tvm.IRModule({"main": func}), target=target).mod.inspect_source()
     assert host.count("runtime.cuTensorMapEncodeTiled") >= 1

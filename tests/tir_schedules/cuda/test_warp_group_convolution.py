@@ -1,4 +1,4 @@
-"""Convolutions by warp groups: numbers in the emulator, boxes of pixels, padding, and refusals."""
+"""Convolutions by warpgroups: numbers in the emulator, boxes of pixels, padding, and refusals."""
 
 from typing import Any
 
@@ -10,12 +10,15 @@ from tvm import relax, s_tir, te, tirx
 from tvm.sym import Analyzer
 from warp_group_cases import H200, check_numbers
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.warp_groups.padding import padding_of
-from tvm_ext.tir_schedules.cuda.warp_groups.pixel_boxes import PixelBoxes, pixel_boxes
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_contraction import WarpgroupContraction
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import (
+    PixelBoxes,
+    padding_of,
+    pixel_boxes,
+)
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 Shape = tuple[int, ...]
 
@@ -132,8 +135,8 @@ def test_every_pixel_is_one_row() -> None:
 
 def test_the_template_takes_a_layer_of_a_network() -> None:
     kernel = convolved((32, 28, 28, 256), (64, 3, 3, 256), padding=1)
-    assert schedule_kernel(kernel, H200)[1].schedule == "warp group contraction"
-    source = whole_source(scheduled(WarpGroupContraction(), kernel, H200), machine=H200)
+    assert schedule_kernel(kernel, H200)[1].schedule == "warpgroup contraction"
+    source = whole_source(scheduled(WarpgroupContraction(), kernel, H200), machine=H200)
     assert "cp.async.bulk.tensor.4d" in source
     assert "wgmma.mma_async.sync.aligned.m64n" in source
 
@@ -142,7 +145,7 @@ def test_the_template_takes_a_layer_of_a_network() -> None:
 @pytest.mark.slow
 def test_nothing_spills() -> None:
     kernel = convolved((32, 56, 56, 64), (256, 3, 3, 64), padding=1, strides=2)
-    source = whole_source(scheduled(WarpGroupContraction(), kernel, H200), machine=H200)
+    source = whole_source(scheduled(WarpgroupContraction(), kernel, H200), machine=H200)
     assert all(used.spilled == used.stack == 0 for used in resources(source, "sm_90a"))
 
 
@@ -176,6 +179,6 @@ def test_padding_is_zeros_where_the_image_ends() -> None:
     ],
 )
 def test_refusals_say_why(image: Shape, filters: Shape, options: dict, reason: str) -> None:
-    refused = apply_template(WarpGroupContraction(), convolved(image, filters, **options), H200)
-    assert isinstance(refused, NotMine)
+    refused = apply_template(WarpgroupContraction(), convolved(image, filters, **options), H200)
+    assert isinstance(refused, NotApplicable)
     assert reason in refused.reason

@@ -10,12 +10,14 @@ from lowering import kernel_of
 from matrix_products import f16, product
 from warp_group_cases import H200, assert_no_spills, check_numbers, code_of, residual
 
-from tvm_ext.tir_schedules.cuda.products.contraction_decision import Product
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_decision import decide_group_tiles
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_tiles import GroupTiles
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_work import GroupProduct, GroupWork
-from tvm_ext.tir_schedules.decisions import CLOSED_FORM, Chosen
+from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulProblem
+from tvm_ext.tir_schedules.cuda.warpgroup.stream_k import WarpgroupGemm, WarpgroupTileScheduler
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_contraction import WarpgroupContraction
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_decision import (
+    WarpgroupGemmTiles,
+    decide_group_tiles,
+)
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
 
 
 def test_every_shared_step_belongs_to_one_block_and_every_part_has_a_number_of_its_own():
@@ -28,9 +30,9 @@ def test_every_shared_step_belongs_to_one_block_and_every_part_has_a_number_of_i
         if not left:
             continue
         sharing = generator.randint(1, min(blocks, left * depth) // cluster) * cluster
-        cut = GroupTiles(64, 64, split_blocks=sharing, cluster=cluster)
-        whole = GroupProduct((), 1, 64 * tiles, 64, depth * 64, "float16", cut, blocks)
-        work = GroupWork(whole, "int32")
+        cut = WarpgroupGemmTiles(64, 64, split_blocks=sharing, cluster=cluster)
+        whole = WarpgroupGemm((), 1, 64 * tiles, 64, depth * 64, "float16", cut, blocks)
+        work = WarpgroupTileScheduler(whole, "int32")
         assert (work.shared, work.whole) == (left, tiles - left)
         parts = {}
         for block in range(sharing):
@@ -51,7 +53,7 @@ def test_every_shared_step_belongs_to_one_block_and_every_part_has_a_number_of_i
 )
 def test_numbers(rows, sms, sharing, cluster):
     """Operands are copied to aligned rows first: their copies and the parts lie apart."""
-    kernel = product(rows, 62, 500, b_turned=True, written="float16")
+    kernel = product(rows, 62, 500, b_transposed=True, written="float16")
     decided = {"split_blocks": sharing, "cluster": cluster}
     check_numbers(kernel, sms, tile_rows=64, tile_columns=64, **decided)
 
@@ -72,15 +74,15 @@ def test_what_follows_is_applied_to_sums_of_parts():
     ],
 )
 def test_tiles_of_other_sizes(shape, sms, decided):
-    check_numbers(product(*shape, dtype="bfloat16", a_turned=True), sms, **decided)
+    check_numbers(product(*shape, dtype="bfloat16", a_transposed=True), sms, **decided)
 
 
 def test_results_do_not_depend_on_the_order_of_blocks():
     machine = H200.with_cores(5)
-    decided = Chosen({"tile_rows": 64, "tile_columns": 64, "split_blocks": 5})
+    decided = FixedDecisions({"tile_rows": 64, "tile_columns": 64, "split_blocks": 5})
     generator = np.random.default_rng(0)
     a, b = (generator.standard_normal(s).astype("float16") for s in ((192, 512), (512, 64)))
-    func = scheduled(WarpGroupContraction(), product(192, 64, 512), machine, decided)
+    func = scheduled(WarpgroupContraction(), product(192, 64, 512), machine, decided)
     zeros = np.zeros((192, 64), "float32")
     first, second = (run_emulated(func, a, b, zeros, machine=machine, seed=s)[2] for s in (1, 7))
     assert np.array_equal(first, second)
@@ -103,13 +105,13 @@ def test_nothing_spills(tmp_path):
     ids=["thin and long", "a nearly empty last round", "a nearly full last round"],
 )
 def test_steps_are_shared_where_that_takes_less_time(shape, shares):
-    tiles = decide_group_tiles(Product(1, *shape, "float16", 2, 16), H200, CLOSED_FORM)
-    assert isinstance(tiles, GroupTiles)
+    tiles = decide_group_tiles(MatmulProblem(1, *shape, "float16", 2, 16), H200, DEFAULT_DECISIONS)
+    assert isinstance(tiles, WarpgroupGemmTiles)
     assert bool(tiles.split_blocks) == shares
 
 
 def test_a_product_of_1024_has_a_tile_for_nearly_every_multiprocessor():
-    product = Product(1, 1024, 1024, 1024, "float16", 2, 16)
-    tiles = decide_group_tiles(product, H200, CLOSED_FORM)
-    assert isinstance(tiles, GroupTiles)
+    product = MatmulProblem(1, 1024, 1024, 1024, "float16", 2, 16)
+    tiles = decide_group_tiles(product, H200, DEFAULT_DECISIONS)
+    assert isinstance(tiles, WarpgroupGemmTiles)
     assert (tiles.rows, tiles.columns, tiles.stages) == (64, 128, 8)

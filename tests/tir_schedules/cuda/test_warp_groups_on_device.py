@@ -1,4 +1,4 @@
-"""Products by warp groups on a real Hopper GPU, with ``make test-cuda``.
+"""Products by warpgroups on a real Hopper GPU, with ``make test-cuda``.
 
 What only the device can tell: clusters of blocks, steps shared by blocks, strided boxes, places
 outside of tensors, the three widths of swizzled rows, and that bulk copies round float32 to the
@@ -15,11 +15,11 @@ from test_warp_group_types import of_integers
 from tvm import te, tirx
 from warp_group_cases import small_gpu
 
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import (
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_contraction import (
     ARCHITECTURE,
-    WarpGroupContraction,
+    WarpgroupContraction,
 )
-from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 pytestmark = NEEDS_GPU
 
@@ -29,10 +29,10 @@ def check(
 ) -> None:
     """The kernel, ``plain`` if no other, computes on a few multiprocessors what ``plain`` does."""
     if machine().arch != ARCHITECTURE:
-        pytest.skip(f"{machine().arch} has no instructions of warp groups")
+        pytest.skip(f"{machine().arch} has no instructions of warpgroups")
     small = small_gpu(sms, SLOW).with_tf32()
     taken = plain if kernel is None else kernel
-    func = scheduled(WarpGroupContraction(), taken, small, Chosen(decided))
+    func = scheduled(WarpgroupContraction(), taken, small, FixedDecisions(decided))
     assert_on_device(plain, func, machine())
 
 
@@ -42,7 +42,7 @@ def check(
 def test_blocks_that_work_together(rows: int, columns: int, cluster: int, sharing: int) -> None:
     """Six rows of tiles on eight multiprocessors, columns and steps that no tile divides."""
     sizes = (6 * rows - 8, 3 * columns - 8, 1000)
-    kernel = product(*sizes, b_turned=columns == 64, written="float16")
+    kernel = product(*sizes, b_transposed=columns == 64, written="float16")
     decided = {"tile_rows": rows, "tile_columns": columns, "split_blocks": 8 * sharing}
     check(kernel, sms=8, **decided, cluster=cluster)
 
@@ -75,4 +75,4 @@ def rounded_product(rows: int, columns: int, steps: int) -> tirx.PrimFunc:
 
 def test_float32_is_rounded_to_the_nearest_tf32() -> None:
     sizes = (256, 128, 512)
-    check(rounded_product(*sizes), product(*sizes, dtype="float32", b_turned=True))
+    check(rounded_product(*sizes), product(*sizes, dtype="float32", b_transposed=True))

@@ -6,9 +6,9 @@ from lowering import f32, kernel_of
 from matrix_products import f16
 from tvm import relax, s_tir, te
 
-from tvm_ext.tir_schedules.cuda.products.contraction import Contraction
-from tvm_ext.tir_schedules.cuda.whole_vectors import with_whole_vectors
-from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.cuda.finish import with_whole_vectors
+from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 
 def conv(x: relax.Expr, w: relax.Expr) -> relax.Expr:
@@ -17,7 +17,9 @@ def conv(x: relax.Expr, w: relax.Expr) -> relax.Expr:
 
 def test_split_convolutions_are_copied_sixteen_bytes_at_a_time() -> None:
     large = kernel_of(conv, f32(1, 40, 40, 96), f32(24, 3, 3, 96))
-    source = whole_source(scheduled(Contraction(), large, decisions=Chosen({"splits": 5})))
+    source = whole_source(
+        scheduled(CudaContraction(), large, decisions=FixedDecisions({"splits": 5}))
+    )
     assert "ptx_cp_async_legacy_pred_cg_16" in source
     assert "ptx_cp_async_legacy_pred_ca" not in source
 
@@ -29,7 +31,7 @@ def test_numbers_of_split_convolutions() -> None:
         "float16": (kernel_of(conv, f16(1, 4, 5, 96), f16(16, 3, 3, 96)), half),
     }
     found = {
-        name: scheduled(Contraction(), func, decisions=Chosen(how))
+        name: scheduled(CudaContraction(), func, decisions=FixedDecisions(how))
         for name, (func, how) in cases.items()
     }
     assert_emulated({name: func for name, (func, _) in cases.items()}, found)

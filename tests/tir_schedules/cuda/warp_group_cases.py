@@ -1,4 +1,4 @@
-"""Products by warp groups: run in the emulator, generated, assembled."""
+"""Products by warpgroups: run in the emulator, generated, assembled."""
 
 import re
 import subprocess
@@ -8,17 +8,17 @@ from emulated_kernels import assert_emulated
 from gpu_kernels import scheduled, whole_source
 from tvm import relax, tirx
 
-from tvm_ext.hardware.cuda.nvcc import find_nvcc
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.hardware.cuda.compilers import find_nvcc
+from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import WarpGroupContraction
-from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_contraction import WarpgroupContraction
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 H200 = resolve_target("nvidia-h200")
-assert isinstance(H200, GpuDescription)
+assert isinstance(H200, CudaDescription)
 
 
-def small_gpu(sms: int = 1, arithmetic: int = 1) -> GpuDescription:
+def small_gpu(sms: int = 1, arithmetic: int = 1) -> CudaDescription:
     """A GPU of few multiprocessors, whose blocks have several tiles each.
 
     A second kernel costs nothing there. With ``arithmetic`` multiply-adds take so many times as
@@ -33,19 +33,19 @@ def small_gpu(sms: int = 1, arithmetic: int = 1) -> GpuDescription:
 def check_numbers(kernel: tirx.PrimFunc, sms: int = 1, arithmetic: int = 1, **decided: int) -> None:
     """The kernel on a ``small_gpu``."""
     machine = small_gpu(sms, arithmetic)
-    func = scheduled(WarpGroupContraction(), kernel, machine, Chosen(decided))
+    func = scheduled(WarpgroupContraction(), kernel, machine, FixedDecisions(decided))
     assert_emulated({"kernel": kernel}, {"kernel": func}, machine)
 
 
 def code_of(kernel: tirx.PrimFunc, **decided: int) -> str:
-    func = scheduled(WarpGroupContraction(), kernel, H200, Chosen(decided))
+    func = scheduled(WarpgroupContraction(), kernel, H200, FixedDecisions(decided))
     return whole_source(func, machine=H200)
 
 
 def assert_no_spills(source: str, folder: Path, registers: list[int]) -> None:
     """nvcc keeps everything in registers, as many a thread as given for each kernel.
 
-    168 is what launch bounds of 384 threads leave for each; warp groups then share them anew.
+    168 is what launch bounds of 384 threads leave for each; warpgroups then share them anew.
     """
     path = folder / "kernel.cu"
     path.write_text(source)

@@ -8,19 +8,19 @@ import tvm
 from lowering import assert_same, run
 from tvm import tirx
 
-from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.hardware.wafer.program import MeshProgram, Transfer, Work
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.hardware.wafer.program import BlockWork, Transfer, WaferProgram
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.template import NotMine, Template
-from tvm_ext.tuning.mesh_analysis.read_program import read_program
+from tvm_ext.tir_schedules.template import FixedDecisions, Template
+from tvm_ext.tuning.wafer.cost_model import read_program
 
 
-def _mesh(name: str) -> MeshDescription:
+def _mesh(name: str) -> WaferDescription:
     found = resolve_target(name)
-    assert isinstance(found, MeshDescription)
+    assert isinstance(found, WaferDescription)
     return found
 
 
@@ -31,10 +31,10 @@ SMALL = MESH.with_grid(3, 5)
 
 
 def scheduled(
-    template: Template, func: tirx.PrimFunc, machine: MeshDescription = SMALL, **decisions: int
+    template: Template, func: tirx.PrimFunc, machine: WaferDescription = SMALL, **decisions: int
 ) -> tirx.PrimFunc:
     """``func`` as ``template`` schedules it, with some decisions given."""
-    chosen = Chosen(decisions)
+    chosen = FixedDecisions(decisions)
     found = apply_template(template, func, machine, chosen)
     assert isinstance(found, ScheduledKernel), found
     assert chosen.unused() == []
@@ -44,32 +44,32 @@ def scheduled(
 def refusal(template: Template, func: tirx.PrimFunc, machine: Any = SMALL) -> str:
     """Why ``template`` leaves ``func`` alone."""
     found = apply_template(template, func, machine)
-    assert isinstance(found, NotMine), "it was taken"
+    assert isinstance(found, NotApplicable), "it was taken"
     return found.reason
 
 
 def options(
-    template: Template, func: tirx.PrimFunc, machine: MeshDescription = SMALL, **decisions: int
+    template: Template, func: tirx.PrimFunc, machine: WaferDescription = SMALL, **decisions: int
 ) -> dict[str, tuple[int, ...]]:
     """What ``template`` lets a tuner choose from, where there is a choice."""
-    chosen = Chosen(decisions)
+    chosen = FixedDecisions(decisions)
     assert isinstance(apply_template(template, func, machine, chosen), ScheduledKernel)
     return {knob.name: knob.options for knob in chosen.knobs.values() if len(knob.options) > 1}
 
 
 def program(
-    template: Template, func: tirx.PrimFunc, machine: MeshDescription = SMALL, **decisions: int
-) -> MeshProgram:
+    template: Template, func: tirx.PrimFunc, machine: WaferDescription = SMALL, **decisions: int
+) -> WaferProgram:
     """The program that the analysis reads from the schedule."""
     return read_program(scheduled(template, func, machine, **decisions))
 
 
-def works(found: MeshProgram) -> dict[str, Work]:
+def works(found: WaferProgram) -> dict[str, BlockWork]:
     """The work of each block, by its name."""
-    return {leaf.name: leaf for leaf, _ in found.leaves() if isinstance(leaf, Work)}
+    return {leaf.name: leaf for leaf, _ in found.leaves() if isinstance(leaf, BlockWork)}
 
 
-def transfers(found: MeshProgram) -> dict[str, Transfer]:
+def transfers(found: WaferProgram) -> dict[str, Transfer]:
     """The messages, by the name of the buffer that they fill."""
     return {leaf.name: leaf for leaf, _ in found.leaves() if isinstance(leaf, Transfer)}
 
@@ -87,7 +87,7 @@ def with_constants(func: tirx.PrimFunc, *positions: int) -> tirx.PrimFunc:
 def check_numbers(
     template: Template,
     plain: Mapping[str, tirx.PrimFunc],
-    machines: Iterable[MeshDescription] = (SMALL,),
+    machines: Iterable[WaferDescription] = (SMALL,),
     **decisions: int,
 ) -> None:
     """Each kernel computes the same for every mesh as without a schedule."""

@@ -7,7 +7,7 @@ from unoptimised import LLVM
 
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 WSE2 = resolve_target("wse2")
 
@@ -35,7 +35,7 @@ def product(
 
 def scheduled(template, func, **decisions) -> ScheduledKernel:
     """``func`` as ``template`` schedules it for wse2 with some decisions given."""
-    found = apply_template(template, func, WSE2, Chosen(decisions))
+    found = apply_template(template, func, WSE2, FixedDecisions(decisions))
     assert isinstance(found, ScheduledKernel), found
     return found
 

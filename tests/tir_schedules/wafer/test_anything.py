@@ -1,7 +1,7 @@
 """The generic schedule for meshes: right numbers for any kernel, and messages where they count."""
 
 import pytest
-from decision_cases import assert_closed_form_is_default
+from decision_cases import assert_defaults_give_the_default_schedule
 from kernel_cases import CASES, MOVES
 from lowering import Spec, assert_same, f32, kernel_of, kernels_of, run
 from machines import MACHINE
@@ -21,14 +21,14 @@ from mesh_kernels import (
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.wafer import MESH_TEMPLATES
-from tvm_ext.tir_schedules.wafer.anything import MeshBlockwise
-from tvm_ext.tuning.mesh_analysis.loops import NotReadable
-from tvm_ext.tuning.mesh_analysis.read_program import read_program
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.wafer import WAFER_TEMPLATES
+from tvm_ext.tir_schedules.wafer.blockwise import WaferBlockwise
+from tvm_ext.tuning.wafer.cost_model import read_program
 
 op = relax.op
-TEMPLATE = MeshBlockwise()
+TEMPLATE = WaferBlockwise()
 TAKE = with_constants(
     kernel_of(lambda table, i: op.take(table, i, 0), f32(30, 40), ((12,), "int64")), 0
 )
@@ -50,7 +50,7 @@ def test_rows_of_a_table_by_indices_of_the_run() -> None:
     check_numbers(TEMPLATE, {"take": TAKE})
 
 
-def test_a_turned_operand_is_gathered_and_the_other_one_is_there() -> None:
+def test_a_transposed_operand_is_gathered_and_the_other_one_is_there() -> None:
     func = kernel_of(lambda x, y: op.add(op.permute_dims(x), y), f32(20, 12), f32(12, 20))
     found = program(TEMPLATE, func)
     assert [one.pattern for one in transfers(found).values()] == ["gather"]
@@ -128,7 +128,7 @@ def test_numbers_of_what_depends_on_data_or_order() -> None:
     check_numbers(TEMPLATE, kernels, [SMALL])
 
 
-OWN = ("mesh transpose", "mesh elementwise", "mesh reduction", "mesh blockwise")
+OWN = ("wafer transpose", "wafer elementwise", "wafer reduction", "wafer blockwise")
 OTHERS = [name for name in CASES if not name.startswith("empty")]
 
 
@@ -139,7 +139,7 @@ def test_every_kernel_is_taken_and_computes_the_same() -> None:
         for kernel, func in kernels_of(CASES[name].expression, *CASES[name].inputs).items():
             plain[f"{name}: {kernel}"] = func
             found[f"{name}: {kernel}"] = schedule_kernel(func, SMALL)
-    assert {choice.schedule for _, choice in found.values()} <= {t.name for t in MESH_TEMPLATES}
+    assert {choice.schedule for _, choice in found.values()} <= {t.name for t in WAFER_TEMPLATES}
     unread = [
         name
         for name, (func, choice) in found.items()
@@ -158,14 +158,14 @@ def test_every_kernel_is_taken_and_computes_the_same() -> None:
 def _is_readable(func: tirx.PrimFunc) -> bool:
     try:
         read_program(func)
-    except (NotReadable, IndexError):
+    except (NotApplicable, IndexError):
         return False
     return True
 
 
 def test_a_grid_is_decided_for_the_largest_block() -> None:
     func = kernel_of(lambda x, y: op.add(op.permute_dims(x), y), f32(20, 12), f32(12, 20))
-    offered = assert_closed_form_is_default(TEMPLATE, func, MESH)
+    offered = assert_defaults_give_the_default_schedule(TEMPLATE, func, MESH)
     assert list(offered) == ["rows", "columns"]
     found = program(TEMPLATE, func, MESH, rows=4, columns=5)
     assert (found.rows, found.columns) == (4, 5)
@@ -184,17 +184,17 @@ def test_a_table_of_a_language_model_fits_a_wafer() -> None:
     ("shape", "reason"),
     [((0, 5), "nothing to compute"), ((tirx.Var("n", "int64"), 5), "extent is not known")],
 )
-def test_declines(shape: tuple, reason: str) -> None:
+def test_not_applicable(shape: tuple, reason: str) -> None:
     assert reason in refusal(TEMPLATE, kernel_of(op.exp, (shape, "float32")))
 
 
-def test_declines_blocks_in_one_loop() -> None:
+def test_not_applicable_to_blocks_in_one_loop() -> None:
     sch = s_tir.Schedule(CHAIN)
     first, second = sch.get_sblock("one"), sch.get_sblock("two")
     sch.compute_at(first, sch.get_loops(second)[0])
     assert refusal(TEMPLATE, sch.mod["main"]) == "blocks share loops"
 
 
-def test_declines_other_machines() -> None:
+def test_not_applicable_to_other_machines() -> None:
     assert refusal(TEMPLATE, TAKE, MACHINE) == "the target is not a mesh"
     assert scheduled(TEMPLATE, TAKE) is not TAKE

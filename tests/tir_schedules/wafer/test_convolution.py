@@ -11,20 +11,20 @@ from lowering import f32, kernel_of
 from machines import MACHINE
 from tvm import relax, tirx
 
-from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.hardware.wafer.program import MeshProgram, Steps, Transfer, Work
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.hardware.wafer.program import BlockWork, Steps, Transfer, WaferProgram
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
-from tvm_ext.tir_schedules.wafer.convolution import MeshConvolution
-from tvm_ext.tir_schedules.wafer.result_tiles import Cut, aligned_count, axis_pairs
-from tvm_ext.tuning.mesh_analysis.read_program import read_program
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.wafer.convolution import WaferConvolution
+from tvm_ext.tir_schedules.wafer.result_tiles import PartitionedLoop, aligned_count, axis_pairs
+from tvm_ext.tuning.wafer.cost_model import read_program
 
 nn, op = relax.op.nn, relax.op
-TEMPLATE = MeshConvolution()
+TEMPLATE = WaferConvolution()
 POOLS = {
     name: REDUCTIONS[name]
     for name in ("max pool", "max pool nhwc", "avg pool ceil", "avg pool padded")
@@ -32,9 +32,9 @@ POOLS = {
 HEIGHT, WIDTH, CHANNELS = 1, 2, 3
 
 
-def mesh(rows: int = 16, columns: int = 16) -> MeshDescription:
+def mesh(rows: int = 16, columns: int = 16) -> WaferDescription:
     found = resolve_target("mesh16")
-    assert isinstance(found, MeshDescription)
+    assert isinstance(found, WaferDescription)
     return found.with_grid(rows, columns)
 
 
@@ -58,22 +58,22 @@ def axes(func: tirx.PrimFunc, row: int, column: int) -> int:
     return axis_pairs(shape).index((row, column))
 
 
-def program(func: tirx.PrimFunc, machine: MeshDescription, **decisions: int) -> MeshProgram:
-    found = apply_template(TEMPLATE, func, machine, Chosen(decisions))
+def program(func: tirx.PrimFunc, machine: WaferDescription, **decisions: int) -> WaferProgram:
+    found = apply_template(TEMPLATE, func, machine, FixedDecisions(decisions))
     assert isinstance(found, ScheduledKernel), found
     return read_program(found.func)
 
 
-def transfers(found: MeshProgram) -> list[Transfer]:
+def transfers(found: WaferProgram) -> list[Transfer]:
     return [leaf for leaf, _ in found.leaves() if isinstance(leaf, Transfer)]
 
 
-def updates(found: MeshProgram) -> tuple[Work, int]:
+def updates(found: WaferProgram) -> tuple[BlockWork, int]:
     """The products that are added up, and in how many steps."""
     return next(
         (leaf, times)
         for leaf, times in found.leaves()
-        if isinstance(leaf, Work) and "update" in leaf.name
+        if isinstance(leaf, BlockWork) and "update" in leaf.name
     )
 
 
@@ -188,11 +188,11 @@ def test_what_is_multiplied_behind_the_sum_is_cut_as_the_result():
     func = kernel_of(case.expression, *case.inputs)
     found = program(func, mesh(), axes=axes(func, HEIGHT, CHANNELS), rows=7, columns=8, third=1)
     assert found.shards["x2"] == 13 * 3 * 4
-    names = {leaf.name for leaf, _ in found.leaves() if isinstance(leaf, Work)}
+    names = {leaf.name for leaf, _ in found.leaves() if isinstance(leaf, BlockWork)}
     assert any("multiply" in name for name in names)
 
 
-def test_large_weights_come_in_steps_in_closed_form():
+def test_large_weights_come_in_steps_by_the_default_heuristic():
     func = convolution(size=16, channels=128, filters=128)
     machine = mesh()
     knobs = knobs_of(TEMPLATE, func, machine)
@@ -203,7 +203,7 @@ def test_large_weights_come_in_steps_in_closed_form():
     assert knobs_of(TEMPLATE, small, machine)["steps"].default == 1
 
 
-def test_the_closed_form_fills_the_mesh_where_vectors_stay_long():
+def test_the_default_heuristic_fills_the_mesh_where_vectors_stay_long():
     found = program(convolution(size=64, channels=16, filters=64), mesh())
     assert (found.rows, found.columns) == (16, 16)
     # Four channels would be four instructions for each tap: the tiles stay as wide as the image.
@@ -221,8 +221,8 @@ def test_an_inner_product_is_a_product_and_a_sum_along_the_channels():
 
 def test_decisions_beyond_the_options_are_refused():
     func = convolution()
-    found = apply_template(TEMPLATE, func, mesh(), Chosen({"rows": 17}))
-    assert isinstance(found, NotMine)
+    found = apply_template(TEMPLATE, func, mesh(), FixedDecisions({"rows": 17}))
+    assert isinstance(found, NotApplicable)
     assert "rows=17" in found.reason
 
 
@@ -241,19 +241,19 @@ def test_decisions_beyond_the_options_are_refused():
 )
 def test_other_kernels_are_left_alone(func, reason):
     found = TEMPLATE.apply(func, mesh())
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert reason in found.reason
 
 
 def test_other_machines_are_left_alone():
     found = TEMPLATE.apply(convolution(), MACHINE)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert found.reason == "the target is not a mesh"
 
 
 def test_it_is_what_a_convolution_is_scheduled_by():
     _, choice = schedule_kernel(convolution(), mesh())
-    assert choice.schedule == "mesh convolution"
+    assert choice.schedule == "wafer convolution"
 
 
 @pytest.mark.parametrize(
@@ -269,4 +269,4 @@ def test_it_is_what_a_convolution_is_scheduled_by():
     ],
 )
 def test_pieces_begin_where_the_needs_of_pes_do(size, advance, count, expected):
-    assert aligned_count(size, advance, Cut(0, "row", count)) == expected
+    assert aligned_count(size, advance, PartitionedLoop(0, "row", count)) == expected

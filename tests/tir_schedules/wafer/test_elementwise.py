@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from decision_cases import assert_closed_form_is_default, random_decisions
+from decision_cases import assert_defaults_give_the_default_schedule, random_decisions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import POINTWISE
@@ -27,10 +27,10 @@ from mesh_kernels import (
 from tvm import relax, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.wafer.elementwise import MeshElementwise
+from tvm_ext.tir_schedules.wafer.elementwise import WaferElementwise
 
 op = relax.op
-TEMPLATE = MeshElementwise()
+TEMPLATE = WaferElementwise()
 ADD = kernel_of(op.add, f32(12, 20), f32(12, 20))
 
 
@@ -114,7 +114,7 @@ def test_fewer_pes_may_be_chosen() -> None:
     found = program(TEMPLATE, ADD, rows=2, columns=1)
     assert (found.rows, found.columns) == (2, 1)
     assert options(TEMPLATE, ADD) == {"rows": (1, 2, 3), "columns": (1, 2, 3, 4, 5)}
-    assert_closed_form_is_default(TEMPLATE, ADD, SMALL)
+    assert_defaults_give_the_default_schedule(TEMPLATE, ADD, SMALL)
 
 
 def test_a_wafer_has_an_element_for_each_pe() -> None:
@@ -160,10 +160,10 @@ def test_numbers_of_any_extents_and_decisions(rows: int, columns: int, seed: int
         (op.exp, (((tirx.Var("n", "int64"), 5), "float32"),), "extent is not known"),
     ],
 )
-def test_declines(expression: object, inputs: tuple, reason: str) -> None:
+def test_not_applicable(expression: object, inputs: tuple, reason: str) -> None:
     assert reason in refusal(TEMPLATE, kernel_of(expression, *inputs))
 
 
 @pytest.mark.parametrize("machine", [MACHINE, GPU])
-def test_declines_other_machines(machine: object) -> None:
+def test_not_applicable_to_other_machines(machine: object) -> None:
     assert refusal(TEMPLATE, ADD, machine) == "the target is not a mesh"

@@ -5,14 +5,13 @@ import pytest
 from mesh_products import WSE2, product, random, run, scheduled
 from tvm import te
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.hardware.wafer.program import Transfer, Work
+from tvm_ext.hardware.wafer.program import BlockWork, Transfer
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.template import NotMine
-from tvm_ext.tir_schedules.wafer.matmul import MeshMatmul
-from tvm_ext.tir_schedules.wafer.matmul_decision import ON_LEFT, SUMMA
+from tvm_ext.tir_schedules.wafer.matmul import ON_LEFT, SUMMA, WaferMatmul
 from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED
-from tvm_ext.tuning.mesh_analysis.read_program import read_program
+from tvm_ext.tuning.wafer.cost_model import read_program
 
 ALGORITHMS = pytest.mark.parametrize("algorithm", [SUMMA, CANNON, INTERLEAVED])
 
@@ -24,7 +23,7 @@ def transfers(func) -> list[Transfer]:
 @ALGORITHMS
 def test_every_algorithm_computes_the_product_of_ragged_extents(algorithm):
     a, b = random(23, 17), random(17, 29)
-    kernel = scheduled(MeshMatmul(), product(23, 29, 17, relu=True), algorithm=algorithm)
+    kernel = scheduled(WaferMatmul(), product(23, 29, 17, relu=True), algorithm=algorithm)
     np.testing.assert_allclose(run(kernel.func, a, b), np.maximum(a @ b, 0), rtol=1e-4, atol=1e-4)
 
 
@@ -32,7 +31,7 @@ def test_every_algorithm_computes_the_product_of_ragged_extents(algorithm):
 def test_batches_of_transposed_operands_lie_in_groups_of_rows(algorithm):
     a, b = random(3, 10, 12), random(3, 14, 12)
     func = product(10, 14, 12, batch=3, transposed=True)
-    kernel = scheduled(MeshMatmul(), func, algorithm=algorithm, groups=3)
+    kernel = scheduled(WaferMatmul(), func, algorithm=algorithm, groups=3)
     expected = a @ b.transpose(0, 2, 1)
     np.testing.assert_allclose(run(kernel.func, a, b), expected, rtol=1e-4, atol=1e-4)
     program = read_program(kernel.func)
@@ -43,7 +42,7 @@ def test_batches_of_transposed_operands_lie_in_groups_of_rows(algorithm):
 def test_messages_of_summa_go_to_all_of_a_row_and_of_a_column():
     func = product(40, 40, 40)
     left, right = transfers(
-        scheduled(MeshMatmul(), func, algorithm=SUMMA, rows=10, columns=8, steps=10).func
+        scheduled(WaferMatmul(), func, algorithm=SUMMA, rows=10, columns=8, steps=10).func
     )
     assert (left.pattern, left.extent, left.distance) == ("multicast_row", 8, 7)
     assert (right.pattern, right.extent, right.distance) == ("multicast_column", 10, 9)
@@ -53,8 +52,8 @@ def test_messages_of_summa_go_to_all_of_a_row_and_of_a_column():
 
 def test_cannon_wraps_around_and_the_interleaved_ring_does_not():
     func = product(40, 40, 40)
-    cannon = transfers(scheduled(MeshMatmul(), func, algorithm=CANNON, rows=10).func)
-    interleaved = transfers(scheduled(MeshMatmul(), func, algorithm=INTERLEAVED, rows=10).func)
+    cannon = transfers(scheduled(WaferMatmul(), func, algorithm=CANNON, rows=10).func)
+    interleaved = transfers(scheduled(WaferMatmul(), func, algorithm=INTERLEAVED, rows=10).func)
     assert [one.distance for one in cannon] == [9, 9]
     assert [one.distance for one in interleaved] == [2, 2]
     # Tiles are brought to their first place before the first step.
@@ -63,11 +62,11 @@ def test_cannon_wraps_around_and_the_interleaved_ring_does_not():
 
 def test_work_is_that_of_the_tile_and_short_where_the_mesh_is_not_filled():
     func = product(20, 20, 20)
-    kernel = scheduled(MeshMatmul(), func, algorithm=CANNON, rows=7, vector=ON_LEFT)
+    kernel = scheduled(WaferMatmul(), func, algorithm=CANNON, rows=7, vector=ON_LEFT)
     work = next(
         one
         for one, _ in read_program(kernel.func).leaves()
-        if isinstance(one, Work) and "update" in one.name
+        if isinstance(one, BlockWork) and "update" in one.name
     )
     # Tiles of 3: 9 instructions of 3 elements a step, less what is beyond the 20 that are summed.
     assert work.length == 3
@@ -77,8 +76,10 @@ def test_work_is_that_of_the_tile_and_short_where_the_mesh_is_not_filled():
 
 def test_a_tile_and_its_messages_twice_is_what_a_pe_holds():
     func = product(40, 40, 40)
-    twice = read_program(scheduled(MeshMatmul(), func, algorithm=CANNON, rows=10).func)
-    once = read_program(scheduled(MeshMatmul(), func, algorithm=CANNON, rows=10, overlapped=0).func)
+    twice = read_program(scheduled(WaferMatmul(), func, algorithm=CANNON, rows=10).func)
+    once = read_program(
+        scheduled(WaferMatmul(), func, algorithm=CANNON, rows=10, overlapped=0).func
+    )
     tile = 4 * 4 * 4
     assert once.buffers == {"C_local": tile, "A_local": tile, "B_local": tile}
     assert twice.buffers == {"C_local": tile, "A_local": 2 * tile, "B_local": 2 * tile}
@@ -86,7 +87,7 @@ def test_a_tile_and_its_messages_twice_is_what_a_pe_holds():
 
 
 def test_the_default_uses_many_pes_and_fits():
-    program = read_program(scheduled(MeshMatmul(), product(512, 512, 512)).func)
+    program = read_program(scheduled(WaferMatmul(), product(512, 512, 512)).func)
     assert program.rows == program.columns > 16
     assert program.bytes_per_pe < WSE2.usable_bytes
 
@@ -104,9 +105,9 @@ def test_the_default_uses_many_pes_and_fits():
     ],
 )
 def test_other_kernels_are_left_alone(func, reason):
-    assert apply_template(MeshMatmul(), func, WSE2) == NotMine(reason)
+    assert apply_template(WaferMatmul(), func, WSE2) == NotApplicable(reason)
 
 
 def test_other_machines_are_left_alone():
-    found = apply_template(MeshMatmul(), product(8, 8, 8), resolve_target("avx512"))
-    assert found == NotMine("the target is not a mesh")
+    found = apply_template(WaferMatmul(), product(8, 8, 8), resolve_target("avx512"))
+    assert found == NotApplicable("the target is not a mesh")

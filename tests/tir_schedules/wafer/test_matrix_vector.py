@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from mesh_products import WSE2, product, random, run, scheduled
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.program import Transfer
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.template import NotMine
-from tvm_ext.tir_schedules.wafer.matrix_vector import COMBINATIONS, MeshMatrixVector
-from tvm_ext.tuning.mesh_analysis.read_program import read_program
+from tvm_ext.tir_schedules.wafer.gemv import COMBINATIONS, WaferGemv
+from tvm_ext.tuning.wafer.cost_model import read_program
 
 
 @pytest.mark.parametrize("shape", [(1, 29), (23, 1)])
@@ -17,7 +17,7 @@ def test_the_product_is_right_whichever_operand_is_the_vector(shape, along_resul
     m, n = shape
     a, b = random(m, 31), random(31, n)
     func = product(m, n, 31, relu=True)
-    kernel = scheduled(MeshMatrixVector(), func, vector_on_result=along_result)
+    kernel = scheduled(WaferGemv(), func, vector_on_result=along_result)
     np.testing.assert_allclose(run(kernel.func, a, b), np.maximum(a @ b, 0), rtol=1e-4, atol=1e-4)
 
 
@@ -25,7 +25,7 @@ def test_the_product_is_right_whichever_operand_is_the_vector(shape, along_resul
 def test_columns_add_up_by_the_pattern_that_was_decided(combination):
     func = product(1, 40, 48)
     options = {"rows": 8, "columns": 10, "combination": combination}
-    program = read_program(scheduled(MeshMatrixVector(), func, **options).func)
+    program = read_program(scheduled(WaferGemv(), func, **options).func)
     vector, result = [one for one, _ in program.leaves() if isinstance(one, Transfer)]
     # A PE gets 48 / 8 elements of the vector and has 40 / 10 partial results.
     assert (vector.pattern, vector.words, vector.extent) == ("multicast_row", 6, 10)
@@ -35,5 +35,5 @@ def test_columns_add_up_by_the_pattern_that_was_decided(combination):
 
 
 def test_products_of_matrices_are_left_alone():
-    found = apply_template(MeshMatrixVector(), product(8, 8, 8), WSE2)
-    assert found == NotMine("neither operand is a vector, or nothing is summed")
+    found = apply_template(WaferGemv(), product(8, 8, 8), WSE2)
+    assert found == NotApplicable("neither operand is a vector, or nothing is summed")

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from decision_cases import assert_closed_form_is_default, random_decisions
+from decision_cases import assert_defaults_give_the_default_schedule, random_decisions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import CASES, REDUCTIONS
@@ -27,11 +27,10 @@ from mesh_kernels import (
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.wafer.reduction import MeshReduction
-from tvm_ext.tir_schedules.wafer.row_split import COMBINATIONS
+from tvm_ext.tir_schedules.wafer.reduction import COMBINATIONS, WaferReduction
 
 op = relax.op
-TEMPLATE = MeshReduction()
+TEMPLATE = WaferReduction()
 SUM = kernel_of(lambda x: op.sum(x, 1), f32(12, 40))
 SOFTMAX = kernel_of(lambda x: nn.softmax(x, 1), f32(12, 40))
 NORM = with_constants(
@@ -205,7 +204,7 @@ def test_numbers_of_any_extents_and_decisions(rows: int, length: int, seed: int)
 
 
 def test_every_decision_changes_the_schedule() -> None:
-    offered = assert_closed_form_is_default(TEMPLATE, SOFTMAX, MESH)
+    offered = assert_defaults_give_the_default_schedule(TEMPLATE, SOFTMAX, MESH)
     assert list(offered) == ["split", "rows", "combination"]
 
 
@@ -219,11 +218,11 @@ def test_every_decision_changes_the_schedule() -> None:
         (lambda x: op.sum(x, 1), (((tirx.Var("n", "int64"), 5), "float32"),), "is not known"),
     ],
 )
-def test_declines(expression: object, inputs: tuple, reason: str) -> None:
+def test_not_applicable(expression: object, inputs: tuple, reason: str) -> None:
     assert reason in refusal(TEMPLATE, kernel_of(expression, *inputs))
 
 
-def test_declines_reductions_over_different_rows() -> None:
+def test_not_applicable_to_reductions_over_different_rows() -> None:
     x = te.placeholder((5, 7), name="x")
     i, j = te.reduce_axis((0, 5)), te.reduce_axis((0, 7))
     columns = te.compute((7,), lambda n: te.sum(x[i, n], i))
@@ -232,5 +231,5 @@ def test_declines_reductions_over_different_rows() -> None:
     assert "different rows" in refusal(TEMPLATE, func)
 
 
-def test_declines_other_machines() -> None:
+def test_not_applicable_to_other_machines() -> None:
     assert refusal(TEMPLATE, SUM, MACHINE) == "the target is not a mesh"

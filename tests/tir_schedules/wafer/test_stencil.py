@@ -8,23 +8,23 @@ from lowering import f32, kernel_of
 from machines import MACHINE
 from tvm import relax, te, tirx
 
-from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.hardware.wafer.program import MeshProgram, Transfer, Work
+from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.hardware.wafer.program import BlockWork, Transfer, WaferProgram
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
-from tvm_ext.tir_schedules.wafer.stencil import MeshStencil
-from tvm_ext.tuning.mesh_analysis.read_program import read_program
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.wafer.stencil import WaferStencil
+from tvm_ext.tuning.wafer.cost_model import read_program
 
 nn, op = relax.op.nn, relax.op
-TEMPLATE = MeshStencil()
+TEMPLATE = WaferStencil()
 
 
-def mesh(rows: int = 16, columns: int = 16) -> MeshDescription:
+def mesh(rows: int = 16, columns: int = 16) -> WaferDescription:
     found = resolve_target("mesh16")
-    assert isinstance(found, MeshDescription)
+    assert isinstance(found, WaferDescription)
     return found.with_grid(rows, columns)
 
 
@@ -107,18 +107,18 @@ KERNELS = {
 }
 
 
-def program(func: tirx.PrimFunc, machine: MeshDescription, **decisions: int) -> MeshProgram:
-    found = apply_template(TEMPLATE, func, machine, Chosen(decisions))
+def program(func: tirx.PrimFunc, machine: WaferDescription, **decisions: int) -> WaferProgram:
+    found = apply_template(TEMPLATE, func, machine, FixedDecisions(decisions))
     assert isinstance(found, ScheduledKernel), found
     return read_program(found.func)
 
 
-def transfers(found: MeshProgram) -> list[Transfer]:
+def transfers(found: WaferProgram) -> list[Transfer]:
     return [leaf for leaf, _ in found.leaves() if isinstance(leaf, Transfer)]
 
 
-def works(found: MeshProgram) -> list[Work]:
-    return [leaf for leaf, _ in found.leaves() if isinstance(leaf, Work)]
+def works(found: WaferProgram) -> list[BlockWork]:
+    return [leaf for leaf, _ in found.leaves() if isinstance(leaf, BlockWork)]
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -190,7 +190,7 @@ def test_a_column_of_the_wave_equation_lies_in_each_pe():
     assert found.shards["before"] == found.shards["B"] == 32 * 4
 
 
-def test_the_closed_form_keeps_long_vectors_in_the_pe():
+def test_the_default_heuristic_keeps_long_vectors_in_the_pe():
     func = wave(16, 16, 64, 1)
     knobs = knobs_of(TEMPLATE, func, mesh())
     assert list(knobs) == ["axes", "rows", "columns", "vector"]
@@ -219,17 +219,17 @@ def test_the_closed_form_keeps_long_vectors_in_the_pe():
 )
 def test_other_kernels_are_left_alone(func, reason):
     found = TEMPLATE.apply(func, mesh())
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert reason in found.reason
 
 
 def test_other_machines_are_left_alone():
     found = TEMPLATE.apply(five_points(8, 8), MACHINE)
-    assert isinstance(found, NotMine)
+    assert isinstance(found, NotApplicable)
     assert found.reason == "the target is not a mesh"
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_it_is_what_a_stencil_is_scheduled_by(name):
     _, choice = schedule_kernel(KERNELS[name], mesh())
-    assert choice.schedule == "mesh stencil"
+    assert choice.schedule == "wafer stencil"

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from decision_cases import assert_closed_form_is_default, random_decisions
+from decision_cases import assert_defaults_give_the_default_schedule, random_decisions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import MOVES
@@ -26,11 +26,11 @@ from tvm import relax, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.wafer.annotations import HOME
-from tvm_ext.tir_schedules.wafer.transpose import MeshTranspose
+from tvm_ext.tir_schedules.wafer.transpose import WaferTranspose
 
 op = relax.op
-TEMPLATE = MeshTranspose()
-TURN = kernel_of(op.permute_dims, f32(12, 20))
+TEMPLATE = WaferTranspose()
+TRANSPOSE = kernel_of(op.permute_dims, f32(12, 20))
 HEADS = kernel_of(
     lambda x: op.permute_dims(op.reshape(x, [1, 16, 12, 32]), [0, 2, 1, 3]), f32(1, 16, 384)
 )
@@ -42,10 +42,10 @@ def homes(func: tirx.PrimFunc, **decisions: int) -> dict[str, str]:
 
 
 def test_result_and_operand_are_cut_by_their_own_two_largest_axes() -> None:
-    found = program(TEMPLATE, TURN)
+    found = program(TEMPLATE, TRANSPOSE)
     # 20 x 12 over 3 x 5: tiles of 7 x 3, which 4 columns of PEs are enough for.
     assert (found.rows, found.columns) == (3, 4)
-    assert homes(TURN) == {"0": "row/3 column/4"}
+    assert homes(TRANSPOSE) == {"0": "row/3 column/4"}
     assert found.shards == {"x0": 4 * 5 * 4, "T_transpose": 7 * 3 * 4}
     assert found.buffers == {"x0_tile": 7 * 3 * 4}
     (sent,) = transfers(found).values()
@@ -82,7 +82,7 @@ def test_nothing_moves_along_an_axis_that_is_not_cut() -> None:
     check_numbers(TEMPLATE, {"joined": joined, "part": part})
 
 
-def test_a_turned_square_crosses_the_mesh() -> None:
+def test_a_transposed_square_crosses_the_mesh() -> None:
     machine = MESH.with_grid(4, 4)
     (sent,) = transfers(
         program(TEMPLATE, kernel_of(op.permute_dims, f32(12, 12)), machine)
@@ -113,7 +113,7 @@ MOVED = (
 KERNELS = {
     "heads": HEADS,
     "odd reshape": kernel_of(lambda x: op.reshape(x, [10, 6, 4]), f32(15, 16)),
-    "turned and joined": kernel_of(
+    "transposed and joined": kernel_of(
         lambda a, b: op.permute_dims(op.concat([a, b], 1)), f32(19, 33), f32(19, 20)
     ),
     "part of a reshape": kernel_of(
@@ -122,7 +122,9 @@ KERNELS = {
         ),
         f32(15, 7),
     ),
-    "padded and turned": kernel_of(lambda x: op.permute_dims(nn.pad(x, [1, 2, 3, 0])), f32(7, 11)),
+    "padded and transposed": kernel_of(
+        lambda x: op.permute_dims(nn.pad(x, [1, 2, 3, 0])), f32(7, 11)
+    ),
 }
 
 
@@ -142,11 +144,11 @@ def test_numbers_of_any_extents_and_decisions(rows: int, columns: int, seed: int
 
 
 def test_fewer_pes_may_be_chosen() -> None:
-    assert options(TEMPLATE, TURN) == {"rows": (1, 2, 3), "columns": (1, 2, 3, 4)}
-    found = program(TEMPLATE, TURN, rows=2, columns=3)
+    assert options(TEMPLATE, TRANSPOSE) == {"rows": (1, 2, 3), "columns": (1, 2, 3, 4)}
+    found = program(TEMPLATE, TRANSPOSE, rows=2, columns=3)
     assert (found.rows, found.columns) == (2, 3)
-    assert homes(TURN, rows=2, columns=3) == {"0": "row/2 column/3"}
-    assert_closed_form_is_default(TEMPLATE, TURN, SMALL)
+    assert homes(TRANSPOSE, rows=2, columns=3) == {"0": "row/2 column/3"}
+    assert_defaults_give_the_default_schedule(TEMPLATE, TRANSPOSE, SMALL)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +161,9 @@ def test_fewer_pes_may_be_chosen() -> None:
         (op.permute_dims, (((tirx.Var("n", "int64"), 5), "float32"),), "extent is not known"),
     ],
 )
-def test_declines(expression: object, inputs: tuple, reason: str) -> None:
+def test_not_applicable(expression: object, inputs: tuple, reason: str) -> None:
     assert reason in refusal(TEMPLATE, kernel_of(expression, *inputs))
 
 
-def test_declines_other_machines() -> None:
-    assert refusal(TEMPLATE, TURN, MACHINE) == "the target is not a mesh"
+def test_not_applicable_to_other_machines() -> None:
+    assert refusal(TEMPLATE, TRANSPOSE, MACHINE) == "the target is not a mesh"

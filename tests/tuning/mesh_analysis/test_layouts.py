@@ -4,10 +4,10 @@ from tvm import te
 
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.wafer.matmul import MeshMatmul
-from tvm_ext.tir_schedules.wafer.matrix_vector import MeshMatrixVector
-from tvm_ext.tuning.mesh_analysis.read_program import read_program
+from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.wafer.gemv import WaferGemv
+from tvm_ext.tir_schedules.wafer.matmul import WaferMatmul
+from tvm_ext.tuning.wafer.cost_model import read_program
 
 
 def product(rows, columns, summed):
@@ -19,13 +19,13 @@ def product(rows, columns, summed):
 
 
 def program(func, template, **decisions):
-    scheduled = apply_template(template, func, resolve_target("mesh16"), Chosen(decisions))
+    scheduled = apply_template(template, func, resolve_target("mesh16"), FixedDecisions(decisions))
     assert isinstance(scheduled, ScheduledKernel), scheduled
     return read_program(scheduled.func)
 
 
 def test_operands_and_result_of_a_product_are_cut_in_both_dimensions():
-    found = program(product(24, 40, 32), MeshMatmul(), algorithm=0, rows=8, columns=10)
+    found = program(product(24, 40, 32), WaferMatmul(), algorithm=0, rows=8, columns=10)
     assert (found.rows, found.columns) == (8, 10)
     a, b, c = (found.homes[position] for position in range(3))
     assert (a.shape, a.axes, a.pieces) == ((24, 32), ("row", "column"), (3, 4))
@@ -35,7 +35,7 @@ def test_operands_and_result_of_a_product_are_cut_in_both_dimensions():
 
 
 def test_a_vector_lies_in_one_column_and_the_sum_in_one_row():
-    found = program(product(1, 48, 64), MeshMatrixVector(), rows=16, columns=12)
+    found = program(product(1, 48, 64), WaferGemv(), rows=16, columns=12)
     vector, matrix, result = (found.homes[position] for position in range(3))
     # Sent along the rows from its first PEs; the partial results are added up in the first row.
     assert (vector.axes, vector.rows, vector.columns) == (("-", "row"), 16, 1)

@@ -10,15 +10,15 @@ import pytest
 from mesh_products import WSE2
 from tvm import te
 
-from tvm_ext.hardware.wafer.program_cost import MeshCost, program_cost
+from tvm_ext.hardware.wafer.program_cost import WaferCost, program_cost
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.decisions import Chosen
-from tvm_ext.tir_schedules.wafer import matmul_decision, matrix_vector
-from tvm_ext.tir_schedules.wafer.matmul import MeshMatmul
-from tvm_ext.tir_schedules.wafer.matmul_decision import SUMMA
-from tvm_ext.tir_schedules.wafer.matrix_vector import COMBINATIONS, MeshMatrixVector
+from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.wafer import gemv as matrix_vector
+from tvm_ext.tir_schedules.wafer import matmul as matmul_decision
+from tvm_ext.tir_schedules.wafer.gemv import COMBINATIONS, WaferGemv
+from tvm_ext.tir_schedules.wafer.matmul import SUMMA, WaferMatmul
 from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED
-from tvm_ext.tuning.mesh_analysis.read_program import read_program
+from tvm_ext.tuning.wafer.cost_model import read_program
 
 
 def half_product(m: int, n: int, k: int):
@@ -28,26 +28,26 @@ def half_product(m: int, n: int, k: int):
     return te.create_prim_func([a, b, c])
 
 
-def cost(module, template, func, grid: int, **decisions) -> MeshCost:
+def cost(module, template, func, grid: int, **decisions) -> WaferCost:
     """On ``grid`` x ``grid`` PEs, whether the template would offer that or not."""
     with mock.patch.object(module, "grid_options", return_value=[grid]):
-        chosen = Chosen({"rows": grid, **decisions})
+        chosen = FixedDecisions({"rows": grid, **decisions})
         found = apply_template(template, func, WSE2, chosen)
     assert isinstance(found, ScheduledKernel)
     return program_cost(read_program(found.func), WSE2)
 
 
-def gemm(size: int, grid: int, algorithm: int) -> MeshCost:
+def gemm(size: int, grid: int, algorithm: int) -> WaferCost:
     columns = {"columns": grid, "steps": grid} if algorithm == SUMMA else {}
     func = half_product(size, size, size)
-    return cost(matmul_decision, MeshMatmul(), func, grid, algorithm=algorithm, **columns)
+    return cost(matmul_decision, WaferMatmul(), func, grid, algorithm=algorithm, **columns)
 
 
-def gemv(size: int, grid: int, pattern: str) -> MeshCost:
+def gemv(size: int, grid: int, pattern: str) -> WaferCost:
     func = half_product(1, size, size)
     combination = COMBINATIONS.index(pattern)
     options = {"columns": grid, "combination": combination}
-    return cost(matrix_vector, MeshMatrixVector(), func, grid, **options)
+    return cost(matrix_vector, WaferGemv(), func, grid, **options)
 
 
 def test_near_720_only_mesh_gemm_keeps_the_pes_busy():

@@ -3,9 +3,9 @@
 import pytest
 from tvm.script import tirx as T
 
-from tvm_ext.hardware.wafer.program import Steps, Transfer, Work
-from tvm_ext.tuning.mesh_analysis.loops import NotReadable
-from tvm_ext.tuning.mesh_analysis.read_program import read_program
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.wafer.program import BlockWork, Steps, Transfer
+from tvm_ext.tuning.wafer.cost_model import read_program
 
 
 @T.prim_func(s_tir=True)
@@ -38,7 +38,7 @@ def test_a_stencil_written_by_hand():
     program = read_program(stencil)
     halo, work = program.items
     assert isinstance(halo, Transfer)
-    assert isinstance(work, Work)
+    assert isinstance(work, BlockWork)
     assert (program.rows, program.columns) == (8, 8)
     # Cut in 8, 66 cells are shards of 9; a tile with its halo has 10 each way.
     assert halo.words == 10 * 10 - 9 * 9
@@ -77,7 +77,7 @@ def test_steps_with_messages_under_way_hold_two_buffers():
     (loop,) = read_program(steps).items
     assert isinstance(loop, Steps)
     assert (loop.times, loop.overlapped) == (8, True)
-    (work,) = [one for one in loop.items if isinstance(one, Work)]
+    (work,) = [one for one in loop.items if isinstance(one, BlockWork)]
     # 60 of 64 are valid, in all PEs alike.
     assert work.elements == 32 * 60 / 64
     assert work.row_share.tolist() == [1, 1, 1, 1]
@@ -121,5 +121,5 @@ def unknown_pattern():
     ],
 )
 def test_what_cannot_be_read_says_why(func, reason):
-    with pytest.raises(NotReadable, match=reason):
+    with pytest.raises(NotApplicable, match=reason):
         read_program(func)

@@ -10,9 +10,8 @@ from small_models import mlp
 import tvm_ext
 from tvm_ext.errors import BuildError
 from tvm_ext.hardware.cuda import compilers
+from tvm_ext.hardware.cuda.compilers import find_nvcc, find_nvrtc
 from tvm_ext.hardware.cuda.device_code import _compile, embed, embedded, making_device_code
-from tvm_ext.hardware.cuda.nvcc import find_nvcc
-from tvm_ext.hardware.cuda.nvrtc import find_nvrtc
 
 KERNEL = """
 #include <cuda_fp16.h>

@@ -8,7 +8,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_ext.cuda.host_results import HOST_FUNCTIONS, beside_input, register_host_results
+from tvm_ext.cuda.program import HOST_FUNCTIONS, beside_input, register_host_results
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -15,7 +15,7 @@ from small_models import mlp, mlp_reference, rand
 
 import tvm_ext
 from tvm_ext.check.check import check_model
-from tvm_ext.check.random_inputs import random_inputs
+from tvm_ext.check.inputs import random_inputs
 
 CORPUS = sorted(Path(os.environ.get("TVM_EXT_CUDA_CORPUS") or os.devnull).glob("*.onnx"))
 

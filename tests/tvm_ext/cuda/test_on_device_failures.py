@@ -10,7 +10,7 @@ from small_models import mlp, mlp_reference, model, node, rand, value
 
 import tvm_ext
 from tvm_ext.errors import RunError, TargetError
-from tvm_ext.hardware.cuda.driver import driver_state
+from tvm_ext.hardware.cuda.host import driver_state
 from tvm_ext.hardware.targets import resolve_target
 
 pytestmark = NEEDS_GPU

@@ -6,12 +6,12 @@ import pytest
 from small_models import mlp, rand
 
 import tvm_ext
-from tvm_ext.compiler import memory_limit
-from tvm_ext.cuda import requirements
+from tvm_ext.compiler import memory as memory_limit
+from tvm_ext.cuda import device_errors as requirements
 from tvm_ext.errors import InputError, TargetError
 from tvm_ext.hardware.cuda import runtime_library
-from tvm_ext.hardware.cuda.architecture import expected_device, runs_on
-from tvm_ext.hardware.cuda.driver import CudaDevice, DriverState, driver_state, read_state
+from tvm_ext.hardware.cuda.compilers import expected_device, runs_on
+from tvm_ext.hardware.cuda.host import CudaDevice, DriverState, driver_state, read_state
 from tvm_ext.hardware.targets import resolve_target
 
 A100 = ("NVIDIA A100", (8, 0), 80 << 30, 40 << 20, 108, 166_912)

@@ -44,7 +44,7 @@ def test_text_and_page(model_path, tmp_path):
     result = invoke(model_path, "--target", "mesh16", "--html", page)
     assert result.exit_code == 0, result.output
     assert result.stdout.splitlines()[0].startswith("layers  optimisation O3, target mesh16")
-    assert "mesh matmul" in result.stdout
+    assert "wafer matmul" in result.stdout
     assert f"Saved {page}" in result.stdout
     assert "</html>" in page.read_text(encoding="utf-8")
 
@@ -55,7 +55,7 @@ def test_json_is_all_that_is_printed(model_path, tmp_path):
     assert result.exit_code == 0, result.output
     values = json.loads(result.stdout)
     assert (values["model"], values["target"]) == ("layers", "mesh16")
-    assert {one["schedule"] for one in values["kernels"]} >= {"mesh matmul"}
+    assert {one["schedule"] for one in values["kernels"]} >= {"wafer matmul"}
     assert page.is_file()
 
 

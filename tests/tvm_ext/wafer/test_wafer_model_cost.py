@@ -28,7 +28,7 @@ def test_every_kernel_has_its_schedule_and_cost():
         assert kernel.program is not None
         assert kernel.cost == program_cost(kernel.program, cost.mesh)
         assert len(kernel.origins) == kernel.calls
-    product = next(kernel for kernel in cost.kernels if kernel.schedule == "mesh matmul")
+    product = next(kernel for kernel in cost.kernels if kernel.schedule == "wafer matmul")
     assert product.decisions["rows"] == product.cost.rows // product.decisions["groups"]
     assert "matmul0" in " ".join(product.node_names)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvm_ext.wafer.regions import Grid, Region, cut_region, groups_within, side_by_side
+from tvm_ext.wafer.stage_memory import PeGrid, Region, cut_region, groups_within, side_by_side
 
 WHOLE = Region(0, 0, 994, 750)
 
@@ -51,24 +51,24 @@ def test_groups_are_filled_up_to_the_bound():
 
 
 def test_grids_lie_side_by_side_while_there_is_room():
-    found = side_by_side(Region(10, 20, 64, 64), [Grid(32, 32, 100, 0)] * 4)
+    found = side_by_side(Region(10, 20, 64, 64), [PeGrid(32, 32, 100, 0)] * 4)
     assert sorted(found) == [(10, 20), (10, 52), (42, 20), (42, 52)]
 
 
 def test_a_full_region_is_used_again_where_it_holds_least():
-    grids = [Grid(64, 32, 50, 0), Grid(64, 32, 10, 0), Grid(64, 20, 20, 0)]
+    grids = [PeGrid(64, 32, 50, 0), PeGrid(64, 32, 10, 0), PeGrid(64, 20, 20, 0)]
     assert side_by_side(Region(0, 0, 64, 64), grids) == [(0, 0), (0, 32), (0, 32)]
 
 
 def test_what_a_kernel_needs_besides_keeps_others_away():
-    busy, light = Grid(64, 32, 1, 100), Grid(64, 32, 50, 0)
+    busy, light = PeGrid(64, 32, 1, 100), PeGrid(64, 32, 50, 0)
     assert side_by_side(Region(0, 0, 64, 64), [busy, light])[1] == (0, 32)
     # 100 + 1 + 50 there against 50 + 50.
     assert side_by_side(Region(0, 0, 64, 64), [busy, light, light])[2] == (0, 32)
 
 
 def test_large_grids_stay_inside():
-    for row, column in side_by_side(WHOLE, [Grid(976, 5, 9, 9), Grid(40, 741, 9, 9)] * 3):
+    for row, column in side_by_side(WHOLE, [PeGrid(976, 5, 9, 9), PeGrid(40, 741, 9, 9)] * 3):
         assert 0 <= row <= 994 - 40
         assert 0 <= column <= 750 - 5
-    assert side_by_side(WHOLE, [Grid(994, 750, 1, 1)]) == [(0, 0)]
+    assert side_by_side(WHOLE, [PeGrid(994, 750, 1, 1)]) == [(0, 0)]

@@ -13,23 +13,28 @@ from rich.console import Console
 from small_models import mlp
 from wafer_models import layers_cost, small_mesh
 
-from tvm_ext.report.heat_map import LEVELS, MOST_CELLS, heat_map
-from tvm_ext.report.region_map import region_map
-from tvm_ext.report.wafer_figures import format_large, overall_efficiency, placement_figures
-from tvm_ext.report.wafer_json import wafer_json
-from tvm_ext.report.wafer_page import render_wafer_html
-from tvm_ext.report.wafer_program_text import program_text
-from tvm_ext.report.wafer_roofline import (
+from tvm_ext.wafer.model_cost import model_cost
+from tvm_ext.wafer.report_drawings import (
     BOTTOM,
     LEFT,
+    LEVELS,
+    MOST_CELLS,
     RIGHT,
     TOP,
     RooflinePoint,
+    heat_map,
+    region_map,
     roofline,
     roofline_point,
 )
-from tvm_ext.report.wafer_text import wafer_summary
-from tvm_ext.wafer.model_cost import model_cost
+from tvm_ext.wafer.report_figures import (
+    format_large,
+    overall_efficiency,
+    placement_figures,
+    wafer_json,
+)
+from tvm_ext.wafer.report_page import render_wafer_html
+from tvm_ext.wafer.report_text import program_text, wafer_summary
 
 HOSTILE = '<script>alert("1")</script>'
 
@@ -56,7 +61,7 @@ def test_text_names_kernels_schedules_and_placements():
     assert "modelled, not measured" in text
     for kernel in cost.kernels:
         assert kernel.name in text.replace("\n", "")
-    assert "mesh matmul (groups=1," in text
+    assert "wafer matmul (groups=1," in text
     assert "whole wafer in turn" in text
     assert "pipelined regions" in text
     assert f"{cost.chosen.cycles:,.0f} cycles" in text
@@ -72,7 +77,7 @@ def test_text_says_what_does_not_run():
 
 def test_a_kernel_step_by_step():
     cost = layers_cost()
-    kernel = next(one for one in cost.kernels if one.schedule == "mesh matmul")
+    kernel = next(one for one in cost.kernels if one.schedule == "wafer matmul")
     text = text_of(program_text(cost, kernel))
     assert f"{kernel.cost.rows} rows x {kernel.cost.columns} columns" in text
     for leaf, _ in kernel.program.leaves():
@@ -221,7 +226,7 @@ def test_roofline_marks_are_below_the_roofs():
 def test_roofline_of_a_product_counts_the_bytes_of_its_words():
     cost = layers_cost()
     number, kernel = next(
-        (n, one) for n, one in enumerate(cost.kernels, 1) if one.schedule == "mesh matmul"
+        (n, one) for n, one in enumerate(cost.kernels, 1) if one.schedule == "wafer matmul"
     )
     point = roofline_point(kernel, number)
     used = kernel.cost.rows * kernel.cost.columns

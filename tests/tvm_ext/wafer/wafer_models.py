@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 from small_models import model, node, rand, value
 
-from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.wafer.model_cost import ModelCost, mesh_target, model_cost
 
 WIDTH = 32
@@ -36,9 +36,9 @@ def turned():
     return model(nodes, [value("x", [8, 8])], [value("y", [16, 4])], **constants)
 
 
-def small_mesh(**changes: object) -> MeshDescription:
+def small_mesh(**changes: object) -> WaferDescription:
     """A mesh of 16x16 PEs, with other numbers where they are given."""
-    return MeshDescription(**(mesh_target("mesh16").model_dump() | changes))
+    return WaferDescription(**(mesh_target("mesh16").model_dump() | changes))
 
 
 @lru_cache(maxsize=4)

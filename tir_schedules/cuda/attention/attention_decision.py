@@ -1,25 +1,206 @@
-"""The tiles of an attention kernel in closed form."""
+"""How attention kernels lay out a tile, and the default heuristic for its sizes."""
 
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from tvm_ext.hardware.description import GpuDescription
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem
-from tvm_ext.tir_schedules.cuda.attention.attention_shape import (
-    CUDA_CORES,
-    TENSOR_CORES,
-    WARP,
-    AttentionTiles,
-    KernelKind,
-    TileLayout,
+from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
+    BANKS_BYTES,
+    MAX_REGISTERS,
+    OTHER_REGISTERS,
+    ROW_PADDING_BYTES,
 )
-from tvm_ext.tir_schedules.cuda.products.contraction_decision import BANKS_BYTES, MAX_REGISTERS
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_contraction import ARCHITECTURE
-from tvm_ext.tir_schedules.cuda.warp_groups.warp_group_cycles import WARP_RATE
-from tvm_ext.tir_schedules.decisions import Decisions
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_decision import WARP_RATE
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ARCHITECTURE
+from tvm_ext.tir_schedules.template import Decisions
+
+# How the two kinds of attention kernels lay out a tile, and what that takes.
+#
+# On tensor cores a warp has rows by the 16, as matrix instructions do. On CUDA cores, for
+# float32, it has rows by the 4: eight lanes share a row, each with every eighth key of a tile.
+
+
+WARP = 32
+
+# Registers up to which a thread keeps the query: more would leave none for loads ahead.
+_KEPT_QUERY_REGISTERS = 190
+
+
+@dataclass(frozen=True)
+class KernelKind:
+    """What the instructions of a kernel ask of a tile.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of a warp come in multiples of this.
+    depth, width : int
+        Elements of a query, and of a value, are filled up to multiples of these.
+    lanes : int
+        Lanes that share a row.
+    row_tiles, keys : tuple[int, ...]
+        What a kernel may choose: multiples of ``rows`` for a warp, and keys of a tile.
+    """
+
+    rows: int
+    depth: int
+    width: int
+    lanes: int
+    row_tiles: tuple[int, ...]
+    keys: tuple[int, ...]
+    on_tensor_cores: bool
+
+
+TENSOR_CORES = KernelKind(16, 16, 16, 4, (1, 2), (16, 32, 64, 128), True)
+CUDA_CORES = KernelKind(4, 8, 32, 8, (1, 2, 4, 8), (8, 16, 32, 64), False)
+
+
+@dataclass(frozen=True)
+class AttentionTiles:
+    """Tiles of an attention kernel.
+
+    Attributes
+    ----------
+    kind : KernelKind
+        What computes them.
+    warps : int
+        Warps of a block, each with rows of its own.
+    row_tiles : int
+        Multiples of ``kind.rows`` that a warp has.
+    keys : int
+        Keys, and values, that are in shared memory at a time, for each stage.
+    stages : int
+        Tiles of keys and values that are in flight or in use.
+    splits : int
+        Parts into which the keys are cut; a second kernel combines their results.
+    packed : bool
+        Whether rows of all heads that share keys are in one tile.
+    """
+
+    kind: KernelKind
+    warps: int
+    row_tiles: int
+    keys: int
+    stages: int
+    splits: int = 1
+    packed: bool = False
+
+    @property
+    def warp_rows(self) -> int:
+        """Rows of the query that a warp has."""
+        return self.row_tiles * self.kind.rows
+
+    @property
+    def rows(self) -> int:
+        """Rows of the query that a block has."""
+        return self.warps * self.warp_rows
+
+    @property
+    def thread_rows(self) -> int:
+        """Rows of which a thread has a part."""
+        return self.warp_rows * self.kind.lanes // WARP
+
+    def with_splits(self, splits: int) -> "AttentionTiles":
+        """The same with the keys cut into so many parts."""
+        return replace(self, splits=splits)
+
+
+@dataclass(frozen=True)
+class TileLayout:
+    """The arrays of a kernel: sizes with what fills them up, and places in shared memory.
+
+    Counted in elements. Rows begin an odd multiple of 16 bytes apart: those that eight lanes name
+    then lie in different banks.
+    """
+
+    problem: AttentionProblem
+    tiles: AttentionTiles
+
+    @property
+    def depth(self) -> int:
+        """Elements of a query and of a key."""
+        return _rounded(self.problem.depth, self.tiles.kind.depth)
+
+    @property
+    def width(self) -> int:
+        """Elements of a value."""
+        return _rounded(self.problem.width, self.tiles.kind.width)
+
+    @property
+    def _padding(self) -> int:
+        return ROW_PADDING_BYTES // self.problem.query.element_bytes
+
+    @property
+    def key_stride(self) -> int:
+        """Between rows of queries, and of keys."""
+        return self.depth + self._padding
+
+    @property
+    def value_stride(self) -> int:
+        """Between rows of values."""
+        return self.width + self._padding
+
+    @property
+    def weight_stride(self) -> int:
+        """Between rows of weights, which only kernels on CUDA cores have in shared memory."""
+        return self.tiles.keys + self._padding
+
+    @property
+    def weights_start(self) -> int:
+        """Where the weights begin: behind the queries."""
+        return self.tiles.rows * self.key_stride
+
+    @property
+    def stages_start(self) -> int:
+        """Where the stages begin."""
+        weights = 0 if self.tiles.kind.on_tensor_cores else self.tiles.rows * self.weight_stride
+        return self.weights_start + weights
+
+    @property
+    def stage_size(self) -> int:
+        """Of one stage: keys, then values."""
+        return self.tiles.keys * (self.key_stride + self.value_stride)
+
+    @property
+    def shared_elements(self) -> int:
+        """Of all shared memory."""
+        return self.stages_start + self.tiles.stages * self.stage_size
+
+    @property
+    def shared_bytes(self) -> int:
+        """The same in bytes."""
+        return self.shared_elements * self.problem.query.element_bytes
+
+    @property
+    def keeps_query(self) -> bool:
+        """Whether the query's fragments stay in registers."""
+        if not self.tiles.kind.on_tensor_cores:
+            return False
+        return self._registers(self.depth // self.tiles.kind.depth) <= _KEPT_QUERY_REGISTERS
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread, estimated: results, scores, fragments and the rest."""
+        return self._registers(self.depth // self.tiles.kind.depth if self.keeps_query else 1)
+
+    def _registers(self, query_steps: int) -> int:
+        tiles, rows = self.tiles, self.tiles.thread_rows
+        held = rows * (self.width + tiles.keys) // tiles.kind.lanes + OTHER_REGISTERS
+        for mask in self.problem.masks:
+            held += tiles.keys // tiles.kind.lanes * mask.element_bytes // 4
+        if not tiles.kind.on_tensor_cores:
+            # Four neighbours of every operand at a time.
+            return held + 4 * (rows + max(tiles.keys // tiles.kind.lanes, self.width // WARP))
+        return held + tiles.row_tiles * 4 * (query_steps + 1)
+
+
+def _rounded(extent: int, unit: int) -> int:
+    return -(-extent // unit) * unit
+
 
 _KINDS = {"float16": TENSOR_CORES, "bfloat16": TENSOR_CORES, "float32": CUDA_CORES}
 
@@ -31,7 +212,7 @@ _LEAST_TILES = 2
 
 # Cycles, rounded, that a warp takes for a matrix instruction, a load of fragments, a score and the
 # copy of 16 bytes; and of a step for barriers, shuffles and whatever waits for the one before.
-_PRODUCT_CYCLES = 8
+_MATMUL_CYCLES = 8
 _LOAD_CYCLES = 16
 _SCORE_CYCLES = 10
 _COPY_CYCLES = 8
@@ -52,15 +233,15 @@ MAX_GRID = 65_535
 
 
 def decide_attention(
-    problem: AttentionProblem, machine: GpuDescription, decisions: Decisions
-) -> AttentionTiles | NotMine:
+    problem: AttentionProblem, machine: CudaDescription, decisions: Decisions
+) -> AttentionTiles | NotApplicable:
     """The tiles. Decisions: ``warps``, ``row_tiles``, ``keys``, ``stages``, ``splits``."""
     dtype = problem.query.dtype
     if dtype not in _KINDS:
-        return NotMine(f"there is no kernel for {dtype}")
+        return NotApplicable(f"there is no kernel for {dtype}")
     fitting = list(_fitting(problem, machine, _KINDS[dtype]))
     if not fitting:
-        return NotMine("no tile fits into the registers and the shared memory of a block")
+        return NotApplicable("no tile fits into the registers and the shared memory of a block")
 
     def time(tiles: AttentionTiles) -> tuple[float, ...]:
         return _seconds(TileLayout(problem, tiles), machine)
@@ -74,7 +255,7 @@ def decide_attention(
     return fitting[0]
 
 
-def best_seconds(problem: AttentionProblem, machine: GpuDescription) -> float:
+def best_seconds(problem: AttentionProblem, machine: CudaDescription) -> float:
     """Estimated time with the best tiles; infinity where none fits."""
     kind = _KINDS[problem.query.dtype]
     fitting = _fitting(problem, machine, kind)
@@ -90,7 +271,7 @@ def blocks(problem: AttentionProblem, tiles: AttentionTiles) -> tuple[int, int, 
 
 
 def _fitting(
-    problem: AttentionProblem, machine: GpuDescription, kind: KernelKind
+    problem: AttentionProblem, machine: CudaDescription, kind: KernelKind
 ) -> Iterator[AttentionTiles]:
     """Tiles that are not larger than needed and that a block has room for."""
     for warps, row_tiles, keys, stages in itertools.product(
@@ -116,7 +297,7 @@ def _fitting(
 
 
 def _splits(
-    problem: AttentionProblem, machine: GpuDescription, tiles: AttentionTiles
+    problem: AttentionProblem, machine: CudaDescription, tiles: AttentionTiles
 ) -> Iterator[int]:
     """Into how many parts the keys may be cut: one, or what gives each processor some blocks."""
     yield 1
@@ -129,7 +310,7 @@ def _splits(
             yield math.ceil(steps / math.ceil(steps / parts))
 
 
-def _seconds(layout: TileLayout, machine: GpuDescription) -> tuple[float, ...]:
+def _seconds(layout: TileLayout, machine: CudaDescription) -> tuple[float, ...]:
     """Estimated time, and what breaks a tie.
 
     For a tile of keys, the blocks that share a multiprocessor take as long as what is busiest:
@@ -161,13 +342,13 @@ def _seconds(layout: TileLayout, machine: GpuDescription) -> tuple[float, ...]:
     return (total, tiles.stages, -tiles.keys, tiles.warps)
 
 
-def _rate(dtype: str, machine: GpuDescription) -> float:
+def _rate(dtype: str, machine: CudaDescription) -> float:
     """Operations a second by the instructions of single warps."""
     share = WARP_RATE if machine.arch == ARCHITECTURE else 1.0
     return machine.peak_flops(dtype) * (share if _KINDS[dtype].on_tensor_cores else 1.0)
 
 
-def _alone(layout: TileLayout, machine: GpuDescription) -> float:
+def _alone(layout: TileLayout, machine: CudaDescription) -> float:
     """Cycles of a step of one warp, whose instructions are issued one after the other."""
     tiles, both = layout.tiles, layout.depth + layout.width
     scores = tiles.thread_rows * tiles.keys // tiles.kind.lanes
@@ -178,7 +359,7 @@ def _alone(layout: TileLayout, machine: GpuDescription) -> float:
         lanes = machine.fp32_lanes_per_sm // 4
         return cycles + tiles.warp_rows * tiles.keys * both / lanes
     instructions = tiles.row_tiles * tiles.keys * both / 128
-    return cycles + _PRODUCT_CYCLES * instructions + _LOAD_CYCLES * tiles.keys * both / 256
+    return cycles + _MATMUL_CYCLES * instructions + _LOAD_CYCLES * tiles.keys * both / 256
 
 
 def _shared_reads(layout: TileLayout) -> float:
@@ -195,7 +376,7 @@ def _shared_reads(layout: TileLayout) -> float:
     return tiles.warps * WARP * 16 * (scores + results)
 
 
-def _combining(layout: TileLayout, machine: GpuDescription) -> float:
+def _combining(layout: TileLayout, machine: CudaDescription) -> float:
     problem, splits = layout.problem, layout.tiles.splits
     if splits == 1:
         return 0.0
@@ -205,7 +386,7 @@ def _combining(layout: TileLayout, machine: GpuDescription) -> float:
     return machine.kernel_overhead_us * 1e-6 + 2 * partial / machine.bandwidth(partial) + waits
 
 
-def _resident(layout: TileLayout, machine: GpuDescription) -> int:
+def _resident(layout: TileLayout, machine: CudaDescription) -> int:
     """Blocks that a multiprocessor has at the same time."""
     threads = layout.tiles.warps * machine.warp_size
     by_registers = machine.registers_per_block // (layout.registers * threads)

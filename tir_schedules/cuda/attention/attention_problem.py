@@ -6,10 +6,14 @@ from typing import Any
 
 from tvm import tirx
 
-from tvm_ext.tir_schedules.attention_compute import ATTRIBUTE, AttentionCompute
-from tvm_ext.tir_schedules.block_access import element_bytes, static_extent
-from tvm_ext.tir_schedules.flat_views import FlatViews, is_compact
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    FlatViews,
+    element_bytes,
+    is_compact,
+    static_extent,
+)
+from tvm_ext.tir_schedules.operators.attention import ATTRIBUTE, AttentionCompute
 
 # Addresses are numbers of 32 bits.
 _MAX_ELEMENTS = 2**31 - 1
@@ -109,34 +113,34 @@ class AttentionProblem:
         return self.compute.group
 
 
-def read_problem(func: tirx.PrimFunc, views: FlatViews) -> AttentionProblem | NotMine:
+def read_problem(func: tirx.PrimFunc, views: FlatViews) -> AttentionProblem | NotApplicable:
     """The attention that a function computes, by its attribute; why not, else."""
     if func.attrs is None or ATTRIBUTE not in func.attrs:
-        return NotMine("it is not a fused attention")
+        return NotApplicable("it is not a fused attention")
     compute = AttentionCompute.from_attribute(str(func.attrs[ATTRIBUTE]))
     if len(func.params) != 4 + len(compute.masks):
-        return NotMine("its parameters are not those of a fused attention")
+        return NotApplicable("its parameters are not those of a fused attention")
     if not all(isinstance(p.ty, tirx.BufferType) and is_compact(p) for p in func.params):
-        return NotMine("a size is symbolic")
+        return NotApplicable("a size is symbolic")
     axes = [compute.query, compute.key, compute.value, *(m.axes for m in compute.masks)]
     tensors = []
     for param, letters in zip(func.params, [*axes, compute.output], strict=True):
         shape = tuple(static_extent(size) or 0 for size in param.shape)
         if math.prod(shape) > _MAX_ELEMENTS or 0 in shape:
-            return NotMine("a tensor is empty or has more than 2^31 elements")
+            return NotApplicable("a tensor is empty or has more than 2^31 elements")
         tensors.append(NamedTensor(views.of(param), letters, shape))
     query, key, value, *masks, output = tensors
     problem = AttentionProblem(compute, query, key, value, tuple(masks), output)
     return _refusal(problem) or problem
 
 
-def _refusal(problem: AttentionProblem) -> NotMine | None:
+def _refusal(problem: AttentionProblem) -> NotApplicable | None:
     operands = (problem.query, problem.key, problem.value)
     if len({operand.dtype for operand in operands}) > 1:
-        return NotMine("query, key and value are of different types")
+        return NotApplicable("query, key and value are of different types")
     if any(operand.axes[-1] != "d" for operand in (*operands, problem.output)):
-        return NotMine("the elements of a head are not neighbours in memory")
+        return NotApplicable("the elements of a head are not neighbours in memory")
     heads = problem.key.size("h")
     if heads * problem.group not in (problem.heads, problem.group):
-        return NotMine(f"{problem.heads} heads do not share {heads} heads of keys evenly")
+        return NotApplicable(f"{problem.heads} heads do not share {heads} heads of keys evenly")
     return None

@@ -2,7 +2,28 @@
 
 import typer
 
-from tvm_ext.cli.logs import best, diff, export, merge, prune, repair, show, stats, verify
+from tvm_ext.cli.logs.edit_records import (
+    EXPORT_EXAMPLE,
+    MERGE_EXAMPLE,
+    PRUNE_EXAMPLE,
+    REPAIR_EXAMPLE,
+    export_command,
+    merge_command,
+    prune_command,
+    repair_command,
+)
+from tvm_ext.cli.logs.inspect_records import (
+    BEST_EXAMPLE,
+    DIFF_EXAMPLE,
+    SHOW_EXAMPLE,
+    STATS_EXAMPLE,
+    VERIFY_EXAMPLE,
+    best_command,
+    diff_command,
+    show_command,
+    stats_command,
+    verify_command,
+)
 
 app = typer.Typer(help="Look into folders of tuning records, join them, and keep them in order.")
 
@@ -13,12 +34,12 @@ def _root(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-app.command("show", epilog=show.EXAMPLE)(show.show_command)
-app.command("best", epilog=best.EXAMPLE)(best.best_command)
-app.command("stats", epilog=stats.EXAMPLE)(stats.stats_command)
-app.command("diff", epilog=diff.EXAMPLE)(diff.diff_command)
-app.command("verify", epilog=verify.EXAMPLE)(verify.verify_command)
-app.command("export", epilog=export.EXAMPLE)(export.export_command)
-app.command("merge", epilog=merge.EXAMPLE)(merge.merge_command)
-app.command("prune", epilog=prune.EXAMPLE)(prune.prune_command)
-app.command("repair", epilog=repair.EXAMPLE)(repair.repair_command)
+app.command("show", epilog=SHOW_EXAMPLE)(show_command)
+app.command("best", epilog=BEST_EXAMPLE)(best_command)
+app.command("stats", epilog=STATS_EXAMPLE)(stats_command)
+app.command("diff", epilog=DIFF_EXAMPLE)(diff_command)
+app.command("verify", epilog=VERIFY_EXAMPLE)(verify_command)
+app.command("export", epilog=EXPORT_EXAMPLE)(export_command)
+app.command("merge", epilog=MERGE_EXAMPLE)(merge_command)
+app.command("prune", epilog=PRUNE_EXAMPLE)(prune_command)
+app.command("repair", epilog=REPAIR_EXAMPLE)(repair_command)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
-from tvm_ext.cli.progress_line import progress_line
-from tvm_ext.cli.wafer.arguments import MeshTarget
+from tvm_ext.cli.options import CompileOptions, WaferTarget, is_saved_model
+from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.errors import InputError, TargetError
 
 if TYPE_CHECKING:
-    from tvm_ext.hardware.mesh_description import MeshDescription
+    from tvm_ext.hardware.wafer.description import WaferDescription
     from tvm_ext.wafer.csl.code import CslCode, Shard
 
 EXAMPLE = "Example: tvm-ext wafer csl model.onnx --kernel 'fused_matmul*' --grid 4x4 -o code"
@@ -37,7 +36,7 @@ def csl_command(
             "--output", "-o", metavar="FOLDER", help="Folder of the files; made if needed."
         ),
     ],
-    target: MeshTarget = "wse2",
+    target: WaferTarget = "wse2",
     grid: Annotated[
         str | None,
         typer.Option(
@@ -84,7 +83,7 @@ def csl_command(
 
 
 def _code(
-    model: Path, kernel: str, mesh: "MeshDescription", chosen: CompileOptions
+    model: Path, kernel: str, mesh: "WaferDescription", chosen: CompileOptions
 ) -> "tuple[CslCode, str]":
     from tvm_ext.passes.pipeline import build_pipeline
     from tvm_ext.wafer.csl import kernel_code
@@ -97,11 +96,11 @@ def _code(
     return kernel_code(found.func, mesh, found.name), found.schedule
 
 
-def _mesh(chosen: CompileOptions, grid: str | None) -> "MeshDescription":
-    from tvm_ext.hardware.mesh_description import MeshDescription
+def _mesh(chosen: CompileOptions, grid: str | None) -> "WaferDescription":
+    from tvm_ext.hardware.wafer.description import WaferDescription
 
     machine = chosen.machine()
-    if not isinstance(machine, MeshDescription):
+    if not isinstance(machine, WaferDescription):
         raise TargetError(
             f"target '{machine.name}' is no mesh; expected one, such as wse2: see 'tvm-ext targets "
             "list'"

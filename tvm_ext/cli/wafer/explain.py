@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.compile_options import CompileOptions, is_saved_model
-from tvm_ext.cli.progress_line import progress_line
-from tvm_ext.cli.wafer.arguments import MeshTarget
+from tvm_ext.cli.options import CompileOptions, WaferTarget, is_saved_model
+from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ _REFUSED = 1
 
 def explain_command(
     model: options.Model,
-    target: MeshTarget = "wse2",
+    target: WaferTarget = "wse2",
     records: options.Records = None,
     kernel: Annotated[
         str | None,
@@ -64,14 +63,14 @@ def explain_command(
         cost = model_cost(model, target, records or (), **chosen.keywords())
     shown = _matching(cost, kernel)
     if json_output:
-        from tvm_ext.report.wafer_json import wafer_json
+        from tvm_ext.wafer.report_figures import wafer_json
 
         out.print_json(wafer_json(cost, shown, with_programs=kernel is not None))
     else:
         _print(cost, shown, step_by_step=kernel is not None)
     if html is not None:
         from tvm_ext.configs.atomic_file import write_text
-        from tvm_ext.report.wafer_page import render_wafer_html
+        from tvm_ext.wafer.report_page import render_wafer_html
 
         write_text(html, render_wafer_html(cost))
         if not json_output:
@@ -85,11 +84,11 @@ def _print(cost: "ModelCost", shown: "list[KernelCost]", step_by_step: bool) -> 
     from tvm_ext.cli import output as out
 
     if step_by_step:
-        from tvm_ext.report.wafer_program_text import program_text
+        from tvm_ext.wafer.report_text import program_text
 
         out.print_rich(*(program_text(cost, one) for one in shown))
         return
-    from tvm_ext.report.wafer_text import wafer_summary
+    from tvm_ext.wafer.report_text import wafer_summary
 
     out.print_rich(wafer_summary(cost, shown))
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tvm_ext.cli import options
-from tvm_ext.cli.wafer.arguments import MeshTarget
+from tvm_ext.cli.options import WaferTarget
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,7 +37,7 @@ def simulate_command(
             help="PEs of a group of two-phase, levels of k-tree, or how many PEs far halo goes.",
         ),
     ] = None,
-    target: MeshTarget = "wse2",
+    target: WaferTarget = "wse2",
     json_output: options.Json = False,
 ) -> None:
     """Simulate a communication pattern wavelet by wavelet, beside its closed form.

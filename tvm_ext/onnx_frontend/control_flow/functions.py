@@ -1,10 +1,23 @@
-"""Builds private Relax functions and the branches in them."""
+"""Bodies of If and Loop as private Relax functions: parameters, symbolic types, branches."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
+import onnx
 import tvm
-from tvm import relax
+import tvm_ffi
+from tvm import relax, tirx
+
+from tvm_ext.errors import FormError
+from tvm_ext.onnx_frontend.converters.random import ITERATIONS
+from tvm_ext.onnx_frontend.ir_edits import draws_inside
+from tvm_ext.onnx_frontend.onnx_graph import free_names
+from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.sizes.scalar_rules import variables_of
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
 
 def function(
@@ -83,3 +96,266 @@ def without_unused_functions(mod: tvm.IRModule) -> tvm.IRModule:
             waiting += [str(gv.name_hint) for gv in relax.analysis.all_global_vars(func)]
     kept = {gv: func for gv, func in mod.functions.items() if str(gv.name_hint) in reached}
     return tvm.IRModule(kept, attrs=mod.attrs)
+
+
+# Types of tensors whose sizes are symbols, on their way from one function to another.
+
+
+Symbols = Mapping[tirx.Var, Any]
+
+
+def with_symbols(ty: relax.TensorType) -> relax.TensorType:
+    """The type with a new symbol for each axis when its shape is unknown."""
+    if isinstance(ty.shape, relax.ShapeExpr):
+        return ty
+    sizes = [tirx.Var(f"d{axis}", "int64") for axis in range(ty.ndim)]
+    return relax.TensorType(sizes, str(ty.dtype))
+
+
+def definite(ty: relax.TensorType, known: Iterable[tirx.Var]) -> relax.TensorType:
+    """The type without its shape when that uses symbols that are not ``known``."""
+    unknown = unknown_symbols(ty, known)
+    return relax.TensorType(dtype=str(ty.dtype), ndim=ty.ndim) if unknown else ty
+
+
+def unknown_symbols(ty: relax.Type, known: Iterable[tirx.Var]) -> list[tirx.Var]:
+    """Symbols of a type that are not ``known``."""
+    listed = list(known)
+    return [
+        var
+        for var in relax.analysis.tir_vars_in_type(ty)
+        if not any(var.same_as(other) for other in listed)
+    ]
+
+
+def is_one_element(ty: relax.TensorType) -> bool:
+    """Whether all sizes are known to be 1."""
+    return all(isinstance(size, tirx.IntImm) and int(size) == 1 for size in ty.shape.values)
+
+
+def renewed(ty: relax.TensorType, symbols: Symbols) -> relax.TensorType:
+    """The type in other ``symbols``, with a new one for every axis that they do not describe."""
+    sizes = []
+    for axis, size in enumerate(ty.shape.values):
+        found = unknown_symbols(relax.ShapeType([size]), symbols)
+        sizes.append(tirx.Var(f"d{axis}", "int64") if found else substitute(size, symbols))
+    return relax.TensorType(sizes, str(ty.dtype))
+
+
+# Values of the graph as functions take and give them: tensors, shapes, sizes, conditions.
+
+
+def as_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
+    """Sizes as a tensor of numbers, and every tensor with a size for each axis.
+
+    Raises
+    ------
+    FormError
+        The value is a sequence, an optional or of unknown rank.
+    """
+    if isinstance(value, SizeValues):
+        return value.as_tensor(bb)
+    if not isinstance(value, relax.Expr):
+        raise FormError("it passes an empty optional, where a tensor is expected")
+    if isinstance(value, relax.Tuple) or isinstance(value.ty, relax.TupleType):
+        raise FormError("it passes a sequence whose length is not known, where a tensor can be")
+    if isinstance(value.ty, relax.ShapeType):
+        value = bb.emit(relax.op.shape_to_tensor(value))
+    if value.ty.ndim < 0:
+        raise FormError("it passes a tensor whose rank is not known")
+    value = bound(bb, value)
+    if isinstance(value.ty.shape, relax.ShapeExpr):
+        return value
+    return bb.match_cast(value, with_symbols(value.ty))
+
+
+def fields(bb: relax.BlockBuilder, value: relax.Expr, types: Sequence[Any]) -> list[relax.Expr]:
+    """The fields of an emitted tuple, each cast to its type unless that is None."""
+    found = []
+    for index, ty in enumerate(types):
+        field = bb.emit(relax.TupleGetItem(value, index))
+        if ty is not None and not tvm_ffi.structural_equal(field.ty, ty):
+            field = bb.match_cast(field, ty)
+        found.append(field)
+    return found
+
+
+def truth(value: Any) -> bool | None:
+    """The value of a condition that is constant, else None."""
+    if isinstance(value, tvm.ir.GenericConst):
+        return bool(np.all(value.value.numpy()))
+    return None
+
+
+def is_value(value: Any) -> bool:
+    """Whether it is a variable of the graph."""
+    return isinstance(value, relax.Var)
+
+
+def bound(bb: relax.BlockBuilder, value: Any) -> Any:
+    """Calls and the like as variables; a body can only name those."""
+    if isinstance(value, relax.Tuple):
+        return relax.Tuple([bound(bb, field) for field in value.fields])
+    if isinstance(value, relax.Call | relax.TupleGetItem):
+        return bb.emit(value)
+    return value
+
+
+def scalar(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
+    """The only element of a tensor, without axes."""
+    if value.ty.ndim == 0:
+        return value
+    if isinstance(value, tvm.ir.GenericConst):
+        return relax.const(value.value.numpy().reshape(()), str(value.ty.dtype))
+    return bb.emit(relax.op.reshape(value, ()))
+
+
+def integer(value: relax.Expr | None) -> int | None:
+    """The value of a constant of one element; None for a missing one or what the run computes."""
+    return int(value.value.numpy()) if isinstance(value, tvm.ir.GenericConst) else None
+
+
+# Parameters of the functions that bodies of If and Loop become.
+#
+# A body reads values from outside. In Relax a function of a module sees none of them, so each
+# becomes a parameter; constants are written into the body. Symbolic sizes of the outside come as
+# one parameter more, a shape, because a size such as ``2 * n`` in another parameter defines no
+# ``n``.
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What functions of one If or Loop take.
+
+    Attributes
+    ----------
+    fixed : tuple[tirx.Var, ...]
+        Symbolic sizes of the caller, passed on as a shape.
+    types : tuple[relax.Type, ...]
+        Of the other parameters; may use ``fixed`` and variables of their own.
+    """
+
+    fixed: tuple[tirx.Var, ...]
+    types: tuple[relax.Type, ...]
+
+    def parameters(self) -> tuple[list[relax.Var], list[relax.Var], dict[tirx.Var, tirx.Var]]:
+        """New parameters, those of them that stand for ``types``, and the new symbols by old."""
+        symbols = {var: _like(var) for var in self.fixed}
+        for ty in self.types:
+            for var in relax.analysis.tir_vars_in_type(ty):
+                if not _has(symbols, var):
+                    symbols[var] = _like(var)
+        values = [
+            relax.Var(f"p{index}", substitute(ty, symbols)) for index, ty in enumerate(self.types)
+        ]
+        if not self.fixed:
+            return values, values, symbols
+        sizes = relax.Var("sizes", relax.ShapeType([symbols[var] for var in self.fixed]))
+        return [sizes, *values], values, symbols
+
+    def arguments(self, values: Sequence[relax.Expr], symbols: Symbols) -> list[relax.Expr]:
+        """The arguments of a call where ``fixed`` are known as ``symbols``."""
+        if not self.fixed:
+            return list(values)
+        return [relax.ShapeExpr([symbols.get(var, var) for var in self.fixed]), *values]
+
+    def outside(self, ty: relax.Type, symbols: Symbols) -> relax.Type:
+        """A type found inside of a function, in the symbols of the signature.
+
+        A size that is known inside only becomes a variable that is not in the signature.
+        """
+        inverse = {inner: outer for outer, inner in symbols.items()}
+        return substitute(ty, inverse)
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What a body reads from outside: by name, the values out there."""
+
+    values: dict[str, Any]
+
+    def names_of(self, value: Any) -> list[str]:
+        """Under which names the body reads a value."""
+        return [name for name, other in self.values.items() if other is value]
+
+    def symbols(self) -> list[tirx.Var]:
+        """Symbolic sizes in them."""
+        found: dict[tirx.Var, None] = {}
+        for value in self.values.values():
+            for leaf in _leaves(value):
+                found.update(dict.fromkeys(_symbols_of(leaf)))
+        return list(found)
+
+    def arguments(self) -> list[relax.Var]:
+        """Those that become parameters, in order, each once."""
+        found = [leaf for value in self.values.values() for leaf in _leaves(value)]
+        return list(dict.fromkeys(leaf for leaf in found if is_value(leaf)))
+
+    def inside(self, parameters: Sequence[relax.Var], symbols: Symbols) -> dict[str, Any]:
+        """The values by name as a function sees them whose parameters for them are given."""
+        known = dict(zip(self.arguments(), parameters, strict=True))
+
+        def seen(value: Any) -> Any:
+            if isinstance(value, relax.Tuple):
+                return relax.Tuple([seen(field) for field in value.fields])
+            if is_value(value):
+                return known[value]
+            if isinstance(value, SizeValues):
+                tensor = seen(value.tensor) if value.unknown else None
+                return value.with_symbols(lambda e: substitute(e, symbols), tensor)
+            return value
+
+        return {name: seen(value) for name, value in self.values.items()}
+
+
+def capture(
+    bb: relax.BlockBuilder, graphs: Iterable[onnx.GraphProto], nodes: dict[str, Any]
+) -> Captured:
+    """What the graphs read of ``nodes``, the values by name around them, and the iterations."""
+    found: dict[str, Any] = {}
+    for graph in graphs:
+        for name in [*free_names(graph), *([ITERATIONS] if draws_inside(graph) else [])]:
+            if name in nodes:
+                nodes[name] = bound(bb, nodes[name])
+                found[name] = nodes[name]
+    return Captured(found)
+
+
+def _leaves(value: Any) -> list[Any]:
+    if isinstance(value, relax.Tuple):
+        return [leaf for field in value.fields for leaf in _leaves(field)]
+    if isinstance(value, SizeValues) and value.unknown:
+        return [value, value.tensor]
+    return [value]
+
+
+def _symbols_of(value: Any) -> list[tirx.Var]:
+    if isinstance(value, SizeValues):
+        return variables_of(*value.expressions())
+    if is_value(value):
+        return list(relax.analysis.tir_vars_in_type(value.ty))
+    return []
+
+
+def _has(symbols: Symbols, var: tirx.Var) -> bool:
+    return any(var.same_as(other) for other in symbols)
+
+
+def _like(var: tirx.Var) -> tirx.Var:
+    return tirx.Var(str(var.name), "int64")
+
+
+# What control flow needs of the importer.
+
+
+class BodyConverter(Protocol):
+    """The importer, as far as control flow needs it."""
+
+    bb: relax.BlockBuilder
+    _nodes: dict[str, Any]
+
+    def convert_body(self, graph: onnx.GraphProto, nodes: dict[str, Any]) -> list[Any]:
+        """The outputs of a body whose surroundings are ``nodes``, emitted where ``bb`` is.
+
+        All values of the body are in ``nodes`` afterwards.
+        """

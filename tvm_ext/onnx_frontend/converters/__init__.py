@@ -1,48 +1,143 @@
 """Our converters, asked before TVM's: one file an operator family.
 
 Each says in its docstring what TVM's converter lacks or gets wrong. The keys are those of
-``operator_key``: ``Name`` in the default domain, ``domain::Name`` in every other.
-"""
+``operator_key``: ``Name`` in the default domain, ``domain::Name`` in every other."""
 
 from typing import Any
 
-from tvm_ext.onnx_frontend.converters.arg_extremes import ARG_EXTREMES
+from tvm_ext.onnx_frontend.converters.activations import (
+    SMOOTH_ACTIVATIONS,
+    HardSwish,
+    Sign,
+    ThresholdedRelu,
+)
+from tvm_ext.onnx_frontend.converters.arguments import of_tvm
 from tvm_ext.onnx_frontend.converters.cast import Cast, CastLike
-from tvm_ext.onnx_frontend.converters.clip import Clip
-from tvm_ext.onnx_frontend.converters.conditions import CONDITIONS
-from tvm_ext.onnx_frontend.converters.dropout import Dropout
-from tvm_ext.onnx_frontend.converters.elementary import ELEMENTARY
-from tvm_ext.onnx_frontend.converters.gather import Gather
-from tvm_ext.onnx_frontend.converters.hard_activations import HardSwish, Sign, ThresholdedRelu
-from tvm_ext.onnx_frontend.converters.indexed import (
+from tvm_ext.onnx_frontend.converters.convolution_and_pooling import (
+    AveragePool,
+    Col2Im,
+    Conv,
+    LpPool,
+    MaxPool,
+    MaxUnpool,
+)
+from tvm_ext.onnx_frontend.converters.determinant import Det
+from tvm_ext.onnx_frontend.converters.elementwise import (
+    CONDITIONS,
+    ELEMENTARY,
+    ROUNDED_CONVERTERS,
+    Clip,
+    IsInf,
+    Max,
+    Mean,
+    Min,
+    Mod,
+    Sum,
+)
+from tvm_ext.onnx_frontend.converters.gather_scatter import (
+    Gather,
     GatherElements,
     GatherND,
+    OneHot,
+    ReverseSequence,
     ScatterElements,
     ScatterND,
+    TensorScatter,
 )
 from tvm_ext.onnx_frontend.converters.ml import ML_CONVERTERS
-from tvm_ext.onnx_frontend.converters.one_hot import OneHot
-from tvm_ext.onnx_frontend.converters.quantize_products import QUANTIZE_CONVERTERS
-from tvm_ext.onnx_frontend.converters.random import RANDOM_CONVERTERS
+from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppression
+from tvm_ext.onnx_frontend.converters.quantization import QUANTIZE_CONVERTERS
+from tvm_ext.onnx_frontend.converters.random import RANDOM_CONVERTERS, Dropout
 from tvm_ext.onnx_frontend.converters.recurrent import GRU, LSTM, RNN
-from tvm_ext.onnx_frontend.converters.reductions import REDUCTIONS
-from tvm_ext.onnx_frontend.converters.rounded import ROUNDED_CONVERTERS
-from tvm_ext.onnx_frontend.converters.sequences import SEQUENCE_CONVERTERS
-from tvm_ext.onnx_frontend.converters.shapes_and_detection import (
-    SHAPE_AND_DETECTION_CONVERTERS,
+from tvm_ext.onnx_frontend.converters.reductions import (
+    ARG_EXTREMES,
+    REDUCTIONS,
+    CumProd,
+    CumSum,
+    TopK,
 )
-from tvm_ext.onnx_frontend.converters.signal import DFT, STFT
-from tvm_ext.onnx_frontend.converters.smooth_activations import SMOOTH_ACTIVATIONS
-from tvm_ext.onnx_frontend.converters.squeeze import Squeeze
-from tvm_ext.onnx_frontend.converters.tfidf import TfIdfVectorizer
-from tvm_ext.onnx_frontend.converters.training import TRAINING_CONVERTERS
-from tvm_ext.onnx_frontend.converters.variadic import Max, Mean, Min, Sum
-from tvm_ext.onnx_frontend.converters.windows import (
+from tvm_ext.onnx_frontend.converters.resize import Resize
+from tvm_ext.onnx_frontend.converters.sampling import (
+    AffineGrid,
+    DeformConv,
+    GridSample,
+    RoiAlign,
+)
+from tvm_ext.onnx_frontend.converters.shape_operators import (
+    ConstantOfShape,
+    Expand,
+    EyeLike,
+    Range,
+    Reshape,
+    SpaceToDepth,
+    Squeeze,
+    Tile,
+)
+from tvm_ext.onnx_frontend.converters.signal import (
+    DFT,
+    STFT,
     BlackmanWindow,
     HammingWindow,
     HannWindow,
     MelWeightMatrix,
 )
+from tvm_ext.onnx_frontend.converters.slice_and_pad import CenterCropPad, Pad, Slice, Split
+from tvm_ext.onnx_frontend.converters.tfidf import TfIdfVectorizer
+from tvm_ext.onnx_frontend.converters.training import TRAINING_CONVERTERS, BatchNormalization
+
+# The table of the shape, index, image and detection operators; see the files of the families.
+
+
+SHAPE_AND_DETECTION_CONVERTERS: dict[str, Any] = {
+    "AveragePool": AveragePool,
+    "CenterCropPad": CenterCropPad,
+    "ConstantOfShape": ConstantOfShape,
+    "Conv": Conv,
+    "CumProd": CumProd,
+    "CumSum": CumSum,
+    "Expand": Expand,
+    "EyeLike": EyeLike,
+    "Pad": Pad,
+    "Range": Range,
+    "Reshape": Reshape,
+    "Resize": Resize,
+    "Slice": Slice,
+    "Split": Split,
+    "Tile": Tile,
+    "NonMaxSuppression": NonMaxSuppression,
+    "TopK": TopK,
+    "Mod": Mod,
+    "IsInf": IsInf,
+    "BatchNormalization": BatchNormalization,
+    "SpaceToDepth": SpaceToDepth,
+    "Col2Im": Col2Im,
+    "LpPool": LpPool,
+    "MaxPool": MaxPool,
+    "MaxUnpool": MaxUnpool,
+    "ReverseSequence": ReverseSequence,
+    "TensorScatter": TensorScatter,
+    "Det": Det,
+    "AffineGrid": AffineGrid,
+    "DeformConv": DeformConv,
+    "GridSample": GridSample,
+    "RoiAlign": RoiAlign,
+}
+
+
+# TVM's converters that give sequences.
+
+
+SEQUENCE_CONVERTERS: dict[str, Any] = {
+    "ConcatFromSequence": of_tvm("ConcatFromSequence", sequence=True),
+    "Optional": of_tvm("Optional", sequence=True),
+    "OptionalGetElement": of_tvm("OptionalGetElement", sequence=True),
+    "SequenceConstruct": of_tvm("SequenceConstruct", sequence=True),
+    "SequenceEmpty": of_tvm("SequenceEmpty", sequence=True),
+    "SequenceErase": of_tvm("SequenceErase", sequence=True),
+    "SequenceInsert": of_tvm("SequenceInsert", sequence=True),
+    "SplitToSequence": of_tvm("SplitToSequence", sequence=True),
+}
+
 
 CONVERTERS: dict[str, Any] = {
     **ARG_EXTREMES,

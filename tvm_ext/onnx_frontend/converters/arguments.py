@@ -1,13 +1,19 @@
-"""What converters read from a node: constants, sizes, attributes, and sizes known in the run."""
+"""What a converter reads of its node, and what the importer reads of a converter.
 
-from typing import Any, TypeAlias
+From the node: constants, sizes, attributes, and sizes known in the run. Numbers that follow
+from sizes are no tensor in Relax: few converters read them as they are, which ``takes_sizes``
+says, and for all others the importer makes tensors of them.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import tvm
 from tvm import relax, tirx
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import onnx_constant
+from tvm_ext.hardware.tvm_compat import onnx_constant, onnx_converter_map
 from tvm_ext.onnx_frontend.sizes.size_values import SizeValues
 
 Size: TypeAlias = int | tirx.Expr
@@ -65,3 +71,43 @@ def size_argument(bb: relax.BlockBuilder, value: Any, params: Any, name: str) ->
     variable = tirx.Var(name, "int64")
     bb.match_cast(bb.emit(relax.op.tensor_to_shape(listed)), relax.ShapeType([variable]))
     return variable
+
+
+# What the importer has to know of a converter beside how it converts.
+#
+# Numbers that follow from sizes are no tensor in Relax. Few converters read them as they are; for
+# all others the importer makes tensors of them.
+
+
+Converter = TypeVar("Converter", bound=type)
+
+
+def takes_sizes(*positions: int) -> Callable[[Converter], Converter]:
+    """Has a class of converter get ``SizeValues`` at these inputs; all others come as tensors."""
+
+    def marked(converter: Converter) -> Converter:
+        converter.size_inputs = positions  # type: ignore[attr-defined]
+        return converter
+
+    return marked
+
+
+def size_inputs(converter: Any) -> tuple[int, ...]:
+    """Which inputs a converter, ours or TVM's, reads as ``SizeValues``."""
+    return getattr(converter, "size_inputs", ())
+
+
+def gives_sequence(converter: Any) -> bool:
+    """Whether a tuple from this converter is one sequence, and not one value for each output."""
+    return getattr(converter, "sequence", False)
+
+
+def draws_numbers(converter: Any) -> bool:
+    """Whether it draws random numbers, new ones in every iteration of the loops around it."""
+    return getattr(converter, "draws", False)
+
+
+def of_tvm(operator: str, **traits: Any) -> Any:
+    """TVM's converter of an operator of the default domain, with ``sequence``, say."""
+    base = onnx_converter_map()[operator]
+    return type(operator, (base,), {"__doc__": base.__doc__, **traits})

@@ -1,4 +1,4 @@
-"""Discrete Fourier transforms as matrix products with a table of cosines and sines.
+"""Discrete Fourier transforms as matmuls with a table of cosines and sines.
 
 The product runs in the templates for matrices, and for the lengths of audio front ends it is
 faster than a fast Fourier transform of scalar butterflies. Long transforms are split into two

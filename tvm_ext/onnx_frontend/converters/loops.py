@@ -11,7 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
-from tvm_ext.tir_schedules.nest import substitute
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
 # Reads and writes the buffers that it is given, inputs first, through T's loops and branches.
 LoopBody = Callable[..., None]

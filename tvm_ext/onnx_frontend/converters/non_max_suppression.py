@@ -12,11 +12,16 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import constant_array, sizes_of
-from tvm_ext.onnx_frontend.converters.cumulative import cumulated
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
+from tvm_ext.onnx_frontend.converters.reductions import cumulated
 from tvm_ext.onnx_frontend.converters.runtime_sizes import dimensions_of, first_rows, wide
-from tvm_ext.tir_schedules.box_suppression import ANNOTATION, CENTERS, CORNERS, corners
-from tvm_ext.tir_schedules.box_suppression import overlap as overlap_of
+from tvm_ext.tir_schedules.operators.non_max_suppression import (
+    ANNOTATION,
+    CENTERS,
+    CORNERS,
+    corners,
+)
+from tvm_ext.tir_schedules.operators.non_max_suppression import overlap as overlap_of
 
 _MANY = np.iinfo(np.int64).max
 
@@ -46,7 +51,7 @@ class NonMaxSuppression(OnnxOpConverter):
             "suppress_boxes",
             [boxes, scores, order, limit, overlap, threshold],
             [((batches, classes, most), "int32"), ((batches, classes), "int64")],
-            _suppression(batches, classes, count, centered),
+            _nms(batches, classes, count, centered),
             {ANNOTATION: CENTERS if centered else CORNERS},
         )
         rows, found = _in_one_list(bb, kept, taken, (batches, classes, most))
@@ -76,7 +81,7 @@ def _most(inputs: Any, params: Any, count: Any) -> Any:
     return min(count, most) if isinstance(count, int) else tirx.min(count, most)
 
 
-def _suppression(batches: Any, classes: Any, count: Any, centered: bool) -> Any:
+def _nms(batches: Any, classes: Any, count: Any, centered: bool) -> Any:
     """For each batch and class, the boxes that stay and their number."""
 
     def body(

@@ -1,27 +1,220 @@
 """LSTM, GRU and RNN, which TVM's importer does not have.
 
-The input times its weights is one matrix product over all steps. The rest is one kernel with all
-steps inside (``tvm_ext.tir_schedules.llvm.recurrence``): a graph of slices for each step would be
-hundreds of kernels, and could not leave the number of steps open.
-"""
+The input times its weights is one matmul over all steps. The rest is one kernel with all
+steps inside (``tvm_ext.tir_schedules.cpu.recurrence``): a graph of slices for each step would be
+hundreds of kernels, and could not leave the number of steps open."""
 
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+import tvm
 from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
-from tvm_ext.onnx_frontend.converters.recurrent_activations import activations_of
-from tvm_ext.onnx_frontend.converters.recurrent_arrays import Arrays, RecurrentWeights
-from tvm_ext.onnx_frontend.microsoft_domain import QUANTIZED_STATE
-from tvm_ext.tir_schedules.llvm.recurrence.code import RecurrenceLoops, recurrence_code
-from tvm_ext.tir_schedules.recurrence.description import (
+from tvm_ext.onnx_frontend.onnx_graph import QUANTIZED_STATE
+from tvm_ext.tir_schedules.cpu.recurrent_layer import RecurrenceLoops, recurrence_code
+from tvm_ext.tir_schedules.operators.recurrence import (
     ANNOTATION,
+    Activation,
     Cell,
     Recurrence,
     RecurrenceOperands,
 )
+
+# The activation functions of a recurrent node, with the parameters of each.
+
+
+# The functions of one direction where the node names none (ONNX operators LSTM, GRU, RNN).
+_DEFAULTS: dict[Cell, tuple[str, ...]] = {
+    "LSTM": ("sigmoid", "tanh", "tanh"),
+    "GRU": ("sigmoid", "tanh"),
+    "RNN": ("tanh",),
+}
+
+# Defaults of alpha and beta of each function; None for a parameter that it does not take, NaN for
+# one that has to be given: ONNX Runtime takes 0 for it, and the specification says 1 or nothing.
+_PARAMETERS: dict[str, tuple[float | None, float | None]] = {
+    "affine": (math.nan, math.nan),
+    "elu": (1.0, None),
+    "hardsigmoid": (0.2, 0.5),
+    "leakyrelu": (0.01, None),
+    "relu": (None, None),
+    "scaledtanh": (math.nan, math.nan),
+    "sigmoid": (None, None),
+    "softplus": (None, None),
+    "softsign": (None, None),
+    "tanh": (None, None),
+    "thresholdedrelu": (math.nan, None),
+}
+
+
+def activations_of(cell: Cell, directions: int, attr: dict) -> tuple[tuple[Activation, ...], ...]:
+    """The functions of each direction.
+
+    A number of ``activation_alpha`` (``_beta``) goes to the next function that takes one.
+
+    Raises
+    ------
+    FormError
+        There are not as many functions as the node needs, more parameters than they take or fewer
+        than they need, or a name is unknown.
+    """
+    count = len(_DEFAULTS[cell])
+    names = [_function_name(name).lower() for name in attr.get("activations", ())]
+    names = names or list(_DEFAULTS[cell]) * directions
+    if len(names) != count * directions:
+        raise FormError(f"it has {len(names)} activations, not {count * directions}")
+    unknown = [name for name in names if name not in _PARAMETERS]
+    if unknown:
+        raise FormError(f"activation '{unknown[0]}' is none of ONNX's")
+    alphas = iter([float(value) for value in attr.get("activation_alpha", ())])
+    betas = iter([float(value) for value in attr.get("activation_beta", ())])
+    found = [_activation(name, alphas, betas) for name in names]
+    if next(alphas, None) is not None or next(betas, None) is not None:
+        raise FormError("it has more activation_alpha or activation_beta than its functions take")
+    return tuple(tuple(found[i : i + count]) for i in range(0, len(found), count))
+
+
+def _activation(name: str, alphas: Iterator[float], betas: Iterator[float]) -> Activation:
+    alpha, beta = _PARAMETERS[name]
+    alpha = 0.0 if alpha is None else next(alphas, alpha)
+    beta = 0.0 if beta is None else next(betas, beta)
+    if math.isnan(alpha) or math.isnan(beta):
+        raise FormError(f"activation '{name}' has no activation_alpha or activation_beta")
+    return Activation(name, alpha, beta)
+
+
+def _function_name(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+# Rearranges weights: right away where they are stored in the model, else as Relax operators.
+
+
+class Arrays:
+    """Operations on arrays that are NumPy's or Relax expressions of static shape."""
+
+    def __init__(self, bb: relax.BlockBuilder) -> None:
+        self._bb = bb
+
+    def given(self, value: relax.Expr) -> Any:
+        """The stored array behind a constant; other expressions as they are."""
+        return value.value.numpy() if isinstance(value, tvm.ir.GenericConst) else value
+
+    def expression(self, array: Any) -> relax.Expr:
+        """A Relax expression for either kind."""
+        if isinstance(array, np.ndarray):
+            return relax.const(np.ascontiguousarray(array), str(array.dtype))
+        return array
+
+    def cast(self, array: Any, dtype: str) -> Any:
+        """The array in another element type."""
+        if isinstance(array, np.ndarray):
+            return array.astype(dtype)
+        same = str(array.ty.dtype) == dtype
+        return array if same else self._bb.normalize(relax.op.astype(array, dtype))
+
+    def reshape(self, array: Any, shape: Sequence[int]) -> Any:
+        """The same elements in another shape."""
+        if isinstance(array, np.ndarray):
+            return array.reshape(shape)
+        return self._bb.normalize(relax.op.reshape(array, list(shape)))
+
+    def transpose(self, array: Any, axes: Sequence[int]) -> Any:
+        """The axes in another order."""
+        if isinstance(array, np.ndarray):
+            return array.transpose(axes)
+        return self._bb.normalize(relax.op.permute_dims(array, list(axes)))
+
+    def padded(self, array: Any, axis: int, size: int) -> Any:
+        """The array with zeros behind it along one axis."""
+        shape = self.shape(array)
+        if shape[axis] == size:
+            return array
+        if isinstance(array, np.ndarray):
+            return np.pad(array, [(0, size - n if a == axis else 0) for a, n in enumerate(shape)])
+        shape[axis] = size - shape[axis]
+        zeros = relax.op.full(shape, relax.const(0, str(array.ty.dtype)))
+        return self._bb.normalize(relax.op.concat([array, self._bb.normalize(zeros)], axis))
+
+    def part(self, array: Any, axis: int, start: int, end: int) -> Any:
+        """Elements from ``start`` to before ``end`` along one axis."""
+        if isinstance(array, np.ndarray):
+            return array[(slice(None),) * axis + (slice(start, end),)]
+        return self._bb.normalize(relax.op.strided_slice(array, [axis], [start], [end]))
+
+    def add(self, a: Any, b: Any) -> Any:
+        """The sum of two arrays of the same kind."""
+        if isinstance(a, np.ndarray):
+            return a + b
+        return self._bb.normalize(relax.op.add(a, b))
+
+    @staticmethod
+    def shape(array: Any) -> list[int]:
+        """Its sizes, which must be known."""
+        return [
+            int(size) for size in (array.shape if isinstance(array, np.ndarray) else array.ty.shape)
+        ]
+
+
+class RecurrentWeights:
+    """The weights of a layer in the order in which ``Recurrence.operands`` wants them."""
+
+    def __init__(self, arrays: Arrays, recurrence: Recurrence) -> None:
+        self._arrays = arrays
+        self._recurrence = recurrence
+
+    def projection(self, w: Any) -> Any:
+        """``W [directions, gates * H, I]`` as ``[I, columns of x]``."""
+        blocks = self._in_blocks(w)
+        size = self._arrays.shape(w)[2]
+        turned = self._arrays.transpose(blocks, (4, 0, 2, 1, 3))
+        columns = math.prod(self._arrays.shape(turned)[1:])
+        return self._arrays.reshape(turned, [size, columns])
+
+    def recurrent(self, r: Any) -> list[Any]:
+        """``R [directions, gates * H, H]`` for each product."""
+        blocks = self._arrays.padded(self._in_blocks(r), 4, self._recurrence.summed)
+        turned = self._arrays.transpose(blocks, (0, 2, 4, 1, 3))
+        return [
+            self._arrays.part(turned, 3, product.gates[0], product.gates[-1] + 1)
+            for product in self._recurrence.products()
+        ]
+
+    def biases(self, b: Any) -> tuple[Any, Any | None]:
+        """``B [directions, 2 * gates * H]`` as what is added to ``x`` and as ``b_candidate``."""
+        recurrence, arrays = self._recurrence, self._arrays
+        width = recurrence.gates * recurrence.hidden
+        outer, inner = arrays.part(b, 1, 0, width), arrays.part(b, 1, width, 2 * width)
+        candidate = None
+        if "b_candidate" in recurrence.operands():
+            last = 2 * recurrence.hidden
+            candidate = arrays.padded(arrays.part(inner, 1, last, width), 1, recurrence.padded)
+            inner = arrays.padded(arrays.part(inner, 1, 0, last), 1, width)
+        total = arrays.reshape(arrays.add(outer, inner), [recurrence.directions, width, 1])
+        turned = arrays.transpose(self._in_blocks(total), (0, 2, 1, 3, 4))
+        return arrays.reshape(turned, [math.prod(arrays.shape(turned))]), candidate
+
+    def peepholes(self, p: Any) -> Any:
+        """``P [directions, 3 * H]`` as ``[directions, 3, padded]``."""
+        recurrence = self._recurrence
+        cut = self._arrays.reshape(p, [recurrence.directions, 3, recurrence.hidden])
+        return self._arrays.padded(cut, 2, recurrence.padded)
+
+    def _in_blocks(self, weights: Any) -> Any:
+        """``[directions, gates * H, n]`` as ``[directions, gates, blocks, units, n]``."""
+        recurrence, arrays = self._recurrence, self._arrays
+        directions, gates = recurrence.directions, recurrence.gates
+        last = arrays.shape(weights)[2]
+        cut = arrays.reshape(weights, [directions, gates, recurrence.hidden, last])
+        padded = arrays.padded(cut, 2, recurrence.padded)
+        shape = [directions, gates, recurrence.blocks, recurrence.units, last]
+        return arrays.reshape(padded, shape)
+
 
 _REVERSE = {"forward": (False,), "reverse": (True,), "bidirectional": (False, True)}
 
@@ -76,7 +269,7 @@ class _Layer:
         self.dtype = str(given["X"].ty.dtype)
         self.computed = _WIDER.get(self.dtype, self.dtype)
         self.recurrence = _recurrence(cell, given, attr)
-        given["X"] = self._with_open_sizes(given["X"])
+        given["X"] = self._with_symbolic_sizes(given["X"])
         self.steps, self.batch = _steps_and_batch(given["X"], self.recurrence.batch_first)
 
     def converted(self) -> relax.Expr:
@@ -104,7 +297,7 @@ class _Layer:
         ]
         return relax.Tuple(outputs)
 
-    def _with_open_sizes(self, x: relax.Expr) -> relax.Expr:
+    def _with_symbolic_sizes(self, x: relax.Expr) -> relax.Expr:
         """The input, with names for its sizes where not even those are known (after an If)."""
         if isinstance(x.ty.shape, relax.ShapeExpr):
             return x
@@ -138,7 +331,7 @@ class _Layer:
         return [*(outer[::-1] if self.recurrence.batch_first else outer), self.recurrence.hidden]
 
     def _matched(self, array: Any, shape: list[Any]) -> relax.Expr:
-        """The array, which a check at run time ensures to be of ``shape`` where that is open."""
+        """The array, which a check at run time ensures to be of ``shape``."""
         value = self.arrays.expression(array)
         wanted = relax.TensorType(shape, str(value.ty.dtype))
         found = value.ty.shape
@@ -241,7 +434,7 @@ def _steps_and_batch(x: relax.Expr, batch_first: bool) -> tuple[Any, Any]:
 
 
 def _require_same(found: list[Any], wanted: list[Any]) -> None:
-    """Raises FormError for shapes that differ whatever the open sizes are."""
+    """Raises FormError for shapes that differ whatever the symbolic sizes are."""
     fits = len(found) == len(wanted) and all(
         int(a) == int(b)
         for a, b in zip(found, wanted, strict=True)

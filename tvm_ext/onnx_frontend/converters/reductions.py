@@ -1,9 +1,11 @@
-"""The reductions with axes that are computed in the run, of empty sets, and of booleans.
+"""Reductions, ArgMax, ArgMin, TopK, and the running sums and products CumSum and CumProd.
 
-TVM's converters want constant axes, return the input of ReduceL2 or ReduceLogSum unchanged where
-``noop_with_empty_axes`` asks for no reduction but the rest of the formula, and know no booleans.
-The maximum of an empty set, or of infinities below zero as in a row of a mask, is -3.4e38 there.
-Everything else is left to them.
+Axes may be computed in the run, sets may be empty, and elements booleans.
+
+TVM's converters want constant axes, return the input of ReduceL2 or ReduceLogSum unchanged
+where ``noop_with_empty_axes`` asks for no reduction but the rest of the formula, and know no
+booleans. The maximum of an empty set, or of infinities below zero as in a row of a mask, is
+-3.4e38 there. Everything else is left to them.
 """
 
 import math
@@ -13,11 +15,24 @@ from typing import Any
 
 import numpy as np
 from tvm import relax, te, tirx
+from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_input
-from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of
-from tvm_ext.onnx_frontend.converters.runtime_sizes import computed_dimensions, wide
+from tvm_ext.onnx_frontend.converters.arguments import (
+    Size,
+    constant_array,
+    size_argument,
+    sizes_of,
+    takes_sizes,
+)
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
+from tvm_ext.onnx_frontend.converters.runtime_sizes import (
+    computed_dimensions,
+    constant_integers,
+    integer_tensor,
+    wide,
+)
 
 _Unary = Callable[[relax.Expr], relax.Expr]
 
@@ -288,3 +303,172 @@ def _number(value: float | int, dtype: str) -> np.ndarray:
 
 
 REDUCTIONS = {name: _reduction(name) for name in _FORMULAS}
+
+
+# ArgMax and ArgMin.
+#
+# TVM's start from -1 and the lowest number: where all numbers are infinite or NaN, -1 or a place
+# behind the end comes out. ONNX Runtime's are places in the tensor.
+
+
+def _inside(name: str) -> Any:
+    stock = onnx_converter_map()[name]
+
+    class Inside(OnnxOpConverter):
+        """TVM's converter, with places from the first to the last."""
+
+        @classmethod
+        def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
+            size = sizes_of(inputs[0])[attr.get("axis", 0)]
+            found = bb.normalize(stock._impl_v12(bb, inputs, attr, params))
+            dtype = str(found.ty.dtype)
+            found = bb.normalize(relax.op.maximum(found, relax.const(0, dtype)))
+            if not isinstance(size, int):
+                return found
+            return relax.op.minimum(found, relax.const(max(size - 1, 0), dtype))
+
+    Inside.__name__ = name
+    return Inside
+
+
+ARG_EXTREMES: dict[str, Any] = {name: _inside(name) for name in ("ArgMax", "ArgMin")}
+
+
+# CumSum and CumProd along any axis, exclusive and reverse.
+#
+# TVM's CumSum takes no axis that is computed in the run; it has no CumProd.
+
+
+def _cumulated(
+    bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any, product: bool
+) -> relax.Expr:
+    data, rank = inputs[0], len(sizes_of(inputs[0]))
+    axes = constant_integers(inputs[1], params)
+    if axes is not None:
+        return cumulated(bb, data, int(axes[0]) % rank, attr, product)
+    if rank == 1:
+        return cumulated(bb, data, 0, attr, product)
+    chosen = integer_tensor(bb, inputs[1])
+    # An axis of the run: the result for each one, of which the run's is taken.
+    every = [cumulated(bb, data, axis, attr, product) for axis in range(rank)]
+
+    def pick(chosen: te.Tensor, *every: te.Tensor) -> te.Tensor:
+        def read(*index: tirx.Var) -> tirx.Expr:
+            value = every[-1](*index)
+            for axis in range(rank - 1):
+                here = tirx.any(chosen[0] == axis, chosen[0] == axis - rank)
+                value = tirx.if_then_else(here, every[axis](*index), value)
+            return value
+
+        return te.compute(every[0].shape, read, name="along_axis")
+
+    return bb.emit_te(pick, chosen, *every, primfunc_name_hint="along_axis")
+
+
+def cumulated(
+    bb: relax.BlockBuilder, data: relax.Expr, axis: int, attr: dict, product: bool
+) -> relax.Expr:
+    """Running sums or products along an axis; ``attr``: as of CumSum."""
+    sizes, dtype = sizes_of(data), str(data.ty.dtype)
+    exclusive, reverse = bool(attr.get("exclusive", 0)), bool(attr.get("reverse", 0))
+    size, before, behind = sizes[axis], sizes[:axis], sizes[axis + 1 :]
+    summed = dtype if dtype not in ("float16", "bfloat16") else "float32"
+
+    def body(read: Any, written: Any) -> None:
+        with nested(*before, *behind) as places:
+            outer, inner = places[: len(before)], places[len(before) :]
+            total = local_array(1, summed)
+            total[0] = tirx.const(1 if product else 0, summed)
+            with T.serial(0, size) as step:
+                place = size - 1 - step if reverse else step
+                index = (*outer, place, *inner)
+                if exclusive:
+                    written[index] = total[0].astype(dtype)
+                value = read[index].astype(summed)
+                total[0] = total[0] * value if product else total[0] + value
+                if not exclusive:
+                    written[index] = total[0].astype(dtype)
+
+    name = "cumulated_product" if product else "cumulated_sum"
+    return emit_loops(bb, name, [data], [(sizes, dtype)], body)[0]
+
+
+class CumSum(OnnxOpConverter):
+    """Running sums."""
+
+    @classmethod
+    def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        return _cumulated(bb, inputs, attr, params, product=False)
+
+
+class CumProd(OnnxOpConverter):
+    """Running products."""
+
+    @classmethod
+    def _impl_v26(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        return _cumulated(bb, inputs, attr, params, product=True)
+
+
+# TopK with a k of the run, of every type of numbers.
+#
+# TVM's converter takes a constant k and sorted results only, and its kernel no unsigned integers.
+
+
+# What the sorting function of the runtime takes; others are turned into one of these.
+_SORTED = ("float32", "float64", "int32", "int64")
+_WIDER = {
+    **dict.fromkeys(("int8", "int16", "uint8", "uint16", "bool"), "int32"),
+    **dict.fromkeys(("float16", "bfloat16"), "float32"),
+    "uint32": "int64",
+}
+
+
+@takes_sizes(1)
+class TopK(OnnxOpConverter):
+    """Values and their places along an axis; of equal ones the first comes first."""
+
+    @classmethod
+    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        return _top(bb, inputs[0], int(attr["k"]), attr)
+
+    @classmethod
+    def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        return _top(bb, inputs[0], size_argument(bb, inputs[1], params, "k"), attr)
+
+
+def _top(bb: relax.BlockBuilder, data: relax.Expr, k: Any, attr: dict) -> relax.Expr:
+    sizes, largest = sizes_of(data), bool(attr.get("largest", 1))
+    axis = attr.get("axis", -1) % len(sizes)
+    if isinstance(k, int) and isinstance(sizes[axis], int) and not 0 <= k <= sizes[axis]:
+        raise FormError(f"its k is {k}, and the axis has {sizes[axis]} elements")
+    if isinstance(k, int) and k > 0 and str(data.ty.dtype) in _SORTED:
+        return relax.op.topk(data, k, axis, ret_type="both", largest=largest, dtype="int64")
+    keys = sortable(bb, data)
+    order = bb.emit(relax.op.argsort(keys, axis=axis, descending=largest, dtype="int64"))
+
+    def kernel(data: te.Tensor, order: te.Tensor, k: Any) -> list[te.Tensor]:
+        shape = [k if place == axis else size for place, size in enumerate(data.shape)]
+
+        def value(*index: tirx.Var) -> tirx.Expr:
+            return data(*index[:axis], order(*index), *index[axis + 1 :])
+
+        places = te.compute(shape, lambda *index: order(*index), name="places")
+        return [te.compute(shape, value, name="values"), places]
+
+    both = bb.emit_te(kernel, data, order, k, primfunc_name_hint="top_k")
+    return relax.Tuple([bb.emit(relax.TupleGetItem(both, place)) for place in range(2)])
+
+
+def sortable(bb: relax.BlockBuilder, data: relax.Expr) -> relax.Expr:
+    """Numbers in the same order, of a type that the runtime can sort."""
+    dtype = str(data.ty.dtype)
+    if dtype in _SORTED:
+        return data
+    if dtype == "uint64":
+        # The upper half wraps around to negative numbers: turning the top bit puts it on top.
+        signed = bb.emit(relax.op.astype(data, "int64"))
+        top = relax.const(np.iinfo(np.int64).min, "int64")
+        return bb.emit(relax.op.bitwise_xor(signed, top))
+    if dtype not in _WIDER:
+        raise FormError(f"its elements are {dtype}, which have no order")
+    return bb.emit(relax.op.astype(data, _WIDER[dtype]))

@@ -17,17 +17,26 @@ from tvm import relax, te, tirx
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.targets import current_gpu
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
-from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of, text
-from tvm_ext.onnx_frontend.converters.checked_sizes import equal_sizes
-from tvm_ext.onnx_frontend.converters.interpolation import Interpolation, resized_along
-from tvm_ext.onnx_frontend.converters.interpolation_tables import are_known, resized_by_tables
+from tvm_ext.onnx_frontend.converters.arguments import (
+    Size,
+    constant_array,
+    sizes_of,
+    takes_sizes,
+    text,
+)
+from tvm_ext.onnx_frontend.converters.interpolation import (
+    Interpolation,
+    are_known,
+    resized_along,
+    resized_by_tables,
+)
 from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     computed_dimensions,
     constant_integers,
     integer_tensor,
     sizes_in_the_run,
 )
-from tvm_ext.onnx_frontend.converters.traits import takes_sizes
+from tvm_ext.onnx_frontend.converters.shape_constraints import equal_sizes
 from tvm_ext.onnx_frontend.sizes import SizeValues
 
 _TvmResize = onnx_converter_map()["Resize"]

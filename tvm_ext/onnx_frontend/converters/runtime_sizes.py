@@ -81,10 +81,10 @@ def sizes_in_the_run(bb: relax.BlockBuilder, value: Any, params: Any, name: str)
     tensor = integer_tensor(bb, value)
     count = vector_length(tensor, "sizes")
     found = value.listed() if isinstance(value, SizeValues) else [None] * count
-    open_places = [place for place, element in enumerate(found) if element is None]
-    names = [f"{name}_{place}" for place in open_places]
-    new = computed_dimensions(bb, names, lambda t: [t[place] for place in open_places], tensor)
-    for place, dimension in zip(open_places, new, strict=True):
+    symbolic_places = [place for place, element in enumerate(found) if element is None]
+    names = [f"{name}_{place}" for place in symbolic_places]
+    new = computed_dimensions(bb, names, lambda t: [t[place] for place in symbolic_places], tensor)
+    for place, dimension in zip(symbolic_places, new, strict=True):
         found[place] = dimension
     return found
 

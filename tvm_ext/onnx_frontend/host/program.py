@@ -14,10 +14,9 @@ from onnx import numpy_helper
 
 from tvm_ext.errors import RunError, TvmExtError, own_words
 from tvm_ext.onnx_frontend.host.operators import HOST_OPERATORS
-from tvm_ext.onnx_frontend.host.operators.operator import Compute, attributes_of
-from tvm_ext.onnx_frontend.host.operators.reference import by_reference
-from tvm_ext.onnx_frontend.operator_key import DEFAULT_DOMAINS, operator_key
-from tvm_ext.open_dimensions import listed
+from tvm_ext.onnx_frontend.host.operators.operator import Compute, attributes_of, by_reference
+from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, operator_key
+from tvm_ext.tensor_spec import listed
 
 PART_DOMAIN = "tvm_ext.parts"
 
@@ -47,7 +46,7 @@ def part_call(
 
 
 @dataclass(frozen=True)
-class Step:
+class HostStep:
     """One step of a program.
 
     Attributes
@@ -126,7 +125,9 @@ class HostProgram:
         self._is_body = is_body
         self.steps = tuple(self._step(node) for node in graph.node)
 
-    def run(self, given: Mapping[str, Any], observe: Callable[[Step], Any] | None = None) -> Values:
+    def run(
+        self, given: Mapping[str, Any], observe: Callable[[HostStep], Any] | None = None
+    ) -> Values:
         """All values of one run, outputs included; ``given`` holds the inputs.
 
         ``observe`` is told of each step ahead of it. Raises RunError where an operator refuses its
@@ -151,13 +152,13 @@ class HostProgram:
         values = self.run(given)
         return [values[name] for name in self.outputs]
 
-    def _step(self, node: onnx.NodeProto) -> Step:
+    def _step(self, node: onnx.NodeProto) -> HostStep:
         part, apply = None, self._apply(node)
         if node.domain == PART_DOMAIN:
             part = int(node.attribute[0].i)
         key = operator_key(node)
         kept = tuple((place, name) for place, name in enumerate(node.output) if name)
-        return Step(key, node.name, part, tuple(node.input), tuple(node.output), apply, kept)
+        return HostStep(key, node.name, part, tuple(node.input), tuple(node.output), apply, kept)
 
     def _apply(self, node: onnx.NodeProto) -> _Apply:
         inputs = tuple(node.input)

@@ -10,8 +10,7 @@ from onnx import TensorProto
 from tvm_ext.errors import InputError
 from tvm_ext.model_inputs import check_host_array, require_fits
 from tvm_ext.onnx_frontend.narrow_types import narrow_type
-from tvm_ext.open_size import SizeRange
-from tvm_ext.tensor_spec import STRING, TensorSpec
+from tvm_ext.tensor_spec import STRING, SizeRange, TensorSpec
 
 Conversion: TypeAlias = Callable[[Any], Any]
 

@@ -37,7 +37,7 @@ class SizeValues:
     @staticmethod
     def of(dtype: str, elements: np.ndarray, tensor: relax.Expr | None = None) -> "SizeValues":
         """The values, in NumPy's own type where all of them are known."""
-        if elements.dtype == object and not any(_is_open(element) for element in elements.flat):
+        if elements.dtype == object and not any(_is_symbolic(element) for element in elements.flat):
             elements = np.array(elements.tolist(), dtype).reshape(elements.shape)
         return SizeValues(dtype, elements, tensor)
 
@@ -92,7 +92,7 @@ def array_of(elements: Sequence[Element], shape: Sequence[int]) -> np.ndarray:
     return array.reshape(shape)
 
 
-def _is_open(element: Element) -> bool:
+def _is_symbolic(element: Element) -> bool:
     return element is None or isinstance(element, tvm.ir.Expr)
 
 

@@ -1,7 +1,11 @@
-"""Writes operations of xDSL's csl dialect, one after the other, at the end of a block."""
+"""Writes operations of xDSL's csl dialect, one after the other, and the arrays of one processing
+element.
+"""
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from xdsl.dialects import arith, csl, memref, scf
@@ -21,7 +25,9 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Block, Region
 from xdsl.ir.affine import AffineExpr, AffineMap
 
-from tvm_ext.tuning.mesh_analysis.affine import Affine
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tuning.index_expressions import Affine
+from tvm_ext.wafer.csl.kernel import ELEMENT_BYTES, Load, PeKernel, Tensor, assignments_of
 
 I16 = IntegerType(16)
 U16 = IntegerType(16, Signedness.UNSIGNED)
@@ -169,3 +175,113 @@ class Body:
     def compare(self, left: Any, right: Any, how: str = "eq") -> Any:
         """Whether a comparison of two integers holds: "eq", "slt" (less than)."""
         return self.add(arith.CmpiOp(left, right, how))
+
+
+# Names of a CSL program.
+
+
+class Names:
+    """Gives each thing a name of its own; keywords are the printer's matter.
+
+    Parameters
+    ----------
+    taken : iterable of str
+        Names that the program has anyway.
+    """
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+
+    def unique(self, wanted: str) -> str:
+        """``wanted`` with letters, digits and underscores only, and a number if it is taken.
+
+        A name does not end in an underscore and a number: xDSL would cut them off.
+        """
+        base = re.sub(r"\W", "_", wanted, flags=re.ASCII)
+        base = re.sub(r"_+(\d+)$", r"\1", base)
+        if not base or base[0].isdigit():
+            base = f"t{base}"
+        found, number = base, 1
+        while found in self._taken:
+            number += 1
+            found = f"{base}{'n' if base[-1].isdigit() else ''}{number}"
+        self._taken.add(found)
+        return found
+
+
+# The arrays of one PE in xDSL's csl dialect.
+
+
+# Offsets of descriptors are signed integers of 16 bits.
+_MOST_ELEMENTS = (1 << 15) - 1
+
+
+class Memory:
+    """Declares arrays.
+
+    Parameters
+    ----------
+    kernel : PeKernel
+        Whose tiles they are.
+    declarations : Body
+        The part of the program before its functions.
+    names : Names
+        Of the program.
+
+    Attributes
+    ----------
+    arrays : dict[Tensor, list]
+        Those of the tiles: two, for even and odd steps, where one is filled while one is read.
+    bytes : int
+        Of all arrays so far.
+    """
+
+    def __init__(self, kernel: PeKernel, declarations: Body, names: Names) -> None:
+        self.kernel = kernel
+        self.bytes = 0
+        self.arrays: dict[Tensor, list[Any]] = {}
+        self._declarations = declarations
+        self._names = names
+        self._spares: dict[tuple[int, str], Any] = {}
+        loops = [one.loops for one in assignments_of(kernel.items) if one.loops]
+        self._longest = max((one[-1].extent for one in loops), default=1)
+        twice = kernel.double_buffered
+        for tensor, tile in kernel.tiles.items():
+            both = [f"{tensor.name}_even", f"{tensor.name}_odd"]
+            self.arrays[tensor] = [
+                self._declare(name, tile.elements, tensor.dtype)
+                for name in (both if tensor in twice else [tensor.name])
+            ]
+
+    def spare(self, number: int, dtype: str) -> Any:
+        """An array for values in between, the same one for the same number and type."""
+        if (number, dtype) not in self._spares:
+            name = f"spare{number}_{'f32' if dtype == 'float32' else 'f16'}"
+            self._spares[number, dtype] = self._declare(name, self._longest, dtype)
+        return self._spares[number, dtype]
+
+    def _declare(self, name: str, elements: int, dtype: str) -> Any:
+        if elements > _MOST_ELEMENTS:
+            raise NotApplicable(
+                f"the tile of {name} has {elements} elements, more than the {_MOST_ELEMENTS} that "
+                "a descriptor reaches"
+            )
+        self.bytes += elements * ELEMENT_BYTES[dtype]
+        return self._declarations.array(self._names.unique(name), elements, dtype)
+
+
+@dataclass(frozen=True)
+class View:
+    """A memory as the steps of one parity see it, 0 or 1."""
+
+    memory: Memory
+    parity: int = 0
+
+    def array(self, tensor: Tensor) -> Any:
+        """The array of a tensor."""
+        arrays = self.memory.arrays[tensor]
+        return arrays[self.parity % len(arrays)]
+
+    def offset(self, load: Load) -> Affine:
+        """Where an element lies in its array: elements from the start."""
+        return self.memory.kernel.tiles[load.tensor].offset(load.indices)

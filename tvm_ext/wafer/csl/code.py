@@ -1,25 +1,72 @@
 """CSL source of one kernel."""
 
+import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tvm import tirx
+from xdsl.backend.csl.print_csl import print_to_csl
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.utils.exceptions import VerifyException
 
 from tvm_ext.configs.atomic_file import OutputPathError, write_text
-from tvm_ext.hardware.mesh_description import MeshDescription
-from tvm_ext.hardware.wafer.limits import check_limits
-from tvm_ext.tuning.mesh_analysis.loops import NotReadable
-from tvm_ext.wafer.csl import collectives
-from tvm_ext.wafer.csl.errors import CslError, NotCovered
-from tvm_ext.wafer.csl.kernel import COLUMN_NUMBER, ROW_NUMBER, MeshKernel
-from tvm_ext.wafer.csl.layout import layout
-from tvm_ext.wafer.csl.pe_program import pe_program
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.wafer.description import WaferDescription, check_limits
+from tvm_ext.wafer.csl import CslError, declarations
+from tvm_ext.wafer.csl.kernel import COLUMN_NUMBER, ROW_NUMBER, PeKernel, Tensor
+from tvm_ext.wafer.csl.pe_program import layout, pe_program
 from tvm_ext.wafer.csl.read_kernel import read_kernel
-from tvm_ext.wafer.csl.source import csl_source
-from tvm_ext.wafer.csl.values import Tensor
+
+# Prints modules of the csl dialect as files of CSL, and lets nothing through half.
+
+
+# The printer writes these for what it does not know, and goes on as if nothing had happened.
+_UNKNOWN = re.compile(r"//\s*unknown op|<!?unknown ")
+_FILE = "// FILE: "
+_BETWEEN = "// -----"
+
+
+def csl_source(module: Any) -> dict[str, str]:
+    """The text of each file, by name with its ending.
+
+    Raises CslError when the operations are no valid program, or when the printer does not know one
+    of them: it would leave a comment in its place, and no error.
+
+    Parameters
+    ----------
+    module
+        A ``builtin.module`` of ``csl.module`` operations.
+    """
+    printed = io.StringIO()
+    try:
+        module.verify()
+        print_to_csl(module, printed)
+    except (VerifyException, ValueError, RuntimeError, AssertionError, KeyError) as error:
+        reason = str(error).splitlines()[-1] if str(error) else type(error).__name__
+        raise CslError(
+            f"xDSL cannot print the program: {reason}; expected operations of its csl dialect"
+        ) from error
+    return _files(printed.getvalue())
+
+
+def _files(text: str) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    name = ""
+    for line in text.splitlines():
+        if _UNKNOWN.search(line):
+            raise CslError(
+                f"xDSL's printer does not know part of the program: '{line.strip()}'; expected "
+                "what its csl dialect can print"
+            )
+        if line.startswith(_FILE):
+            name = f"{line.removeprefix(_FILE)}.csl"
+            found[name] = []
+        elif line != _BETWEEN:
+            found[name].append(line.rstrip())
+    return {file: "\n".join(lines).strip() + "\n" for file, lines in found.items()}
 
 
 @dataclass(frozen=True)
@@ -107,15 +154,15 @@ class CslCode:
         return paths
 
 
-def kernel_code(func: tirx.PrimFunc, mesh: MeshDescription, name: str = "main") -> CslCode:
+def kernel_code(func: tirx.PrimFunc, mesh: WaferDescription, name: str = "main") -> CslCode:
     """The CSL source of a kernel that is scheduled for a mesh.
 
     Parameters
     ----------
     func : tirx.PrimFunc
         The kernel, with the annotations of ``tir_schedules/wafer/annotations.py``: elementwise
-        work, or a product of matrices as SUMMA, with what is computed from its result.
-    mesh : MeshDescription
+        work, or a matmul as SUMMA, with what is computed from its result.
+    mesh : WaferDescription
         The machine, for its limits.
     name : str
         What to call it in messages and comments.
@@ -124,30 +171,30 @@ def kernel_code(func: tirx.PrimFunc, mesh: MeshDescription, name: str = "main") 
     ------
     CslError
         The kernel does something that no code is written for.
-    MeshLimitError
+    WaferLimitError
         It takes more memory, PEs or routes than the mesh has.
     """
     try:
         kernel = read_kernel(func, name)
         program = pe_program(kernel)
-    except (NotCovered, NotReadable) as error:
+    except NotApplicable as error:
         raise CslError(
             f"there is no code for kernel '{name}': {error}; expected work of each PE on its own, "
             "or with multicasts between PEs, as in SUMMA"
         ) from error
-    colours = collectives.COLOURS if program.lines else 0
+    colours = declarations.COLOURS if program.lines else 0
     check_limits(mesh, kernel.rows, kernel.columns, program.bytes, colours)
     module = ModuleOp([program.module, layout(kernel, program.lines)])
     files = csl_source(module)
     if program.lines:
-        files[collectives.FILE] = collectives.collectives_source()
+        files[declarations.FILE] = declarations.collectives_source()
     heading = _heading(kernel)
     texts = {file: heading + text for file, text in files.items()}
     shards = tuple(_shard(kernel, t, symbol) for t, symbol in program.symbols.items())
     return CslCode(name, kernel.rows, kernel.columns, texts, shards, program.bytes, module)
 
 
-def _heading(kernel: MeshKernel) -> str:
+def _heading(kernel: PeKernel) -> str:
     name = "".join(c if c.isprintable() else "?" for c in kernel.name)
     return (
         f"// Kernel {name} on {kernel.rows} rows and {kernel.columns} columns of PEs.\n"
@@ -155,7 +202,7 @@ def _heading(kernel: MeshKernel) -> str:
     )
 
 
-def _shard(kernel: MeshKernel, tensor: Tensor, symbol: str) -> Shard:
+def _shard(kernel: PeKernel, tensor: Tensor, symbol: str) -> Shard:
     tile = kernel.tiles[tensor]
 
     def steps(line: int) -> tuple[int, ...]:

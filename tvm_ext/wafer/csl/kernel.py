@@ -1,16 +1,200 @@
 """A kernel as the program of one PE: arrays of its memory, assignments in loops, messages.
 
 Loops are known by numbers of their own, as in the sums of ``Affine``; a PE's row and column are two
-more, ``ROW_NUMBER`` and ``COLUMN_NUMBER``.
-"""
+more, ``ROW_NUMBER`` and ``COLUMN_NUMBER``."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import tvm
+from tvm import tirx
+
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
-from tvm_ext.tuning.mesh_analysis.affine import Affine
-from tvm_ext.wafer.csl.values import Load, Tensor, Value, loads_of
+from tvm_ext.tuning.index_expressions import Affine, affine_of
+
+# What an assignment computes, as a tree of loads, numbers and operations.
+
+
+FLOATS = ("float32", "float16")
+"""What vector instructions compute on."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a kernel.
+
+    Attributes
+    ----------
+    number : int
+        Of its own in the kernel.
+    name : str
+        Not always of its own.
+    dtype : str
+        Of its elements.
+    shape : tuple[int, ...]
+        Of the whole tensor, over all PEs.
+    is_parameter : bool
+        Whether the kernel gets or returns it.
+    """
+
+    number: int
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    is_parameter: bool
+
+
+@dataclass(frozen=True)
+class Load:
+    """One element of a tensor; ``indices`` has one sum a dimension."""
+
+    tensor: Tensor
+    indices: tuple[Affine, ...]
+
+    @property
+    def dtype(self) -> str:
+        """Of the element."""
+        return self.tensor.dtype
+
+
+@dataclass(frozen=True)
+class Number:
+    """A constant."""
+
+    value: float
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``name`` applied to ``operands``: see the tables below; ``dtype`` is the result's."""
+
+    name: str
+    operands: "tuple[Value, ...]"
+    dtype: str
+
+
+Value = Load | Number | Operation
+
+_BINARY = {
+    tirx.Add: "add",
+    tirx.Sub: "sub",
+    tirx.Mul: "mul",
+    tirx.Div: "div",
+    tirx.Max: "max",
+    tirx.Min: "min",
+}
+COMPARISONS = {
+    tirx.LT: "olt",
+    tirx.LE: "ole",
+    tirx.GT: "ogt",
+    tirx.GE: "oge",
+    tirx.EQ: "oeq",
+    tirx.NE: "une",
+}
+# Functions of one value: what TVM calls them, and what the operation is called here.
+_FUNCTIONS = {
+    "tirx.exp": "exp",
+    "tirx.log": "log",
+    "tirx.tanh": "tanh",
+    "tirx.sqrt": "sqrt",
+    "tirx.rsqrt": "invsqrt",
+    "tirx.sin": "sin",
+    "tirx.cos": "cos",
+    "tirx.floor": "floor",
+    "prim.floor": "floor",
+    "tirx.ceil": "ceil",
+    "prim.ceil": "ceil",
+    "tirx.fabs": "abs",
+    "prim.fabs": "abs",
+    "prim.abs": "abs",
+}
+
+
+def value_of(expr: Any, load: Callable[[Any], Load]) -> Value:
+    """The tree of an expression on float32 and float16.
+
+    Raises NotApplicable for other types and for operations that no code is written for.
+
+    Parameters
+    ----------
+    expr
+        The expression.
+    load
+        Makes a Load of one load of a tensor.
+    """
+    return _Translator(load).value(expr)
+
+
+def loads_of(value: Value) -> Iterator[Load]:
+    """All loads of a tree, from left to right."""
+    if isinstance(value, Load):
+        yield value
+    elif isinstance(value, Operation):
+        for operand in value.operands:
+            yield from loads_of(operand)
+
+
+def _number(value: float, dtype: str) -> Number:
+    if not math.isfinite(value):
+        raise NotApplicable(f"the constant {value} has no literal")
+    return Number(value, dtype)
+
+
+class _Translator:
+    def __init__(self, load: Callable[[Any], Load]) -> None:
+        self._load = load
+
+    def value(self, expr: Any) -> Value:
+        dtype = str(expr.ty)
+        if dtype not in FLOATS:
+            raise NotApplicable(f"it computes on {dtype}; expected float32 or float16")
+        kind = type(expr)
+        if kind is tvm.ir.TensorLoad:
+            return self._load(expr)
+        if kind is tirx.FloatImm:
+            return _number(float(expr.value), dtype)
+        if kind in _BINARY:
+            return Operation(_BINARY[kind], (self.value(expr.a), self.value(expr.b)), dtype)
+        if kind is tirx.Cast:
+            return self._cast(expr, dtype)
+        if kind is tirx.Select:
+            return self._choice(dtype, expr.condition, expr.true_value, expr.false_value)
+        if kind is tvm.ir.Call:
+            return self._call(str(expr.op.name), list(expr.args), dtype)
+        raise NotApplicable(f"a {kind.__name__} has no instruction")
+
+    def _cast(self, expr: Any, dtype: str) -> Value:
+        if isinstance(expr.value, tirx.IntImm):
+            return Number(float(expr.value.value), dtype)
+        return Operation("cast", (self.value(expr.value),), dtype)
+
+    def _call(self, name: str, arguments: list[Any], dtype: str) -> Value:
+        if name in _FUNCTIONS:
+            return Operation(_FUNCTIONS[name], (self.value(arguments[0]),), dtype)
+        if name == "tirx.pow":
+            base, exponent = (self.value(argument) for argument in arguments)
+            return Operation("pow", (base, exponent), dtype)
+        if name == "tirx.sigmoid":
+            one = Number(1.0, dtype)
+            negated = Operation("neg", (self.value(arguments[0]),), dtype)
+            below = Operation("add", (one, Operation("exp", (negated,), dtype)), dtype)
+            return Operation("div", (one, below), dtype)
+        if name == "prim.if_then_else":
+            return self._choice(dtype, *arguments)
+        raise NotApplicable(f"the function {name} has no instruction and is not in <math>")
+
+    def _choice(self, dtype: str, condition: Any, true: Any, false: Any) -> Value:
+        kind = type(condition)
+        if kind not in COMPARISONS:
+            raise NotApplicable("a condition is no comparison of two values: it is on a border")
+        compared = tuple(self.value(side) for side in (condition.a, condition.b))
+        name = f"select_{COMPARISONS[kind]}"
+        return Operation(name, (*compared, self.value(true), self.value(false)), dtype)
+
 
 ROW_NUMBER = -1
 COLUMN_NUMBER = -2
@@ -27,7 +211,7 @@ _WORD_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Tile:
+class LocalTile:
     """The part of a tensor that lies in the memory of one PE, as one array.
 
     Attributes
@@ -85,7 +269,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Loop:
+class CslLoop:
     """``extent`` iterations, from 0 on."""
 
     number: int
@@ -100,7 +284,7 @@ class Assignment:
     ----------
     name : str
         Of the kernel's block.
-    loops : tuple[Loop, ...]
+    loops : tuple[CslLoop, ...]
         From the outermost to the innermost, which one vector instruction goes along.
     target : Load
         What is written.
@@ -113,7 +297,7 @@ class Assignment:
     """
 
     name: str
-    loops: tuple[Loop, ...]
+    loops: tuple[CslLoop, ...]
     target: Load
     value: Value
     limits: tuple[tuple[Affine, int], ...] = ()
@@ -129,7 +313,7 @@ class Assignment:
 class Repeat:
     """``items`` one after the other, for each iteration of a loop."""
 
-    loop: Loop
+    loop: CslLoop
     items: "tuple[Assignment | Repeat, ...]"
 
 
@@ -168,7 +352,7 @@ class Steps:
 
     Attributes
     ----------
-    loop : Loop
+    loop : CslLoop
         Counts the steps.
     overlapped : bool
         Whether the messages of a step are under way while the step before computes.
@@ -178,7 +362,7 @@ class Steps:
         What is computed then.
     """
 
-    loop: Loop
+    loop: CslLoop
     overlapped: bool
     messages: tuple[Multicast, ...]
     items: tuple[Assignment | Repeat, ...]
@@ -188,7 +372,7 @@ Item = Assignment | Repeat | Steps
 
 
 @dataclass(frozen=True)
-class MeshKernel:
+class PeKernel:
     """The program of one PE, the same for all.
 
     Attributes
@@ -207,7 +391,7 @@ class MeshKernel:
     rows: int
     columns: int
     items: tuple[Item, ...]
-    tiles: Mapping[Tensor, Tile]
+    tiles: Mapping[Tensor, LocalTile]
 
     @property
     def double_buffered(self) -> frozenset[Tensor]:
@@ -257,3 +441,34 @@ def assignments_of(items: tuple[Item, ...]) -> Iterator[Assignment]:
         if isinstance(item, Steps):
             yield from (one.copy for one in item.messages if one.copy is not None)
         yield from assignments_of(item.items)
+
+
+# Indices as sums of multiples of loop variables: parts of them, and their range.
+
+
+def sum_of(index: Any, known: Mapping[int, Affine | None], of: str = "of a block") -> Affine:
+    """An index as a sum; ``known`` has what each variable is, by the variable's hash.
+
+    Raises NotApplicable when it is none (it divides, or depends on data); ``of`` says whose it is.
+    """
+    found = affine_of(index, known)
+    if found is None or found.others:
+        raise NotApplicable(f"an index {of} is no sum of multiples of the loops")
+    return found
+
+
+def part(index: Affine, loops: Collection[int]) -> Affine:
+    """The terms of ``loops``, without the constant."""
+    return Affine(0, {loop: factor for loop, factor in index.factors.items() if loop in loops})
+
+
+def without(index: Affine, loops: Collection[int]) -> Affine:
+    """All but the terms of ``loops``."""
+    return index.plus(part(index, loops), -1)
+
+
+def range_of(index: Affine, extents: Mapping[int, int]) -> tuple[int, int]:
+    """The least and the greatest value while each loop goes from 0 below its extent."""
+    ends = [factor * (extents[loop] - 1) for loop, factor in index.factors.items()]
+    least = index.constant + sum(end for end in ends if end < 0)
+    return least, index.constant + sum(end for end in ends if end > 0)

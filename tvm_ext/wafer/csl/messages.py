@@ -3,22 +3,24 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, Pattern
-from tvm_ext.tuning.mesh_analysis.affine import Affine
-from tvm_ext.tuning.mesh_analysis.homes import Home
-from tvm_ext.wafer.csl.errors import NotCovered
+from tvm_ext.tuning.index_expressions import Affine
+from tvm_ext.tuning.wafer.loops import Home
 from tvm_ext.wafer.csl.kernel import (
     PLACES,
     Assignment,
+    CslLoop,
     Item,
-    Loop,
+    Load,
     Multicast,
     Repeat,
     Steps,
+    Tensor,
     assignments_of,
+    range_of,
+    without,
 )
-from tvm_ext.wafer.csl.sums import range_of, without
-from tvm_ext.wafer.csl.values import Load, Tensor
 
 _ALONG = {
     Pattern.MULTICAST_ROW: (ROW,),
@@ -53,7 +55,7 @@ class Messages:
         self._loops = loops
 
     def of(self, item: Item) -> list[Item]:
-        """The item with its messages apart. Raises NotCovered for those that are not written."""
+        """The item with its messages apart. Raises NotApplicable for those that are not written."""
         if isinstance(item, Steps):
             return [self._steps(item)]
         if isinstance(item, Assignment) and item.pattern in _ALONG:
@@ -69,7 +71,7 @@ class Messages:
         """A message outside of steps."""
         found: list[Steps] = []
         for along in _ALONG[copy.pattern]:
-            once = Loop(self._number(), 1)
+            once = CslLoop(self._number(), 1)
             message = self._message(copy, along, once)
             if found:
                 message = replace(message, copy=None)
@@ -86,17 +88,17 @@ class Messages:
                 items.append(one)
                 continue
             if items:
-                raise NotCovered("a message follows after work of the same step")
+                raise NotApplicable("a message follows after work of the same step")
             lines = _ALONG[one.pattern]
             if len(lines) > 1 or any(lines[0] == sent.along for sent in messages):
-                raise NotCovered("a step has several messages along the same PEs")
+                raise NotApplicable("a step has several messages along the same PEs")
             messages.append(self._message(one, lines[0], item.loop))
         return replace(item, messages=tuple(messages), items=tuple(items))
 
-    def _message(self, copy: Assignment, along: str, step: Loop) -> Multicast:
+    def _message(self, copy: Assignment, along: str, step: CslLoop) -> Multicast:
         source = copy.value
         if not isinstance(source, Load) or source.dtype != copy.target.dtype:
-            raise NotCovered(f"block {copy.name} computes what it sends")
+            raise NotApplicable(f"block {copy.name} computes what it sends")
         axis, _ = PLACES[along]
         home = self.homes.get(source.tensor)
         cut = [d for d, found in enumerate(home.axes) if found == axis] if home else []
@@ -104,11 +106,11 @@ class Messages:
         if home is None or not cut:
             return Multicast(array, replace(copy, pattern=""), along)
         if len(cut) > 1:
-            raise NotCovered(f"{source.tensor.name} is cut twice along the {axis}s of PEs")
+            raise NotApplicable(f"{source.tensor.name} is cut twice along the {axis}s of PEs")
         return self._from_pieces(copy, source, along, step, cut[0])
 
     def _from_pieces(
-        self, copy: Assignment, source: Load, along: str, step: Loop, dimension: int
+        self, copy: Assignment, source: Load, along: str, step: CslLoop, dimension: int
     ) -> Multicast:
         """A message whose sender depends on the step: each PE of a line has one piece."""
         name = source.tensor.name
@@ -116,19 +118,19 @@ class Messages:
         inner = without(index, {step.number})
         extents = {one.number: one.extent for one in copy.loops}
         if inner.factors.keys() - extents.keys():
-            raise NotCovered(f"the sender of {name} depends on more than the step")
+            raise NotApplicable(f"the sender of {name} depends on more than the step")
         first, last = range_of(inner, extents)
         per_step = index.factors.get(step.number, 0)
         piece = self._whole_tiles(source.tensor, dimension, per_step)
         # The tile of a step starts at a multiple of its own length, so that it is in one piece.
         in_step = first == 0 and last < per_step
         if not (in_step if per_step else first >= 0 and first // piece == last // piece):
-            raise NotCovered(f"what a step needs of {name} lies in more than one PE")
+            raise NotApplicable(f"what a step needs of {name} lies in more than one PE")
         per_sender = piece // per_step if per_step else 0
         sender = first // piece
         furthest = sender + ((step.extent - 1) // per_sender if per_sender else 0)
         if furthest >= self._pes[along]:
-            raise NotCovered(f"{name} has more pieces than there are PEs along a {along}")
+            raise NotApplicable(f"{name} has more pieces than there are PEs along a {along}")
         within = self._number()
         # In the tensor's coordinates: the piece of the sender itself, and the tile in it.
         own = Affine(-sender * piece).plus(inner)
@@ -151,13 +153,13 @@ class Messages:
         return piece
 
 
-def _needed(item: Steps) -> Loop:
+def _needed(item: Steps) -> CslLoop:
     """The steps that do anything: all of the last ones may lie beyond the end of a tensor."""
     everything = list(assignments_of(item.items))
     count = item.loop.extent
     while count > 1 and all(_is_left_out(one, item.loop.number, count - 1) for one in everything):
         count -= 1
-    return Loop(item.loop.number, count)
+    return CslLoop(item.loop.number, count)
 
 
 def _is_left_out(item: Assignment, step: int, at: int) -> bool:
@@ -170,15 +172,15 @@ def _is_left_out(item: Assignment, step: int, at: int) -> bool:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises NotCovered for a pattern of messages that there is no code for."""
+    """Raises NotApplicable for a pattern of messages that there is no code for."""
     if pattern not in (*_ALONG, Pattern.RESIDENT, ""):
-        raise NotCovered(f"the pattern of messages '{pattern}' is not written")
+        raise NotApplicable(f"the pattern of messages '{pattern}' is not written")
 
 
 def _check_silent(item: Assignment | Repeat) -> None:
-    """Raises NotCovered if a message stands where there is no code for one."""
+    """Raises NotApplicable if a message stands where there is no code for one."""
     if isinstance(item, Repeat):
         for one in item.items:
             _check_silent(one)
     elif item.pattern in _ALONG:
-        raise NotCovered(f"a message ({item.pattern}) stands inside of a loop that is no step")
+        raise NotApplicable(f"a message ({item.pattern}) stands inside of a loop that is no step")

@@ -7,15 +7,53 @@ from dataclasses import dataclass
 from tvm import tirx
 
 from tvm_ext.compiler.lower_model import ModelSource
-from tvm_ext.hardware.mesh_description import MeshDescription
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import compiling_for
+from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.passes.pipeline import Pipeline
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.template import NotMine
+from tvm_ext.tir_schedules.apply_template import apply_template
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.wafer.matmul import ON_RIGHT, ON_SUMMED, SUMMA, WaferMatmul
 from tvm_ext.tune_model import model_kernels
-from tvm_ext.tuning.task import KernelTask
-from tvm_ext.wafer.csl.errors import CslError
-from tvm_ext.wafer.csl.summa import scheduled_as_summa
+from tvm_ext.tuning.candidate import KernelTask
+from tvm_ext.wafer.csl import CslError
+
+# Matmuls scheduled as there is code for them.
+
+
+class SummaDecisions:
+    """The template's own decisions, but SUMMA with as many steps as there are pieces to send.
+
+    In fewer steps, what one step needs lies in several PEs. Instructions go along the result: there
+    is none that sums up a vector.
+
+    Parameters
+    ----------
+    given : mapping of str to int
+        Decisions to take instead, where they are among the options.
+    """
+
+    def __init__(self, given: Mapping[str, int] | None = None) -> None:
+        self._given = FixedDecisions({"algorithm": SUMMA, **(given or {})}, lenient=True)
+
+    def pick(self, name: str, options: Iterable[int], default: int) -> int:
+        """See ``Decisions.pick``."""
+        known = list(options)
+        if name == "steps":
+            default = max(known)
+        if name == "vector" and default == ON_SUMMED:
+            default = ON_RIGHT
+        return self._given.pick(name, known, default)
+
+
+def scheduled_as_summa(
+    func: tirx.PrimFunc, mesh: WaferDescription, given: Mapping[str, int] | None = None
+) -> tirx.PrimFunc | NotApplicable:
+    """A product of matrices for ``mesh``, or why it is none; ``given`` as for SummaDecisions."""
+    scheduled = apply_template(WaferMatmul(), func, mesh, SummaDecisions(given))
+    return scheduled if isinstance(scheduled, NotApplicable) else scheduled.func
+
 
 # Names in a message.
 _MOST_NAMES = 12
@@ -43,7 +81,7 @@ class ModelKernel:
 def model_kernel(
     model: ModelSource,
     wanted: str,
-    mesh: MeshDescription,
+    mesh: WaferDescription,
     input_shapes: Mapping[str, Sequence[int | str]] | None,
     pipeline: Pipeline,
 ) -> ModelKernel:
@@ -58,7 +96,7 @@ def model_kernel(
         As for ``compile``.
     wanted : str
         Name or hash of a kernel; or a pattern (``*`` and ``?``) that only one name matches.
-    mesh : MeshDescription
+    mesh : WaferDescription
         The target.
     pipeline : Pipeline
         The passes.
@@ -74,7 +112,7 @@ def model_kernel(
         tasks = model_kernels(model, input_shapes, pipeline).tasks
         task = _chosen(tasks, wanted)
         summa = scheduled_as_summa(task.func, mesh)
-        if not isinstance(summa, NotMine):
+        if not isinstance(summa, NotApplicable):
             return ModelKernel(task.name, summa, "SUMMA")
         func, choice = schedule_kernel(task.func, mesh)
     return ModelKernel(task.name, func, choice.schedule)

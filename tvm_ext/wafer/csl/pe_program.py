@@ -1,26 +1,32 @@
-"""The program of a PE in xDSL's csl dialect.
+"""The program of a PE in xDSL's csl dialect, and the layout that says which program runs where.
 
-The host starts ``compute`` on all PEs. What follows after messages is in a task that runs once they
-are there: a PE never waits. Phase n is the n-th group of steps with messages: ``send_n`` starts the
-messages of a step, ``step_n`` does the work that they bring the data for.
+The host starts ``compute`` on all PEs. What follows after messages is in a task that runs once
+they are there: a PE never waits. Phase n is the n-th group of steps with messages: ``send_n``
+starts the messages of a step, ``step_n`` does the work that they bring the data for.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from xdsl.dialects import arith, csl
 from xdsl.dialects.builtin import FunctionType, StringAttr
-from xdsl.ir import Region
+from xdsl.ir import Block, Region
 
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
-from tvm_ext.wafer.csl.body import I16, U16, U32, Body
-from tvm_ext.wafer.csl.collectives import ARRIVAL_TASKS, ARRIVALS, STEP_TASK
-from tvm_ext.wafer.csl.declarations import Declarations
-from tvm_ext.wafer.csl.kernel import Item, MeshKernel, Multicast, Steps
-from tvm_ext.wafer.csl.memory import View
-from tvm_ext.wafer.csl.values import Tensor
-from tvm_ext.wafer.csl.work import Work
+from tvm_ext.wafer.csl.body import I16, STRUCT, U16, U32, Body, View
+from tvm_ext.wafer.csl.declarations import (
+    ARRIVAL_TASKS,
+    ARRIVALS,
+    COLLECTIVE_PARAMETERS,
+    COORDINATES,
+    COPY_PARAMETERS,
+    FILE,
+    STEP_TASK,
+    Declarations,
+)
+from tvm_ext.wafer.csl.kernel import Item, Multicast, PeKernel, Steps, Tensor
+from tvm_ext.wafer.csl.work import WorkWriter
 
 PROGRAM = "pe_program"
 ENTRY = "compute"
@@ -49,16 +55,16 @@ class PeProgram:
     symbols: Mapping[Tensor, str]
 
 
-def pe_program(kernel: MeshKernel) -> PeProgram:
+def pe_program(kernel: PeKernel) -> PeProgram:
     """The program that all PEs run.
 
-    Raises NotCovered when an array is longer than descriptors reach.
+    Raises NotApplicable when an array is longer than descriptors reach.
     """
     return _Writer(kernel).program()
 
 
 class _Writer:
-    def __init__(self, kernel: MeshKernel) -> None:
+    def __init__(self, kernel: PeKernel) -> None:
         self._kernel = kernel
         self._functions: list[Any] = []
         # The messages of one phase, and what follows: (steps, items until the next ones).
@@ -70,7 +76,7 @@ class _Writer:
             else:
                 (self._phases[-1][1] if self._phases else self._first).append(item)
         self._declared = Declarations(kernel, self._lines())
-        self._work = Work(self._declared)
+        self._work = WorkWriter(self._declared)
         if self._phases:
             self._declare_state()
 
@@ -260,3 +266,74 @@ def csl_module(name: str, kind: Any, body: Body) -> Any:
     """A ``csl.module``, which is printed as a file of that name."""
     properties = {"kind": csl.ModuleKindAttr(kind), "sym_name": StringAttr(name)}
     return csl.CslModuleOp(regions=[Region(body.block)], properties=properties)
+
+
+# Which program runs where: the layout of a kernel in xDSL's csl dialect.
+
+
+LAYOUT = "layout"
+
+
+def layout(kernel: PeKernel, lines: Iterable[str]) -> Any:
+    """The layout as a ``csl.module``: a rectangle of PEs that all have the same program.
+
+    Parameters
+    ----------
+    kernel : PeKernel
+        The kernel.
+    lines : iterable of str
+        Lines of PEs that messages go along. Each PE gets its place on them as a parameter, and what
+        the library of broadcasts needs.
+    """
+    return _Layout(kernel, list(lines)).module()
+
+
+class _Layout:
+    def __init__(self, kernel: PeKernel, lines: list[str]) -> None:
+        self._kernel = kernel
+        self._lines = lines
+        self._top = Body()
+        self._copies = self._import_copies()
+        self._collectives: Any = None
+        self._resources: Any = None
+        if lines:
+            self._collectives = self._imported("c2d", "<collectives_2d/params>")
+            own = self._imported("broadcasts", FILE)
+            self._resources = self._top.member(own, "resources", STRUCT)
+
+    def module(self) -> Any:
+        """The whole layout."""
+        inside = Body(Block())
+        extents = [inside.number(n) for n in (self._kernel.columns, self._kernel.rows)]
+        inside.add(csl.SetRectangleOp(operands=extents))
+        with inside.loop("x", self._kernel.columns) as (columns, x):
+            copies = columns.member_call(self._copies, "get_params", x, result=STRUCT)
+            copies.name_hint = "copies"
+            with columns.loop("y", self._kernel.rows) as (place, y):
+                self._tile(place, x, y, copies)
+        self._top.add(csl.LayoutOp(Region(inside.block)))
+        return csl_module(LAYOUT, csl.ModuleKind.LAYOUT, self._top)
+
+    def _import_copies(self) -> Any:
+        extents = {"width": self._kernel.columns, "height": self._kernel.rows}
+        fields = [(name, self._top.number(value)) for name, value in extents.items()]
+        settings = self._top.named("size", csl.ConstStructOp(*fields))
+        return self._imported("memcpy", "<memcpy/get_params>", settings)
+
+    def _imported(self, name: str, module: str, settings: Any = None) -> Any:
+        return self._top.named(name, csl.ImportModuleConstOp(module, settings))
+
+    def _tile(self, body: Body, x: Any, y: Any, copies: Any) -> None:
+        """The program of one PE with its parameters."""
+        places = {"column": x, "row": y}
+        fields = [(COPY_PARAMETERS, copies)]
+        fields += [(COORDINATES[line], places[COORDINATES[line]]) for line in self._lines]
+        if self._lines:
+            unsigned = [body.add(csl.SignednessCastOp(one, U16)) for one in (x, y)]
+            parameters = body.member_call(
+                self._collectives, "get_params", *unsigned, self._resources, result=STRUCT
+            )
+            parameters.name_hint = "lines"
+            fields.append((COLLECTIVE_PARAMETERS, parameters))
+        settings = body.named("parameters", csl.ConstStructOp(*fields))
+        body.add(csl.SetTileCodeOp(f"{PROGRAM}.csl", x, y, settings))

@@ -9,8 +9,8 @@ from small_models import mlp, mlp_reference
 from use_fake import ALONE, chain, chain_reference, compiled, error_of, rand, state
 
 import tvm_ext
-from tvm_ext.cuda import requirements
-from tvm_ext.hardware.cuda.driver import CudaDevice, DriverState
+from tvm_ext.cuda import device_errors as requirements
+from tvm_ext.hardware.cuda.host import CudaDevice, DriverState
 
 device = state()
 x = rand(4, 8)

@@ -11,8 +11,8 @@ from small_models import model, node, value
 from use_fake import ALONE, CHAIN, chain, chain_reference, compiled, error_of, rand, state
 
 import tvm_ext
-from tvm_ext.compiler import program as program_module
-from tvm_ext.compiler.rescheduled_kernels import Built
+from tvm_ext.compiler import build as program_module
+from tvm_ext.compiler.build import Built
 
 
 def near(found, x: np.ndarray) -> bool:
@@ -135,7 +135,7 @@ def as_it_is(mod, target, machine, unscheduled, choices, origins) -> Built:
 
 with (
     mock.patch.object(program_module, "launches_only", return_value=False),
-    mock.patch.object(program_module, "build_with_last_resort", as_it_is),
+    mock.patch.object(program_module, "build_with_fallback", as_it_is),
 ):
     taken_out = compiled(chain(), disabled_passes=ALONE)
 assert taken_out.report.device.graphs == 0

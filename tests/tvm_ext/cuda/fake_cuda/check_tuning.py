@@ -11,8 +11,10 @@ from use_fake import ALONE, chain, chain_reference, rand, state
 
 import tvm_ext
 from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.tuning import gpu_presence, runner_pool, worker_pool
-from tvm_ext.tuning.trial_log import read_trials
+from tvm_ext.tuning import runner as runner_pool
+from tvm_ext.tuning import worker as worker_pool
+from tvm_ext.tuning.cuda import presence as gpu_presence
+from tvm_ext.tuning.logs.trial_log import read_trials
 
 
 class Here:

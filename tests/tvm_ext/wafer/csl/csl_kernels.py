@@ -5,10 +5,10 @@ from tvm import s_tir, te, tirx
 
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.decisions import Chosen
+from tvm_ext.tir_schedules.template import FixedDecisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, MESH_AXIS, ROW, VECTOR
-from tvm_ext.tir_schedules.wafer.elementwise import MeshElementwise
-from tvm_ext.wafer.csl.summa import scheduled_as_summa
+from tvm_ext.tir_schedules.wafer.elementwise import WaferElementwise
+from tvm_ext.wafer.csl.model_kernel import scheduled_as_summa
 
 
 def machine(rows=8, columns=8):
@@ -69,7 +69,7 @@ def broadcast_sum(shapes, grid=(3, 4)):
         return sum(others, first)
 
     func = te.create_prim_func([*operands, te.compute((10, 14), total, name="y")])
-    return apply_template(MeshElementwise(), func, machine(*grid), Chosen({})).func
+    return apply_template(WaferElementwise(), func, machine(*grid), FixedDecisions({})).func
 
 
 def on_cpu(func, arrays):

@@ -10,7 +10,7 @@ pytest.importorskip("xdsl", reason="xDSL is not installed: pip install 'tvm-ext[
 from csl_kernels import elementwise, machine, matmul, over_mesh, product
 
 from tvm_ext.errors import TvmExtError
-from tvm_ext.hardware.wafer.errors import MeshLimitError
+from tvm_ext.hardware.wafer.description import WaferLimitError
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, MESH_AXIS, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON
 from tvm_ext.wafer.csl import CslError, kernel_code
@@ -139,10 +139,10 @@ def test_where_messages_may_stand():
 
 def test_limits_of_the_mesh():
     func = over_mesh(elementwise(te.abs, (200, 200)), 2, 2)
-    text = refusal(func, kind=MeshLimitError)
+    text = refusal(func, kind=WaferLimitError)
     assert text.startswith("SRAM: 80,000 bytes a PE")
     small = over_mesh(elementwise(te.abs), 3, 4)
-    assert refusal(small, machine(2, 4), MeshLimitError).startswith("rectangle: 3x4 PEs")
+    assert refusal(small, machine(2, 4), WaferLimitError).startswith("rectangle: 3x4 PEs")
     long = over_mesh(elementwise(te.abs, (2, 70000)), 1, 2)
     assert "more than the 32767 that a descriptor reaches" in refusal(long)
 

@@ -19,11 +19,11 @@ from csl_kernels import (
 )
 from csl_machine import Machine
 
-from tvm_ext.tir_schedules.block_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tir_schedules.select import schedule_kernel
-from tvm_ext.tir_schedules.wafer.matmul_decision import ON_LEFT, ON_RIGHT, ON_SUMMED
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+from tvm_ext.tir_schedules.wafer.matmul import ON_LEFT, ON_RIGHT, ON_SUMMED
 from tvm_ext.wafer.csl import kernel_code
-from tvm_ext.wafer.csl.kernel import MeshKernel
+from tvm_ext.wafer.csl.kernel import PeKernel
 
 
 def number(value, dtype="float32"):
@@ -170,7 +170,7 @@ def test_a_constant_operand_may_stay_where_it_is():
 def test_messages_into_arrays_that_are_read_are_noticed(monkeypatch):
     """The check can fail: with one array instead of two, PEs read what is still under way."""
     scheduled = matmul(product(12, 12, 12), rows=3, columns=3, overlapped=1)
-    monkeypatch.setattr(MeshKernel, "alternates", lambda self, steps: False)
+    monkeypatch.setattr(PeKernel, "alternates", lambda self, steps: False)
     a, b = random((12, 12)), random((12, 12), seed=1)
     found = Machine(kernel_code(scheduled, machine()))(A=a, B=b)["D"]
     assert np.abs(found - np.maximum(a @ b, 0)).max() > 0.1 or np.isnan(found).any()

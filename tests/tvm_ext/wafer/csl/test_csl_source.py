@@ -11,15 +11,13 @@ from xdsl.dialects import arith, csl
 from xdsl.dialects.builtin import Float64Type, FloatAttr, ModuleOp
 
 from tvm_ext.errors import OutputPathError
-from tvm_ext.tuning.mesh_analysis.affine import Affine
+from tvm_ext.tuning.index_expressions import Affine
 from tvm_ext.wafer.csl import CslError, kernel_code
-from tvm_ext.wafer.csl.body import Body
-from tvm_ext.wafer.csl.kernel import Assignment, Loop
-from tvm_ext.wafer.csl.names import Names
+from tvm_ext.wafer.csl.body import Body, Names
+from tvm_ext.wafer.csl.code import csl_source
+from tvm_ext.wafer.csl.kernel import Assignment, CslLoop, Load, Number, Operation, Tensor
 from tvm_ext.wafer.csl.pe_program import csl_module
-from tvm_ext.wafer.csl.source import csl_source
-from tvm_ext.wafer.csl.values import Load, Number, Operation, Tensor
-from tvm_ext.wafer.csl.vector_form import has_vector_form
+from tvm_ext.wafer.csl.work import has_vector_form
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -103,7 +101,7 @@ def test_what_depends_on_its_own_result_is_no_vector():
 
     def assignment(source):
         value = Operation("add", (source, one), "float32")
-        return Assignment("y", (Loop(1, 7),), here, value)
+        return Assignment("y", (CslLoop(1, 7),), here, value)
 
     assert has_vector_form(assignment(here), View())
     assert not has_vector_form(assignment(before), View())

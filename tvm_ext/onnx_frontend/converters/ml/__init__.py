@@ -5,17 +5,15 @@ Strings and maps are the host's: ``host.operators.labels`` has what takes or giv
 
 from typing import Any
 
-from tvm_ext.onnx_frontend.converters.ml.encoders import (
-    ArrayFeatureExtractor,
-    LabelEncoder,
-    OneHotEncoder,
-)
 from tvm_ext.onnx_frontend.converters.ml.linear import LinearClassifier, LinearRegressor
-from tvm_ext.onnx_frontend.converters.ml.scalers import (
+from tvm_ext.onnx_frontend.converters.ml.preprocessing import (
+    ArrayFeatureExtractor,
     Binarizer,
     FeatureVectorizer,
     Imputer,
+    LabelEncoder,
     Normalizer,
+    OneHotEncoder,
     Scaler,
 )
 from tvm_ext.onnx_frontend.converters.ml.svm import SVMClassifier, SVMRegressor

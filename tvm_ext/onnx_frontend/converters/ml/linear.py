@@ -1,4 +1,4 @@
-"""LinearRegressor and LinearClassifier of ai.onnx.ml: one matrix product each."""
+"""LinearRegressor and LinearClassifier of ai.onnx.ml: one matmul each."""
 
 from typing import Any
 
@@ -8,8 +8,13 @@ from tvm import relax
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
-from tvm_ext.onnx_frontend.converters.ml.labels import chosen, floats, integer_labels, one_of_two
-from tvm_ext.onnx_frontend.converters.ml.post_transform import post_transformed
+from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import (
+    chosen,
+    floats,
+    integer_labels,
+    one_of_two,
+    post_transformed,
+)
 
 
 class LinearRegressor(OnnxOpConverter):

@@ -10,8 +10,12 @@ from tvm import relax
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import text
-from tvm_ext.onnx_frontend.converters.ml.labels import floats, integer_labels, one_of_two
-from tvm_ext.onnx_frontend.converters.ml.post_transform import post_transformed
+from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import (
+    floats,
+    integer_labels,
+    one_of_two,
+    post_transformed,
+)
 from tvm_ext.onnx_frontend.converters.ml.tree_walk import Verdict, tree_labels, tree_scores
 from tvm_ext.onnx_frontend.converters.ml.trees import MEMBER, MODES, Forest, from_nodes
 

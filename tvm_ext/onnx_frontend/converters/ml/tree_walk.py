@@ -3,7 +3,7 @@
 Each step of a walk waits for the one before, so several walks go side by side: of several rows in
 the same tree, which then stays in cache, and where rows are left over of several trees. A leaf
 leads to itself, so that walks that have ended wait there for the others; which way a node takes is
-added to a number, so that no branch has to be foreseen (``node_records.py``).
+added to a number, so that no branch has to be foreseen (``trees.py``).
 """
 
 import functools
@@ -20,14 +20,14 @@ from tvm_ext.errors import FormError
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, local_array
-from tvm_ext.onnx_frontend.converters.ml.labels import chosen, one_of_two
-from tvm_ext.onnx_frontend.converters.ml.node_records import (
+from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import chosen, one_of_two
+from tvm_ext.onnx_frontend.converters.ml.trees import (
     IS_INNER,
+    Forest,
     NodeRecords,
     node_records,
 )
-from tvm_ext.onnx_frontend.converters.ml.trees import Forest
-from tvm_ext.tir_schedules.llvm.loop_nest import PARALLEL_GAIN
+from tvm_ext.tir_schedules.cpu.parallel_vectorize import PARALLEL_GAIN
 
 # Walks side by side: enough to fill the time that a step waits for its record, few enough that
 # where they are fits the registers.
@@ -108,16 +108,16 @@ def tree_labels(
     return verdict.of_scores(bb, _in_parts(bb, x, walk))
 
 
-def _walk(x: relax.Expr, forest: Forest, how: str, base: np.ndarray) -> "_Walk":
+def _walk(x: relax.Expr, forest: Forest, how: str, base: np.ndarray) -> "_TreeWalk":
     columns = sizes_of(x)[1]
     used = forest.feature[len(forest.weights) :]
     if used.size and (used.min() < 0 or (isinstance(columns, int) and used.max() >= columns)):
         raise FormError(f"its trees read column {used.max()}, its input has {columns}")
-    return _Walk.of(forest, how, base, str(x.ty.dtype))
+    return _TreeWalk.of(forest, how, base, str(x.ty.dtype))
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _TreeWalk:
     """The tables of a forest as a kernel reads them.
 
     Attributes
@@ -152,7 +152,7 @@ class _Walk:
     silent: bool
 
     @classmethod
-    def of(cls, forest: Forest, how: str, base: np.ndarray, dtype: str) -> "_Walk":
+    def of(cls, forest: Forest, how: str, base: np.ndarray, dtype: str) -> "_TreeWalk":
         depths, targets = forest.depths, forest.weights.shape[1]
         base = base.astype(dtype) if base.size == targets else np.zeros(targets, dtype)
         numbers = np.arange(len(forest.weights), dtype=np.int32)
@@ -262,7 +262,7 @@ def _owners(forest: Forest, nodes: NodeRecords) -> np.ndarray | None:
 
 
 def _in_one_kernel(
-    bb: relax.BlockBuilder, x: relax.Expr, walk: _Walk, verdict: Verdict | None
+    bb: relax.BlockBuilder, x: relax.Expr, walk: _TreeWalk, verdict: Verdict | None
 ) -> list[relax.Expr]:
     """The scores; with a verdict the labels before them."""
     rows = sizes_of(x)[0]
@@ -282,7 +282,7 @@ def _in_one_kernel(
     return emit_loops(bb, "trees", [x, *inputs], results, body)
 
 
-def _table_names(walk: _Walk) -> list[str]:
+def _table_names(walk: _TreeWalk) -> list[str]:
     """The tables that say what a leaf says."""
     if walk.owner is not None:
         return ["owner"] if walk.targets > 1 else []
@@ -293,7 +293,7 @@ def _table_names(walk: _Walk) -> list[str]:
 class _Loops:
     """The loops of the kernel for CPUs."""
 
-    walk: _Walk
+    walk: _TreeWalk
     x: Any
     table: dict[str, Any]
     written: Any
@@ -314,7 +314,7 @@ class _Loops:
             self.one_row(blocks * _LANES + left)
 
     def _worth_threads(self, rows: Size) -> bool:
-        """Of an open number of rows a run decides (``ThreadsForLargeRuns``)."""
+        """Of a symbolic number of rows a run decides (``ThreadsForLargeRuns``)."""
         cpu = current_cpu()
         if cpu is None or cpu.cores < 2:
             return False
@@ -427,7 +427,7 @@ class _Loops:
             body(target)
 
 
-def _in_parts(bb: relax.BlockBuilder, x: relax.Expr, walk: _Walk) -> relax.Expr:
+def _in_parts(bb: relax.BlockBuilder, x: relax.Expr, walk: _TreeWalk) -> relax.Expr:
     """A thread for each row and tree finds a leaf; a reduction over the trees follows."""
     rows, trees = sizes_of(x)[0], walk.trees
     found_type = "int32" if walk.owner is None else walk.dtype

@@ -5,12 +5,10 @@ ONNX Runtime, or takes long for what every classifier ends with.
 """
 
 from tvm_ext.onnx_frontend.host.operators.containers import CONTAINER_OPERATORS
-from tvm_ext.onnx_frontend.host.operators.hashing import HASHES
 from tvm_ext.onnx_frontend.host.operators.images import IMAGE_OPERATORS
 from tvm_ext.onnx_frontend.host.operators.labels import LABEL_OPERATORS
 from tvm_ext.onnx_frontend.host.operators.operator import HostOperator
-from tvm_ext.onnx_frontend.host.operators.strings import STRING_OPERATORS
-from tvm_ext.onnx_frontend.host.operators.tokenizer import TOKENIZERS
+from tvm_ext.onnx_frontend.host.operators.strings import HASHES, STRING_OPERATORS, TOKENIZERS
 
 HOST_OPERATORS: dict[str, HostOperator] = {
     **CONTAINER_OPERATORS,

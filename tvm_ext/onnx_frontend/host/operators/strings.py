@@ -1,4 +1,4 @@
-"""Operators on tensors of strings, as ONNX Runtime computes them."""
+"""Operators on tensors of strings, as ONNX Runtime computes them; tokenizers, feature hashing."""
 
 import itertools
 import re
@@ -207,3 +207,113 @@ STRING_OPERATORS: dict[str, HostOperator] = {
     "StringSplit": string_split,
     "TfIdfVectorizer": tfidf_vectorizer,
 }
+
+
+# Tokenizer of com.microsoft, which skl2onnx writes for text vectorizers.
+
+
+_START, _END = "\x02", "\x03"
+
+
+def tokenizer(attributes: dict[str, Any], opset: int) -> Compute:
+    """Tokens of each text along a new last axis, padded by ``pad_value``.
+
+    Texts are cut at separators, into what ``tokenexp`` matches, or, where the only separator is
+    empty, into characters. Tokens shorter than ``mincharnum`` are left out.
+    """
+    split = _splitter(attributes)
+    shortest, mark = int(attributes.get("mincharnum", 1)), bool(attributes.get("mark", 0))
+    pad = attributes.get("pad_value", "")
+
+    def tokens(text: str) -> list[str]:
+        kept = [token for token in split(text) if len(token) >= shortest]
+        return [_START, *kept, _END] if mark and kept else kept
+
+    def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
+        x = given[0]
+        if x.ndim not in (1, 2):
+            raise FormError(f"its input has shape {list(x.shape)}; expected [C] or [B, C]")
+        rows = [tokens(text) for text in x.ravel().tolist()]
+        width = max(map(len, rows), default=0)
+        result = np.full((len(rows), width), pad, object)
+        for row, found in zip(result, rows, strict=True):
+            row[: len(found)] = found
+        return (result.reshape(*x.shape, width),)
+
+    return compute
+
+
+def _splitter(attributes: dict[str, Any]) -> Callable[[str], list[str]]:
+    expression = attributes.get("tokenexp")
+    if expression:
+        find = re.compile(expression).finditer
+        return lambda text: [found.group(0) for found in find(text) if found.group(0)]
+    separators = attributes.get("separators", [])
+    if list(separators) in ([], [""]):
+        return list
+    found = [re.compile(separator) for separator in separators]
+
+    def split(text: str) -> list[str]:
+        parts = [text]
+        for separator in found:
+            parts = [piece for part in parts for piece in _cut(part, separator)]
+        return parts
+
+    return split
+
+
+def _cut(text: str, separator: re.Pattern[str]) -> list[str]:
+    pieces, start = [], 0
+    for found in separator.finditer(text):
+        if found.end() > found.start():
+            pieces.append(text[start : found.start()])
+            start = found.end()
+    return [*pieces, text[start:]]
+
+
+TOKENIZERS: dict[str, HostOperator] = {"com.microsoft::Tokenizer": tokenizer}
+
+
+# MurmurHash3 of com.microsoft, which skl2onnx writes for feature hashing.
+
+
+_MASK = 0xFFFFFFFF
+
+
+def murmur_hash(attributes: dict[str, Any], opset: int) -> Compute:
+    """The 32-bit hash of each text's UTF-8 bytes, or of each number's; signed unless positive."""
+    seed = int(attributes.get("seed", 0)) & _MASK
+    dtype = np.uint32 if attributes.get("positive", 1) else np.int32
+
+    def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
+        x = np.asarray(given[0])
+        flat = x.reshape(-1)
+        parts = [str(one).encode() if x.dtype.kind in "OU" else one.tobytes() for one in flat]
+        hashes = np.array([murmur3_32(part, seed) for part in parts], np.uint32)
+        return (hashes.view(dtype).reshape(x.shape),)
+
+    return compute
+
+
+def murmur3_32(data: bytes, seed: int) -> int:
+    """Austin Appleby's MurmurHash3_x86_32."""
+    whole = len(data) & ~3
+    result = seed
+    for word in np.frombuffer(data[:whole], "<u4").tolist():
+        result = _rotated(result ^ _mixed(word), 13) * 5 + 0xE6546B64 & _MASK
+    result ^= _mixed(int.from_bytes(data[whole:], "little"))
+    result ^= len(data)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        result = (result ^ result >> shift) * factor & _MASK
+    return result ^ result >> 16
+
+
+def _mixed(word: int) -> int:
+    return _rotated(word * 0xCC9E2D51 & _MASK, 15) * 0x1B873593 & _MASK
+
+
+def _rotated(word: int, bits: int) -> int:
+    return (word << bits | word >> 32 - bits) & _MASK
+
+
+HASHES: dict[str, HostOperator] = {"com.microsoft::MurmurHash3": murmur_hash}

@@ -1,0 +1,1 @@
+"""CPUs: instruction-set features, this machine's own, and threads of its cores."""

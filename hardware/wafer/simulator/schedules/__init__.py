@@ -1,1 +1,0 @@
-"""Programs of the usual communication patterns, one file a family."""

@@ -1,0 +1,241 @@
+"""Reads expressions of Relax: operator, static shape, constant, scale and shift per channel."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+from tvm import relax
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.relay_passes.binding_rewriter import GraphView
+
+
+def operator_name(value: relax.Expr) -> str:
+    """Name of the operator that ``value`` calls; empty when it calls none."""
+    if isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op):
+        return str(value.op.name)
+    return ""
+
+
+# Shapes of expressions as plain numbers, and why there are none.
+
+
+def static_shape(expr: relax.Expr) -> list[int] | None:
+    """Extents of the tensor ``expr``; None when its shape is unknown or symbolic."""
+    return static_extents(expr.ty)
+
+
+def static_extents(ty: tvm.ir.Type) -> list[int] | None:
+    """Extents of a tensor of this type; None when they are unknown or symbolic."""
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    if shape is None or _obstacle([shape]):
+        return None
+    return [int(extent) for extent in shape]
+
+
+def shape_obstacle(*tensors: relax.Expr) -> str:
+    """What the shapes of ``tensors`` lack to be numbers; empty when they are."""
+    return _obstacle([tensor.ty.shape for tensor in tensors])
+
+
+def _obstacle(shapes: list[Any]) -> str:
+    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return "its shape is not known"
+    if not all(isinstance(extent, tvm.tirx.IntImm) for shape in shapes for extent in shape):
+        return "its shape is symbolic"
+    return ""
+
+
+# Reads operators that scale and shift a value per channel by constants.
+#
+# Batch normalisation at inference is such an operator: with constant statistics it is ``scale * x
+# + shift`` with ``scale = gamma / sqrt(var + epsilon)`` and ``shift = beta - mean * scale``
+# (Ioffe and Szegedy 2015, arXiv 1502.03167, algorithm 2).
+
+
+FLOAT_BITS = {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}
+
+_BINARY_OPS = ("relax.add", "relax.subtract", "relax.multiply", "relax.divide")
+_BATCH_NORM_ARGS = ("gamma", "beta", "mean", "variance")
+
+
+@dataclass(frozen=True)
+class AffineStep:
+    """A value computed as ``scale * source + shift``.
+
+    Attributes
+    ----------
+    name : str
+        The operator, for reports.
+    source : relax.Var
+        The value that is scaled and shifted.
+    scale, shift : numpy.ndarray or None
+        float64, broadcast against ``source`` as NumPy does; None stands for 1 and for 0.
+    between : tuple of relax.Var
+        Variables between ``source`` and the result.
+    problem : str or None
+        Why this operator has no constant scale and shift although its kind would allow it.
+    """
+
+    name: str
+    source: relax.Var
+    scale: np.ndarray | None = None
+    shift: np.ndarray | None = None
+    between: tuple[relax.Var, ...] = ()
+    problem: str | None = None
+
+    @property
+    def normalises(self) -> bool:
+        """True for batch normalisation, which somebody expects to be folded away."""
+        return self.name == "batch_norm"
+
+
+def read_step(view: GraphView, var: relax.Var, value: relax.Expr) -> AffineStep | None:
+    """The step that the binding ``var = value`` makes; None when it is no affine operator."""
+    if isinstance(value, relax.Var):
+        # An alias does no work of its own: what it stands for is looked at where it is bound.
+        return None
+    if not isinstance(var.ty, relax.TensorType) or str(var.ty.dtype) not in FLOAT_BITS:
+        return None
+    if isinstance(value, relax.TupleGetItem):
+        return _batch_norm_step(view, value)
+    if view.call(value, *_BINARY_OPS) is not None:
+        return _binary_step(view, value)
+    if view.call(value, "relax.astype") is not None and _is_float_var(value.args[0]):
+        return AffineStep("astype", value.args[0])
+    return None
+
+
+def numpy_dtype(name: str) -> np.dtype:
+    """The element type ``name`` of TVM, such as "float32" or "bfloat16", for NumPy."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def is_constant(view: GraphView, expr: relax.Expr) -> bool:
+    """True when ``constant_value`` gives a value for ``expr``."""
+    value = view.value(expr)
+    if isinstance(value, tvm.ir.GenericConst):
+        return isinstance(value.ty, relax.TensorType)
+    call = view.call(value, *_EVALUATORS)
+    if call is None or not is_constant(view, call.args[0]):
+        return False
+    return call.op.name != "relax.reshape" or _static_shape(call.args[1]) is not None
+
+
+def constant_value(view: GraphView, expr: relax.Expr) -> np.ndarray | None:
+    """The constant behind ``expr``, looking through reshapes, transposes and casts of one."""
+    if not is_constant(view, expr):
+        return None
+    value = view.value(expr)
+    if isinstance(value, tvm.ir.GenericConst):
+        return value.value.numpy()
+    return _EVALUATORS[value.op.name](constant_value(view, value.args[0]), value)
+
+
+def _static_shape(expr: relax.Expr) -> list[int] | None:
+    if not isinstance(expr, relax.ShapeExpr):
+        return None
+    if not all(isinstance(dim, tvm.tirx.IntImm) for dim in expr.values):
+        return None
+    return [int(dim) for dim in expr.values]
+
+
+def _permute(array: np.ndarray, call: relax.Call) -> np.ndarray:
+    axes = call.attrs.axes
+    return np.transpose(array, None if axes is None else [int(axis) for axis in axes])
+
+
+_EVALUATORS = {
+    "relax.reshape": lambda array, call: array.reshape(_static_shape(call.args[1])),
+    "relax.permute_dims": _permute,
+    "relax.expand_dims": lambda array, call: np.expand_dims(
+        array, tuple(int(axis) for axis in call.attrs.axis)
+    ),
+    "relax.astype": lambda array, call: array.astype(numpy_dtype(str(call.ty.dtype))),
+}
+
+
+def _is_float_var(expr: relax.Expr) -> bool:
+    return (
+        isinstance(expr, relax.Var)
+        and isinstance(expr.ty, relax.TensorType)
+        and str(expr.ty.dtype) in FLOAT_BITS
+    )
+
+
+def _channel_constant(view: GraphView, expr: relax.Expr) -> np.ndarray | None:
+    """``expr`` in float64 when it is a constant that varies along one axis at most."""
+    if not is_constant(view, expr) or expr.ty.shape is None:
+        return None
+    if sum(int(dim) != 1 for dim in expr.ty.shape) > 1:
+        return None
+    array = constant_value(view, expr)
+    return None if array is None else array.astype(np.float64)
+
+
+def _binary_step(view: GraphView, call: relax.Call) -> AffineStep | None:
+    left, right = call.args
+    name = call.op.name.removeprefix("relax.")
+    if _is_float_var(left):
+        constant = _channel_constant(view, right)
+        return None if constant is None else _step_with_right_constant(name, left, constant)
+    if not _is_float_var(right) or name == "divide":
+        return None
+    constant = _channel_constant(view, left)
+    if constant is None:
+        return None
+    if name == "subtract":
+        return AffineStep(name, right, np.asarray(-1.0), constant)
+    return _step_with_right_constant(name, right, constant)
+
+
+def _step_with_right_constant(name: str, source: relax.Var, constant: np.ndarray) -> AffineStep:
+    if name == "multiply":
+        return AffineStep(name, source, scale=constant)
+    if name == "divide":
+        with np.errstate(divide="ignore"):
+            return AffineStep(name, source, scale=1.0 / constant)
+    return AffineStep(name, source, shift=-constant if name == "subtract" else constant)
+
+
+def _batch_norm_step(view: GraphView, item: relax.TupleGetItem) -> AffineStep | None:
+    call = view.call(item.tuple_value, "relax.nn.batch_norm")
+    if call is None or item.index != 0 or not _is_float_var(call.args[0]):
+        return None
+    source = call.args[0]
+    try:
+        scale, shift = _batch_norm_affine(view, call, item.tuple_value)
+    except NotApplicable as refused:
+        return AffineStep("batch_norm", source, problem=str(refused))
+    between = (item.tuple_value,) if isinstance(item.tuple_value, relax.Var) else ()
+    return AffineStep("batch_norm", source, scale, shift, between)
+
+
+def _batch_norm_affine(
+    view: GraphView, call: relax.Call, result: relax.Expr
+) -> tuple[np.ndarray, np.ndarray]:
+    attrs = call.attrs
+    ndim = int(call.args[0].ty.ndim)
+    if attrs.training:
+        raise NotApplicable("batch_norm in training mode depends on the batch")
+    if view.uses(result) > 1:
+        raise NotApplicable("more than the normalised value of batch_norm is used")
+    if ndim < 1:
+        raise NotApplicable("the rank of the input of batch_norm is not known")
+    values = [constant_value(view, argument) for argument in call.args[1:]]
+    missing = [n for n, value in zip(_BATCH_NORM_ARGS, values, strict=True) if value is None]
+    if missing:
+        raise NotApplicable(f"{', '.join(missing)} of batch_norm: not constant")
+    gamma, beta, mean, variance = (np.asarray(value, dtype=np.float64) for value in values)
+    # The epsilon of the attribute, not rounded to the type of the data: in float16 it could be 0.
+    spread = variance + float(attrs.epsilon)
+    if not np.all(spread > 0):
+        raise NotApplicable("variance + epsilon of batch_norm is not positive in every channel")
+    scale = (gamma if attrs.scale else 1.0) / np.sqrt(spread)
+    with np.errstate(invalid="ignore"):
+        shift = (beta if attrs.center else 0.0) - mean * scale
+    shape = [1] * ndim
+    shape[int(attrs.axis) % ndim] = -1
+    return scale.reshape(shape), shift.reshape(shape)

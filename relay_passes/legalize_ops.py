@@ -1,0 +1,133 @@
+"""LegalizeOps: TVM's pass, but reshapes of sizes that a run decides stay views of memory."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm import relax, te, tirx, topi
+from tvm.ir import GenericConst
+from tvm.sym import Analyzer
+
+from tvm_ext.relay_passes.expressions import static_shape
+
+# Exponents of powers that few products compute.
+_PRODUCTS = range(3, 9)
+_WIDE = ("float32", "float64")
+
+
+def legalize_ops() -> tvm.transform.Pass:
+    """Turns operators into kernels, except for reshapes whose sizes are symbolic.
+
+    Before: ``y = reshape(x, (b, c, h * w))``
+    After:  the same, which the virtual machine runs: another shape for the memory of ``x``
+
+    TVM makes such a reshape a kernel that divides by every size for each element, which operator
+    fusion leaves alone. Reshapes of known sizes become kernels, so that they can be fused;
+    RewriteDataflowReshape makes those views again that nothing was fused with.
+
+    A kernel's result keeps the sizes that the operator had where TVM writes them in another way
+    and cannot prove the two equal: of what was computed from them, TVM would forget the shape.
+
+    The mean of no elements, which a run may meet, is 0 as in ONNX Runtime.
+
+    TVM raises an error for ``full`` of infinity or of no number, which is a sum here, and prints a
+    warning for each power above the second, which is a product.
+    """
+    return relax.transform.LegalizeOps(_rules())
+
+
+@functools.cache
+def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]]:
+    names = (name for name in tvm.ir.Op.list_op_names() if name.startswith("relax."))
+    known = [name for name in names if tvm.ir.Op.get(name).get_attr("FLegalize") is not None]
+    ours = {
+        "relax.reshape": _reshape,
+        "relax.flatten": _flatten,
+        "relax.full": _full,
+        "relax.mean": _mean,
+        "relax.power": _power,
+    }
+    return {**dict.fromkeys(known, _with_own_sizes), **ours}
+
+
+def _with_own_sizes(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    made = _by_tvm(builder, call)
+    wanted = call.ty
+    if not isinstance(wanted, relax.TensorType) or static_shape(call) is not None:
+        return made
+    made = builder.normalize(made)
+    if _have_equal_sizes(made.ty, wanted):
+        return made
+    return builder.match_cast(made, wanted)
+
+
+def _have_equal_sizes(found: relax.TensorType, wanted: relax.TensorType) -> bool:
+    """Whether TVM knows them to be equal; also where one of them is not known at all."""
+    shapes = (found.shape, wanted.shape)
+    if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
+        return True
+    pairs = zip(found.shape.values, wanted.shape.values, strict=True)
+    return all(Analyzer().can_prove_equal(*pair) for pair in pairs)
+
+
+def _power(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    base, exponent = call.args
+    if not isinstance(exponent, GenericConst) or len(exponent.value.shape) > base.ty.ndim:
+        return _by_tvm(builder, call)
+    values = exponent.value.numpy()
+    if values.size != 1 or values.item() not in _PRODUCTS or str(call.ty.dtype) not in _WIDE:
+        return _by_tvm(builder, call)
+
+    def product(x: te.Tensor) -> te.Tensor:
+        y = x
+        for digit in f"{int(values.item()):b}"[1:]:
+            y = topi.multiply(y, y)
+            y = topi.multiply(y, x) if digit == "1" else y
+        return y
+
+    return builder.call_te(product, base, primfunc_name_hint="power")
+
+
+def _mean(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    x, attrs = call.args[0], call.attrs
+    axes = range(x.ty.ndim) if attrs.axis is None else [int(axis) for axis in attrs.axis]
+    if all(isinstance(x.ty.shape.values[axis], tirx.IntImm) for axis in axes):
+        return _by_tvm(builder, call)
+
+    def mean(x: te.Tensor) -> te.Tensor:
+        count = math.prod((x.shape[axis] for axis in axes), start=tirx.const(1, "int64"))
+        total = topi.sum(x, list(axes), bool(attrs.keepdims))
+        return topi.divide(total, tirx.max(count, tirx.const(1, "int64")).astype(x.dtype))
+
+    return builder.call_te(mean, x, primfunc_name_hint="mean")
+
+
+def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    fill, dtype = call.args[1], str(call.ty.dtype)
+    value = fill.value.numpy().item() if isinstance(fill, GenericConst) else 0
+    if math.isfinite(value):
+        return _by_tvm(builder, call)
+    zeros = builder.normalize(relax.op.full(call.args[0], relax.const(0, dtype), dtype))
+    zeros = builder.emit(_by_tvm(builder, zeros))
+    return builder.call_te(topi.add, zeros, tirx.const(value, dtype), primfunc_name_hint="full")
+
+
+def _reshape(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    return call if _is_symbolic(call) else _by_tvm(builder, call)
+
+
+def _flatten(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if _is_symbolic(call):
+        return relax.op.reshape(call.args[0], call.ty.shape)
+    return _by_tvm(builder, call)
+
+
+def _is_symbolic(call: relax.Call) -> bool:
+    return static_shape(call) is None or static_shape(call.args[0]) is None
+
+
+def _by_tvm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    legalize: Any = call.op.get_attr("FLegalize")
+    return legalize(builder, call)

@@ -1,0 +1,101 @@
+"""Before and after IR, equal numbers, and refusals of PadOutputWidth."""
+
+import numpy as np
+import pytest
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tvm import relax, tirx
+from tvm_ffi import structural_equal
+from unoptimised import LLVM
+
+from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.relay_passes.graph_pass import recording
+from tvm_ext.relay_passes.pad_output_width import PadOutputWidth
+
+AVX512 = resolve_target("avx512")
+
+
+def conv_module(width, taps=(3, 1), **attrs):
+    random = np.random.default_rng(0)
+    one = isinstance(taps, int)
+    shape = (2, 3, width) if one else (2, 3, 5, width)
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    groups = attrs.get("groups", 1)
+    kernel = (taps,) if one else taps
+    w = relax.const(random.normal(size=(6, 3 // groups, *kernel)).astype("float32"))
+    conv = relax.op.nn.conv1d if one else relax.op.nn.conv2d
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.relu(builder.emit(conv(x, w, **attrs))))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def padded(mod):
+    with compiling_for(AVX512):
+        return tvm.transform.Sequential([PadOutputWidth()])(mod)
+
+
+def run(mod, x):
+    lowered = relax.transform.LegalizeOps()(mod)
+    vm = relax.VirtualMachine(tvm.compile(lowered, target=LLVM), tvm.cpu())
+    return vm["main"](tvm.runtime.tensor(x)).numpy()
+
+
+def test_kernel_and_log():
+    mod = conv_module(62)
+    with recording() as decisions:
+        once = padded(mod)
+    names = [str(g.name_hint) for g, f in once.functions.items() if isinstance(f, tirx.PrimFunc)]
+    assert names == ["conv2d_padded"]
+    assert "62 output columns computed as 64" in decisions[0].reason
+    assert relax.analysis.check_well_formed(once)
+    assert structural_equal(padded(once), once)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.integers(5, 70),
+    st.sampled_from([(3, 1), (1, 3), (3, 3), 3, 4]),
+    st.integers(0, 2),
+    st.integers(1, 2),
+)
+def test_same_numbers(width, taps, padding, dilation):
+    last = taps if isinstance(taps, int) else taps[1]
+    first = 1 if isinstance(taps, int) else taps[0]
+    if width + 2 * padding <= (last - 1) * dilation or 5 + 2 * padding <= (first - 1) * dilation:
+        return
+    mod = conv_module(width, taps, padding=padding, dilation=dilation)
+    x = np.random.default_rng(1).normal(size=[int(size) for size in mod["main"].params[0].ty.shape])
+    before, after = (run(m, x.astype("float32")) for m in (mod, padded(mod)))
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mod",
+    [
+        conv_module(64),
+        conv_module(61, strides=2),
+        conv_module(62, groups=3),
+    ],
+    ids=["whole vectors", "stride", "groups"],
+)
+def test_left_alone(mod):
+    assert structural_equal(padded(mod), mod)
+
+
+def test_symbolic_width_is_refused():
+    width = tirx.Var("w", "int64")
+    x = relax.Var("x", relax.TensorType((1, 3, 5, width), "float32"))
+    w = relax.const(np.ones((6, 3, 1, 1), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.conv2d(x, w))
+        builder.emit_func_output(result)
+    mod = builder.get()
+    with recording() as decisions:
+        assert structural_equal(padded(mod), mod)
+    assert "symbolic" in decisions[0].reason

@@ -1,0 +1,1 @@
+"""What kernels are, for any machine: accesses, loop nests, rows, sliding windows, contractions."""

@@ -1,0 +1,294 @@
+"""How a block walks through its buffers: loop extents, strides of accesses, flat addresses."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.ir import TensorRegion
+from tvm.sym import detect_linear_equation
+from tvm.tirx.buffer import buffer_data
+
+# On a kernel: which of its parameters are constants in every call.
+CONSTANTS_ATTRIBUTE = "tvm_ext.constant_parameters"
+
+
+@dataclass
+class BlockAccess:
+    """Loops of a block and, for each, the stride of every buffer that the block touches.
+
+    Attributes
+    ----------
+    extents : list[int]
+        Trip count of each loop, outermost first.
+    is_reduction : list[bool]
+        Whether the loop reduces.
+    write_strides : list[int | None]
+        Elements by which the written address moves when the loop advances; None when that is not
+        one number.
+    read_strides : list[list[int | None]]
+        The same for each buffer read, without the accumulator.
+    element_bytes : int
+        Bytes of the widest element read.
+    constant_reads : list[bool]
+        Whether each buffer read is the same in every call (weights), so that it can be packed.
+    """
+
+    block: s_tir.schedule.SBlockRV
+    name: str
+    extents: list[int]
+    is_reduction: list[bool]
+    write_strides: list[int | None]
+    read_strides: list[list[int | None]] = field(default_factory=list)
+    element_bytes: int = 4
+    constant_reads: list[bool] = field(default_factory=list)
+
+    @property
+    def spatial(self) -> list[int]:
+        """Positions of the loops that do not reduce."""
+        return [i for i, reduces in enumerate(self.is_reduction) if not reduces]
+
+    @property
+    def reduction(self) -> list[int]:
+        """Positions of the loops that reduce."""
+        return [i for i, reduces in enumerate(self.is_reduction) if reduces]
+
+    def trip_count(self) -> int:
+        """How often the body runs."""
+        count = 1
+        for extent in self.extents:
+            count *= extent
+        return count
+
+
+def static_extent(value: object) -> int | None:
+    """The integer behind a shape or loop extent, None when it is symbolic."""
+    if isinstance(value, int):
+        return value
+    return int(value.value) if isinstance(value, tirx.IntImm) else None
+
+
+def buffer_bytes(buffer: tirx.Buffer) -> int:
+    """Bytes of a buffer; a symbolic extent counts as one."""
+    elements = math.prod(static_extent(size) or 1 for size in buffer.shape)
+    return elements * tvm.DataType(str(buffer.dtype)).bits // 8
+
+
+def element_bytes(buffer: tirx.Buffer) -> int:
+    """Bytes of one element of a buffer; types below a byte count as one."""
+    return max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
+
+
+def operands_of(stmt: s_tir.SBlock) -> list[TensorRegion]:
+    """The buffers that a block reads, without the accumulator, which it writes as well."""
+    return [read for read in stmt.reads if not read.source.same_as(stmt.writes[0].source)]
+
+
+def read_position(stmt: s_tir.SBlock, buffer: tirx.Buffer) -> int:
+    """Position of ``buffer`` among all that a block reads, the accumulator included."""
+    return next(i for i, read in enumerate(stmt.reads) if read.source.same_as(buffer))
+
+
+def access_of(sch: s_tir.Schedule, block: s_tir.schedule.SBlockRV) -> BlockAccess | None:
+    """The access of a block whose loops are one to one with its iteration variables.
+
+    None when an extent is symbolic, an iteration is neither data-parallel nor a commutative
+    reduction, or the block does not write exactly one buffer.
+    """
+    stmt = sch.get(block)
+    loops = sch.get_loops(block)
+    iter_vars = list(stmt.iter_vars)
+    if not loops and all(static_extent(v.dom.extent) == 1 for v in iter_vars):
+        # A scalar is computed by an iteration variable without a loop.
+        iter_vars = []
+    if len(loops) != len(iter_vars) or len(stmt.writes) != 1:
+        return None
+    extents = [static_extent(sch.get(loop).extent) for loop in loops]
+    kinds = [iter_var.iter_type for iter_var in iter_vars]
+    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    if None in extents or any(kind not in known for kind in kinds):
+        return None
+    variables = [iter_var.var for iter_var in iter_vars]
+    written = stmt.writes[0]
+    reads = operands_of(stmt)
+    return BlockAccess(
+        block=block,
+        name=str(stmt.name_hint),
+        extents=[e for e in extents if e is not None],
+        is_reduction=[kind == tirx.IterVar.CommReduce for kind in kinds],
+        write_strides=_strides(written, variables),
+        read_strides=[_strides(read, variables) for read in reads],
+        element_bytes=max((element_bytes(read.source) for read in reads), default=4),
+        constant_reads=[
+            constant_parameter(sch.mod["main"], read.source) is not None for read in reads
+        ],
+    )
+
+
+def constant_parameter(func: tirx.PrimFunc, buffer: tirx.Buffer) -> int | None:
+    """Position of ``buffer`` among the kernel's parameters if it is the same in every call."""
+    constants = func.attrs.get(CONSTANTS_ATTRIBUTE) if func.attrs is not None else None
+    for position in constants or ():
+        if func.params[int(position)].same_as(buffer):
+            return int(position)
+    return None
+
+
+def _strides(region: TensorRegion, variables: list[tirx.Var]) -> list[int | None]:
+    address = _flat_address(region)
+    if address is None:
+        return [None] * len(variables)
+    strides: list[int | None] = []
+    for variable in variables:
+        # [coefficient, rest], or nothing when the address is not linear in the variable.
+        linear = detect_linear_equation(address, [variable])
+        strides.append(static_extent(linear[0]) if len(linear) == 2 else None)
+    return strides
+
+
+def _flat_address(region: TensorRegion) -> tvm.ir.Expr | None:
+    # A cast hides from the solver that an index is linear, so the loops' own type is kept.
+    dtypes = {str(dim.min.ty) for dim in region.region}
+    dtype = dtypes.pop() if len(dtypes) == 1 else "int64"
+    address: tvm.ir.Expr = tirx.const(0, dtype)
+    for size, dim in zip(region.source.shape, region.region, strict=True):
+        if static_extent(size) is None or static_extent(dim.extent) != 1:
+            return None
+        address = address * tirx.const(static_extent(size), dtype) + dim.min.astype(dtype)
+    return address
+
+
+# Buffers as arrays of one dimension, so that an index is an address.
+
+
+def nodes(root: Any, *kinds: type) -> list[Any]:
+    """All nodes of some kinds below an expression, a shared one as often as it is used."""
+    found: list[Any] = []
+    tvm_ffi.structural_walk(root, (kinds, found.append), order="pre")
+    return found
+
+
+class FlatViews:
+    """The flat views of a kernel's buffers.
+
+    Loops over several dimensions can then be one loop, without a division to tell them apart.
+
+    Parameters
+    ----------
+    symbolic_sizes : bool
+        Whether buffers of sizes that are known in the run only have views as well.
+    """
+
+    def __init__(self, symbolic_sizes: bool = False) -> None:
+        self.symbolic_sizes = symbolic_sizes
+        self._pairs: list[tuple[Any, Any]] = []
+
+    def of(self, buffer: Any) -> Any:
+        """The flat view of ``buffer``, the same one at every call."""
+        for original, flat in self._pairs:
+            if original.same_as(buffer):
+                return flat
+        flat = tirx.decl_buffer((elements(buffer),), str(buffer.dtype), buffer.name)
+        self._pairs.append((buffer, flat))
+        return flat
+
+    def may_share_memory(self, store: tirx.BufferStore, func: tirx.PrimFunc) -> bool:
+        """Whether TVM may put the result of an assignment in the place of what it reads.
+
+        It does so with arrays that live inside of a kernel. An element must then not be computed
+        twice: the second time it would be computed from the result.
+        """
+        inside = self.allocated(func)
+        loads = nodes(store.value, tvm.ir.TensorLoad)
+        return among(store.buffer, inside) and any(among(load.source, inside) for load in loads)
+
+    def declarations(self, func: tirx.PrimFunc) -> list[tirx.Stmt]:
+        """Statements that make the views of parameters known; the others are to be allocated."""
+        return [
+            tirx.DeclBuffer(flat, data=buffer_data(original))
+            for original, flat in self._pairs
+            if among(original, func.params)
+        ]
+
+    def allocated(self, func: tirx.PrimFunc) -> list[Any]:
+        """The views that are not of parameters."""
+        return [flat for original, flat in self._pairs if not among(original, func.params)]
+
+
+def among(buffer: Any, buffers: Sequence[Any]) -> bool:
+    """Whether ``buffer`` is one of ``buffers``."""
+    return any(buffer.same_as(other) for other in buffers)
+
+
+def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | None:
+    """The same assignment to and from flat views; None when a buffer's layout is not plain."""
+    buffers = [store.buffer, *(load.source for load in nodes(store, tvm.ir.TensorLoad))]
+    if not all(is_compact(buffer, views.symbolic_sizes) for buffer in buffers):
+        return None
+
+    def flat_load(load: tvm.ir.TensorLoad) -> Any:
+        return tirx.BufferLoad(views.of(load.source), [_address(load.source, load.indices)])
+
+    address = _address(store.buffer, store.indices)
+    value, address = (
+        tvm_ffi.structural_map(expr, (tvm.ir.TensorLoad, flat_load))
+        for expr in (store.value, address)
+    )
+    return tirx.BufferStore(views.of(store.buffer), value, [address])
+
+
+def with_flat_memory(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore:
+    """The same assignment with flat views of all buffers but those in registers.
+
+    Raises
+    ------
+    ValueError
+        A buffer's layout is not plain.
+    """
+
+    def in_memory(buffer: Any, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
+        zero = tirx.const(0, str(buffer.dtype))
+        found = flattened(tirx.BufferStore(buffer, zero, list(indices)), views)
+        if found is None:
+            raise ValueError(f"buffer {buffer.name} is not laid out row by row")
+        return found.buffer, list(found.indices)
+
+    def flat(load: tvm.ir.TensorLoad) -> Any:
+        if str(load.source.scope()) != "global":
+            return load
+        return tirx.BufferLoad(*in_memory(load.source, load.indices))
+
+    value = tvm_ffi.structural_map(store.value, (tvm.ir.TensorLoad, flat))
+    if str(store.buffer.scope()) != "global":
+        return tirx.BufferStore(store.buffer, value, store.indices)
+    buffer, indices = in_memory(store.buffer, store.indices)
+    return tirx.BufferStore(buffer, value, indices)
+
+
+def elements(buffer: Any) -> Any:
+    """How many elements a buffer has: an int, or an expression of what is known in the run only."""
+    known = [static_extent(extent) for extent in buffer.shape]
+    rest = [extent for extent, n in zip(buffer.shape, known, strict=True) if n is None]
+    count = math.prod(n for n in known if n is not None)
+    return math.prod([extent.astype("int64") for extent in rest], start=count) if rest else count
+
+
+def is_compact(buffer: Any, symbolic_sizes: bool = False) -> bool:
+    """Whether a buffer has known sizes, or any, and lies in memory row by row, without gaps."""
+    known = symbolic_sizes or all(static_extent(size) is not None for size in buffer.shape)
+    return known and not buffer.strides and static_extent(buffer.elem_offset) in (None, 0)
+
+
+def _address(buffer: Any, indices: Sequence[Any]) -> Any:
+    """Position of an element in the buffer's memory, counted in elements."""
+    dtypes = {str(index.ty) for index in indices}
+    dtype = dtypes.pop() if len(dtypes) == 1 else "int64"
+    flat: Any = tirx.const(0, dtype)
+    for size, index in zip(buffer.shape, indices, strict=True):
+        known = static_extent(size)
+        count = size.astype(dtype) if known is None else tirx.const(known, dtype)
+        flat = flat * count + index.astype(dtype)
+    return flat

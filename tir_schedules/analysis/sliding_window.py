@@ -1,0 +1,580 @@
+"""Recognises windows that slide over an input: pooling, convolution, depthwise convolution."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.sym import detect_linear_equation
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, flattened, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import (
+    LoopAxis,
+    Nest,
+    index_of,
+    nest_of,
+    slope,
+    substitute,
+)
+from tvm_ext.tir_schedules.inlining import (
+    count_calls,
+    inlined_schedule,
+    is_data_parallel,
+    kernel_blocks,
+    reduction_blocks,
+)
+from tvm_ext.tir_schedules.statements import conjuncts
+
+# No tensor is as long as this.
+_FAR = 1 << 62
+
+_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
+
+
+@dataclass(frozen=True)
+class Slide:
+    """One axis of the window: it reads ``step * output + spread * position`` of the input.
+
+    Attributes
+    ----------
+    output, position : LoopAxis
+        Loops over the results, and over the window.
+    step, spread : int
+        Stride and dilation.
+    first, last : int
+        The positions (the last one exclusive) that are not padding.
+    """
+
+    output: LoopAxis
+    position: LoopAxis
+    step: int
+    spread: int
+    first: int
+    last: int
+
+    @property
+    def length(self) -> int:
+        """How many positions there are, padding included."""
+        reach = self.spread * (self.position.extent - 1)
+        return self.step * (self.output.extent - 1) + reach + 1
+
+    def covered(self) -> tuple[int, int]:
+        """The outputs (the last one exclusive) whose windows hold no padding."""
+        reach = self.spread * (self.position.extent - 1)
+        start = max(0, -(-self.first // self.step))
+        end = min(self.output.extent, (self.last - 1 - reach) // self.step + 1)
+        return start, max(start, end)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The reduction of a pooling kernel.
+
+    Attributes
+    ----------
+    outputs : tuple[LoopAxis, ...]
+        Loops over the results, in the order of the block.
+    slides : tuple[Slide, ...]
+        The axes of the window.
+    store : tirx.BufferStore
+        Where a result goes; its value is an element of the window that is not padding.
+    combine : type
+        The operator: tirx.Add, tirx.Max or tirx.Min.
+    start : Expr
+        What an empty window gives, and what padding holds.
+
+    The element may be a product: of a load that slides over the input, and one of a weight.
+    """
+
+    outputs: tuple[LoopAxis, ...]
+    slides: tuple[Slide, ...]
+    store: tirx.BufferStore
+    combine: Any
+    start: Any
+
+
+def takes_plain_elements(stmt: s_tir.SBlock) -> bool:
+    """Whether a reduction takes elements of a buffer as they are: quick to find out."""
+    parts = _operator_and_element(stmt)
+    return parts is not None and isinstance(parts[1], tvm.ir.TensorLoad)
+
+
+def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotApplicable:
+    """The window that a block reduces, into which its input's padding was inlined.
+
+    ``weighted``: of elements multiplied by weights, which are not padded.
+    """
+    parts = _operator_and_element(stmt)
+    if parts is None:
+        return NotApplicable("it is not a sum, a maximum or a minimum")
+    operator, element = parts
+    factors = _factors(element) if weighted else (element, None)
+    if factors is None:
+        return NotApplicable("it is not a sum of products of an input and a weight")
+    value, conditions, fill = _without_padding(factors[0])
+    start = stmt.init.value
+    if fill is not None and not _is_same_number(fill, start):
+        return NotApplicable("the padding is not what an empty window gives")
+    if count_calls(value):
+        return NotApplicable("its input is computed by function calls")
+    axes = [LoopAxis(v.var, static_extent(v.dom.extent) or 0) for v in stmt.iter_vars]
+    reduces = [v.iter_type == tirx.IterVar.CommReduce for v in stmt.iter_vars]
+    outputs = tuple(axis for axis, r in zip(axes, reduces, strict=True) if not r)
+    window = [axis for axis, r in zip(axes, reduces, strict=True) if r]
+    if not all(axis.extent for axis in axes):
+        return NotApplicable("a loop has a symbolic extent or no iterations")
+    unmoved = _unmoved(value, window, outputs, conditions)
+    window = [axis for axis in window if not any(axis is other for other in unmoved)]
+    zero = {axis.var: tirx.const(0, str(axis.var.ty)) for axis in unmoved}
+    value = substitute(value, zero)
+    found = [_slide(position, window, outputs, value, conditions) for position in window]
+    for strange in found:
+        if isinstance(strange, NotApplicable):
+            return strange
+    slides = [slide for slide in found if isinstance(slide, Slide)]
+    known = [v for slide in slides for v in (slide.output.var, slide.position.var)]
+    if not all(any(_uses(c, v) for v in known) for c in conditions):
+        return NotApplicable("the padding is along an axis on which the window does not slide")
+    if factors[1] is not None:
+        value = value * substitute(factors[1], zero)
+    store = tirx.BufferStore(stmt.body.buffer, value, stmt.body.indices)
+    return Window(outputs, tuple(slides), store, operator, start)
+
+
+def _is_same_number(fill: Any, start: Any) -> bool:
+    """Whether two constants are equal, whatever their types."""
+    if tvm_ffi.structural_equal(fill, start):
+        return True
+    kinds = (tirx.IntImm, tirx.FloatImm)
+    return isinstance(fill, kinds) and isinstance(start, kinds) and fill.value == start.value
+
+
+def _unmoved(
+    value: Any, window: list[LoopAxis], outputs: tuple[LoopAxis, ...], conditions: list[Any]
+) -> list[LoopAxis]:
+    """The window's axes of one position along which nothing slides.
+
+    One is the only input channel of a group, of which several results may be made.
+    """
+    return [
+        axis
+        for axis in window
+        if axis.extent == 1
+        and not any(_uses(c, axis.var) for c in conditions)
+        and isinstance(_slide(axis, window, outputs, value, conditions), NotApplicable)
+    ]
+
+
+def _operator_and_element(stmt: s_tir.SBlock) -> tuple[Any, Any] | None:
+    """How a reduction combines what it has with the next element, and that element."""
+    body = stmt.body
+    if not isinstance(body, tirx.BufferStore) or not isinstance(stmt.init, tirx.BufferStore):
+        return None
+    value = body.value
+    if not isinstance(value, tirx.Add | tirx.Max | tirx.Min):
+        return None
+    if not isinstance(value.a, tvm.ir.TensorLoad) or not value.a.source.same_as(body.buffer):
+        return None
+    return type(value), value.b
+
+
+def _factors(element: Any) -> tuple[Any, Any] | None:
+    """The element of the input and the weight that it is multiplied by.
+
+    The weight is the load with fewer indices that move with the window and the result at once.
+    """
+    if not isinstance(element, tirx.Mul):
+        return None
+    loads = [nodes(side, tvm.ir.TensorLoad) for side in (element.a, element.b)]
+    if any(len(found) != 1 for found in loads):
+        return None
+    sides = sorted((element.a, element.b), key=_terms_of_indices, reverse=True)
+    weight = sides[1].value if isinstance(sides[1], tirx.Cast) else sides[1]
+    return (sides[0], sides[1]) if isinstance(weight, tvm.ir.TensorLoad) else None
+
+
+def _terms_of_indices(side: Any) -> int:
+    (load,) = nodes(side, tvm.ir.TensorLoad)
+    return sum(len(nodes(index, tvm.ir.Var)) for index in load.indices)
+
+
+def _without_padding(value: Any) -> tuple[Any, list[Any], Any | None]:
+    """What is read where there is no padding, when that is, and what is read where there is."""
+    if isinstance(value, tirx.Cast):
+        inside, conditions, fill = _without_padding(value.value)
+        return inside.astype(str(value.ty)), conditions, fill
+    if not isinstance(value, tvm.ir.Call) or not value.op.same_as(_IF_THEN_ELSE):
+        return value, [], None
+    condition, inside, outside = value.args
+    return inside, conjuncts(condition), outside
+
+
+def _slide(
+    position: LoopAxis,
+    window: list[LoopAxis],
+    outputs: tuple[LoopAxis, ...],
+    value: Any,
+    conditions: list[Any],
+) -> Slide | NotApplicable:
+    indices = [i for load in nodes(value, tvm.ir.TensorLoad) for i in load.indices]
+    steps = {_step(index, position, window, outputs) for index in indices}
+    steps.discard(None)
+    if len(steps) != 1:
+        return NotApplicable("the window does not slide along one axis of its input")
+    partner, step, spread = next(s for s in steps if s is not None)
+    if step < 1 or spread < 1:
+        return NotApplicable("the window does not slide forwards")
+    output = outputs[partner] if partner is not None else LoopAxis(_unused(position), 1)
+    first, last = 0, step * (output.extent - 1) + spread * (position.extent - 1) + 1
+    for condition in conditions:
+        bound = _bound(condition, output, position, step, spread)
+        if isinstance(bound, NotApplicable):
+            return bound
+        if bound is not None:
+            first, last = max(first, bound[0]), min(last, bound[1])
+    return Slide(output, position, step, spread, first, last)
+
+
+def _step(
+    index: Any, position: LoopAxis, window: list[LoopAxis], outputs: tuple[LoopAxis, ...]
+) -> tuple[int | None, int, int] | None:
+    """(output axis, stride, dilation) of an index along the window; None if it does not move.
+
+    A stride of 0 says that the index is not of that kind.
+    """
+    if not _uses(index, position.var):
+        return None
+    everything = [*outputs, *window]
+    linear = detect_linear_equation(index, [axis.var for axis in everything])
+    numbers = [static_extent(number) for number in linear[:-1]]
+    if len(numbers) != len(everything) or None in numbers:
+        return (None, 0, 0)
+    moving = {id(axis): n for axis, n in zip(everything, numbers, strict=True) if n}
+    spread = moving.pop(id(position), 0)
+    if not spread:
+        return None
+    partners = [i for i, axis in enumerate(outputs) if id(axis) in moving]
+    if len(moving) > 1 or len(partners) != len(moving):
+        return (None, 0, 0)
+    if not partners:
+        return (None, 1, spread or 0)
+    return (partners[0], moving[id(outputs[partners[0]])] or 0, spread or 0)
+
+
+def _bound(
+    condition: Any, output: LoopAxis, position: LoopAxis, step: int, spread: int
+) -> tuple[int, int] | NotApplicable | None:
+    """Positions for which a condition of the padding holds; None when it is about another axis."""
+    strange = NotApplicable("the padding is not a range of positions along the window")
+    if not isinstance(condition, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
+        return strange
+    linear = detect_linear_equation(condition.a - condition.b, [output.var, position.var])
+    if len(linear) != 3:
+        return strange
+    by_output, by_position, offset = (static_extent(number) for number in linear)
+    if by_position == 0 and by_output == 0:
+        return None
+    if offset is None or by_position not in (spread, -spread):
+        return strange
+    if output.extent > 1 and by_output != by_position // spread * step:
+        return strange
+    # The difference is +-position + offset, compared with 0.
+    if by_position > 0:
+        if isinstance(condition, tirx.LT | tirx.LE):
+            return -_FAR, -offset + isinstance(condition, tirx.LE)
+        return -offset + isinstance(condition, tirx.GT), _FAR
+    if isinstance(condition, tirx.LT | tirx.LE):
+        return offset + isinstance(condition, tirx.LT), _FAR
+    return -_FAR, offset + isinstance(condition, tirx.GE)
+
+
+def _uses(expr: Any, var: tirx.Var) -> bool:
+    return any(node.same_as(var) for node in nodes(expr, tvm.ir.Var))
+
+
+def _unused(like: LoopAxis) -> tirx.Var:
+    return tirx.Var("single", str(like.var.ty))
+
+
+def at_position(value: Any, slide: Slide, position: Any) -> Any:
+    """``value`` with its addresses moved to a position along an axis of the window."""
+    zero = {
+        slide.output.var: tirx.const(0, str(slide.output.var.ty)),
+        slide.position.var: tirx.const(0, str(slide.position.var.ty)),
+    }
+
+    def moved(load: tvm.ir.TensorLoad) -> Any:
+        step = slope(load.indices[0], slide.position.var) or 0
+        address = substitute(load.indices[0], zero) + position * (step // slide.spread)
+        return tirx.BufferLoad(load.source, [address])
+
+    return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, moved))
+
+
+# A kernel around one window that slides over an input: what pooling and convolutions share.
+
+
+@dataclass(frozen=True)
+class WindowKernel:
+    """The window of a kernel, over flat views of its buffers.
+
+    Attributes
+    ----------
+    window : Window
+        The reduction.
+    store : tirx.BufferStore
+        Writes a result; in its value, ``result`` stands for what the window gives.
+    result : tirx.Var
+        See ``store``.
+    once : bool
+        Whether no element may be computed twice.
+    views : FlatViews
+        The views.
+    """
+
+    window: Window
+    store: tirx.BufferStore
+    result: tirx.Var
+    once: bool
+    views: FlatViews
+    _sch: s_tir.Schedule
+    _anchor: SBlockRV
+    _is_whole: bool
+
+    def later_nests(self) -> list[Nest] | NotApplicable:
+        """The blocks after the reduction that are not part of ``store``."""
+        if self._is_whole:
+            return []
+        nests = []
+        for block in kernel_blocks(self._sch):
+            if self._sch.get(block).same_as(self._sch.get(self._anchor)):
+                continue
+            nest = nest_of(self._sch.get(block), self.views)
+            if nest is None:
+                return NotApplicable("a block after the reduction is not one assignment")
+            nests.append(nest)
+        return nests
+
+    def read_func(self) -> tirx.PrimFunc:
+        """The kernel with what computes the window's input inlined."""
+        return self._sch.mod["main"]
+
+
+def window_kernel(func: tirx.PrimFunc, weighted: bool = False) -> WindowKernel | NotApplicable:
+    """The kernel ``func``, whose padding is inlined; ``weighted`` as ``window_of`` has it."""
+    sch = inlined_schedule(func)
+    anchor = _only_reduction(sch)
+    if isinstance(anchor, NotApplicable):
+        return anchor
+    window = window_of(sch.get(anchor), weighted)
+    if isinstance(window, NotApplicable):
+        return window
+    views = FlatViews()
+    result = tirx.Var("result", str(window.start.ty))
+    fused = _epilogue(sch, anchor, window, result)
+    plain = tirx.BufferStore(window.store.buffer, result, window.store.indices)
+    written = fused if fused is not None else plain
+    store = flattened(_without_single(written, window), views)
+    flat = flattened(_without_single(window.store, window), views)
+    if store is None or flat is None:
+        return NotApplicable("a buffer has strides of its own")
+    window = replace(window, store=flat)
+    # Only arrays inside of a kernel can share memory with what is on the way to the result.
+    once = fused is None and len(kernel_blocks(sch)) > 1
+    return WindowKernel(window, store, result, once, views, sch, anchor, fused is not None)
+
+
+def _only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
+    """The kernel's one reduction, with all that computes its input inlined."""
+    reductions = reduction_blocks(sch)
+    if len(reductions) != 1:
+        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
+    (anchor,) = reductions
+    if len(sch.get(anchor).writes) != 1 or sch.get(anchor).init is None:
+        return NotApplicable("the reduction has several results, or no start")
+    while producers := sch.get_producers(anchor):
+        try:
+            sch.compute_inline(producers[0])
+        except ScheduleError:
+            return NotApplicable("what computes the input of the window is used elsewhere")
+    return anchor
+
+
+def _without_single(store: tirx.BufferStore, window: Window) -> tirx.BufferStore:
+    """The assignment without the loops of one iteration, which are not made."""
+    once = {a.var: tirx.const(0, str(a.var.ty)) for a in window.outputs if a.extent == 1}
+    indices = [substitute(index, once) for index in store.indices]
+    return tirx.BufferStore(store.buffer, substitute(store.value, once), indices)
+
+
+def _epilogue(
+    sch: s_tir.Schedule, anchor: SBlockRV, window: Window, result: tirx.Var
+) -> tirx.BufferStore | None:
+    """What the only block after the reduction does with each result, in the reduction's loops."""
+    consumers = sch.get_consumers(anchor)
+    if len(consumers) != 1 or len(kernel_blocks(sch)) != 2:
+        return None
+    stmt = sch.get(consumers[0])
+    if not isinstance(stmt.body, tirx.BufferStore) or not is_data_parallel(sch, consumers[0]):
+        return None
+    variables = [v.var for v in stmt.iter_vars]
+    same = len(variables) == len(window.outputs)
+    loads = [
+        load
+        for load in nodes(stmt.body, tvm.ir.TensorLoad)
+        if load.source.same_as(window.store.buffer)
+    ]
+    if not same or not all(_is_identity(load.indices, stmt, window) for load in loads):
+        return None
+    names = {v: axis.var for v, axis in zip(variables, window.outputs, strict=True)}
+
+    def replaced(load: tvm.ir.TensorLoad) -> Any:
+        return result if load.source.same_as(window.store.buffer) else load
+
+    value = tvm_ffi.structural_map(stmt.body.value, (tvm.ir.TensorLoad, replaced))
+    indices = [substitute(index, names) for index in stmt.body.indices]
+    return tirx.BufferStore(stmt.body.buffer, substitute(value, names), indices)
+
+
+def _is_identity(indices: Any, stmt: s_tir.SBlock, window: Window) -> bool:
+    """Whether a result is read at the place at which the reduction wrote it."""
+    if len(indices) != len(window.outputs):
+        return False
+    pairs = zip(indices, stmt.iter_vars, window.outputs, window.store.indices, strict=True)
+    return all(
+        index.same_as(v.var)
+        and written.same_as(axis.var)
+        and tvm_ffi.structural_equal(v.dom.extent, tirx.const(axis.extent, str(v.var.ty)))
+        for index, v, axis, written in pairs
+    )
+
+
+# What a depthwise convolution reads and writes, by rows, columns and channels.
+
+
+@dataclass(frozen=True)
+class DepthwiseWindow:
+    """A window over rows and columns, with a weight for each of its positions and each channel.
+
+    Attributes
+    ----------
+    rows : Slide or None
+        The slower axis; None for a convolution over one axis.
+    columns : Slide
+        The faster one.
+    outer : tuple[LoopAxis, ...]
+        Loops over results along which the window does not slide, without the channels last.
+    channels : LoopAxis or None
+        Channels when they are next to each other in memory; None with channels first.
+    data, weight : TensorLoad
+        An element of the input, and what it is multiplied by.
+    """
+
+    rows: Slide | None
+    columns: Slide
+    outer: tuple[LoopAxis, ...]
+    channels: LoopAxis | None
+    data: Any
+    weight: Any
+
+    @property
+    def dtype(self) -> str:
+        """Of the input, the weights and the sums."""
+        return str(self.data.ty)
+
+    @property
+    def taps(self) -> int:
+        """Positions of the window."""
+        down = self.rows.position.extent if self.rows is not None else 1
+        return down * self.columns.position.extent
+
+    def results(self) -> int:
+        """How many elements the result has."""
+        slides = [slide for slide in (self.rows, self.columns) if slide is not None]
+        axes = [*self.outer, *(slide.output for slide in slides)]
+        axes += [self.channels] if self.channels is not None else []
+        return math.prod(axis.extent for axis in axes)
+
+    def data_at(self, row: Any, column: Any) -> Any:
+        """Address of the input at a row and a column, both counted from the padding's start."""
+        data = self.data if self.rows is None else at_position(self.data, self.rows, row)
+        return at_position(data, self.columns, column).indices[0]
+
+    def weight_at(self, row: Any, column: Any) -> Any:
+        """Address of the weight for a row and a column of the window."""
+        values = {self.columns.position.var: index_of(column, self.columns.position.var)}
+        if self.rows is not None:
+            values[self.rows.position.var] = index_of(row, self.rows.position.var)
+        return substitute(self.weight.indices[0], values)
+
+    def column_steps(self) -> tuple[int, int]:
+        """Elements of the input from a column to the next, and of the weights from tap to tap."""
+        position = self.columns.position.var
+        return _data_step(self.data, self.columns) or 0, slope(
+            self.weight.indices[0], position
+        ) or 0
+
+
+def depthwise_window(window: Window) -> DepthwiseWindow | NotApplicable:
+    """``window``, of products, as rows and columns."""
+    loads = nodes(window.store.value, tvm.ir.TensorLoad)
+    if window.combine is not tirx.Add or len(loads) != 2:
+        return NotApplicable("it is not a sum of products")
+    # The only input channel of a group is counted as well: a window of one position.
+    single = [s for s in window.slides if _is_single_input(s, loads[1])]
+    slides = [slide for slide in window.slides if not any(slide is one for one in single)]
+    if not 1 <= len(slides) <= 2 or any(slide.position.extent > 1 for slide in single):
+        return NotApplicable("the window does not slide along one or two axes")
+    zero = {slide.position.var: index_of(0, slide.position.var) for slide in single}
+    data, weight = nodes(substitute(window.store.value, zero), tvm.ir.TensorLoad)
+    if {str(data.ty), str(weight.ty)} != {str(window.start.ty)}:
+        return NotApplicable("sums have another type than the input and the weights")
+    steps = [_data_step(data, slide) for slide in slides]
+    if any(step is None for step in steps):
+        return NotApplicable("an address is not linear in the position of the window")
+    slides.sort(key=lambda slide: -(_data_step(data, slide) or 0))
+    *rows, columns = slides
+    sliding = [slide.output for slide in slides]
+    others = [a for a in window.outputs if not any(a is s for s in sliding) and a.extent > 1]
+    channels = [axis for axis in others if slope(data.indices[0], axis.var) == 1]
+    outer = tuple(axis for axis in others if not any(axis is c for c in channels))
+    found = DepthwiseWindow(
+        rows[0] if rows else None, columns, outer, channels[0] if channels else None, data, weight
+    )
+    return _checked(found, window)
+
+
+def _checked(found: DepthwiseWindow, window: Window) -> DepthwiseWindow | NotApplicable:
+    address, weight = found.data.indices[0], found.weight.indices[0]
+    axes = [*found.outer, *([found.channels] if found.channels is not None else [])]
+    moving = [slide.output for slide in (found.rows, found.columns) if slide is not None]
+    if any(slope(weight, axis.var) != 0 for axis in moving):
+        return NotApplicable("weights depend on the place in the result")
+    if any(not slope(address, axis.var) for axis in axes):
+        return NotApplicable("results share an input, as those of a whole convolution do")
+    inner = found.channels or found.columns.output
+    stored = slope(window.store.indices[0], inner.var)
+    if stored != 1 and inner.extent > 1:
+        return NotApplicable("results are not next to each other along the vectors")
+    if found.channels is not None and slope(weight, found.channels.var) != 1:
+        return NotApplicable("weights of neighbouring channels are not next to each other")
+    if found.channels is None and _data_step(found.data, found.columns) != 1:
+        return NotApplicable("neither channels nor columns are next to each other")
+    return found
+
+
+def _is_single_input(slide: Slide, weight: Any) -> bool:
+    """Whether it is the loop over the input channels of a group, of which there is one."""
+    alone = slide.position.extent == 1 and slide.output.extent == 1
+    unpadded = (slide.first, slide.last) == (0, slide.length)
+    return (alone and unpadded) or slope(weight.indices[0], slide.output.var) != 0
+
+
+def _data_step(data: Any, slide: Slide) -> int | None:
+    """Elements of the input from one position of the window to the next."""
+    step = slope(data.indices[0], slide.position.var)
+    return None if not step or step % slide.spread else step // slide.spread

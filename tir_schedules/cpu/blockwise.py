@@ -1,0 +1,193 @@
+"""The generic schedule: every block in a loop nest of its own, on threads and in vectors.
+
+It takes what no other template takes: operands that are walked with a stride (grouped or strided
+convolutions), reductions over different rows in one kernel, symbolic extents, several results.
+"""
+
+import math
+
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, access_of, static_extent
+from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
+    REGISTERS_PER_VECTOR_LOOP,
+    parallelize,
+    schedule_data_parallel,
+    vector_length,
+)
+from tvm_ext.tir_schedules.inlining import (
+    count_calls,
+    inlined_schedule,
+    is_data_parallel,
+    kernel_blocks,
+)
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+
+
+class Blockwise:
+    """Any kernel made of blocks whose outer loops are data-parallel."""
+
+    name = "blockwise"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``. It asks for no decision: a fallback has nothing to tune."""
+        if not isinstance(machine, CpuDescription):
+            return NotApplicable("the target is not a CPU")
+        sch = inlined_schedule(func)
+        blocks = kernel_blocks(sch)
+        if not blocks:
+            return NotApplicable("the kernel has no blocks: its loops are written by hand")
+        for block in blocks:
+            schedule_block(sch, block, machine)
+        return sch
+
+
+def schedule_block(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:
+    """Loops, vectors and threads for one block, in a loop nest of its own."""
+    access = access_of(sch, block)
+    if access is None:
+        _schedule_symbolic(sch, block, machine)
+        return
+    if not access.trip_count():
+        return
+    dtype = str(sch.get(block).writes[0].source.dtype)
+    calls = count_calls(sch.get(block).body)
+    if is_data_parallel(sch, block):
+        schedule_data_parallel(sch, access, machine, dtype, calls)
+        return
+    contiguous = [axis for axis in access.reduction if _is_contiguous_read(access, axis)]
+    inner = max(contiguous, key=lambda axis: access.extents[axis], default=None)
+    lanes = machine.vector_lanes(dtype)
+    if inner is None or access.extents[inner] < lanes:
+        _vectorize_outputs(sch, access, machine, lanes)
+        return
+    _vectorize_reduction(sch, access, inner, machine, lanes)
+
+
+def _is_contiguous_read(access: BlockAccess, axis: int) -> bool:
+    return any(strides[axis] == 1 for strides in access.read_strides)
+
+
+def _vectorize_reduction(
+    sch: s_tir.Schedule, access: BlockAccess, axis: int, machine: CpuDescription, lanes: int
+) -> None:
+    """Partial results in the lanes of vectors, combined at the end of each output."""
+    loops = list(sch.get_loops(access.block))
+    length = vector_length(access.extents[axis], lanes, REGISTERS_PER_VECTOR_LOOP)
+    if length < 2:
+        _vectorize_outputs(sch, access, machine, lanes)
+        return
+    _, lane_loop = sch.split(loops[axis], factors=[None, length])
+    try:
+        partial = sch.rfactor(lane_loop, len(access.spatial))
+    except ScheduleError:
+        # Results of several values at once (argmax) have no identity to start a lane from.
+        _vectorize_outputs(sch, access, machine, lanes)
+        return
+    # The loops keep their order; the split one has become two.
+    position = iter(sch.get_loops(partial))
+    outer: list[LoopRV] = []
+    inner: list[LoopRV] = []
+    for index, reduces in enumerate(access.is_reduction):
+        (inner if reduces else outer).append(next(position))
+        if index == axis:
+            lane_loop = next(position)
+    sch.reorder(*outer, *inner, lane_loop)
+    sch.vectorize(lane_loop)
+    # Threads first: once the start value has a block of its own, TVM refuses to parallelise.
+    if outer:
+        row = sch.fuse(*outer) if len(outer) > 1 else outer[0]
+        if _move_under(sch, access.block, row):
+            parallelize(sch, [row], machine, access.trip_count(), lanes)
+    init = sch.decompose_reduction(partial, inner[0])
+    sch.vectorize(sch.get_loops(init)[-1])
+
+
+def _move_under(sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV) -> bool:
+    try:
+        sch.reverse_compute_at(block, loop)
+    except ScheduleError:
+        return False
+    return True
+
+
+def _vectorize_outputs(
+    sch: s_tir.Schedule, access: BlockAccess, machine: CpuDescription, lanes: int
+) -> None:
+    """Several outputs at once, each reduced in its own lane."""
+    loops = list(sch.get_loops(access.block))
+    spatial = [loops[axis] for axis in access.spatial]
+    reduction = [loops[axis] for axis in access.reduction]
+    if not spatial:
+        return
+    unit = [
+        axis
+        for axis in access.spatial
+        if access.write_strides[axis] == 1 and access.extents[axis] > 1
+    ]
+    if not unit:
+        sch.reorder(*spatial, *reduction)
+        parallelize(sch, spatial, machine, access.trip_count(), 1)
+        return
+    length = vector_length(access.extents[unit[-1]], lanes, 1)
+    outer, vector = sch.split(loops[unit[-1]], factors=[None, length])
+    rest = [loops[axis] for axis in access.spatial if axis != unit[-1]]
+    sch.reorder(*rest, outer, *reduction, vector)
+    sch.vectorize(vector)
+    row = sch.fuse(*rest, outer) if rest else outer
+    parallelize(sch, [row], machine, access.trip_count(), lanes)
+    init = sch.decompose_reduction(access.block, reduction[0])
+    sch.vectorize(sch.get_loops(init)[-1])
+
+
+def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:
+    """Extents are not known: outer data-parallel loops on threads, a static inner one in vectors.
+
+    Blocks with several results (argmax) come here as well; their loops stay scalar.
+    """
+    loops = list(sch.get_loops(block))
+    stmt = sch.get(block)
+    extents = [static_extent(sch.get(loop).extent) for loop in loops]
+    if len(loops) != len(stmt.iter_vars) or not loops or 0 in extents:
+        return
+    kinds = [v.iter_type for v in stmt.iter_vars]
+    pairs = list(zip(loops, kinds, strict=True))
+    spatial = [loop for loop, kind in pairs if kind == tirx.IterVar.DataPar]
+    others = [loop for loop, kind in pairs if kind != tirx.IterVar.DataPar]
+    lanes = min(machine.vector_lanes(str(write.source.dtype)) for write in stmt.writes)
+    vector = None
+    if spatial and len(stmt.writes) == 1:
+        extent = static_extent(sch.get(spatial[-1]).extent)
+        length = vector_length(extent, lanes, 1) if extent is not None else 1
+        if length > 1:
+            spatial[-1], vector = sch.split(spatial[-1], factors=[None, length])
+    inner = [vector] if vector is not None else []
+    sch.reorder(*spatial, *others, *inner)
+    if vector is not None:
+        sch.vectorize(vector)
+    operations = math.inf if None in extents else math.prod(e for e in extents if e is not None)
+    parallelize(sch, _rows(sch, spatial, machine), machine, operations, lanes)
+    if not others:
+        return
+    # Outside of the reduction, so that one over nothing starts as well.
+    init = sch.decompose_reduction(block, others[0])
+    if vector is not None:
+        sch.vectorize(sch.get_loops(init)[-1])
+
+
+def _rows(sch: s_tir.Schedule, spatial: list[LoopRV], machine: CpuDescription) -> list[LoopRV]:
+    """The outer loops that give every thread something to do.
+
+    The innermost one stays by itself: to find its place in a joined loop takes a division for each
+    of the others, in every iteration, which LLVM spends seconds on to bring into vectors.
+    """
+    for count, loop in enumerate(spatial[:-1]):
+        extent = static_extent(sch.get(loop).extent)
+        if extent is not None and extent >= machine.cores:
+            return spatial[: count + 1]
+    return spatial[:-1] or spatial

@@ -1,0 +1,92 @@
+"""Depthwise convolution: every channel with a window of its own, so that memory is the limit.
+
+Nothing is padded in memory. With channels last, a vector holds channels: a row of results keeps
+its sums in registers while the window's rows pass, and only tiles at the ends of a row are written
+without the taps that fall on padding. With channels first, a vector holds neighbouring columns: a
+few rows of one channel are copied into L1 with their borders, and stay there for all taps.
+"""
+
+from tvm import s_tir, tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import access_of
+from tvm_ext.tir_schedules.analysis.sliding_window import (
+    DepthwiseWindow,
+    WindowKernel,
+    depthwise_window,
+    window_kernel,
+)
+from tvm_ext.tir_schedules.cpu.data_parallel import schedule_window
+from tvm_ext.tir_schedules.cpu.depthwise_channels_first import (
+    ChannelsFirst,
+    decide_channels_first,
+)
+from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
+    MAX_MULTIPLY_ADDS,
+    ChannelsLast,
+    decide_channels_last,
+    multiply_adds_written_out,
+)
+from tvm_ext.tir_schedules.inlining import reduction_blocks
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+
+
+class CpuDepthwiseConvolution:
+    """Kernels that multiply a window over each channel by weights of that channel."""
+
+    name = "depthwise convolution"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``."""
+        if not isinstance(machine, CpuDescription):
+            return NotApplicable("the target is not a CPU")
+        sch = s_tir.Schedule(func)
+        if not _every_result_has_its_own_input(sch):
+            return NotApplicable("it is not one reduction in which no two channels share an input")
+        kernel = window_kernel(func, weighted=True)
+        if isinstance(kernel, NotApplicable):
+            return kernel
+        window = depthwise_window(kernel.window)
+        if isinstance(window, NotApplicable):
+            return window
+        if kernel.once:
+            return NotApplicable("an element may not be computed twice")
+        code = _code(kernel, window, machine, decisions)
+        if isinstance(code, NotApplicable):
+            return code
+        return schedule_window(kernel, func, code.statement(machine), machine, decisions)
+
+
+def _code(
+    kernel: WindowKernel, window: DepthwiseWindow, machine: CpuDescription, decisions: Decisions
+) -> ChannelsFirst | ChannelsLast | NotApplicable:
+    if window.channels is None:
+        first = decide_channels_first(window, machine, decisions)
+        if first.lanes < 2:
+            return NotApplicable("rows are too short for vectors")
+        return ChannelsFirst(window, first, kernel.store, kernel.result)
+    last = decide_channels_last(window, window.channels.extent, machine, decisions)
+    if multiply_adds_written_out(window, last.columns, last.vectors) > MAX_MULTIPLY_ADDS:
+        return NotApplicable("too many different tiles at the ends of rows, or too wide a window")
+    if last.lanes < 2:
+        return NotApplicable("there are too few channels for vectors")
+    return ChannelsLast(window, window.channels, last, kernel.store, kernel.result)
+
+
+def _every_result_has_its_own_input(sch: s_tir.Schedule) -> bool:
+    """Whether the only reduction reads one input that moves with each of the result's loops.
+
+    A product of matrices or a whole convolution has none: rows share columns.
+    """
+    reductions = reduction_blocks(sch)
+    if len(reductions) != 1:
+        return False
+    access = access_of(sch, reductions[0])
+    if access is None or len(access.read_strides) != 2 or not access.trip_count():
+        return False
+    axes = [axis for axis in access.spatial if access.extents[axis] > 1]
+    moving = [all(strides[axis] for axis in axes) for strides in access.read_strides]
+    return sum(moving) == 1

@@ -1,0 +1,201 @@
+"""Elementwise, broadcast and data-movement kernels: one vectorised, parallel loop nest a block."""
+
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, access_of, nodes
+from tvm_ext.tir_schedules.analysis.loop_nest import (
+    LoopAxis,
+    Nest,
+    in_order_of_writing,
+    index_of,
+    joined,
+    load_strides,
+    nest_of,
+    store_strides,
+    substitute,
+    with_own_variables,
+)
+from tvm_ext.tir_schedules.cpu.data_parallel import (
+    block_code,
+    lanes_of,
+    plan_block,
+    plan_blocks,
+    scheduled,
+    with_body,
+)
+from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_axis, vector_loops
+from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
+    REGISTERS_PER_VECTOR_LOOP,
+    branch_comparisons,
+    schedule_data_parallel,
+    split_at_borders,
+)
+from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision, tile_code
+from tvm_ext.tir_schedules.inlining import (
+    count_calls,
+    inlined_schedule,
+    is_data_parallel,
+    kernel_blocks,
+)
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+
+# Elementwise kernels and transposes of sizes that a run decides: vectors, tiles, or plain loops.
+#
+# Tiles and vectors have sizes that are numbers; the last of a loop laps over the one before. A
+# loop that turns out shorter than one of them has a version of the code without.
+
+
+# Shorter axes give vectors too short to be worth turning.
+_MIN_EXTENT = 4
+
+
+def symbolic_elementwise(
+    func: tirx.PrimFunc, machine: CpuDescription
+) -> s_tir.Schedule | NotApplicable:
+    """The schedule of a kernel without reductions whose loops have any extents."""
+    sch = inlined_schedule(func)
+    views = FlatViews(symbolic_sizes=True)
+    code = []
+    for block in kernel_blocks(sch):
+        nest = nest_of(sch.get(block), views)
+        if nest is None:
+            return NotApplicable("a block is not one assignment")
+        if views.may_share_memory(nest.store, func):
+            # Nothing may be computed twice. Blocks inside of a kernel are small tables.
+            code.append(_plain(nest))
+            continue
+        statement = _code(joined(in_order_of_writing(nest)), machine)
+        if statement is None:
+            return NotApplicable(
+                "a block walks what it reads or writes in steps that are not known"
+            )
+        code.append(statement)
+    return with_body(func, views, code)
+
+
+def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
+    """The loops of one block; None where neither vectors nor tiles fit its addresses."""
+    if not nest.is_symbolic:
+        return block_code(plan_block(nest, machine), machine)
+    # Which way a branch goes would have to be known for whole vectors.
+    if store_strides(nest)[-1] != 1 or branch_comparisons(nest.store.value):
+        return None
+    if any(load.source.same_as(nest.store.buffer) for load in nest.loads()):
+        return None
+    across = [
+        i
+        for i, (load, steps) in enumerate(zip(nest.loads(), load_strides(nest), strict=True))
+        if steps[-1] not in (0, 1) and not _is_gathered(load)
+    ]
+    return _in_tiles(nest, across, machine) if across else _in_vectors(nest, machine)
+
+
+def _is_gathered(load: Any) -> bool:
+    """Whether the place of what is read is read itself: no order of the loops changes that."""
+    return bool(nodes(load.indices[0], tvm.ir.TensorLoad))
+
+
+def _in_vectors(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
+    lanes, cores = lanes_of(nest, machine), machine.cores
+    inner = nest.axes[-1]
+    if not inner.is_symbolic:
+        parts = vector_loops(with_own_variables(nest), lanes, once=False)
+        # Each with variables of its own: they are loops of their own, one after the other.
+        statements = [loops_around(outer, body, cores) for outer, body in parts]
+        return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+    length = lanes * REGISTERS_PER_VECTOR_LOOP
+    whole = with_own_variables(nest)
+    *outer, axis = whole.axes
+    chunk, start = chunks(axis.extent, length, axis.var)
+    lane = new_axis("lane", length, axis.var)
+    moved = whole.with_expressions(lambda e: substitute(e, {axis.var: start + lane.var}))
+    vector = loop(lane, moved.store, tirx.ForKind.VECTORIZED)
+    vectors = loops_around([*outer, chunk], vector, cores)
+    return _where_long([axis], length, vectors, _plain(nest))
+
+
+def _in_tiles(nest: Nest, across: list[int], machine: CpuDescription) -> tirx.Stmt | None:
+    """Tiles transposed in registers, where all of ``across`` are contiguous."""
+    strides = load_strides(nest)
+    read = [
+        axis
+        for axis in range(len(nest.axes) - 1)
+        if all(strides[i][axis] == 1 for i in across) and _is_long(nest.axes[axis])
+    ]
+    dtypes = {str(nest.store.buffer.dtype), *(str(load.source.dtype) for load in nest.loads())}
+    if not read or not _is_long(nest.axes[-1]) or "bool" in dtypes:
+        return None
+    size = min(machine.vector_lanes(dtype) for dtype in {"float32", *dtypes})
+    own = with_own_variables(nest)
+    decision = TransposeTileDecision(len(own.axes) - 1, read[-1], size, transposed=tuple(across))
+    outer, body = tile_code(own, decision)
+    tiles = loops_around(outer, body, machine.cores)
+    return _where_long([own.axes[-1], own.axes[read[-1]]], size, tiles, _plain(nest))
+
+
+def _is_long(axis: LoopAxis) -> bool:
+    return axis.is_symbolic or axis.extent >= _MIN_EXTENT
+
+
+def _plain(nest: Nest) -> tirx.Stmt:
+    """Loops without vectors, for few elements: on one thread."""
+    nest = with_own_variables(nest)
+    return loops_around(nest.axes, nest.store, 1)
+
+
+def _where_long(axes: list[LoopAxis], length: int, code: tirx.Stmt, other: tirx.Stmt) -> tirx.Stmt:
+    """``code`` where all symbolic ones of ``axes`` have ``length`` iterations."""
+    conditions: list[Any] = [
+        index_of(axis.extent, axis.var) >= length for axis in axes if axis.is_symbolic
+    ]
+    if not conditions:
+        return code
+    condition = conditions[0]
+    for more in conditions[1:]:
+        condition = tirx.And(condition, more)
+    return tirx.IfThenElse(condition, code, other)
+
+
+class CpuElementwise:
+    """Kernels in which every output element is computed on its own."""
+
+    name = "elementwise"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``."""
+        if not isinstance(machine, CpuDescription):
+            return NotApplicable("the target is not a CPU")
+        sch = inlined_schedule(func)
+        if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
+            return NotApplicable("the kernel reduces or scans")
+        plan = plan_blocks(sch, machine, decisions)
+        if isinstance(plan, NotApplicable):
+            found = _block_by_block(sch, machine)
+            return (
+                symbolic_elementwise(func, machine) if isinstance(found, NotApplicable) else found
+            )
+        return scheduled(func, plan, machine)
+
+
+def _block_by_block(sch: s_tir.Schedule, machine: CpuDescription) -> s_tir.Schedule | NotApplicable:
+    """For blocks that are more than one assignment: their loops stay in one piece."""
+    branching = []
+    for block in kernel_blocks(sch):
+        access = access_of(sch, block)
+        if access is None:
+            return NotApplicable("a loop has a symbolic extent or a block writes several buffers")
+        dtype = str(sch.get(block).writes[0].source.dtype)
+        calls = count_calls(sch.get(block).body)
+        branching.append(schedule_data_parallel(sch, access, machine, dtype, calls))
+    # Last, since blocks cannot be found by their loops any more.
+    for inner in branching:
+        if inner is not None:
+            split_at_borders(sch, *inner)
+    return sch

@@ -1,0 +1,163 @@
+"""The last tile of rows starts earlier where it would reach beyond the end.
+
+Of 197 rows in tiles of 25, the eighth tile has 22: a branch at each row of each tile would skip the
+other three. Here it starts at row 172 instead. Its first rows are computed twice, with the same
+result, and nothing is asked.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.sym import Analyzer
+from tvm_ffi import structural_equal, structural_map
+
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import slope, substitute
+from tvm_ext.tir_schedules.statements import conjuncts
+
+
+def with_overlapping_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """``func``, scheduled, with overlapping tiles instead of branches at rows.
+
+    All or nothing: what is computed twice must be a tile's own. Left alone where a block outside
+    of the tiles reads or writes an array of the kernel that has such rows.
+    """
+    loops = {
+        loop.loop_var: static_extent(loop.extent)
+        for loop in nodes(func.body, tirx.For)
+        if loop.kind != tirx.ForKind.VECTORIZED
+    }
+    analyzer = Analyzer()
+    for var, extent in loops.items():
+        if extent is not None and extent > 0:
+            analyzer.bind(var, tvm.ir.Range(0, extent))
+    realizes = nodes(func.body, s_tir.SBlockRealize)
+    shifted = [(realize, _shifts(realize, loops, analyzer)) for realize in realizes]
+    tiled = [pair for pair in shifted if pair[1]]
+    if not tiled or not _is_same(tiled) or not _is_private(func, realizes, tiled):
+        return func
+
+    def rewritten(realize: s_tir.SBlockRealize) -> s_tir.SBlockRealize:
+        shifts = next((found for known, found in tiled if known.same_as(realize)), None)
+        if shifts is None:
+            return realize
+        values = list(realize.iter_values)
+        for shift in shifts:
+            values[shift.position] = shift.first + shift.row
+        terms = [
+            t for t in conjuncts(realize.predicate) if not any(t.same_as(s.term) for s in shifts)
+        ]
+        predicate: Any = tirx.const(True, "bool")
+        for term in terms:
+            predicate = term if isinstance(predicate, tirx.IntImm) else tirx.And(predicate, term)
+        return s_tir.SBlockRealize(values, predicate, realize.block)
+
+    return func.with_body(structural_map(func.body, (s_tir.SBlockRealize, rewritten)))
+
+
+@dataclass(frozen=True)
+class _Shift:
+    """An iteration variable of a block, by position: the tile's first row, the loop over its rows,
+    and the condition that is not needed any more."""
+
+    position: int
+    first: Any
+    row: tirx.Var
+    term: Any
+
+
+def _shifts(realize: Any, loops: dict[Any, int | None], analyzer: Analyzer) -> list[_Shift]:
+    return [
+        shift
+        for term in conjuncts(realize.predicate)
+        if (shift := _shift(realize, term, loops, analyzer)) is not None
+    ]
+
+
+def _shift(
+    realize: Any, term: Any, loops: dict[Any, int | None], analyzer: Analyzer
+) -> _Shift | None:
+    """For a condition ``first + row < end`` on an iteration variable with just that value."""
+    end = static_extent(term.b) if isinstance(term, tirx.LT) else None
+    if end is None:
+        return None
+    for position, (variable, value) in enumerate(
+        zip(realize.block.iter_vars, realize.iter_values, strict=True)
+    ):
+        if static_extent(variable.dom.extent) != end or not analyzer.can_prove_equal(value, term.a):
+            continue
+        if variable.iter_type != tirx.IterVar.DataPar:
+            continue
+        for row in nodes(value, tvm.ir.Var):
+            rows = loops.get(row)
+            if rows is None or not 1 < rows <= end or slope(value, row) != 1:
+                continue
+            dtype = str(value.ty)
+            first = analyzer.simplify(substitute(value, {row: tirx.const(0, dtype)}))
+            first = tirx.Min(first, tirx.const(end - rows, dtype))
+            return _Shift(position, first, row, term)
+    return None
+
+
+def _is_same(shifted: Sequence[tuple[Any, list[_Shift]]]) -> bool:
+    """Whether all blocks of a tile are shifted alike."""
+    _, first = shifted[0]
+    return all(
+        len(shifts) == len(first)
+        and all(structural_equal(a.first, b.first) for a, b in zip(shifts, first, strict=True))
+        for _, shifts in shifted
+    )
+
+
+def _is_private(
+    func: tirx.PrimFunc,
+    realizes: Sequence[Any],
+    shifted: Sequence[tuple[Any, list[_Shift]]],
+) -> bool:
+    """Whether arrays of the kernel that have the shifted rows are used by shifted blocks only."""
+    rows = [
+        (realize, [realize.block.iter_vars[shift.position].var for shift in shifts])
+        for realize, shifts in shifted
+    ]
+    own = [
+        buffer
+        for realize, variables in rows
+        for buffer, indices in _accesses(realize.block.body)
+        if not any(buffer.same_as(param) for param in func.params) and _use(indices, variables)
+    ]
+    others = [r for r in realizes if not any(r.same_as(realize) for realize, _ in shifted)]
+    for realize in others:
+        body = realize.block.body
+        if nodes(body, s_tir.SBlockRealize):
+            continue
+        if any(buffer.same_as(mine) for buffer, _ in _accesses(body) for mine in own):
+            return False
+    # Sums are only taken in arrays of a tile's own.
+    return all(_is_pure(realize) or _writes(realize, own) for realize, _ in shifted)
+
+
+def _accesses(body: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+    for store in nodes(body, tirx.BufferStore):
+        yield store.buffer, store.indices
+    for load in nodes(body, tvm.ir.TensorLoad):
+        yield load.source, load.indices
+
+
+def _use(indices: Sequence[Any], variables: Sequence[Any]) -> bool:
+    used = [var for index in indices for var in nodes(index, tvm.ir.Var)]
+    return any(variable.same_as(var) for variable in variables for var in used)
+
+
+def _is_pure(realize: Any) -> bool:
+    """Whether the block reads nothing that it writes."""
+    if realize.block.init is not None:
+        return False
+    read = [read.source for read in realize.block.reads]
+    return not any(write.source.same_as(r) for write in realize.block.writes for r in read)
+
+
+def _writes(realize: Any, own: Sequence[Any]) -> bool:
+    return all(any(w.source.same_as(mine) for mine in own) for w in realize.block.writes)

@@ -1,0 +1,581 @@
+"""Recurrent layers: all steps in one kernel, the sums of a block of units in registers.
+
+A step multiplies the state with the recurrent weights, which fill a cache level and are read from
+beginning to end: contiguous vectors, one multiply-add each, and nothing else in the inner loop."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.tir_schedules.cpu.parallel_vectorize import pick_threads, worth_threads
+from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
+from tvm_ext.tir_schedules.cpu.row_code import with_body
+from tvm_ext.tir_schedules.operators.recurrence import (
+    SUM_UNROLL,
+    Activation,
+    Body,
+    Recurrence,
+    RecurrenceLoops,
+    RecurrenceOperands,
+    RecurrentMatmul,
+    SequenceTime,
+    cell_statements,
+    loop,
+    number,
+    recurrence_of,
+    vectors,
+)
+from tvm_ext.tir_schedules.statements import sequence, stack_array
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+
+# A block of units in one step of a recurrence: its sums in registers, and what becomes of them.
+
+
+@dataclass(frozen=True)
+class Group:
+    """Some sequences in one direction.
+
+    Attributes
+    ----------
+    operands : RecurrenceOperands
+        The kernel's arrays.
+    loops : RecurrenceLoops
+        How loops are written.
+    functions : tuple[Activation, ...]
+        The direction's activations.
+    direction : Expr
+        Its number.
+    rows : tuple[Expr, ...]
+        The sequences' numbers in the batch.
+    states : dict[str, Buffer]
+        Arrays of ``[rows, padded]`` by the names of ``Recurrence.states``.
+    """
+
+    operands: RecurrenceOperands
+    loops: RecurrenceLoops
+    functions: tuple[Activation, ...]
+    direction: Any
+    rows: tuple[Any, ...]
+    states: dict[str, Any]
+
+    def at(self, row: int, unit: Any) -> Any:
+        """Index into an array of states."""
+        return number(row * self.operands.recurrence.padded) + unit
+
+
+class Block:
+    """The sums of some units of a block, and what becomes of them."""
+
+    def __init__(
+        self,
+        group: Group,
+        index: int,
+        product: RecurrentMatmul,
+        times: list[SequenceTime],
+        block: Any,
+        offset: Any,
+    ) -> None:
+        self.group = group
+        self.index = index
+        self.product = product
+        self.times = times
+        self.block = block
+        self.offset = offset
+        self.units = group.loops.units
+        self.recurrence = group.operands.recurrence
+        self.operands = group.operands
+        # As many sums in a product of few gates as in one of more.
+        most = max(len(other.gates) for other in self.recurrence.products())
+        self.ways = min(SUM_UNROLL, group.loops.ways * (most // len(product.gates)))
+        count = self.ways * len(group.rows) * len(product.gates) * self.units
+        self.sums, self.declaration = stack_array(number(count), group.operands.dtype, "sums")
+
+    def statement(self) -> tirx.Stmt:
+        """All of it."""
+        steps = loop(self.recurrence.summed // SUM_UNROLL, self._multiplied)
+        return sequence([self.declaration, *self._started(), steps, *self._added(), *self._used()])
+
+    def sum_index(self, way: int, row: int, place: int, lane: Any) -> Any:
+        """Where the partial sum number ``way`` of the product's gate number ``place`` is."""
+        before = (way * len(self.times) + row) * len(self.product.gates) + place
+        return number(before * self.units) + lane
+
+    def sum_at(self, way: int, row: int, place: int, lane: Any) -> Any:
+        """That partial sum."""
+        return tirx.BufferLoad(self.sums, [self.sum_index(way, row, place, lane)])
+
+    def projected(self, row: int, gate: int, lane: Any) -> Any:
+        """The part of a sum that comes from the input."""
+        shape = (self.recurrence.blocks, self.recurrence.gates, self.recurrence.units)
+        column = self.group.direction * number(shape[0]) + self.block
+        column = (column * number(shape[1]) + number(gate)) * number(shape[2])
+        where = self.times[row].position, self.group.rows[row]
+        return self.operands.projected(*where, column + self.offset + lane)
+
+    def unit(self, lane: Any) -> Any:
+        """The unit's number in the layer."""
+        return self.block * number(self.recurrence.units) + self.offset + lane
+
+    def _places(self, ways: int) -> list[tuple[int, int, int]]:
+        rows, places = range(len(self.times)), range(len(self.product.gates))
+        return [(way, row, place) for way in range(ways) for row in rows for place in places]
+
+    def _started(self) -> list[tirx.Stmt]:
+        return [stmt for at in self._places(self.ways) for stmt in self._started_at(at)]
+
+    def _started_at(self, at: tuple[int, int, int]) -> list[tirx.Stmt]:
+        way, row, place = at
+        gate = self.product.gates[place]
+
+        def start(lane: Any) -> Any:
+            if way:
+                return tirx.const(0, self.operands.dtype)
+            if gate == 2 and "b_candidate" in self.operands.arrays:
+                return self.operands.load("b_candidate", self.group.direction, self.unit(lane))
+            return self.projected(row, gate, lane)
+
+        return vectors(self.units, lambda lane: self._put(at, start(lane), lane))
+
+    def _put(self, at: tuple[int, int, int], value: Any, lane: Any) -> tirx.Stmt:
+        return tirx.BufferStore(self.sums, value, [self.sum_index(*at, lane)])
+
+    def _multiplied(self, four: Any) -> tirx.Stmt:
+        """``SUM_UNROLL`` steps of all sums."""
+        state = self.group.states[self.product.state]
+        found: list[tirx.Stmt] = []
+        for part in range(SUM_UNROLL):
+            k = four * number(SUM_UNROLL) + number(part)
+            way = part % self.ways
+            for _, row, place in self._places(1):
+                scalar = tirx.BufferLoad(state, [self.group.at(row, k)])
+                found += self._multiply_add((way, row, place), k, scalar)
+        return sequence(found)
+
+    def _multiply_add(self, at: tuple[int, int, int], k: Any, scalar: Any) -> list[tirx.Stmt]:
+        def lanes(lane: Any) -> tirx.Stmt:
+            where = (self.group.direction, self.block, k, number(at[2]), self.offset + lane)
+            weight = self.operands.load(self.product.weights, *where)
+            return self._put(at, self.sum_at(*at, lane) + scalar * weight, lane)
+
+        return vectors(self.units, lanes)
+
+    def _added(self) -> list[tirx.Stmt]:
+        """Partial sums added up, two by two."""
+        found: list[tirx.Stmt] = []
+        ways = self.ways
+        while ways > 1:
+            ways //= 2
+            for at in self._places(ways):
+                found += self._added_at(at, ways)
+        return found
+
+    def _added_at(self, at: tuple[int, int, int], further: int) -> list[tirx.Stmt]:
+        way, row, place = at
+
+        def add(lane: Any) -> tirx.Stmt:
+            other = self.sum_at(way + further, row, place, lane)
+            return self._put(at, self.sum_at(*at, lane) + other, lane)
+
+        return vectors(self.units, add)
+
+    def _used(self) -> list[tirx.Stmt]:
+        """Gates and new state of each sequence."""
+        found: list[tirx.Stmt] = []
+        for row in range(len(self.times)):
+
+            def cell(lane: Any, row: int = row) -> tirx.Stmt:
+                unit = _CellUnit(self, row, lane)
+                functions = self.group.functions
+                return sequence(cell_statements(self.recurrence, self.index, functions, unit))
+
+            found += vectors(self.units, cell)
+        return found
+
+
+class _CellUnit:
+    """See ``cell.Unit``."""
+
+    def __init__(self, block: Block, row: int, lane: Any) -> None:
+        self.block = block
+        self.row = row
+        self.lane = lane
+        self.active = block.times[row].active
+
+    def gate(self, index: int) -> Any:
+        """See ``cell.Unit``."""
+        return self.block.sum_at(0, self.row, self.block.product.gates.index(index), self.lane)
+
+    def projected(self, index: int) -> Any:
+        """See ``cell.Unit``."""
+        return self.block.projected(self.row, index, self.lane)
+
+    def peephole(self, index: int) -> Any:
+        """See ``cell.Unit``."""
+        where = self.block.group.direction, number(index), self.block.unit(self.lane)
+        return self.block.operands.load("peepholes", *where)
+
+    def state(self, name: str) -> Any:
+        """See ``cell.Unit``."""
+        return tirx.BufferLoad(self.block.group.states[name], [self._index()])
+
+    def put(self, name: str, value: Any) -> tirx.Stmt:
+        """See ``cell.Unit``."""
+        return tirx.BufferStore(self.block.group.states[name], value, [self._index()])
+
+    def _index(self) -> Any:
+        return self.block.group.at(self.row, self.block.unit(self.lane))
+
+
+# Rounds a sequence's state to 8-bit steps before it is multiplied, for DynamicQuantizeLSTM.
+#
+# The steps cover the smallest and the largest element, and zero, as DynamicQuantizeLinear's do.
+
+
+_LAST_STEP = 255
+
+
+class QuantizedState:
+    """``size`` elements of one array from ``start`` on, rounded into the same ones of another.
+
+    Elements are taken ``width`` at a time, a divisor of ``size``.
+    """
+
+    def __init__(self, state: Any, rounded: Any, start: Any, size: int, width: int) -> None:
+        self.state = state
+        self.rounded = rounded
+        self.start = start
+        self.parts = size // width
+        self.width = width
+        self.dtype = str(state.dtype)
+
+    def statement(self) -> tirx.Stmt:
+        """All of it."""
+        low, declared_low = stack_array(number(self.width), self.dtype, "lowest")
+        high, declared_high = stack_array(number(self.width), self.dtype, "highest")
+        declared = [declared_low, declared_high]
+        started = [*self._stored(low, self._zero), *self._stored(high, self._zero)]
+        bounds = loop(self.parts, lambda part: self._bounded(part, low, high))
+        joined = [self._joined(low, tirx.Min), self._joined(high, tirx.Max)]
+        named, scale, offset = self._steps(_at(low, number(0)), _at(high, number(0)))
+        stored = loop(self.parts, lambda part: self._rounded(part, scale, offset))
+        return sequence([*declared, *started, bounds, *joined, *named, stored])
+
+    def _zero(self, _: Any) -> Any:
+        return self._const(0)
+
+    def _const(self, value: float) -> Any:
+        return tirx.const(value, self.dtype)
+
+    def _stored(self, array: Any, value: Any) -> list[tirx.Stmt]:
+        return vectors(self.width, lambda lane: tirx.BufferStore(array, value(lane), [lane]))
+
+    def _place(self, part: Any, lane: Any) -> Any:
+        return self.start + part * number(self.width) + lane
+
+    def _bounded(self, part: Any, low: Any, high: Any) -> tirx.Stmt:
+        def element(lane: Any) -> Any:
+            return _at(self.state, self._place(part, lane))
+
+        lower = self._stored(low, lambda lane: tirx.Min(_at(low, lane), element(lane)))
+        higher = self._stored(high, lambda lane: tirx.Max(_at(high, lane), element(lane)))
+        return sequence([*lower, *higher])
+
+    def _joined(self, array: Any, bound: Any) -> tirx.Stmt:
+        """The bound of all lanes in the first one."""
+        first = number(0)
+        return loop(
+            self.width,
+            lambda n: tirx.BufferStore(array, bound(_at(array, first), _at(array, n)), [first]),
+        )
+
+    def _steps(self, low: Any, high: Any) -> tuple[list[tirx.Stmt], Any, Any]:
+        """The size of a step and the number of the one that is zero, with what names them."""
+        span, scale, offset = (tirx.Var(name, self.dtype) for name in ("span", "scale", "offset"))
+        flat = tirx.EQ(span, self._const(0))
+        step = tirx.Select(flat, self._const(1), span / self._const(_LAST_STEP))
+        zero = tirx.nearbyint(self._in_range(-low / scale))
+        binds = [tirx.Bind(span, high - low), tirx.Bind(scale, step), tirx.Bind(offset, zero)]
+        return binds, scale, offset
+
+    def _in_range(self, value: Any) -> Any:
+        return tirx.Max(tirx.Min(value, self._const(_LAST_STEP)), self._const(0))
+
+    def _rounded(self, part: Any, scale: Any, offset: Any) -> tirx.Stmt:
+        def store(lane: Any) -> tirx.Stmt:
+            place = self._place(part, lane)
+            step = tirx.nearbyint(_at(self.state, place) / scale) + offset
+            value = (self._in_range(step) - offset) * scale
+            return tirx.BufferStore(self.rounded, value, [place])
+
+        return sequence(vectors(self.width, store))
+
+
+def _at(array: Any, place: Any) -> Any:
+    return tirx.BufferLoad(array, [place])
+
+
+# Writes the loops of a recurrence: steps one after the other, all of a step in registers.
+#
+# For each direction and group of sequences: for each step: for each block of units: the sums of
+# all its gates, then the gates and the new state of these units, while the sums are in registers.
+
+
+# Elements that are copied at a time, where they are: a vector of the widest registers.
+_COPIED = 16
+
+
+def recurrence_code(operands: RecurrenceOperands, loops: RecurrenceLoops) -> tirx.Stmt:
+    """The body of the kernel: whole groups of sequences, then those that are left."""
+    batch, rows = operands.batch, loops.rows
+    count = static_extent(batch)
+    if count is None:
+        parts = [(number(0), rows, tirx.FloorDiv(batch, number(rows)))] if rows > 1 else []
+        whole = tirx.FloorDiv(batch, number(rows)) * number(rows) if rows > 1 else number(0)
+        parts.append((whole, 1, batch - whole))
+    else:
+        rows = min(rows, count)
+        parts = [(number(0), rows, number(count // rows))]
+        if count % rows:
+            parts.append((number(count - count % rows), count % rows, number(1)))
+    return sequence([_part(operands, loops, *part) for part in parts])
+
+
+def _part(
+    operands: RecurrenceOperands, loops: RecurrenceLoops, first: Any, rows: int, groups: Any
+) -> tirx.Stmt:
+    """All directions of ``groups`` groups of ``rows`` sequences from the one numbered ``first``."""
+    recurrence = operands.recurrence
+    kind = tirx.ForKind.PARALLEL if loops.threads else tirx.ForKind.SERIAL
+
+    def group(task: Any) -> tirx.Stmt:
+        direction, place = tirx.FloorDiv(task, groups), tirx.FloorMod(task, groups)
+        if recurrence.directions == 1:
+            direction, place = number(0), task
+        elif static_extent(groups) == 1:
+            direction, place = task, number(0)
+        start = first + place * number(rows)
+
+        def one_direction(index: int, direction: Any) -> tirx.Stmt:
+            functions = recurrence.activations[index]
+            numbers = tuple(start + number(row) for row in range(rows))
+            states = _states(operands, rows)
+            return _Sequences(
+                Group(operands, loops, functions, direction, numbers, states)
+            ).statement()
+
+        if len(set(recurrence.activations)) == 1:
+            return one_direction(0, direction)
+        forward, backward = (one_direction(index, number(index)) for index in (0, 1))
+        return tirx.IfThenElse(direction.equal(number(0)), forward, backward)
+
+    count = static_extent(groups)
+    tasks: Any = groups * number(recurrence.directions)
+    return loop(count * recurrence.directions if count is not None else tasks, group, kind)
+
+
+def _states(operands: RecurrenceOperands, rows: int) -> dict[str, Any]:
+    recurrence = operands.recurrence
+    size = number(rows * recurrence.padded)
+    return {name: tirx.decl_buffer([size], operands.dtype, name) for name in recurrence.states()}
+
+
+class _Sequences:
+    """Some sequences in one direction, from their first step to their last."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.operands = group.operands
+        self.recurrence: Recurrence = group.operands.recurrence
+        self.states = group.states
+        self.rows = range(len(group.rows))
+
+    def statement(self) -> tirx.Stmt:
+        """All of it."""
+        declared = [tirx.AllocBuffer(array) for array in self.states.values()]
+        steps = loop(self.operands.steps, self._step)
+        return sequence([*declared, *self._start(), steps, *self._end()])
+
+    def _start(self) -> list[tirx.Stmt]:
+        zero = tirx.const(0, self.operands.dtype)
+        found: list[tirx.Stmt] = []
+        for array in self.states.values():
+            found += self._filled(array, zero)
+        given = {"h": self.recurrence.initial_h, "c": self.recurrence.initial_c}
+        for name in (name for name, is_there in given.items() if is_there):
+            found += [self._initial(name, row) for row in self.rows]
+        return found
+
+    def _initial(self, name: str, row: int) -> tirx.Stmt:
+        def store(unit: Any) -> tirx.Stmt:
+            which = self.group.direction, self.group.rows[row]
+            where = self.operands.state_indices(*which, unit)
+            value = self.operands.load(f"initial_{name}", *where)
+            return tirx.BufferStore(self.states[name], value, [self.group.at(row, unit)])
+
+        stored = self._over_units(store)
+        if not self.recurrence.lengths:
+            return stored
+        # As in ONNX Runtime, a sequence without a step ends in zeros.
+        length = self.operands.load("lengths", self.group.rows[row])
+        return tirx.IfThenElse(length > tirx.const(0, str(length.ty)), stored, None)
+
+    def _end(self) -> list[tirx.Stmt]:
+        names = ("h", "c") if "c" in self.states else ("h",)
+        return [self._last(name, row) for name in names for row in self.rows]
+
+    def _last(self, name: str, row: int) -> tirx.Stmt:
+        def store(unit: Any) -> tirx.Stmt:
+            where = self.operands.state_indices(self.group.direction, self.group.rows[row], unit)
+            value = tirx.BufferLoad(self.states[name], [self.group.at(row, unit)])
+            return tirx.BufferStore(self.operands.arrays[f"last_{name}"], value, where)
+
+        return self._over_units(store)
+
+    def _over_units(self, body: Body) -> tirx.Stmt:
+        """``body`` for each unit of the layer, not of the padding: in vectors, then one by one."""
+        return sequence(self._over(self.recurrence.hidden, body))
+
+    def _over(self, count: int, body: Body) -> list[tirx.Stmt]:
+        width = self._width()
+        whole, rest = divmod(count, width)
+        found: list[tirx.Stmt] = []
+        if whole:
+            start = number(width)
+            found.append(
+                loop(whole, lambda i: sequence(vectors(width, lambda n: body(i * start + n))))
+            )
+        if rest:
+            found.append(loop(rest, lambda i: body(number(whole * width) + i)))
+        return found
+
+    def _width(self) -> int:
+        return _COPIED if self.group.loops.units > 1 else 1
+
+    def _filled(self, array: Any, value: Any) -> list[tirx.Stmt]:
+        size = len(self.rows) * self.recurrence.padded
+        return self._over(size, lambda i: tirx.BufferStore(array, value, [i]))
+
+    def _step(self, step: Any) -> tirx.Stmt:
+        rows, direction = self.group.rows, self.group.direction
+        times = [SequenceTime(self.operands, direction, row, step) for row in rows]
+        found: list[tirx.Stmt] = [bind for time in times for bind in time.binds]
+        if self.recurrence.quantized_state:
+            found += [self._rounded(row) for row in self.rows]
+        for index, product in enumerate(self.recurrence.products()):
+            found.append(self._blocks(index, product, times))
+        found += [self._commit(row, time) for row, time in enumerate(times)]
+        return sequence(found)
+
+    def _rounded(self, row: int) -> tirx.Stmt:
+        start, size = self.group.at(row, number(0)), self.recurrence.padded
+        arrays = self.states["h"], self.states["rounded_h"]
+        return QuantizedState(*arrays, start, size, self._width()).statement()
+
+    def _blocks(self, index: int, product: RecurrentMatmul, times: list[SequenceTime]) -> tirx.Stmt:
+        """One product of a step, and what follows on it, block by block."""
+        units = self.group.loops.units
+
+        def block(j: Any) -> tirx.Stmt:
+            return loop(self.recurrence.units // units, lambda part: part_of(j, part))
+
+        def part_of(j: Any, part: Any) -> tirx.Stmt:
+            offset = part * number(units)
+            return Block(self.group, index, product, times, j, offset).statement()
+
+        return loop(self.recurrence.blocks, block)
+
+    def _commit(self, row: int, time: SequenceTime) -> tirx.Stmt:
+        """The new state becomes the state and the step's output; zeros behind a sequence's end."""
+        y = self.operands.arrays["y"]
+
+        def where(unit: Any) -> list[Any]:
+            which = self.group.direction, self.group.rows[row]
+            return self.operands.y_indices(time.position, *which, unit)
+
+        def store(unit: Any) -> tirx.Stmt:
+            place = [self.group.at(row, unit)]
+            new = tirx.BufferLoad(self.states["next_h"], place)
+            kept = tirx.BufferStore(self.states["h"], new, place)
+            return sequence([kept, tirx.BufferStore(y, new, where(unit))])
+
+        running = self._over_units(store)
+        if time.active is None:
+            return running
+        zero = tirx.const(0, self.operands.dtype)
+        ended = self._over_units(lambda unit: tirx.BufferStore(y, zero, where(unit)))
+        return tirx.IfThenElse(time.active, running, ended)
+
+
+# Sums in registers that hide the latency of a multiply-add: four cycles, two of them a cycle.
+_ENOUGH_SUMS = 8
+
+# Sequences that are worth sharing a weight: with more, multiply-adds take longer than loads.
+_MOST_ROWS = 6
+
+# Where the model leaves steps or sequences dynamic.
+_STEPS_GUESSED = 16
+
+
+class CpuRecurrentLayer:
+    """LSTM, GRU and RNN, without their input projection."""
+
+    name = "recurrent layer"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``."""
+        if not isinstance(machine, CpuDescription):
+            return NotApplicable("the target is not a CPU")
+        operands = recurrence_of(func)
+        if operands is None:
+            return NotApplicable("the kernel is no recurrent layer")
+        loops = decide_recurrence(operands, machine, decisions)
+        return s_tir.Schedule(with_body(func, recurrence_code(operands, loops)))
+
+
+def decide_recurrence(
+    operands: RecurrenceOperands, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+) -> RecurrenceLoops:
+    """By default as many sequences together as leave work for all cores and fit in registers.
+
+    Asks for ``rows``, ``units``, ``ways`` and ``threads``.
+    """
+    recurrence = operands.recurrence
+    lanes = min(machine.vector_lanes(operands.dtype), recurrence.units)
+    gates = max(len(product.gates) for product in recurrence.products())
+    free = vector_registers(machine) - gates - 1
+    batch = static_extent(operands.batch)
+    threads_worth = worth_threads(machine, _multiply_adds(operands), lanes)
+
+    most = max(1, min(_MOST_ROWS, free // gates))
+    shared = most if batch is None else min(most, batch)
+    if batch is not None and threads_worth:
+        busy = max(1, batch * recurrence.directions // machine.cores)
+        shared = min(shared, busy)
+    rows = decisions.pick("rows", range(1, min(most, batch or most) + 1), shared)
+
+    widths = [n for n in range(lanes, recurrence.units + 1, lanes) if recurrence.units % n == 0]
+    fitting = [n for n in widths if rows * gates * (n // lanes) <= free] or widths[:1]
+    units = decisions.pick("units", fitting, fitting[-1])
+
+    sums = rows * gates * max(1, units // lanes)
+    ways = [n for n in (1, 2, SUM_UNROLL) if n == 1 or n * rows * gates * units <= free * lanes]
+    enough = next((n for n in ways if n * sums >= _ENOUGH_SUMS), ways[-1])
+    ways_chosen = decisions.pick("ways", ways, enough)
+
+    tasks = recurrence.directions * (-(-batch // rows) if batch is not None else rows)
+    threads = pick_threads(decisions, machine, lambda: tasks, threads_worth and tasks > 1)
+    return RecurrenceLoops(rows, units, ways_chosen, threads)
+
+
+def _multiply_adds(operands: RecurrenceOperands) -> int:
+    """Those of all steps; sizes that are symbolic are guessed."""
+    recurrence = operands.recurrence
+    steps = static_extent(operands.steps) or _STEPS_GUESSED
+    rows = (static_extent(operands.batch) or 1) * recurrence.directions
+    return steps * rows * recurrence.gates * recurrence.hidden**2

@@ -1,0 +1,158 @@
+"""Reductions over any axes, with what comes before and after for the same output element."""
+
+from dataclasses import dataclass
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.row_kernel import RowKernel, is_reduction_only, product
+from tvm_ext.tir_schedules.analysis.row_reader import (
+    PRODUCT,
+    hoisted,
+    read_rows,
+    refuse_early,
+    refuse_rows,
+)
+from tvm_ext.tir_schedules.cpu.parallel_vectorize import distinct, largest_divisor, worth_threads
+from tvm_ext.tir_schedules.cpu.row_code import rows_nest, with_body
+from tvm_ext.tir_schedules.cpu.row_decision import decide_rows, operations
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+
+
+@dataclass
+class Reduction:
+    """Sums, means, extrema, positions of extrema, variances, global pooling.
+
+    Attributes
+    ----------
+    products : bool
+        Whether it takes matmuls and vectors as well, for which other templates are to
+        be asked first.
+    """
+
+    products: bool = False
+    name: str = "reduction"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``."""
+        if not isinstance(machine, CpuDescription):
+            return NotApplicable("the target is not a CPU")
+        refusal = refuse_early(s_tir.Schedule(func))
+        if refusal is not None:
+            return refusal
+        sch = inlined_schedule(func)
+        kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
+        if isinstance(kernel, NotApplicable):
+            return kernel
+        if not is_reduction_only(kernel):
+            return NotApplicable("a block works on every element of a reduced row")
+        refusal = self._refuse(kernel)
+        if refusal is not None:
+            return refusal
+        parts = decide_parts(sch, kernel, machine, decisions)
+        kernels, between = _in_parts(sch, func, parts) or ([kernel], [])
+        # What combines partial results is small.
+        nests = [
+            rows_nest(hoisted(stage), decide_rows(stage, machine, asked))
+            for stage, asked in zip(kernels, (decisions, DEFAULT_DECISIONS), strict=False)
+        ]
+        return s_tir.Schedule(with_body(func, sequence(nests), between))
+
+    def _refuse(self, kernel: RowKernel) -> NotApplicable | None:
+        refusal = refuse_rows(kernel, most_mixed=0)
+        return None if self.products and refusal is PRODUCT else refusal
+
+
+def decide_parts(
+    sch: s_tir.Schedule,
+    kernel: RowKernel,
+    machine: CpuDescription,
+    decisions: Decisions = DEFAULT_DECISIONS,
+) -> int:
+    """Into how many parts each row is cut for threads, or a few more; 1 for none.
+
+    The default heuristic: rows are cut when they alone do not occupy all cores. Asks for other
+    ``parts`` where there are few rows; how these run is then asked for the parts of rows.
+    """
+    rows = decide_rows(kernel, machine)
+    tiles = kernel.count
+    if rows.across:
+        tiles = -(-tiles // (rows.lanes * min(rows.registers, 8)))
+    length = _reduced_length(sch)
+
+    def cut(parts: int) -> int:
+        return _cut(length, parts)
+
+    cores = machine.cores
+    work = operations(kernel, rows.across, rows.lanes)
+    few = tiles < cores and worth_threads(machine, work, rows.lanes)
+    default = cores if few and cut(cores) > 1 else 1
+    counts = [n * cores for n in (1, 2, 4)] if cores > 1 and tiles < 2 * cores else []
+    fitting = [n for n in counts if cut(n) > 1 and length >= n * rows.lanes]
+    return decisions.pick("parts", distinct([1, *fitting], default, cut), default)
+
+
+def _in_parts(
+    sch: s_tir.Schedule, func: tirx.PrimFunc, parts: int
+) -> tuple[list[RowKernel], list[tvm.ir.Var]] | None:
+    """Partial results of parts of the rows, then their combination; and where the former wait."""
+    partial = _partial(sch, reduction_blocks(sch)[0], parts) if parts > 1 else None
+    if partial is None:
+        return None
+    stmts = [sch.get(block) for block in kernel_blocks(sch)]
+    stage = next(i for i, s in enumerate(stmts) if s.same_as(sch.get(partial))) + 1
+    between = [write.source for write in sch.get(partial).writes]
+    outside = [*func.params, *between]
+    kernels = []
+    for part in (stmts[:stage], stmts[stage:]):
+        kernel = read_rows(part, outside)
+        if isinstance(kernel, NotApplicable):
+            return None
+        kernels.append(kernel)
+    return kernels, between
+
+
+def _reduced_length(sch: s_tir.Schedule) -> int:
+    """Steps of the only reduction; 1 when it is not the only one."""
+    reductions = reduction_blocks(sch)
+    pairs = _loops_and_kinds(sch, reductions[0]) if len(reductions) == 1 else []
+    reducing = [loop for loop, kind in pairs if kind == tirx.IterVar.CommReduce]
+    return product(int(sch.get(loop).extent) for loop in reducing)
+
+
+def _cut(length: int, parts: int) -> int:
+    """In how many equal parts a row of ``length`` is cut for ``parts`` or a few more; or 1."""
+    count = largest_divisor(length, 4 * parts)
+    return count if count >= parts else 1
+
+
+def _loops_and_kinds(sch: s_tir.Schedule, block: SBlockRV) -> list[tuple[LoopRV, int]]:
+    """The loops of a block with the kind of iteration of each; none where they are not one each."""
+    loops = list(sch.get_loops(block))
+    kinds = [iter_var.iter_type for iter_var in sch.get(block).iter_vars]
+    return list(zip(loops, kinds, strict=True)) if len(loops) == len(kinds) else []
+
+
+def _partial(sch: s_tir.Schedule, block: SBlockRV, parts: int) -> SBlockRV | None:
+    """Cuts the loops that reduce into ``parts``, or a few more."""
+    pairs = _loops_and_kinds(sch, block)
+    reducing = [loop for loop, kind in pairs if kind == tirx.IterVar.CommReduce]
+    sch.reorder(*(loop for loop, kind in pairs if kind == tirx.IterVar.DataPar), *reducing)
+    fused = sch.fuse(*reducing) if len(reducing) > 1 else reducing[0]
+    count = _cut(int(sch.get(fused).extent), parts)
+    for other in kernel_blocks(sch):
+        if not sch.get_loops(other):
+            # TVM cannot put the partial results before a block without a loop.
+            sch.add_unit_loop(other)
+    outer, _ = sch.split(fused, factors=[count, None])
+    try:
+        return sch.rfactor(outer, 0)
+    except ScheduleError:
+        return None

@@ -1,0 +1,357 @@
+"""Contractions with symbolic extents (matmul, convolution): tiles of sums in registers.
+
+The sizes of the tiles are numbers, only how many there are is known when the kernel runs. What the
+tile code says about loops that are shorter than a tile, or no multiple of it, holds here as well.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.sym import detect_linear_equation
+from tvm.tirx.buffer import buffer_data
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    buffer_bytes,
+    constant_parameter,
+    element_bytes,
+    nodes,
+    operands_of,
+    static_extent,
+)
+from tvm_ext.tir_schedules.analysis.contraction import (
+    SymbolicAxis,
+    SymbolicContraction,
+    contraction_of,
+    depends,
+    epilogue_of,
+    joined,
+)
+from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
+from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk
+from tvm_ext.tir_schedules.cpu.register_blocking import (
+    L1_PERIOD,
+    LEAST_TILES,
+    LEAST_USES,
+    row_limit,
+    swapped_copy,
+)
+from tvm_ext.tir_schedules.cpu.symbolic_tile_code import Panel, SymbolicTile, symbolic_tile_code
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.packing import pack_operand
+from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+
+# Rows of a tile, at most: with two vectors enough sums to keep the multiply-add units busy, and
+# few that are computed twice at the end of a loop.
+_MOST_ROWS = 8
+
+# Steps of a sum, at least, whose operand is copied: the rows that fewer steps read stay in L1.
+_LEAST_PANEL = 64
+
+# Tiles along the columns whose columns are copied together, at most.
+_MOST_TILES = 8
+
+# TVM's name for "the regions that the block says it reads are not to be worked out".
+_EXPLICIT_READS = "explicit_read_region"
+
+# Sums next to each other where a loop over them is shorter than a vector.
+_FEW_COLUMNS = 4
+
+
+class SymbolicTiles:
+    """Kernels with one contraction, of which a loop has an extent that is not known."""
+
+    name = "symbolic tile"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``. It asks for no decision: there are no sizes to measure with."""
+        if not isinstance(machine, CpuDescription):
+            return NotApplicable("the target is not a CPU")
+        sch = inlined_schedule(func)
+        anchor = _anchor(sch)
+        if isinstance(anchor, NotApplicable):
+            return anchor
+        epilogue = _epilogue(sch, anchor)
+        found = contraction_of(sch, anchor, epilogue)
+        if isinstance(found, NotApplicable):
+            return found
+        columns = _vector_axis(found)
+        if columns is None and _transpose_operand(sch, anchor, found):
+            found = contraction_of(sch, anchor, epilogue)
+            if isinstance(found, NotApplicable):
+                return found
+            columns = _vector_axis(found)
+        if columns is None:
+            return NotApplicable("no loop walks the output and the operands without a stride")
+        tile = _decide(found, columns, machine)
+        sch = _packed(sch, anchor, tile)
+        packed = contraction_of(sch, anchor, epilogue)
+        if isinstance(packed, NotApplicable):
+            return packed
+        func = sch.mod["main"]
+        found, tile = _with_joined_rows(packed, _moved(tile, found, packed), func)
+        found, tile = _with_joined_columns(found, tile, func, machine)
+        tile = replace(tile, panel=_panel(found, tile, func, machine))
+        code = symbolic_tile_code(found, tile, machine.cores > 1)
+        done = [block for block in (anchor, epilogue) if block is not None]
+        for block in kernel_blocks(sch):
+            if not any(sch.get(block).same_as(sch.get(known)) for known in done):
+                schedule_block(sch, block, machine)
+        return _with_code(sch, found, code, done)
+
+
+def _anchor(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
+    """The kernel's only reduction, where a loop of it is symbolic."""
+    reductions = reduction_blocks(sch)
+    if len(reductions) != 1:
+        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
+    (anchor,) = reductions
+    stmt = sch.get(anchor)
+    if len(stmt.writes) != 1:
+        return NotApplicable("its reduction has several results")
+    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    if any(v.iter_type not in known for v in stmt.iter_vars):
+        return NotApplicable("a loop scans")
+    extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
+    if None not in extents or 0 in extents:
+        return NotApplicable("all extents are known, or a loop has no iterations")
+    return anchor
+
+
+def _epilogue(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
+    """The block that is computed for each tile: it writes a result of the kernel, and the sums are
+    none.
+
+    TVM may put an array inside of the kernel into the place of another one that it is computed
+    from, and what overlapping tiles repeat would be computed from the result.
+    """
+    block = epilogue_of(sch, anchor)
+    if block is None or isinstance(contraction_of(sch, anchor, block), NotApplicable):
+        return None
+    results = [_is_result(sch, sch.get(one).writes[0].source) for one in (anchor, block)]
+    return block if results == [False, True] else None
+
+
+def _is_result(sch: s_tir.Schedule, array: tirx.Buffer) -> bool:
+    return any(array.same_as(param) for param in sch.mod["main"].params)
+
+
+def _vector_axis(found: SymbolicContraction) -> SymbolicAxis | None:
+    """The loop that steps through the result, and through operands or not along them."""
+    for axis in found.spatial:
+        steps = [found.step(load, axis) for load in found.operands()]
+        if found.step(found.store, axis) == 1 and None not in steps and 1 in steps:
+            return axis
+    return None
+
+
+def _transpose_operand(sch: s_tir.Schedule, anchor: SBlockRV, found: SymbolicContraction) -> bool:
+    """Whether an operand that lies along the sum is now read from a copy along the columns."""
+    stmt = sch.get(anchor)
+    operands = [read.source for read in operands_of(stmt)]
+    for axis in found.spatial:
+        if found.step(found.store, axis) != 1:
+            continue
+        for load in found.operands():
+            deep = [r for r in found.reduction if found.step(load, r) == 1]
+            reused = any(
+                found.step(load, other) == 0 and _is_long(other) for other in found.spatial
+            )
+            if found.step(load, axis) is not None or len(deep) != 1 or not reused:
+                continue
+            operand = next(i for i, own in enumerate(operands) if own.same_as(load.source))
+            return swapped_copy(sch, anchor, operand, axis.position, deep[0].position)
+    return False
+
+
+def _is_long(axis: SymbolicAxis) -> bool:
+    return axis.length is None or axis.length >= LEAST_USES
+
+
+def _column_sizes(columns: SymbolicAxis, lanes: int) -> tuple[int, ...]:
+    if columns.length is not None:
+        return (vector_chunk(columns.length, lanes, 2),)
+    few = (size for size in (_FEW_COLUMNS, 1) if size == 1 or size < lanes)
+    return (2 * lanes, lanes, *few) if lanes > 1 else (1,)
+
+
+def _packed(sch: s_tir.Schedule, anchor: SBlockRV, tile: SymbolicTile) -> s_tir.Schedule:
+    """``sch``, or a copy of it with a constant packed by the columns of a tile, or by its rows.
+
+    With channels first the columns are pixels, and the rows select weights.
+    """
+    packed = sch.copy()
+    func = packed.mod["main"]
+    sizes = [(tile.columns, tile.column_sizes), (tile.rows, tile.row_sizes)]
+    for axis, (size, *_) in sizes:
+        if axis is None or axis.length is None or axis.length % size:
+            continue
+        for index, read in enumerate(operands_of(packed.get(anchor))):
+            if constant_parameter(func, read.source) is None:
+                continue
+            try:
+                if pack_operand(packed, anchor, index, axis.position, size):
+                    return packed
+            except ScheduleError:
+                return sch
+    return sch
+
+
+def _decide(
+    found: SymbolicContraction, columns: SymbolicAxis, machine: CpuDescription
+) -> SymbolicTile:
+    lanes = machine.vector_lanes(str(found.start.ty))
+    sizes = _column_sizes(columns, lanes)
+    most = min(_MOST_ROWS, row_limit(machine, sizes[0], lanes, 1))
+    rows = _row_axis(found, columns, most)
+    if rows is None:
+        return SymbolicTile(columns, sizes, None, (1,))
+    large = _vector_bytes(found, columns, rows) > machine.l2_bytes // 2
+    return SymbolicTile(columns, sizes, rows, _row_sizes(rows, most), large)
+
+
+def _moved(tile: SymbolicTile, old: SymbolicContraction, new: SymbolicContraction) -> SymbolicTile:
+    """The same tile of a contraction with the same loops."""
+    columns = new.spatial[old.spatial.index(tile.columns)]
+    rows = new.spatial[old.spatial.index(tile.rows)] if tile.rows is not None else None
+    return replace(tile, columns=columns, rows=rows)
+
+
+def _with_joined_rows(
+    found: SymbolicContraction, tile: SymbolicTile, func: tirx.PrimFunc
+) -> tuple[SymbolicContraction, SymbolicTile]:
+    """The rows of a tile across all the loops that can be one: rows of several short sequences."""
+    if tile.rows is None:
+        return found, tile
+    rows = tile.rows
+    while (position := found.spatial.index(rows)) > 0:
+        outer = found.spatial[position - 1]
+        one = joined(found, outer, rows, func.params) if outer is not tile.columns else None
+        if one is None:
+            break
+        found, rows = one
+    if rows is tile.rows:
+        return found, tile
+    return found, replace(tile, rows=rows, row_sizes=_row_sizes(rows, max(tile.row_sizes)))
+
+
+def _with_joined_columns(
+    found: SymbolicContraction, tile: SymbolicTile, func: tirx.PrimFunc, machine: CpuDescription
+) -> tuple[SymbolicContraction, SymbolicTile]:
+    """The columns of a tile across all the loops that can be one: pixels of all lines."""
+    columns = tile.columns
+    while (position := found.spatial.index(columns)) > 0:
+        outer = found.spatial[position - 1]
+        one = joined(found, outer, columns, func.params) if outer is not tile.rows else None
+        if one is None:
+            break
+        found, columns = one
+    if columns is tile.columns:
+        return found, tile
+    sizes = _column_sizes(columns, machine.vector_lanes(str(found.start.ty)))
+    return found, replace(tile, columns=columns, column_sizes=sizes)
+
+
+def _panel(
+    found: SymbolicContraction, tile: SymbolicTile, func: tirx.PrimFunc, machine: CpuDescription
+) -> Panel | None:
+    """The operand whose columns are to be copied for tiles; None where a copy would not pay."""
+    rows, columns = tile.rows, tile.columns
+    steps = math.prod(axis.length or 0 for axis in found.reduction)
+    few_rows = rows is not None and rows.length and rows.length < LEAST_TILES * tile.row_sizes[0]
+    if rows is None or few_rows or steps < _LEAST_PANEL:
+        return None
+    for load in found.operands():
+        nbytes = element_bytes(load.source)
+        moves = found.step(load, columns) == 1 and found.step(load, rows) == 0
+        is_far = columns.length is None or columns.length * nbytes >= L1_PERIOD
+        tiles = machine.l2_bytes // 2 // (steps * tile.column_sizes[0] * nbytes)
+        if moves and is_far and tiles and constant_parameter(func, load.source) is None:
+            return Panel(load, rows, min(tiles, _MOST_TILES))
+    return None
+
+
+def _row_axis(found: SymbolicContraction, columns: SymbolicAxis, most: int) -> SymbolicAxis | None:
+    """The innermost loop that a vector of an operand serves all of, or the longest such loop."""
+    fitting = [
+        axis
+        for axis in reversed(found.spatial)
+        if axis is not columns and _reuses(found, columns, axis) and _is_linear(found, axis)
+    ]
+    long = (axis for axis in fitting if axis.length is None or axis.length >= most)
+    return next(long, max(fitting, key=lambda axis: axis.length or 0, default=None))
+
+
+def _reuses(found: SymbolicContraction, columns: SymbolicAxis, axis: SymbolicAxis) -> bool:
+    return any(
+        found.step(load, columns) == 1 and found.step(load, axis) == 0 for load in found.operands()
+    )
+
+
+def _is_linear(found: SymbolicContraction, axis: SymbolicAxis) -> bool:
+    """Whether rows follow each other at one distance: no address takes a division."""
+    indices = [index for load in found.operands() for index in load.indices]
+    moved = [index for index in indices if depends(index, axis.var)]
+    return all(len(detect_linear_equation(index, [axis.var])) == 2 for index in moved)
+
+
+def _row_sizes(rows: SymbolicAxis, most: int) -> tuple[int, ...]:
+    if rows.length is None:
+        return (most, 1) if most > 1 else (1,)
+    tiles = -(-rows.length // most)
+    even = -(-rows.length // tiles)
+    # Rows that leave no rest need not be computed twice, and their constants can be packed.
+    whole = (n for n in range(even, most * 3 // 4 - 1, -1) if rows.length % n == 0)
+    return (next(whole, even),)
+
+
+def _vector_bytes(found: SymbolicContraction, columns: SymbolicAxis, rows: SymbolicAxis) -> int:
+    """Bytes of what all rows read in vectors: the weights."""
+    return sum(
+        buffer_bytes(load.source)
+        for load in found.operands()
+        if found.step(load, columns) == 1 and found.step(load, rows) == 0
+    )
+
+
+def _with_code(
+    sch: s_tir.Schedule, found: SymbolicContraction, code: tirx.Stmt, done: Sequence[SBlockRV]
+) -> s_tir.Schedule:
+    """The kernel with ``code`` in place of the loops around the blocks that it does."""
+    func = sch.mod["main"]
+    root = func.body.block
+    replaced = [sch.get(block) for block in done]
+    views = [tirx.DeclBuffer(view, data=buffer_data(own)) for view, own in found.views]
+    # A block that says that it reads all of the kernel's own arrays: from tiles that overlap TVM
+    # works out sizes for them that are right, and long.
+    loads = nodes(code, tvm.ir.TensorLoad)
+    own = [array for array in root.alloc_buffers if any(array.same_as(o.source) for o in loads)]
+    reads = [tirx.BufferRegion(array, _whole(array)) for array in own]
+    notes = {**replaced[0].annotations, _EXPLICIT_READS: list(range(len(reads)))}
+    block = s_tir.SBlock([], reads, [], "tiles", sequence([*views, code]), None, [], [], notes)
+    statements = []
+    for statement in root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]:
+        inside = [realize.block for realize in nodes(statement, s_tir.SBlockRealize)]
+        if not any(b.same_as(old) for b in inside for old in replaced):
+            statements.append(statement)
+        elif any(b.same_as(replaced[-1]) for b in inside):
+            # Here all that the last of them reads is there.
+            statements.append(s_tir.SBlockRealize([], tirx.const(True, "bool"), block))
+    body = sequence(statements)
+    used = [s.buffer for s in nodes(body, tirx.BufferStore)]
+    arrays = [a for a in root.alloc_buffers if any(a.same_as(buffer) for buffer in used)]
+    whole = s_tir.SBlock([], [], [], "root", body, None, arrays, [], root.annotations)
+    realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), whole)
+    return s_tir.Schedule(func.with_body(realize))
+
+
+def _whole(array: tirx.Buffer) -> list[tvm.ir.Range]:
+    return [tvm.ir.Range(0, size) for size in array.shape]

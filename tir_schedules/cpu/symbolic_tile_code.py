@@ -1,0 +1,313 @@
+"""Code for contractions with symbolic extents: tiles of sums in registers, of whatever size fits.
+
+A tile that would reach beyond the end of a loop starts earlier and repeats a few sums. A loop that
+is shorter than a tile, which is known when the kernel runs, has a version of the code of its own
+with smaller tiles, down to one.
+
+Where the rows of the operand that fills the vectors are far apart, the columns of some tiles are
+copied next to each other first, and stay in L2 while all rows of tiles pass (see ``column_panel``).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import tirx
+from tvm.sym import Analyzer
+
+from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.tir_schedules.analysis.contraction import SymbolicAxis, SymbolicContraction
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
+from tvm_ext.tir_schedules.statements import sequence, stack_array
+
+# A tile that is at most so many times as long as the next smaller one is used for loops of so many
+# tiles.
+_LONGER = 2
+_TILES_OF_WIDER = 4
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Columns of an operand that are copied next to each other.
+
+    Attributes
+    ----------
+    load : TensorLoad
+        The operand as the product reads it.
+    rows : SymbolicAxis
+        The loop over rows of tiles, all of which pass before the next columns are copied.
+    tiles : int
+        Tiles along the columns whose columns are copied together.
+    """
+
+    load: Any
+    rows: SymbolicAxis
+    tiles: int
+
+
+@dataclass(frozen=True)
+class SymbolicTile:
+    """How the loops are cut.
+
+    Attributes
+    ----------
+    columns : SymbolicAxis
+        Its sums fill the vectors.
+    column_sizes : tuple[int, ...]
+        Sums of a tile along it, the largest first: the first that the loop is as long as is used.
+    rows : SymbolicAxis or None
+        The other loop of a tile; None where a vector serves only one sum.
+    row_sizes : tuple[int, ...]
+        The same along it.
+    columns_first : bool
+        Whether all other tiles pass before the columns advance.
+    panel : Panel or None
+        The operand whose columns are copied before all rows of tiles pass.
+    """
+
+    columns: SymbolicAxis
+    column_sizes: tuple[int, ...]
+    rows: SymbolicAxis | None
+    row_sizes: tuple[int, ...]
+    columns_first: bool = False
+    panel: Panel | None = None
+
+
+def symbolic_tile_code(found: SymbolicContraction, tile: SymbolicTile, threads: bool) -> tirx.Stmt:
+    """The loops of a contraction; ``threads``: the tiles are shared by all threads."""
+
+    def by_columns(rows: int) -> tirx.Stmt:
+        # One row has no use for wide tiles: they are there to read each of many rows less often.
+        narrow = tile.column_sizes[-3:] if rows == 1 else tile.column_sizes
+        versions = [(size, _Version(found, tile, rows, size).loops(threads)) for size in narrow]
+        return _first_that_fits(tile.columns, versions)
+
+    if tile.rows is None:
+        return by_columns(1)
+    return _first_that_fits(tile.rows, [(size, by_columns(size)) for size in tile.row_sizes])
+
+
+def _first_that_fits(axis: SymbolicAxis, versions: Sequence[tuple[int, tirx.Stmt]]) -> tirx.Stmt:
+    *others, (_, code) = versions
+    sizes = [size for size, _ in versions]
+    for (size, longer), next_size in reversed(list(zip(others, sizes[1:], strict=True))):
+        # Of two that would do, the wider one only where what its last tile repeats is little.
+        least = size if size > _LONGER * next_size else _TILES_OF_WIDER * size
+        code = tirx.IfThenElse(axis.extent >= least, longer, code)
+    return code
+
+
+def _quotient(place: Any, divisor: Any) -> Any:
+    return place if static_extent(divisor) == 1 else tirx.truncdiv(place, _not_zero(divisor))
+
+
+def _not_zero(divisor: Any) -> Any:
+    """A number of tiles in a loop over them: not zero, which TVM finds it to be in a branch for
+    sizes that cannot be, and stops at."""
+    known = static_extent(divisor)
+    return divisor if known else tirx.max(divisor, tirx.const(1, str(divisor.ty)))
+
+
+class _Version:
+    """The code for one size of tiles, with variables of its own."""
+
+    def __init__(
+        self, found: SymbolicContraction, tile: SymbolicTile, rows: int, columns: int
+    ) -> None:
+        self.found = found
+        self.tile = tile
+        self.rows = rows
+        self.columns = columns
+        self.dtype = str(found.start.ty)
+        self.index = str(tile.columns.var.ty)
+        self.values: dict[Any, Any] = {}
+        # An array for each row: TVM takes larger ones from the heap, where LLVM leaves them.
+        arrays = [stack_array(columns, self.dtype, "sums") for _ in range(rows)]
+        self.arrays = [array for array, _ in arrays]
+        self.declarations = [declaration for _, declaration in arrays]
+        # Stand in the product for the column of the tile, and for the tile of a panel.
+        self.column, self.member = (tirx.Var(name, self.index) for name in ("column", "member"))
+        self.copied = self._panel_buffer(tile.panel) if tile.panel is not None else None
+
+    def _panel_buffer(self, panel: Panel) -> Any:
+        steps = math.prod(axis.extent for axis in self.found.reduction)
+        shape = (panel.tiles * steps * self.columns,)
+        # In a scope of its own, so that TVM does not lay small arrays into the same memory.
+        return tirx.decl_buffer(shape, str(panel.load.source.dtype), "panel", scope="local")
+
+    def loops(self, threads: bool) -> tirx.Stmt:
+        """All tiles."""
+        panel = self.tile.panel
+        around, body = self._without_panels() if panel is None else self._with_panels(panel)
+        if not threads:
+            for step in reversed(around):
+                body = self._loop(step.var, step.extent, body)
+            return body
+        every = tirx.Var("tile", self.index)
+        places: list[tirx.Stmt] = []
+        inner: Any = tirx.const(1, self.index)
+        # Divided once for a tile: within the addresses, LLVM would divide for each of them.
+        for step in reversed(around[1:]):
+            place = _quotient(every, inner)
+            places.append(tirx.Bind(step.var, tirx.truncmod(place, _not_zero(step.extent))))
+            inner = step.extent * inner
+        places.append(tirx.Bind(around[0].var, _quotient(every, inner)))
+        body = sequence([*places, body])
+        return self._loop(every, inner * around[0].extent, body, tirx.ForKind.PARALLEL)
+
+    def _without_panels(self) -> tuple[list[SymbolicAxis], tirx.Stmt]:
+        """The loops over tiles, and what is in them."""
+        columns = self.tile.columns
+        others, binds = self._others()
+        last, bind = self._step(columns, self.columns)
+        around = [last, *others] if self.tile.columns_first else [*others, last]
+        return around, sequence([*binds, *bind, *self.declarations, *self._tile()])
+
+    def _with_panels(self, panel: Panel) -> tuple[list[SymbolicAxis], tirx.Stmt]:
+        """The loops over panels, and what is in them: the copy, then the tiles of all rows."""
+        columns, most = self.tile.columns, panel.tiles
+        others, binds = self._others()
+        count = self._count(columns.extent, self.columns)
+        every = SymbolicAxis(tirx.Var("panel", self.index), self._count(count, most))
+        here = tirx.Var("tiles", self.index)
+        least = tirx.min(tirx.const(most, self.index), count - every.var * most)
+        copy = self._panel_copy(panel, every.var * most, here)
+        rows, row_bind = self._step(panel.rows, self.rows)
+        _, bind = self._step(columns, self.columns, every.var * most + self.member)
+        body = sequence([*bind, *self.declarations, *self._tile()])
+        body = sequence([*row_bind, self._loop(self.member, here, body)])
+        body = self._loop(rows.var, rows.extent, body)
+        return [*others, every], sequence([*binds, tirx.Bind(here, least), *copy, body])
+
+    def _others(self) -> tuple[list[SymbolicAxis], list[tirx.Stmt]]:
+        """The loops over tiles along all but the columns, and the rows where they share panels."""
+        steps, binds = [], []
+        inside = self.tile.panel.rows if self.tile.panel is not None else None
+        for axis in self.found.spatial:
+            if axis is self.tile.columns or axis is inside:
+                continue
+            step, bind = self._step(axis, self.rows if axis is self.tile.rows else 1)
+            steps.append(step)
+            binds += bind
+        return steps, binds
+
+    def _step(
+        self, axis: SymbolicAxis, size: int, chunk: Any = None
+    ) -> tuple[SymbolicAxis, list[tirx.Stmt]]:
+        """A loop over tiles, and what its body begins with: the first sum of a tile along it."""
+        var = tirx.Var(axis.var.name, self.index)
+        start = chunk_start(var if chunk is None else chunk, size, axis.extent)
+        binds: list[tirx.Stmt] = []
+        if isinstance(start, tirx.Min):
+            first = tirx.Var(f"first_{axis.var.name}", self.index)
+            binds.append(tirx.Bind(first, start))
+            start = first
+        self.values[axis.var] = start
+        return SymbolicAxis(var, self._count(axis.extent, size)), binds
+
+    def _count(self, extent: Any, size: int) -> Any:
+        count = extent if size == 1 else tirx.truncdiv(extent + (size - 1), size)
+        return Analyzer().simplify(count)
+
+    def _reduction(self) -> tuple[list[SymbolicAxis], dict[Any, Any]]:
+        """Loops over what is summed up, and their variables by those of the contraction."""
+        own = [
+            SymbolicAxis(tirx.Var(axis.var.name, self.index), axis.extent)
+            for axis in self.found.reduction
+        ]
+        pairs = zip(self.found.reduction, own, strict=True)
+        return own, {old.var: new.var for old, new in pairs}
+
+    def _panel_copy(self, panel: Panel, first: Any, count: Any) -> list[tirx.Stmt]:
+        """Declares the panel and fills it with the columns of ``count`` tiles, row by row."""
+        reduction, steps = self._reduction()
+        lane, member = tirx.Var("lane", self.index), tirx.Var("member", self.index)
+        columns = self.tile.columns
+        _, bind = self._step(columns, self.columns, first + member)
+        values = {**self.values, **steps, self.column: lane, self.member: member}
+        values[columns.var] = values[columns.var] + lane
+        element = self._at(panel.load, values)
+        body = tirx.BufferStore(self.copied, element, [self._at(self._panel_place(), values)])
+        body = self._loop(lane, self.columns, body, tirx.ForKind.VECTORIZED)
+        body = self._loop(member, count, sequence([*bind, body]))
+        for axis in reversed(reduction):
+            body = self._loop(axis.var, axis.extent, body)
+        return [tirx.AllocBuffer(self.copied), body]
+
+    def _panel_place(self) -> Any:
+        """Where a step's element of a column lies in the panel."""
+        place: Any = self.member
+        for axis in self.found.reduction:
+            place = place * axis.extent + axis.var
+        return place * self.columns + self.column
+
+    def _product(self) -> Any:
+        """What is added, its operand read from the panel where there is one."""
+        panel = self.tile.panel
+        if panel is None:
+            return self.found.product
+        copied = tirx.BufferLoad(self.copied, [self._panel_place()])
+
+        def load(node: tvm.ir.TensorLoad) -> Any:
+            return copied if node.same_as(panel.load) else node
+
+        return tvm_ffi.structural_map(self.found.product, (tvm.ir.TensorLoad, load))
+
+    def _tile(self) -> list[tirx.Stmt]:
+        reduction, steps = self._reduction()
+        product = self._product()
+
+        def zero(array: Any, place: Any, _: dict[Any, Any]) -> tirx.Stmt:
+            return tirx.BufferStore(array, self.found.start, [place])
+
+        def add(array: Any, place: Any, values: dict[Any, Any]) -> tirx.Stmt:
+            more = self._at(product, {**values, **steps})
+            value = tirx.BufferLoad(array, [place]) + more
+            return tirx.BufferStore(array, value, [place])
+
+        def finish(array: Any, place: Any, values: dict[Any, Any]) -> tirx.Stmt:
+            values = {**values, self.found.total: tirx.BufferLoad(array, [place])}
+            store = self.found.store
+            indices = [self._at(index, values) for index in store.indices]
+            return tirx.BufferStore(store.buffer, self._at(store.value, values), indices)
+
+        body = self._each(add)
+        for axis in reversed(reduction):
+            body = self._loop(axis.var, axis.extent, body)
+        return [self._each(zero), body, self._each(finish)]
+
+    def _each(self, statement: Any) -> tirx.Stmt:
+        """``statement`` for each sum of the tile: rows written out, columns in vectors."""
+        return sequence([self._row(statement, row) for row in range(self.rows)])
+
+    def _row(self, statement: Any, row: int) -> tirx.Stmt:
+        rows, columns = self.tile.rows, self.tile.columns
+        lane: Any = tirx.Var("lane", self.index)
+        place = lane if self.columns > 1 else tirx.const(0, self.index)
+        values = {**self.values, self.column: place}
+        values[columns.var] = values[columns.var] + place
+        if rows is not None:
+            values[rows.var] = values[rows.var] + row
+        body = statement(self.arrays[row], place, values)
+        if self.columns == 1:
+            return body
+        return self._loop(lane, self.columns, body, tirx.ForKind.VECTORIZED)
+
+    def _at(self, expr: Any, values: dict[Any, Any]) -> Any:
+        analyzer = Analyzer()
+        moved = substitute(expr, values)
+        for var in tirx.analysis.undefined_vars(moved):
+            if var.name == "lane":
+                analyzer.bind(var, tvm.ir.Range(0, self.columns))
+        return analyzer.simplify(moved)
+
+    def _loop(
+        self, var: tirx.Var, extent: Any, body: tirx.Stmt, kind: Any = tirx.ForKind.SERIAL
+    ) -> tirx.Stmt:
+        if isinstance(extent, int):
+            extent = tirx.const(extent, self.index)
+        return tirx.For(var, tirx.const(0, self.index), extent, kind, body)

@@ -1,0 +1,179 @@
+"""Threads for loops of symbolic size only where the sizes of a run are worth it.
+
+Handing work to threads takes microseconds, and waking them up tens of these: a classifier of one
+row takes less in all. Where all sizes are known the schedules decide; here a run does.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.sym import Analyzer
+from tvm_ffi import structural_map, structural_walk
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.cpu.parallel_vectorize import PARALLEL_GAIN
+from tvm_ext.tir_schedules.statements import changed_block
+
+# On loops that a run chooses from.
+_MARK = "tvm_ext_thread_choice"
+
+# Taken for a loop that only its condition ends.
+_TURNS_OF_WHILE = 8
+
+
+@dataclass(frozen=True)
+class ThreadChoice:
+    """A kernel after ``with_thread_choice``.
+
+    Attributes
+    ----------
+    func : tirx.PrimFunc
+        The kernel; the one given when nothing was changed.
+    loops : int
+        The loops that have a version without threads now.
+    left : int
+        Parallel loops of symbolic size whose work no expression of the kernel's sizes says.
+    """
+
+    func: tirx.PrimFunc
+    loops: int
+    left: int
+
+
+def with_thread_choice(func: tirx.PrimFunc, machine: CpuDescription) -> ThreadChoice:
+    """``func`` with a second version, in series, of its parallel loops whose work is symbolic.
+
+    A run takes it where the statements in the loop are fewer than the threads' price in cycles.
+    """
+    least = round(PARALLEL_GAIN * machine.parallel_overhead_us * machine.clock_ghz * 1e3)
+    loops = left = 0
+    allocated = _allocated(func.body)
+    uses = _buffer_uses(func.body, allocated)
+    added: dict[tirx.Buffer, tirx.Buffer] = {}
+
+    def chosen(node: tirx.For) -> tirx.Stmt:
+        nonlocal loops, left
+        if tirx.ForKind(node.kind) != tirx.ForKind.PARALLEL or _MARK in node.annotations:
+            return node
+        work = _work(node, frozenset())
+        if work is None:
+            left += not isinstance(node.extent, tirx.IntImm)
+            return node
+        work = Analyzer().simplify(work)
+        if isinstance(work, tirx.IntImm):
+            return node
+        loops += 1
+        many = work > tirx.const(least, "int64")
+        # TVM places a buffer where all of its readers find it. One that both versions share would
+        # be outside of the threads, so that the version in series has its own.
+        inside = _allocated(node)
+        here = _buffer_uses(node, allocated)
+        only = [buffer for buffer, count in here.items() if 0 < count == uses[buffer]]
+        copies = {one: tirx.Var(one.name, one.ty) for one in {*inside, *only}}
+        added.update((one, copy) for one, copy in copies.items() if one not in inside)
+        series = structural_map(
+            _version(node, tirx.ForKind.SERIAL),
+            (tirx.Var, lambda variable: copies.get(variable, variable)),
+        )
+        return tirx.IfThenElse(many, _version(node, tirx.ForKind.PARALLEL), series)
+
+    body = structural_map(func.body, (tirx.For, chosen))
+    if not loops:
+        return ThreadChoice(func, loops, left)
+    body = structural_map(body, (s_tir.SBlock, lambda block: _allocating(block, added)))
+    # The versions have variables and buffers of their own.
+    mod = tirx.transform.ConvertSSA()(tvm.IRModule({"main": func.with_body(body)}))
+    return ThreadChoice(mod["main"], loops, left)
+
+
+def _buffer_uses(stmt: tirx.Stmt, buffers: Iterable[tirx.Buffer]) -> Counter[tirx.Buffer]:
+    """How often ``stmt`` speaks of each of ``buffers``, other than to allocate it."""
+    found = Counter(dict.fromkeys(buffers, 0))
+
+    def named(variable: tirx.Var) -> None:
+        if variable in found:
+            found[variable] += 1
+
+    structural_walk(stmt, (tirx.Var, named))
+    for block in _blocks(stmt):
+        found.subtract(block.alloc_buffers)
+    return found
+
+
+def _blocks(stmt: tirx.Stmt) -> list[s_tir.SBlock]:
+    found: list[s_tir.SBlock] = []
+    structural_walk(stmt, (s_tir.SBlock, lambda block: found.append(block)))
+    return found
+
+
+def _allocated(stmt: tirx.Stmt) -> set[tirx.Buffer]:
+    return {buffer for block in _blocks(stmt) for buffer in block.alloc_buffers}
+
+
+def _allocating(block: s_tir.SBlock, copies: Mapping[tirx.Buffer, tirx.Buffer]) -> s_tir.SBlock:
+    own = list(block.alloc_buffers)
+    more = [copies[buffer] for buffer in own if buffer in copies]
+    return changed_block(block, alloc_buffers=own + more) if more else block
+
+
+def _version(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
+    marks = {_MARK: tirx.const(1, "int32")} if kind == tirx.ForKind.PARALLEL else {}
+    marks = {**loop.annotations, **marks}
+    return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, None, marks)
+
+
+def _work(stmt: Any, inner: frozenset[tirx.Var]) -> Any:
+    """Statements that run, int64; None where the variables ``inner`` decide it."""
+    match stmt:
+        case tirx.For():
+            extent = _known(stmt.extent, inner)
+            body = _work(stmt.body, inner | {stmt.loop_var})
+            if extent is None or body is None:
+                return None
+            return body if tirx.ForKind(stmt.kind) == tirx.ForKind.VECTORIZED else extent * body
+        case tirx.SeqStmt():
+            return _sequence_work(list(stmt.seq), inner)
+        case tirx.IfThenElse():
+            ways = [stmt.then_case] + ([stmt.else_case] if stmt.else_case is not None else [])
+            return _sequence_work(ways, inner)
+        case s_tir.SBlockRealize():
+            block = stmt.block
+            inside = inner | {one.var for one in block.iter_vars}
+            # The start value of a reduction is set once in many turns.
+            return _work(block.body, inside)
+        case tirx.While():
+            body = _work(stmt.body, inner)
+            return None if body is None else body * tirx.const(_TURNS_OF_WHILE, "int64")
+        case tirx.AttrStmt():
+            return _work(stmt.body, inner)
+        case _:
+            return tirx.const(1, "int64")
+
+
+def _sequence_work(parts: list[Any], inner: frozenset[tirx.Var]) -> Any:
+    total: Any = tirx.const(0, "int64")
+    for part in parts:
+        work = _work(part, inner)
+        if work is None:
+            return None
+        if isinstance(part, tirx.Bind):
+            inner = inner | {part.var}
+            continue
+        total = total + work
+    return total
+
+
+def _known(extent: Any, inner: frozenset[tirx.Var]) -> Any:
+    """The extent where the variables inside do not decide it, or what bounds it."""
+    if not any(variable in inner for variable in tirx.analysis.undefined_vars(extent)):
+        return extent.astype("int64")
+    if not isinstance(extent, tirx.Min | tirx.Max):
+        return None
+    ways = [way for way in (_known(extent.a, inner), _known(extent.b, inner)) if way is not None]
+    if isinstance(extent, tirx.Min):
+        return ways[0] if ways else None
+    return tirx.max(*ways) if len(ways) == 2 else None

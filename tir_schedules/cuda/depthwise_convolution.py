@@ -1,0 +1,84 @@
+"""Convolutions in which memory is the limit, on a GPU: depthwise, and others of few products.
+
+A thread has a strip of results, of 16 bytes of channels where these come last, and slides the
+window along it in registers. Results are written once; rows of the input that several windows
+share come from L1. No tensor core could help: a depthwise result is the sum of as many products as
+it has elements of its own.
+"""
+
+from tvm import s_tir, tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import access_of
+from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
+from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
+from tvm_ext.tir_schedules.cuda.strip_window import StripWindow, strip_window
+from tvm_ext.tir_schedules.inlining import reduction_blocks
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+
+# Products of one result up to which tensor cores would be fed with little but padding: two steps
+# of the matrix instructions of 16-bit types.
+MAX_SHARED_TAPS = 32
+
+
+class CudaDepthwiseConvolution:
+    """Kernels that slide weights over single channels, each of which makes one or a few."""
+
+    name = "depthwise convolution"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
+        if not isinstance(machine, CudaDescription):
+            return NotApplicable("the target is not an NVIDIA GPU")
+        window = read_convolution(func)
+        if isinstance(window, NotApplicable):
+            return window
+        several = any(slide.position.extent > 1 for slide in window.planes)
+        if several and (window.shares_inputs() or not window.has_weights_by_channel()):
+            return NotApplicable("it adds up several channels that results share")
+        if window.shares_inputs() and window.taps > MAX_SHARED_TAPS:
+            return NotApplicable("results share a channel under a large window")
+        return schedule_strips(window, func, machine, decisions)
+
+
+class DirectConvolution:
+    """Convolutions that are no matmul with several rows, columns and steps.
+
+    For the kernels that ``CudaContraction`` leaves: a single output channel, types without a matrix
+    instruction.
+    """
+
+    name = "direct convolution"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
+        if not isinstance(machine, CudaDescription):
+            return NotApplicable("the target is not an NVIDIA GPU")
+        window = read_convolution(func)
+        if isinstance(window, NotApplicable):
+            return window
+        if window.taps == 1:
+            return NotApplicable("a window of one tap slides over nothing: it is a matmul")
+        if window.lanes is None and not window.reads_columns():
+            return NotApplicable(
+                "threads would read channels, which come last, one after the other"
+            )
+        return schedule_strips(window, func, machine, decisions)
+
+
+def read_convolution(func: tirx.PrimFunc) -> StripWindow | NotApplicable:
+    """The window of products that slides over the kernel's input."""
+    sch = s_tir.Schedule(func)
+    reductions = reduction_blocks(sch)
+    if len(reductions) != 1:
+        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
+    access = access_of(sch, reductions[0])
+    if access is None or len(access.read_strides) != 2 or not access.trip_count():
+        return NotApplicable("it is not one sum over known extents of products of two operands")
+    kernel = window_kernel(func, weighted=True)
+    return kernel if isinstance(kernel, NotApplicable) else strip_window(kernel, weighted=True)

@@ -1,1 +1,0 @@
-"""Kernels that NVIDIA's libraries compute, where TVM was built with them."""

@@ -1,0 +1,1 @@
+"""Contractions of two operands: axes, tiles, instructions, staging and splits."""

@@ -1,0 +1,103 @@
+"""CudaPooling and other reductions of windows on a GPU.
+
+CudaPooling slides a window along a strip of results in registers: rows of the input that windows
+share come from L1, padding is nowhere in memory, and the limit is to read the input and write
+the result once. Any other reduction of windows has a thread for each window.
+"""
+
+import math
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
+from tvm_ext.tir_schedules.cuda.device_code import as_loops, in_few_launches
+from tvm_ext.tir_schedules.cuda.generic import launched
+from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
+from tvm_ext.tir_schedules.cuda.strip_window import strip_window
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+
+
+class CudaPooling:
+    """Kernels that reduce a window which slides along at least one axis."""
+
+    name = "pooling"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
+        if not isinstance(machine, CudaDescription):
+            return NotApplicable("the target is not an NVIDIA GPU")
+        sch = s_tir.Schedule(func)
+        if len(reduction_blocks(sch)) != 1:
+            return NotApplicable("it is not one reduction")
+        kernel = window_kernel(func)
+        if isinstance(kernel, NotApplicable):
+            return kernel
+        window = strip_window(kernel, weighted=False)
+        if isinstance(window, NotApplicable):
+            return window
+        return schedule_strips(window, func, machine, decisions)
+
+
+# Reductions of windows, as pooling has them: each thread reduces one window in registers.
+#
+# Neighbouring threads compute neighbouring elements of the result, so that their loads are side
+# by side, and what windows share comes from the cache.
+
+
+# Steps of a reduction that one thread should not do alone while others wait for work.
+_LONG = 1024
+
+
+class WindowReduction:
+    """Kernels that reduce windows of one input, and what follows for each result."""
+
+    name = "window reduction"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``."""
+        if not isinstance(machine, CudaDescription):
+            return NotApplicable("the target is not an NVIDIA GPU")
+        sch = s_tir.Schedule(func)
+        inline_blocks(sch, repeat=True)
+        refusal = _refused([sch.get(block) for block in kernel_blocks(sch)])
+        if refusal is not None:
+            return refusal
+        return launched(func, as_loops(in_few_launches(func)))
+
+
+def _refused(blocks: list[s_tir.SBlock]) -> NotApplicable | None:
+    known = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    reductions = 0
+    for block in blocks:
+        if any(v.iter_type not in known for v in block.iter_vars):
+            return NotApplicable("a loop is neither data-parallel nor a reduction")
+        steps = [v.dom.extent for v in block.iter_vars if v.iter_type == tirx.IterVar.CommReduce]
+        if not steps:
+            continue
+        reductions += 1
+        extents = [static_extent(extent) for extent in steps]
+        if None in extents or math.prod(n for n in extents if n is not None) > _LONG:
+            return NotApplicable("a reduction is too long for one thread, or of unknown length")
+        if len(_operands(block)) > 1:
+            return NotApplicable("a reduction multiplies, as products do")
+    return None if reductions else NotApplicable("the kernel has no reduction")
+
+
+def _operands(block: s_tir.SBlock) -> list[Any]:
+    """The buffers with numbers that a reduction reads, without its results."""
+    own = [write.source for write in block.writes]
+    found: list[Any] = []
+    for load in nodes(block.body, tvm.ir.TensorLoad):
+        if not any(load.source.same_as(other) for other in [*own, *found]):
+            found.append(load.source)
+    return found

@@ -1,1 +1,0 @@
-"""Sums of products of two operands: axes, tiles, instructions, staging and splits."""

@@ -1,1 +1,0 @@
-"""Recurrent layers: all steps in one kernel, the state in shared memory."""

@@ -1,0 +1,455 @@
+"""Reductions, softmax and normalisations: one kernel, by threads, warps or blocks for each row.
+
+Rows that are long, and fewer than multiprocessors, are shared by several blocks in several
+kernels.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+from tvm_ffi import structural_equal
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, element_bytes, is_compact
+from tvm_ext.tir_schedules.analysis.row_kernel import (
+    Limit,
+    RowAxis,
+    RowBlock,
+    RowKernel,
+    Store,
+    accumulated,
+    buffer_key,
+    combine_of,
+    loads_of,
+    product,
+    substituted,
+    unfused,
+)
+from tvm_ext.tir_schedules.analysis.row_reader import (
+    hoisted,
+    read_rows,
+    refuse_early,
+    refuse_rows,
+    simplifier,
+)
+from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
+from tvm_ext.tir_schedules.cuda.launch import Arrays
+from tvm_ext.tir_schedules.cuda.row_decision import (
+    ROW_REGISTERS,
+    RowLaunch,
+    decide_launch,
+    runs_across,
+)
+from tvm_ext.tir_schedules.cuda.row_symbolic import has_symbolic_length, symbolic_length_rows
+from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
+from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
+from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine, NumberedDecisions
+
+# Keeps in registers what several passes over a row read from memory.
+
+
+def staged(kernel: RowKernel) -> RowKernel:
+    """The kernel with every input row that more than one block reads loaded once, at the start.
+
+    Such a row waits in a buffer of the kernel. Loads under a condition stay where they are.
+    """
+    extents = next((_extents(b) for b in kernel.blocks if b.length == kernel.length), ())
+    columns = tuple(
+        RowAxis(tirx.Var(f"staged{i}", kernel.index_dtype), n) for i, n in enumerate(extents)
+    )
+    found: list[tuple[Any, list[int]]] = []
+    for number, block in enumerate(kernel.blocks):
+        if _extents(block) == extents and extents:
+            for load in _row_loads(kernel, block, columns):
+                _note(found, load, number)
+    shared = [load for load, users in found if len(set(users)) > 1]
+    if not shared:
+        return kernel
+    inner = dict(kernel.inner)
+    held = []
+    copies = []
+    for load in shared:
+        size = tirx.const(product(extents), kernel.index_dtype)
+        buffer = tirx.decl_buffer([size], str(load.source.dtype), f"{load.source.name}_row")
+        inner[buffer_key(buffer)] = (0,)
+        index = _fused(columns, kernel.index_dtype)
+        held.append((load, buffer))
+        copies.append(_on_own_axes(RowBlock(columns, (Store(buffer, (index,), load),), ())))
+    blocks = [_with_rows(block, columns, held, kernel.index_dtype) for block in kernel.blocks]
+    return replace(kernel, blocks=(*copies, *blocks), inner=inner)
+
+
+def _extents(block: RowBlock) -> tuple[int, ...]:
+    return tuple(axis.extent for axis in block.columns)
+
+
+def _renaming(block: RowBlock, columns: tuple[RowAxis, ...]) -> dict[int, Any]:
+    pairs = zip(block.columns, columns, strict=True)
+    return {buffer_key(old.var): new.var for old, new in pairs}
+
+
+def _row_loads(kernel: RowKernel, block: RowBlock, columns: tuple[RowAxis, ...]) -> list[Any]:
+    """What a block always reads of the kernel's inputs for each of its columns."""
+    names = _renaming(block, columns)
+    written = {buffer_key(store.buffer) for b in kernel.blocks for store in b.stores}
+    last = columns[-1].var
+    loads = []
+    for store in block.stores:
+        for load, condition in guarded_loads(substituted(store.value, names)):
+            used = [v for i in load.indices for v in tirx.analysis.undefined_vars(i)]
+            inside = buffer_key(load.source) in written
+            rows = not kernel.rows or any(v.same_as(a.var) for v in used for a in kernel.rows)
+            if condition is None and not inside and rows and any(v.same_as(last) for v in used):
+                loads.append(load)
+    return loads
+
+
+def _note(found: list[tuple[Any, list[int]]], load: Any, user: int) -> None:
+    for other, users in found:
+        if _same(other, load):
+            users.append(user)
+            return
+    found.append((load, [user]))
+
+
+def _same(load: Any, other: Any) -> bool:
+    return load.source.same_as(other.source) and structural_equal(
+        list(load.indices), list(other.indices)
+    )
+
+
+def _fused(columns: tuple[RowAxis, ...], dtype: str) -> Any:
+    index: Any = tirx.const(0, dtype)
+    for axis in columns:
+        index = index * tirx.const(axis.extent, dtype) + axis.var
+    return index
+
+
+def _on_own_axes(block: RowBlock) -> RowBlock:
+    columns = tuple(RowAxis(tirx.Var(a.var.name, str(a.var.ty)), a.extent) for a in block.columns)
+    names = _renaming(block, columns)
+    stores = tuple(
+        Store(
+            s.buffer, tuple(substituted(i, names) for i in s.indices), substituted(s.value, names)
+        )
+        for s in block.stores
+    )
+    return RowBlock(columns, stores, block.starts)
+
+
+def _with_rows(
+    block: RowBlock, columns: tuple[RowAxis, ...], held: list[tuple[Any, Any]], dtype: str
+) -> RowBlock:
+    """The block with loads from the rows that wait, in its own columns."""
+    if _extents(block) != tuple(axis.extent for axis in columns):
+        return block
+    names = _renaming(block, columns)
+    back = {buffer_key(new.var): old.var for old, new in zip(block.columns, columns, strict=True)}
+    index = _fused(block.columns, dtype)
+
+    def load(node: tvm.ir.TensorLoad) -> Any:
+        buffer = next((b for other, b in held if _same(other, node)), None)
+        return node if buffer is None else tirx.BufferLoad(buffer, [index])
+
+    stores = tuple(
+        replace(s, value=substituted(substituted(s.value, names, load), back)) for s in block.stores
+    )
+    return replace(block, stores=stores)
+
+
+# Few long rows cut into parts: launches that each end in partial results, or use those before.
+#
+# Before::  sum[i] = sum over k of x[i, k]
+# After::   part[i, p] = sum over c of x[i, p * chunk + c]        a block for each i and p
+#           sum[i] = sum over p of part[i, p]                     where it is used
+#
+# What follows a reduction starts with the second line again in all of its blocks: they read few
+# numbers, always in the same order, so that results do not change from run to run.
+
+
+# Chunks are whole numbers of the widest vectors of any type.
+_CHUNK_UNIT = 16
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """How rows of a kernel are cut."""
+
+    kernel: RowKernel
+    splits: int
+    part: RowAxis
+
+    def number(self, value: int) -> Any:
+        return tirx.const(value, self.kernel.index_dtype)
+
+    @property
+    def rows(self) -> tuple[RowAxis, ...]:
+        """The loops over parts of rows: neighbouring rows stay neighbours."""
+        return (self.part, *self.kernel.rows)
+
+    def place(self) -> Any:
+        """Of a part's result among those of all rows."""
+        row: Any = self.number(0)
+        for axis in self.kernel.rows:
+            row = row * self.number(axis.extent) + axis.var
+        return row * self.number(self.splits) + self.part.var
+
+    def chunk(self, length: int) -> int:
+        """Elements of a part."""
+        chunk = -(-length // self.splits)
+        return -(-chunk // _CHUNK_UNIT) * _CHUNK_UNIT
+
+    def block(self, block: RowBlock) -> RowBlock:
+        """A block for the elements of one part."""
+        length, chunk = block.length, self.chunk(block.length)
+        column = RowAxis(tirx.Var("column", self.kernel.index_dtype), chunk)
+        position = self.part.var * self.number(chunk) + column.var
+        values = unfused(position, block.columns, self.kernel.index_dtype)
+        simplify = simplifier([*self.rows, column])
+        stores = tuple(
+            Store(
+                store.buffer,
+                tuple(simplify(substituted(index, values)) for index in store.indices),
+                simplify(substituted(store.value, values)),
+            )
+            for store in block.stores
+        )
+        limit = None if chunk * self.splits == length else Limit(position, length)
+        return RowBlock((column,), stores, block.starts, limit)
+
+
+def split_rows(kernel: RowKernel, splits: int) -> list[RowKernel] | NotApplicable:
+    """The launches of ``kernel`` with its rows in ``splits`` parts, or why they cannot be cut."""
+    refusal = _refusal(kernel)
+    if refusal is not None:
+        return refusal
+    parts = _Parts(kernel, splits, RowAxis(tirx.Var("part", kernel.index_dtype), splits))
+    launches: list[RowKernel] = []
+    known: list[RowBlock] = []
+    ends: list[RowBlock] = []
+    for block in kernel.blocks:
+        if not block.columns:
+            (known if _is_inner(kernel, block) else ends).append(block)
+        elif block.starts:
+            partial, total = _in_two_steps(parts, block)
+            launches.append(_launch_of_parts(parts, known, [partial]))
+            (known if _is_inner(kernel, block) else ends).append(total)
+        else:
+            launches.append(_launch_of_parts(parts, known, [parts.block(block)]))
+    if ends:
+        launches.append(replace(kernel, blocks=(*_needed(known, ends), *ends)))
+    return launches
+
+
+def _refusal(kernel: RowKernel) -> NotApplicable | None:
+    written = {buffer_key(s.buffer) for b in kernel.blocks for s in b.stores}
+    outside = written - set(kernel.inner)
+    if any(buffer_key(load.source) in outside for b in kernel.blocks for load in _other_loads(b)):
+        return NotApplicable("what the kernel returns is read by the kernel as well")
+    for block in kernel.blocks:
+        if block.columns and not block.starts and _is_inner(kernel, block):
+            return NotApplicable("a whole row waits between two passes")
+        if len({_is_inner(kernel, replace(block, stores=(s,))) for s in block.stores}) > 1:
+            return NotApplicable("some results of a block leave the kernel, some do not")
+    return None
+
+
+def _other_loads(block: RowBlock) -> list[Any]:
+    """All loads of a block but those of what it accumulates."""
+    own = {buffer_key(store.buffer) for store in block.stores} if block.starts else set()
+    loads = [load for store in block.stores for load in loads_of(store.value)]
+    return [load for load in loads if buffer_key(load.source) not in own]
+
+
+def _is_inner(kernel: RowKernel, block: RowBlock) -> bool:
+    return all(buffer_key(store.buffer) in kernel.inner for store in block.stores)
+
+
+def _in_two_steps(parts: _Parts, block: RowBlock) -> tuple[RowBlock, RowBlock]:
+    """The reduction of one part, and that of the parts' results."""
+    combine = combine_of(block)
+    if combine is None:
+        raise ValueError("partial results of a reduction cannot be combined")
+    size = parts.number(parts.kernel.count * parts.splits)
+    buffers = [store.buffer for store in block.stores]
+    kept = [tirx.decl_buffer([size], str(b.dtype), f"{b.name}_of_parts") for b in buffers]
+    place = parts.place()
+    held = [tirx.BufferLoad(buffer, [place]) for buffer in kept]
+    of_part = parts.block(block)
+    partial = tuple(
+        Store(buffer, (place,), accumulated(store.value, buffers, held))
+        for buffer, store in zip(kept, of_part.stores, strict=True)
+    )
+    old = [tirx.BufferLoad(s.buffer, list(s.indices)) for s in block.stores]
+    total = tuple(
+        replace(store, value=value)
+        for store, value in zip(block.stores, combine(old, held), strict=True)
+    )
+    # Every total has a loop of its own over the parts.
+    column = RowAxis(tirx.Var("part_of_row", parts.kernel.index_dtype), parts.splits)
+    own = {buffer_key(parts.part.var): column.var}
+    total = tuple(replace(s, value=substituted(s.value, own)) for s in total)
+    return replace(of_part, stores=partial), RowBlock((column,), total, block.starts)
+
+
+def _launch_of_parts(
+    parts: _Parts, known: Sequence[RowBlock], blocks: Sequence[RowBlock]
+) -> RowKernel:
+    return replace(parts.kernel, rows=parts.rows, blocks=(*_needed(known, blocks), *blocks))
+
+
+def _needed(known: Sequence[RowBlock], users: Sequence[RowBlock]) -> list[RowBlock]:
+    """Those of the blocks for values of whole rows that ``users`` need, in their order."""
+    read = {buffer_key(load.source) for block in users for load in _other_loads(block)}
+    found: list[RowBlock] = []
+    for block in reversed(known):
+        if read & {buffer_key(store.buffer) for store in block.stores}:
+            found.insert(0, block)
+            read |= {buffer_key(load.source) for load in _other_loads(block)}
+    return found
+
+
+# Whether rows are so few and so long that several blocks share one, and how many.
+
+
+# Blocks of a multiprocessor that are at work at the same time, of the threads that long rows get.
+_BLOCKS_OF_SM = 2
+
+# Estimate: what one multiprocessor gets of L2's bandwidth, in shares, when others leave it alone.
+_SHARES_OF_SM = 2
+
+# Elements of a row below which a part is not worth a block.
+_FEWEST_ELEMENTS = 1024
+
+_MOST_SPLITS = 1024
+
+
+def decide_splits(
+    kernel: RowKernel, machine: CudaDescription, decisions: Decisions = DEFAULT_DECISIONS
+) -> int:
+    """Parts of every row; 1 where a block takes whole rows.
+
+    By default the sooner of the two: one block reads a row at what a multiprocessor alone gets
+    of L2, or all multiprocessors read it at the bandwidth of memory, once for every launch, and
+    there are launches to start. Asks for ``splits``, where rows are long enough to be cut.
+    """
+    most = min(_MOST_SPLITS, kernel.length // _FEWEST_ELEMENTS)
+    options = [1 << n for n in range(max(1, most).bit_length())]
+    if len(options) == 1:
+        return 1
+    launches = split_rows(kernel, options[-1])
+    if isinstance(launches, NotApplicable):
+        return 1
+    # A block takes as many rows as a warp has threads where these are neighbours.
+    rows = machine.warp_size if runs_across(kernel) else 1
+    wanted = max(1, _BLOCKS_OF_SM * machine.sms * rows // kernel.count)
+    best = max(n for n in options if n <= wanted)
+    each = [_row_bytes(block) for block in kernel.blocks]
+    # Rows that fit stay in registers after the first pass.
+    fits = kernel.length <= ROW_REGISTERS * machine.max_threads_per_block
+    row = max(each) if fits else sum(each)
+    waves = -(-kernel.count // (rows * machine.sms))
+    share = _SHARES_OF_SM * machine.l2_gbs * 1e9 / machine.sms
+    whole = waves * min(rows, kernel.count) * row / share
+    passes = kernel.count * sum(each)
+    parts = passes / machine.bandwidth(passes)
+    parts += (len(launches) - 1) * machine.kernel_overhead_us * 1e-6
+    return decisions.pick("splits", options, best if parts < whole else 1)
+
+
+def _row_bytes(block: RowBlock) -> int:
+    """Bytes of one row that a block moves, every operand once for each of its elements."""
+    if not block.columns:
+        return 0
+    own = [store.buffer for store in block.stores] if block.starts else []
+    loads = [load.source for store in block.stores for load in loads_of(store.value)]
+    moved = [source for source in loads if not any(source.same_as(b) for b in own)]
+    moved += [] if block.starts else [store.buffer for store in block.stores]
+    return block.length * sum(element_bytes(buffer) for buffer in moved)
+
+
+class RowReduction:
+    """Kernels that reduce rows, and may use the results for every element of the row again."""
+
+    name = "row reduction"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``."""
+        if not isinstance(machine, CudaDescription):
+            return NotApplicable("the target is not an NVIDIA GPU")
+        refusal = refuse_early(s_tir.Schedule(func))
+        if refusal is not None:
+            return refusal
+        parted = _in_parts(func, machine, decisions)
+        if parted is not None:
+            return parted
+        launch: RowLaunch | NotApplicable = NotApplicable(
+            "no version of the kernel fits in registers"
+        )
+        # Rows in registers first; where they are too long, reading and computing again.
+        for repeat, stage in ((False, True), (False, False), (True, True), (True, False)):
+            kernel = _read(func, repeat)
+            if isinstance(kernel, NotApplicable):
+                launch = kernel
+                continue
+            kernel = staged(kernel) if stage else kernel
+            launch = _launch(kernel, machine, decisions)
+            if isinstance(launch, RowLaunch):
+                views = FlatViews(symbolic_sizes=True)
+                writer = ThreadRows(kernel, launch, views)
+                code = writer.write()
+                return s_tir.Schedule(with_arrays(func, views, [code], writer.arrays))
+        return (
+            symbolic_length_rows(func, machine, decisions) if has_symbolic_length(func) else launch
+        )
+
+
+def _in_parts(
+    func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
+) -> s_tir.Schedule | None:
+    """The kernel with each row shared by several blocks, where that is the better way."""
+    kernel = _read(func, repeat=True)
+    splits = 1 if isinstance(kernel, NotApplicable) else decide_splits(kernel, machine, decisions)
+    if isinstance(kernel, NotApplicable) or splits == 1:
+        return None
+    launches = split_rows(kernel, splits)
+    if isinstance(launches, NotApplicable):
+        return None
+    views, arrays, code = FlatViews(), Arrays(kernel.index_dtype), []
+    for number, part in enumerate(launches):
+        launch = _launch(part, machine, NumberedDecisions(decisions, number))
+        if isinstance(launch, NotApplicable):
+            return None
+        writer = ThreadRows(part, launch, views)
+        code.append(writer.write())
+        arrays.buffers += writer.arrays.buffers
+    return s_tir.Schedule(with_arrays(func, views, code, arrays))
+
+
+def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotApplicable:
+    sch = s_tir.Schedule(func)
+    inline_blocks(sch, repeat=repeat)
+    blocks = [sch.get(block) for block in kernel_blocks(sch)]
+    kernel = read_rows(blocks, func.params, symbolic_rows=True)
+    if isinstance(kernel, NotApplicable):
+        return kernel
+    if any(not is_compact(load.source, symbolic_sizes=True) for load in kernel.loads()):
+        return NotApplicable("a buffer is not laid out row by row")
+    refusal = refuse_rows(kernel)
+    return hoisted(kernel) if refusal is None else refusal
+
+
+def _launch(
+    kernel: RowKernel, machine: CudaDescription, decisions: Decisions
+) -> RowLaunch | NotApplicable:
+    probe = ThreadRows(kernel, RowLaunch(False, machine.warp_size, 1, 1), FlatViews(True))
+    if not probe.keeps_rows_in_place():
+        return NotApplicable("a thread would read elements of a row that another one computes")
+    return decide_launch(kernel, probe.fits, machine, decisions)

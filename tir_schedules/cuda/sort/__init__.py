@@ -1,1 +1,0 @@
-"""Sorting along an axis, and the best of it: TopK, ArgSort, Sort."""

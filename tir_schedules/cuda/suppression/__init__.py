@@ -1,1 +1,0 @@
-"""Suppression of overlapping boxes."""

@@ -1,1 +1,0 @@
-"""Products by warp groups on Hopper: the ring of stages, tensor maps, instructions and epilogue."""

@@ -1,0 +1,122 @@
+"""Attention by warpgroup instructions (wgmma), on GPUs of compute capability 9.0a."""
+
+from typing import Any
+
+from tvm import s_tir, tirx
+from tvm.tirx.buffer import buffer_data
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
+from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, read_problem
+from tvm_ext.tir_schedules.cuda.attention.online_softmax import INDEX, number
+from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
+from tvm_ext.tir_schedules.cuda.launch import Arrays, alone, bound, guarded
+from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_instructions as hopper
+from tvm_ext.tir_schedules.cuda.warpgroup.tma import ALIGNMENT
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_decision import (
+    REGISTERS,
+    HeadBoxes,
+    WarpgroupAttentionLayout,
+    WarpgroupAttentionTiles,
+    decide_group_attention,
+)
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_mainloop import (
+    AttentionTileScheduler,
+    WarpgroupAttentionLoads,
+    WarpgroupAttentionMatmuls,
+    WarpgroupAttentionPipeline,
+)
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ARCHITECTURE, PTX_TYPES
+from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+
+# The kernel of attention by warpgroups: one brings keys and values, the others multiply.
+
+
+class WarpgroupAttentionKernel:
+    """Writes the kernel: statements, and what they allocate to ``arrays``."""
+
+    def __init__(
+        self, problem: AttentionProblem, tiles: WarpgroupAttentionTiles, sms: int, arrays: Arrays
+    ) -> None:
+        self.problem, self.tiles, self.sms, self.arrays = problem, tiles, sms, arrays
+        layout = WarpgroupAttentionLayout(problem, tiles)
+        size = (layout.shared_bytes,)
+        self.shared = arrays.allocated("stages", size, "uint8", "shared.dyn")
+        self.ring = WarpgroupAttentionPipeline(layout, arrays)
+        self.copies = WarpgroupAttentionLoads(self._new_tiles(), self.ring)
+
+    def statements(self) -> list[tirx.Stmt]:
+        """Tensor maps on the host, and the launch."""
+
+        def threads(block: Any) -> tirx.Stmt:
+            return bound("threadIdx.x", self.tiles.threads, INDEX, lambda t: self._block(block, t))
+
+        launch = bound("blockIdx.x", self.copies.tiles.grid, INDEX, threads)
+        return [*self.copies.on_host(), alone(launch)]
+
+    def _new_tiles(self) -> AttentionTileScheduler:
+        return AttentionTileScheduler(self.problem, self.tiles, self.sms)
+
+    def _block(self, block: Any, thread: Any) -> tirx.Stmt:
+        few, many = REGISTERS[self.tiles.groups]
+        first = tirx.EQ(thread, number(0))
+        copies = [
+            hopper.change_registers(few, more=False),
+            guarded(first, self.copies.statements(block)),
+        ]
+        multiplying = WarpgroupAttentionMatmuls(self._new_tiles(), self.ring, self.arrays, thread)
+        products = [hopper.change_registers(many, more=True), multiplying.statements(block)]
+        prepared = sequence([*self.copies.prefetched(), *self.ring.prepared()])
+        copying = tirx.LT(thread, number(hopper.WARPGROUP))
+        return sequence(
+            [
+                tirx.Bind(self.ring.base, hopper.shared_address(buffer_data(self.shared))),
+                guarded(first, prepared),
+                hopper.barrier_init_done(),
+                tirx.IfThenElse(copying, sequence(copies), sequence(products)),
+            ]
+        )
+
+
+class WarpgroupAttention:
+    """Functions that the pass ``AttentionFusion`` made, with enough rows for warpgroups."""
+
+    name = "warpgroup attention"
+
+    def apply(
+        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+    ) -> s_tir.Schedule | NotApplicable:
+        """See ``Template.apply``. Decisions: those of ``decide_group_attention``."""
+        if not isinstance(machine, CudaDescription):
+            return NotApplicable("the target is not an NVIDIA GPU")
+        if machine.arch != ARCHITECTURE:
+            return NotApplicable(f"{machine.arch} has no instructions of warpgroups")
+        views = FlatViews()
+        problem = read_problem(func, views)
+        if isinstance(problem, NotApplicable):
+            return problem
+        obstacle = _obstacle(problem)
+        if obstacle is not None:
+            return obstacle
+        tiles = decide_group_attention(problem, machine, decisions)
+        if isinstance(tiles, NotApplicable):
+            return tiles
+        arrays = Arrays("int32")
+        kernel = WarpgroupAttentionKernel(problem, tiles, machine.sms, arrays)
+        return s_tir.Schedule(with_arrays(func, views, kernel.statements(), arrays))
+
+
+def _obstacle(problem: AttentionProblem) -> NotApplicable | None:
+    """What the instructions cannot do."""
+    dtype = problem.query.dtype
+    if dtype not in PTX_TYPES:
+        return NotApplicable(f"operands are of {dtype}, not of a type of 16 bits")
+    if problem.key.size("h") != problem.value.size("h"):
+        return NotApplicable("keys and values have different numbers of heads")
+    for tensor in (problem.query, problem.key, problem.value):
+        if not HeadBoxes.of(tensor).operand.is_aligned:
+            name = tensor.buffer.name
+            return NotApplicable(f"rows of {name} do not begin at multiples of {ALIGNMENT} bytes")
+    return None

@@ -1,1 +1,0 @@
-"""Windows that slide: depthwise convolution and pooling along strips of results in registers."""

@@ -1,1 +1,0 @@
-"""Kernels of recurrent layers: what they compute, their loops, and a template for CPUs."""

@@ -1,1 +1,0 @@
-"""Reads kernels that combine along rows (softmax, normalisations, sums), for any machine."""

@@ -1,1 +1,0 @@
-"""Reads kernels around a sliding window (pooling, convolution), for any machine."""

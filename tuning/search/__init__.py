@@ -1,1 +1,0 @@
-"""Which candidates of a kernel are tried next."""

@@ -1,0 +1,177 @@
+"""Analyses of Relax modules: operators, constants, kernel calls with their original nodes, and
+what was left without a kernel.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax, tirx
+
+from tvm_ext.errors import REPORT_IT, ModelError
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.spans import bindings_of, describe_origin, origins_of
+from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+
+# Operators that the virtual machine runs itself, by prefix.
+_RUN_BY_VM = (
+    "relax.builtin.",
+    "relax.call_",
+    "relax.invoke_",
+    "relax.memory.",
+    "relax.null_value",
+    "relax.reshape",
+    "relax.shape_",
+    "relax.tensor_to_shape",
+    "relax.vm.",
+)
+
+
+def relax_bindings(mod: tvm.IRModule) -> Iterator[relax.VarBinding]:
+    """All variable bindings of all Relax functions, in the order of a run.
+
+    Those of a function that another one calls (a branch, an iteration of a loop) come once, before
+    its first call.
+    """
+    functions = {
+        str(var.name_hint): func
+        for var, func in mod.functions.items()
+        if isinstance(func, relax.Function)
+    }
+    entered: set[str] = set()
+
+    def inside(name: str) -> Iterator[relax.VarBinding]:
+        if name in entered or name not in functions:
+            return
+        entered.add(name)
+        for binding in bindings_of(functions[name]):
+            callee = binding.value.op if isinstance(binding.value, relax.Call) else None
+            if isinstance(callee, tvm.ir.GlobalVar):
+                yield from inside(str(callee.name_hint))
+            yield binding
+
+    for name in ("main", *functions):
+        yield from inside(name)
+
+
+def divides_by_data(mod: tvm.IRModule) -> bool:
+    """Whether a kernel divides integers by elements of a tensor: a 0 there ends the process."""
+    kernels = (func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc))
+    return any(
+        nodes(division.b, tvm.ir.TensorLoad)
+        for func in kernels
+        for division in nodes(func.body, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+        if "int" in str(division.ty.dtype)
+    )
+
+
+def sizes_from_data(mod: tvm.IRModule) -> bool:
+    """Whether some size follows from elements of a tensor, not from sizes of the inputs alone."""
+    for func in mod.functions.values():
+        if not isinstance(func, relax.Function):
+            continue
+        given = {size for param in func.params for size in _sizes(param.ty)}
+        if not set(relax.analysis.defined_symbolic_vars(func)) <= given:
+            return True
+    return False
+
+
+def _sizes(ty: tvm.ir.Type) -> list[tirx.Expr]:
+    if isinstance(ty, relax.TensorType) and ty.shape is not None:
+        return list(ty.shape.values)
+    if isinstance(ty, relax.ShapeType) and ty.values is not None:
+        return list(ty.values)
+    return []
+
+
+def operator_counts(mod: tvm.IRModule) -> dict[str, int]:
+    """How often each Relax operator is called, most frequent first."""
+    names = (operator_name(binding.value) for binding in relax_bindings(mod))
+    return dict(Counter(name.removeprefix("relax.") for name in names if name).most_common())
+
+
+def weight_bytes(mod: tvm.IRModule) -> int:
+    """Bytes of all distinct tensor constants."""
+    seen: dict[int, int] = {}
+
+    def visit(node: relax.Expr) -> None:
+        if isinstance(node, tvm.ir.GenericConst) and hasattr(node.value, "shape"):
+            data = node.value
+            elements = 1
+            for size in data.shape:
+                elements *= int(size)
+            bits = tvm.DataType(str(data.dtype)).bits
+            seen[hash(data)] = (elements * bits + 7) // 8
+
+    for func in mod.functions.values():
+        if isinstance(func, relax.Function):
+            relax.analysis.post_order_visit(func, visit)
+    return sum(seen.values())
+
+
+def require_lowered(mod: tvm.IRModule, label: str, inputs: InputShapes) -> None:
+    """Raises ModelError that names the nodes for which no kernel was made.
+
+    ``inputs`` are the sizes of the model's inputs.
+    """
+    left: list[str] = []
+    for binding in relax_bindings(mod):
+        name = operator_name(binding.value)
+        if not name or name.startswith(_RUN_BY_VM):
+            continue
+        if binding.value.op.get_attr("FCallPacked") is not None:
+            continue
+        left.append(describe_origin(binding.var))
+    if left:
+        nodes = listed([f"'{node}'" for node in dict.fromkeys(left)])
+        raise ModelError(
+            f"{label}: no kernel can be made for the nodes {nodes}; expected operators whose sizes "
+            f"are known: {freezing_hint(inputs) or 'export the model without them'}, or {REPORT_IT}"
+        )
+
+
+# Which kernel is called for which original nodes.
+
+
+_CALL_TIR = tvm.ir.Op.get("relax.call_tir")
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One call of a kernel: the kernel's name and the names of the original nodes."""
+
+    kernel: str
+    origins: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """The origins in one line."""
+        return " + ".join(self.origins)
+
+
+@tvm.instrument.pass_instrument
+class FusionObserver:
+    """Counts kernel calls right before fusion."""
+
+    def __init__(self) -> None:
+        self.kernel_calls = 0
+
+    def run_before_pass(self, mod: tvm.IRModule, info: tvm.transform.PassInfo) -> None:
+        """Called by TVM before each pass."""
+        if info.name == "FuseOps":
+            self.kernel_calls = len(kernel_calls(mod))
+
+
+def kernel_calls(mod: tvm.IRModule) -> list[KernelCall]:
+    """Every kernel call of ``mod``, in the order of a run, with the nodes that it computes."""
+    calls = []
+    for binding in relax_bindings(mod):
+        value = binding.value
+        if not isinstance(value, relax.Call) or not _CALL_TIR.same_as(value.op):
+            continue
+        kernel = value.args[0]
+        if isinstance(mod[kernel], tirx.PrimFunc):
+            calls.append(KernelCall(str(kernel.name_hint), origins_of(binding.var)))
+    return calls

@@ -1,0 +1,355 @@
+"""Conv, AveragePool, LpPool, MaxPool, MaxUnpool and Col2Im.
+
+``auto_pad`` SAME is numbers where sizes are known, else padding that the run computes.
+
+TVM rounds SAME_LOWER down, may pad by less than nothing, and takes no symbolic sizes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import relax, te, tirx, topi
+from tvm.script.ir_builder import tirx as T
+
+from tvm_ext.errors import FormError
+from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
+from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of, takes_sizes, text
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
+from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run, wide
+from tvm_ext.onnx_frontend.sizes import scalar_rules as rules
+
+# From here on a mean leaves out what lies beyond the padding that the model asks for.
+_COUNTS_OWN_PADDING_ONLY = 19
+
+_Convert = Callable[[relax.BlockBuilder, Any, dict, Any], Any]
+
+
+def explicit_padding(
+    bb: relax.BlockBuilder, data: relax.Expr, attr: dict, kernel: Sequence[int], fill: float = 0
+) -> tuple[relax.Expr, dict]:
+    """The input of a window operator and its attributes, which have ``pads`` and no ``auto_pad``.
+
+    Along an axis there are as many outputs as strides start inside the input, so that the padding
+    is ``max((ceil(size / stride) - 1) * stride + (kernel - 1) * dilation + 1 - size, 0)``; the odd
+    element lies behind (SAME_UPPER) or in front (SAME_LOWER). Where it depends on a symbolic size,
+    the input comes padded with ``fill``.
+    """
+    mode = text(attr, "auto_pad", "NOTSET")
+    if mode not in ("SAME_UPPER", "SAME_LOWER"):
+        return data, attr
+    ones = [1] * len(kernel)
+    strides, dilations = list(attr.get("strides", ones)), list(attr.get("dilations", ones))
+    reaches = [(width - 1) * each + 1 for width, each in zip(kernel, dilations, strict=True)]
+    totals = [_total(*axis) for axis in zip(sizes_of(data)[2:], strides, reaches, strict=True)]
+    short = [rules.divide(total, 2, "int64") for total in totals]
+    long = [rules.subtract(*each, "int64") for each in zip(totals, short, strict=True)]
+    front, behind = (short, long) if mode == "SAME_UPPER" else (long, short)
+    # Rounding up would add a window that starts in the padding.
+    kept = {name: attr[name] for name in attr if name not in ("auto_pad", "ceil_mode", "pads")}
+    if all(isinstance(total, int) for total in totals):
+        return data, {**kept, "pads": [*front, *behind]}
+    return _padded(bb, data, front, behind, fill), kept
+
+
+def _total(size: Size, stride: int, reach: int) -> Size:
+    """The padding of one axis."""
+    if stride == 1:
+        return reach - 1
+    windows = rules.divide(rules.add(size, stride - 1, "int64"), stride, "int64")
+    spanned = rules.add(rules.multiply(windows, stride, "int64"), reach - stride, "int64")
+    return rules.maximum(rules.subtract(spanned, size, "int64"), 0, "int64")
+
+
+def _padded(
+    bb: relax.BlockBuilder, data: relax.Expr, front: list[Size], behind: list[Size], fill: float
+) -> relax.Expr:
+    value = tirx.const(fill, str(data.ty.dtype))
+
+    def kernel(data: te.Tensor, front: list[Any], behind: list[Any]) -> te.Tensor:
+        return topi.nn.pad(data, [0, 0, *front], [0, 0, *behind], value)
+
+    sides = [[wide(size) for size in side] for side in (front, behind)]
+    return bb.emit_te(kernel, data, *sides, primfunc_name_hint="pad")
+
+
+def padded_to_a_window(data: relax.Expr, attr: dict, kernel: Sequence[int], opset: int = 1) -> dict:
+    """The attributes of a pool, with padding behind axes that are a little shorter than a window.
+
+    ONNX Runtime divides what is left of such an axis by the stride towards zero, which gives one
+    window. Does nothing for sizes of the run.
+
+    Raises
+    ------
+    FormError
+        That gives no window, or a mean over padding that is counted and some that is not.
+    """
+    if text(attr, "auto_pad", "NOTSET") not in ("NOTSET", "VALID") or attr.get("ceil_mode", 0):
+        return attr
+    count = len(kernel)
+    pads = list(attr.get("pads", [0] * 2 * count))
+    strides, dilations = (attr.get(name, [1] * count) for name in ("strides", "dilations"))
+    for k, size in enumerate(sizes_of(data)[2:]):
+        if not isinstance(size, int):
+            continue
+        short = (kernel[k] - 1) * dilations[k] + 1 - size - pads[k] - pads[k + count]
+        if short >= strides[k] and size:
+            raise FormError(
+                f"its window of {kernel[k]} does not fit in axis {k + 2} of size {size}"
+            )
+        if short > 0 and attr.get("count_include_pad", 0) and opset >= _COUNTS_OWN_PADDING_ONLY:
+            raise FormError(f"its window reaches beyond the padding of axis {k + 2}")
+        pads[k + count] += max(short, 0)
+    return {**{name: attr[name] for name in attr if name != "auto_pad"}, "pads": pads}
+
+
+class _Windows(OnnxOpConverter):
+    """A converter of TVM's, whose padding is explicit."""
+
+    base: Any
+    pools = False
+
+    @classmethod
+    def get_converter(cls, opset: int) -> _Convert:
+        plain = cls.base.get_converter(opset)
+
+        def convert(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+            kernel = attr.get("kernel_shape") or sizes_of(inputs[1])[2:]
+            if cls.pools:
+                attr = padded_to_a_window(inputs[0], attr, kernel, opset)
+            data, kept = explicit_padding(bb, inputs[0], attr, kernel, cls._fill(inputs[0]))
+            given = type(inputs)([data, *list(inputs)[1:]])
+            result = plain(bb, given, kept, params)
+            share = None if data is inputs[0] else cls._share(bb, inputs[0], attr, plain)
+            return result if share is None else relax.op.divide(bb.normalize(result), share)
+
+        return convert
+
+    @classmethod
+    def _fill(cls, data: relax.Expr) -> float:
+        return 0
+
+    @classmethod
+    def _share(
+        cls, bb: relax.BlockBuilder, data: relax.Expr, attr: dict, plain: _Convert
+    ) -> relax.Expr | None:
+        """What the result is divided by where the run pads ``data``."""
+        return None
+
+
+class Conv(_Windows):
+    """Contractions of windows."""
+
+    base = onnx_converter_map()["Conv"]
+
+
+class LpPool(_Windows):
+    """Norms of windows."""
+
+    base = onnx_converter_map()["LpPool"]
+
+
+class MaxPoolValues(_Windows):
+    """The largest of each window, without its place."""
+
+    base = onnx_converter_map()["MaxPool"]
+    pools = True
+
+    @classmethod
+    def _fill(cls, data: relax.Expr) -> float:
+        return tirx.min_value(str(data.ty.dtype)).value
+
+
+class AveragePool(_Windows):
+    """Means of windows, over what is no padding unless the model says otherwise."""
+
+    base = onnx_converter_map()["AveragePool"]
+    pools = True
+
+    @classmethod
+    def _share(
+        cls, bb: relax.BlockBuilder, data: relax.Expr, attr: dict, plain: _Convert
+    ) -> relax.Expr | None:
+        """The share of each window that is no padding."""
+        if attr.get("count_include_pad", 0):
+            return None
+        shape = relax.ShapeExpr([1, 1, *(wide(size) for size in sizes_of(data)[2:])])
+        ones = bb.emit(relax.op.ones(shape, str(data.ty.dtype)))
+        inside, kept = explicit_padding(bb, ones, attr, attr["kernel_shape"])
+        return bb.normalize(plain(bb, [inside], kept, []))
+
+
+# MaxPool with indices, MaxUnpool, and Col2Im: windows over images, forward and back.
+#
+# TVM's MaxPool has no second output; its MaxUnpool takes no output shape of the run and reads the
+# pads in the wrong order; it has no Col2Im.
+
+
+class MaxPool(MaxPoolValues):
+    """The largest of each window, with the place of each where the model asks for it."""
+
+    @classmethod
+    def get_converter(cls, opset: int) -> Any:
+        values_only = super().get_converter(opset)
+
+        def convert(bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
+            if attr["tvm_custom"]["num_outputs"] == 1:
+                return values_only(bb, inputs, attr, params)
+            return _with_indices(bb, inputs[0], attr)
+
+        return convert
+
+
+def _with_indices(bb: relax.BlockBuilder, data: relax.Expr, attr: dict) -> relax.Expr:
+    """Values, and places in the flattened input, by rows or (``storage_order``) by columns."""
+    sizes = sizes_of(data)
+    kernel, count = list(attr["kernel_shape"]), len(attr["kernel_shape"])
+    attr = padded_to_a_window(data, attr, kernel)
+    padded, attr = explicit_padding(bb, data, attr, kernel)
+    if padded is not data:
+        raise FormError("it gives indices, and its auto_pad depends on symbolic sizes")
+    strides = list(attr.get("strides", [1] * count))
+    dilations = list(attr.get("dilations", [1] * count))
+    pads = list(attr.get("pads", [0] * 2 * count))
+    spatial, rounds_up = sizes[2:], bool(attr.get("ceil_mode", 0))
+    new = [
+        _windows(spatial[k], (pads[k], pads[k + count]), strides[k], reach, rounds_up)
+        for k, reach in enumerate((w - 1) * d + 1 for w, d in zip(kernel, dilations, strict=True))
+    ]
+    dtype, by_columns = str(data.ty.dtype), bool(attr.get("storage_order", 0))
+
+    def flat(index: list, places: list) -> tirx.Expr:
+        order = range(count - 1, -1, -1) if by_columns else range(count)
+        place = tirx.Cast("int64", index[0] * sizes[1] + index[1])
+        for k in order:
+            place = place * spatial[k] + places[k]
+        return place
+
+    def body(read: Any, values: Any, indices: Any) -> None:
+        with nested(*sizes[:2], *new) as index:
+            best = local_array(1, "int64")
+            best[0] = T.int64(-1)
+            values[tuple(index)] = tirx.min_value(dtype)
+            with nested(*kernel) as taps:
+                places = [
+                    index[2 + k] * strides[k] - pads[k] + taps[k] * dilations[k]
+                    for k in range(count)
+                ]
+                inside = [
+                    tirx.all(place >= 0, place < size)
+                    for place, size in zip(places, spatial, strict=True)
+                ]
+                with T.If(tirx.all(*inside)), T.Then():
+                    value = read[(*index[:2], *places)]
+                    with T.If(tirx.any(best[0] < 0, value > values[tuple(index)])), T.Then():
+                        values[tuple(index)] = value
+                        best[0] = flat(index, places)
+            indices[tuple(index)] = best[0]
+
+    shape = [*sizes[:2], *new]
+    return relax.Tuple(
+        emit_loops(bb, "max_pool_indices", [data], [(shape, dtype), (shape, "int64")], body)
+    )
+
+
+def _windows(size: Size, pads: tuple[int, int], stride: int, reach: int, rounds_up: bool) -> Size:
+    """How many windows there are along an axis; rounded up, as far as they start inside."""
+
+    def steps(room: int) -> Size:
+        return rules.divide(rules.add(size, room, "int64"), stride, "int64")
+
+    whole = sum(pads) - reach
+    if not rounds_up:
+        return rules.add(steps(whole), 1, "int64")
+    last = rules.minimum(steps(whole + stride - 1), steps(pads[0] - 1), "int64")
+    return rules.add(last, 1, "int64")
+
+
+@takes_sizes(2)
+class MaxUnpool(OnnxOpConverter):
+    """Values at their places, zero elsewhere.
+
+    Indices count in the tensor of the size that the window's attributes give; a given output
+    shape has that tensor in its first corner.
+    """
+
+    @classmethod
+    def _impl_v9(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        data, indices = inputs[0], inputs[1]
+        sizes, dtype = sizes_of(data), str(data.ty.dtype)
+        kernel, count = list(attr["kernel_shape"]), len(attr["kernel_shape"])
+        strides, pads = attr.get("strides", [1] * count), attr.get("pads", [0] * 2 * count)
+        plain = sizes[:2] + [
+            (sizes[2 + k] - 1) * strides[k] + kernel[k] - pads[k] - pads[k + count]
+            for k in range(count)
+        ]
+        given = inputs[2] if len(inputs) > 2 else None
+        shape = plain if given is None else sizes_in_the_run(bb, given, params, "size")
+
+        def body(values: Any, places: Any, written: Any) -> None:
+            with nested(*shape) as index:
+                written[tuple(index)] = tirx.const(0, dtype)
+            with nested(*sizes) as index:
+                rest = local_array(1, "int64")
+                rest[0] = places[tuple(index)].astype("int64")
+                found: list[tirx.Expr] = []
+                left = rest[0]
+                for size in reversed(plain[1:]):
+                    found.insert(0, tirx.floormod(left, size))
+                    left = tirx.floordiv(left, size)
+                found.insert(0, left)
+                inside = [
+                    tirx.all(place >= 0, place < size)
+                    for place, size in zip(found, shape, strict=True)
+                ]
+                with T.If(tirx.all(*inside)), T.Then():
+                    written[tuple(found)] = values[tuple(index)]
+
+        return emit_loops(bb, "max_unpool", [data, indices], [(shape, dtype)], body)[0]
+
+
+@takes_sizes(1, 2)
+class Col2Im(OnnxOpConverter):
+    """Adds up columns of blocks into an image: each element sums the blocks that cover it."""
+
+    @classmethod
+    def _impl_v18(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        columns = inputs[0]
+        image = sizes_in_the_run(bb, inputs[1], params, "image")
+        block = sizes_in_the_run(bb, inputs[2], params, "block")
+        count = len(image)
+        strides = list(attr.get("strides", [1] * count))
+        dilations = list(attr.get("dilations", [1] * count))
+        pads = list(attr.get("pads", [0] * 2 * count))
+        steps = [
+            tirx.floordiv(
+                image[k] + pads[k] + pads[k + count] - dilations[k] * (block[k] - 1) - 1, strides[k]
+            )
+            + 1
+            for k in range(count)
+        ]
+
+        def kernel(columns: te.Tensor, image: list, block: list, steps: list) -> te.Tensor:
+            total = 1
+            for size in block:
+                total = total * size
+            shape = [columns.shape[0], tirx.floordiv(columns.shape[1], total), *image]
+            taps = [te.reduce_axis((0, size), f"tap_{k}") for k, size in enumerate(block)]
+
+            def element(batch: Any, channel: Any, *places: Any) -> tirx.Expr:
+                row, step, fits = channel, 0, []
+                for k in range(count):
+                    reach = places[k] + pads[k] - taps[k].var * dilations[k]
+                    window = tirx.floordiv(reach, strides[k])
+                    fits += [
+                        tirx.floormod(reach, strides[k]) == 0,
+                        window >= 0,
+                        window < steps[k],
+                    ]
+                    row, step = row * block[k] + taps[k].var, step * steps[k] + window
+                zero = tirx.const(0, str(columns.dtype))
+                value = tirx.if_then_else(tirx.all(*fits), columns[batch, row, step], zero)
+                return te.sum(value, axis=taps)
+
+            return te.compute(shape, element, name="col2im")
+
+        return bb.emit_te(kernel, columns, image, block, steps, primfunc_name_hint="col2im")

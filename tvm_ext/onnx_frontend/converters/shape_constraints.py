@@ -1,0 +1,401 @@
+"""Sizes that must agree and cannot be compared before the run.
+
+Two sizes of a model can be equal in every run and still be different expressions: those of two
+inputs with different names, or ``((h - 1) // 2 + 1) * 2`` and ``h`` where a feature map is scaled
+up and added to a larger one. TVM gives up the shape of a result then, or reads as many elements of
+one operand as the other has, beyond its end. Here the run checks that they agree."""
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import relax, te, tirx
+from tvm.sym import Analyzer
+
+from tvm_ext.errors import FormError
+from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
+from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
+from tvm_ext.onnx_frontend.sizes.size_values import vector
+
+# Tensors whose sizes the run checks before anything reads them.
+
+
+def of_sizes(bb: relax.BlockBuilder, data: relax.Expr, sizes: Sequence[Size]) -> relax.Expr:
+    """``data`` with these sizes, which the run checks where they are not known to be its own."""
+    if all(equal_sizes(old, new) for old, new in zip(sizes_of(data), sizes, strict=True)):
+        return data
+    if not isinstance(data, relax.Var):
+        data = bb.emit(data)
+    pairs = list(zip(sizes_of(data), sizes, strict=True))
+    if any(isinstance(new, tirx.Var) and not equal_sizes(old, new) for old, new in pairs):
+        data = _copied(bb, data, pairs)
+        sizes = [
+            old if isinstance(new, tirx.Var) else new
+            for old, new in zip(sizes_of(data), sizes, strict=True)
+        ]
+    return bb.match_cast(data, relax.TensorType(list(sizes), str(data.ty.dtype)))
+
+
+def _copied(
+    bb: relax.BlockBuilder, data: relax.Expr, pairs: Sequence[tuple[Size, Size]]
+) -> relax.Expr:
+    """``data`` with the second of each pair as size where that is a variable, after a check.
+
+    TVM takes a cast of one variable to another for a renaming, and checks nothing in the run.
+    """
+    renamed = [
+        axis
+        for axis, (old, new) in enumerate(pairs)
+        if isinstance(new, tirx.Var) and not equal_sizes(old, new)
+    ]
+
+    def agreed(old: list[Any], new: list[Any]) -> te.Tensor:
+        fits = tirx.all(*(wide(a) == wide(b) for a, b in zip(old, new, strict=True)))
+        return vector([tirx.Select(fits, wide(1), wide(0))], name="agreed")
+
+    flag = bb.emit_te(
+        agreed,
+        [pairs[axis][0] for axis in renamed],
+        [pairs[axis][1] for axis in renamed],
+        primfunc_name_hint="agreed",
+    )
+    shape = [new if axis in renamed else old for axis, (old, new) in enumerate(pairs)]
+    return _checked_copy(bb, data, shape, flag)
+
+
+def _checked_copy(
+    bb: relax.BlockBuilder, data: relax.Expr, shape: Sequence[Size], flag: relax.Expr
+) -> relax.Expr:
+    """``data``, of at least one axis, with these sizes; the run fails if ``flag``, int64[1], is 0.
+
+    The check defines a size that the copy reads, so that no pass takes it for unused.
+    """
+
+    def first_and_flag(flag: te.Tensor, first: Any) -> te.Tensor:
+        return vector([wide(first), flag[0]], name="checked")
+
+    first = shape[0] if isinstance(shape[0], int) else wide(shape[0])
+    pair = bb.emit_te(first_and_flag, flag, first, primfunc_name_hint="checked")
+    pair = bb.match_cast(pair, relax.TensorType([2], "int64"))
+    size = tirx.Var("checked", "int64")
+    found = bb.emit(relax.op.tensor_to_shape(pair))
+    bb.match_cast(found, relax.ShapeType([size, tirx.const(1, "int64")]))
+
+    def kernel(data: te.Tensor, size: tirx.Var, shape: list[Any]) -> te.Tensor:
+        def read(first: tirx.Var, *rest: tirx.Var) -> tirx.Expr:
+            return data(tirx.min(wide(first), size - 1), *rest)
+
+        return te.compute(shape, read, name="copy")
+
+    return bb.emit_te(kernel, data, size, list(shape), primfunc_name_hint="copy")
+
+
+def with_as_many_elements(
+    bb: relax.BlockBuilder, data: relax.Expr, wanted: Sequence[Size]
+) -> relax.Expr:
+    """``data`` after the run's check that it has as many elements as ``wanted``.
+
+    Kernels would read beyond its end where the sizes of the inputs make it smaller.
+    """
+    sizes = sizes_of(data)
+    have, need = (functools.reduce(operator.mul, listed, 1) for listed in (sizes, wanted))
+    if (isinstance(have, int) and isinstance(need, int)) or Analyzer().can_prove_equal(have, need):
+        return data
+    if not sizes:
+        return data
+
+    def agreed(old: list[Any], new: list[Any]) -> te.Tensor:
+        counts = [functools.reduce(operator.mul, map(wide, side), wide(1)) for side in (old, new)]
+        return vector([tirx.Select(counts[0] == counts[1], wide(1), wide(0))], name="agreed")
+
+    flag = bb.emit_te(agreed, sizes, wanted, primfunc_name_hint="agreed")
+    return _checked_copy(bb, data, sizes, flag)
+
+
+def equal_sizes(first: Size, second: Size) -> bool:
+    """Whether two sizes are known to be the same in every run."""
+    if isinstance(first, int) and isinstance(second, int):
+        return first == second
+    return bool(Analyzer().can_prove_equal(first, second))
+
+
+# Sizes of an operand that follow from the weights it meets.
+#
+# A model may leave its channels open, or a user may. TVM's operators believe that they fit the
+# weights, and read beyond the end of one of them where they do not; here the run checks it.
+
+
+# The sizes of the first input by axis, from those of the weights, its rank and the attributes.
+_Rule = Callable[[list[Size], int, dict], dict[int, Size]]
+
+
+def _channels_of_groups(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
+    return {1: weights[1] * int(attrs.get("group", 1))}
+
+
+def _first_of_weights(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
+    return {1: weights[0]}
+
+
+def _inner_size(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
+    return {0 if attrs.get("transA") else 1: weights[1 if attrs.get("transB") else 0]}
+
+
+def _normalised_axes(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
+    first = int(attrs.get("axis", -1)) % rank
+    return dict(enumerate(weights, first)) if len(weights) == rank - first else {}
+
+
+def _features(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
+    return {2: weights[2]}
+
+
+# For each operator, which input the weights are, and the rule.
+_RULES: dict[str, tuple[int, _Rule]] = {
+    "BatchNormalization": (1, _first_of_weights),
+    "Conv": (1, _channels_of_groups),
+    "ConvInteger": (1, _channels_of_groups),
+    "ConvTranspose": (1, _first_of_weights),
+    "GRU": (1, _features),
+    "Gemm": (1, _inner_size),
+    "InstanceNormalization": (1, _first_of_weights),
+    "LSTM": (1, _features),
+    "LayerNormalization": (1, _normalised_axes),
+    "QLinearConv": (3, _channels_of_groups),
+    "RNN": (1, _features),
+}
+
+
+def has_weights(key: str) -> bool:
+    """Whether sizes of the operator's first input follow from its weights."""
+    return key in _RULES
+
+
+def with_weighted_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: dict) -> Any:
+    """The inputs, of the first the sizes that the weights ask for, checked in the run."""
+    given = list(inputs)
+    position, rule = _RULES[key]
+    data, weights = given[0], given[position] if len(given) > position else None
+    if not (_has_sizes(data) and _has_sizes(weights)):
+        return inputs
+    sizes = sizes_of(data)
+    wanted = {
+        axis: size
+        for axis, size in rule(sizes_of(weights), len(sizes), attrs).items()
+        if axis < len(sizes) and isinstance(size, int) and not isinstance(sizes[axis], int)
+    }
+    if not wanted:
+        return inputs
+    given[0] = of_sizes(bb, data, [wanted.get(axis, size) for axis, size in enumerate(sizes)])
+    return type(inputs)(given)
+
+
+def _has_sizes(value: Any) -> bool:
+    ty = getattr(value, "ty", None)
+    return isinstance(ty, relax.TensorType) and isinstance(ty.shape, relax.ShapeExpr)
+
+
+BROADCASTING = frozenset(
+    {
+        *("Add", "And", "BitShift", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal"),
+        *("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min", "Mod", "Mul"),
+        *("Or", "PRelu", "Pow", "Sub", "Sum", "Where", "Xor"),
+    }
+)
+
+
+def with_agreeing_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: dict) -> Any:
+    """The inputs of an operator whose sizes TVM's operators can take for equal.
+
+    Parameters
+    ----------
+    key : str
+        The operator's name; inputs of operators that combine no tensors stay as they are.
+    inputs : sequence
+        Tensors; shapes, single sizes and missing inputs pass through.
+
+    Raises
+    ------
+    FormError
+        Two known sizes differ.
+    """
+    if has_weights(key):
+        return with_weighted_sizes(bb, key, inputs, attrs)
+    combine: Callable[[list[relax.Expr]], list[relax.Expr]]
+    if key in BROADCASTING:
+        combine = lambda tensors: broadcast_alike(bb, tensors)  # noqa: E731
+    elif key == "Concat":
+        combine = lambda tensors: _alike_beside(bb, tensors, attrs.get("axis", 0))  # noqa: E731
+    elif key == "MatMul":
+        combine = lambda tensors: _factors(bb, tensors)  # noqa: E731
+    else:
+        return inputs
+    tensors = [value for value in inputs if _is_tensor(value)]
+    if len(tensors) < 2 or not any(_is_symbolic(value) for value in tensors):
+        return inputs
+    changed = iter(combine(tensors))
+    return type(inputs)([next(changed) if _is_tensor(value) else value for value in inputs])
+
+
+def broadcast_alike(
+    bb: relax.BlockBuilder, tensors: Sequence[relax.Expr], kept: int = 0
+) -> list[relax.Expr]:
+    """The tensors with sizes of which TVM can tell how they broadcast.
+
+    The last ``kept`` axes are no part of it.
+    """
+    listed = [sizes_of(tensor) for tensor in tensors]
+    heads = [sizes[: len(sizes) - kept] for sizes in listed]
+    common = broadcast_sizes(bb, heads)
+    return [
+        _broadcast(bb, tensor, head, common, sizes[len(head) :])
+        for tensor, head, sizes in zip(tensors, heads, listed, strict=True)
+    ]
+
+
+def broadcast_sizes(bb: relax.BlockBuilder, shapes: Sequence[Sequence[Size]]) -> list[Size]:
+    """What the shapes broadcast to; sizes that only the run can tell are new dimensions.
+
+    The run fails when sizes neither agree nor are 1.
+    """
+    rank = max(len(shape) for shape in shapes)
+    columns = [
+        _distinct([shape[axis - rank] for shape in shapes if len(shape) >= rank - axis])
+        for axis in range(rank)
+    ]
+    common = [_common(column) for column in columns]
+    unclear = [axis for axis in range(rank) if common[axis] is None]
+    if not unclear:
+        return common
+    counts = [len(columns[axis]) for axis in unclear]
+
+    def kernel(sizes: list[Any]) -> te.Tensor:
+        """The result's sizes, and a 1 for each that all operands agree on."""
+        given = iter(sizes)
+        found, agreed = [], []
+        for count in counts:
+            column = [wide(next(given)) for _ in range(count)]
+            result = column[0]
+            for size in column[1:]:
+                result = tirx.Select(result == 1, size, result)
+            fits = tirx.all(*(tirx.any(size == 1, size == result) for size in column))
+            found.append(result)
+            agreed.append(tirx.Select(fits, wide(1), wide(0)))
+        return vector([*found, *agreed], name="broadcast")
+
+    flat = [size for axis in unclear for size in columns[axis]]
+    sizes = bb.emit_te(kernel, flat, primfunc_name_hint="broadcast_sizes")
+    sizes = bb.match_cast(sizes, relax.TensorType([2 * len(unclear)], "int64"))
+    new = [tirx.Var(f"broadcast_{axis}", "int64") for axis in unclear]
+    shape = bb.emit(relax.op.tensor_to_shape(sizes))
+    bb.match_cast(shape, relax.ShapeType([*new, *[tirx.const(1, "int64")] * len(new)]))
+    for axis, size in zip(unclear, new, strict=True):
+        common[axis] = size
+    return common
+
+
+def _broadcast(
+    bb: relax.BlockBuilder,
+    data: relax.Expr,
+    head: Sequence[Size],
+    common: Sequence[Size],
+    tail: Sequence[Size],
+) -> relax.Expr:
+    """``data`` with each size of ``head`` 1 or the ``common`` one, as far as can be known."""
+    wanted = list(common[len(common) - len(head) :])
+    sizes = [1 if equal_sizes(old, 1) else new for old, new in zip(head, wanted, strict=True)]
+    unclear = [
+        axis
+        for axis, (old, new) in enumerate(zip(head, sizes, strict=True))
+        if not equal_sizes(old, new) and not _is_never_one(old)
+    ]
+    if not unclear:
+        return of_sizes(bb, data, [*sizes, *tail])
+    casted = of_sizes(
+        bb, data, [*(head[a] if a in unclear else s for a, s in enumerate(sizes)), *tail]
+    )
+
+    def kernel(data: te.Tensor, shape: list[Any]) -> te.Tensor:
+        def read(*index: tirx.Var) -> tirx.Expr:
+            places = list(index)
+            for axis in unclear:
+                zero = tirx.const(0, places[axis].ty.dtype)
+                places[axis] = tirx.Select(data.shape[axis] == 1, zero, places[axis])
+            return data(*places)
+
+        return te.compute(shape, read, name="broadcast")
+
+    return bb.emit_te(kernel, casted, [*sizes, *tail], primfunc_name_hint="broadcast")
+
+
+def _distinct(sizes: Sequence[Size]) -> list[Size]:
+    """Sizes other than 1, those that are known to be equal once, the simplest first."""
+    found: list[Size] = []
+    for size in sorted(sizes, key=_complexity):
+        if not any(equal_sizes(size, other) for other in (1, *found)):
+            found.append(size)
+    return found
+
+
+def _common(column: list[Size]) -> Any:
+    """The size of the result along an axis with these sizes; None when only the run can tell."""
+    known = [size for size in column if isinstance(size, int)]
+    if len(known) > 1:
+        raise FormError(f"it combines sizes {known[0]} and {known[1]}, expected equal ones or 1")
+    if len(column) < 2:
+        return column[0] if column else 1
+    # All others must then be equal to this one, which a cast checks.
+    return column[0] if all(_is_never_one(size) for size in column) else None
+
+
+def _alike_beside(
+    bb: relax.BlockBuilder, tensors: Sequence[relax.Expr], axis: int
+) -> list[relax.Expr]:
+    """The tensors with equal sizes on every axis but one."""
+    listed = [sizes_of(tensor) for tensor in tensors]
+    axis %= len(listed[0])
+    wanted = [min(column, key=_complexity) for column in zip(*listed, strict=True)]
+    return [
+        of_sizes(bb, tensor, [*wanted[:axis], sizes[axis], *wanted[axis + 1 :]])
+        for tensor, sizes in zip(tensors, listed, strict=True)
+    ]
+
+
+def _factors(bb: relax.BlockBuilder, tensors: Sequence[relax.Expr]) -> list[relax.Expr]:
+    """The factors of a matmul: what is summed over agrees, the stack broadcasts."""
+    a, b = tensors
+    sizes = sizes_of(b)
+    place = max(len(sizes) - 2, 0)
+    inner = min(sizes_of(a)[-1], sizes[place], key=_complexity)
+    a = of_sizes(bb, a, [*sizes_of(a)[:-1], inner])
+    b = of_sizes(bb, b, [*sizes[:place], inner, *sizes[place + 1 :]])
+    if len(sizes) < 3 or len(sizes_of(a)) < 3:
+        return [a, b]
+    return broadcast_alike(bb, [a, b], kept=2)
+
+
+def _complexity(size: Size) -> tuple[bool, bool, int]:
+    """Known sizes first, then short expressions: they are in all sizes that follow.
+
+    Single variables come last: a cast to them costs a copy, see ``_copied``.
+    """
+    return (not isinstance(size, int), isinstance(size, tirx.Var), len(str(size)))
+
+
+def _is_tensor(value: Any) -> bool:
+    return (
+        isinstance(value, relax.Expr)
+        and isinstance(value.ty, relax.TensorType)
+        and isinstance(value.ty.shape, relax.ShapeExpr)
+    )
+
+
+def _is_symbolic(value: relax.Expr) -> bool:
+    return any(not isinstance(size, int) for size in sizes_of(value))
+
+
+def _is_never_one(size: Size) -> bool:
+    if isinstance(size, int):
+        return size != 1
+    return bool(Analyzer().can_prove(size != 1))

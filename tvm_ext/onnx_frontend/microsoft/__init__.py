@@ -1,0 +1,125 @@
+"""Contrib operators of ONNX Runtime (com.microsoft) in operators of the default domain.
+
+So everything behind, from shape inference to graph passes, knows them. What cannot be
+rewritten is left as it is.
+"""
+
+from collections.abc import Callable
+
+import onnx_ir as ir
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.onnx_frontend.microsoft import attention, fused, quantized
+from tvm_ext.onnx_frontend.microsoft.attention import group_query_attention, rotary_embedding
+from tvm_ext.onnx_frontend.microsoft.builder import Builder
+from tvm_ext.onnx_frontend.microsoft.nchwc import NCHWC, NCHWC_REWRITES
+from tvm_ext.onnx_frontend.onnx_graph import MICROSOFT
+
+_MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
+    "Attention": attention.attention,
+    "BiasGelu": fused.bias_gelu,
+    "CDist": fused.distances,
+    "DynamicQuantizeLSTM": quantized.dynamic_quantize_lstm,
+    "DynamicQuantizeMatMul": quantized.dynamic_quantize_matmul,
+    "EmbedLayerNormalization": fused.embed_layer_normalization,
+    "FastGelu": fused.fast_gelu,
+    "FusedConv": fused.fused_conv,
+    "FusedGemm": fused.fused_gemm,
+    "FusedMatMul": fused.fused_matmul,
+    "GatherBlockQuantized": quantized.gather_block_quantized,
+    "Gelu": fused.gelu,
+    "GroupQueryAttention": group_query_attention,
+    "LayerNormalization": fused.layer_normalization,
+    "MatMulBnb4": quantized.matmul_bnb4,
+    "MatMulIntegerToFloat": quantized.matmul_integer_to_float,
+    "MatMulNBits": quantized.matmul_n_bits,
+    "MultiHeadAttention": attention.multi_head_attention,
+    "NhwcMaxPool": quantized.nhwc_max_pool,
+    "QAttention": quantized.q_attention,
+    "QEmbedLayerNormalization": quantized.q_embed_layer_normalization,
+    "QGemm": quantized.qgemm,
+    "QLinearAdd": quantized.qlinear_add,
+    "QLinearAveragePool": quantized.qlinear_average_pool,
+    "QLinearConcat": quantized.qlinear_concat,
+    "QLinearConv": quantized.qlinear_conv,
+    "QLinearGlobalAveragePool": quantized.qlinear_global_average_pool,
+    "QLinearLeakyRelu": quantized.qlinear_leaky_relu,
+    "QLinearMul": quantized.qlinear_mul,
+    "QLinearSigmoid": quantized.qlinear_sigmoid,
+    "QLinearSoftmax": quantized.qlinear_softmax,
+    "QLinearWhere": quantized.qlinear_where,
+    "QuickGelu": fused.quick_gelu,
+    "RotaryEmbedding": rotary_embedding,
+    "SimplifiedLayerNormalization": fused.simplified_layer_normalization,
+    "SkipLayerNormalization": fused.skip_layer_normalization,
+    "SkipSimplifiedLayerNormalization": fused.skip_simplified_layer_normalization,
+}
+
+# By domain and operator.
+REWRITES = {
+    **{(MICROSOFT, name): rewrite for name, rewrite in _MICROSOFT_REWRITES.items()},
+    **{(NCHWC, name): rewrite for name, rewrite in NCHWC_REWRITES.items()},
+}
+
+# The same in com.microsoft and the default domain.
+SAME = ("DequantizeLinear", "QuantizeLinear", "Trilu")
+
+# Each round infers the shapes behind what the one before it rewrote.
+_ROUNDS = 100
+
+
+def to_default_domain(model: ir.Model) -> None:
+    """Changes the model in place; model-local functions must have been inlined."""
+    for node in model.graph.all_nodes():
+        if node.domain == MICROSOFT and node.op_type in SAME:
+            node.domain = ""
+    for _ in range(_ROUNDS):
+        nodes = [node for node in model.graph.all_nodes() if _is_rewritten(node)]
+        if not nodes:
+            return
+        ir.passes.common.ShapeInferencePass()(model)
+        opset = model.opset_imports.get("", 1)
+        if not sum([_rewritten(node, opset) for node in nodes]):
+            return
+
+
+def _is_rewritten(node: ir.Node) -> bool:
+    return (node.domain, node.op_type) in REWRITES
+
+
+def _rewritten(node: ir.Node, opset: int) -> bool:
+    """Whether the node could be replaced."""
+    builder = Builder(node, opset, _float_type(node))
+    try:
+        results = REWRITES[node.domain, node.op_type](builder)
+    except NotApplicable:
+        return False
+    results += [None] * (len(node.outputs) - len(results))
+    pairs = [
+        pair for pair in zip(node.outputs, results, strict=False) if builder.used(pair[0].index())
+    ]
+    if any(new is None for _, new in pairs) or node.graph is None:
+        return False
+    dtype = _result_type(node, builder.dtype)
+    for old, new in pairs:
+        if new is not None and new.dtype is None and dtype is not None and old is node.outputs[0]:
+            new.type = ir.TensorType(dtype)
+    old_values = [old for old, _ in pairs]
+    new_values = [new for _, new in pairs if new is not None]
+    ir.convenience.replace_nodes_and_values(
+        node.graph, node, [node], builder.nodes, old_values, new_values
+    )
+    return True
+
+
+def _float_type(node: ir.Node) -> ir.DataType | None:
+    """The floating-point type of the inputs: operators take one such type only."""
+    for value in node.inputs:
+        if value is not None and value.dtype is not None and value.dtype.is_floating_point():
+            return value.dtype
+    return None
+
+
+def _result_type(node: ir.Node, dtype: ir.DataType | None) -> ir.DataType | None:
+    """Of the first output; quantised operators are left to shape inference."""
+    return None if node.op_type.startswith("Q") and node.op_type != "QuickGelu" else dtype

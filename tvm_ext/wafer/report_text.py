@@ -1,0 +1,259 @@
+"""A model on a mesh, for a terminal. All times are modelled.
+
+Names come from model files, so they enter as `Text`, never as rich markup."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tvm_ext.report.text import flexible_table
+from tvm_ext.report.units import (
+    ABSENT,
+    bytes_scale,
+    format_bytes,
+    format_count,
+    format_percent,
+    format_seconds,
+    plain,
+    seconds_scale,
+)
+from tvm_ext.wafer.report_figures import (
+    calls_text,
+    format_large,
+    grid_text,
+    kernel_share,
+    most_runs,
+    note_lines,
+    overall_efficiency,
+    placement_figures,
+    refusal_lines,
+    schedule_text,
+)
+
+if TYPE_CHECKING:
+    from tvm_ext.wafer.kernel_cost import KernelCost
+    from tvm_ext.wafer.model_cost import ModelCost
+
+
+def wafer_summary(cost: "ModelCost", kernels: "Sequence[KernelCost]") -> RenderableType:
+    """Return the summary as one rich renderable, with ``kernels`` in its tables."""
+    parts = [
+        _title(cost),
+        _key_figures(cost),
+        Text(),
+        _schedules(cost, kernels),
+        _costs(kernels),
+        _placements(cost),
+        _lines("Does not run on this mesh", refusal_lines(cost)),
+        _lines("Notes", note_lines(cost)),
+    ]
+    return Group(*(part for part in parts if part is not None))
+
+
+def _title(cost: "ModelCost") -> Text:
+    title = Text(plain(cost.model), style="bold")
+    facts = f"  optimisation {cost.opt_level}, target {cost.mesh.name}; modelled, not measured"
+    return title.append(plain(facts), style="not bold dim")
+
+
+def _key_figures(cost: "ModelCost") -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    chosen = cost.chosen
+    mesh = cost.mesh
+    seconds = format_seconds(mesh.seconds(chosen.cycles))
+    table.add_row("One run", f"{chosen.cycles:,.0f} cycles, {seconds}  ({chosen.title})")
+    most, rate = most_runs(cost)
+    table.add_row("Runs a second", f"{rate:,.0f}  ({most.title})")
+    table.add_row("Kernels", calls_text(cost.kernels))
+    efficiency = format_percent(overall_efficiency(cost, chosen))
+    table.add_row("Efficiency", f"{efficiency} of what all PEs could do in float32")
+    there, back = (format_seconds(mesh.seconds(cycles)) for cycles in cost.host_cycles)
+    table.add_row("Host link", f"{there} for the inputs, {back} for the outputs, not counted above")
+    return table
+
+
+def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]") -> Table:
+    """Name, schedule and time."""
+    scale = seconds_scale(max((cost.mesh.seconds(one.cycles) for one in kernels), default=0.0))
+    title = "Kernels by cycles of one run (modelled)"
+    table = _table(title, "~Kernel", "~Schedule", ">Calls", ">Grid", ">Cycles, 1 call")
+    table.add_column("Time, 1 run", justify="right", no_wrap=True)
+    table.add_column("Share", justify="right", no_wrap=True)
+    for kernel in kernels:
+        known = kernel.cost is not None
+        table.add_row(
+            Text(plain(kernel.name)),
+            Text(plain(schedule_text(kernel))),
+            f"{kernel.calls:,}",
+            grid_text(kernel.cost, ABSENT),
+            f"{kernel.cost.cycles:,.0f}" if kernel.cost is not None else ABSENT,
+            scale(cost.mesh.seconds(kernel.cycles)) if known else ABSENT,
+            format_percent(kernel_share(cost, kernel)) if known else ABSENT,
+        )
+    return table
+
+
+def _costs(kernels: "Sequence[KernelCost]") -> Table | None:
+    """What the PEs do in one call."""
+    found = [(kernel.name, kernel.cost) for kernel in kernels if kernel.cost is not None]
+    if not found:
+        return None
+    sizes = bytes_scale(max(one.bytes_per_pe for _, one in found))
+    numbers = ("Comp.", "Mem.", "Comm.", "Start", "Idle", "Eff.", "Imbal.", "SRAM", "Col.", "Hops")
+    columns = [f">{name}" for name in (*numbers, "Word-hops")]
+    table = _table("One call: parts of the time, and what it takes (modelled)", "~Kernel", *columns)
+    for name, one in found:
+        shares = one.shares
+        table.add_row(
+            Text(plain(name)),
+            *(f"{100 * share:.0f} %" for share in shares.values()),
+            format_percent(one.efficiency),
+            f"{one.imbalance:.2f}",
+            sizes(one.bytes_per_pe),
+            f"{one.colours:,}",
+            f"{one.hops:,.0f}",
+            format_large(one.word_hops),
+        )
+    return table
+
+
+def _placements(cost: "ModelCost") -> Table:
+    numbers = ("Regions", "One run", "Runs a second", "Kernels", "Moves", "Weights in", "SRAM")
+    columns = [f">{name}" for name in numbers]
+    table = flexible_table("Placement (modelled)", "~Where", *columns)
+    scale = seconds_scale(max(cost.mesh.seconds(one.cycles) for one in cost.placements))
+    for placement in cost.placements:
+        figures = placement_figures(cost, placement)
+        cycles = figures.kernel_cycles, figures.move_cycles, figures.stream_cycles
+        table.add_row(
+            placement.title,
+            f"{len(placement.stages):,}",
+            scale(cost.mesh.seconds(placement.cycles)),
+            f"{figures.runs_per_second:,.0f}",
+            *(scale(cost.mesh.seconds(part)) for part in cycles),
+            format_bytes(figures.bytes_per_pe),
+        )
+    return table
+
+
+def _lines(heading: str, lines: Sequence[str]) -> Text | None:
+    if not lines:
+        return None
+    text = Text(heading, style="bold")
+    for line in lines:
+        text.append(f"\n  ! {plain(line)}", style="not bold")
+    return text
+
+
+def _table(title: str, *columns: str) -> Table:
+    """As ``flexible_table``, with names folded rather than cut."""
+    heading = Text(title, style="bold")
+    table = Table(
+        title=heading, title_justify="left", box=box.SIMPLE_HEAD, expand=True, padding=(0, 1, 0, 0)
+    )
+    for column in columns:
+        flexible = column.startswith("~")
+        table.add_column(
+            column.lstrip(">~"),
+            justify="right" if column.startswith(">") else "left",
+            ratio=1 if flexible else None,
+            no_wrap=not flexible,
+            overflow="fold",
+        )
+    return table
+
+
+# One kernel on a mesh, step by step, for a terminal. All times are modelled.
+
+
+if TYPE_CHECKING:
+    from tvm_ext.hardware.wafer.description import WaferDescription
+    from tvm_ext.hardware.wafer.program import BlockWork, Item, Layout, Transfer
+    from tvm_ext.wafer.kernel_cost import KernelCost
+    from tvm_ext.wafer.model_cost import ModelCost
+
+
+def program_text(cost: "ModelCost", kernel: "KernelCost") -> Text:
+    """Return what a kernel does, where its tensors lie, and what it costs."""
+    lines = list(_program_lines(cost, kernel))
+    text = Text(plain(kernel.name), style="bold")
+    text.append(f"  {format_count(kernel.calls, 'call')} of {plain(cost.model)}", "not bold dim")
+    for line in lines:
+        text.append(f"\n{plain(line)}", style="not bold")
+    return text.append("\n")
+
+
+def _program_lines(cost: "ModelCost", kernel: "KernelCost") -> Iterator[str]:
+    yield f"  computes     {kernel.origins[0] if kernel.origins else kernel.name}"
+    yield f"  schedule     {schedule_text(kernel)}, {kernel.source}: {kernel.reason}"
+    if kernel.refusal:
+        yield f"  refused      {kernel.refusal}"
+    found = kernel.cost
+    if found is not None:
+        seconds = format_seconds(found.seconds)
+        yield f"  grid         {found.rows} rows x {found.columns} columns"
+        yield f"  cycles       {found.cycles:,.0f} for 1 call, {seconds} (modelled)"
+        parts = ", ".join(f"{name} {format_percent(part)}" for name, part in found.shares.items())
+        yield f"  of these     {parts}"
+        yield f"  efficiency   {format_percent(found.efficiency)} of the grid's peak"
+        yield f"  imbalance    {found.imbalance:.2f} (busiest by mean)"
+        hops = f"{format_large(found.word_hops)} word-hops, at most {found.hops:,.0f} hops"
+        yield f"  messages     {hops}"
+        yield f"  routes       {format_count(found.colours, 'colour')}"
+    if kernel.program is None:
+        return
+    yield f"  SRAM         {format_bytes(kernel.program.bytes_per_pe)} a PE"
+    for position, home in sorted(kernel.program.homes.items()):
+        yield f"    tensor {position}   {_home(home)}"
+    for name, nbytes in kernel.program.buffers.items():
+        yield f"    buffer     {name}: {format_bytes(nbytes)}"
+    yield "  program of one PE"
+    for item in kernel.program.items:
+        yield from _item(item, cost.mesh, "    ")
+
+
+def _home(home: "Layout") -> str:
+    words = []
+    for size, axis, piece in zip(home.shape, home.axes, home.pieces, strict=True):
+        words.append(f"{size}" if axis == "-" else f"{size} by {piece} over {axis}s")
+    shard = format_bytes(home.shard_bytes)
+    return f"{home.tensor}: [{', '.join(words)}], {shard} in each of {home.rows}x{home.columns} PEs"
+
+
+def _item(item: "Item", mesh: "WaferDescription", indent: str) -> Iterator[str]:
+    from tvm_ext.hardware.wafer.program import Steps, Transfer
+
+    if isinstance(item, Steps):
+        how = "messages under way meanwhile" if item.overlapped else "in turn"
+        yield f"{indent}{format_count(item.times, 'step')}, {how}"
+        for one in item.items:
+            yield from _item(one, mesh, indent + "  ")
+    elif isinstance(item, Transfer):
+        yield indent + _transfer(item)
+    else:
+        yield indent + _work(item, mesh)
+
+
+def _transfer(item: "Transfer") -> str:
+    text = f"{item.pattern} of {item.name}: {format_count(round(item.words), 'word')} to each PE"
+    text += f", line of {item.extent}, {item.distance:,.0f} hops"
+    if item.load > 1:
+        text += f", busiest link takes {item.load:,.0f} in turn"
+    return text
+
+
+def _work(item: "BlockWork", mesh: "WaferDescription") -> str:
+    from tvm_ext.hardware.wafer.program_cost import work_cycles
+
+    compute, memory = work_cycles(item, mesh)
+    instructions = format_count(round(item.instructions), "vector instruction")
+    text = f"{item.name}: {instructions} of {format_count(round(item.length), 'element')}"
+    if item.scalar_operations:
+        text += f", {item.scalar_operations:,.0f} scalar operations"
+    return f"{text}, {item.dtype}; {compute + memory:,.0f} cycles"
