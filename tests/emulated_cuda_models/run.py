@@ -27,8 +27,7 @@ os.environ.setdefault("TVM_NUM_THREADS", "1")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 warnings.simplefilter("ignore")
 # The test folders are no packages.
-for folder in ("shared", "tvm_ext"):
-    sys.path.insert(1, str(Path(__file__).parents[1] / folder))
+sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))
 
 from accesses_report import WORST_SITES, report  # noqa: E402
 from cuda_emulation import CudaEmulationError, set_seed  # noqa: E402

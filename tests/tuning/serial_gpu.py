@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tvm
-from gpu_kernels import SERIAL_TARGET, in_series
+from cuda_kernels import SERIAL_TARGET, in_series
 from lowering import kernel_of
 from tvm import relax, tirx
 

@@ -1,7 +1,7 @@
 """Candidates that are wrong, crash, hang or allocate without end do not end a session."""
 
 import pytest
-from planted import planted
+from planted_candidates import planted
 from sessions import run_session
 from small_kernels import add_task
 

@@ -1,7 +1,7 @@
 """Sessions that measure on servers of TVM's RPC."""
 
 import pytest
-from rpc_house import KEY, rpc_house
+from rpc_servers import KEY, rpc_house
 from sessions import QUICK, run_session
 from small_kernels import matmul_task
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import tvm
-from planted import planted
+from planted_candidates import planted
 from record_folders import opened
 from sessions import QUICK, run_session
 from small_kernels import add_task, matmul_task

@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 import tvm
 from cuda_emulation import set_seed
+from cuda_kernels import scheduled
 from emulated_kernels import emulated
-from gpu_kernels import scheduled
 from machines import GPU
 from tvm import tirx
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tvm
 from cuda_emulation import emulated_builds, set_seed
-from gpu_kernels import SERIAL_TARGET
+from cuda_kernels import SERIAL_TARGET
 from lowering import _filled, assert_same
 from machines import GPU
 from tvm import tirx

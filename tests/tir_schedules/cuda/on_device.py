@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import tvm
-from gpu_kernels import SERIAL_TARGET
+from cuda_kernels import SERIAL_TARGET
 from lowering import _filled, assert_same
 from tvm import tirx
 

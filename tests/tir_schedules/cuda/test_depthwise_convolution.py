@@ -4,8 +4,7 @@ import random
 from pathlib import Path
 
 import pytest
-from emulated_kernels import assert_emulated
-from gpu_kernels import (
+from cuda_kernels import (
     assert_numbers,
     cuda_source,
     needs_nvcc,
@@ -13,6 +12,7 @@ from gpu_kernels import (
     scheduled,
     whole_source,
 )
+from emulated_kernels import assert_emulated
 from kernel_cases import CASES, Case
 from lowering import kernel_of
 from machines import GPU, MACHINE

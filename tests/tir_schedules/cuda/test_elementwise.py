@@ -1,7 +1,7 @@
 """Elementwise kernels on a GPU: numbers, 16-byte accesses, bounds, what is left to others."""
 
 import pytest
-from gpu_kernels import assert_numbers, check, cuda_source, scheduled
+from cuda_kernels import assert_numbers, check, cuda_source, scheduled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import MOVES, POINTWISE, REDUCTIONS

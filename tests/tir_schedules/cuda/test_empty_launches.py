@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import tvm
+from cuda_kernels import scheduled
 from emulated_kernels import emulated
-from gpu_kernels import scheduled
 from lowering import kernel_of
 from tvm import relax, tirx
 

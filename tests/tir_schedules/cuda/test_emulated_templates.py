@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from cuda_kernels import scheduled
 from emulated_kernels import assert_emulated, run_emulated
-from gpu_kernels import scheduled
 from lowering import f32, kernel_of
-from matrix_products import f16, in_instructions, linear, product
+from matmul_kernels import f16, in_instructions, linear, product
 from tvm import relax
 from tvm.relax.op import nn
 

@@ -1,7 +1,7 @@
 """The fallback: numbers of kernels of all kinds, what is dealt to threads, what is refused."""
 
 import pytest
-from gpu_kernels import assert_numbers, cuda_source, scheduled
+from cuda_kernels import assert_numbers, cuda_source, scheduled
 from kernel_cases import CASES
 from lowering import f32, kernels_of, loops_of
 from machines import GPU, MACHINE

@@ -6,9 +6,9 @@ import test_emulated_templates
 import test_resources
 import test_warp_group_attention
 from attention_cases import Case, compare
-from gpu_kernels import scheduled
+from cuda_kernels import scheduled
 from lowering import kernel_of
-from matrix_products import in_instructions
+from matmul_kernels import in_instructions
 from needs_gpu import NEEDS_GPU
 from on_device import assert_on_device, built, machine
 

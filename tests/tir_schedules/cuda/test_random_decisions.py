@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from gpu_kernels import assert_numbers, cuda_source, scheduled, shared_bytes
+from cuda_kernels import assert_numbers, cuda_source, scheduled, shared_bytes
 from lowering import f32, kernel_of
 from machines import GPU
 from tvm import relax

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from emulated_kernels import assert_emulated
-from gpu_kernels import (
+from cuda_kernels import (
     assert_numbers,
     cuda_source,
     needs_nvcc,
@@ -14,6 +13,7 @@ from gpu_kernels import (
     shared_bytes,
     whole_source,
 )
+from emulated_kernels import assert_emulated
 from machines import GPU, MACHINE
 from recurrent_kernels import SIGMOID, TANH, recurrence, recurrent_kernel
 from tvm import tirx

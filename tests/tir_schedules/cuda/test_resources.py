@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from gpu_kernels import needs_nvcc, resources, scheduled, whole_source
+from cuda_kernels import needs_nvcc, resources, scheduled, whole_source
 from lowering import f32, kernel_of
 from tvm import relax
 from tvm.relax.op import nn

@@ -1,7 +1,7 @@
 """Rows on a GPU: numbers in every form, one kernel each, registers, what is left to others."""
 
 import pytest
-from gpu_kernels import assert_numbers, check, cuda_source, scheduled, shared_bytes
+from cuda_kernels import assert_numbers, check, cuda_source, scheduled, shared_bytes
 from kernel_cases import REDUCTIONS
 from lowering import f32, kernel_of, kernels_of
 from machines import GPU, MACHINE

@@ -1,11 +1,11 @@
 """Few long rows that several blocks share: numbers, threads, launches, and when it is worth it."""
 
 import pytest
+from cuda_kernels import assert_numbers, cuda_source, scheduled
 from emulated_kernels import assert_emulated
-from gpu_kernels import assert_numbers, cuda_source, scheduled
 from lowering import f32, kernel_of
 from machines import GPU
-from matrix_products import product
+from matmul_kernels import product
 from test_row_reduction import layer_norm
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn

@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 from cuda_emulation import set_seed
-from emulated_kernels import emulated
-from gpu_kernels import (
+from cuda_kernels import (
     SERIAL_TARGET,
     in_series,
     needs_nvcc,
@@ -14,6 +13,7 @@ from gpu_kernels import (
     shared_bytes,
     whole_source,
 )
+from emulated_kernels import emulated
 from lowering import f32, kernel_of
 from machines import GPU, MACHINE
 from tvm import IRModule, relax, runtime, te, tirx, topi

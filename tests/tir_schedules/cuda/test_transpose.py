@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from gpu_kernels import assert_numbers, check, cuda_source, scheduled, shared_bytes
+from cuda_kernels import assert_numbers, check, cuda_source, scheduled, shared_bytes
 from lowering import f32, kernel_of
 from machines import GPU, MACHINE
 from tvm import relax

@@ -1,4 +1,4 @@
-"""Makes the helper modules of this folder importable by its tests."""
+"""Lets the tests import the modules beside them: the test folders are no packages."""
 
 import sys
 from pathlib import Path

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from kernel_cases import POINTWISE
 from lowering import f32, kernel_of, kernels_of
 from machines import GPU, MACHINE
-from mesh_kernels import (
+from tvm import relax, tirx
+from tvm.relax.op import nn
+from wafer_kernels import (
     MESH,
     SMALL,
     WAFER,
@@ -24,8 +26,6 @@ from mesh_kernels import (
     with_constants,
     works,
 )
-from tvm import relax, tirx
-from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.wafer.elementwise import WaferElementwise
 

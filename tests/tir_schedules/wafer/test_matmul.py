@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from mesh_products import WSE2, product, random, run, scheduled
 from tvm import te
+from wafer_matmuls import WSE2, product, random, run, scheduled
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target

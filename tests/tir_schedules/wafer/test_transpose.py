@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from kernel_cases import MOVES
 from lowering import f32, kernel_of
 from machines import MACHINE
-from mesh_kernels import (
+from tvm import relax, tirx
+from tvm.relax.op import nn
+from wafer_kernels import (
     MESH,
     SMALL,
     check_numbers,
@@ -22,8 +24,6 @@ from mesh_kernels import (
     transfers,
     works,
 )
-from tvm import relax, tirx
-from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.wafer.annotations import HOME
 from tvm_ext.tir_schedules.wafer.transpose import WaferTranspose

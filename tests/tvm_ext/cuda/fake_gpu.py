@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent / "fake_cuda"
+SHARED = Path(__file__).parents[2] / "shared"
 LIBRARIES = "FAKE_CUDA_LIBRARIES"
 
 needs_gcc = pytest.mark.skipif(
@@ -68,7 +69,7 @@ def run_script(name: str, *arguments: str, **environment: str) -> str:
     own = {
         **os.environ,
         "LD_LIBRARY_PATH": libraries(),
-        "PYTHONPATH": os.pathsep.join(map(str, (FOLDER, FOLDER.parent, FOLDER.parents[1]))),
+        "PYTHONPATH": os.pathsep.join(map(str, (FOLDER, FOLDER.parent, SHARED))),
         "OMP_NUM_THREADS": "1",
         "TVM_EXT_CUDA_COMPILER": "",
         **environment,

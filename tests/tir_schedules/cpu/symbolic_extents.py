@@ -1,0 +1,82 @@
+"""Kernels with symbolic extents, scheduled in symbolic tiles, and runs beside guarded memory."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import cache
+
+import numpy as np
+import tvm
+import tvm_ffi
+from guarded_memory import guarded
+from lowering import f32, kernel_of
+from tvm import relax, tirx
+from tvm.relax.op import nn
+from unoptimised import HOST
+
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.cpu.symbolic_tile import SymbolicTiles
+
+op = relax.op
+
+# Around tiles of 8 rows, and of 16 columns.
+SIZES = (0, 1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 26, 50)
+
+
+@cache
+def size(name: str) -> tirx.Var:
+    return tirx.Var(name, "int64")
+
+
+def scheduled(func: tirx.PrimFunc, machine=None) -> ScheduledKernel:
+    found = apply_template(SymbolicTiles(), func, machine or host_description())
+    assert isinstance(found, ScheduledKernel), found
+    return found
+
+
+def built(func: tirx.PrimFunc) -> Callable[..., None]:
+    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
+    return tirx.build(module, target=HOST.tvm_target())["main"]
+
+
+def call(
+    function: Callable[..., None], inputs: Sequence[np.ndarray], shape: Sequence[int], *numbers: int
+) -> np.ndarray:
+    """The result, with all arrays at the end of what may be touched, and again at its start."""
+    results = []
+    for at_end in (True, False):
+        with ExitStack() as stack:
+            arrays = [stack.enter_context(guarded(array, at_end)) for array in inputs]
+            nothing = np.full(shape, np.nan, "float32")
+            result = stack.enter_context(guarded(nothing, at_end))
+            arguments = [*arrays[: len(inputs)], *numbers, result]
+            function(*(as_tensor(value) for value in arguments))
+            results.append(result.copy())
+    np.testing.assert_array_equal(results[0], results[1])
+    return results[0]
+
+
+def as_tensor(value: np.ndarray | int) -> object:
+    """An array where it is; an empty one is copied: TVM expects other strides of it than NumPy."""
+    if isinstance(value, int):
+        return value
+    return tvm_ffi.from_dlpack(value) if value.size else tvm.runtime.tensor(value)
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).standard_normal(shape).astype("float32")
+
+
+def close(found: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def matmul_bias_relu(columns: int) -> tirx.PrimFunc:
+    func = kernel_of(
+        lambda x, w, b: nn.relu(op.add(op.matmul(x, w), b)),
+        ((size("batch"), size("rows"), 13), "float32"),
+        f32(13, columns),
+        f32(columns),
+    )
+    return func.with_attr(CONSTANTS_ATTRIBUTE, [1, 2])

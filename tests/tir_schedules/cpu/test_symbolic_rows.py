@@ -1,0 +1,89 @@
+"""Softmax and normalisations of rows whose number or length a run decides, at odd sizes."""
+
+import numpy as np
+import pytest
+from lowering import f32, kernel_of
+from symbolic_extents import built, call, close, random, size
+from tvm import relax, tirx
+from tvm.relax.op import nn
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
+
+op = relax.op
+LENGTHS = (1, 2, 15, 16, 17, 63, 64, 65, 81, 200)
+ROWS = (0, 1, 2, 3, 4, 5, 13)
+
+
+def scheduled(func: tirx.PrimFunc, cores: int = 2) -> ScheduledKernel | NotApplicable:
+    return apply_template(SoftmaxAndNorm(), func, host_description().with_cores(cores))
+
+
+def function_of(func: tirx.PrimFunc, cores: int = 2):
+    found = scheduled(func, cores)
+    assert isinstance(found, ScheduledKernel), found
+    return built(found.func)
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def normal(x: np.ndarray) -> np.ndarray:
+    mean = x.mean(-1, keepdims=True, dtype="float64")
+    return ((x - mean) / np.sqrt(((x - mean) ** 2).mean(-1, keepdims=True) + 1e-5)).astype(
+        "float32"
+    )
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_softmax_of_symbolic_rows_and_length(cores: int) -> None:
+    shape = ((size("batch"), 2, size("rows"), size("length")), "float32")
+    function = function_of(kernel_of(lambda x: nn.softmax(x, axis=-1), shape), cores)
+    for rows in ROWS:
+        for length in LENGTHS:
+            x = random(1, 2, rows, length) * 4
+            close(call(function, [x], x.shape), softmax(x))
+
+
+def test_softmax_of_a_symbolic_length_only() -> None:
+    function = function_of(kernel_of(lambda x: nn.softmax(x), ((7, size("length")), "float32")))
+    for length in LENGTHS:
+        x = random(7, length)
+        close(call(function, [x], x.shape), softmax(x))
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("length", [5, 32, 100, 640])
+def test_normalisation_of_symbolic_rows(length: int, cores: int) -> None:
+    shape = ((size("batch"), size("rows"), length), "float32")
+    func = kernel_of(
+        lambda x, w, b: nn.relu(nn.layer_norm(x, w, b, axes=[-1])), shape, f32(length), f32(length)
+    )
+    function, weight, bias = function_of(func, cores), random(length), random(length)
+    for rows in ROWS:
+        x = random(2, rows, length)
+        wanted = np.maximum(normal(x) * weight + bias, 0)
+        np.testing.assert_allclose(call(function, [x, weight, bias], x.shape), wanted, 1e-4, 1e-4)
+
+
+def test_normalisation_of_a_symbolic_length() -> None:
+    shape = ((size("batch"), 3, size("length")), "float32")
+    function = function_of(kernel_of(_deviations, shape))
+    for length in LENGTHS:
+        x = random(2, 3, length)
+        np.testing.assert_allclose(
+            call(function, [x], x.shape), x - x.mean(-1, keepdims=True), 1e-4, 1e-5
+        )
+
+
+def _deviations(x: relax.Expr) -> relax.Expr:
+    return op.subtract(x, op.mean(x, axis=-1, keepdims=True))
+
+
+def test_rows_across_memory_are_left_to_others() -> None:
+    shape = ((size("batch"), 8, size("pixels")), "float32")
+    assert isinstance(scheduled(kernel_of(lambda x: nn.softmax(x, axis=1), shape)), NotApplicable)

@@ -1,0 +1,193 @@
+"""Convolutions with symbolic extents, at sizes around those of a tile, against NumPy."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import tvm
+from kernel_cases import nhwc
+from lowering import f32, kernel_of, statements
+from symbolic_extents import SIZES, built, call, close, random, scheduled, size
+from tvm import relax, tirx
+from tvm.relax.op import nn
+from tvm.sym import Analyzer
+
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.relay_passes.name_symbolic_sizes import NameSymbolicSizes
+from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
+
+op = relax.op
+
+
+def convolution(x: np.ndarray, w: np.ndarray, stride: int, pad: int) -> np.ndarray:
+    padded = np.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, w.shape[:2], axis=(1, 2))
+    return np.einsum("nyxcij,ijcf->nyxf", windows[:, ::stride, ::stride], w, optimize=True)
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("stride", "kernel", "pad"), [(1, 3, 1), (2, 3, 1), (1, 1, 0), (2, 1, 0)])
+def test_convolution(stride: int, kernel: int, pad: int, named: bool) -> None:
+    func = kernel_of(
+        lambda *v: nhwc(*v, strides=(stride, stride), padding=(pad, pad)),
+        ((size("batch"), size("height"), size("width"), 3), "float32"),
+        f32(kernel, kernel, 3, 24),
+        f32(24),
+    )
+    if named:
+        func = NameSymbolicSizes()(tvm.IRModule({"main": func}))["main"]
+    func = func.with_attr(CONSTANTS_ATTRIBUTE, [1, 2])
+    found = scheduled(func)
+    function = built(found.func)
+    weights, bias = random(kernel, kernel, 3, 24), random(24)
+    own = found.packed.pack(weights) if found.packed is not None else weights
+    for batch, height in ((1, 1), (2, 5), (1, 9)):
+        for width in SIZES[1:]:
+            x = random(batch, height, width, 3)
+            wanted = np.maximum(convolution(x, weights, stride, pad) + bias, 0)
+            close(call(function, [x, own, bias], wanted.shape), wanted)
+        empty = random(batch, height, 0, 3)
+        shape = (batch, -(-height // stride), 0, 24)
+        assert call(function, [empty, own, bias], shape).size == 0
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_convolution_with_channels_first(kernel: int) -> None:
+    """Columns are pixels, of a width that is a multiple of four: some branches are never taken."""
+    width = size("width") * 4
+    func = kernel_of(
+        lambda x, w: nn.relu(nn.conv2d(x, w, padding=(kernel // 2, kernel // 2))),
+        ((size("batch"), 5, size("height"), width), "float32"),
+        f32(19, 5, kernel, kernel),
+    )
+    function = built(scheduled(func).func)
+    weights = random(19, 5, kernel, kernel)
+    transposed = weights.transpose(2, 3, 1, 0)
+    for height, width in ((1, 4), (3, 8), (2, 16), (9, 20), (5, 0)):
+        x = random(2, 5, height, width)
+        shape = (2, 19, height, width)
+        numbers = [number for name, number in (("width", width // 4),) if _takes(func, name)]
+        found = call(function, [x, weights], shape, *numbers)
+        if width:
+            wanted = convolution(x.transpose(0, 2, 3, 1), transposed, 1, kernel // 2)
+            close(found, np.maximum(wanted, 0).transpose(0, 3, 1, 2))
+
+
+def _takes(func: tirx.PrimFunc, name: str) -> bool:
+    return any(param.name == name for param in func.params)
+
+
+def test_crop_of_padded_channels() -> None:
+    """Channels that are only there to fill vectors are not computed."""
+    func = kernel_of(
+        lambda x, w: op.strided_slice(op.matmul(x, w), axes=[1], begin=[0], end=[28]),
+        ((size("rows"), 6), "float32"),
+        f32(6, 32),
+    )
+    function = built(scheduled(func).func)
+    weights = random(6, 32)
+    for rows in SIZES:
+        x = random(rows, 6)
+        close(call(function, [x, weights], (rows, 28)), (x @ weights)[:, :28])
+
+
+def _line(*shape: object) -> tuple[tuple[object, ...], str]:
+    return (size("batch"), *shape), "float32"
+
+
+OTHERS = {
+    "depthwise": (
+        lambda x, w: nn.conv2d(
+            x, w, padding=(2, 2), groups=19, data_layout="NHWC", kernel_layout="HWOI"
+        ),
+        (_line(size("rows"), size("columns"), 19), f32(5, 5, 19, 1)),
+    ),
+    "dilated": (
+        lambda x, w: nn.conv2d(
+            x, w, padding=(2, 2), dilation=(2, 2), data_layout="NHWC", kernel_layout="HWIO"
+        ),
+        (_line(size("rows"), size("columns"), 3), f32(3, 3, 3, 20)),
+    ),
+    "one axis": (
+        lambda x, w: nn.conv1d(
+            x, w, padding=(1, 1), strides=2, data_layout="NWC", kernel_layout="WIO"
+        ),
+        (_line(size("columns"), 6), f32(3, 6, 40)),
+    ),
+    "one axis, channels first": (
+        lambda x, w: nn.conv1d(x, w, padding=(3, 3)),
+        (_line(6, size("columns")), f32(10, 6, 7)),
+    ),
+    "few rows": (
+        lambda x, w: nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO"),
+        (_line(5, 11, 3), f32(3, 3, 3, 16)),
+    ),
+    "only images": (
+        lambda x, w: nn.conv2d(x, w, data_layout="NHWC", kernel_layout="HWIO"),
+        (_line(3, 3, 5), f32(3, 3, 5, 48)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_convolutions(name: str) -> None:
+    """Against the fallback, one image and three."""
+    expression, inputs = OTHERS[name]
+    func = kernel_of(expression, *inputs)
+    plain = apply_template(Blockwise(), func, host_description())
+    assert isinstance(plain, ScheduledKernel)
+    own, last = built(scheduled(func).func), built(plain.func)
+    for batch in (1, 3):
+        for columns in SIZES[1:]:
+            numbers = {"batch": batch, "rows": 5, "columns": columns}
+            arrays = [random(*_known(shape, numbers)) for shape, _ in inputs]
+            shape = _known(func.params[-1].shape, numbers)
+            close(call(own, arrays, shape), call(last, arrays, shape))
+
+
+def _known(shape: Sequence[object], numbers: dict[str, int]) -> list[int]:
+    """A shape with numbers in place of the sizes of those names."""
+
+    def known(extent: object) -> int:
+        if isinstance(extent, int):
+            return extent
+        names = tirx.analysis.undefined_vars(extent)
+        values = {v: tirx.const(numbers[v.name], "int64") for v in names}
+        return int(Analyzer().simplify(substitute(extent, values)))
+
+    return [known(extent) for extent in shape]
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("outputs", [40, 37])
+def test_columns_of_many_channels_are_copied(outputs: int, cores: int) -> None:
+    """Pixels of all lines are one loop, and the columns of some tiles pass all rows of weights."""
+    func = kernel_of(
+        lambda x, w: nn.relu(nn.conv2d(x, w)),
+        ((size("batch"), 70, size("height"), size("width")), "float32"),
+        f32(outputs, 70, 1, 1),
+    ).with_attr(CONSTANTS_ATTRIBUTE, [1])
+    found = scheduled(func, host_description().with_cores(cores))
+    copies = [s for s in statements(found.func.body) if isinstance(s, tirx.AllocBuffer)]
+    assert "panel" in {copy.buffer.name for copy in copies}
+    # Rows of 40 are packed in tiles of 8; 37 leave a rest.
+    assert (found.packed is not None) == (outputs == 40)
+    function, weights = built(found.func), random(outputs, 70, 1, 1)
+    own = found.packed.pack(weights) if found.packed is not None else weights
+    for height, width in (
+        (0, 3),
+        (1, 1),
+        (1, 3),
+        (5, 3),
+        (3, 11),
+        (1, 63),
+        (8, 16),
+        (3, 43),
+        (23, 25),
+    ):
+        x = random(2, 70, height, width)
+        wanted = np.maximum(np.einsum("ncyx,fc->nfyx", x, weights[:, :, 0, 0]), 0)
+        close(call(function, [x, own], wanted.shape), wanted)

@@ -1,0 +1,92 @@
+"""A package that offers a pass: installing it is enough; a broken one does no harm."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+MAIN = "from tvm_ext.cli.main import main; main()"
+SOURCE = Path(__file__).parents[2] / "plugin_example"
+
+
+@pytest.fixture(scope="module")
+def plugin_folder(tmp_path_factory) -> Path:
+    """Where the example is installed; pip works on a copy, as it writes next to the source."""
+    # Not imported: setuptools replaces distutils in the whole process.
+    if not all(map(find_spec, ("pip", "setuptools"))):
+        pytest.skip("pip and setuptools are needed to install the example")
+    copy = tmp_path_factory.mktemp("source") / "plugin_example"
+    shutil.copytree(SOURCE, copy)
+    target = tmp_path_factory.mktemp("site")
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", *options, "--target", target, copy],
+        cwd=target,
+        check=True,
+        capture_output=True,
+        timeout=120,
+    )
+    return target
+
+
+def tvm_ext_json(site: Path, *arguments) -> tuple[dict, str]:
+    """What the command prints as JSON, and its stderr, with the packages in ``site`` installed."""
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, *map(str, arguments), "--json"],
+        cwd=site,
+        env={**os.environ, "PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+def record_of(printed: dict) -> dict:
+    (record,) = (r for r in printed["report"]["passes"] if r["name"] == "SingleAbs")
+    return record
+
+
+def test_an_installed_plugin_is_listed_with_its_distribution(plugin_folder):
+    listed, stderr = tvm_ext_json(plugin_folder, "passes", "list")
+    (entry,) = (entry for entry in listed["passes"] if entry["name"] == "SingleAbs")
+    assert entry["source"] == "tvm-ext-plugin-example"
+    assert entry["options"] == {"even_shared": False}
+    for level in listed["levels"].values():
+        assert "SingleAbs" in level["graph"]
+    assert stderr == ""
+
+
+def test_its_pass_runs_in_a_compilation(plugin_folder, abs_model_path):
+    printed, _ = tvm_ext_json(plugin_folder, "compile", abs_model_path)
+    record = record_of(printed)
+    assert record["changed"] is True
+    assert [decision["where"] for decision in record["decisions"]] == ["abs1 + abs2"]
+    assert printed["report"]["graph"]["relax_after"]["abs"] == 1
+
+
+def test_its_pass_can_be_disabled(plugin_folder, abs_model_path):
+    options = ("--disable-pass", "SingleAbs")
+    printed, _ = tvm_ext_json(plugin_folder, "compile", abs_model_path, *options)
+    assert record_of(printed)["skipped"] == "disabled"
+    assert printed["report"]["graph"]["relax_after"]["abs"] == 2
+
+
+@pytest.mark.parametrize("content", ["import not_there", "1 / 0", "def Broken(): pass"])
+def test_a_broken_plugin_only_warns(tmp_path, content):
+    info = tmp_path / "broken-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[tvm_ext.passes]\nBroken = broken_plugin:Broken\n")
+    (tmp_path / "broken_plugin.py").write_text(content)
+    listed, stderr = tvm_ext_json(tmp_path, "passes", "list")
+    assert "Broken" not in [entry["name"] for entry in listed["passes"]]
+    assert stderr.startswith("warning: plugin 'Broken' of tvm_ext.passes was left out: ")
+    assert stderr.count("\n") == 1
