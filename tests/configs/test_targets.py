@@ -26,7 +26,7 @@ class Cache(ConfigModel):
     ways: int = 8
 
 
-class Machine(ConfigModel):
+class MachineFile(ConfigModel):
     name: str
     cpu: Cache
     levels: list[Cache] = Field(default_factory=list)
@@ -36,7 +36,7 @@ def error_for(tmp_path: pathlib.Path, text: str) -> str:
     path = tmp_path / "mine.toml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        load_toml(path, Machine)
+        load_toml(path, MachineFile)
     message = str(caught.value)
     assert "\n" not in message
     assert "mine.toml" in message
@@ -46,7 +46,7 @@ def error_for(tmp_path: pathlib.Path, text: str) -> str:
 def test_valid_file_becomes_the_model(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('name = "m"\n[cpu]\nl2_bytes = 4\n', encoding="utf-8")
-    assert load_toml(str(path), Machine) == Machine(name="m", cpu=Cache(l2_bytes=4))
+    assert load_toml(str(path), MachineFile) == MachineFile(name="m", cpu=Cache(l2_bytes=4))
 
 
 def test_unknown_key_names_its_section_and_the_nearest_key(tmp_path):
@@ -94,7 +94,7 @@ def test_file_that_is_not_text(tmp_path):
 
 def test_missing_file(tmp_path):
     with pytest.raises(ConfigError, match=r"absent\.toml: No such file"):
-        load_toml(tmp_path / "absent.toml", Machine)
+        load_toml(tmp_path / "absent.toml", MachineFile)
 
 
 @T.prim_func

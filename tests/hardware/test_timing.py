@@ -5,7 +5,7 @@ import pytest
 from tvm_ext.hardware.timing import interleaved_milliseconds, interleaved_seconds, timed
 
 
-class Clock:
+class PretendedTimers:
     """Timers that pretend to take some seconds, and write down who was called."""
 
     def __init__(self, **seconds: float) -> None:
@@ -21,21 +21,21 @@ class Clock:
 
 
 def test_samples_are_what_the_timers_return():
-    clock = Clock(a=1 / 1024, b=1 / 512, c=1 / 128)
+    clock = PretendedTimers(a=1 / 1024, b=1 / 512, c=1 / 128)
     samples = interleaved_seconds(clock.timers, seconds=3.0, rounds=4)
     assert [set(taken) for taken in samples] == [{1 / 1024}, {1 / 512}, {1 / 128}]
     assert [len(taken) for taken in samples] == [1024, 512, 128]
 
 
 def test_programs_take_turns_and_every_other_round_goes_backwards():
-    clock = Clock(a=1.0, b=1.0)
+    clock = PretendedTimers(a=1.0, b=1.0)
     interleaved_seconds(clock.timers, seconds=2.0, rounds=4)
     # One call of each to see how long it takes, then three turns of the four: the time is up.
     assert "".join(clock.calls) == "ab" + "ba" + "ab" + "ba"
 
 
 def test_a_row_begins_with_a_warm_up_that_does_not_count():
-    clock = Clock(a=0.125)
+    clock = PretendedTimers(a=0.125)
     (samples,) = interleaved_seconds(clock.timers, seconds=0.75, rounds=3)
     assert len(samples) == 3 * 2
     # Two to see how long it takes, and three rows of one and two.
@@ -43,7 +43,7 @@ def test_a_row_begins_with_a_warm_up_that_does_not_count():
 
 
 def test_a_slow_program_has_three_samples_and_no_warm_up():
-    clock = Clock(slow=10.0, quick=0.01)
+    clock = PretendedTimers(slow=10.0, quick=0.01)
     slow, quick = interleaved_seconds(clock.timers, seconds=1.0, rounds=20)
     assert len(slow) == 3
     assert clock.calls.count("slow") == 1 + 3

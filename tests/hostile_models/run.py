@@ -29,8 +29,8 @@ from run_case import (  # noqa: E402
     FAILURES,
     RAN,
     STATUSES,
-    Case,
-    Outcome,
+    DamagedModel,
+    DamagedModelOutcome,
     compare_case,
     compile_case,
     lost_case,
@@ -38,11 +38,11 @@ from run_case import (  # noqa: E402
 )
 
 
-def outcomes(seed: int, numbers: Iterable[int], processes: int) -> list[Outcome]:
+def outcomes(seed: int, numbers: Iterable[int], processes: int) -> list[DamagedModelOutcome]:
     """Compiles and runs all, then compares those that ran, each in processes of their own."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "secret").write_bytes(b"secret" * 200)
-        cases = {number: Case(seed, number, Path(folder)) for number in numbers}
+        cases = {number: DamagedModel(seed, number, Path(folder)) for number in numbers}
         compiled = list(run_cases(Job(list(cases.values()), compile_case, lost_case), processes))
         ran = [(cases[o.number], o) for o in compiled if o.status == RAN]
         compared = list(run_cases(Job(ran, compare_case, lost_reference), processes))
@@ -50,7 +50,7 @@ def outcomes(seed: int, numbers: Iterable[int], processes: int) -> list[Outcome]
     return sorted(found, key=lambda outcome: outcome.number)
 
 
-def summary(found: Sequence[Outcome]) -> str:
+def summary(found: Sequence[DamagedModelOutcome]) -> str:
     """Counts of every status, the slowest and the largest, then what failed."""
     counts = Counter(outcome.status for outcome in found)
     lines = [f"{len(found)} models: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES)]
@@ -62,7 +62,7 @@ def summary(found: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: DamagedModelOutcome) -> str:
     return f"{outcome.number:5} {outcome.status:15}{outcome.name}: {outcome.reason[:300]}"
 
 

@@ -39,7 +39,7 @@ _DYNAMIC_SIZE = 16
 
 
 @dataclass(frozen=True)
-class Case:
+class DamagedModel:
     """A damaged model.
 
     Attributes
@@ -80,7 +80,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class DamagedModelOutcome:
     """How a case went.
 
     Attributes
@@ -104,12 +104,12 @@ class Outcome:
     megabytes: float = 0.0
 
 
-def lost_case(case: Case, status: str, reason: str) -> Outcome:
+def lost_case(case: DamagedModel, status: str, reason: str) -> DamagedModelOutcome:
     """The outcome of a case that its process did not survive."""
-    return Outcome(case.number, case.content()[1], status, reason)
+    return DamagedModelOutcome(case.number, case.content()[1], status, reason)
 
 
-def compile_case(case: Case) -> Outcome:
+def compile_case(case: DamagedModel) -> DamagedModelOutcome:
     """Compiles and runs; keeps what came out for ``compare_case`` where the status is ``ran``."""
     name, begun = case.write(), time.monotonic()
     _forget_peak()
@@ -121,10 +121,12 @@ def compile_case(case: Case) -> Outcome:
         status, reason = MEMORY, f"{peak >> 20} MiB: {reason}"
     if status != RAN:
         shutil.rmtree(case.model.parent)
-    return Outcome(case.number, name, status, reason, round(seconds, 2), round(peak / 2**20))
+    return DamagedModelOutcome(
+        case.number, name, status, reason, round(seconds, 2), round(peak / 2**20)
+    )
 
 
-def _outcome(case: Case) -> tuple[str, str]:
+def _outcome(case: DamagedModel) -> tuple[str, str]:
     try:
         compiled = tvm_ext.compile(case.model, opt_level=case.opt_level)
         if _bytes_of(compiled.inputs) > _LARGEST_INPUTS:
@@ -148,7 +150,7 @@ def _bytes_of(specs: Any) -> int:
     return total
 
 
-def compare_case(outcome_of_case: tuple[Case, Outcome]) -> Outcome:
+def compare_case(outcome_of_case: tuple[DamagedModel, DamagedModelOutcome]) -> DamagedModelOutcome:
     """A case that ran, after ONNX Runtime ran it too."""
     case, outcome = outcome_of_case
     inputs, outputs = pickle.loads(_kept(case).read_bytes())
@@ -163,7 +165,9 @@ def compare_case(outcome_of_case: tuple[Case, Outcome]) -> Outcome:
     return replace(outcome, status=WRONG, reason=reason)
 
 
-def lost_reference(outcome_of_case: tuple[Case, Outcome], status: str, reason: str) -> Outcome:
+def lost_reference(
+    outcome_of_case: tuple[DamagedModel, DamagedModelOutcome], status: str, reason: str
+) -> DamagedModelOutcome:
     """ONNX Runtime did not survive it: no verdict."""
     return replace(outcome_of_case[1], status=UNCLEAR, reason=f"ONNX Runtime: {status}, {reason}")
 
@@ -200,7 +204,7 @@ def _distance(reference: np.ndarray, output: np.ndarray) -> str:
     return "" if error <= TOLERANCE * largest + 1e-30 else f"by {error:.3g} of {largest:.3g}"
 
 
-def _kept(case: Case) -> Path:
+def _kept(case: DamagedModel) -> Path:
     return case.model.parent / "run.pickle"
 
 

@@ -20,7 +20,7 @@ node = helper.make_node
 
 
 @dataclass(frozen=True)
-class Case:
+class RefusalCase:
     """A refusal to provoke.
 
     Attributes
@@ -50,14 +50,14 @@ class Case:
         return found
 
 
-CASES: list[Case] = []
+CASES: list[RefusalCase] = []
 
 
 def case(name: str, *says: str) -> Callable[[Callable[[Path], Any]], Callable[[Path], Any]]:
     """Registers a function as a case."""
 
     def register(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
-        CASES.append(Case(name, function, says))
+        CASES.append(RefusalCase(name, function, says))
         return function
 
     return register

@@ -18,10 +18,10 @@ import file_cases  # noqa: F401
 import graph_cases  # noqa: F401
 import option_cases  # noqa: F401
 from message_form import faults
-from provoked import CASES, Case
+from provoked import CASES, RefusalCase
 
 
-def message_of(case: Case) -> tuple[str, list[str]]:
+def message_of(case: RefusalCase) -> tuple[str, list[str]]:
     """The message of a case, and what is wrong with it."""
     with tempfile.TemporaryDirectory() as folder:
         try:

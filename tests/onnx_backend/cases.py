@@ -15,7 +15,7 @@ SHIPPED = ("simple", "pytorch-converted", "pytorch-operator")
 
 
 @dataclass(frozen=True)
-class Case:
+class OnnxBackendCase:
     """A model with what it is fed and what must come out.
 
     Attributes
@@ -49,15 +49,16 @@ class Case:
             )
 
 
-def all_cases() -> list[Case]:
+def all_cases() -> list[OnnxBackendCase]:
     """Every case that needs no download, in the order of their names."""
     nodes = collect_testcases(None)
     of_name = {case.name: _operator(case.model) for case in nodes}
     found = [
-        Case(case.name, of_name.get(_base(case.name), of_name[case.name]), case) for case in nodes
+        OnnxBackendCase(case.name, of_name.get(_base(case.name), of_name[case.name]), case)
+        for case in nodes
     ]
     for kind in SHIPPED:
-        found += [Case(case.name, kind, case) for case in load_model_tests(kind=kind)]
+        found += [OnnxBackendCase(case.name, kind, case) for case in load_model_tests(kind=kind)]
     return sorted(found, key=lambda case: case.name)
 
 

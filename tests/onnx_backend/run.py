@@ -26,11 +26,11 @@ warnings.simplefilter("ignore")
 sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))
 
 from case_workers import Job, run_cases  # noqa: E402
-from cases import Case, all_cases  # noqa: E402
-from run_case import PASSED, RANDOM, STATUSES, Outcome, lost_case, run_case  # noqa: E402
+from cases import OnnxBackendCase, all_cases  # noqa: E402
+from run_case import PASSED, RANDOM, STATUSES, OnnxBackendOutcome, lost_case, run_case  # noqa: E402
 
 
-def chosen(cases: Sequence[Case], pattern: str, shard: str) -> list[Case]:
+def chosen(cases: Sequence[OnnxBackendCase], pattern: str, shard: str) -> list[OnnxBackendCase]:
     """Those whose name or operator matches, of these each of which the ``i/n`` th part is meant."""
     index, count = (int(part) for part in shard.split("/"))
     names = re.compile(pattern, re.IGNORECASE)
@@ -38,11 +38,11 @@ def chosen(cases: Sequence[Case], pattern: str, shard: str) -> list[Case]:
     return found[index::count]
 
 
-def summary(outcomes: Sequence[Outcome]) -> str:
+def summary(outcomes: Sequence[OnnxBackendOutcome]) -> str:
     """Counts of every status, then each operator with its failures."""
     counts = Counter(outcome.status for outcome in outcomes)
     lines = [f"{len(outcomes)} cases: " + ", ".join(f"{counts[s]} {s}" for s in STATUSES)]
-    by_operator: dict[str, list[Outcome]] = defaultdict(list)
+    by_operator: dict[str, list[OnnxBackendOutcome]] = defaultdict(list)
     for outcome in outcomes:
         by_operator[outcome.operator].append(outcome)
     for operator, its in sorted(by_operator.items()):

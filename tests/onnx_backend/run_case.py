@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 from case_workers import CRASH, TIMEOUT
-from cases import Case
+from cases import OnnxBackendCase
 from onnx.backend.test.runner import Runner
 
 import tvm_ext
@@ -24,7 +24,7 @@ _RANDOM_CASES = re.compile(r"test_bernoulli.*|test_training_dropout(_default)?(_
 
 
 @dataclass(frozen=True)
-class Outcome:
+class OnnxBackendOutcome:
     """How a case went.
 
     Attributes
@@ -43,27 +43,27 @@ class Outcome:
     reason: str = ""
 
 
-def run_case(case: Case, opt_level: str = "O0") -> Outcome:
+def run_case(case: OnnxBackendCase, opt_level: str = "O0") -> OnnxBackendOutcome:
     """Every input is fed at run time, as it is; nothing becomes a constant beforehand."""
     try:
         _compile_and_compare(case, opt_level)
     except TvmExtError as error:
-        return Outcome(case.name, case.operator, REFUSED, _one_line(error))
+        return OnnxBackendOutcome(case.name, case.operator, REFUSED, _one_line(error))
     except AssertionError as error:
-        return Outcome(case.name, case.operator, WRONG, _one_line(error))
+        return OnnxBackendOutcome(case.name, case.operator, WRONG, _one_line(error))
     except Exception as error:  # noqa: BLE001 - what it is about: none may get here
         reason = f"{type(error).__name__}: {_one_line(error)}"
-        return Outcome(case.name, case.operator, INTERNAL, reason)
+        return OnnxBackendOutcome(case.name, case.operator, INTERNAL, reason)
     is_random = _RANDOM_CASES.fullmatch(case.name)
-    return Outcome(case.name, case.operator, RANDOM if is_random else PASSED)
+    return OnnxBackendOutcome(case.name, case.operator, RANDOM if is_random else PASSED)
 
 
-def lost_case(case: Case, status: str, reason: str) -> Outcome:
+def lost_case(case: OnnxBackendCase, status: str, reason: str) -> OnnxBackendOutcome:
     """The outcome of a case that its process did not survive."""
-    return Outcome(case.name, case.operator, status, reason)
+    return OnnxBackendOutcome(case.name, case.operator, status, reason)
 
 
-def _compile_and_compare(case: Case, opt_level: str) -> None:
+def _compile_and_compare(case: OnnxBackendCase, opt_level: str) -> None:
     proto = case.model
     compiled = tvm_ext.compile(proto, opt_level=opt_level)
     names = [value.name for value in model_inputs(proto.graph)]

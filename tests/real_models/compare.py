@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from catalogue.entry import Case
+from catalogue.entry import ExportedEntry
 from difference import Different, largest_difference
-from outcome import INTERNAL, MATCH, NO_REFERENCE, REFUSED, WRONG, Outcome
+from outcome import INTERNAL, MATCH, NO_REFERENCE, REFUSED, WRONG, ModelOutcome
 
 import tvm_ext
 from tvm_ext.check.reference import ReferenceSession
@@ -26,7 +26,7 @@ TIMING_SECONDS, SLOWEST_SECONDS = 1.0, 5.0
 class ExportedFile:
     """One ONNX file of a case."""
 
-    case: Case
+    case: ExportedEntry
     model: Path
     opt_level: str = "O3"
     is_timed: bool = True
@@ -45,19 +45,19 @@ class ExportedFile:
         """Of each run."""
         return pickle.loads(self.model.with_suffix(".inputs").read_bytes())
 
-    def outcome(self, status: str, reason: str = "") -> Outcome:
+    def outcome(self, status: str, reason: str = "") -> ModelOutcome:
         """An outcome of this file."""
         entry, part = self.case.entry, self.model.stem
         name = entry.name if part == "model" else f"{entry.name} {part}"
         sizes = [dict(sizes) for sizes in self.case.sizes]
         # The page goes into the project, which knows no folder of a machine.
         reason = reason.replace(f"{self.model.parent}/", "")
-        return Outcome(
+        return ModelOutcome(
             name, entry.family, self.case.exporter, self.case.form, status, reason, sizes
         )
 
 
-def lost_file(file: ExportedFile, status: str, reason: str) -> Outcome:
+def lost_file(file: ExportedFile, status: str, reason: str) -> ModelOutcome:
     """The outcome of a file that our process did not survive."""
     return _kept(file, file.outcome(status, reason))
 
@@ -83,17 +83,17 @@ def run_reference(file: ExportedFile) -> None:
     file.expected.write_bytes(pickle.dumps(wanted))
 
 
-def compare_file(file: ExportedFile) -> Outcome:
+def compare_file(file: ExportedFile) -> ModelOutcome:
     """The outcome of a file whose reference was run; it is kept beside the file too."""
     return _kept(file, _outcome(file))
 
 
-def _kept(file: ExportedFile, outcome: Outcome) -> Outcome:
+def _kept(file: ExportedFile, outcome: ModelOutcome) -> ModelOutcome:
     outcome.write(file.found)
     return outcome
 
 
-def _outcome(file: ExportedFile) -> Outcome:
+def _outcome(file: ExportedFile) -> ModelOutcome:
     expected = pickle.loads(file.expected.read_bytes())
     if isinstance(expected, str):
         return file.outcome(NO_REFERENCE, expected)
@@ -115,7 +115,7 @@ def _is_known(pair: tuple[Any, Any]) -> bool:
     return not isinstance(pair[1], str)
 
 
-def _compared(file: ExportedFile, runs: Sequence[tuple[Any, Any]]) -> Outcome:
+def _compared(file: ExportedFile, runs: Sequence[tuple[Any, Any]]) -> ModelOutcome:
     begun = time.monotonic()
     model = tvm_ext.compile(file.model, opt_level=file.opt_level)
     seconds, difference = 0.0, 0.0

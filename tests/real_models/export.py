@@ -26,12 +26,12 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))
 
 from case_workers import Job, run_cases  # noqa: E402
 from catalogue import all_cases  # noqa: E402
-from catalogue.entry import Case  # noqa: E402
+from catalogue.entry import ExportedEntry  # noqa: E402
 
 SECONDS, GIBIBYTES = 300.0, 24
 
 
-def export_case(case: Case) -> str:
+def export_case(case: ExportedEntry) -> str:
     """Writes the files of a case, its inputs beside them; returns why not, empty if it did."""
     from drawing import declared_inputs, draw_inputs, seed_everything
     from exporters import EXPORTERS
@@ -52,7 +52,7 @@ def export_case(case: Case) -> str:
     return note(case, "")
 
 
-def note(case: Case, error: str) -> str:
+def note(case: ExportedEntry, error: str) -> str:
     """Leaves a mark that this case was tried."""
     if error:
         for path in case.folder.glob("*.onnx*"):
@@ -62,7 +62,7 @@ def note(case: Case, error: str) -> str:
     return f"{case.name}: {error or 'exported'}"
 
 
-def chosen(cases: Iterable[Case], pattern: str) -> list[Case]:
+def chosen(cases: Iterable[ExportedEntry], pattern: str) -> list[ExportedEntry]:
     """Those whose name or family matches; files of dynamic sizes, which show most, come first."""
     names = re.compile(pattern, re.IGNORECASE)
     found = [case for case in cases if names.search(case.name) or names.search(case.entry.family)]
@@ -78,7 +78,7 @@ def _import_libraries() -> None:
             print(f"{name} cannot be imported: {error}", file=sys.stderr)
 
 
-def _lost(case: Case, status: str, reason: str) -> str:
+def _lost(case: ExportedEntry, status: str, reason: str) -> str:
     return note(case, f"{status}: {reason}")
 
 

@@ -14,7 +14,7 @@ STATUSES = (MATCH, REFUSED, WRONG, INTERNAL, CRASH, TIMEOUT, *UNJUDGED)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ModelOutcome:
     """How an exported file fared.
 
     Attributes
@@ -53,6 +53,6 @@ class Outcome:
         path.write_text(json.dumps(asdict(self), indent=1))
 
     @classmethod
-    def read(cls, path: Path) -> "Outcome":
+    def read(cls, path: Path) -> "ModelOutcome":
         """What ``write`` wrote."""
         return cls(**json.loads(path.read_text()))

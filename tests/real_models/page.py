@@ -4,7 +4,7 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 
-from outcome import MATCH, STATUSES, UNJUDGED, Outcome
+from outcome import MATCH, STATUSES, UNJUDGED, ModelOutcome
 
 _HEAD = """# Models
 
@@ -22,7 +22,7 @@ at two sizes without a new compilation.
 """
 
 
-def models_page(outcomes: Sequence[Outcome], untried: int = 0, level: str = "O3") -> str:
+def models_page(outcomes: Sequence[ModelOutcome], untried: int = 0, level: str = "O3") -> str:
     """The page, as Markdown; ``untried`` cases of the catalogue have no outcome yet."""
     lines = [_HEAD.format(level=level), *_counts(outcomes)]
     if untried:
@@ -41,7 +41,7 @@ _TABLE = (
 )
 
 
-def _counts(outcomes: Sequence[Outcome]) -> list[str]:
+def _counts(outcomes: Sequence[ModelOutcome]) -> list[str]:
     judged = [outcome for outcome in outcomes if outcome.status not in UNJUDGED]
     matches = sum(outcome.status == MATCH for outcome in judged)
     models = len({outcome.name for outcome in judged})
@@ -59,7 +59,7 @@ def _counts(outcomes: Sequence[Outcome]) -> list[str]:
     return lines
 
 
-def _causes(outcomes: Sequence[Outcome]) -> list[str]:
+def _causes(outcomes: Sequence[ModelOutcome]) -> list[str]:
     failed = [o for o in outcomes if o.status not in (MATCH, *UNJUDGED)]
     if not failed:
         return []
@@ -71,7 +71,7 @@ def _causes(outcomes: Sequence[Outcome]) -> list[str]:
     return [*lines, ""]
 
 
-def _row(outcome: Outcome) -> str:
+def _row(outcome: ModelOutcome) -> str:
     sizes = "; ".join(
         ", ".join(f"{name}={size}" for name, size in one.items()) for one in outcome.sizes
     )

@@ -25,7 +25,7 @@ sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))
 
 from case_workers import Job, run_cases  # noqa: E402
 from catalogue import all_cases  # noqa: E402
-from catalogue.entry import Case  # noqa: E402
+from catalogue.entry import ExportedEntry  # noqa: E402
 from compare import (  # noqa: E402
     ExportedFile,
     compare_file,
@@ -34,13 +34,13 @@ from compare import (  # noqa: E402
     run_reference,
 )
 from export import chosen  # noqa: E402
-from outcome import MATCH, NOT_EXPORTED, UNJUDGED, Outcome  # noqa: E402
+from outcome import MATCH, NOT_EXPORTED, UNJUDGED, ModelOutcome  # noqa: E402
 from page import models_page  # noqa: E402
 
 SECONDS, GIBIBYTES = 600.0, 12
 
 
-def exported_files(cases: Sequence[Case]) -> Iterator[ExportedFile]:
+def exported_files(cases: Sequence[ExportedEntry]) -> Iterator[ExportedFile]:
     """Every file that was exported."""
     for case in cases:
         for path in sorted(case.folder.glob("*.onnx")):
@@ -48,7 +48,7 @@ def exported_files(cases: Sequence[Case]) -> Iterator[ExportedFile]:
                 yield ExportedFile(case, path)
 
 
-def compare(files: Sequence[ExportedFile], processes: int) -> Iterator[Outcome]:
+def compare(files: Sequence[ExportedFile], processes: int) -> Iterator[ModelOutcome]:
     """Runs the reference where that is not known yet, then ours; each in its own process."""
     unknown = [file for file in files if not file.expected.exists()]
     references = Job(unknown, run_reference, lost_reference, SECONDS, GIBIBYTES, 1)
@@ -58,11 +58,11 @@ def compare(files: Sequence[ExportedFile], processes: int) -> Iterator[Outcome]:
     yield from run_cases(comparisons, processes)
 
 
-def all_outcomes(cases: Sequence[Case]) -> list[Outcome]:
+def all_outcomes(cases: Sequence[ExportedEntry]) -> list[ModelOutcome]:
     """Of all that was tried so far, in the catalogue's order."""
     found = []
     for case in cases:
-        found += [Outcome.read(path) for path in sorted(case.folder.glob("*.outcome"))]
+        found += [ModelOutcome.read(path) for path in sorted(case.folder.glob("*.outcome"))]
         error = json.loads(case.mark.read_text())["error"] if case.mark.exists() else ""
         if error:
             outcome = ExportedFile(case, case.folder / "model.onnx").outcome(NOT_EXPORTED, error)
@@ -70,7 +70,7 @@ def all_outcomes(cases: Sequence[Case]) -> list[Outcome]:
     return found
 
 
-def untried(cases: Sequence[Case]) -> list[Case]:
+def untried(cases: Sequence[ExportedEntry]) -> list[ExportedEntry]:
     """Those that were not exported yet, or whose files were not all compared."""
     return [
         case
@@ -80,7 +80,7 @@ def untried(cases: Sequence[Case]) -> list[Case]:
     ]
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: ModelOutcome) -> str:
     what = f"{outcome.name} {outcome.exporter} {outcome.form}: {outcome.status}"
     if outcome.status != MATCH:
         return f"{what}: {outcome.reason}"
@@ -111,7 +111,7 @@ def main() -> int:
         for file in exported_files(chosen(cases, given.only))
         if not file.found.exists()
         or given.again == "all"
-        or Outcome.read(file.found).status in given.again.split(",")
+        or ModelOutcome.read(file.found).status in given.again.split(",")
     ]
     outcomes = []
     for outcome in compare(files, given.jobs):

@@ -13,7 +13,7 @@ from catalogue.entry import DYNAMIC, Entry, Input, floats, integers, mask
 from difference import Different, largest_difference
 from drawing import declared_inputs, draw_inputs, size_of
 from exporters import EXPORTERS
-from outcome import MATCH, NO_REFERENCE, REFUSED, Outcome
+from outcome import MATCH, NO_REFERENCE, REFUSED, ModelOutcome
 from page import models_page
 
 
@@ -109,8 +109,8 @@ def test_a_missing_output_differs():
         largest_difference({"y": np.zeros(1)}, {})
 
 
-def outcome(name: str, status: str, **more: object) -> Outcome:
-    return Outcome(name, "family", "dynamo", DYNAMIC, status, sizes=[{"batch": 2}], **more)  # type: ignore[arg-type]
+def outcome(name: str, status: str, **more: object) -> ModelOutcome:
+    return ModelOutcome(name, "family", "dynamo", DYNAMIC, status, sizes=[{"batch": 2}], **more)  # type: ignore[arg-type]
 
 
 def test_the_page_counts_what_onnx_runtime_runs():
@@ -132,4 +132,4 @@ def test_the_page_counts_what_onnx_runtime_runs():
 def test_outcomes_are_kept(tmp_path: Path):
     kept = outcome("one", MATCH, difference=0.5)
     kept.write(tmp_path / "x.outcome")
-    assert Outcome.read(tmp_path / "x.outcome") == kept
+    assert ModelOutcome.read(tmp_path / "x.outcome") == kept

@@ -16,7 +16,7 @@ from tvm_ext.relay_passes.spans import span_of
 RNG = np.random.default_rng(5)
 
 
-class Machine:
+class LayoutCostMachine:
     """Eight lanes, one second per useless operation; conversions cost what the test says."""
 
     def __init__(self, per_byte: float = 1e-6, each: float = 1e-3) -> None:
@@ -32,7 +32,7 @@ class Machine:
         return 8
 
 
-CHEAP = Machine(0.0, 1e-9)
+CHEAP = LayoutCostMachine(0.0, 1e-9)
 
 
 def constant(*shape: int) -> relax.Expr:
@@ -88,7 +88,9 @@ def transposes(mod: tvm.IRModule) -> int:
     return len(bindings(mod, "relax.permute_dims"))
 
 
-def plan(mod: tvm.IRModule, machine: Machine = CHEAP) -> tuple[tvm.IRModule, list[PassDecision]]:
+def plan(
+    mod: tvm.IRModule, machine: LayoutCostMachine = CHEAP
+) -> tuple[tvm.IRModule, list[PassDecision]]:
     """The planned module, checked for what holds of every pass, and the log."""
     script = mod.script(show_meta=True)
     with recording() as log:

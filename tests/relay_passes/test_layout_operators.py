@@ -146,7 +146,7 @@ def quantized(x: relax.Expr, scale: relax.Expr, zero: np.ndarray, axis: int) -> 
 
 
 @dataclass(frozen=True)
-class Case:
+class PlannedModule:
     """A module before and after planning."""
 
     mod: tvm.IRModule
@@ -154,16 +154,16 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def cases() -> dict[str, Case]:
+def cases() -> dict[str, PlannedModule]:
     made = {}
     for name, (ndim, make) in {**FOLLOWING, **CLOSING, **OPAQUE}.items():
         mod = between_convolutions(ndim, make)
-        made[name] = Case(mod, LayoutPlanning(machine=LastIsFree())(mod))
+        made[name] = PlannedModule(mod, LayoutPlanning(machine=LastIsFree())(mod))
     return made
 
 
 @pytest.fixture(scope="module")
-def machine(cases: dict[str, Case]) -> relax.VirtualMachine:
+def machine(cases: dict[str, PlannedModule]) -> relax.VirtualMachine:
     """All modules compiled as one, which is quicker."""
     functions = {}
     for name, case in cases.items():
@@ -175,7 +175,7 @@ def machine(cases: dict[str, Case]) -> relax.VirtualMachine:
     return relax.VirtualMachine(compiled, tvm.cpu())
 
 
-def assert_equal_results(name: str, case: Case, machine: relax.VirtualMachine) -> None:
+def assert_equal_results(name: str, case: PlannedModule, machine: relax.VirtualMachine) -> None:
     shape = [int(extent) for extent in case.mod["main"].params[0].ty.shape]
     x = tvm.runtime.tensor(RNG.standard_normal(shape).astype("float32"))
     before, after = machine[f"before_{name}"](x), machine[f"after_{name}"](x)
@@ -184,7 +184,7 @@ def assert_equal_results(name: str, case: Case, machine: relax.VirtualMachine) -
 
 @pytest.mark.parametrize("name", FOLLOWING)
 def test_operator_works_with_channels_last(
-    name: str, cases: dict[str, Case], machine: relax.VirtualMachine
+    name: str, cases: dict[str, PlannedModule], machine: relax.VirtualMachine
 ) -> None:
     case = cases[name]
     assert operators(case.planned)["relax.permute_dims"] == 2  # the input and the result
@@ -193,7 +193,7 @@ def test_operator_works_with_channels_last(
 
 @pytest.mark.parametrize("name", CLOSING)
 def test_operator_that_ends_an_image_needs_no_conversion(
-    name: str, cases: dict[str, Case], machine: relax.VirtualMachine
+    name: str, cases: dict[str, PlannedModule], machine: relax.VirtualMachine
 ) -> None:
     case = cases[name]
     assert operators(case.planned)["relax.permute_dims"] == 1
@@ -202,7 +202,7 @@ def test_operator_that_ends_an_image_needs_no_conversion(
 
 @pytest.mark.parametrize("name", OPAQUE)
 def test_operator_that_needs_channels_first_gets_them(
-    name: str, cases: dict[str, Case], machine: relax.VirtualMachine
+    name: str, cases: dict[str, PlannedModule], machine: relax.VirtualMachine
 ) -> None:
     case = cases[name]
     assert not case.planned.same_as(case.mod)

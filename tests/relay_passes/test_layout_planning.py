@@ -4,7 +4,7 @@ import numpy as np
 import tvm
 from layout_modules import (
     Emit,
-    Machine,
+    LayoutCostMachine,
     assert_same_numbers,
     bindings,
     constant,
@@ -118,7 +118,7 @@ def test_existing_transposes_become_the_conversions() -> None:
         return emit(relax.op.permute_dims(convolved, [0, 2, 3, 1]))
 
     mod = module(body, (1, 7, 7, 8))
-    planned, _ = plan(mod, Machine(0.0, 1e3))
+    planned, _ = plan(mod, LayoutCostMachine(0.0, 1e3))
 
     assert layouts(planned) == ["NHWC"]
     assert transposes(planned) == 0
@@ -132,7 +132,7 @@ def test_existing_transposes_become_the_conversions_of_what_follows_them() -> No
         return emit(relax.op.permute_dims(emit(relax.op.tanh(convolved)), [0, 2, 3, 1]))
 
     mod = module(body, (1, 7, 7, 8))
-    planned, _ = plan(mod, Machine(0.0, 1e3))
+    planned, _ = plan(mod, LayoutCostMachine(0.0, 1e3))
 
     assert transposes(planned) == 0
     assert_same_numbers(mod, planned, 1, 7, 7, 8)
@@ -146,7 +146,7 @@ def test_with_one_spatial_axis_the_same_transpose_goes_either_way() -> None:
         return emit(relax.op.permute_dims(added, [0, 2, 1]))
 
     mod = module(body, (1, 9, 8))
-    planned, _ = plan(mod, Machine(0.0, 1e3))
+    planned, _ = plan(mod, LayoutCostMachine(0.0, 1e3))
 
     assert transposes(planned) == 0
     assert_same_numbers(mod, planned, 1, 9, 8)

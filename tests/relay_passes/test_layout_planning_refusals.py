@@ -2,7 +2,17 @@
 
 import pytest
 import tvm
-from layout_modules import CHEAP, Emit, Machine, bindings, constant, conv, layouts, module, plan
+from layout_modules import (
+    CHEAP,
+    Emit,
+    LayoutCostMachine,
+    bindings,
+    constant,
+    conv,
+    layouts,
+    module,
+    plan,
+)
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -15,7 +25,7 @@ from tvm_ext.relay_passes.layout_planning import LayoutPlanning
 def test_gain_below_the_conversions_is_refused_with_both_numbers() -> None:
     mod = module(lambda emit, x: conv(x))
 
-    planned, log = plan(mod, Machine(0.0, 1e3))
+    planned, log = plan(mod, LayoutCostMachine(0.0, 1e3))
 
     assert planned.same_as(mod)
     assert len(log) == 1
@@ -29,7 +39,7 @@ def test_one_convolution_stays_where_its_conversions_are_too_dear() -> None:
         opaque = emit(relax.op.reshape(wide, (1, 49, 8, 1)))
         return conv(opaque, 1, 1)  # one output channel: channels last gain nothing
 
-    planned, log = plan(module(body), Machine(1e-9, 1e-6))
+    planned, log = plan(module(body), LayoutCostMachine(1e-9, 1e-6))
 
     assert layouts(planned) == ["NHWC", "NCHW"]
     assert sum(entry.applied for entry in log) == 2
@@ -115,7 +125,7 @@ def test_plan_that_turns_out_dearer_is_dropped(monkeypatch: pytest.MonkeyPatch) 
         machine.each = 1e3
         return converted
 
-    machine = Machine(0.0, 1e-9)
+    machine = LayoutCostMachine(0.0, 1e-9)
     monkeypatch.setattr(layout_planning, "convert_layouts", with_more_transposes)
     mod = module(lambda emit, x: conv(x))
     with recording() as log:

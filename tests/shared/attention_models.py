@@ -3,7 +3,7 @@
 import numpy as np
 import onnx
 from onnx import TensorProto, helper
-from small_models import node, value
+from small_models import model, node, rand, value
 
 BATCH, HEADS, QUERIES, KEYS, DEPTH = 2, 4, 6, 10, 8
 _TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16}
@@ -183,3 +183,24 @@ def microsoft_self(**attributes: object) -> onnx.ModelProto:
     given = {"num_heads": HEADS, "domain": "com.microsoft", **attributes}
     made = g.op("Attention", x, weights, bias, mask, **given)
     return g.model(made, [BATCH, KEYS, HEADS * DEPTH])
+
+
+def attention_block() -> onnx.ModelProto:
+    """Layer normalisation, a transpose, products, a softmax, a GELU and a residual."""
+    nodes = [
+        node("LayerNormalization", ["x", "scale", "shift"], ["n"], axis=-1),
+        node("Transpose", ["n"], ["t"], perm=[0, 2, 1]),
+        node("MatMul", ["n", "t"], ["s"]),
+        node("Softmax", ["s"], ["p"], axis=-1),
+        node("MatMul", ["p", "n"], ["a"]),
+        node("Add", ["a", "x"], ["r"]),
+        node("Transpose", ["r"], ["turned"], perm=[0, 2, 1]),
+        node("ReduceMean", ["turned"], ["z"], axes=[2], keepdims=0),
+    ]
+    return model(
+        nodes,
+        [value("x", [2, 40, 64])],
+        [value("z", [2, 64]), value("turned", [2, 64, 40])],
+        scale=rand(64),
+        shift=np.zeros(64, "float32"),
+    )

@@ -62,3 +62,19 @@ def assert_same(
                 assert got.dtype == array.dtype
                 assert got.shape == array.shape
                 np.testing.assert_allclose(got, array, rtol=1e-5, atol=1e-6)
+
+
+def assert_as_reference(proto: onnx.ModelProto, *feeds: dict, levels=("O0", "O3")) -> None:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    for level in levels:
+        compiled = tvm_ext.compile(proto, HOST, opt_level=level)
+        for feed in feeds:
+            found = list(compiled.run(feed).values())
+            for got, wanted in zip(found, session.run(None, feed), strict=True):
+                assert got.dtype == wanted.dtype
+                assert got.size == wanted.size
+                np.testing.assert_allclose(got.ravel(), wanted.ravel(), rtol=1e-5, atol=1e-6)

@@ -11,7 +11,7 @@ op = relax.op
 
 
 @dataclass(frozen=True)
-class Case:
+class KernelCase:
     """An expression, the inputs it takes and the template that is to take its largest kernel."""
 
     expression: Callable[..., relax.Expr]
@@ -19,8 +19,8 @@ class Case:
     template: str
 
 
-def _case(template: str, expression: Callable[..., relax.Expr], *inputs: Spec) -> Case:
-    return Case(expression, inputs, template)
+def _case(template: str, expression: Callable[..., relax.Expr], *inputs: Spec) -> KernelCase:
+    return KernelCase(expression, inputs, template)
 
 
 def conv_bias_relu(x: relax.Expr, w: relax.Expr, b: relax.Expr, **kwargs: object) -> relax.Expr:
@@ -320,3 +320,14 @@ POINTWISE = {
 }
 
 CASES = {**CONVOLUTIONS, **MATMULS, **REDUCTIONS, **MOVES, **POINTWISE}
+
+
+def layer_norm(*shape: int, dtype: str = "float32") -> tuple:
+    """A layer normalisation over the last axis."""
+    last = shape[-1:]
+    return (
+        lambda x, g, b: nn.layer_norm(x, g, b, [-1]),
+        (shape, dtype),
+        (last, dtype),
+        (last, dtype),
+    )

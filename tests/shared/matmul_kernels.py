@@ -61,3 +61,31 @@ def in_instructions(
 ) -> tirx.PrimFunc:
     """The kernel as it is built for a GPU."""
     return scheduled(CudaContraction(), func, machine, FixedDecisions(decided))
+
+
+def convolution(x: relax.Expr, w: relax.Expr, b: relax.Expr, **options: object) -> relax.Expr:
+    summed = relax.op.nn.conv2d(
+        x, w, data_layout="NHWC", kernel_layout="OHWI", out_layout="NHWC", **options
+    )
+    return relax.op.nn.relu(summed + b)
+
+
+def calls(source: str, name: str) -> int:
+    """Lines of code that begin with ``name``."""
+    return sum(line.strip().startswith(name) for line in source.splitlines())
+
+
+def hard_swish(x: relax.Expr) -> relax.Expr:
+    three, six = relax.const(3.0, "float16"), relax.const(6.0, "float16")
+    return x * relax.op.clip(x + three, 0, 6) / six
+
+
+def gate(rows: int) -> tirx.PrimFunc:
+    """The product is broadcast over an image."""
+    a, b = te.placeholder((rows, 64), "float32", "a"), te.placeholder((64, 32), "float32", "b")
+    x = te.placeholder((rows, 32, 3, 12), "float32", "x")
+    k = te.reduce_axis((0, 64), "k")
+    c = te.compute((rows, 32), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), "c")
+    g = te.compute(c.shape, lambda i, j: tirx.sigmoid(c[i, j]), "g")
+    y = te.compute(x.shape, lambda n, i, h, w: x[n, i, h, w] * g[n, i], "y")
+    return te.create_prim_func([a, b, x, y])

@@ -7,7 +7,7 @@ from tvm_ext.tuning.kernel_state import KernelState
 from tvm_ext.tuning.session import next_kernel
 
 
-class FakeTask:
+class NamedTask:
     hash, origins = "a" * 16, ()
 
     def __init__(self, name, calls=1):
@@ -18,7 +18,7 @@ def state(name, seconds, calls=1, idle=0, modelled=0.0) -> KernelState:
     """A kernel with so many trials behind its default, which brought nothing."""
     first = trial(candidate=f"{0:016x}", seconds=seconds, is_default=True)
     rest = [trial(candidate=f"{i:016x}", seconds=2 * seconds) for i in range(1, idle + 1)]
-    found = KernelState(FakeTask(name, calls), modelled, [first, *rest])
+    found = KernelState(NamedTask(name, calls), modelled, [first, *rest])
     found.search = object()
     return found
 
@@ -94,7 +94,7 @@ def test_what_is_left_is_the_cost_after_what_was_gained():
 
 
 def test_kernels_without_a_measurement_count_as_modelled():
-    unmeasured = KernelState(FakeTask("unmeasured"), 9.0, [])
+    unmeasured = KernelState(NamedTask("unmeasured"), 9.0, [])
     unmeasured.search = object()
     assert chosen(state("measured", 8.0), unmeasured) == "unmeasured"
     assert chosen(state("measured", 10.0), unmeasured) == "measured"

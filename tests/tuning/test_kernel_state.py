@@ -10,7 +10,7 @@ from tvm_ext.tuning.logs.best_records import LEAST_GAIN
 DEFAULT, FIRST, SECOND, THIRD = (f"{number:016x}" for number in range(4))
 
 
-class FakeTask:
+class MatmulTask:
     name, hash, calls, origins = "matmul", "a" * 16, 3, ("MatMul.0",)
 
 
@@ -32,7 +32,7 @@ def confirmed(candidate, seconds, **changes):
 
 
 def state(*trials) -> KernelState:
-    return KernelState(FakeTask(), 7.0, list(trials))
+    return KernelState(MatmulTask(), 7.0, list(trials))
 
 
 FAILED = failed_trial(8, "run", THIRD)
@@ -85,7 +85,7 @@ def test_modelled_trials_are_none_of_a_session_that_measures():
 
 def test_a_session_that_asks_a_model_compares_its_answers():
     trials = [default(status="modelled"), tried(FIRST, 8.0, status="modelled"), FAILED]
-    found = KernelState(FakeTask(), 7.0, [*trials, tried(SECOND, 1.0)], measures=False)
+    found = KernelState(MatmulTask(), 7.0, [*trials, tried(SECOND, 1.0)], measures=False)
     assert (found.progress.default_seconds, found.progress.best_seconds) == (10.0, 8.0)
     assert (found.progress.trials, found.progress.failed) == (3, 1)
     assert found.progress.curve == [(1, 10.0), (2, 8.0)]

@@ -28,7 +28,7 @@ class Servers:
         return self.count
 
 
-class Clock:
+class SleepingClock:
     """Stands for the module ``time``."""
 
     def __init__(self):
@@ -43,7 +43,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    found = Clock()
+    found = SleepingClock()
     monkeypatch.setattr(runner_pool, "time", found)
     return found
 

@@ -15,7 +15,7 @@ from tvm_ext.hardware.wafer.simulator.program import Program
 
 
 @dataclass(frozen=True)
-class Case:
+class PatternCase:
     """One pattern; ``lines`` is how many lines of the grid the closed form is repeated on."""
 
     text: str
@@ -31,7 +31,7 @@ def mesh(**changes: object) -> WaferDescription:
     return WaferDescription(**(found.model_dump() | changes))
 
 
-def random_case(seed: int) -> Case:
+def random_case(seed: int) -> PatternCase:
     """A pattern of a random family, size and grid, half of them with other times of the links."""
     rng = random.Random(seed)
     machine = mesh() if seed % 2 else mesh(ramp_cycles=3, hop_cycles=2)
@@ -43,51 +43,51 @@ def _words(rng: random.Random, largest: int = 2048) -> int:
     return round(math.exp(rng.uniform(0, math.log(largest))))
 
 
-def _message(rng: random.Random, machine: WaferDescription) -> Case:
+def _message(rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, hops = _words(rng), rng.randint(1, 63)
     form = communication.message(machine, words, hops)
     program = partial(programs.message, words, hops)
-    return Case(f"message {words} words {hops} hops", machine, form, program)
+    return PatternCase(f"message {words} words {hops} hops", machine, form, program)
 
 
-def _multicast(rng: random.Random, machine: WaferDescription) -> Case:
+def _multicast(rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, extent = _words(rng), rng.randint(2, 64)
     root = rng.randrange(extent)
     form = communication.multicast(machine, words, extent, root)
     program = partial(programs.multicast, words, extent, root)
-    return Case(f"multicast {words} words {extent} PEs from {root}", machine, form, program)
+    return PatternCase(f"multicast {words} words {extent} PEs from {root}", machine, form, program)
 
 
-def _multicast_2d(rng: random.Random, machine: WaferDescription) -> Case:
+def _multicast_2d(rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, rows, columns = _words(rng, 256), rng.randint(1, 64), rng.randint(2, 64)
     form = communication.multicast_2d(machine, words, rows, columns)
     program = partial(programs.multicast_2d, words, rows, columns)
-    return Case(f"multicast_2d {words} words {rows}x{columns}", machine, form, program)
+    return PatternCase(f"multicast_2d {words} words {rows}x{columns}", machine, form, program)
 
 
-def _simple_reduce(name: str, rng: random.Random, machine: WaferDescription) -> Case:
+def _simple_reduce(name: str, rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, extent = _words(rng, 1024), rng.randint(2, 64)
     form = getattr(reduces, name)(machine, words, extent)
     program = partial(getattr(programs, name), words, extent)
-    return Case(f"{name} {words} words {extent} PEs", machine, form, program)
+    return PatternCase(f"{name} {words} words {extent} PEs", machine, form, program)
 
 
-def _two_phase(rng: random.Random, machine: WaferDescription) -> Case:
+def _two_phase(rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, extent = _words(rng), rng.randint(2, 64)
     group = rng.randint(1, extent)
     form = reduces.two_phase(machine, words, extent, group)
     program = partial(programs.two_phase, words, extent, group)
-    return Case(f"two_phase {words} words {extent} PEs by {group}", machine, form, program)
+    return PatternCase(f"two_phase {words} words {extent} PEs by {group}", machine, form, program)
 
 
-def _ring(rng: random.Random, machine: WaferDescription) -> Case:
+def _ring(rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, extent = _words(rng), rng.randint(2, 64)
     form = reduces.ring(machine, words, extent)
     program = partial(programs.ring, math.ceil(words / extent), extent)
-    return Case(f"ring {words} words {extent} PEs", machine, form, program)
+    return PatternCase(f"ring {words} words {extent} PEs", machine, form, program)
 
 
-def _reduce_broadcast(rng: random.Random, machine: WaferDescription) -> Case:
+def _reduce_broadcast(rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, extent = _words(rng), rng.randint(2, 64)
     group = reduces.best_group(extent)
     reduced = reduces.two_phase(machine, words, extent, group)
@@ -98,50 +98,52 @@ def _reduce_broadcast(rng: random.Random, machine: WaferDescription) -> Case:
             words, extent, lambda made: programs.add_two_phase(made, words, extent, group)
         )
 
-    return Case(f"reduce_broadcast {words} words {extent} PEs by {group}", machine, form, program)
+    return PatternCase(
+        f"reduce_broadcast {words} words {extent} PEs by {group}", machine, form, program
+    )
 
 
-def _k_tree(rng: random.Random, machine: WaferDescription) -> Case:
+def _k_tree(rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, extent, levels = _words(rng), rng.randint(2, 64), rng.randint(1, 3)
     form = reduces.k_tree(machine, words, extent, levels)
     groups = reduces.k_tree_groups(extent, levels)
     program = partial(programs.k_tree, words, extent, groups)
-    return Case(f"k_tree {words} words {extent} PEs {levels} levels", machine, form, program)
+    return PatternCase(f"k_tree {words} words {extent} PEs {levels} levels", machine, form, program)
 
 
-def _shift(name: str, rng: random.Random, machine: WaferDescription) -> Case:
+def _shift(name: str, rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, extent, rows = _words(rng, 256), rng.randint(2, 64), rng.randint(1, 32)
     form = getattr(exchanges, name)(machine, words, extent)
     program = partial(getattr(programs, name), words, extent, rows)
-    return Case(f"{name} {words} words {rows}x{extent}", machine, form, program, rows)
+    return PatternCase(f"{name} {words} words {rows}x{extent}", machine, form, program, rows)
 
 
-def _summa(rng: random.Random, machine: WaferDescription) -> Case:
+def _summa(rng: random.Random, machine: WaferDescription) -> PatternCase:
     numbers = (_words(rng, 256), _words(rng, 256), rng.randint(1, 64), rng.randint(2, 64))
     roots = (rng.randrange(numbers[3]), rng.randrange(numbers[2]))
     form = exchanges.summa_broadcast(machine, *numbers, *roots)
     program = partial(programs.summa_broadcast, *numbers, *roots)
-    return Case(f"summa {numbers} from {roots}", machine, form, program)
+    return PatternCase(f"summa {numbers} from {roots}", machine, form, program)
 
 
-def _halo(rng: random.Random, machine: WaferDescription) -> Case:
+def _halo(rng: random.Random, machine: WaferDescription) -> PatternCase:
     hops = rng.choice([1, 1, 2, 4])
     largest = 64 if hops == 1 else 24
     words = (_words(rng, 128), _words(rng, 128))
     grid = (rng.randint(1, largest), rng.randint(2, largest))
     form = exchanges.halo(machine, *words, *grid, hops)
     program = partial(programs.halo, *words, *grid, hops)
-    return Case(f"halo {words} words {grid} PEs {hops} hops", machine, form, program)
+    return PatternCase(f"halo {words} words {grid} PEs {hops} hops", machine, form, program)
 
 
-def _transpose(rng: random.Random, machine: WaferDescription) -> Case:
+def _transpose(rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, extent = _words(rng, 64), rng.randint(2, 64)
     form = exchanges.transpose(machine, words, extent)
     program = partial(programs.transpose, words, extent)
-    return Case(f"transpose {words} words {extent}x{extent}", machine, form, program)
+    return PatternCase(f"transpose {words} words {extent}x{extent}", machine, form, program)
 
 
-_FAMILIES: tuple[Callable[[random.Random, WaferDescription], Case], ...] = (
+_FAMILIES: tuple[Callable[[random.Random, WaferDescription], PatternCase], ...] = (
     _message,
     _multicast,
     _multicast_2d,

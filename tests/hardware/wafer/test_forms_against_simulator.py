@@ -1,7 +1,7 @@
 """Closed forms agree with the simulator, which does not know them, within 5 %."""
 
 import pytest
-from communication_cases import Case, random_case
+from communication_cases import PatternCase, random_case
 
 from tvm_ext.hardware.wafer.simulator.engine import simulate
 
@@ -9,7 +9,7 @@ FAST = range(45)
 """Three of each family."""
 
 
-def check(case: Case) -> None:
+def check(case: PatternCase) -> None:
     result = simulate(case.mesh, case.program())
     assert case.form.cycles == pytest.approx(result.cycles, rel=0.05), case.text
     # What the routes decide, the closed forms have to know exactly.

@@ -20,7 +20,7 @@ from . import (
     tree_models,
     ultralytics_models,
 )
-from .entry import Case, Entry
+from .entry import Entry, ExportedEntry
 
 ENTRIES: tuple[Entry, ...] = (
     *torchvision_models.ENTRIES,
@@ -42,10 +42,10 @@ ENTRIES: tuple[Entry, ...] = (
 )
 
 
-def all_cases(cache: Path) -> list[Case]:
+def all_cases(cache: Path) -> list[ExportedEntry]:
     """Every entry, by each of its exporters, in each of its forms."""
     return [
-        Case(entry, exporter, form, cache)
+        ExportedEntry(entry, exporter, form, cache)
         for entry in ENTRIES
         for exporter in entry.exporters
         for form in entry.forms

@@ -88,7 +88,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Case:
+class ExportedEntry:
     """An entry, as one exporter writes it in one form.
 
     Attributes

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 
-from catalogue.entry import Case
+from catalogue.entry import ExportedEntry
 
 from . import boosted, keras_export, optimum_export, scikit_learn, torch_export
 
-EXPORTERS: dict[str, Callable[[Case], None]] = {
+EXPORTERS: dict[str, Callable[[ExportedEntry], None]] = {
     "torchscript": torch_export.by_torchscript,
     "dynamo": torch_export.by_dynamo,
     "optimum": optimum_export.by_optimum,

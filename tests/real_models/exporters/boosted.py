@@ -1,11 +1,11 @@
 """onnxmltools: boosted trees of XGBoost and LightGBM."""
 
-from catalogue.entry import Case
+from catalogue.entry import ExportedEntry
 
 from .scikit_learn import initial_types
 
 
-def by_onnxmltools(case: Case) -> None:
+def by_onnxmltools(case: ExportedEntry) -> None:
     """``convert_xgboost`` or ``convert_lightgbm``, whichever library the fitted model is from."""
     import onnxmltools
     from onnxmltools.convert.common import data_types

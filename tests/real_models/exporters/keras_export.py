@@ -1,9 +1,9 @@
 """Keras 3, on its backend of PyTorch."""
 
-from catalogue.entry import DYNAMIC, Case
+from catalogue.entry import DYNAMIC, ExportedEntry
 
 
-def by_keras(case: Case) -> None:
+def by_keras(case: ExportedEntry) -> None:
     """``Model.export(format="onnx")``; the static form gives every size in the signature."""
     import keras
 

@@ -1,9 +1,9 @@
 """Optimum: transformers as encoders, decoders with and without past, and both merged in an If."""
 
-from catalogue.entry import Case
+from catalogue.entry import ExportedEntry
 
 
-def by_optimum(case: Case) -> None:
+def by_optimum(case: ExportedEntry) -> None:
     """One task of a model; several files where it has several parts. Always of dynamic sizes."""
     import torch
     from optimum.exporters.onnx import onnx_export_from_model

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from catalogue.entry import DYNAMIC, Case, Input
+from catalogue.entry import DYNAMIC, ExportedEntry, Input
 
 
-def by_skl2onnx(case: Case) -> None:
+def by_skl2onnx(case: ExportedEntry) -> None:
     """``skl2onnx.to_onnx`` of a fitted estimator; its ``options`` are passed on."""
     from skl2onnx import get_latest_tested_opset_version, to_onnx
 
@@ -24,7 +24,7 @@ def by_skl2onnx(case: Case) -> None:
     (case.folder / "model.onnx").write_bytes(proto.SerializeToString())
 
 
-def initial_types(case: Case) -> list[tuple[str, Any]]:
+def initial_types(case: ExportedEntry) -> list[tuple[str, Any]]:
     """Names and types of the inputs; without names of dimensions in the static form."""
     from skl2onnx.common import data_types
 
@@ -36,7 +36,7 @@ def initial_types(case: Case) -> list[tuple[str, Any]]:
     return [(name, kinds[one.dtype](_shape(one, case))) for name, one in case.entry.inputs.items()]
 
 
-def _shape(one: Input, case: Case) -> list[Any]:
+def _shape(one: Input, case: ExportedEntry) -> list[Any]:
     if case.form == DYNAMIC:
         return [None if isinstance(size, str) else size for size in one.shape]
     return [case.entry.sizes[0].get(size, size) for size in one.shape]  # type: ignore[call-overload]

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from catalogue.entry import DYNAMIC, Case, Input
+from catalogue.entry import DYNAMIC, ExportedEntry, Input
 from drawing import draw_inputs
 
 OPSETS = {"torchscript": 17, "dynamo": 20}
 
 
-def by_torchscript(case: Case) -> None:
+def by_torchscript(case: ExportedEntry) -> None:
     """``torch.onnx.export(dynamo=False)``."""
     import torch
 
@@ -27,7 +27,7 @@ def by_torchscript(case: Case) -> None:
     )
 
 
-def by_dynamo(case: Case) -> None:
+def by_dynamo(case: ExportedEntry) -> None:
     """``torch.onnx.export(dynamo=True)``."""
     import torch
 
@@ -50,14 +50,14 @@ def _names(one: Input) -> dict[int, str]:
     return {axis: size for axis, size in enumerate(one.shape) if isinstance(size, str)}
 
 
-def _arguments(case: Case) -> tuple[Any, ...]:
+def _arguments(case: ExportedEntry) -> tuple[Any, ...]:
     import torch
 
     arrays = draw_inputs(case.entry.inputs, case.entry.sizes[0], seed=0)
     return tuple(torch.from_numpy(np.ascontiguousarray(array)) for array in arrays.values())
 
 
-def _module(case: Case) -> Any:
+def _module(case: ExportedEntry) -> Any:
     """The model behind positional parameters, its outputs as a flat tuple."""
     import torch
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tvm
-from kernel_cases import CONVOLUTIONS, MATMULS, MOVES, POINTWISE, REDUCTIONS, Case
+from kernel_cases import CONVOLUTIONS, MATMULS, MOVES, POINTWISE, REDUCTIONS, KernelCase
 from lowering import assert_same, f32, kernel_of, kernels_of, run
 from tvm import relax, tirx
 from tvm.relax.op import nn
@@ -22,7 +22,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family(family: str) -> None:
-    cases: dict[str, Case] = FAMILIES[family]
+    cases: dict[str, KernelCase] = FAMILIES[family]
     plain: dict[str, tirx.PrimFunc] = {}
     for name, case in cases.items():
         for kernel, func in kernels_of(case.expression, *case.inputs).items():

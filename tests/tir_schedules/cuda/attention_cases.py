@@ -25,7 +25,7 @@ _TOLERANCES = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5}
 
 
 @dataclass(frozen=True)
-class Case:
+class AttentionCase:
     """An attention: sizes, masks with their tensors, and what the template is to decide."""
 
     batch: int
@@ -112,7 +112,7 @@ class Case:
         return (weights @ v).transpose(["bhsd".index(letter) for letter in self.axes])
 
 
-def result_of(kernel: Any, case: Case, *arrays: np.ndarray) -> np.ndarray:
+def result_of(kernel: Any, case: AttentionCase, *arrays: np.ndarray) -> np.ndarray:
     """What a built kernel computes of operands and masks, in float64."""
     shape = [*case.shapes()[0][:-1], case.width or case.depth]
     result = np.full(shape, 7, _TYPES[case.dtype])
@@ -122,7 +122,7 @@ def result_of(kernel: Any, case: Case, *arrays: np.ndarray) -> np.ndarray:
 
 
 def check(
-    cases: Mapping[str, Case],
+    cases: Mapping[str, AttentionCase],
     seeds: Sequence[int] = (0,),
     machine: CudaDescription = GPU,
     template: Template = INSTRUCTIONS_OF_WARPS,
@@ -132,7 +132,9 @@ def check(
     compare(cases, emulated(made, machine), seeds)
 
 
-def compare(cases: Mapping[str, Case], kernels: Mapping[str, Any], seeds: Sequence[int]) -> None:
+def compare(
+    cases: Mapping[str, AttentionCase], kernels: Mapping[str, Any], seeds: Sequence[int]
+) -> None:
     """The built kernels of some cases compute what NumPy does."""
     for name, case in cases.items():
         arrays = case.arrays()
@@ -142,3 +144,76 @@ def compare(cases: Mapping[str, Case], kernels: Mapping[str, Any], seeds: Sequen
             found = result_of(kernels[name], case, *arrays)
             tolerance = _TOLERANCES[case.dtype]
             np.testing.assert_allclose(found, wanted, atol=tolerance, rtol=tolerance, err_msg=name)
+
+
+LOWEST = float(np.finfo("float32").min)
+
+
+DRAW = np.random.default_rng(5)
+
+
+def seen(*shape: int, blind: bool = False) -> np.ndarray:
+    """A mask, of which one query sees no key when it is to be ``blind``."""
+    mask = DRAW.random(shape) < 0.5
+    mask[..., 0] = True
+    if blind:
+        mask[0, 0, shape[2] // 2] = False
+    return mask
+
+
+KEEP, DROP = Mask("keep", "bhqk", float("-inf")), Mask("drop", "bhqk", LOWEST)
+
+
+SMALL_TILE = {"warps": 2, "keys": 16}
+
+
+WARP_ATTENTIONS = {
+    "odd lengths": AttentionCase(2, 1, 37, 41, 16, decided=SMALL_TILE),
+    "two row tiles": AttentionCase(
+        1, 1, 70, 33, 16, decided={"warps": 2, "row_tiles": 2, "keys": 32}
+    ),
+    "three stages": AttentionCase(1, 1, 20, 90, 16, decided={"warps": 1, "keys": 16, "stages": 3}),
+    "causal": AttentionCase(1, 1, 50, 50, 16, causal=0, decided=SMALL_TILE),
+    "causal behind": AttentionCase(1, 1, 20, 30, 16, causal=10, decided=SMALL_TILE),
+    "causal without keys": AttentionCase(1, 1, 20, 20, 16, causal=-5, decided=SMALL_TILE),
+    "filled up": AttentionCase(1, 2, 20, 20, 20, 12, axes="bshd", decided=SMALL_TILE),
+    "odd sizes": AttentionCase(1, 2, 17, 20, 15, 9, decided={"warps": 1, "keys": 16}),
+    "added mask": AttentionCase(
+        2,
+        2,
+        20,
+        30,
+        16,
+        dtype="bfloat16",
+        masks=[(Mask("add", "bhqk"), DRAW.standard_normal((2, 1, 1, 30)).astype("float32"))],
+        decided=SMALL_TILE,
+    ),
+    "no key seen": AttentionCase(1, 2, 20, 20, 16, masks=[(KEEP, seen(1, 2, 20, 20, blind=True))]),
+    "zeros": AttentionCase(
+        1, 2, 20, 20, 16, masks=[(KEEP, seen(1, 2, 20, 20, blind=True))], zero_rows=True
+    ),
+    "lowest number": AttentionCase(
+        1, 1, 20, 20, 16, masks=[(DROP, ~seen(1, 1, 20, 20, blind=True))]
+    ),
+    "grouped": AttentionCase(1, 4, 18, 20, 16, group=2, decided={"warps": 1, "keys": 16}),
+    "packed": AttentionCase(1, 4, 5, 40, 16, group=2, causal=35, decided={"keys": 16, "splits": 1}),
+    "split keys": AttentionCase(2, 4, 1, 100, 16, 12, group=4, decided={"keys": 16, "splits": 3}),
+    "split mask": AttentionCase(
+        1,
+        2,
+        2,
+        100,
+        16,
+        masks=[(KEEP, seen(1, 1, 2, 100, blind=True))],
+        decided={"keys": 16, "splits": 3},
+    ),
+}
+
+
+FLOAT32_ATTENTIONS = {
+    "float32": AttentionCase(1, 2, 21, 19, 16, dtype="float32", causal=0, decided={"row_tiles": 2}),
+    "float32 filled up": AttentionCase(1, 2, 9, 11, 10, 9, dtype="float32", axes="bshd"),
+    "float32 split": AttentionCase(
+        1, 4, 3, 70, 8, 16, 2, dtype="float32", causal=67, decided={"keys": 8, "splits": 3}
+    ),
+}

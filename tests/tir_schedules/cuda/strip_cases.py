@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from kernel_cases import Case
+from kernel_cases import KernelCase
 from lowering import f32
 from tvm import relax
 from tvm.relax.op import nn
@@ -10,34 +10,40 @@ from tvm.relax.op import nn
 op = relax.op
 
 
-def last(*shapes: Any, dtype: str = "float32", **kwargs: Any) -> Case:
+def last(*shapes: Any, dtype: str = "float32", **kwargs: Any) -> KernelCase:
     """A convolution with channels last; a third shape is that of a bias, with an activation."""
     return _case(shapes, dtype, data_layout="NHWC", kernel_layout="HWIO", **kwargs)
 
 
-def first(*shapes: Any, dtype: str = "float32", **kwargs: Any) -> Case:
+def first(*shapes: Any, dtype: str = "float32", **kwargs: Any) -> KernelCase:
     """The same with channels first."""
     return _case(shapes, dtype, **kwargs)
 
 
-def _case(shapes: tuple, dtype: str, **kwargs: Any) -> Case:
+def _case(shapes: tuple, dtype: str, **kwargs: Any) -> KernelCase:
     def expression(x: relax.Expr, w: relax.Expr, *bias: relax.Expr) -> relax.Expr:
         y = nn.conv2d(x, w, **kwargs)
         return nn.silu(op.add(y, bias[0])) if bias else y
 
-    return Case(expression, tuple((shape, dtype) for shape in shapes), "depthwise convolution")
+    return KernelCase(
+        expression, tuple((shape, dtype) for shape in shapes), "depthwise convolution"
+    )
 
 
-def depthwise(shape: tuple, kernel: tuple, dtype: str = "float32", **kwargs: Any) -> Case:
+def depthwise(shape: tuple, kernel: tuple, dtype: str = "float32", **kwargs: Any) -> KernelCase:
     """Depthwise with channels last, bias and activation."""
     channels = shape[-1]
     weight = (*kernel, 1, channels)
     return last(shape, weight, (channels,), dtype=dtype, groups=channels, **kwargs)
 
 
-def pool(shape: tuple, size: tuple, *rest: Any, dtype: str = "float32", **kwargs: Any) -> Case:
+def pool(
+    shape: tuple, size: tuple, *rest: Any, dtype: str = "float32", **kwargs: Any
+) -> KernelCase:
     """A maximum pool."""
-    return Case(lambda x: nn.max_pool2d(x, size, *rest, **kwargs), ((shape, dtype),), "pooling")
+    return KernelCase(
+        lambda x: nn.max_pool2d(x, size, *rest, **kwargs), ((shape, dtype),), "pooling"
+    )
 
 
 DEPTHWISE = {
@@ -66,12 +72,12 @@ DEPTHWISE = {
         (1, 4, 9, 13), (12, 1, 3, 3), (1, 12, 1, 1), groups=4, padding=(1, 1)
     ),
     "signal": first((1, 1, 1, 700), (1, 1, 1, 256), strides=(1, 2)),
-    "one axis": Case(
+    "one axis": KernelCase(
         lambda x, w: nn.conv1d(x, w, groups=6, padding=1),
         (f32(1, 6, 19), f32(6, 1, 3)),
         "depthwise convolution",
     ),
-    "three axes": Case(
+    "three axes": KernelCase(
         lambda x, w: nn.conv3d(x, w, groups=4, padding=1),
         (f32(1, 4, 5, 6, 7), f32(4, 1, 3, 3, 3)),
         "depthwise convolution",
@@ -90,23 +96,25 @@ POOLS = {
     "channels last": pool((1, 13, 7, 24), (3, 3), (2, 2), (1, 1), layout="NHWC"),
     "half": pool((1, 9, 7, 24), (5, 5), (1, 1), (2, 2), layout="NHWC", dtype="float16"),
     "bytes": pool((1, 7, 7, 16), (2, 2), layout="NHWC", dtype="int8"),
-    "mean": Case(
+    "mean": KernelCase(
         lambda x: nn.avg_pool2d(x, (3, 3), (2, 2), (1, 1), ceil_mode=True),
         (f32(1, 3, 13, 7),),
         "pooling",
     ),
-    "mean with padding": Case(
+    "mean with padding": KernelCase(
         lambda x: nn.avg_pool2d(x, (3, 3), (1, 1), (1, 1), count_include_pad=True, layout="NHWC"),
         (f32(1, 7, 7, 12),),
         "pooling",
     ),
-    "mean of halves": Case(
+    "mean of halves": KernelCase(
         lambda x: nn.avg_pool2d(x, (2, 2), (2, 2), layout="NHWC"),
         (((1, 8, 6, 16), "float16"),),
         "pooling",
     ),
-    "one axis": Case(lambda x: nn.max_pool1d(x, (3,), (2,), (1, 1)), (f32(1, 3, 17),), "pooling"),
-    "three axes": Case(
+    "one axis": KernelCase(
+        lambda x: nn.max_pool1d(x, (3,), (2,), (1, 1)), (f32(1, 3, 17),), "pooling"
+    ),
+    "three axes": KernelCase(
         lambda x: nn.max_pool3d(x, (2, 3, 3), (1, 2, 2), (0, 0, 1, 1, 1, 1)),
         (f32(1, 3, 5, 7, 7),),
         "pooling",

@@ -13,7 +13,7 @@ from cuda_kernels import (
     whole_source,
 )
 from emulated_kernels import assert_emulated
-from kernel_cases import CASES, Case
+from kernel_cases import CASES, KernelCase
 from lowering import kernel_of
 from machines import GPU, MACHINE
 from strip_cases import DEPTHWISE, POOLS, SINGLE_OUTPUT, depthwise, first, last, pool
@@ -31,7 +31,7 @@ from tvm_ext.tir_schedules.cuda.pooling import CudaPooling
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.template import FixedDecisions, SampledDecisions, Template
 
-FAMILIES: tuple[tuple[Template, dict[str, Case]], ...] = (
+FAMILIES: tuple[tuple[Template, dict[str, KernelCase]], ...] = (
     (CudaDepthwiseConvolution(), DEPTHWISE),
     (DirectConvolution(), SINGLE_OUTPUT),
     (CudaPooling(), POOLS),
@@ -47,7 +47,7 @@ LARGE = [
 ]
 
 
-def function_of(case: Case) -> tirx.PrimFunc:
+def function_of(case: KernelCase) -> tirx.PrimFunc:
     return kernel_of(case.expression, *case.inputs)
 
 
@@ -98,7 +98,7 @@ def test_generated_code() -> None:
     assert_emulated(plain, found, seeds=(0,))
 
 
-def source_of(case: Case, template: Template, **decided: int) -> str:
+def source_of(case: KernelCase, template: Template, **decided: int) -> str:
     return cuda_source(scheduled(template, function_of(case), decisions=FixedDecisions(decided)))
 
 

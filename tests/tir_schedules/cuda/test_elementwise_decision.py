@@ -5,7 +5,7 @@ import re
 import pytest
 from cuda_kernels import assert_numbers, cuda_source, scheduled
 from emulated_kernels import assert_emulated
-from kernel_cases import Case
+from kernel_cases import KernelCase
 from lowering import f32, kernel_of, kernels_of
 from tvm import relax
 from tvm.relax.op import nn
@@ -17,7 +17,7 @@ op = relax.op
 TEMPLATE = CudaElementwise()
 
 
-def _resized(method: str, layout: str, shape: tuple, coordinates: str = "half_pixel") -> Case:
+def _resized(method: str, layout: str, shape: tuple, coordinates: str = "half_pixel") -> KernelCase:
     def expression(x: relax.Expr) -> relax.Expr:
         size = (13, 18)
         return op.image.resize2d(
@@ -29,11 +29,11 @@ def _resized(method: str, layout: str, shape: tuple, coordinates: str = "half_pi
             rounding_method="" if method == "linear" else "round_prefer_floor",
         )
 
-    return Case(expression, (f32(*shape),), "elementwise")
+    return KernelCase(expression, (f32(*shape),), "elementwise")
 
 
-def _moved(expression: object, *inputs: tuple) -> Case:
-    return Case(expression, inputs, "elementwise")  # type: ignore[arg-type]
+def _moved(expression: object, *inputs: tuple) -> KernelCase:
+    return KernelCase(expression, inputs, "elementwise")  # type: ignore[arg-type]
 
 
 def _depth_to_space(x: relax.Expr) -> relax.Expr:

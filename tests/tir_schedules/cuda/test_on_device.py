@@ -1,16 +1,14 @@
 """Templates on a real GPU, with ``make test-cuda``: the numbers of kernels as TVM wrote them."""
 
 import pytest
-import test_attention
-import test_emulated_templates
-import test_resources
-import test_warp_group_attention
-from attention_cases import Case, compare
+from attention_cases import FLOAT32_ATTENTIONS, WARP_ATTENTIONS, AttentionCase, compare
 from cuda_kernels import scheduled
 from lowering import kernel_of
 from matmul_kernels import in_instructions
 from needs_gpu import NEEDS_GPU
 from on_device import assert_on_device, built, machine
+from template_cases import KERNELS_OF_MODELS, MATMULS, POINTWISE, ROWS, TRANSPOSES
+from warpgroup_attention_cases import WARPGROUP_ATTENTIONS, take_all
 
 from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
@@ -22,17 +20,17 @@ from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 pytestmark = NEEDS_GPU
 
 
-@pytest.mark.parametrize("number", range(len(test_resources.KERNELS)))
+@pytest.mark.parametrize("number", range(len(KERNELS_OF_MODELS)))
 def test_kernels_of_models(number: int) -> None:
-    template, expression, inputs = test_resources.KERNELS[number]
+    template, expression, inputs = KERNELS_OF_MODELS[number]
     plain = kernel_of(expression, *inputs)
     assert_on_device(plain, scheduled(template, plain, machine()), machine())
 
 
 GROUPS = {
-    RowReduction: test_emulated_templates.ROWS,
-    CudaTranspose: test_emulated_templates.MOVES,
-    CudaElementwise: test_emulated_templates.POINTWISE,
+    RowReduction: ROWS,
+    CudaTranspose: TRANSPOSES,
+    CudaElementwise: POINTWISE,
 }
 
 
@@ -45,33 +43,33 @@ def test_kernels_of_odd_sizes(template: type, name: str) -> None:
     assert_on_device(plain, scheduled(template(), plain, machine()), machine())
 
 
-@pytest.mark.parametrize("name", test_emulated_templates.PRODUCTS)
+@pytest.mark.parametrize("name", MATMULS)
 def test_products(name: str) -> None:
-    plain, how = test_emulated_templates.PRODUCTS[name]
+    plain, how = MATMULS[name]
     assert_on_device(plain, in_instructions(plain, machine(), **how), machine())
 
 
-ATTENTIONS = {**test_attention.CASES, **test_attention.SINGLE}
+ALL_ATTENTIONS = {**WARP_ATTENTIONS, **FLOAT32_ATTENTIONS}
 
 
-@pytest.mark.parametrize("name", ATTENTIONS)
+@pytest.mark.parametrize("name", ALL_ATTENTIONS)
 def test_attention_by_warps(name: str) -> None:
-    case = ATTENTIONS[name]
+    case = ALL_ATTENTIONS[name]
     compare({name: case}, {name: built(case.scheduled(machine()), machine())}, (0,))
 
 
-@pytest.mark.parametrize("name", test_warp_group_attention.CASES)
+@pytest.mark.parametrize("name", WARPGROUP_ATTENTIONS)
 def test_attention_by_warpgroups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if machine().arch != ARCHITECTURE:
         pytest.skip("the GPU has no instructions of warpgroups")
-    test_warp_group_attention.take_all(monkeypatch)
-    case = test_warp_group_attention.CASES[name]
+    take_all(monkeypatch)
+    case = WARPGROUP_ATTENTIONS[name]
     kernel = built(case.scheduled(machine(), WarpgroupAttention()), machine())
     compare({name: case}, {name: kernel}, (0,))
 
 
 LONG = [
-    Case(2, 4, 1000, 1000, depth, dtype=dtype, causal=causal, group=group)
+    AttentionCase(2, 4, 1000, 1000, depth, dtype=dtype, causal=causal, group=group)
     for depth, dtype, causal, group in (
         (64, "float16", None, 1),
         (64, "bfloat16", 0, 2),
@@ -83,6 +81,6 @@ LONG = [
 
 
 @pytest.mark.parametrize("case", LONG, ids=str)
-def test_attention_of_long_sequences(case: Case) -> None:
+def test_attention_of_long_sequences(case: AttentionCase) -> None:
     found, _ = schedule_kernel(case.function(), machine())
     compare({"long": case}, {"long": built(found, machine())}, (0,))

@@ -2,7 +2,7 @@
 
 import pytest
 from cuda_kernels import assert_numbers, check, cuda_source, scheduled, shared_bytes
-from kernel_cases import REDUCTIONS
+from kernel_cases import REDUCTIONS, layer_norm
 from lowering import f32, kernel_of, kernels_of
 from machines import GPU, MACHINE
 from tvm import relax, te, tirx
@@ -17,17 +17,6 @@ op = relax.op
 TEMPLATE = RowReduction()
 WINDOWS = ("max pool", "max pool nhwc", "avg pool ceil", "avg pool padded", "adaptive pool")
 NAMES = [name for name in REDUCTIONS if name not in WINDOWS]
-
-
-def layer_norm(*shape: int, dtype: str = "float32") -> tuple:
-    """A layer normalisation over the last axis."""
-    last = shape[-1:]
-    return (
-        lambda x, g, b: nn.layer_norm(x, g, b, [-1]),
-        (shape, dtype),
-        (last, dtype),
-        (last, dtype),
-    )
 
 
 def row_kernels(expression: object, *inputs: object) -> dict[str, tirx.PrimFunc]:

@@ -3,10 +3,10 @@
 import pytest
 from cuda_kernels import assert_numbers, cuda_source, scheduled
 from emulated_kernels import assert_emulated
+from kernel_cases import layer_norm
 from lowering import f32, kernel_of
 from machines import GPU
 from matmul_kernels import product
-from test_row_reduction import layer_norm
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 

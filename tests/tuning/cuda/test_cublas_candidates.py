@@ -20,7 +20,7 @@ from tvm_ext.tuning.worker import WorkRaised
 GPU = gpu()
 
 
-class Here:
+class WorkerInThisProcess:
     """Does a worker's work in this process, which knows of the stand-in."""
 
     process_id = None
@@ -43,7 +43,7 @@ class Here:
 @pytest.fixture
 def workers_here(monkeypatch) -> Iterator[None]:
     for module in (runner_pool, worker_pool):
-        monkeypatch.setattr(module, "Worker", Here)
+        monkeypatch.setattr(module, "Worker", WorkerInThisProcess)
     # Products as loops, which this CPU can run.
     loops = [
         CudaContraction(described=True) if isinstance(template, CudaContraction) else template

@@ -24,14 +24,14 @@ from tvm_ext.tuning.logs.record_lookup import RecordLookup
 from tvm_ext.tuning.logs.trial_log import TRIALS, append_trial
 
 
-class Here:
+class RecordMachine:
     """The machine that the records of these tests are for."""
 
     def tvm_target(self):
         return TARGET
 
 
-class Elsewhere:
+class OtherMachine:
     """Another machine."""
 
     def tvm_target(self):
@@ -39,7 +39,7 @@ class Elsewhere:
 
 
 def lookup(*folders, origins=None) -> RecordLookup:
-    return RecordLookup(folders, Here(), origins)
+    return RecordLookup(folders, RecordMachine(), origins)
 
 
 def find(found: RecordLookup, size: int) -> RecordedSchedule | NotApplicable:
@@ -164,7 +164,7 @@ def test_a_log_alone_is_a_folder_of_records(tmp_path):
     assert (tmp_path / TRIALS).is_file()
     assert find(lookup(tmp_path), 8).seconds == 1e-6
     assert "no record of it can be used" in reason(lookup(tmp_path), 4)
-    assert "another target" in reason(RecordLookup([tmp_path], Elsewhere()), 8)
+    assert "another target" in reason(RecordLookup([tmp_path], OtherMachine()), 8)
 
 
 def test_shipped_records_come_last_and_explain_nothing(tmp_path):
@@ -173,15 +173,15 @@ def test_shipped_records_come_last_and_explain_nothing(tmp_path):
     shipped.mkdir()
     for one in [*kernel_trials(8, best=1e-6), *kernel_trials(4, best=1e-6)]:
         append_trial(shipped, one)
-    found = RecordLookup([own], Here(), {"kernel16": ["MatMul_4"]}, [shipped])
+    found = RecordLookup([own], RecordMachine(), {"kernel16": ["MatMul_4"]}, [shipped])
     assert find(found, 8).seconds == 2e-6
     assert find(found, 4).seconds == 1e-6
     # The node of that name belongs to somebody else's model.
-    found = RecordLookup([], Here(), {"kernel16": ["MatMul_4"]}, [shipped])
+    found = RecordLookup([], RecordMachine(), {"kernel16": ["MatMul_4"]}, [shipped])
     assert reason(found, 16) == "it was never tuned"
     for one in kernel_trials(16, best=1e-6):
         append_trial(shipped, one)
-    assert find(RecordLookup([], Here(), {}, [shipped]), 16).seconds == 1e-6
+    assert find(RecordLookup([], RecordMachine(), {}, [shipped]), 16).seconds == 1e-6
 
 
 def test_a_template_that_was_decided_otherwise(tmp_path):

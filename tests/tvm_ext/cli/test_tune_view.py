@@ -17,7 +17,7 @@ TITLE = "resnet50.onnx  tuned for cpu"
 SIZES = [(20, 2), (30, 8), (50, 12), (80, 10), (80, 24), (140, 50)]
 
 
-class Clock:
+class StandingClock:
     """A clock that stands still until it is told otherwise."""
 
     def __init__(self) -> None:
@@ -28,8 +28,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch) -> Clock:
-    found = Clock()
+def clock(monkeypatch) -> StandingClock:
+    found = StandingClock()
     monkeypatch.setattr("tvm_ext.tuning.progress.time", found)
     return found
 

@@ -5,33 +5,13 @@ import re
 import numpy as np
 import onnx
 import pytest
-from small_models import mlp, model, node, rand, value
+from attention_models import attention_block
+from small_models import mlp, model, node, value
 from tvm import s_tir, tirx
 
 import tvm_ext
 import tvm_ext.errors
 from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
-
-
-def attention_block() -> onnx.ModelProto:
-    """Layer normalisation, a transpose, products, a softmax, a GELU and a residual."""
-    nodes = [
-        node("LayerNormalization", ["x", "scale", "shift"], ["n"], axis=-1),
-        node("Transpose", ["n"], ["t"], perm=[0, 2, 1]),
-        node("MatMul", ["n", "t"], ["s"]),
-        node("Softmax", ["s"], ["p"], axis=-1),
-        node("MatMul", ["p", "n"], ["a"]),
-        node("Add", ["a", "x"], ["r"]),
-        node("Transpose", ["r"], ["turned"], perm=[0, 2, 1]),
-        node("ReduceMean", ["turned"], ["z"], axes=[2], keepdims=0),
-    ]
-    return model(
-        nodes,
-        [value("x", [2, 40, 64])],
-        [value("z", [2, 64]), value("turned", [2, 64, 40])],
-        scale=rand(64),
-        shift=np.zeros(64, "float32"),
-    )
 
 
 def cuda_code(compiled: tvm_ext.CompiledModel) -> str:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 import onnx
 import pytest
+from attention_models import attention_block
 from emulated_models import emulated_model
 from small_models import mlp, model, node, rand, value
-from test_compile_cuda import attention_block
 
 from tvm_ext.check.check import check_compiled
 

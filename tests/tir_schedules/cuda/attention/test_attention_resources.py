@@ -1,7 +1,7 @@
 """Registers, spills and shared memory of attention kernels, as nvcc reports them."""
 
 import pytest
-from attention_cases import Case
+from attention_cases import AttentionCase
 from cuda_kernels import needs_nvcc, resources, whole_source
 
 from tvm_ext.hardware.targets import resolve_target
@@ -13,7 +13,7 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS
 MACHINES = [("nvidia-a100", "sm_80"), ("nvidia-h100", "sm_90")]
 
 
-def of(case: Case, machine: str, arch: str, folder) -> list:
+def of(case: AttentionCase, machine: str, arch: str, folder) -> list:
     gpu = resolve_target(machine)
     return resources(whole_source(case.scheduled(gpu), machine=gpu), arch, folder)
 
@@ -29,7 +29,7 @@ def of(case: Case, machine: str, arch: str, folder) -> list:
     ],
 )
 def test_no_spills(machine, arch, depth, tmp_path):
-    for used in of(Case(4, 16, 2048, 2048, depth, causal=0), machine, arch, tmp_path):
+    for used in of(AttentionCase(4, 16, 2048, 2048, depth, causal=0), machine, arch, tmp_path):
         assert used.spilled == used.stack == 0
 
 
@@ -39,7 +39,10 @@ def test_no_spills(machine, arch, depth, tmp_path):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("depth", [16, 32, 40, 80, 96, 160, 192, 256])
 def test_no_spills_of_other_head_sizes(machine, arch, dtype, depth, tmp_path):
-    for case in (Case(4, 16, 2048, 2048, depth, dtype=dtype), Case(8, 32, 1, 4096, depth, group=4)):
+    for case in (
+        AttentionCase(4, 16, 2048, 2048, depth, dtype=dtype),
+        AttentionCase(8, 32, 1, 4096, depth, group=4),
+    ):
         for used in of(case, machine, arch, tmp_path):
             assert used.spilled == used.stack == 0
 
@@ -50,8 +53,8 @@ def test_no_spills_of_other_head_sizes(machine, arch, dtype, depth, tmp_path):
 def test_tiles_fit_every_machine(machine, depth, dtype):
     gpu = resolve_target(machine)
     for case in (
-        Case(4, 16, 2048, 2048, depth, dtype=dtype),
-        Case(1, 32, 1, 9999, depth, group=8, dtype=dtype),
+        AttentionCase(4, 16, 2048, 2048, depth, dtype=dtype),
+        AttentionCase(1, 32, 1, 9999, depth, group=8, dtype=dtype),
     ):
         problem = read_problem(case.function(), FlatViews())
         tiles = decide_attention(problem, gpu, DEFAULT_DECISIONS)

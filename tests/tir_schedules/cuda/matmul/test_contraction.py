@@ -2,7 +2,16 @@ import pytest
 from cuda_kernels import assert_numbers, scheduled, whole_source
 from lowering import f32, kernel_of
 from machines import GPU, MACHINE
-from matmul_kernels import check_numbers, f16, in_instructions, linear, product
+from matmul_kernels import (
+    calls,
+    check_numbers,
+    convolution,
+    f16,
+    hard_swish,
+    in_instructions,
+    linear,
+    product,
+)
 from tvm import relax, te, tirx
 from tvm_ffi import structural_walk
 
@@ -14,13 +23,6 @@ from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 SMALL = {"tile_rows": 32, "tile_columns": 32, "warp_rows": 16, "warp_columns": 32}
 
 
-def convolution(x: relax.Expr, w: relax.Expr, b: relax.Expr, **options: object) -> relax.Expr:
-    summed = relax.op.nn.conv2d(
-        x, w, data_layout="NHWC", kernel_layout="OHWI", out_layout="NHWC", **options
-    )
-    return relax.op.nn.relu(summed + b)
-
-
 # What a line of CUDA code begins with, and what it does.
 EVENTS = {
     "ptx_cp_async_legacy": "copy",
@@ -30,11 +32,6 @@ EVENTS = {
     '"ldmatrix': "load",
     '"mma': "multiply",
 }
-
-
-def calls(source: str, name: str) -> int:
-    """Lines of code that begin with ``name``."""
-    return sum(line.strip().startswith(name) for line in source.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -89,11 +86,6 @@ def test_bias_and_activation_are_applied_where_the_tile_is_written():
     check_numbers(kernel, **SMALL)
     source = whole_source(in_instructions(kernel))
     assert source.count("__global__ void") == 2  # a declaration and one kernel
-
-
-def hard_swish(x: relax.Expr) -> relax.Expr:
-    three, six = relax.const(3.0, "float16"), relax.const(6.0, "float16")
-    return x * relax.op.clip(x + three, 0, 6) / six
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from cuda_kernels import scheduled
 from emulated_kernels import assert_emulated
 from lowering import kernel_of
-from matmul_kernels import f16, product
-from test_contraction import hard_swish
-from test_following_kernels import gate
+from matmul_kernels import f16, gate, hard_swish, product
 from tvm import relax, te, tirx
 
 from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction

@@ -2,22 +2,12 @@
 
 import pytest
 from cuda_kernels import assert_numbers, scheduled, whole_source
+from matmul_kernels import gate
 from tvm import te, tirx
 
 from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
 from tvm_ext.tir_schedules.cuda.matmul.gemv import Gemv
 from tvm_ext.tir_schedules.template import FixedDecisions, Template
-
-
-def gate(rows: int) -> tirx.PrimFunc:
-    """The product is broadcast over an image."""
-    a, b = te.placeholder((rows, 64), "float32", "a"), te.placeholder((64, 32), "float32", "b")
-    x = te.placeholder((rows, 32, 3, 12), "float32", "x")
-    k = te.reduce_axis((0, 64), "k")
-    c = te.compute((rows, 32), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), "c")
-    g = te.compute(c.shape, lambda i, j: tirx.sigmoid(c[i, j]), "g")
-    y = te.compute(x.shape, lambda n, i, h, w: x[n, i, h, w] * g[n, i], "y")
-    return te.create_prim_func([a, b, x, y])
 
 
 def several(rows: int, results: tuple[str, ...]) -> tirx.PrimFunc:

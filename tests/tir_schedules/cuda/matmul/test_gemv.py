@@ -14,8 +14,7 @@ from cuda_kernels import (
 )
 from lowering import kernel_of
 from machines import GPU, MACHINE
-from matmul_kernels import f16, product
-from test_contraction import convolution, hard_swish
+from matmul_kernels import convolution, f16, hard_swish, product
 from tvm import relax, te, tirx
 
 from tvm_ext.configs.errors import NotApplicable

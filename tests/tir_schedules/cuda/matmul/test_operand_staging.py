@@ -3,8 +3,7 @@
 import pytest
 from cuda_kernels import whole_source
 from lowering import kernel_of
-from matmul_kernels import check_numbers, f16, in_instructions, product
-from test_contraction import calls
+from matmul_kernels import calls, check_numbers, f16, in_instructions, product
 from tvm import relax
 
 from tvm_ext.hardware.targets import resolve_target

@@ -3,8 +3,7 @@
 import pytest
 from cuda_kernels import whole_source
 from lowering import f32, kernel_of
-from matmul_kernels import check_numbers, f16, in_instructions, product
-from test_contraction import convolution, hard_swish
+from matmul_kernels import check_numbers, convolution, f16, hard_swish, in_instructions, product
 from tvm import relax, te
 
 from tvm_ext.hardware.targets import resolve_target

@@ -9,8 +9,7 @@ from cuda_kernels import SERIAL_TARGET, scheduled, whole_source
 from emulated_kernels import emulated
 from lowering import kernel_of
 from machines import GPU
-from matmul_kernels import f16
-from test_contraction import convolution
+from matmul_kernels import convolution, f16
 from tvm import relax, tirx
 
 from tvm_ext.configs.errors import NotApplicable

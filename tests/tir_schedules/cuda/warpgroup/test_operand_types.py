@@ -6,10 +6,9 @@ from cuda_kernels import needs_nvcc, resources, scheduled, whole_source
 from emulated_kernels import run_emulated
 from lowering import kernel_of
 from matmul_kernels import product
-from test_emulated_templates import tf32
-from test_warp_group_convolution import SLOW, convolved
-from tvm import relax, te, tirx
-from warpgroup_cases import H200, check_numbers, small_gpu
+from template_cases import tf32
+from tvm import relax, tirx
+from warpgroup_cases import H200, SLOW, check_numbers, convolved, of_integers, small_gpu
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
@@ -24,16 +23,6 @@ TF32 = H200.with_tf32()
 def small(machine: CudaDescription) -> CudaDescription:
     """One multiprocessor whose multiply-adds take longer than anything else."""
     return small_gpu(1, SLOW).model_copy(update={"tf32": machine.tf32})
-
-
-def of_integers(rows: int, columns: int, steps: int, first: str, second: str) -> tirx.PrimFunc:
-    a, b = te.placeholder((rows, steps), first, "a"), te.placeholder((columns, steps), second, "b")
-    k = te.reduce_axis((0, steps), "k")
-
-    def element(i: tirx.Var, j: tirx.Var) -> tirx.Expr:
-        return te.sum(a[i, k].astype("int32") * b[j, k].astype("int32"), axis=k)
-
-    return te.create_prim_func([a, b, te.compute((rows, columns), element)])
 
 
 @pytest.mark.parametrize(

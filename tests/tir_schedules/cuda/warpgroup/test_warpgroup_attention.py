@@ -1,18 +1,18 @@
 """Attention by warpgroups: numbers in the emulator, code, resources, and refusals."""
 
-import math
 import random
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from attention_cases import Case, check, result_of
+from attention_cases import AttentionCase, check, result_of
 from cuda_kernels import needs_nvcc, scheduled, whole_source
 from emulated_kernels import emulated
 from lowering import f32, kernel_of
 from machines import GPU, MACHINE
 from tvm import relax
+from warpgroup_attention_cases import ADD, KEEP, TILE, WARPGROUP_ATTENTIONS, take_all
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.compilers import find_nvcc
@@ -28,86 +28,18 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_decision import (
     WarpgroupAttentionLayout,
     decide_group_attention,
 )
-from tvm_ext.tir_schedules.operators.attention import Mask
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions, SampledDecisions
 
 H200 = resolve_target("nvidia-h200")
 assert isinstance(H200, CudaDescription)
 TWO = H200.with_cores(2)
-LOWEST = float(np.finfo("float32").min)
-DRAW = np.random.default_rng(7)
 
 
 @pytest.fixture
 def small_sizes(monkeypatch):
     """See ``take_all``."""
     take_all(monkeypatch)
-
-
-def take_all(monkeypatch):
-    """Lets the template take kernels that instructions of single warps would do as fast."""
-    monkeypatch.setattr(group_decision, "best_seconds", lambda *_: math.inf)
-
-
-def seen(*shape: int) -> np.ndarray:
-    """A mask, of which one query sees no key."""
-    mask = DRAW.random(shape) < 0.5
-    mask[..., 0] = True
-    mask[0, 0, shape[2] // 2] = False
-    return mask
-
-
-KEEP, DROP, ADD = Mask("keep", "bhqk", -math.inf), Mask("drop", "bhqk", LOWEST), Mask("add", "bhqk")
-TILE = {"groups": 2, "keys": 64, "stages": 2}
-
-CASES = {
-    "one tile": Case(1, 1, 128, 64, 64, decided=TILE),
-    "odd lengths": Case(1, 2, 200, 250, 64, decided=TILE),
-    "lasting blocks": Case(2, 3, 140, 130, 32, decided={**TILE, "lasting": 1}),
-    "blocks of one tile": Case(2, 2, 140, 130, 32, decided={**TILE, "lasting": 0, "turns": 0}),
-    "three groups": Case(1, 2, 250, 200, 64, decided={**TILE, "groups": 3, "stages": 3}),
-    "causal": Case(1, 2, 260, 260, 64, causal=0, decided=TILE),
-    "causal, lasting": Case(1, 3, 260, 260, 64, causal=0, decided={**TILE, "lasting": 1}),
-    "causal, pairs": Case(1, 3, 400, 420, 64, causal=20, decided={**TILE, "lasting": 1}),
-    "causal, one pair": Case(1, 1, 200, 210, 64, causal=0, decided={**TILE, "lasting": 1}),
-    "causal behind": Case(1, 1, 150, 250, 64, causal=100, decided=TILE),
-    "causal without keys": Case(1, 1, 200, 200, 64, causal=-70, zero_rows=True, decided=TILE),
-    "causal, no number": Case(1, 1, 200, 200, 64, causal=-70, decided=TILE),
-    "wide": Case(1, 1, 130, 140, 128, dtype="bfloat16", decided={**TILE, "keys": 80}),
-    "widest": Case(1, 1, 130, 140, 256, 256, decided={**TILE}),
-    "other sizes": Case(1, 2, 130, 140, 40, 80, axes="bshd", decided=TILE),
-    "narrow values": Case(1, 2, 130, 140, 72, 24, axes="bshd", decided=TILE),
-    "grouped": Case(2, 4, 130, 100, 64, group=2, decided=TILE),
-    "grouped, causal": Case(1, 6, 130, 150, 64, group=2, causal=20, decided={**TILE, "lasting": 1}),
-    "one head of keys": Case(2, 3, 130, 100, 64, group=3, decided=TILE),
-    "bfloat16": Case(1, 1, 130, 200, 64, dtype="bfloat16", causal=70, decided=TILE),
-    "no key seen": Case(1, 2, 130, 70, 64, masks=[(KEEP, seen(1, 2, 130, 70))], decided=TILE),
-    "zeros": Case(
-        1, 2, 130, 70, 64, masks=[(KEEP, seen(1, 2, 130, 70))], zero_rows=True, decided=TILE
-    ),
-    "lowest number": Case(1, 1, 130, 70, 64, masks=[(DROP, ~seen(1, 1, 130, 70))], decided=TILE),
-    "added mask": Case(
-        2,
-        2,
-        130,
-        75,
-        64,
-        dtype="bfloat16",
-        masks=[(ADD, DRAW.standard_normal((2, 1, 1, 75)).astype("float32"))],
-        decided=TILE,
-    ),
-    "added mask of 16 bits": Case(
-        1,
-        2,
-        130,
-        150,
-        128,
-        causal=20,
-        masks=[(ADD, DRAW.standard_normal((1, 2, 130, 150)).astype("float16"))],
-        decided=TILE,
-    ),
-}
 
 
 QUICK = (
@@ -121,26 +53,26 @@ QUICK = (
 
 
 def test_numbers(small_sizes):
-    check({name: CASES[name] for name in QUICK}, (0,), TWO, WarpgroupAttention())
+    check({name: WARPGROUP_ATTENTIONS[name] for name in QUICK}, (0,), TWO, WarpgroupAttention())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", WARPGROUP_ATTENTIONS)
 def test_numbers_of_all_forms(small_sizes, name):
-    check({name: CASES[name]}, (0, 1, 2), TWO, WarpgroupAttention())
+    check({name: WARPGROUP_ATTENTIONS[name]}, (0, 1, 2), TWO, WarpgroupAttention())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_numbers_of_drawn_decisions(small_sizes, seed):
-    case = Case(1, 4, 260, 330, 64, group=2, causal=70)
+    case = AttentionCase(1, 4, 260, 330, 64, group=2, causal=70)
     drawn = SampledDecisions(random.Random(seed))
     scheduled(WarpgroupAttention(), case.function(), TWO, drawn)
     check({"drawn": replace(case, decided=drawn.free())}, (seed,), TWO, WarpgroupAttention())
 
 
 def test_sections_of_heads_that_do_not_divide_them(small_sizes):
-    case = Case(1, 6, 260, 130, 64, group=2, causal=0, decided={**TILE, "lasting": 0})
+    case = AttentionCase(1, 6, 260, 130, 64, group=2, causal=0, decided={**TILE, "lasting": 0})
     head = 2 * 130 * 64 * 2
     machine = TWO.model_copy(update={"l2_bytes": 2 * 2 * head})
     problem = read_problem(case.function(), FlatViews())
@@ -149,7 +81,7 @@ def test_sections_of_heads_that_do_not_divide_them(small_sizes):
 
 
 def test_infinities_and_nan_stay_in_their_rows(small_sizes):
-    case = Case(1, 1, 128, 100, 64, decided=TILE)
+    case = AttentionCase(1, 1, 128, 100, 64, decided=TILE)
     query, key, value = case.arrays()
     query[0, 0, 5, 3], query[0, 0, 70, 0], key[0, 0, 99, 7] = np.nan, np.inf, -np.inf
     kernel = emulated({"k": case.scheduled(TWO, WarpgroupAttention())}, TWO)["k"]
@@ -160,7 +92,7 @@ def test_infinities_and_nan_stay_in_their_rows(small_sizes):
     np.testing.assert_allclose(found, wanted, atol=4e-3, rtol=4e-3)
 
 
-LARGE = Case(4, 16, 4096, 4096, 128)
+LARGE = AttentionCase(4, 16, 4096, 4096, 128)
 
 
 def source_of(case, machine=H200):
@@ -246,7 +178,7 @@ def test_blocks_last_where_starts_would_take_long():
     assert decide_group_attention(problem, H200, DEFAULT_DECISIONS).lasting
 
 
-SMALL = Case(1, 2, 16, 16, 16)
+SMALL = AttentionCase(1, 2, 16, 16, 16)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """Convolutions by warpgroups: numbers in the emulator, boxes of pixels, padding, and refusals."""
 
-from typing import Any
-
 import pytest
 from cuda_kernels import needs_nvcc, resources, scheduled, whole_source
 from lowering import kernel_of
 from matmul_kernels import f16
 from tvm import relax, s_tir, te, tirx
 from tvm.sym import Analyzer
-from warpgroup_cases import H200, check_numbers
+from warpgroup_cases import H200, SLOW, WINDOWS, Shape, check_numbers, convolved
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.apply_template import apply_template
@@ -19,27 +17,6 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import (
     pixel_boxes,
 )
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-
-Shape = tuple[int, ...]
-
-SLOW = 16
-
-
-def convolved(image: Shape, filters: Shape, dtype: str = "float16", **options: Any) -> Any:
-    """A convolution with bias, ReLU and residual; sums are float32, as the kernel's are."""
-    layouts = {"data_layout": "NHWC", "kernel_layout": "OHWI", "out_layout": "NHWC", **options}
-
-    def summed(x: relax.Expr, w: relax.Expr) -> relax.Expr:
-        return relax.op.nn.conv2d(x, w, out_dtype="float32", **layouts)
-
-    (plain,) = [p for p in kernel_of(summed, (image, dtype), (filters, dtype)).params][2:]
-    written = tuple(int(size) for size in plain.shape)
-
-    def block(x: relax.Expr, w: relax.Expr, b: relax.Expr, r: relax.Expr) -> relax.Expr:
-        return relax.op.nn.relu(summed(x, w) + b) + r
-
-    bias, residual = ((written[-1],), "float32"), (written, "float32")
-    return kernel_of(block, (image, dtype), (filters, dtype), bias, residual)
 
 
 @pytest.mark.parametrize(
@@ -53,21 +30,6 @@ def convolved(image: Shape, filters: Shape, dtype: str = "float16", **options: A
 )
 def test_numbers(image: Shape, filters: Shape, options: dict, decided: dict) -> None:
     check_numbers(convolved(image, filters, **options), 2, SLOW, **decided)
-
-
-WINDOWS: list[tuple[Shape, Shape, dict]] = [
-    ((2, 32, 32, 64), (64, 1, 1, 64), {"strides": 2}),
-    ((1, 17, 33, 64), (64, 3, 3, 64), {}),
-    ((1, 16, 16, 64), (128, 5, 3, 64), {"padding": (2, 1)}),
-    ((1, 16, 16, 64), (64, 3, 3, 64), {"padding": 2, "dilation": 2}),
-    ((2, 31, 31, 64), (61, 3, 3, 64), {"padding": (0, 1, 2, 1), "strides": 2}),
-    ((1, 16, 16, 120), (3, 3, 120, 63), {"padding": 1, "kernel_layout": "HWIO"}),
-    ((1, 16, 16, 192), (128, 3, 3, 192), {"padding": 1, "dtype": "bfloat16"}),
-    ((1, 16, 16, 128), (64, 3, 3, 128), {"padding": 1, "strides": (1, 2)}),
-    ((2, 16, 16, 32), (64, 3, 3, 32), {"padding": 1}),
-    ((2, 16, 16, 16), (64, 3, 3, 16), {"padding": 1}),
-    ((1, 16, 16, 80), (3, 3, 80, 128), {"padding": 1, "kernel_layout": "HWIO"}),
-]
 
 
 @pytest.mark.slow

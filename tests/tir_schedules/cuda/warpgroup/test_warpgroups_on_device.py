@@ -10,10 +10,8 @@ from cuda_kernels import scheduled
 from matmul_kernels import product
 from needs_gpu import NEEDS_GPU
 from on_device import assert_on_device, machine
-from test_warp_group_convolution import SLOW, WINDOWS, Shape, convolved
-from test_warp_group_types import of_integers
 from tvm import te, tirx
-from warpgroup_cases import small_gpu
+from warpgroup_cases import SLOW, WINDOWS, Shape, convolved, of_integers, small_gpu
 
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_contraction import (
     ARCHITECTURE,

@@ -17,7 +17,7 @@ from tvm_ext.tuning.cuda import presence as gpu_presence
 from tvm_ext.tuning.logs.trial_log import read_trials
 
 
-class Here:
+class WorkerInThisProcess:
     """Does a worker's work in this process."""
 
     def __init__(self, memory_bytes=None):
@@ -34,7 +34,7 @@ class Here:
 
 
 for module in (gpu_presence, runner_pool, worker_pool):
-    module.Worker = Here
+    module.Worker = WorkerInThisProcess
 
 folder = Path(sys.argv[1])
 # A copy of a large cache takes long on the host.

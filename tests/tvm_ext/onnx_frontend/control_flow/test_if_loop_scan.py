@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from control_flow_models import assert_as_reference
 from onnx import TensorProto, helper
 from small_models import model, node, value
 from unoptimised import HOST
@@ -15,22 +16,6 @@ runtime = pytest.importorskip("onnxruntime")
 BOOL, INT64 = TensorProto.BOOL, TensorProto.INT64
 X = np.linspace(0.01, 0.1, 12, dtype=np.float32).reshape(4, 3)
 GO_ON = node("Identity", ["going"], ["go_on"])
-
-
-def assert_as_reference(proto: onnx.ModelProto, *feeds: dict, levels=("O0", "O3")) -> None:
-    options = runtime.SessionOptions()
-    options.log_severity_level = 3
-    session = runtime.InferenceSession(
-        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
-    for level in levels:
-        compiled = tvm_ext.compile(proto, HOST, opt_level=level)
-        for feed in feeds:
-            found = list(compiled.run(feed).values())
-            for got, wanted in zip(found, session.run(None, feed), strict=True):
-                assert got.dtype == wanted.dtype
-                assert got.size == wanted.size
-                np.testing.assert_allclose(got.ravel(), wanted.ravel(), rtol=1e-5, atol=1e-6)
 
 
 def branch(nodes: list, *outputs: str) -> onnx.GraphProto:

@@ -3,9 +3,9 @@
 import numpy as np
 import onnx
 import pytest
+from control_flow_models import assert_as_reference
 from onnx import TensorProto, helper
 from small_models import model, node, rand, value
-from test_converters_control_flow import assert_as_reference
 from unoptimised import HOST
 
 import tvm_ext

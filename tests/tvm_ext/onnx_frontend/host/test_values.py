@@ -5,7 +5,7 @@ import json
 import numpy as np
 import onnx
 import pytest
-from test_host_steps import classifier
+from host_models import classifier
 from typer.testing import CliRunner
 
 from tvm_ext.check.inputs import random_inputs, read_values, values_as_json

@@ -23,7 +23,7 @@ class _Broadcast:
         return self.array.view(np.uint32)[: self.words]
 
 
-class Machine:
+class CslMachine:
     """Runs ``code``, a CslCode, in an order that ``seed`` draws.
 
     Attributes

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 pytest.importorskip("xdsl", reason="xDSL is not installed: pip install 'tvm-ext[csl]'")
 
 from csl_kernels import machine
-from csl_machine import Machine
+from csl_machine import CslMachine
 from small_models import W, mlp, rand
 
 from tvm_ext.cli.main import app
@@ -43,7 +43,7 @@ def test_the_kernel_of_a_model_computes_its_layer(fused):
     assert found.schedule == "SUMMA"
     x = rand(6, 6)
     first, second = (shard.name for shard in code.shards if shard.role == "input")
-    outputs = Machine(code)(**{first: x, second: W})
+    outputs = CslMachine(code)(**{first: x, second: W})
     (hidden,) = outputs.values()
     np.testing.assert_allclose(hidden, np.maximum(x @ W, 0), rtol=1e-5, atol=1e-6)
 

@@ -17,7 +17,7 @@ from csl_kernels import (
     over_mesh,
     product,
 )
-from csl_machine import Machine
+from csl_machine import CslMachine
 
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
@@ -103,7 +103,7 @@ def test_elementwise_work_without_messages(case):
     assert set(code.files) == {"pe_program.csl", "layout.csl"}
     assert expected in code.files["pe_program.csl"]
     inputs = [random((10, 14), dtype, seed) for seed, dtype in enumerate(dtypes)]
-    runs = Machine(code)
+    runs = CslMachine(code)
     found = runs(**{f"x{n}": array for n, array in enumerate(inputs)})["y"]
     assert runs.grid == (4, 3)
     tolerance = 2e-3 if "float16" in (*dtypes, str(found.dtype)) else 1e-6
@@ -135,7 +135,7 @@ def test_summa_is_the_product(sizes, grid, overlapped, vector, dtype, seed):
     )
     code = kernel_code(scheduled, machine())
     a, b = random((m, k), dtype, seed), random((k, n), dtype, seed + 1)
-    runs = Machine(code, seed)
+    runs = CslMachine(code, seed)
     tolerance = 5e-2 if dtype == "float16" else 1e-5
     expected = np.maximum(a.astype("float32") @ b.astype("float32"), 0)
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_summa_is_the_product(sizes, grid, overlapped, vector, dtype, seed):
 
 def test_every_step_sends_two_tiles():
     code = kernel_code(matmul(product(20, 18, 14), rows=4, columns=3, overlapped=1), machine())
-    runs = Machine(code)
+    runs = CslMachine(code)
     runs(A=random((20, 14)), B=random((14, 18)))
     # Four steps; in each a message along each of four rows and three columns.
     assert runs.messages == 4 * (4 + 3)
@@ -160,7 +160,7 @@ def test_a_constant_operand_may_stay_where_it_is():
     code = kernel_code(matmul(func, rows=3, columns=3, resident=1, overlapped=1), machine())
     assert code.shards[1].shape == (15, 6)
     a, b = random((7, 14)), random((14, 18), seed=1)
-    runs = Machine(code)
+    runs = CslMachine(code)
     found = runs(A=a, B=b)["D"]
     np.testing.assert_allclose(found, np.maximum(a @ b, 0), rtol=1e-5, atol=1e-5)
     assert runs.messages == 3 * 3
@@ -172,7 +172,7 @@ def test_messages_into_arrays_that_are_read_are_noticed(monkeypatch):
     scheduled = matmul(product(12, 12, 12), rows=3, columns=3, overlapped=1)
     monkeypatch.setattr(PeKernel, "alternates", lambda self, steps: False)
     a, b = random((12, 12)), random((12, 12), seed=1)
-    found = Machine(kernel_code(scheduled, machine()))(A=a, B=b)["D"]
+    found = CslMachine(kernel_code(scheduled, machine()))(A=a, B=b)["D"]
     assert np.abs(found - np.maximum(a @ b, 0)).max() > 0.1 or np.isnan(found).any()
 
 
@@ -188,7 +188,7 @@ def test_messages_into_arrays_that_are_read_are_noticed(monkeypatch):
 def test_operands_that_are_sent_before_the_work(shapes, messages, holders):
     code = kernel_code(broadcast_sum(shapes), machine())
     inputs = [random(shape, seed=seed) for seed, shape in enumerate(shapes)]
-    runs = Machine(code, seed=3)
+    runs = CslMachine(code, seed=3)
     found = runs(**{f"x{n}": array for n, array in enumerate(inputs)})["y"]
     np.testing.assert_allclose(found, sum(inputs[1:], inputs[0]), rtol=1e-6)
     assert runs.messages == messages
@@ -203,7 +203,7 @@ def test_vectors_go_along_memory_whatever_the_loop():
     assert orders["A"] == (1, 0)
     assert orders["D"] == (0, 1)
     a, b = random((12, 12)), random((12, 300), seed=1)
-    found = Machine(code)(A=a, B=b)["D"]
+    found = CslMachine(code)(A=a, B=b)["D"]
     np.testing.assert_allclose(found, np.maximum(a @ b, 0), rtol=1e-5, atol=1e-5)
 
 
@@ -220,5 +220,5 @@ def test_work_of_several_blocks_on_rows():
     code = kernel_code(schedule_kernel(func, machine(3, 1))[0], machine(3, 1))
     array = random((6, 8))
     expected = on_cpu(func, [array, np.zeros((6, 8), "float32")])
-    found = Machine(code)(x=array)["y"]
+    found = CslMachine(code)(x=array)["y"]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
