@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = (sys.executable, "-c", "from tvm_ext.cli.main import main; main()")
+# A process that a script starts in the background ignores interrupts, and so do its children.
+START = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from tvm_ext.cli.main import main
+main()
+"""
+COMMAND = (sys.executable, "-c", START)
 
 
 def run(*arguments, cwd, **options) -> subprocess.CompletedProcess:
