@@ -106,7 +106,7 @@ class SessionProgress:
     trials_done: int = 0
     trials_planned: int = 0
     budget_seconds: float | None = None
-    begun: float = field(default_factory=time.monotonic)
+    begun: float = field(default_factory=lambda: time.monotonic())
     ended: float | None = None
     notes: list[str] = field(default_factory=list)
     outcome: str = ""
