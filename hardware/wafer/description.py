@@ -31,7 +31,7 @@ _WAVELET_BYTES = 4
 class WaferDescription(ConfigModel):
     """A rectangular mesh of equal processing elements; see the module's text for its parts."""
 
-    kind: Literal["mesh"]
+    kind: Literal["wafer"]
     name: str
     summary: str
     fabric_rows: Count
@@ -156,7 +156,8 @@ class WaferDescription(ConfigModel):
 
         Another clock, rectangle or cost per element is another device; another summary is not.
         """
-        numbers = self.model_dump_json(exclude={"summary"})
+        # With the former name of the kind: a new one would disown all earlier records.
+        numbers = self.model_copy(update={"kind": "mesh"}).model_dump_json(exclude={"summary"})
         return f"{self.name}-{hashlib.sha256(numbers.encode()).hexdigest()[:8]}"
 
     @property

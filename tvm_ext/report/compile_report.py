@@ -4,7 +4,7 @@ Its parts are in `records`, the text form is in `text`, the page in `page`."""
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.configs.errors import TvmExtError
+from tvm_ext.configs.former_names import PASSES, current_schedule
 from tvm_ext.report.page import render_html
 from tvm_ext.report.records import (
     DeviceRecord,
@@ -122,6 +123,9 @@ class CompileReport:
         shapes = [text[text.rindex("[") :] for text in self.inputs if "[" in text]
         return list(dict.fromkeys(name for shape in shapes for name in _NAME.findall(shape)))
 
+    # What users' scripts may call it.
+    open_sizes = symbolic_sizes
+
     @property
     def not_known(self) -> str:
         """What stands where a figure would, of a program whose sizes a run decides."""
@@ -190,7 +194,7 @@ class CompileReport:
 
     @classmethod
     def from_json(cls, text: str) -> "CompileReport":
-        """Return the report that `to_json` wrote.
+        """Return the report that `to_json` wrote, with the present names of passes and templates.
 
         Raises
         ------
@@ -207,6 +211,10 @@ class CompileReport:
             raise not_a_report(f"at {place}: {first['msg']}", SCHEMA) from error
         if report.to_dict() != data:
             raise not_a_report("fields were missing, unknown or of another type", SCHEMA)
+        report.passes = [_with_current_names(record) for record in report.passes]
+        report.kernels = [
+            replace(kernel, schedule=current_schedule(kernel.schedule)) for kernel in report.kernels
+        ]
         return report
 
     def __rich__(self) -> "RenderableType":
@@ -229,6 +237,14 @@ class CompileReport:
             If the file cannot be written.
         """
         write_text(path, self.to_html())
+
+
+def _with_current_names(record: PassRecord) -> PassRecord:
+    decisions = [
+        replace(decision, pass_name=PASSES.get(decision.pass_name, decision.pass_name))
+        for decision in record.decisions
+    ]
+    return replace(record, name=PASSES.get(record.name, record.name), decisions=decisions)
 
 
 # As ``TensorSpec.describe`` writes them.
