@@ -24,7 +24,8 @@ ATTRIBUTE = "tvm_ext.gemm"
 @dataclass(frozen=True)
 class Activation:
     """An activation by its Relax operator, with its numbers: clip has low and high, leakyrelu has
-    the slope."""
+    the slope.
+    """
 
     op_name: str
     numbers: tuple[float, ...] = ()
@@ -225,7 +226,8 @@ class Operand:
 @dataclass(frozen=True)
 class Epilogue:
     """``activation(scale * product + addend_scale * addend)``; ``variables`` are the values on the
-    way, first the product and last the result; the first ``scale_steps`` steps are the scale."""
+    way, first the product and last the result; the first ``scale_steps`` steps are the scale.
+    """
 
     variables: tuple[relax.Var, ...]
     scale: float = 1.0

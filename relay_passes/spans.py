@@ -2,7 +2,8 @@
 
 Passes of TVM keep a variable, or copy its span, when they replace the value bound to it; a call
 loses its own span as soon as it is legalised. So the variable is what carries the names, from the
-imported graph down to the call of the finished kernel."""
+imported graph down to the call of the finished kernel.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -40,9 +41,6 @@ def retyped_var(variable: relax.Var, ty: relax.Type, names: Iterable[str]) -> re
     """A new variable of the same kind and name, with type ``ty`` and the origin ``names``."""
     kind = relax.DataflowVar if isinstance(variable, relax.DataflowVar) else relax.Var
     return kind(variable.name, ty, span_of(names))
-
-
-# Writes origins into the variables of a module.
 
 
 def write_origins(mod: tvm.IRModule, origins: Mapping[relax.Var, Sequence[str]]) -> tvm.IRModule:

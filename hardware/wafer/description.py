@@ -11,7 +11,8 @@ stencil computations", SC22, sections IV.A and V.C (PEs, links, power); P. Luczy
 "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888 (routers, ramps, colours);
 C. He et al., "WaferLLM: large language model inference at wafer scale", OSDI 2025, section 3
 (the PLMR model: hops, relays, routes). The numbers' own sources stand in the files of
-configs/targets."""
+configs/targets.
+"""
 
 import hashlib
 from typing import Annotated, Literal
@@ -29,7 +30,7 @@ _WAVELET_BYTES = 4
 
 
 class WaferDescription(ConfigModel):
-    """A rectangular mesh of equal processing elements; see the module's text for its parts."""
+    """A rectangular mesh of equal processing elements; the module's docstring has its parts."""
 
     kind: Literal["wafer"]
     name: str
@@ -259,9 +260,6 @@ def _check_dtype(dtype: str) -> None:
         raise ValueError(
             f"cycles_per_element has '{dtype}', which is no type; expected such as 'float16'"
         ) from error
-
-
-# Errors of mappings to a mesh.
 
 
 class WaferLimitError(TvmExtError):

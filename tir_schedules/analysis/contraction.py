@@ -92,7 +92,7 @@ def depends(expr: Any, var: tirx.Var) -> bool:
 def contraction_of(
     sch: s_tir.Schedule, anchor: SBlockRV, epilogue: SBlockRV | None
 ) -> SymbolicContraction | NotApplicable:
-    """The sum of products of ``anchor``, finished as ``epilogue`` does where there is one."""
+    """The contraction of ``anchor``, finished as ``epilogue`` does where there is one."""
     stmt = sch.get(anchor)
     summed = _summed(stmt)
     if isinstance(summed, NotApplicable):

@@ -114,7 +114,7 @@ def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotApplica
     operator, element = parts
     factors = _factors(element) if weighted else (element, None)
     if factors is None:
-        return NotApplicable("it is not a sum of products of an input and a weight")
+        return NotApplicable("it is no contraction of an input and a weight")
     value, conditions, fill = _without_padding(factors[0])
     start = stmt.init.value
     if fill is not None and not _is_same_number(fill, start):
@@ -523,7 +523,7 @@ def depthwise_window(window: Window) -> DepthwiseWindow | NotApplicable:
     """``window``, of products, as rows and columns."""
     loads = nodes(window.store.value, tvm.ir.TensorLoad)
     if window.combine is not tirx.Add or len(loads) != 2:
-        return NotApplicable("it is not a sum of products")
+        return NotApplicable("it is no contraction")
     # The only input channel of a group is counted as well: a window of one position.
     single = [s for s in window.slides if _is_single_input(s, loads[1])]
     slides = [slide for slide in window.slides if not any(slide is one for one in single)]

@@ -107,7 +107,8 @@ def _quotient(place: Any, divisor: Any) -> Any:
 
 def _not_zero(divisor: Any) -> Any:
     """A number of tiles in a loop over them: not zero, which TVM finds it to be in a branch for
-    sizes that cannot be, and stops at."""
+    sizes that cannot be, and stops at.
+    """
     known = static_extent(divisor)
     return divisor if known else tirx.max(divisor, tirx.const(1, str(divisor.ty)))
 

@@ -1,7 +1,8 @@
 """Winograd convolution: both transforms and the products of a few tiles while they are in cache.
 
 The kernel consists of blocks that are annotated with their part in the algorithm: input_tile,
-input_rows, input_transform, products, output_rows, output; elementwise blocks may follow."""
+input_rows, input_transform, products, output_rows, output; elementwise blocks may follow.
+"""
 
 import math
 from dataclasses import dataclass

@@ -201,7 +201,7 @@ DTYPES = ("float16", "float32")
 
 
 class CublasMatmul:
-    """Kernels that are one matmul that lie in memory row by row, or a batch of them.
+    """Kernels that are one matmul of matrices that lie in memory row by row, or a batch of them.
 
     What may follow is a bias of each column, with max(x, 0) or without.
     """

@@ -296,7 +296,7 @@ _PATTERNS = {
 
 
 class WaferMatmul:
-    """Matmuls, or of batches of them, with what is computed from the result.
+    """Matmuls, or batches of them, with what is computed from the result.
 
     The result stays where it is, a tile in each PE; the operands' tiles move: to all PEs of a row
     or column in each step (SUMMA, R. van de Geijn and J. Watts, 1997), or from neighbour to

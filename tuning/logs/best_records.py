@@ -125,12 +125,6 @@ def beats(one: CandidateResult, default: CandidateResult) -> bool:
     return one.seconds < default.seconds * (1 - noise)
 
 
-# Which records of a database hold measured times, and which the answers of a model.
-#
-# MetaSchedule's form has no place for it. The log beside the database says it: a record is of a
-# model if a modelled trial has its trace and its time, and no measured one has.
-
-
 Group = tuple[str, str]
 """A kernel's hash and the key of a target."""
 
@@ -144,7 +138,10 @@ def group_of(record: StoredRecord) -> Group:
 
 
 class RecordKinds:
-    """See the module's text.
+    """Which records of a database hold measured times, and which the answers of a model.
+
+    MetaSchedule's form has no place for it. The log beside the database says it: a record is of a
+    model if a modelled trial has its trace and its time, and no measured one has.
 
     Parameters
     ----------

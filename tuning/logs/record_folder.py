@@ -263,9 +263,6 @@ def _empty_trace(workload: StoredWorkload) -> Any:
     return tvm.s_tir.Schedule(workload.mod).trace
 
 
-# A folder of records as it is read: the log, and MetaSchedule's two files.
-
-
 FILES = (TRIALS, WORKLOADS, RECORDS)
 
 

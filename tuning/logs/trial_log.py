@@ -138,9 +138,6 @@ def parse_trial(line: str) -> Trial:
         raise TrialLineError(f"key '{place}': {problem['msg']}") from error
 
 
-# The log of a folder of records: a line for every trial that has ended.
-
-
 TRIALS = "trials.jsonl"
 
 

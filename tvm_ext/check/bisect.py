@@ -38,8 +38,6 @@ from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.tensor_spec import shapes_of
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernels
 
-# What was asked to be checked.
-
 
 @dataclass(frozen=True)
 class CheckRequest:

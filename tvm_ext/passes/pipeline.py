@@ -173,7 +173,7 @@ def _position(names: list[str], entry: registry.PassEntry) -> int:
         return len(names) - names[::-1].index(entry.after)
     if entry.before and entry.before in names:
         return names.index(entry.before)
-    # PropagateSpans closes the graph stage, so that added bindings get an origin as well.
+    # PropagateSpans closes the graph stage, so that added bindings get a span as well.
     return names.index("PropagateSpans") if "PropagateSpans" in names else len(names)
 
 

@@ -1,6 +1,7 @@
 """The compile report: everything that one compilation did, as text, as a page and as JSON.
 
-Its parts are in `records`, the text form is in `text`, the page in `page`."""
+Its parts are in `records`, the text form is in `text`, the page in `page`.
+"""
 
 import json
 import re
@@ -26,14 +27,9 @@ from tvm_ext.report.records import (
 from tvm_ext.report.text import render_text, renderable
 from tvm_ext.tensor_spec import listed
 
-# Errors of compile reports.
-
 
 class ReportError(TvmExtError):
     """A compile report cannot be read or cannot be written."""
-
-
-# Reading the JSON form of a report.
 
 
 def parse(text: str, schema: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tvm_ext.tir_schedules.statements import changed_block
 
 # A reduction as a batched matmul: which loop is a row, a column, a step or a batch.
 #
-# Any sum of products of two operands is one, convolution too: what a loop is follows from which
+# Any contraction of two operands is one, convolution too: what a loop is follows from which
 # of the operands and the result it moves. Rows, columns and steps of several loops are fused.
 
 

@@ -1,4 +1,4 @@
-"""Which tiles, and which steps of them, the blocks of a matmul by warpgroups work on.
+"""Which tiles, and which steps of their sums, the blocks of a matmul by warpgroups work on.
 
 Blocks stay on their multiprocessor. In each round every block computes one tile. When the last
 round has too few tiles for all blocks, their steps can be shared instead: the steps of those

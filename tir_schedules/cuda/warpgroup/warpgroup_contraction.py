@@ -1,7 +1,7 @@
 """Matmul and convolution by warpgroup instructions (wgmma) and TMA, on GPUs of capability 9.0a.
 
 On such a GPU instructions of single warps reach less than two thirds of the tensor cores' rate.
-Operands come to shared memory by bulk copies; what follows the product is applied to the
+Operands come to shared memory by TMA copies; what follows the product is applied to the
 results in registers, 8 neighbouring columns of a thread at a time.
 """
 
@@ -48,7 +48,7 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
 
 # Operands whose rows begin between multiples of 16 bytes, copied to rows that do not.
 #
-# Bulk copies ask for such rows. A kernel that reads the operand once and writes it once is cheap
+# TMA copies ask for such rows. A kernel that reads the operand once and writes it once is cheap
 # beside a large product.
 
 

@@ -1,4 +1,4 @@
-"""How a matmul by warpgroups is cut by default, and when they are worth it.
+"""How a matmul by warpgroups is cut by default, and when it is worth it.
 
 Of all tiles those are taken that take the fewest cycles as ``warp_group_cycles`` has them. With
 each size the steps of a last round that is not full may be shared, by as many blocks as there

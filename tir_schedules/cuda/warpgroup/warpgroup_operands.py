@@ -46,7 +46,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
 )
 from tvm_ext.tir_schedules.packing import move_outermost
 
-# A block that surrounds an array with zeros, as bulk copies do for places outside of a tensor.
+# A block that surrounds an array with zeros, as TMA copies do for places outside of a tensor.
 
 
 _IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
@@ -105,7 +105,7 @@ def _is_zero(value: Any) -> bool:
 
 # Rows of a convolution's product in boxes that are rectangles of output pixels.
 #
-# Bulk copies bring boxes of an image. So the rows of a warpgroup are pixels side by side in each
+# TMA copies bring boxes of an image. So the rows of a warpgroup are pixels side by side in each
 # of an image's dimensions, and of neighbouring images where these are small, not pixels in the
 # order in which they lie in memory. The sides are powers of two: which pixel a row is takes
 # shifts and masks.
@@ -178,7 +178,7 @@ def pixel_boxes(
         if all(s * n <= MAX_BOX for s, n in zip(strides, sides, strict=True))
     ]
     if not found:
-        return NotApplicable("the strides are too long for boxes of bulk copies")
+        return NotApplicable("the strides are too long for boxes of TMA copies")
     return min(found, key=lambda boxes: (boxes.rows, boxes.sides))
 
 
@@ -193,7 +193,7 @@ def _sides(rows: int, rank: int) -> Iterator[tuple[int, ...]]:
         side *= 2
 
 
-# The image of a convolution as a tensor of which bulk copies bring boxes of pixels.
+# The image of a convolution as a tensor of which TMA copies bring boxes of pixels.
 #
 # For every tap of the window and every few channels of it, a box of output pixels needs one box
 # of the image, shifted by the tap. What is outside of the image comes as zeros: its padding.
@@ -377,7 +377,7 @@ def _covers(walks: Sequence[Walk | None], pixels: int, taps: int) -> bool:
 
 
 ROW_BYTES = (128, 64, 32)
-"""Rows of shared memory that bulk copies and the instructions swizzle."""
+"""Rows of shared memory that TMA copies and the instructions swizzle."""
 
 # Bytes of products in whose time a block waits for one more pair of operand tiles. Estimate.
 _ROW_OVERHEAD = 16

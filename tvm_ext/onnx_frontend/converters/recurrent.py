@@ -1,8 +1,9 @@
 """LSTM, GRU and RNN, which TVM's importer does not have.
 
-The input times its weights is one matmul over all steps. The rest is one kernel with all
-steps inside (``tvm_ext.tir_schedules.cpu.recurrence``): a graph of slices for each step would be
-hundreds of kernels, and could not leave the number of steps open."""
+The input times its weights is one matmul over all steps. The rest is one kernel with all steps
+inside (``tvm_ext.tir_schedules.operators.recurrence``): a graph of slices for each step would be
+hundreds of kernels, and could not leave the number of steps to the run.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -297,7 +297,7 @@ def read_kernel(func: tirx.PrimFunc, name: str = "main") -> PeKernel:
 
     Raises
     ------
-    NotApplicable, NotApplicable
+    NotApplicable
         The kernel does something else; the text says what.
     """
     return _Reader(func, name).kernel()
