@@ -50,16 +50,16 @@ Epilogue = Literal["", "bias", "bias_relu"]
 
 @dataclass(frozen=True)
 class LibraryMatmul:
-    """``C[b, i, j] = epilogue(sum over k of A[b, i, k] * B[b, k, j])``, row by row in memory.
+    """``C[b, i, j] = epilogue(sum over l of A[b, i, l] * B[b, l, j])``, row by row in memory.
 
     Attributes
     ----------
     dtype, result : str
         Types of the operands, and of the result and the bias.
-    batch, rows, columns, steps : int
-        Extents of b, i, j and k. A batch of 1 stands for matrices.
+    batch, m, n, k : int
+        Extents of b, i, j and l. A batch of 1 stands for matrices.
     transposed : bool
-        Whether B lies in memory as [b, j, k].
+        Whether B lies in memory as [b, j, l].
     epilogue : Epilogue
         See there.
     """
@@ -67,16 +67,16 @@ class LibraryMatmul:
     dtype: str
     result: str
     batch: int
-    rows: int
-    columns: int
-    steps: int
+    m: int
+    n: int
+    k: int
     transposed: bool = False
     epilogue: Epilogue = ""
 
     @property
     def symbol(self) -> str:
         """The function that computes it, equal for equal products."""
-        sizes = [str(n) for n in (self.batch, self.rows, self.columns, self.steps)]
+        sizes = [str(size) for size in (self.batch, self.m, self.n, self.k)]
         notes = ["transposed"] * self.transposed + [self.epilogue] * bool(self.epilogue)
         return "_".join(("tvm_ext_cublas", self.dtype, self.result, *sizes, *notes))
 
@@ -90,13 +90,13 @@ class LibraryMatmul:
     def shapes(self) -> list[list[int]]:
         """Of A, B and, if there is one, the bias; then of the result."""
         lead = [self.batch] if self.batch > 1 else []
-        b = (self.columns, self.steps) if self.transposed else (self.steps, self.columns)
-        bias = [[self.columns]] if self.epilogue else []
+        b = (self.n, self.k) if self.transposed else (self.k, self.n)
+        bias = [[self.n]] if self.epilogue else []
         return [
-            [*lead, self.rows, self.steps],
+            [*lead, self.m, self.k],
             [*lead, *b],
             *bias,
-            [*lead, self.rows, self.columns],
+            [*lead, self.m, self.n],
         ]
 
     @property
@@ -229,16 +229,16 @@ class CublasMatmul:
         operands = _operands(func, sch.get(main), axes)
         if isinstance(operands, NotApplicable):
             return operands
-        following = _following(func, sch, main, axes.size(axes.columns))
+        following = _following(func, sch, main, axes.size(axes.n))
         if isinstance(following, NotApplicable):
             return following
         product = LibraryMatmul(
             str(operands.first.dtype),
             str(following.result.dtype),
             axes.size(axes.batch),
-            axes.size(axes.rows),
-            axes.size(axes.columns),
-            axes.size(axes.steps),
+            axes.size(axes.m),
+            axes.size(axes.n),
+            axes.size(axes.k),
             operands.transposed,
             following.epilogue,
         )
@@ -283,9 +283,9 @@ def _operands(
     if not all(among(buffer, func.params) for buffer in (first, second)):
         return NotApplicable("an operand is computed in the kernel")
     batch, row, column, step = (
-        _fused(block, group) for group in (axes.batch, axes.rows, axes.columns, axes.steps)
+        _fused(block, group) for group in (axes.batch, axes.m, axes.n, axes.k)
     )
-    rows, columns, steps = (axes.size(g) for g in (axes.rows, axes.columns, axes.steps))
+    rows, columns, steps = (axes.size(g) for g in (axes.m, axes.n, axes.k))
     written = (batch * rows + row) * columns + column
     left = (batch * rows + row) * steps + step
     if not (_is_at(plain.indices[0], written, block) and _is_read_at(block, loads, first, left)):

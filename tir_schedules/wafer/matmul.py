@@ -42,8 +42,8 @@ class MatmulSizes:
 
     Attributes
     ----------
-    batch, left, right, summed : int
-        Products; rows of the first operand; columns of the second; what is summed.
+    batch, m, n, k : int
+        Matmuls; rows of the first operand; columns of the second; terms of each sum.
     right_is_constant : bool
         Whether the second operand is the same in every call.
     dtype : str
@@ -53,9 +53,9 @@ class MatmulSizes:
     """
 
     batch: int
-    left: int
-    right: int
-    summed: int
+    m: int
+    n: int
+    k: int
     right_is_constant: bool
     dtype: str
     element_bytes: int
@@ -66,7 +66,7 @@ class Tiles:
 
     Attributes
     ----------
-    left, right, summed : np.ndarray
+    m, n, k : np.ndarray
         Extents of one step's tile.
     """
 
@@ -75,12 +75,12 @@ class Tiles:
     ) -> None:
         self.sizes = sizes
         self.rows, self.columns, self.steps = rows, columns, steps
-        self.left = _parts(sizes.left, rows)
-        self.right = _parts(sizes.right, columns)
-        self.summed = _parts(sizes.summed, steps)
+        self.m = _parts(sizes.m, rows)
+        self.n = _parts(sizes.n, columns)
+        self.k = _parts(sizes.k, steps)
 
     def work(self, machine: WaferDescription) -> np.ndarray:
-        """[3, ...] cycles of a step, with instructions along the right, the left, the summed loop.
+        """[3, ...] cycles of a step, with instructions along N, along M and along K.
 
         A sum along the instruction is a product of two arrays and an addition for each element.
         """
@@ -88,25 +88,25 @@ class Tiles:
         each = machine.element_cycles(self.sizes.dtype) * machine.conflict_factor
         return np.stack(
             [
-                self.left * self.summed * (start + each * self.right),
-                self.right * self.summed * (start + each * self.left),
-                self.left * self.right * (2 * start + (each + machine.scalar_cycles) * self.summed),
+                self.m * self.k * (start + each * self.n),
+                self.n * self.k * (start + each * self.m),
+                self.m * self.n * (2 * start + (each + machine.scalar_cycles) * self.k),
             ]
         )
 
     def words(self) -> tuple[np.ndarray, np.ndarray]:
         """Of a step's tile of the first and of the second operand."""
         width = self.sizes.element_bytes / _WORD_BYTES
-        return self.left * self.summed * width, self.right * self.summed * width
+        return self.m * self.k * width, self.n * self.k * width
 
     def fits(self, machine: WaferDescription, resident: bool) -> np.ndarray:
         """Whether shards, the result's tile and the messages of two steps are within one PE."""
         sizes = self.sizes
-        first = self.left * _parts(sizes.summed, self.columns)
-        second = self.right * (sizes.summed if resident else _parts(sizes.summed, self.rows))
-        under_way = self.left * self.summed + (0 if resident else self.right * self.summed)
+        first = self.m * _parts(sizes.k, self.columns)
+        second = self.n * (sizes.k if resident else _parts(sizes.k, self.rows))
+        under_way = self.m * self.k + (0 if resident else self.n * self.k)
         copies = np.where(self.steps > 1, 2, 1)
-        held = first + second + 2 * self.left * self.right + copies * under_way
+        held = first + second + 2 * self.m * self.n + copies * under_way
         return np.asarray(held * sizes.element_bytes <= machine.usable_bytes)
 
 
@@ -143,7 +143,7 @@ def summa_cycles(
 
 def _way(tiles: Tiles, extent: np.ndarray, machine: WaferDescription) -> np.ndarray:
     """Hops along a line of ``extent`` PEs, and what passing on from sender to sender takes."""
-    senders = np.minimum(_parts(tiles.summed, _parts(tiles.sizes.summed, extent)), extent)
+    senders = np.minimum(_parts(tiles.k, _parts(tiles.sizes.k, extent)), extent)
     routes = max(1, machine.usable_colours // 2)
     relays = np.maximum(_parts(np.minimum(tiles.steps * senders, extent), routes) - 1, 0)
     return extent * machine.hop_cycles + (relays + senders - 1) * machine.relay_cycles
@@ -224,13 +224,13 @@ def decide_matmul(
         rows = columns = steps = decisions.pick("rows", squares, ring)
         resident = False
     else:
-        rows = decisions.pick("rows", grid_options(sizes.left, most_rows, _GRID_OPTIONS), plan.rows)
+        rows = decisions.pick("rows", grid_options(sizes.m, most_rows, _GRID_OPTIONS), plan.rows)
         columns = decisions.pick(
-            "columns", grid_options(sizes.right, machine.columns, _GRID_OPTIONS), plan.columns
+            "columns", grid_options(sizes.n, machine.columns, _GRID_OPTIONS), plan.columns
         )
         places = (0, 1) if sizes.right_is_constant else (0,)
         resident = bool(decisions.pick("resident", places, int(plan.resident)))
-        most = min(max(rows, columns), sizes.summed)
+        most = min(max(rows, columns), sizes.k)
         steps = decisions.pick(
             "steps", grid_options(most, most, _STEP_OPTIONS), min(plan.steps, most)
         )
@@ -242,8 +242,8 @@ def decide_matmul(
 
 
 def _square_options(sizes: MatmulSizes, machine: WaferDescription, most_rows: int) -> list[int]:
-    most = min(most_rows, machine.columns, sizes.summed)
-    longest = max(sizes.left, sizes.right)
+    most = min(most_rows, machine.columns, sizes.k)
+    longest = max(sizes.m, sizes.n)
     return [option for option in grid_options(longest, most, _GRID_OPTIONS) if option <= most] or [
         1
     ]
@@ -272,9 +272,9 @@ def _best_summa(
     sizes: MatmulSizes, machine: WaferDescription, most_rows: int
 ) -> tuple[_Summa, float]:
     """The best grid and steps for SUMMA and the cycles; all PEs where nothing fits."""
-    rows = grid_options(sizes.left, most_rows, _GRID_OPTIONS)
-    columns = grid_options(sizes.right, machine.columns, _GRID_OPTIONS)
-    most = min(max(rows[-1], columns[-1]), sizes.summed)
+    rows = grid_options(sizes.m, most_rows, _GRID_OPTIONS)
+    columns = grid_options(sizes.n, machine.columns, _GRID_OPTIONS)
+    most = min(max(rows[-1], columns[-1]), sizes.k)
     steps = grid_options(most, most, _STEP_OPTIONS)
     grid_rows, grid_columns, grid_steps = np.ix_(rows, columns, steps)
     found, least = _Summa(rows[-1], columns[-1], steps[-1], False), math.inf
@@ -325,9 +325,9 @@ class WaferMatmul:
         batch = found.longest(found.batch)
         sizes = MatmulSizes(
             batch=found.extents[batch] if batch is not None else 1,
-            left=found.extents[left],
-            right=found.extents[right],
-            summed=found.extents[summed],
+            m=found.extents[left],
+            n=found.extents[right],
+            k=found.extents[summed],
             right_is_constant=constant_parameter(func, found.operands[1]) is not None,
             dtype=str(found.operands[0].dtype),
             element_bytes=element_bytes(found.operands[0]),

@@ -460,16 +460,16 @@ class CudaContraction:
             return instruction
         product = MatmulProblem(
             batch=axes.size(axes.batch),
-            rows=axes.size(axes.rows),
-            columns=axes.size(axes.columns),
-            steps=axes.size(axes.steps),
+            m=axes.size(axes.m),
+            n=axes.size(axes.n),
+            k=axes.size(axes.k),
             dtype=instruction.rate,
             element_bytes=access.element_bytes,
             depth=instruction.depth,
             warp_tiles=WARP_TILES if instruction.on_tensor_cores else REGISTER_TILES,
             own=0 if instruction.on_tensor_cores else OWN,
         )
-        if min(product.rows, product.columns, product.steps) < 2 or product.batch > MAX_BATCH:
+        if min(product.m, product.n, product.k) < 2 or product.batch > MAX_BATCH:
             return NotApplicable("it has a single row, column or step, or too many products")
         return MatmulMatch(main, access.name, axes, instruction, product)
 
@@ -491,7 +491,7 @@ class CudaContraction:
 
 
 def _symbolic_k(block: s_tir.SBlock, axes: MatmulAxes) -> bool:
-    return any(static_extent(block.iter_vars[axis].dom.extent) is None for axis in axes.steps)
+    return any(static_extent(block.iter_vars[axis].dom.extent) is None for axis in axes.k)
 
 
 @dataclass(frozen=True)

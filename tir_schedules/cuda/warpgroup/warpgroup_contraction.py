@@ -167,7 +167,7 @@ class WarpgroupContraction:
         axes = product_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes
-        sizes = [axes.size(group) for group in (axes.rows, axes.columns, axes.steps)]
+        sizes = [axes.size(group) for group in (axes.m, axes.n, axes.k)]
         if min(sizes) < 2 or axes.size(axes.batch) > MAX_BATCH:
             return NotApplicable("it has a single row, column or step, or too many products")
         order_steps_last(sch, main, axes)
@@ -186,12 +186,12 @@ class WarpgroupContraction:
         decisions: Decisions,
     ) -> s_tir.Schedule | NotApplicable:
         func, dtype, packed = sch.mod["main"], operands.dtype, packed_operand(sch)
-        sizes = [axes.size(group) for group in (axes.batch, axes.rows, axes.columns, axes.steps)]
+        sizes = [axes.size(group) for group in (axes.batch, axes.m, axes.n, axes.k)]
         batch, rows, columns, steps = sizes
         rate, width = "tf32" if dtype == "float32" else dtype, tvm.DataType(dtype).bits // 8
         depth = hopper.DEPTH_BYTES // width
         wanted = MatmulProblem(batch, rows, columns, steps, rate, width, depth)
-        product = replace(wanted, rows=operands.rows, steps=operands.steps)
+        product = replace(wanted, m=operands.m, k=operands.k)
         copied = sum(map(staged_bytes, operands.tensors))
         tiles = decide_group_tiles(
             *(product, machine, decisions, copied),
@@ -215,7 +215,7 @@ class WarpgroupContraction:
         second, copy_b = staged(operands.tensors[1], "aligned_b", arrays, views)
         cut = WarpgroupGemm(
             (first, second),
-            *(batch, operands.rows, columns, operands.steps),
+            *(batch, operands.m, columns, operands.k),
             dtype,
             tiles,
             machine.sms,
@@ -253,7 +253,7 @@ def _written(
     result = sch.reindex(main, ("write", 0))
     block = sch.get(main)
     used = moved_by_dimension(block.writes[0], block)
-    dimensions = (axes.batch, axes.rows, axes.columns)
+    dimensions = (axes.batch, axes.m, axes.n)
     sch.transform_layout(result, ("read", 0), fused_map(used, dimensions, block))
     copy = sch.cache_write(main, 0, "local")
     inline_consumers(sch, copy)
