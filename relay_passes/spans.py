@@ -66,17 +66,17 @@ def all_bindings_of(func: relax.Function) -> list[relax.Binding]:
     return found
 
 
-def _collect_bindings(body: relax.Expr, found: list[relax.Binding]) -> None:
+def _collect_bindings(body: relax.Expr, bindings: list[relax.Binding]) -> None:
     if not isinstance(body, relax.SeqExpr):
         return
     for binding in (binding for block in body.blocks for binding in block.bindings):
         value = binding.value
         if isinstance(value, relax.If):
-            _collect_bindings(value.true_branch, found)
-            _collect_bindings(value.false_branch, found)
+            _collect_bindings(value.true_branch, bindings)
+            _collect_bindings(value.false_branch, bindings)
         elif isinstance(value, relax.Function):
-            _collect_bindings(value.body, found)
-        found.append(binding)
+            _collect_bindings(value.body, bindings)
+        bindings.append(binding)
 
 
 @mutator

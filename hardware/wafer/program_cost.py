@@ -61,7 +61,7 @@ def first_place_cost(transfer: Transfer, mesh: WaferDescription) -> Communicatio
 
 
 def _relayed(
-    found: Communication, mesh: WaferDescription, transfer: Transfer, steps: int
+    communication: Communication, mesh: WaferDescription, transfer: Transfer, steps: int
 ) -> Communication:
     """A multicast with a sender that changes from step to step, or within a step.
 
@@ -76,15 +76,15 @@ def _relayed(
     turns = transfer.senders - 1
     if not relays:
         return replace(
-            found,
-            cycles=found.cycles + turns * mesh.relay_cycles,
-            depth=found.depth + turns,
+            communication,
+            cycles=communication.cycles + turns * mesh.relay_cycles,
+            depth=communication.depth + turns,
             colours=max(1, senders),
         )
     return replace(
-        found,
-        cycles=found.cycles + (relays + turns) * mesh.relay_cycles,
-        depth=found.depth + relays + turns,
+        communication,
+        cycles=communication.cycles + (relays + turns) * mesh.relay_cycles,
+        depth=communication.depth + relays + turns,
         colours=routes,
     )
 

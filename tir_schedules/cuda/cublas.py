@@ -357,12 +357,12 @@ def _is_bias(func: tirx.PrimFunc, load: Any, columns: int, plain: Any, block: An
     return row and typed and among(buffer, func.params) and _is_at(load.indices[-1], column, block)
 
 
-def _is_at(one: Any, other: Any, block: s_tir.SBlock) -> bool:
+def _is_at(address: Any, other: Any, block: s_tir.SBlock) -> bool:
     """Whether two addresses are the same for all iterations of a block."""
     analyzer = Analyzer()
     for loop in block.iter_vars:
         analyzer.bind(loop.var, loop.dom)
-    return bool(analyzer.can_prove_equal(one, other))
+    return bool(analyzer.can_prove_equal(address, other))
 
 
 def _loads(store: tirx.BufferStore) -> list[Any]:

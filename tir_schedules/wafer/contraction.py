@@ -73,8 +73,8 @@ def contraction_of(sch: s_tir.Schedule) -> WaferContraction | NotApplicable:
     return _roles(sch, sums[0], last)
 
 
-def _same(sch: s_tir.Schedule, one: SBlockRV, other: SBlockRV) -> bool:
-    return bool(sch.get(one).same_as(sch.get(other)))
+def _same(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
+    return bool(sch.get(block).same_as(sch.get(other)))
 
 
 def _roles(

@@ -339,23 +339,23 @@ class WaferMatmul:
 
 def _schedule(
     sch: s_tir.Schedule,
-    found: WaferContraction,
+    contraction: WaferContraction,
     loops: tuple[int, int, int],
     mapping: MatmulMapping,
 ) -> None:
     left, right, summed = loops
-    every = list(sch.get_loops(found.block))
-    batch = found.longest(found.batch)
+    every = list(sch.get_loops(contraction.block))
+    batch = contraction.longest(contraction.batch)
     outer: list[LoopRV] = []
     inner_batch: list[LoopRV] = []
     if batch is not None:
-        group, rest = _cut(sch, every[batch], found.extents[batch], mapping.groups)
+        group, rest = _cut(sch, every[batch], contraction.extents[batch], mapping.groups)
         sch.annotate(group, MESH_AXIS, ROW)
         outer.append(group)
         inner_batch.append(rest)
-    i0, i1 = _cut(sch, every[left], found.extents[left], mapping.rows)
-    j0, j1 = _cut(sch, every[right], found.extents[right], mapping.columns)
-    k0, k1 = _cut(sch, every[summed], found.extents[summed], mapping.steps)
+    i0, i1 = _cut(sch, every[left], contraction.extents[left], mapping.rows)
+    j0, j1 = _cut(sch, every[right], contraction.extents[right], mapping.columns)
+    k0, k1 = _cut(sch, every[summed], contraction.extents[summed], mapping.steps)
     others = [loop for position, loop in enumerate(every) if position not in (*loops, batch)]
     inner = {ON_SUMMED: k1, ON_LEFT: i1, ON_RIGHT: j1}
     vector = inner.pop(mapping.vector)
@@ -366,16 +366,16 @@ def _schedule(
     sch.annotate(vector, VECTOR, 1)
     if mapping.algorithm != SUMMA:
         sch.annotate(k0, ORDER, mapping.algorithm)
-    result = sch.cache_write(found.block, 0, "local")
+    result = sch.cache_write(contraction.block, 0, "local")
     for number, pattern in enumerate(_PATTERNS[mapping.algorithm]):
         if number == 1 and mapping.resident:
             continue
-        tile = sch.cache_read(found.block, number, "local")
+        tile = sch.cache_read(contraction.block, number, "local")
         sch.compute_at(tile, k0)
         sch.annotate(tile, COMMUNICATION, pattern)
-    _finish_result(sch, found, result, inner_batch[0] if inner_batch else j0)
-    sch.decompose_reduction(found.block, k0)
-    _state_homes(sch, found, loops, mapping)
+    _finish_result(sch, contraction, result, inner_batch[0] if inner_batch else j0)
+    sch.decompose_reduction(contraction.block, k0)
+    _state_homes(sch, contraction, loops, mapping)
 
 
 def _cut(sch: s_tir.Schedule, loop: LoopRV, extent: int, count: int) -> tuple[LoopRV, LoopRV]:
@@ -385,23 +385,23 @@ def _cut(sch: s_tir.Schedule, loop: LoopRV, extent: int, count: int) -> tuple[Lo
 
 
 def _finish_result(
-    sch: s_tir.Schedule, found: WaferContraction, result: SBlockRV, under: LoopRV
+    sch: s_tir.Schedule, contraction: WaferContraction, result: SBlockRV, under: LoopRV
 ) -> None:
     """What follows the sum is computed where the sum is."""
-    if found.last is not None:
-        sch.reverse_compute_inline(found.last)
+    if contraction.last is not None:
+        sch.reverse_compute_inline(contraction.last)
     sch.reverse_compute_at(result, under)
 
 
 def _state_homes(
     sch: s_tir.Schedule,
-    found: WaferContraction,
+    contraction: WaferContraction,
     loops: tuple[int, int, int],
     mapping: MatmulMapping,
 ) -> None:
     """Operands lie cut in both dimensions, their tiles where the algorithm needs them first."""
     left, right, summed = loops
-    batch = found.longest(found.batch)
+    batch = contraction.longest(contraction.batch)
     words = (
         {left: f"{ROW}/{mapping.rows}", summed: f"{COLUMN}/{mapping.columns}"},
         {right: f"{COLUMN}/{mapping.columns}"},
@@ -410,7 +410,7 @@ def _state_homes(
         words[1][summed] = f"{ROW}/{mapping.rows}"
     params = list(sch.mod["main"].params)
     root = sch.get_sblock("root")
-    for operand, dims, cut in zip(found.operands, found.dims, words, strict=False):
+    for operand, dims, cut in zip(contraction.operands, contraction.dims, words, strict=False):
         position = next((i for i, one in enumerate(params) if one.same_as(operand)), None)
         if position is None:
             continue

@@ -243,11 +243,11 @@ class RecordFolder:
             self._stored[kernel] = stored_workload(self._tasks[kernel].workload)
         return self._stored[kernel]
 
-    def _record(self, workload: StoredWorkload, standing: CandidateResult) -> StoredRecord:
+    def _record(self, workload: StoredWorkload, result: CandidateResult) -> StoredRecord:
         args = stored_record(workload, _empty_trace(workload), [1.0], self._target).body[3]
-        target = dict(standing.trial.target)
-        body = [standing.trial.trace, [standing.seconds], target, args]
-        return StoredRecord(workload.hash, standing.trial.trace, standing.seconds, target, body)
+        target = dict(result.trial.target)
+        body = [result.trial.trace, [result.seconds], target, args]
+        return StoredRecord(workload.hash, result.trial.trace, result.seconds, target, body)
 
 
 def _numbered(workloads: Iterable[str]) -> dict[str, int]:

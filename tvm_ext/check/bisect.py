@@ -326,13 +326,17 @@ def _finding(
     view: _Exposed,
     ours: Arrays,
     node: onnx.NodeProto,
-    found: Mapping[str, OutputDifference],
+    differences: Mapping[str, OutputDifference],
     difference: OutputDifference,
     level: str,
 ) -> NodeFinding:
     read = runtime_values(view.model.graph, node)
     inputs = {
-        name: 0.0 if name in view.inputs else found[name].max_rel if name in found else None
+        name: 0.0
+        if name in view.inputs
+        else differences[name].max_rel
+        if name in differences
+        else None
         for name in read
     }
     fed = {**{name: ours[name] for name in read if name in ours}, **_chosen(view.inputs, read)}

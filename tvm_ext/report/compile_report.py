@@ -55,10 +55,10 @@ def parse(text: str, schema: int) -> dict[str, Any]:
     return data
 
 
-def not_a_report(found: str, schema: int) -> ReportError:
+def not_a_report(problem: str, schema: int) -> ReportError:
     """Return the error for text that is not the JSON form of a report."""
     return ReportError(
-        f"not a compile report ({found}); expected the JSON form of one, schema {schema}: "
+        f"not a compile report ({problem}); expected the JSON form of one, schema {schema}: "
         "compile the model again"
     )
 

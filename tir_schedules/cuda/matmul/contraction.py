@@ -474,16 +474,16 @@ class CudaContraction:
         return MatmulMatch(main, access.name, axes, instruction, product)
 
     def _scheduled(
-        self, sch: s_tir.Schedule, main: SBlockRV, found: "MatmulMatch", tiles: MatmulTileSizes
+        self, sch: s_tir.Schedule, main: SBlockRV, match: "MatmulMatch", tiles: MatmulTileSizes
     ) -> s_tir.Schedule:
         """The kernel in tiles, and in two kernels where the reduction is split."""
-        instruction, total = found.instruction, None
+        instruction, total = match.instruction, None
         if tiles.splits > 1:
             main, total = split_reduction(sch, main, tiles.splits)
         if instruction.on_tensor_cores:
-            schedule_warps(sch, main, tiles, instruction, found.axes.depth_last, self.described)
+            schedule_warps(sch, main, tiles, instruction, match.axes.depth_last, self.described)
         else:
-            schedule_registers(sch, main, tiles, found.axes.depth_last, self.described)
+            schedule_registers(sch, main, tiles, match.axes.depth_last, self.described)
         if total is not None:
             schedule_total(sch, total)
         schedule_following(sch)

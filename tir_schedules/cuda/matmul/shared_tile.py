@@ -261,8 +261,8 @@ def aligned(load: Any, variable: Any, vector: int) -> bool:
 
 
 def _at(expression: Any, variable: Any, value: Any) -> Any:
-    def replace(found: Any) -> Any:
-        return value if found.same_as(variable) else found
+    def replace(node: Any) -> Any:
+        return value if node.same_as(variable) else node
 
     return structural_map(expression, (tvm.ir.Var, replace))
 

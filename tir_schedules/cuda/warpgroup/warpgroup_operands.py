@@ -521,15 +521,15 @@ def _row_bytes(channels: int) -> int:
     return min(ROW_BYTES, key=lambda row: (cost(row), -row))
 
 
-def _by_depth(found: WarpgroupGemmOperands) -> WarpgroupGemmOperands | NotApplicable:
-    """``found`` if its types have instructions for how they lie in memory."""
-    for tensor in found.tensors:
+def _by_depth(operands: WarpgroupGemmOperands) -> WarpgroupGemmOperands | NotApplicable:
+    """``operands`` if its types have instructions for how they lie in memory."""
+    for tensor in operands.tensors:
         dtype = str(tensor.buffer.dtype)
         if tensor.across and dtype not in ACROSS:
             return NotApplicable(
                 f"{tensor.buffer.name} of {dtype} has no neighbouring steps in memory"
             )
-    return found
+    return operands
 
 
 def _address_of(plain: tirx.BufferStore, loads: list[Any], load: Any) -> Any:

@@ -434,15 +434,15 @@ def _steps_and_batch(x: relax.Expr, batch_first: bool) -> tuple[Any, Any]:
     return (second, first) if batch_first else (first, second)
 
 
-def _require_same(found: list[Any], wanted: list[Any]) -> None:
+def _require_same(given: list[Any], wanted: list[Any]) -> None:
     """Raises FormError for shapes that differ whatever the symbolic sizes are."""
-    fits = len(found) == len(wanted) and all(
+    fits = len(given) == len(wanted) and all(
         int(a) == int(b)
-        for a, b in zip(found, wanted, strict=True)
+        for a, b in zip(given, wanted, strict=True)
         if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm)
     )
     if not fits:
-        raise FormError(f"a state or its lengths have shape {found}, not {wanted}")
+        raise FormError(f"a state or its lengths have shape {given}, not {wanted}")
 
 
 def _text(value: str | bytes) -> str:
