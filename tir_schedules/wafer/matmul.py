@@ -209,8 +209,8 @@ def decide_matmul(
 ) -> MatmulMapping:
     """The decisions of one kernel, each with what the ones before it leave.
 
-    By default, the mapping with the fewest cycles by ``matmul_cycles`` among MeshGEMM on
-    squares of PEs, SUMMA, and SUMMA with a constant second operand in place.
+    By default, the mapping with the fewest cycles among MeshGEMM on squares of PEs
+    (``ring_cycles``), SUMMA, and SUMMA with a constant second operand in place (``summa_cycles``).
     """
     most_groups = min(sizes.batch, machine.rows)
     groups = decisions.pick("groups", grid_options(most_groups, most_groups), most_groups)

@@ -205,7 +205,7 @@ class RecordFolder:
             append_record(self.folder, self._lines[workload.hash], record)
 
     def settle(self, kernels: Iterable[str] | None = None) -> None:
-        """Makes the database say what the trials speak for; see ``record_choice``.
+        """Makes the database say what the trials speak for; see ``best_records``.
 
         Only kernels of this session that have trials are touched; None for all of them.
         """

@@ -1,6 +1,6 @@
 """How a matmul by warpgroups is cut by default, and when it is worth it.
 
-Of all tiles those are taken that take the fewest cycles as ``warp_group_cycles`` has them. With
+Of all tiles those are taken that take the fewest cycles as ``cycles`` has them. With
 each size the steps of a last round that is not full may be shared, by as many blocks as there
 are multiprocessors, or by a whole number for each of its tiles. Where L2 could not give all
 blocks what they ask for, clusters of two blocks ask for the operand that they share only once.
