@@ -375,7 +375,7 @@ class Surroundings:
         """Records that a scale of ``product`` cannot be folded, if another user is the reason."""
         users = self._users.get(product, [])
         if self.view.uses(product) > 1 and any(self.scaled(user) is not None for user in users):
-            self.refuse("the product has another user, its scale is not folded", product)
+            self.refuse("the matmul has another user, its scale is not folded", product)
 
     def is_matmul(self, expr: relax.Expr) -> bool:
         """Whether ``expr`` is a matmul, scaled or not."""

@@ -170,7 +170,7 @@ class ReshapeSinker(BindingRewriter):
         if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
             return None
         if self.view.uses(expr) != 1 or self.view.uses(call.args[0]) != 1:
-            self.refuse("a reshape behind the product has another user", expr)
+            self.refuse("a reshape behind the matmul has another user", expr)
             return None
         return call.args[0]
 

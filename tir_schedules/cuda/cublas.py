@@ -31,7 +31,7 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     access_of_reduction,
     loads_of,
     only_reduction,
-    product_axes,
+    matmul_axes,
 )
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.inlining import kernel_blocks
@@ -223,7 +223,7 @@ class CublasMatmul:
         access = access_of_reduction(sch, main)
         if isinstance(access, NotApplicable):
             return access
-        axes = product_axes(access, sch.get(main))
+        axes = matmul_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes
         operands = _operands(func, sch.get(main), axes)

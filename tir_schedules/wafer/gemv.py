@@ -51,7 +51,7 @@ class WaferGemv:
         left, right = found.longest(found.left), found.longest(found.right)
         summed = found.longest(found.summed)
         if found.size(found.batch) > 1:
-            return NotApplicable("it is a batch of products")
+            return NotApplicable("it is a batch of matmuls")
         if (left is None) == (right is None) or summed is None:
             return NotApplicable("neither operand is a vector, or nothing is summed")
         if any(None in _cut_dims(found, dims) for dims in found.dims[:2]):

@@ -45,7 +45,7 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     loads_of,
     moved_by_dimension,
     only_reduction,
-    product_axes,
+    matmul_axes,
 )
 from tvm_ext.tir_schedules.cuda.matmul.matmul_mainloop import (
     OWN,
@@ -452,7 +452,7 @@ class CudaContraction:
         access = access_of_reduction(sch, main)
         if isinstance(access, NotApplicable):
             return access
-        axes = product_axes(access, sch.get(main))
+        axes = matmul_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes
         instruction = _instruction(sch.get(main), tf32)
@@ -470,7 +470,7 @@ class CudaContraction:
             own=0 if instruction.on_tensor_cores else OWN,
         )
         if min(product.m, product.n, product.k) < 2 or product.batch > MAX_BATCH:
-            return NotApplicable("it has a single row, column or step, or too many products")
+            return NotApplicable("M, N or K is 1, or the batch is too large")
         return MatmulMatch(main, access.name, axes, instruction, product)
 
     def _scheduled(

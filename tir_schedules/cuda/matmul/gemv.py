@@ -23,7 +23,7 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     as_matmul,
     loads_of,
     only_reduction,
-    product_axes,
+    matmul_axes,
 )
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     inline_consumers,
@@ -208,7 +208,7 @@ class Gemv:
             depth_last=axes.depth_last[0],
         )
         if product.batch > MAX_BATCH:
-            return NotApplicable(f"it has {product.batch} products; expected at most {MAX_BATCH}")
+            return NotApplicable(f"its batch is {product.batch}; expected at most {MAX_BATCH}")
         if product.batch * product.m == 1:
             return NotApplicable("it is one contraction, a row to reduce")
         sch, main = as_matmul(sch, main, axes, accumulator)
@@ -218,7 +218,7 @@ class Gemv:
 
 def _matrix_first(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotApplicable:
     """The axes with the matrix as first operand, whose rows are those of the result."""
-    axes = product_axes(access, block)
+    axes = matmul_axes(access, block)
     if isinstance(axes, NotApplicable):
         return axes
     if min(axes.size(axes.m), axes.size(axes.n)) > 1:
@@ -236,7 +236,7 @@ def _matrix_first(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotA
     strides = access.read_strides[axes.operands[0]]
     neighbours = [a for a, stride in enumerate(strides) if stride == 1 and access.extents[a] > 1]
     if any(axis in axes.batch for axis in neighbours):
-        return NotApplicable("neighbours of an operand belong to different products")
+        return NotApplicable("neighbours of an operand belong to different matmuls of the batch")
     steps = sorted(axes.k, key=lambda axis: -abs(strides[axis] or 1 << 60))
     return replace(axes, k=tuple(steps))
 

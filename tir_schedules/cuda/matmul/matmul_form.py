@@ -60,7 +60,7 @@ class MatmulAxes:
         return (self.batch, self.k, selecting)
 
 
-def product_axes(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotApplicable:
+def matmul_axes(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotApplicable:
     """The axes of a reduction; ``access`` and ``block`` are of the same block."""
     if len(access.read_strides) != 2:
         return NotApplicable(

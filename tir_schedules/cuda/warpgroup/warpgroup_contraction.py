@@ -24,7 +24,7 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     fused_map,
     moved_by_dimension,
     only_reduction,
-    product_axes,
+    matmul_axes,
 )
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_instructions as hopper
@@ -164,12 +164,12 @@ class WarpgroupContraction:
         access = access_of_reduction(sch, main)
         if isinstance(access, NotApplicable):
             return access
-        axes = product_axes(access, sch.get(main))
+        axes = matmul_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes
         sizes = [axes.size(group) for group in (axes.m, axes.n, axes.k)]
         if min(sizes) < 2 or axes.size(axes.batch) > MAX_BATCH:
-            return NotApplicable("it has a single row, column or step, or too many products")
+            return NotApplicable("M, N or K is 1, or the batch is too large")
         order_steps_last(sch, main, axes)
         operands = group_operands(sch, main, axes, machine.tf32)
         if isinstance(operands, NotApplicable):
@@ -258,9 +258,9 @@ def _written(
     copy = sch.cache_write(main, 0, "local")
     inline_consumers(sch, copy)
     if len(kernel_blocks(sch)) != 2:
-        return NotApplicable("what follows the product cannot be applied to one tile of it")
+        return NotApplicable("the epilogue cannot be applied to one tile of the result")
     last = sch.get(copy)
     if not isinstance(last.body, tirx.BufferStore):
-        return NotApplicable("what follows the product is not one assignment")
+        return NotApplicable("the epilogue is not one assignment")
     variables = tuple(iter_var.var for iter_var in last.iter_vars)
     return EpilogueStore(last.body, variables, sch.get(main).writes[0].source)

@@ -104,7 +104,7 @@ class WarpgroupEpilogue:
         if plain is None:
             return NotApplicable("the layout of what is written is not plain")
         if len(nodes(plain.value, tvm.ir.Expr)) > MAX_NODES:
-            return NotApplicable("what follows the product is too long to be written out")
+            return NotApplicable("the epilogue is too long to be written out")
         product = views.of(written.product)
         without = tirx.BufferStore(
             plain.buffer, _replaced(plain.value, product, None), plain.indices
@@ -117,7 +117,7 @@ class WarpgroupEpilogue:
             lanes, _ = found._lanes(lambda *_: tirx.const(0, str(product.dtype)), 0, 0, 0)
             if lanes.fits():
                 return found
-        return NotApplicable("what follows the product branches in a way that no vector can")
+        return NotApplicable("the epilogue branches in a way that no vector can")
 
     def code(
         self, at: ResultPosition, result: Result, arrays: Arrays, threads: Sequence[tuple[Any, int]]
