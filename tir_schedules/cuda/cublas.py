@@ -30,8 +30,8 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     MatmulAxes,
     access_of_reduction,
     loads_of,
-    only_reduction,
     matmul_axes,
+    only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.inlining import kernel_blocks

@@ -43,9 +43,9 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     access_of_reduction,
     as_matmul,
     loads_of,
+    matmul_axes,
     moved_by_dimension,
     only_reduction,
-    matmul_axes,
 )
 from tvm_ext.tir_schedules.cuda.matmul.matmul_mainloop import (
     OWN,

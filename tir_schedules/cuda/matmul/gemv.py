@@ -22,8 +22,8 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     access_of_reduction,
     as_matmul,
     loads_of,
-    only_reduction,
     matmul_axes,
+    only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     inline_consumers,

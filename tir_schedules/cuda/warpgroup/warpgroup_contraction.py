@@ -22,9 +22,9 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     MatmulAxes,
     access_of_reduction,
     fused_map,
+    matmul_axes,
     moved_by_dimension,
     only_reduction,
-    matmul_axes,
 )
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_instructions as hopper
