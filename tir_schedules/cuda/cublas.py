@@ -45,7 +45,7 @@ LIBRARY_CALL = "tvm_ext.library_call"
 """Attribute of a kernel that calls a library; its value is ``LibraryMatmul.to_json``."""
 
 Epilogue = Literal["", "bias", "bias_relu"]
-"""What follows the product: nothing, a bias of each column, and max(x, 0) of that."""
+"""The epilogue: nothing, a bias of each column, and max(x, 0) of that."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def library_matmuls(mod: tvm.IRModule) -> list[LibraryMatmul]:
 def library_modules(mod: tvm.IRModule) -> list[tvm.runtime.Module]:
     """Modules to import into that of the kernels; none where these call no library.
 
-    Raises RuntimeError where TVM has no code generator, or that does not take a product.
+    Raises RuntimeError where TVM has no code generator, or that does not take a matmul.
     """
     return [module for product in library_matmuls(mod) for module in _modules(product)]
 
@@ -165,7 +165,7 @@ def _partitioned(product: LibraryMatmul) -> tuple[relax.Function, list[int]]:
 
 
 def _graph(product: LibraryMatmul) -> tvm.IRModule:
-    """The product as a program of Relax."""
+    """The matmul as a program of Relax."""
     *shapes, _ = product.shapes
     *dtypes, _ = product.dtypes
     names = ("a", "b", "bias")
@@ -258,7 +258,7 @@ class _Operands:
 
 @dataclass(frozen=True)
 class _Following:
-    """What is done with the product, the bias or None, and the parameter that it is written to."""
+    """What is done with the result, the bias or None, and the parameter that it is written to."""
 
     epilogue: Epilogue
     bias: Any
@@ -316,7 +316,7 @@ def _is_read_at(block: s_tir.SBlock, loads: list[Any], buffer: Any, place: Any) 
 def _following(
     func: tirx.PrimFunc, sch: s_tir.Schedule, main: SBlockRV, columns: int
 ) -> _Following | NotApplicable:
-    """What follows the product, in one assignment."""
+    """The epilogue, in one assignment."""
     copy = sch.cache_write(main, 0, "local")
     inline_consumers(sch, copy)
     last, product = sch.get(copy), sch.get(main).writes[0].source

@@ -79,7 +79,7 @@ MAX_UNROLLED = 16
 
 
 def split_reduction(sch: s_tir.Schedule, main: SBlockRV, splits: int) -> tuple[SBlockRV, SBlockRV]:
-    """Splits a product whose loops are batch, rows, columns and steps.
+    """Splits a matmul whose loops are batch, rows, columns and steps.
 
     Returns the block of the partial products, whose batch is the number of the part with the
     product's own, and the block that adds them up.
@@ -94,7 +94,7 @@ def split_reduction(sch: s_tir.Schedule, main: SBlockRV, splits: int) -> tuple[S
 
 
 def schedule_total(sch: s_tir.Schedule, total: SBlockRV) -> None:
-    """Adds up partial products where all that follows the product is applied to them.
+    """Adds up partial products where the epilogue is applied to them.
 
     What cannot be applied there stays a block of its own.
     """
@@ -135,7 +135,7 @@ def _vector(sch: s_tir.Schedule, results: SBlockRV) -> int:
 #
 # A constant whose rows are no whole pieces of 16 bytes, or no whole tiles, would be copied with
 # conditions or in narrow pieces, or by a kernel of its own. Its array is given to the kernel with
-# the product's axes and zeros at their ends, so that every copy of it is wide and unconditional.
+# the matmul's axes and zeros at their ends, so that every copy of it is wide and unconditional.
 
 
 MAX_GROWTH = 2.0
@@ -156,7 +156,7 @@ class ConstantOperand:
     parameter : int
         Its position.
     order : tuple[int, ...]
-        Its axes in the order of the product's.
+        Its axes in the order of the matmul's.
     shape : tuple[int, int, int]
         Sizes of the fused axes: batch, and rows, columns or steps in the order of the tile.
     """
@@ -170,7 +170,7 @@ class ConstantOperand:
 def constant_operands(
     func: tirx.PrimFunc, block: s_tir.SBlock, axes: MatmulAxes
 ) -> list[ConstantOperand | None]:
-    """For A and B of a product the constant that it is; None for others."""
+    """For A and B of a matmul the constant that it is; None for others."""
     return [_constant(func, block, axes, operand) for operand in (0, 1)]
 
 
@@ -214,7 +214,7 @@ def _reads(func: tirx.PrimFunc, buffer: Any) -> int:
 def with_padded_constant(
     sch: s_tir.Schedule, main: SBlockRV, constants: Sequence[ConstantOperand | None]
 ) -> tuple[s_tir.Schedule, SBlockRV]:
-    """The product, padded to whole tiles, with a constant as a parameter that is padded too.
+    """The matmul, padded to whole tiles, with a constant as a parameter that is padded too.
 
     ``constants``: of A and B. The same schedule where it is not worth it.
     """
@@ -291,7 +291,7 @@ def _writes(statement: tirx.Stmt, buffer: Any) -> bool:
 #
 # Asynchronous copies move 4, 8 or 16 aligned bytes. Rows of an odd number of float16 values have
 # none, and every element would go through a register, waited for. A kernel that reads the operand
-# once and writes it with rows padded to whole tiles is cheaper where a product is large.
+# once and writes it with rows padded to whole tiles is cheaper where a matmul is large.
 
 
 ASYNCHRONOUS_BYTES = 4
@@ -326,7 +326,7 @@ class Operands:
 
 
 def operands_of(sch: s_tir.Schedule, main: SBlockRV) -> Operands:
-    """The operands of a product that is padded to whole tiles; ``sch`` stays as it is."""
+    """The operands of a matmul that is padded to whole tiles; ``sch`` stays as it is."""
     narrow, source, staged = [], [], []
     for operand in (0, 1):
         trial = sch.copy()
@@ -445,7 +445,7 @@ class CudaContraction:
         return self._scheduled(sch, main, found, tiles)
 
     def _match(self, sch: s_tir.Schedule, tf32: bool) -> "MatmulMatch | NotApplicable":
-        """The kernel's product, if it is one that the template takes."""
+        """The kernel's matmul, if it is one that the template takes."""
         main = only_reduction(sch)
         if isinstance(main, NotApplicable):
             return main
@@ -496,7 +496,7 @@ def _symbolic_k(block: s_tir.SBlock, axes: MatmulAxes) -> bool:
 
 @dataclass(frozen=True)
 class MatmulMatch:
-    """The block of a product, what its loops are, and how it is computed."""
+    """The block of a matmul, what its loops are, and how it is computed."""
 
     main: SBlockRV
     name: str

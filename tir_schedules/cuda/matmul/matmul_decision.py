@@ -149,7 +149,7 @@ def decide_tiles(
 
 
 def _fitting(product: MatmulProblem, machine: CudaDescription) -> Iterator[MatmulTileSizes]:
-    """Tiles that are not larger than the product needs and that a block has room for."""
+    """Tiles that are not larger than the matmul needs and that a block has room for."""
     pipelines = tuple(_pipelines(product))
     for rows, columns, warp_rows, warp_columns in _blocks(product):
         for depth, stages in pipelines:

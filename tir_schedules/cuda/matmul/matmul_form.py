@@ -250,7 +250,7 @@ def as_matmul(
 ) -> tuple[s_tir.Schedule, SBlockRV]:
     """The reduction as ``C[b, i, j] += A[b, i, k] * B[b, j, k]``, added up in one wide type.
 
-    A product of float16 that is written in float16 is added up in float32 and rounded once.
+    A matmul of float16 that is written in float16 is added up in float32 and rounded once.
     """
     positions = [
         position
@@ -281,7 +281,7 @@ def as_matmul(
 def _with_plain_matmuls(
     sch: s_tir.Schedule, main: SBlockRV, operands: list[Any], accumulator: str
 ) -> tirx.PrimFunc:
-    """The kernel with the product written as the matrix instructions describe theirs.
+    """The kernel with the matmul written as the matrix instructions describe theirs.
 
     The block's reads get the order of the operands, which is how schedules name them.
     """

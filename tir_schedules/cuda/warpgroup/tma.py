@@ -171,7 +171,7 @@ def operand_tensor(
     load : tvm.ir.TensorLoad
         The load.
     index : tvm.ir.Expr
-        Its address in elements, in ``variables``, the loops of the product with their ``extents``.
+        Its address in elements, in ``variables``, the loops of the matmul with their ``extents``.
     axes : (sequence, sequence, sequence) of int
         Which of the loops are products of a batch, rows (or columns), and steps.
     taps : sequence of int

@@ -1,7 +1,7 @@
 """Matmul and convolution by warpgroup instructions (wgmma) and TMA, on GPUs of capability 9.0a.
 
 On such a GPU instructions of single warps reach less than two thirds of the tensor cores' rate.
-Operands come to shared memory by TMA copies; what follows the product is applied to the
+Operands come to shared memory by TMA copies; the epilogue is applied to the
 results in registers, 8 neighbouring columns of a thread at a time.
 """
 
@@ -49,7 +49,7 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
 # Operands whose rows begin between multiples of 16 bytes, copied to rows that do not.
 #
 # TMA copies ask for such rows. A kernel that reads the operand once and writes it once is cheap
-# beside a large product.
+# beside a large matmul.
 
 
 _THREADS = 256
@@ -230,7 +230,7 @@ class WarpgroupContraction:
 
 
 def _inline_copies(sch: s_tir.Schedule, main: SBlockRV) -> None:
-    """Lets the product read what blocks copy that only move elements: a padding of nothing."""
+    """Lets the matmul read what blocks copy that only move elements: a padding of nothing."""
     while True:
         producers = sch.get_producers(main)
         copies = [block for block in producers if _is_copy(sch.get(block))]
@@ -247,7 +247,7 @@ def _is_copy(block: s_tir.SBlock) -> bool:
 def _written(
     sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes
 ) -> EpilogueStore | NotApplicable:
-    """Everything after the product in one assignment, by batch, row and column."""
+    """Everything after the matmul in one assignment, by batch, row and column."""
     for padding in sch.get_producers(main):
         sch.compute_inline(padding)
     result = sch.reindex(main, ("write", 0))

@@ -150,7 +150,7 @@ _START_CYCLES = 2000
 
 
 def cycles(tiles: WarpgroupGemmTiles, product: MatmulProblem, machine: CudaDescription) -> float:
-    """Estimated cycles of the whole product."""
+    """Estimated cycles of the whole matmul."""
     depth, each = tiles.depth(product), tiles.row_bytes // product.element_bytes
     step = _step(tiles, product, machine, _CONNECTION_BYTES)
     store = tiles.rows * tiles.columns * product.element_bytes / _from_l2(machine, machine.sms)
@@ -257,7 +257,7 @@ def decide_group_tiles(
 ) -> WarpgroupGemmTiles | NotApplicable:
     """The tiles, or why instructions of single warps are not slower.
 
-    ``copied_bytes``: what is read and written to align operands first. ``wanted``: the product
+    ``copied_bytes``: what is read and written to align operands first. ``wanted``: the matmul
     without rows and steps that only fill boxes. ``row_bytes``: see ``WarpgroupGemmTiles``.
     ``across``: columns of B are neighbours in memory. Decisions: ``tile_rows``, ``tile_columns``,
     ``split_blocks``, ``stages``, ``cluster``, ``tile_group``.

@@ -4,7 +4,7 @@ Each is a device function of one PTX instruction; the kernel around them is TIR.
 brackets are chapters of the PTX ISA 8.5: [mbarrier], [cp.async.bulk.tensor], [wgmma.mma_async],
 [setmaxnreg]. A warpgroup is 128 threads; all of them run the instructions of ``wgmma``.
 
-TVM 0.27 has most of these as intrinsics of its own, but a product with 128 results as 128
+TVM 0.27 has most of these as intrinsics of its own, but a ``wgmma`` of 128 results as 128
 arguments by reference, which must be named one by one, and with a constant for whether to add
 to them.
 """

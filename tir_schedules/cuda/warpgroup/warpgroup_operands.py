@@ -103,7 +103,7 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, tirx.FloatImm | tirx.IntImm) and float(value.value) == 0.0
 
 
-# Rows of a convolution's product in boxes that are rectangles of output pixels.
+# Rows of a convolution's matmul in boxes that are rectangles of output pixels.
 #
 # TMA copies bring boxes of an image. So the rows of a warpgroup are pixels side by side in each
 # of an image's dimensions, and of neighbouring images where these are small, not pixels in the
@@ -120,7 +120,7 @@ cuTensorMapEncodeTiled."""
 class PixelBoxes:
     """How the output pixels of a convolution are cut into boxes.
 
-    Rows of the product are counted box by box, those outside of the images too.
+    Rows of the matmul are counted box by box, those outside of the images too.
 
     Attributes
     ----------
@@ -221,7 +221,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class ImageTensor:
-    """The image of a convolution, channels last, as the operand A of a product.
+    """The image of a convolution, channels last, as the operand A of a matmul.
 
     Attributes
     ----------
@@ -232,9 +232,9 @@ class ImageTensor:
     walks : tuple[Walk, ...]
         What moves along each of these.
     steps : TapSteps
-        The steps of the product.
+        The steps of the matmul.
     pixels : PixelBoxes
-        The rows of the product.
+        The rows of the matmul.
     """
 
     buffer: Any
@@ -302,7 +302,7 @@ def image_tensor(
     padding : Padding or None
         What computes the array that is loaded from.
     variables : sequence of tirx.Var
-        The loops of the product that ``axes`` are of.
+        The loops of the matmul that ``axes`` are of.
     rows, depth : int
         Rows and steps whose operands a copy brings.
     """
@@ -533,6 +533,6 @@ def _by_depth(operands: WarpgroupGemmOperands) -> WarpgroupGemmOperands | NotApp
 
 
 def _address_of(plain: tirx.BufferStore, loads: list[Any], load: Any) -> Any:
-    """The address of one of the product's ``loads`` in its flattened form."""
+    """The address of one of the matmul's ``loads`` in its flattened form."""
     flat = nodes(plain.value, tvm.ir.TensorLoad)[1:]
     return flat[next(i for i, other in enumerate(loads) if other.same_as(load))].indices[0]
