@@ -50,7 +50,7 @@ class _Plan:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures everything that was asked for; see the module's text for the exit code."""
+    """Measures everything that was asked for; the module's docstring has the exit codes."""
     # A log has no width; 80 columns, rich's own choice, are too few for the tables.
     console = Console(width=None if sys.stdout.isatty() else _LOG_WIDTH)
     try:

@@ -162,11 +162,11 @@ def _draw_roofline(axes: Any, results: Sequence[CaseResult], peaks: MachinePeaks
     axes.set_axisbelow(True)
 
 
-def _number_points(axes: Any, drawn: Sequence[CaseResult]) -> None:
+def _number_points(axes: Any, results: Sequence[CaseResult]) -> None:
     """Numbers to the right of the points, moved down where they would lie on each other."""
     axes.figure.canvas.draw()
     taken: list[tuple[float, float]] = []
-    kernels = [(place, r.kernel) for place, r in enumerate(drawn, 1) if r.kernel]
+    kernels = [(place, r.kernel) for place, r in enumerate(results, 1) if r.kernel]
     for place, kernel in sorted(kernels, key=lambda item: -item[1].gflops):
         point = (kernel.flops / kernel.bytes, kernel.gflops)
         x, y = axes.transData.transform(point)

@@ -1,6 +1,7 @@
 """The single kernels that are measured, each as a tiny ONNX model, so that all peers take the same.
 
-Names give the size: ``conv1x1_56x56_64_256`` has 56x56 positions, 64 channels in and 256 out."""
+Names give the size: ``conv1x1_56x56_64_256`` has 56x56 positions, 64 channels in and 256 out.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

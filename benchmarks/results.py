@@ -176,31 +176,31 @@ def geometric_means(results: Sequence[CaseResult], peers: Iterable[str]) -> dict
     return means | {"best": geometric_mean(result.best_ratio() for result in results)}
 
 
-def relative_difference(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+def relative_difference(given: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
     """Largest difference of any value, as a share of its tensor's largest magnitude.
 
     Equal infinities, and NaN in the same places, count as equal; infinity is returned where only
     one side has them, and for outputs that differ in number or shape.
     """
-    if len(found) != len(wanted):
+    if len(given) != len(wanted):
         return math.inf
-    return max((_difference(f, w) for f, w in zip(found, wanted, strict=True)), default=0.0)
+    return max((_difference(f, w) for f, w in zip(given, wanted, strict=True)), default=0.0)
 
 
-def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
-    if found.shape != wanted.shape:
+def _difference(given: np.ndarray, wanted: np.ndarray) -> float:
+    if given.shape != wanted.shape:
         return math.inf
     if wanted.size == 0:
         return 0.0
     if wanted.dtype != np.float32:
-        found, wanted = found.astype(np.float64), wanted.astype(np.float64)
-    usual = np.isfinite(found) & np.isfinite(wanted)
+        given, wanted = given.astype(np.float64), wanted.astype(np.float64)
+    usual = np.isfinite(given) & np.isfinite(wanted)
     if not usual.all():
-        if not np.array_equal(found[~usual], wanted[~usual], equal_nan=True):
+        if not np.array_equal(given[~usual], wanted[~usual], equal_nan=True):
             return math.inf
-        found, wanted = found[usual], wanted[usual]
+        given, wanted = given[usual], wanted[usual]
         if wanted.size == 0:
             return 0.0
-    error = float(np.abs(found - wanted).max())
+    error = float(np.abs(given - wanted).max())
     magnitude = float(np.abs(wanted).max())
     return error / magnitude if magnitude > 0 else error

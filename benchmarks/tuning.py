@@ -8,7 +8,8 @@ MetaSchedule gets what TVM makes of a convolution; ours is what ``compile`` make
 Winograd's algorithm where that is faster, unless --same-algorithm is given.
 
     python benchmarks/tuning.py --kernels matmul_1024x1024x1024 conv --trials 64
-    python benchmarks/tuning.py --models models.toml --per-model 2 --json out.json"""
+    python benchmarks/tuning.py --models models.toml --per-model 2 --json out.json
+"""
 
 import argparse
 import json

@@ -165,26 +165,26 @@ def compiled(function: Function, target: tvm.target.Target) -> Callable[..., Flo
     return run
 
 
-def units(found: Floats, exact: Doubles) -> Doubles:
+def units(given: Floats, exact: Doubles) -> Doubles:
     """The error of each result in units of the last place; infinite where only one is NaN."""
     with np.errstate(all="ignore"):
         rounded = exact.astype(np.float32)
         bounded = np.minimum(np.abs(exact), np.finfo(np.float32).max)
         exponent = np.maximum(np.frexp(bounded)[1] - 1, -126)
-        error = np.abs(found - exact) / np.ldexp(1.0, exponent - 23)
-    same = (found == rounded) & ~np.isfinite(rounded)
-    nan, wanted_nan = np.isnan(found), np.isnan(exact)
+        error = np.abs(given - exact) / np.ldexp(1.0, exponent - 23)
+    same = (given == rounded) & ~np.isfinite(rounded)
+    nan, wanted_nan = np.isnan(given), np.isnan(exact)
     return np.where(same | (nan & wanted_nan), 0.0, np.where(nan | wanted_nan, np.inf, error))
 
 
-def same_specials(found: Floats, exact: Doubles) -> bool:
+def same_specials(given: Floats, exact: Doubles) -> bool:
     """Whether zeros, infinities and NaN stand where they should, with their signs."""
     with np.errstate(all="ignore"):
         wanted = exact.astype(np.float32)
     outside = (wanted == 0) | np.isinf(wanted) | np.isnan(wanted)
     nan = np.isnan(wanted)
-    equal = (found == wanted) & (np.signbit(found) == np.signbit(wanted))
-    return bool(np.all(np.where(nan, np.isnan(found), equal | ~outside)))
+    equal = (given == wanted) & (np.signbit(given) == np.signbit(wanted))
+    return bool(np.all(np.where(nan, np.isnan(given), equal | ~outside)))
 
 
 def special_arguments(arguments: int) -> list[Floats]:

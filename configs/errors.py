@@ -1,8 +1,7 @@
 """Errors that a user can cause: their base, those of configuration files, targets and tuning.
 
 The file lies in the lowest folder so that every other folder may raise them. A message is one
-line:
-what was found, what was expected, what to do about it.
+line: what was found, what was expected, what to do about it.
 """
 
 import difflib
@@ -60,11 +59,11 @@ class NotApplicable(Exception):
         self.reason = reason
 
     def __eq__(self, other: object) -> bool:
-        """Two of one reason are equal."""
+        """Two with the same reason are equal."""
         return isinstance(other, NotApplicable) and self.reason == other.reason
 
     def __hash__(self) -> int:
-        """Of the reason."""
+        """That of the reason."""
         return hash(self.reason)
 
 
@@ -79,9 +78,6 @@ def own_words(error: BaseException | None) -> str:
     return ""
 
 
-# Names the nearest known word to one that was not found.
-
-
 def nearest_hint(word: str, known: Iterable[str]) -> str:
     """``nearest known: 'x'`` when one is close, else ``known: a, b, c``."""
     names = sorted(known)
@@ -91,18 +87,12 @@ def nearest_hint(word: str, known: Iterable[str]) -> str:
     return "known: " + (", ".join(names) or "none")
 
 
-# Errors of machine descriptions, and of compilers for a machine.
-
-
 class TargetError(TvmExtError):
     """A target is unknown, its description is not valid, or a program was built for another one."""
 
 
 class BuildError(TvmExtError):
     """Code generation failed for a module that the passes accepted."""
-
-
-# Errors of tuning that a user can cause.
 
 
 class TuningError(TvmExtError):

@@ -1,9 +1,14 @@
 """What work costs on a machine: the question every cost model answers, and the roofline's answer.
 
-A kernel is limited by arithmetic or by memory, whichever takes longer. S. Williams, A.
-Waterman,
-D. Patterson, "Roofline: an insightful visual performance model", Communications of the ACM,
-2009.
+A kernel is limited by arithmetic or by memory, whichever takes longer. S. Williams, A. Waterman,
+D. Patterson, "Roofline: an insightful visual performance model for multicore architectures",
+Communications of the ACM 52(4), 2009. To the paper's bound,
+
+    seconds = max(flops / (peak_flops * vector_fraction), bytes / bandwidth)
+
+the roofline here adds the fixed time of starting a kernel, without which every fusion would look
+worthless on small tensors, and takes the bandwidth of the smallest memory that holds all of the
+kernel's bytes, as if the kernel before had left them there.
 """
 
 from dataclasses import dataclass
@@ -51,21 +56,9 @@ class CostModel(Protocol):
         ...
 
 
-# Roofline cost model: a kernel is limited by arithmetic or by memory, whichever takes longer.
-#
-# S. Williams, A. Waterman, D. Patterson, "Roofline: an insightful visual performance model for
-# multicore architectures", Communications of the ACM 52(4), 2009. To the paper's bound,
-#
-#     seconds = max(flops / (peak_flops * vector_fraction), bytes / bandwidth)
-#
-# this adds the fixed time of starting a kernel, without which every fusion would look worthless
-# on small tensors, and takes the bandwidth of the smallest memory that holds all of the kernel's
-# bytes, as if the kernel before had left them there.
-
-
 @dataclass(frozen=True)
 class Roofline:
-    """Roofline model of one CPU, GPU or mesh; see the module's text for the formula.
+    """Roofline model of one CPU, GPU or mesh; the module's docstring has the formula.
 
     That of a mesh is for comparisons between graphs: all PEs at work, and no communication.
     """

@@ -13,6 +13,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.configs.errors import TargetError
+from tvm_ext.configs.former_names import MACHINE_KINDS as FORMER_KINDS
 from tvm_ext.configs.loader import check_config, config_folder, read_toml
 from tvm_ext.hardware.cpu.features import architecture_of, llvm_features, vector_bits
 from tvm_ext.hardware.cpu.host import describe_host, host_description, usable_cores
@@ -26,7 +27,7 @@ from tvm_ext.hardware.wafer.description import WaferDescription
 _MODELS: dict[str, type[Description]] = {
     "cpu": CpuDescription,
     "cuda": CudaDescription,
-    "mesh": WaferDescription,
+    "wafer": WaferDescription,
 }
 
 
@@ -38,6 +39,7 @@ def load_description(source: Any) -> Description:
     """
     data = read_toml(source)
     kind = data.get("kind")
+    kind = data["kind"] = FORMER_KINDS.get(str(kind), kind)
     if kind not in _MODELS:
         raise TargetError(
             f"key 'kind' in {source.name} is {kind!r}; expected one of "

@@ -19,7 +19,7 @@ def with_fresh_outputs(mod: tvm.IRModule) -> tvm.IRModule:
     """
     main = _with_bound_result(mod["main"])
     copier = _OutputCopier(mod, main)
-    if not copier.found:
+    if not copier.is_shared:
         return mod
     copier.builder_.update_func(mod.get_global_var("main"), copier.visit_expr(main))
     return copier.builder_.get()
@@ -53,7 +53,7 @@ class _OutputCopier(PyExprMutator):
             or any(place.same_as(other) for other in (*self._params, *places[:position]))
             for position, place in enumerate(places)
         ]
-        self.found = any(self._shared)
+        self.is_shared = any(self._shared)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         if not binding.var.same_as(self._result):

@@ -24,7 +24,8 @@ ATTRIBUTE = "tvm_ext.gemm"
 @dataclass(frozen=True)
 class Activation:
     """An activation by its Relax operator, with its numbers: clip has low and high, leakyrelu has
-    the slope."""
+    the slope.
+    """
 
     op_name: str
     numbers: tuple[float, ...] = ()
@@ -225,7 +226,8 @@ class Operand:
 @dataclass(frozen=True)
 class Epilogue:
     """``activation(scale * product + addend_scale * addend)``; ``variables`` are the values on the
-    way, first the product and last the result; the first ``scale_steps`` steps are the scale."""
+    way, first the product and last the result; the first ``scale_steps`` steps are the scale.
+    """
 
     variables: tuple[relax.Var, ...]
     scale: float = 1.0
@@ -324,19 +326,19 @@ class Surroundings:
             found = deeper
         return found
 
-    def _one_step(self, found: Operand, with_scale: bool) -> Operand | None:
-        var = found.value
-        passed = (*found.absorbed, var)
+    def _one_step(self, operand: Operand, with_scale: bool) -> Operand | None:
+        var = operand.value
+        passed = (*operand.absorbed, var)
         call = self.view.call(var, "relax.permute_dims")
         if call is not None:
             if not swaps_last_two(call):
                 axes = [int(axis) for axis in call.attrs.axes or ()]
                 self.refuse(f"permute_dims {axes} moves more than the last two axes", var)
                 return None
-            return Operand(call.args[0], found.scale, not found.transposed, passed)
+            return Operand(call.args[0], operand.scale, not operand.transposed, passed)
         step = self.scaled(var) if with_scale else None
         if step is not None:
-            return Operand(step[0], found.scale * step[1], found.transposed, passed)
+            return Operand(step[0], operand.scale * step[1], operand.transposed, passed)
         call = self.view.call(var, *_SCALE_OPS) if with_scale else None
         if call is not None and any(isinstance(arg, GenericConst) for arg in call.args):
             self.refuse("the scale of an operand is not one finite number", var)
@@ -352,12 +354,12 @@ class Surroundings:
             found = extend(found, user)
         return found
 
-    def note_shared(self, found: Epilogue) -> None:
-        """Records why ``found`` ends, if more could follow but for another user."""
-        last = found.variables[-1]
+    def note_shared(self, epilogue: Epilogue) -> None:
+        """Records why ``epilogue`` ends, if more could follow but for another user."""
+        last = epilogue.variables[-1]
         users = self._users.get(last, [])
         follows = any(self.view.call(user, *_FOLLOWERS) is not None for user in users)
-        if self.view.uses(last) > 1 and follows and found.activation is None:
+        if self.view.uses(last) > 1 and follows and epilogue.activation is None:
             self.refuse("the result has another user, what follows stays outside", last)
 
     def from_matmul(self, expr: relax.Expr, steps: int = MAX_STEPS) -> bool:
@@ -373,44 +375,48 @@ class Surroundings:
         """Records that a scale of ``product`` cannot be folded, if another user is the reason."""
         users = self._users.get(product, [])
         if self.view.uses(product) > 1 and any(self.scaled(user) is not None for user in users):
-            self.refuse("the product has another user, its scale is not folded", product)
+            self.refuse("the matmul has another user, its scale is not folded", product)
 
     def is_matmul(self, expr: relax.Expr) -> bool:
         """Whether ``expr`` is a matmul, scaled or not."""
         step = self.scaled(expr)
         return self.view.call(expr if step is None else step[0], "relax.matmul") is not None
 
-    def _scales(self, found: Epilogue) -> Epilogue:
-        user = self.only_user(found.variables[-1])
+    def _scales(self, epilogue: Epilogue) -> Epilogue:
+        user = self.only_user(epilogue.variables[-1])
         step = self.scaled(user) if user is not None else None
-        if step is None or not step[0].same_as(found.variables[-1]):
-            return found
-        longer = Epilogue((*found.variables, user), found.scale * step[1], found.scale_steps + 1)
+        if step is None or not step[0].same_as(epilogue.variables[-1]):
+            return epilogue
+        longer = Epilogue(
+            (*epilogue.variables, user), epilogue.scale * step[1], epilogue.scale_steps + 1
+        )
         return self._scales(longer)
 
-    def _addend(self, found: Epilogue, user: relax.Var) -> Epilogue:
+    def _addend(self, epilogue: Epilogue, user: relax.Var) -> Epilogue:
         call = self.view.call(user, "relax.add")
         if call is None:
-            return found
-        result = found.variables[-1]
+            return epilogue
+        result = epilogue.variables[-1]
         addend = call.args[1] if call.args[0].same_as(result) else call.args[0]
         if not same_shape(user, result):
             self.refuse("the addend enlarges the result", user)
-            return found
+            return epilogue
         step = self.scaled(addend)
         operand = Operand(addend)
         if step is not None and self.view.uses(addend) == 1:
             operand = Operand(step[0], step[1], False, (addend,))
-        return Epilogue((*found.variables, user), found.scale, found.scale_steps, operand)
+        return Epilogue((*epilogue.variables, user), epilogue.scale, epilogue.scale_steps, operand)
 
-    def _activation(self, found: Epilogue, user: relax.Var) -> Epilogue:
+    def _activation(self, epilogue: Epilogue, user: relax.Var) -> Epilogue:
         call = self.view.call(user, *ACTIVATIONS)
         numbers = None if call is None else _activation_numbers(call)
         if call is None or numbers is None:
-            return found
+            return epilogue
         activation = Activation(call.op.name, numbers)
-        variables = (*found.variables, user)
-        return Epilogue(variables, found.scale, found.scale_steps, found.addend, activation)
+        variables = (*epilogue.variables, user)
+        return Epilogue(
+            variables, epilogue.scale, epilogue.scale_steps, epilogue.addend, activation
+        )
 
 
 def scalar_value(expr: relax.Expr, beside: relax.Expr) -> float | None:

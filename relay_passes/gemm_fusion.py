@@ -28,8 +28,6 @@ from tvm_ext.relay_passes.gemm_epilogue import (
 )
 from tvm_ext.relay_passes.graph_pass import graph_pass
 
-# Gives activations that are spelled out behind a matmul their name.
-
 
 class ActivationNamer(BindingRewriter):
     """Replaces what is spelled out in several operators, x being from a matmul::
@@ -84,11 +82,8 @@ class ActivationNamer(BindingRewriter):
         return (erf.args[0], erf_var, gate) if exact else None
 
 
-# Moves reshapes behind a matmul past what should be computed together with it.
-
-
 class ReshapeSinker(BindingRewriter):
-    """Lets an epilogue follow its product directly, x being from a matmul.
+    """Lets an epilogue follow its matmul directly, x being from a matmul.
 
     A reshape is a view of the same memory, but operator fusion stops at it::
 
@@ -175,7 +170,7 @@ class ReshapeSinker(BindingRewriter):
         if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
             return None
         if self.view.uses(expr) != 1 or self.view.uses(call.args[0]) != 1:
-            self.refuse("a reshape behind the product has another user", expr)
+            self.refuse("a reshape behind the matmul has another user", expr)
             return None
         return call.args[0]
 

@@ -4,7 +4,8 @@ The two layouts do the same arithmetic on the same bytes; what differs is how mu
 register holds useful values, because the innermost axis of the output is the one that is
 vectorised: output channels when channels come last, output columns when they come first. Pass
 another function with the signature of ``convolution_seconds`` to ``LayoutPlanning`` to replace the
-model."""
+model.
+"""
 
 import math
 from dataclasses import dataclass

@@ -2,7 +2,8 @@
 
 The answer comes from the operator's own ``FRelaxInferLayout``, the function that
 ``relax.transform.ConvertLayout`` follows: it is asked what it would do if all inputs had channels
-last. So a plan built on these roles is one that ConvertLayout can carry out."""
+last. So a plan built on these roles is one that ConvertLayout can carry out.
+"""
 
 from collections.abc import Callable, Mapping
 from enum import Enum, auto

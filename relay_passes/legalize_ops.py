@@ -63,12 +63,12 @@ def _with_own_sizes(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr
     return builder.match_cast(made, wanted)
 
 
-def _have_equal_sizes(found: relax.TensorType, wanted: relax.TensorType) -> bool:
+def _have_equal_sizes(given: relax.TensorType, wanted: relax.TensorType) -> bool:
     """Whether TVM knows them to be equal; also where one of them is not known at all."""
-    shapes = (found.shape, wanted.shape)
+    shapes = (given.shape, wanted.shape)
     if not all(isinstance(shape, relax.ShapeExpr) for shape in shapes):
         return True
-    pairs = zip(found.shape.values, wanted.shape.values, strict=True)
+    pairs = zip(given.shape.values, wanted.shape.values, strict=True)
     return all(Analyzer().can_prove_equal(*pair) for pair in pairs)
 
 

@@ -16,7 +16,7 @@ from tvm_ext.relay_passes.graph_pass import graph_pass
 
 _RESIZE = "relax.image.resize2d"
 
-# Sizes for which open ones are taken: which way round is right for all, one may be faster.
+# Sizes for which symbolic ones are taken: which way round is right for all, one may be faster.
 _SAMPLES = (64, 512)
 
 # Of a kernel that interpolates along one axis of its first argument: which.

@@ -2,7 +2,8 @@
 
 Passes of TVM keep a variable, or copy its span, when they replace the value bound to it; a call
 loses its own span as soon as it is legalised. So the variable is what carries the names, from the
-imported graph down to the call of the finished kernel."""
+imported graph down to the call of the finished kernel.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -42,9 +43,6 @@ def retyped_var(variable: relax.Var, ty: relax.Type, names: Iterable[str]) -> re
     return kind(variable.name, ty, span_of(names))
 
 
-# Writes origins into the variables of a module.
-
-
 def write_origins(mod: tvm.IRModule, origins: Mapping[relax.Var, Sequence[str]]) -> tvm.IRModule:
     """A module in which the bound variables in ``origins`` carry these names; ``mod`` when none."""
     if not origins:
@@ -68,17 +66,17 @@ def all_bindings_of(func: relax.Function) -> list[relax.Binding]:
     return found
 
 
-def _collect_bindings(body: relax.Expr, found: list[relax.Binding]) -> None:
+def _collect_bindings(body: relax.Expr, bindings: list[relax.Binding]) -> None:
     if not isinstance(body, relax.SeqExpr):
         return
     for binding in (binding for block in body.blocks for binding in block.bindings):
         value = binding.value
         if isinstance(value, relax.If):
-            _collect_bindings(value.true_branch, found)
-            _collect_bindings(value.false_branch, found)
+            _collect_bindings(value.true_branch, bindings)
+            _collect_bindings(value.false_branch, bindings)
         elif isinstance(value, relax.Function):
-            _collect_bindings(value.body, found)
-        found.append(binding)
+            _collect_bindings(value.body, bindings)
+        bindings.append(binding)
 
 
 @mutator

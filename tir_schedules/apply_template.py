@@ -91,9 +91,6 @@ def marked_as_scheduled(scheduled: tirx.PrimFunc, func: tirx.PrimFunc) -> tirx.P
     return marked.without_attr("global_symbol") if "global_symbol" in marked.attrs else marked
 
 
-# The templates for a kind of machine.
-
-
 def templates_for(machine: Machine) -> tuple[Template, ...]:
     """The templates that schedule kernels for ``machine``, in the order in which they are asked.
 

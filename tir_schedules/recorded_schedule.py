@@ -9,6 +9,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.configs.former_names import TEMPLATES as FORMER_NAMES
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.apply_template import (
     ScheduledKernel,
@@ -118,6 +119,7 @@ def recorded_schedule(
     if isinstance(sch.mod["main"].body, s_tir.SBlockRealize):
         notes = dict(sch.get(sch.get_sblock("root")).annotations)
     template = str(notes.get(_TEMPLATE_KEY, ""))
+    template = FORMER_NAMES.get(template, template)
     decisions = {
         str(key).removeprefix(_DECISION_PREFIX): int(value)
         for key, value in notes.items()

@@ -35,9 +35,6 @@ def stack_array(size: Any, dtype: str, name: str) -> tuple[Any, tirx.Stmt]:
     return array, tirx.AllocBuffer(array, annotations=_ON_STACK)
 
 
-# Conditions of kernels, taken apart.
-
-
 def conjuncts(condition: Any) -> list[Any]:
     """The conditions that all have to hold for ``condition`` to hold."""
     if isinstance(condition, tirx.And):

@@ -24,8 +24,6 @@ from tvm_ext.tir_schedules.recorded_schedule import (
 from tvm_ext.tir_schedules.template import Machine
 from tvm_ext.tuning.logs.lines import last_line
 
-# A kernel to tune: what it computes, and what it means for its model.
-
 
 @dataclass(frozen=True)
 class KernelTask:
@@ -85,9 +83,6 @@ def refusal(func: tirx.PrimFunc) -> str:
     if any(static_extent(size) == 0 for size in sizes):
         return "a tensor is empty"
     return ""
-
-
-# Traces as a log keeps them.
 
 
 def read_trace(data: Any, mod: tvm.IRModule) -> Trace:
@@ -206,9 +201,6 @@ def plain_json(value: Any) -> Any:
     if hasattr(value, "__iter__"):
         return [plain_json(item) for item in value]
     raise TypeError(f"no JSON for a {type(value).__name__}")
-
-
-# A scheduled kernel as code generation will see it: flat addresses and explicit vectors.
 
 
 def lowered(mod: tvm.IRModule, machine: Description) -> tirx.PrimFunc:

@@ -42,8 +42,6 @@ from tvm_ext.tuning.worker import (
     WorkRaised,
 )
 
-# How the measuring of one candidate ended.
-
 
 @dataclass(frozen=True)
 class Measurement:

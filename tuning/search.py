@@ -150,13 +150,6 @@ class TemplateSpace:
         return Point(made, template, free, {name: chosen.knobs[name] for name in free})
 
 
-# MetaSchedule search strategy over the decisions of our templates.
-#
-# The default schedules come first. After them, each batch is picked by the cost model from
-# the neighbours of the best so far and from random points; a part of it is picked at random, so
-# that a model that is wrong does not lock the search in.
-
-
 Scores = Callable[[Sequence[Candidate]], np.ndarray]
 
 # Points that the cost model looks at for each that is tried, one that learns and one that knows.
@@ -178,7 +171,11 @@ FRUITLESS_POOLS = 8
 
 @derived_object
 class TemplateSearch(ms.search_strategy.PySearchStrategy):
-    """See the module's text.
+    """MetaSchedule search strategy over the decisions of our templates.
+
+    The default schedules come first. After them, each batch is picked by the cost model from the
+    neighbours of the best so far and from random points; a part of it is picked at random, so that
+    a model that is wrong does not lock the search in.
 
     Parameters
     ----------

@@ -23,11 +23,9 @@ from tvm_ext.tuning.stopping import Budget, Interrupt, KernelGuard
 from tvm_ext.tuning.wafer.measurer import WaferMeasurer
 from tvm_ext.tuning.worker import NO_DEADLINE
 
-# Kernels made ready for their search: what it goes on from, and the default schedule's time.
-
 
 class KernelOpening:
-    """See the module's text.
+    """Makes kernels ready for their search: what it goes on from, and the default's time.
 
     Parameters
     ----------
@@ -124,11 +122,8 @@ class KernelOpening:
             self._progress.notes.append(f"{state.task.name}: {reason}")
 
 
-# The best candidates of a kernel measured again, longer, beside its default schedule.
-
-
 class Confirmation:
-    """See the module's text.
+    """Measures the best candidates of a kernel again, longer, beside its default schedule.
 
     Parameters
     ----------

@@ -46,9 +46,6 @@ def load_effort(name: str) -> Effort:
     return load_toml(source, Effort)
 
 
-# What one candidate may take.
-
-
 @dataclass(frozen=True)
 class Limits:
     """What one candidate may take.
@@ -71,7 +68,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SessionOptions:
-    """See the module's text.
+    """What a session is asked to do, and on which machines.
 
     Attributes
     ----------

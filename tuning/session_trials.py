@@ -16,8 +16,6 @@ from tvm_ext.tuning.progress import SessionProgress
 from tvm_ext.tuning.runner import RunDeviceAddress
 from tvm_ext.tuning.worker import Deadline
 
-# Turns measurements into lines of the log.
-
 
 class TrialWriter:
     """Writes the trials of one session.
@@ -101,7 +99,7 @@ class TrialWriter:
 
 
 class SessionTrials:
-    """See the module's text.
+    """Measures candidates, and has the writer note how each of them ended.
 
     Parameters
     ----------

@@ -133,9 +133,6 @@ class Interrupt:
         self._stop()
 
 
-# What goes wrong with one kernel does not end the session.
-
-
 class KernelGuard:
     """Skips kernels over which something fails, with a note.
 

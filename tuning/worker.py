@@ -222,9 +222,6 @@ class WorkerPool:
             worker.stop()
 
 
-# When the time for building is over, and what a piece of work may take until then.
-
-
 # What has begun in time may take this much longer.
 _ALLOWANCE_SECONDS = 1.0
 
@@ -235,7 +232,7 @@ class OutOfTime(Exception):
 
 @dataclass(frozen=True)
 class Deadline:
-    """See the module's text.
+    """When the time for building is over, and what a piece of work may take until then.
 
     Attributes
     ----------

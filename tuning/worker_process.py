@@ -1,6 +1,7 @@
 """What a ``Worker``'s process runs: waits for functions, calls them, sends back what they return.
 
-python -m tvm_ext.tuning.worker_process FD MEMORY_BYTES PARENT"""
+python -m tvm_ext.tuning.worker_process FD MEMORY_BYTES PARENT
+"""
 
 import contextlib
 import ctypes

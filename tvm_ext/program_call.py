@@ -71,9 +71,9 @@ class ProgramCall:
 
     def filled(self, arrays: Sequence[np.ndarray]) -> list[tvm.runtime.Tensor]:
         """One tensor an array, in order, with its values; valid until the next call."""
-        return [self._one(position, array) for position, array in enumerate(arrays)]
+        return [self._tensor(position, array) for position, array in enumerate(arrays)]
 
-    def _one(self, position: int, array: np.ndarray) -> tvm.runtime.Tensor:
+    def _tensor(self, position: int, array: np.ndarray) -> tvm.runtime.Tensor:
         if position in self._kept:
             tensor, view, shape, dtype = self._kept[position]
             if shape == array.shape and dtype == array.dtype:

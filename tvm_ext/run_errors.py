@@ -95,7 +95,8 @@ def failing_node(
 # What a compiled model runs in place of a branch that cannot be run: an error with the reason.
 
 
-FAILED_BRANCH = "tvm_ext.run_errors"
+# Saved models call it by this name.
+FAILED_BRANCH = "tvm_ext.failed_branch"
 
 
 def register_failed_branch() -> None:

@@ -63,10 +63,10 @@ class Result:
         return self.wrong or OURS not in self.seconds
 
     def compare(
-        self, found: Sequence[np.ndarray], wanted: Sequence[np.ndarray], who: str, most: float
+        self, results: Sequence[np.ndarray], wanted: Sequence[np.ndarray], who: str, most: float
     ) -> None:
         """Notes how far our outputs are from those of ``who``."""
-        self.difference, self.compared_with = largest_difference(found, wanted), who
+        self.difference, self.compared_with = largest_difference(results, wanted), who
         self.wrong = not self.difference <= most
 
 

@@ -251,13 +251,13 @@ def host_arrays(torch: Any, outputs: Any) -> list[np.ndarray]:
     ]
 
 
-def largest_difference(found: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
+def largest_difference(given: Sequence[np.ndarray], wanted: Sequence[np.ndarray]) -> float:
     """The largest difference of outputs, relative to the largest magnitude of each.
 
     Infinite where a shape differs, or where only one of the two is a number.
     """
     worst = 0.0
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(given, wanted, strict=True):
         if a.shape != b.shape:
             return float("inf")
         same = (a == b) | (np.isnan(a) & np.isnan(b))

@@ -324,7 +324,7 @@ def find_compiler() -> CudaCompiler | None:
             f"{VARIABLE} is '{wanted}'; expected one of {', '.join(_CHOICES)}: set it to one, or "
             "leave it out"
         )
-    found = _found(wanted)
+    found = _installed(wanted)
     if found is None and wanted not in ("", "none"):
         raise BuildError(
             f"{VARIABLE} is '{wanted}', which is not installed; expected it: install it, or "
@@ -334,7 +334,7 @@ def find_compiler() -> CudaCompiler | None:
 
 
 @functools.cache
-def _found(wanted: str) -> CudaCompiler | None:
+def _installed(wanted: str) -> CudaCompiler | None:
     if wanted == "none":
         return None
     compiler: CudaCompiler | None = find_nvcc() if wanted in ("", "nvcc") else None

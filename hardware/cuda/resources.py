@@ -109,20 +109,21 @@ def check_launch(launch: Launch, machine: CudaDescription) -> None:
 
 
 def check_resources(
-    found: KernelResources, threads: int, machine: CudaDescription, may_spill: bool = False
+    resources: KernelResources, threads: int, machine: CudaDescription, may_spill: bool = False
 ) -> None:
     """Raises ResourceLimitError if ``threads`` threads of a kernel lack registers.
 
     With ``may_spill``, spilling is no reason: such a kernel runs, if slowly.
     """
-    if found.spilled and not may_spill:
+    if resources.spilled and not may_spill:
         raise ResourceLimitError(
-            f"{found.spilled} bytes spilled: {found.registers} registers of a thread are too few"
+            f"{resources.spilled} bytes spilled: {resources.registers} registers of a thread are "
+            "too few"
         )
-    taken = _rounded(found.registers, _REGISTER_STEP) * _rounded(threads, machine.warp_size)
+    taken = _rounded(resources.registers, _REGISTER_STEP) * _rounded(threads, machine.warp_size)
     if taken > machine.registers_per_block:
         raise ResourceLimitError(
-            f"{found.registers} registers in each of {threads} threads; a block has "
+            f"{resources.registers} registers in each of {threads} threads; a block has "
             f"{machine.registers_per_block}"
         )
 

@@ -3,7 +3,8 @@
 TVM tries to load ``libtvm_runtime_cuda`` while it is imported and says nothing when that fails. It
 fails where the loader finds no ``libcudart.so.13``, though PyTorch and NVIDIA's packages bring one
 in a folder of their own. A library that is loaded already is found by its name: so that one is
-loaded first, and TVM's then."""
+loaded first, and TVM's then.
+"""
 
 import ctypes
 import functools
@@ -124,9 +125,6 @@ def load_cuda_runtime() -> None:
     loaded_libraries["tvm_runtime_cuda"] = load_lib_ctypes(
         "tvm", "tvm_runtime_cuda", "RTLD_LOCAL", extra_lib_paths=[folder]
     )
-
-
-# References that outlive the interpreter's own clean-up.
 
 
 def keep_for_ever(*objects: object) -> None:

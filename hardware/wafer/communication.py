@@ -8,7 +8,8 @@ and the number N of links that it uses, and estimate
     cycles = max(C, E / N) + L + (2 T_R + 1) D
 
 with T_R cycles of the ramp between a PE and its router, and one cycle for an operation. A pattern
-whose schedule is known better has a form of its own, which its function states."""
+whose schedule is known better has a form of its own, which its function states.
+"""
 
 import math
 from collections.abc import Sequence
@@ -78,7 +79,7 @@ def communication(
 ) -> Communication:
     """A pattern from its quantities, in words and hops; ``cycles`` where it has a form of its own.
 
-    Without one, the module's text has the form.
+    Without one, the formula is that of the module's docstring.
     """
     if cycles is None:
         words = max(contention, energy / links)

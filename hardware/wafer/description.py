@@ -11,7 +11,8 @@ stencil computations", SC22, sections IV.A and V.C (PEs, links, power); P. Luczy
 "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888 (routers, ramps, colours);
 C. He et al., "WaferLLM: large language model inference at wafer scale", OSDI 2025, section 3
 (the PLMR model: hops, relays, routes). The numbers' own sources stand in the files of
-configs/targets."""
+configs/targets.
+"""
 
 import hashlib
 from typing import Annotated, Literal
@@ -29,9 +30,9 @@ _WAVELET_BYTES = 4
 
 
 class WaferDescription(ConfigModel):
-    """A rectangular mesh of equal processing elements; see the module's text for its parts."""
+    """A rectangular mesh of equal processing elements; the module's docstring has its parts."""
 
-    kind: Literal["mesh"]
+    kind: Literal["wafer"]
     name: str
     summary: str
     fabric_rows: Count
@@ -156,7 +157,8 @@ class WaferDescription(ConfigModel):
 
         Another clock, rectangle or cost per element is another device; another summary is not.
         """
-        numbers = self.model_dump_json(exclude={"summary"})
+        # With the former name of the kind: a new one would disown all earlier records.
+        numbers = self.model_copy(update={"kind": "mesh"}).model_dump_json(exclude={"summary"})
         return f"{self.name}-{hashlib.sha256(numbers.encode()).hexdigest()[:8]}"
 
     @property
@@ -258,9 +260,6 @@ def _check_dtype(dtype: str) -> None:
         raise ValueError(
             f"cycles_per_element has '{dtype}', which is no type; expected such as 'float16'"
         ) from error
-
-
-# Errors of mappings to a mesh.
 
 
 class WaferLimitError(TvmExtError):

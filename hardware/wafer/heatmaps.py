@@ -136,9 +136,6 @@ def _add_halo(loads: np.ndarray, transfer: Transfer, words: float) -> None:
         _add_lines(loads, each * _both_ways(rows), False)
 
 
-# Bytes in the PEs of a mesh while a program runs.
-
-
 def memory_map(program: WaferProgram) -> np.ndarray:
     """Bytes of each PE for data, [rows, columns], float64: shards of tensors, and buffers.
 

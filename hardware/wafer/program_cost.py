@@ -8,7 +8,8 @@ before computes,
 with n steps of m cycles of messages and c of work; without, n (m + c). Work counts for the PE that
 has the most of it. A vector instruction of n elements takes a + b n cycles, a to issue it and for
 the loop around it, b by the type of the elements; twice b where it reads two arrays, whose banks
-nobody keeps apart (published GEMM tiles take 2.07 cycles an element)."""
+nobody keeps apart (published GEMM tiles take 2.07 cycles an element).
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -60,7 +61,7 @@ def first_place_cost(transfer: Transfer, mesh: WaferDescription) -> Communicatio
 
 
 def _relayed(
-    found: Communication, mesh: WaferDescription, transfer: Transfer, steps: int
+    communication: Communication, mesh: WaferDescription, transfer: Transfer, steps: int
 ) -> Communication:
     """A multicast with a sender that changes from step to step, or within a step.
 
@@ -75,15 +76,15 @@ def _relayed(
     turns = transfer.senders - 1
     if not relays:
         return replace(
-            found,
-            cycles=found.cycles + turns * mesh.relay_cycles,
-            depth=found.depth + turns,
+            communication,
+            cycles=communication.cycles + turns * mesh.relay_cycles,
+            depth=communication.depth + turns,
             colours=max(1, senders),
         )
     return replace(
-        found,
-        cycles=found.cycles + (relays + turns) * mesh.relay_cycles,
-        depth=found.depth + relays + turns,
+        communication,
+        cycles=communication.cycles + (relays + turns) * mesh.relay_cycles,
+        depth=communication.depth + relays + turns,
         colours=routes,
     )
 
@@ -115,7 +116,7 @@ class WaferCost:
     efficiency : float
         Share of the grid's peak for the kernel's type, from 0 to 1.
     imbalance : float
-        BlockWork of the busiest PE by the mean of all of the grid.
+        Work of the busiest PE by the mean of all of the grid.
     rows, columns : int
         PEs that are used.
     bytes_per_pe : int
@@ -188,7 +189,7 @@ class _Sum:
 
 
 def program_cost(program: WaferProgram, mesh: WaferDescription) -> WaferCost:
-    """The cost of ``program`` on ``mesh``; see the module's text for the formulas."""
+    """The cost of ``program`` on ``mesh``; the module's docstring has the formulas."""
     costs = _Costs(program, mesh)
     total = costs.items(program.items)
     cycles = total.cycles + mesh.launch_cycles

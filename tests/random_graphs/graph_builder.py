@@ -73,7 +73,7 @@ class GraphBuilder:
         return self.rng.randint(1, one_in) == one_in
 
     def value(self, wanted: Callable[[Value], bool] = lambda value: True) -> Value:
-        """A value of the pool, more often a late one; declines when none is as ``wanted``."""
+        """A value of the pool, more often a late one; not applicable when none is as ``wanted``."""
         fitting = [value for value in self.pool if wanted(value)]
         if not fitting:
             raise NotApplicable
@@ -130,7 +130,7 @@ class GraphBuilder:
     def add(
         self, op_type: str, inputs: Sequence[Value | None], outputs: int = 1, **attributes: Any
     ) -> list[Value]:
-        """Adds a node; declines when a result would be empty or too large.
+        """Adds a node; not applicable when a result would be empty or too large.
 
         Shapes and types of the results come from ONNX's own inference.
         """

@@ -25,7 +25,14 @@ def rpc_house(servers: int) -> Iterator[tuple[RunDeviceAddress, list[subprocess.
         for _ in range(servers):
             processes.append(
                 subprocess.Popen(
-                    [*command, "worker", "--tracker", f"{_LOOPBACK}:{tracker.port}", "--key", KEY],
+                    [
+                        *command,
+                        "rpc-server",
+                        "--tracker",
+                        f"{_LOOPBACK}:{tracker.port}",
+                        "--key",
+                        KEY,
+                    ],
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.DEVNULL,
                 )

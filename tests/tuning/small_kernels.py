@@ -6,7 +6,7 @@ from tvm_ext.tuning.candidate import KernelTask, kernel_task
 
 
 def matmul_task(rows: int = 24, columns: int = 32, depth: int = 16) -> KernelTask:
-    """A product of matrices."""
+    """A matmul."""
     left = te.placeholder((rows, depth), name="left")
     right = te.placeholder((depth, columns), name="right")
     k = te.reduce_axis((0, depth), name="k")

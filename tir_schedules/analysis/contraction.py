@@ -92,7 +92,7 @@ def depends(expr: Any, var: tirx.Var) -> bool:
 def contraction_of(
     sch: s_tir.Schedule, anchor: SBlockRV, epilogue: SBlockRV | None
 ) -> SymbolicContraction | NotApplicable:
-    """The sum of products of ``anchor``, finished as ``epilogue`` does where there is one."""
+    """The contraction of ``anchor``, finished as ``epilogue`` does where there is one."""
     stmt = sch.get(anchor)
     summed = _summed(stmt)
     if isinstance(summed, NotApplicable):
@@ -188,20 +188,23 @@ def _is_within(part: Any, whole: Any) -> bool:
     return Analyzer().can_prove_equal(part, whole)
 
 
-def _without_single(found: SymbolicContraction) -> SymbolicContraction:
-    axes = (*found.spatial, *found.reduction)
+def _without_single(contraction: SymbolicContraction) -> SymbolicContraction:
+    axes = (*contraction.spatial, *contraction.reduction)
     once = {a.var: tirx.const(0, str(a.var.ty)) for a in axes if a.length == 1}
     analyzer = Analyzer()
-    changed = found.with_expressions(lambda expr: analyzer.simplify(substitute(expr, once)))
+    changed = contraction.with_expressions(lambda expr: analyzer.simplify(substitute(expr, once)))
     return replace(
         changed,
-        spatial=tuple(axis for axis in found.spatial if axis.length != 1),
-        reduction=tuple(axis for axis in found.reduction if axis.length != 1),
+        spatial=tuple(axis for axis in contraction.spatial if axis.length != 1),
+        reduction=tuple(axis for axis in contraction.reduction if axis.length != 1),
     )
 
 
 def joined(
-    found: SymbolicContraction, outer: SymbolicAxis, inner: SymbolicAxis, params: Sequence[Any]
+    contraction: SymbolicContraction,
+    outer: SymbolicAxis,
+    inner: SymbolicAxis,
+    params: Sequence[Any],
 ) -> tuple[SymbolicContraction, SymbolicAxis] | None:
     """The contraction with two loops as one, and that one; None where addresses do not allow it.
 
@@ -209,7 +212,7 @@ def joined(
     memory without gaps: it is looked at as if the two were one dimension.
     """
     axis = SymbolicAxis(tirx.Var(inner.var.name, inner.var.ty), outer.extent * inner.extent)
-    views = list(found.views)
+    views = list(contraction.views)
     made: list[tuple[Any, int, Any]] = []
     refused: list[Any] = []
 
@@ -241,16 +244,16 @@ def joined(
 
     product, value = (
         tvm_ffi.structural_map(expr, (tvm.ir.TensorLoad, load))
-        for expr in (found.product, found.store.value)
+        for expr in (contraction.product, contraction.store.value)
     )
-    buffer, indices = place(found.store.buffer, found.store.indices)
+    buffer, indices = place(contraction.store.buffer, contraction.store.indices)
     left = [e for e in (product, value) if depends(e, outer.var) or depends(e, inner.var)]
     if refused or left:
         return None
-    spatial = [axis if a is inner else a for a in found.spatial if a is not outer]
+    spatial = [axis if a is inner else a for a in contraction.spatial if a is not outer]
     store = tirx.BufferStore(buffer, value, indices)
     changed = replace(
-        found, spatial=tuple(spatial), product=product, store=store, views=tuple(views)
+        contraction, spatial=tuple(spatial), product=product, store=store, views=tuple(views)
     )
     return changed, axis
 

@@ -367,9 +367,9 @@ def hoisted(kernel: RowKernel) -> RowKernel:
             continue
         visitor = _Hoist(block, kernel.index_dtype)
         stores = tuple(replace(s, value=visitor.visited(s.value)) for s in block.stores)
-        for found in visitor.found:
-            inner[buffer_key(found.buffer)] = (0,)
-            blocks.append(RowBlock((), (found,), ()))
+        for store in visitor.hoisted:
+            inner[buffer_key(store.buffer)] = (0,)
+            blocks.append(RowBlock((), (store,), ()))
         blocks.append(replace(block, stores=stores))
     return replace(kernel, blocks=tuple(blocks), inner=inner)
 
@@ -381,7 +381,7 @@ class _Hoist:
         changing += [store.buffer for store in block.stores] if block.starts else []
         self.changing = {buffer_key(var) for var in changing}
         self.zero = tirx.const(0, index_dtype)
-        self.found: list[Store] = []
+        self.hoisted: list[Store] = []
 
     def visited(self, value: Any) -> Any:
         return structural_mutate(value, [(tvm.ir.Expr, self._visit)])
@@ -405,7 +405,7 @@ class _Hoist:
 
     def _once(self, value: Any) -> tvm.ir.Expr:
         buffer = tirx.decl_buffer([1], str(value.ty), "once")
-        self.found.append(Store(buffer, (self.zero,), value))
+        self.hoisted.append(Store(buffer, (self.zero,), value))
         return tirx.BufferLoad(buffer, [self.zero])
 
 

@@ -114,7 +114,7 @@ def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotApplica
     operator, element = parts
     factors = _factors(element) if weighted else (element, None)
     if factors is None:
-        return NotApplicable("it is not a sum of products of an input and a weight")
+        return NotApplicable("it is no contraction of an input and a weight")
     value, conditions, fill = _without_padding(factors[0])
     start = stmt.init.value
     if fill is not None and not _is_same_number(fill, start):
@@ -523,7 +523,7 @@ def depthwise_window(window: Window) -> DepthwiseWindow | NotApplicable:
     """``window``, of products, as rows and columns."""
     loads = nodes(window.store.value, tvm.ir.TensorLoad)
     if window.combine is not tirx.Add or len(loads) != 2:
-        return NotApplicable("it is not a sum of products")
+        return NotApplicable("it is no contraction")
     # The only input channel of a group is counted as well: a window of one position.
     single = [s for s in window.slides if _is_single_input(s, loads[1])]
     slides = [slide for slide in window.slides if not any(slide is one for one in single)]
@@ -548,23 +548,23 @@ def depthwise_window(window: Window) -> DepthwiseWindow | NotApplicable:
     return _checked(found, window)
 
 
-def _checked(found: DepthwiseWindow, window: Window) -> DepthwiseWindow | NotApplicable:
-    address, weight = found.data.indices[0], found.weight.indices[0]
-    axes = [*found.outer, *([found.channels] if found.channels is not None else [])]
-    moving = [slide.output for slide in (found.rows, found.columns) if slide is not None]
+def _checked(depthwise: DepthwiseWindow, window: Window) -> DepthwiseWindow | NotApplicable:
+    address, weight = depthwise.data.indices[0], depthwise.weight.indices[0]
+    axes = [*depthwise.outer, *([depthwise.channels] if depthwise.channels is not None else [])]
+    moving = [slide.output for slide in (depthwise.rows, depthwise.columns) if slide is not None]
     if any(slope(weight, axis.var) != 0 for axis in moving):
         return NotApplicable("weights depend on the place in the result")
     if any(not slope(address, axis.var) for axis in axes):
         return NotApplicable("results share an input, as those of a whole convolution do")
-    inner = found.channels or found.columns.output
+    inner = depthwise.channels or depthwise.columns.output
     stored = slope(window.store.indices[0], inner.var)
     if stored != 1 and inner.extent > 1:
         return NotApplicable("results are not next to each other along the vectors")
-    if found.channels is not None and slope(weight, found.channels.var) != 1:
+    if depthwise.channels is not None and slope(weight, depthwise.channels.var) != 1:
         return NotApplicable("weights of neighbouring channels are not next to each other")
-    if found.channels is None and _data_step(found.data, found.columns) != 1:
+    if depthwise.channels is None and _data_step(depthwise.data, depthwise.columns) != 1:
         return NotApplicable("neither channels nor columns are next to each other")
-    return found
+    return depthwise
 
 
 def _is_single_input(slide: Slide, weight: Any) -> bool:

@@ -79,7 +79,7 @@ def _code(
 def _every_result_has_its_own_input(sch: s_tir.Schedule) -> bool:
     """Whether the only reduction reads one input that moves with each of the result's loops.
 
-    A product of matrices or a whole convolution has none: rows share columns.
+    A matmul or a whole convolution has none: rows share columns.
     """
     reductions = reduction_blocks(sch)
     if len(reductions) != 1:

@@ -61,7 +61,8 @@ def with_overlapping_tiles(func: tirx.PrimFunc) -> tirx.PrimFunc:
 @dataclass(frozen=True)
 class _Shift:
     """An iteration variable of a block, by position: the tile's first row, the loop over its rows,
-    and the condition that is not needed any more."""
+    and the condition that is not needed any more.
+    """
 
     position: int
     first: Any

@@ -3,7 +3,8 @@
 For each row of the result, the rows of the input that its windows cover are first combined into
 one row in cache, along which everything is contiguous, with padding at both ends. The windows then
 slide along that row. Neither step has a branch inside, whatever the padding, the layout and the
-number of channels, and a window of k by k takes 2 k steps instead of k * k."""
+number of channels, and a window of k by k takes 2 k steps instead of k * k.
+"""
 
 import functools
 import itertools

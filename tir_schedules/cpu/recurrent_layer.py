@@ -1,7 +1,8 @@
 """Recurrent layers: all steps in one kernel, the sums of a block of units in registers.
 
 A step multiplies the state with the recurrent weights, which fill a cache level and are read from
-beginning to end: contiguous vectors, one multiply-add each, and nothing else in the inner loop."""
+beginning to end: contiguous vectors, one multiply-add each, and nothing else in the inner loop.
+"""
 
 from dataclasses import dataclass
 from typing import Any

@@ -31,8 +31,8 @@ class Reduction:
     Attributes
     ----------
     products : bool
-        Whether it takes matmuls and vectors as well, for which other templates are to
-        be asked first.
+        Whether it takes matmuls and GEMVs as well, for which other templates are to be asked
+        first.
     """
 
     products: bool = False

@@ -2,7 +2,8 @@
 
 The loops around the multiply-add become, from the outside in: tiles (over threads), the whole
 reduction, the rows of the tile (unrolled), and its columns (one or two vectors). Bias, residual
-and activation run where a tile is written back."""
+and activation run where a tile is written back.
+"""
 
 import math
 from dataclasses import dataclass
@@ -93,7 +94,8 @@ def padding_stage(
 @dataclass(frozen=True)
 class _Piece:
     """What is padded at a time: for how many register tiles, of how many blocks of them in all, its
-    size, and the rows it has for each row of the input that it adds."""
+    size, and the rows it has for each row of the input that it adds.
+    """
 
     tiles: int
     blocks: int

@@ -370,7 +370,7 @@ def decide_tile(
         )
     dtypes = [str(nest.store.buffer.dtype), *(str(load.source.dtype) for load in nest.loads())]
     if "bool" in dtypes:
-        return NotApplicable("bits are not transposed")
+        return NotApplicable("booleans are not transposed in registers")
     size = min(machine.vector_lanes("float32"), *(machine.vector_lanes(d) for d in dtypes))
     most = min(size, _MAX_INTERLEAVED)
     short = _dense_short_axis(nest, loads, transposed, most) if dense else None

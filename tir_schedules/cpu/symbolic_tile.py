@@ -144,28 +144,31 @@ def _is_result(sch: s_tir.Schedule, array: tirx.Buffer) -> bool:
     return any(array.same_as(param) for param in sch.mod["main"].params)
 
 
-def _vector_axis(found: SymbolicContraction) -> SymbolicAxis | None:
+def _vector_axis(contraction: SymbolicContraction) -> SymbolicAxis | None:
     """The loop that steps through the result, and through operands or not along them."""
-    for axis in found.spatial:
-        steps = [found.step(load, axis) for load in found.operands()]
-        if found.step(found.store, axis) == 1 and None not in steps and 1 in steps:
+    for axis in contraction.spatial:
+        steps = [contraction.step(load, axis) for load in contraction.operands()]
+        if contraction.step(contraction.store, axis) == 1 and None not in steps and 1 in steps:
             return axis
     return None
 
 
-def _transpose_operand(sch: s_tir.Schedule, anchor: SBlockRV, found: SymbolicContraction) -> bool:
+def _transpose_operand(
+    sch: s_tir.Schedule, anchor: SBlockRV, contraction: SymbolicContraction
+) -> bool:
     """Whether an operand that lies along the sum is now read from a copy along the columns."""
     stmt = sch.get(anchor)
     operands = [read.source for read in operands_of(stmt)]
-    for axis in found.spatial:
-        if found.step(found.store, axis) != 1:
+    for axis in contraction.spatial:
+        if contraction.step(contraction.store, axis) != 1:
             continue
-        for load in found.operands():
-            deep = [r for r in found.reduction if found.step(load, r) == 1]
+        for load in contraction.operands():
+            deep = [r for r in contraction.reduction if contraction.step(load, r) == 1]
             reused = any(
-                found.step(load, other) == 0 and _is_long(other) for other in found.spatial
+                contraction.step(load, other) == 0 and _is_long(other)
+                for other in contraction.spatial
             )
-            if found.step(load, axis) is not None or len(deep) != 1 or not reused:
+            if contraction.step(load, axis) is not None or len(deep) != 1 or not reused:
                 continue
             operand = next(i for i, own in enumerate(operands) if own.same_as(load.source))
             return swapped_copy(sch, anchor, operand, axis.position, deep[0].position)
@@ -206,15 +209,15 @@ def _packed(sch: s_tir.Schedule, anchor: SBlockRV, tile: SymbolicTile) -> s_tir.
 
 
 def _decide(
-    found: SymbolicContraction, columns: SymbolicAxis, machine: CpuDescription
+    contraction: SymbolicContraction, columns: SymbolicAxis, machine: CpuDescription
 ) -> SymbolicTile:
-    lanes = machine.vector_lanes(str(found.start.ty))
+    lanes = machine.vector_lanes(str(contraction.start.ty))
     sizes = _column_sizes(columns, lanes)
     most = min(_MOST_ROWS, row_limit(machine, sizes[0], lanes, 1))
-    rows = _row_axis(found, columns, most)
+    rows = _row_axis(contraction, columns, most)
     if rows is None:
         return SymbolicTile(columns, sizes, None, (1,))
-    large = _vector_bytes(found, columns, rows) > machine.l2_bytes // 2
+    large = _vector_bytes(contraction, columns, rows) > machine.l2_bytes // 2
     return SymbolicTile(columns, sizes, rows, _row_sizes(rows, most), large)
 
 
@@ -226,52 +229,58 @@ def _moved(tile: SymbolicTile, old: SymbolicContraction, new: SymbolicContractio
 
 
 def _with_joined_rows(
-    found: SymbolicContraction, tile: SymbolicTile, func: tirx.PrimFunc
+    contraction: SymbolicContraction, tile: SymbolicTile, func: tirx.PrimFunc
 ) -> tuple[SymbolicContraction, SymbolicTile]:
     """The rows of a tile across all the loops that can be one: rows of several short sequences."""
     if tile.rows is None:
-        return found, tile
+        return contraction, tile
     rows = tile.rows
-    while (position := found.spatial.index(rows)) > 0:
-        outer = found.spatial[position - 1]
-        one = joined(found, outer, rows, func.params) if outer is not tile.columns else None
+    while (position := contraction.spatial.index(rows)) > 0:
+        outer = contraction.spatial[position - 1]
+        one = joined(contraction, outer, rows, func.params) if outer is not tile.columns else None
         if one is None:
             break
-        found, rows = one
+        contraction, rows = one
     if rows is tile.rows:
-        return found, tile
-    return found, replace(tile, rows=rows, row_sizes=_row_sizes(rows, max(tile.row_sizes)))
+        return contraction, tile
+    return contraction, replace(tile, rows=rows, row_sizes=_row_sizes(rows, max(tile.row_sizes)))
 
 
 def _with_joined_columns(
-    found: SymbolicContraction, tile: SymbolicTile, func: tirx.PrimFunc, machine: CpuDescription
+    contraction: SymbolicContraction,
+    tile: SymbolicTile,
+    func: tirx.PrimFunc,
+    machine: CpuDescription,
 ) -> tuple[SymbolicContraction, SymbolicTile]:
     """The columns of a tile across all the loops that can be one: pixels of all lines."""
     columns = tile.columns
-    while (position := found.spatial.index(columns)) > 0:
-        outer = found.spatial[position - 1]
-        one = joined(found, outer, columns, func.params) if outer is not tile.rows else None
+    while (position := contraction.spatial.index(columns)) > 0:
+        outer = contraction.spatial[position - 1]
+        one = joined(contraction, outer, columns, func.params) if outer is not tile.rows else None
         if one is None:
             break
-        found, columns = one
+        contraction, columns = one
     if columns is tile.columns:
-        return found, tile
-    sizes = _column_sizes(columns, machine.vector_lanes(str(found.start.ty)))
-    return found, replace(tile, columns=columns, column_sizes=sizes)
+        return contraction, tile
+    sizes = _column_sizes(columns, machine.vector_lanes(str(contraction.start.ty)))
+    return contraction, replace(tile, columns=columns, column_sizes=sizes)
 
 
 def _panel(
-    found: SymbolicContraction, tile: SymbolicTile, func: tirx.PrimFunc, machine: CpuDescription
+    contraction: SymbolicContraction,
+    tile: SymbolicTile,
+    func: tirx.PrimFunc,
+    machine: CpuDescription,
 ) -> Panel | None:
     """The operand whose columns are to be copied for tiles; None where a copy would not pay."""
     rows, columns = tile.rows, tile.columns
-    steps = math.prod(axis.length or 0 for axis in found.reduction)
+    steps = math.prod(axis.length or 0 for axis in contraction.reduction)
     few_rows = rows is not None and rows.length and rows.length < LEAST_TILES * tile.row_sizes[0]
     if rows is None or few_rows or steps < _LEAST_PANEL:
         return None
-    for load in found.operands():
+    for load in contraction.operands():
         nbytes = element_bytes(load.source)
-        moves = found.step(load, columns) == 1 and found.step(load, rows) == 0
+        moves = contraction.step(load, columns) == 1 and contraction.step(load, rows) == 0
         is_far = columns.length is None or columns.length * nbytes >= L1_PERIOD
         tiles = machine.l2_bytes // 2 // (steps * tile.column_sizes[0] * nbytes)
         if moves and is_far and tiles and constant_parameter(func, load.source) is None:
@@ -279,26 +288,31 @@ def _panel(
     return None
 
 
-def _row_axis(found: SymbolicContraction, columns: SymbolicAxis, most: int) -> SymbolicAxis | None:
+def _row_axis(
+    contraction: SymbolicContraction, columns: SymbolicAxis, most: int
+) -> SymbolicAxis | None:
     """The innermost loop that a vector of an operand serves all of, or the longest such loop."""
     fitting = [
         axis
-        for axis in reversed(found.spatial)
-        if axis is not columns and _reuses(found, columns, axis) and _is_linear(found, axis)
+        for axis in reversed(contraction.spatial)
+        if axis is not columns
+        and _reuses(contraction, columns, axis)
+        and _is_linear(contraction, axis)
     ]
     long = (axis for axis in fitting if axis.length is None or axis.length >= most)
     return next(long, max(fitting, key=lambda axis: axis.length or 0, default=None))
 
 
-def _reuses(found: SymbolicContraction, columns: SymbolicAxis, axis: SymbolicAxis) -> bool:
+def _reuses(contraction: SymbolicContraction, columns: SymbolicAxis, axis: SymbolicAxis) -> bool:
     return any(
-        found.step(load, columns) == 1 and found.step(load, axis) == 0 for load in found.operands()
+        contraction.step(load, columns) == 1 and contraction.step(load, axis) == 0
+        for load in contraction.operands()
     )
 
 
-def _is_linear(found: SymbolicContraction, axis: SymbolicAxis) -> bool:
+def _is_linear(contraction: SymbolicContraction, axis: SymbolicAxis) -> bool:
     """Whether rows follow each other at one distance: no address takes a division."""
-    indices = [index for load in found.operands() for index in load.indices]
+    indices = [index for load in contraction.operands() for index in load.indices]
     moved = [index for index in indices if depends(index, axis.var)]
     return all(len(detect_linear_equation(index, [axis.var])) == 2 for index in moved)
 
@@ -313,23 +327,25 @@ def _row_sizes(rows: SymbolicAxis, most: int) -> tuple[int, ...]:
     return (next(whole, even),)
 
 
-def _vector_bytes(found: SymbolicContraction, columns: SymbolicAxis, rows: SymbolicAxis) -> int:
+def _vector_bytes(
+    contraction: SymbolicContraction, columns: SymbolicAxis, rows: SymbolicAxis
+) -> int:
     """Bytes of what all rows read in vectors: the weights."""
     return sum(
         buffer_bytes(load.source)
-        for load in found.operands()
-        if found.step(load, columns) == 1 and found.step(load, rows) == 0
+        for load in contraction.operands()
+        if contraction.step(load, columns) == 1 and contraction.step(load, rows) == 0
     )
 
 
 def _with_code(
-    sch: s_tir.Schedule, found: SymbolicContraction, code: tirx.Stmt, done: Sequence[SBlockRV]
+    sch: s_tir.Schedule, contraction: SymbolicContraction, code: tirx.Stmt, done: Sequence[SBlockRV]
 ) -> s_tir.Schedule:
     """The kernel with ``code`` in place of the loops around the blocks that it does."""
     func = sch.mod["main"]
     root = func.body.block
     replaced = [sch.get(block) for block in done]
-    views = [tirx.DeclBuffer(view, data=buffer_data(own)) for view, own in found.views]
+    views = [tirx.DeclBuffer(view, data=buffer_data(own)) for view, own in contraction.views]
     # A block that says that it reads all of the kernel's own arrays: from tiles that overlap TVM
     # works out sizes for them that are right, and long.
     loads = nodes(code, tvm.ir.TensorLoad)

@@ -77,13 +77,17 @@ class SymbolicTile:
     panel: Panel | None = None
 
 
-def symbolic_tile_code(found: SymbolicContraction, tile: SymbolicTile, threads: bool) -> tirx.Stmt:
+def symbolic_tile_code(
+    contraction: SymbolicContraction, tile: SymbolicTile, threads: bool
+) -> tirx.Stmt:
     """The loops of a contraction; ``threads``: the tiles are shared by all threads."""
 
     def by_columns(rows: int) -> tirx.Stmt:
         # One row has no use for wide tiles: they are there to read each of many rows less often.
         narrow = tile.column_sizes[-3:] if rows == 1 else tile.column_sizes
-        versions = [(size, _Version(found, tile, rows, size).loops(threads)) for size in narrow]
+        versions = [
+            (size, _Version(contraction, tile, rows, size).loops(threads)) for size in narrow
+        ]
         return _first_that_fits(tile.columns, versions)
 
     if tile.rows is None:
@@ -107,7 +111,8 @@ def _quotient(place: Any, divisor: Any) -> Any:
 
 def _not_zero(divisor: Any) -> Any:
     """A number of tiles in a loop over them: not zero, which TVM finds it to be in a branch for
-    sizes that cannot be, and stops at."""
+    sizes that cannot be, and stops at.
+    """
     known = static_extent(divisor)
     return divisor if known else tirx.max(divisor, tirx.const(1, str(divisor.ty)))
 
@@ -116,13 +121,13 @@ class _Version:
     """The code for one size of tiles, with variables of its own."""
 
     def __init__(
-        self, found: SymbolicContraction, tile: SymbolicTile, rows: int, columns: int
+        self, contraction: SymbolicContraction, tile: SymbolicTile, rows: int, columns: int
     ) -> None:
-        self.found = found
+        self.contraction = contraction
         self.tile = tile
         self.rows = rows
         self.columns = columns
-        self.dtype = str(found.start.ty)
+        self.dtype = str(contraction.start.ty)
         self.index = str(tile.columns.var.ty)
         self.values: dict[Any, Any] = {}
         # An array for each row: TVM takes larger ones from the heap, where LLVM leaves them.
@@ -134,7 +139,7 @@ class _Version:
         self.copied = self._panel_buffer(tile.panel) if tile.panel is not None else None
 
     def _panel_buffer(self, panel: Panel) -> Any:
-        steps = math.prod(axis.extent for axis in self.found.reduction)
+        steps = math.prod(axis.extent for axis in self.contraction.reduction)
         shape = (panel.tiles * steps * self.columns,)
         # In a scope of its own, so that TVM does not lay small arrays into the same memory.
         return tirx.decl_buffer(shape, str(panel.load.source.dtype), "panel", scope="local")
@@ -187,7 +192,7 @@ class _Version:
         """The loops over tiles along all but the columns, and the rows where they share panels."""
         steps, binds = [], []
         inside = self.tile.panel.rows if self.tile.panel is not None else None
-        for axis in self.found.spatial:
+        for axis in self.contraction.spatial:
             if axis is self.tile.columns or axis is inside:
                 continue
             step, bind = self._step(axis, self.rows if axis is self.tile.rows else 1)
@@ -217,9 +222,9 @@ class _Version:
         """Loops over what is summed up, and their variables by those of the contraction."""
         own = [
             SymbolicAxis(tirx.Var(axis.var.name, self.index), axis.extent)
-            for axis in self.found.reduction
+            for axis in self.contraction.reduction
         ]
-        pairs = zip(self.found.reduction, own, strict=True)
+        pairs = zip(self.contraction.reduction, own, strict=True)
         return own, {old.var: new.var for old, new in pairs}
 
     def _panel_copy(self, panel: Panel, first: Any, count: Any) -> list[tirx.Stmt]:
@@ -241,7 +246,7 @@ class _Version:
     def _panel_place(self) -> Any:
         """Where a step's element of a column lies in the panel."""
         place: Any = self.member
-        for axis in self.found.reduction:
+        for axis in self.contraction.reduction:
             place = place * axis.extent + axis.var
         return place * self.columns + self.column
 
@@ -249,20 +254,20 @@ class _Version:
         """What is added, its operand read from the panel where there is one."""
         panel = self.tile.panel
         if panel is None:
-            return self.found.product
+            return self.contraction.product
         copied = tirx.BufferLoad(self.copied, [self._panel_place()])
 
         def load(node: tvm.ir.TensorLoad) -> Any:
             return copied if node.same_as(panel.load) else node
 
-        return tvm_ffi.structural_map(self.found.product, (tvm.ir.TensorLoad, load))
+        return tvm_ffi.structural_map(self.contraction.product, (tvm.ir.TensorLoad, load))
 
     def _tile(self) -> list[tirx.Stmt]:
         reduction, steps = self._reduction()
         product = self._product()
 
         def zero(array: Any, place: Any, _: dict[Any, Any]) -> tirx.Stmt:
-            return tirx.BufferStore(array, self.found.start, [place])
+            return tirx.BufferStore(array, self.contraction.start, [place])
 
         def add(array: Any, place: Any, values: dict[Any, Any]) -> tirx.Stmt:
             more = self._at(product, {**values, **steps})
@@ -270,8 +275,8 @@ class _Version:
             return tirx.BufferStore(array, value, [place])
 
         def finish(array: Any, place: Any, values: dict[Any, Any]) -> tirx.Stmt:
-            values = {**values, self.found.total: tirx.BufferLoad(array, [place])}
-            store = self.found.store
+            values = {**values, self.contraction.total: tirx.BufferLoad(array, [place])}
+            store = self.contraction.store
             indices = [self._at(index, values) for index in store.indices]
             return tirx.BufferStore(store.buffer, self._at(store.value, values), indices)
 

@@ -1,7 +1,8 @@
 """Winograd convolution: both transforms and the products of a few tiles while they are in cache.
 
 The kernel consists of blocks that are annotated with their part in the algorithm: input_tile,
-input_rows, input_transform, products, output_rows, output; elementwise blocks may follow."""
+input_rows, input_transform, products, output_rows, output; elementwise blocks may follow.
+"""
 
 import math
 from dataclasses import dataclass
@@ -261,8 +262,8 @@ class _Scheduler:
         for block in others:
             schedule_beside(self.sch, block, self.machine)
 
-    def _same(self, one: SBlockRV, other: SBlockRV) -> bool:
-        return bool(self.sch.get(one).same_as(self.sch.get(other)))
+    def _same(self, block: SBlockRV, other: SBlockRV) -> bool:
+        return bool(self.sch.get(block).same_as(self.sch.get(other)))
 
     def _last_block(self, output: SBlockRV) -> SBlockRV:
         """The elementwise block that ends the kernel when it goes the way of the output."""

@@ -30,8 +30,8 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     MatmulAxes,
     access_of_reduction,
     loads_of,
+    matmul_axes,
     only_reduction,
-    product_axes,
 )
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.inlining import kernel_blocks
@@ -45,21 +45,21 @@ LIBRARY_CALL = "tvm_ext.library_call"
 """Attribute of a kernel that calls a library; its value is ``LibraryMatmul.to_json``."""
 
 Epilogue = Literal["", "bias", "bias_relu"]
-"""What follows the product: nothing, a bias of each column, and max(x, 0) of that."""
+"""The epilogue: nothing, a bias of each column, and max(x, 0) of that."""
 
 
 @dataclass(frozen=True)
 class LibraryMatmul:
-    """``C[b, i, j] = epilogue(sum over k of A[b, i, k] * B[b, k, j])``, row by row in memory.
+    """``C[b, i, j] = epilogue(sum over l of A[b, i, l] * B[b, l, j])``, row by row in memory.
 
     Attributes
     ----------
     dtype, result : str
         Types of the operands, and of the result and the bias.
-    batch, rows, columns, steps : int
-        Extents of b, i, j and k. A batch of 1 stands for matrices.
+    batch, m, n, k : int
+        Extents of b, i, j and l. A batch of 1 stands for matrices.
     transposed : bool
-        Whether B lies in memory as [b, j, k].
+        Whether B lies in memory as [b, j, l].
     epilogue : Epilogue
         See there.
     """
@@ -67,16 +67,16 @@ class LibraryMatmul:
     dtype: str
     result: str
     batch: int
-    rows: int
-    columns: int
-    steps: int
+    m: int
+    n: int
+    k: int
     transposed: bool = False
     epilogue: Epilogue = ""
 
     @property
     def symbol(self) -> str:
         """The function that computes it, equal for equal products."""
-        sizes = [str(n) for n in (self.batch, self.rows, self.columns, self.steps)]
+        sizes = [str(size) for size in (self.batch, self.m, self.n, self.k)]
         notes = ["transposed"] * self.transposed + [self.epilogue] * bool(self.epilogue)
         return "_".join(("tvm_ext_cublas", self.dtype, self.result, *sizes, *notes))
 
@@ -90,13 +90,13 @@ class LibraryMatmul:
     def shapes(self) -> list[list[int]]:
         """Of A, B and, if there is one, the bias; then of the result."""
         lead = [self.batch] if self.batch > 1 else []
-        b = (self.columns, self.steps) if self.transposed else (self.steps, self.columns)
-        bias = [[self.columns]] if self.epilogue else []
+        b = (self.n, self.k) if self.transposed else (self.k, self.n)
+        bias = [[self.n]] if self.epilogue else []
         return [
-            [*lead, self.rows, self.steps],
+            [*lead, self.m, self.k],
             [*lead, *b],
             *bias,
-            [*lead, self.rows, self.columns],
+            [*lead, self.m, self.n],
         ]
 
     @property
@@ -125,7 +125,7 @@ def library_matmuls(mod: tvm.IRModule) -> list[LibraryMatmul]:
 def library_modules(mod: tvm.IRModule) -> list[tvm.runtime.Module]:
     """Modules to import into that of the kernels; none where these call no library.
 
-    Raises RuntimeError where TVM has no code generator, or that does not take a product.
+    Raises RuntimeError where TVM has no code generator, or that does not take a matmul.
     """
     return [module for product in library_matmuls(mod) for module in _modules(product)]
 
@@ -165,7 +165,7 @@ def _partitioned(product: LibraryMatmul) -> tuple[relax.Function, list[int]]:
 
 
 def _graph(product: LibraryMatmul) -> tvm.IRModule:
-    """The product as a program of Relax."""
+    """The matmul as a program of Relax."""
     *shapes, _ = product.shapes
     *dtypes, _ = product.dtypes
     names = ("a", "b", "bias")
@@ -201,7 +201,7 @@ DTYPES = ("float16", "float32")
 
 
 class CublasMatmul:
-    """Kernels that are one matmul that lie in memory row by row, or a batch of them.
+    """Kernels that are one matmul of matrices that lie in memory row by row, or a batch of them.
 
     What may follow is a bias of each column, with max(x, 0) or without.
     """
@@ -223,22 +223,22 @@ class CublasMatmul:
         access = access_of_reduction(sch, main)
         if isinstance(access, NotApplicable):
             return access
-        axes = product_axes(access, sch.get(main))
+        axes = matmul_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes
         operands = _operands(func, sch.get(main), axes)
         if isinstance(operands, NotApplicable):
             return operands
-        following = _following(func, sch, main, axes.size(axes.columns))
+        following = _following(func, sch, main, axes.size(axes.n))
         if isinstance(following, NotApplicable):
             return following
         product = LibraryMatmul(
             str(operands.first.dtype),
             str(following.result.dtype),
             axes.size(axes.batch),
-            axes.size(axes.rows),
-            axes.size(axes.columns),
-            axes.size(axes.steps),
+            axes.size(axes.m),
+            axes.size(axes.n),
+            axes.size(axes.k),
             operands.transposed,
             following.epilogue,
         )
@@ -258,7 +258,7 @@ class _Operands:
 
 @dataclass(frozen=True)
 class _Following:
-    """What is done with the product, the bias or None, and the parameter that it is written to."""
+    """What is done with the result, the bias or None, and the parameter that it is written to."""
 
     epilogue: Epilogue
     bias: Any
@@ -283,9 +283,9 @@ def _operands(
     if not all(among(buffer, func.params) for buffer in (first, second)):
         return NotApplicable("an operand is computed in the kernel")
     batch, row, column, step = (
-        _fused(block, group) for group in (axes.batch, axes.rows, axes.columns, axes.steps)
+        _fused(block, group) for group in (axes.batch, axes.m, axes.n, axes.k)
     )
-    rows, columns, steps = (axes.size(g) for g in (axes.rows, axes.columns, axes.steps))
+    rows, columns, steps = (axes.size(g) for g in (axes.m, axes.n, axes.k))
     written = (batch * rows + row) * columns + column
     left = (batch * rows + row) * steps + step
     if not (_is_at(plain.indices[0], written, block) and _is_read_at(block, loads, first, left)):
@@ -316,7 +316,7 @@ def _is_read_at(block: s_tir.SBlock, loads: list[Any], buffer: Any, place: Any) 
 def _following(
     func: tirx.PrimFunc, sch: s_tir.Schedule, main: SBlockRV, columns: int
 ) -> _Following | NotApplicable:
-    """What follows the product, in one assignment."""
+    """The epilogue, in one assignment."""
     copy = sch.cache_write(main, 0, "local")
     inline_consumers(sch, copy)
     last, product = sch.get(copy), sch.get(main).writes[0].source
@@ -357,12 +357,12 @@ def _is_bias(func: tirx.PrimFunc, load: Any, columns: int, plain: Any, block: An
     return row and typed and among(buffer, func.params) and _is_at(load.indices[-1], column, block)
 
 
-def _is_at(one: Any, other: Any, block: s_tir.SBlock) -> bool:
+def _is_at(address: Any, other: Any, block: s_tir.SBlock) -> bool:
     """Whether two addresses are the same for all iterations of a block."""
     analyzer = Analyzer()
     for loop in block.iter_vars:
         analyzer.bind(loop.var, loop.dom)
-    return bool(analyzer.can_prove_equal(one, other))
+    return bool(analyzer.can_prove_equal(address, other))
 
 
 def _loads(store: tirx.BufferStore) -> list[Any]:

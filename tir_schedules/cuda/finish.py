@@ -79,20 +79,20 @@ def _in_two_steps(body: tirx.Stmt, variable: tirx.Var, lanes: int) -> tirx.Stmt:
         size = static_extent(divisor)
         return None if size is None or size % lanes or size == lanes else size // lanes
 
-    def quotient(found: tirx.FloorDiv) -> Any:
-        count = vectors_in(found.b) if found.a.same_as(variable) else None
-        return found if count is None else tirx.FloorDiv(vector, tirx.const(count, dtype))
+    def quotient(node: tirx.FloorDiv) -> Any:
+        count = vectors_in(node.b) if node.a.same_as(variable) else None
+        return node if count is None else tirx.FloorDiv(vector, tirx.const(count, dtype))
 
-    def remainder(found: tirx.FloorMod) -> Any:
-        count = vectors_in(found.b) if found.a.same_as(variable) else None
+    def remainder(node: tirx.FloorMod) -> Any:
+        count = vectors_in(node.b) if node.a.same_as(variable) else None
         if count is None:
-            return found
+            return node
         whole = tirx.FloorMod(vector, tirx.const(count, dtype))
         return whole * length + tirx.FloorMod(variable, length)
 
-    def below(found: tirx.LT) -> Any:
-        count = vectors_in(found.b) if found.a.same_as(variable) else None
-        return found if count is None else tirx.LT(vector, tirx.const(count, dtype))
+    def below(node: tirx.LT) -> Any:
+        count = vectors_in(node.b) if node.a.same_as(variable) else None
+        return node if count is None else tirx.LT(vector, tirx.const(count, dtype))
 
     for kind, rewrite in (
         (tirx.FloorDiv, quotient),

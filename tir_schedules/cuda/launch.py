@@ -180,9 +180,6 @@ class ThreadPlane:
         return [(self.y, self.extents[0]), (self.x, self.extents[1])]
 
 
-# Whether threads run all of a kernel.
-
-
 def is_bound(func: tirx.PrimFunc) -> bool:
     """Whether nothing outside of loops over threads reads or writes memory.
 

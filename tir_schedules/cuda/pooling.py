@@ -1,6 +1,6 @@
-"""CudaPooling and other reductions of windows on a GPU.
+"""Pooling and other reductions of windows on a GPU.
 
-CudaPooling slides a window along a strip of results in registers: rows of the input that windows
+Pooling slides a window along a strip of results in registers: rows of the input that windows
 share come from L1, padding is nowhere in memory, and the limit is to read the input and write
 the result once. Any other reduction of windows has a thread for each window.
 """

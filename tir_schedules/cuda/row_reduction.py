@@ -109,12 +109,12 @@ def _row_loads(kernel: RowKernel, block: RowBlock, columns: tuple[RowAxis, ...])
     return loads
 
 
-def _note(found: list[tuple[Any, list[int]]], load: Any, user: int) -> None:
-    for other, users in found:
+def _note(noted: list[tuple[Any, list[int]]], load: Any, user: int) -> None:
+    for other, users in noted:
         if _same(other, load):
             users.append(user)
             return
-    found.append((load, [user]))
+    noted.append((load, [user]))
 
 
 def _same(load: Any, other: Any) -> bool:

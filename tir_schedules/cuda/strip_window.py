@@ -139,7 +139,7 @@ def strip_window(kernel: WindowKernel, weighted: bool) -> StripWindow | NotAppli
     data, weight = window.store.value, None
     if weighted:
         if window.combine is not tirx.Add or not isinstance(data, tirx.Mul):
-            return NotApplicable("it is not a sum of products")
+            return NotApplicable("it is no contraction")
         data, weight = data.a, data.b
         if widened(weight) is None:
             return NotApplicable("weights are computed")

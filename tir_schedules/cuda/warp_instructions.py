@@ -283,8 +283,8 @@ def rounded_to_tf32(value: Any) -> Any:
 
 # Matrix instructions of a warp (``ldmatrix``, ``mma.sync``) as intrinsics for ``tensorize``.
 #
-# A tile is an array of ``[lane, register element]`` here, as ``matrix_fragments`` says. Each
-# thread has the whole array as local memory and uses row 0 of it only, with constant indices: the
+# A tile is an array of ``[lane, register element]`` here, as said above. Each thread
+# has the whole array as local memory and uses row 0 of it only, with constant indices: the
 # compiler keeps that row in registers and drops the rest.
 #
 # The intrinsics of ``tvm.s_tir.tensor_intrin.cuda`` hold tiles in scope "warp", which TVM 0.27

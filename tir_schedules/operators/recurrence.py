@@ -1,8 +1,9 @@
 """What a kernel of a recurrent layer computes: the description that it carries as an annotation.
 
 The layer's input times its input weights is an ordinary matmul over all steps. What is left
-is one kernel with all steps inside. ``recurrence_code`` writes its loops from here:
-one by one when a model is imported, in registers when a template schedules it for a machine."""
+is one kernel with all steps inside. Its loops are written from here: one by one when a model is
+imported, in registers when a template schedules it for a machine.
+"""
 
 import json
 from collections.abc import Callable

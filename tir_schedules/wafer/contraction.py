@@ -62,19 +62,19 @@ def contraction_of(sch: s_tir.Schedule) -> WaferContraction | NotApplicable:
     inline_blocks(sch)
     sums = reduction_blocks(sch)
     if len(sums) != 1:
-        return NotApplicable(f"{len(sums)} blocks sum; expected one product")
+        return NotApplicable(f"{len(sums)} blocks sum; expected one matmul")
     blocks = kernel_blocks(sch)
     position = next(i for i, block in enumerate(blocks) if _same(sch, block, sums[0]))
     if position:
         return NotApplicable("an operand is computed by a block of its own")
     if len(blocks) - position > 2:
-        return NotApplicable("more than one block follows the product")
+        return NotApplicable("more than one block follows the matmul")
     last = blocks[-1] if len(blocks) == 2 else None
     return _roles(sch, sums[0], last)
 
 
-def _same(sch: s_tir.Schedule, one: SBlockRV, other: SBlockRV) -> bool:
-    return bool(sch.get(one).same_as(sch.get(other)))
+def _same(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
+    return bool(sch.get(block).same_as(sch.get(other)))
 
 
 def _roles(

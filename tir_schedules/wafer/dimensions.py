@@ -144,9 +144,9 @@ class _Joined:
         parent = self._parents.setdefault(node, node)
         return node if parent == node else self.root(parent)
 
-    def join(self, one: _Node, other: _Node) -> None:
+    def join(self, node: _Node, other: _Node) -> None:
         """Makes the sets of two nodes one."""
-        self._parents[self.root(one)] = self.root(other)
+        self._parents[self.root(node)] = self.root(other)
 
 
 def _numbered(stmts: Sequence[s_tir.SBlock], joined: _Joined) -> Dimensions | NotApplicable:

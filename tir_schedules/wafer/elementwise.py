@@ -58,20 +58,20 @@ class WaferElementwise:
 
 
 def transposed(
-    func: tirx.PrimFunc, stmts: Sequence[s_tir.SBlock], found: Dimensions, cut: MeshPartition
+    func: tirx.PrimFunc, stmts: Sequence[s_tir.SBlock], dimensions: Dimensions, cut: MeshPartition
 ) -> NotApplicable | None:
     """A refusal where an operand would lie with the dimension of the columns before the rows'."""
     for region in (one for stmt in stmts for one in operands_of(stmt)):
-        axes = found.axes[buffer_key(region.source)]
+        axes = dimensions.axes[buffer_key(region.source)]
         if constant_parameter(func, region.source) is None and cut.transposes(axes):
             return NotApplicable(f"{region.source.name} is read transposed")
     return None
 
 
-def _schedule(sch: s_tir.Schedule, found: Dimensions, cut: MeshPartition) -> None:
-    broadcasts = Broadcasts(sch, found, cut)
+def _schedule(sch: s_tir.Schedule, dimensions: Dimensions, cut: MeshPartition) -> None:
+    broadcasts = Broadcasts(sch, dimensions, cut)
     for number, block in enumerate(kernel_blocks(sch)):
-        parts = parts_of(sch, block, found.loops[number], found.reduces[number])
+        parts = parts_of(sch, block, dimensions.loops[number], dimensions.reduces[number])
         placed = place_block(sch, block, parts, cut)
-        broadcasts.copy_operands(placed, set(found.spatial(number)))
-    state_homes(sch, found, cut)
+        broadcasts.copy_operands(placed, set(dimensions.spatial(number)))
+    state_homes(sch, dimensions, cut)

@@ -51,7 +51,7 @@ class WaferGemv:
         left, right = found.longest(found.left), found.longest(found.right)
         summed = found.longest(found.summed)
         if found.size(found.batch) > 1:
-            return NotApplicable("it is a batch of products")
+            return NotApplicable("it is a batch of matmuls")
         if (left is None) == (right is None) or summed is None:
             return NotApplicable("neither operand is a vector, or nothing is summed")
         if any(None in _cut_dims(found, dims) for dims in found.dims[:2]):
@@ -61,13 +61,13 @@ class WaferGemv:
         return sch
 
 
-def _cut_dims(found: WaferContraction, dims: tuple[int | None, ...]) -> list[int | None]:
-    return [dim for dim in dims if dim is None or found.extents[dim] > 1]
+def _cut_dims(contraction: WaferContraction, dims: tuple[int | None, ...]) -> list[int | None]:
+    return [dim for dim in dims if dim is None or contraction.extents[dim] > 1]
 
 
 def _schedule(
     sch: s_tir.Schedule,
-    found: WaferContraction,
+    contraction: WaferContraction,
     result: int,
     summed: int,
     vector: int,
@@ -75,8 +75,8 @@ def _schedule(
     decisions: Decisions,
 ) -> None:
     """``vector`` is the position of the operand that is the vector."""
-    row_options = grid_options(found.extents[summed], machine.rows)
-    column_options = grid_options(found.extents[result], machine.columns)
+    row_options = grid_options(contraction.extents[summed], machine.rows)
+    column_options = grid_options(contraction.extents[result], machine.columns)
     rows = decisions.pick("rows", row_options, row_options[-1])
     columns = decisions.pick("columns", column_options, column_options[-1])
     pattern = decisions.pick("combination", range(len(COMBINATIONS)), _TWO_PHASE)
@@ -84,15 +84,15 @@ def _schedule(
     group = decisions.pick("group", groups, min(groups, key=lambda g: abs(g - math.isqrt(rows))))
     along_result = decisions.pick("vector_on_result", (0, 1), 1)
 
-    loops = list(sch.get_loops(found.block))
-    k0, _ = sch.split(loops[summed], factors=[rows, -(-found.extents[summed] // rows)])
+    loops = list(sch.get_loops(contraction.block))
+    k0, _ = sch.split(loops[summed], factors=[rows, -(-contraction.extents[summed] // rows)])
     partial = sch.rfactor(k0, 0)
     every = list(sch.get_loops(partial))
     # The loop of the rows of PEs stands where the summed loop was, before the rest of it.
     k0, k1 = every[summed], every[summed + 1]
     n = every[result] if result < summed else every[result + 1]
     others = [one for i, one in enumerate(every) if not _is_among(one, (k0, k1, n))]
-    n0, n1 = sch.split(n, factors=[columns, -(-found.extents[result] // columns)])
+    n0, n1 = sch.split(n, factors=[columns, -(-contraction.extents[result] // columns)])
     inner = (k1, n1) if along_result else (n1, k1)
     sch.reorder(k0, n0, *others, *inner)
     sch.annotate(k0, MESH_AXIS, ROW)
@@ -102,10 +102,12 @@ def _schedule(
     sch.compute_at(part, n0)
     sch.annotate(part, COMMUNICATION, Pattern.MULTICAST_ROW)
     sch.decompose_reduction(partial, inner[0])
-    _combine(sch, found.block, result, rows, columns, f"{COMBINATIONS[pattern]}_{COLUMN}", group)
-    if found.last is not None:
-        _cut_columns(sch, found.last, columns)
-    _state_homes(sch, found, result, summed, rows, columns)
+    _combine(
+        sch, contraction.block, result, rows, columns, f"{COMBINATIONS[pattern]}_{COLUMN}", group
+    )
+    if contraction.last is not None:
+        _cut_columns(sch, contraction.last, columns)
+    _state_homes(sch, contraction, result, summed, rows, columns)
 
 
 def _group_options(rows: int) -> list[int]:
@@ -147,12 +149,17 @@ def _cut_columns(sch: s_tir.Schedule, block: SBlockRV, columns: int) -> None:
 
 
 def _state_homes(
-    sch: s_tir.Schedule, found: WaferContraction, result: int, summed: int, rows: int, columns: int
+    sch: s_tir.Schedule,
+    contraction: WaferContraction,
+    result: int,
+    summed: int,
+    rows: int,
+    columns: int,
 ) -> None:
     params = list(sch.mod["main"].params)
     root = sch.get_sblock("root")
     cut = {summed: f"{ROW}/{rows}", result: f"{COLUMN}/{columns}"}
-    for operand, dims in zip(found.operands, found.dims, strict=False):
+    for operand, dims in zip(contraction.operands, contraction.dims, strict=False):
         position = next((i for i, one in enumerate(params) if one.same_as(operand)), None)
         if position is not None:
             words = [cut.get(dim, WHOLE) if dim is not None else WHOLE for dim in dims]

@@ -42,8 +42,8 @@ class MatmulSizes:
 
     Attributes
     ----------
-    batch, left, right, summed : int
-        Products; rows of the first operand; columns of the second; what is summed.
+    batch, m, n, k : int
+        Matmuls; rows of the first operand; columns of the second; terms of each sum.
     right_is_constant : bool
         Whether the second operand is the same in every call.
     dtype : str
@@ -53,9 +53,9 @@ class MatmulSizes:
     """
 
     batch: int
-    left: int
-    right: int
-    summed: int
+    m: int
+    n: int
+    k: int
     right_is_constant: bool
     dtype: str
     element_bytes: int
@@ -66,7 +66,7 @@ class Tiles:
 
     Attributes
     ----------
-    left, right, summed : np.ndarray
+    m, n, k : np.ndarray
         Extents of one step's tile.
     """
 
@@ -75,12 +75,12 @@ class Tiles:
     ) -> None:
         self.sizes = sizes
         self.rows, self.columns, self.steps = rows, columns, steps
-        self.left = _parts(sizes.left, rows)
-        self.right = _parts(sizes.right, columns)
-        self.summed = _parts(sizes.summed, steps)
+        self.m = _parts(sizes.m, rows)
+        self.n = _parts(sizes.n, columns)
+        self.k = _parts(sizes.k, steps)
 
     def work(self, machine: WaferDescription) -> np.ndarray:
-        """[3, ...] cycles of a step, with instructions along the right, the left, the summed loop.
+        """[3, ...] cycles of a step, with instructions along N, along M and along K.
 
         A sum along the instruction is a product of two arrays and an addition for each element.
         """
@@ -88,25 +88,25 @@ class Tiles:
         each = machine.element_cycles(self.sizes.dtype) * machine.conflict_factor
         return np.stack(
             [
-                self.left * self.summed * (start + each * self.right),
-                self.right * self.summed * (start + each * self.left),
-                self.left * self.right * (2 * start + (each + machine.scalar_cycles) * self.summed),
+                self.m * self.k * (start + each * self.n),
+                self.n * self.k * (start + each * self.m),
+                self.m * self.n * (2 * start + (each + machine.scalar_cycles) * self.k),
             ]
         )
 
     def words(self) -> tuple[np.ndarray, np.ndarray]:
         """Of a step's tile of the first and of the second operand."""
         width = self.sizes.element_bytes / _WORD_BYTES
-        return self.left * self.summed * width, self.right * self.summed * width
+        return self.m * self.k * width, self.n * self.k * width
 
     def fits(self, machine: WaferDescription, resident: bool) -> np.ndarray:
         """Whether shards, the result's tile and the messages of two steps are within one PE."""
         sizes = self.sizes
-        first = self.left * _parts(sizes.summed, self.columns)
-        second = self.right * (sizes.summed if resident else _parts(sizes.summed, self.rows))
-        under_way = self.left * self.summed + (0 if resident else self.right * self.summed)
+        first = self.m * _parts(sizes.k, self.columns)
+        second = self.n * (sizes.k if resident else _parts(sizes.k, self.rows))
+        under_way = self.m * self.k + (0 if resident else self.n * self.k)
         copies = np.where(self.steps > 1, 2, 1)
-        held = first + second + 2 * self.left * self.right + copies * under_way
+        held = first + second + 2 * self.m * self.n + copies * under_way
         return np.asarray(held * sizes.element_bytes <= machine.usable_bytes)
 
 
@@ -143,7 +143,7 @@ def summa_cycles(
 
 def _way(tiles: Tiles, extent: np.ndarray, machine: WaferDescription) -> np.ndarray:
     """Hops along a line of ``extent`` PEs, and what passing on from sender to sender takes."""
-    senders = np.minimum(_parts(tiles.summed, _parts(tiles.sizes.summed, extent)), extent)
+    senders = np.minimum(_parts(tiles.k, _parts(tiles.sizes.k, extent)), extent)
     routes = max(1, machine.usable_colours // 2)
     relays = np.maximum(_parts(np.minimum(tiles.steps * senders, extent), routes) - 1, 0)
     return extent * machine.hop_cycles + (relays + senders - 1) * machine.relay_cycles
@@ -209,8 +209,8 @@ def decide_matmul(
 ) -> MatmulMapping:
     """The decisions of one kernel, each with what the ones before it leave.
 
-    By default, the mapping with the fewest cycles by ``matmul_cycles`` among MeshGEMM on
-    squares of PEs, SUMMA, and SUMMA with a constant second operand in place.
+    By default, the mapping with the fewest cycles among MeshGEMM on squares of PEs
+    (``ring_cycles``), SUMMA, and SUMMA with a constant second operand in place (``summa_cycles``).
     """
     most_groups = min(sizes.batch, machine.rows)
     groups = decisions.pick("groups", grid_options(most_groups, most_groups), most_groups)
@@ -224,13 +224,13 @@ def decide_matmul(
         rows = columns = steps = decisions.pick("rows", squares, ring)
         resident = False
     else:
-        rows = decisions.pick("rows", grid_options(sizes.left, most_rows, _GRID_OPTIONS), plan.rows)
+        rows = decisions.pick("rows", grid_options(sizes.m, most_rows, _GRID_OPTIONS), plan.rows)
         columns = decisions.pick(
-            "columns", grid_options(sizes.right, machine.columns, _GRID_OPTIONS), plan.columns
+            "columns", grid_options(sizes.n, machine.columns, _GRID_OPTIONS), plan.columns
         )
         places = (0, 1) if sizes.right_is_constant else (0,)
         resident = bool(decisions.pick("resident", places, int(plan.resident)))
-        most = min(max(rows, columns), sizes.summed)
+        most = min(max(rows, columns), sizes.k)
         steps = decisions.pick(
             "steps", grid_options(most, most, _STEP_OPTIONS), min(plan.steps, most)
         )
@@ -242,8 +242,8 @@ def decide_matmul(
 
 
 def _square_options(sizes: MatmulSizes, machine: WaferDescription, most_rows: int) -> list[int]:
-    most = min(most_rows, machine.columns, sizes.summed)
-    longest = max(sizes.left, sizes.right)
+    most = min(most_rows, machine.columns, sizes.k)
+    longest = max(sizes.m, sizes.n)
     return [option for option in grid_options(longest, most, _GRID_OPTIONS) if option <= most] or [
         1
     ]
@@ -272,9 +272,9 @@ def _best_summa(
     sizes: MatmulSizes, machine: WaferDescription, most_rows: int
 ) -> tuple[_Summa, float]:
     """The best grid and steps for SUMMA and the cycles; all PEs where nothing fits."""
-    rows = grid_options(sizes.left, most_rows, _GRID_OPTIONS)
-    columns = grid_options(sizes.right, machine.columns, _GRID_OPTIONS)
-    most = min(max(rows[-1], columns[-1]), sizes.summed)
+    rows = grid_options(sizes.m, most_rows, _GRID_OPTIONS)
+    columns = grid_options(sizes.n, machine.columns, _GRID_OPTIONS)
+    most = min(max(rows[-1], columns[-1]), sizes.k)
     steps = grid_options(most, most, _STEP_OPTIONS)
     grid_rows, grid_columns, grid_steps = np.ix_(rows, columns, steps)
     found, least = _Summa(rows[-1], columns[-1], steps[-1], False), math.inf
@@ -296,7 +296,7 @@ _PATTERNS = {
 
 
 class WaferMatmul:
-    """Matmuls, or of batches of them, with what is computed from the result.
+    """Matmuls, or batches of them, with what is computed from the result.
 
     The result stays where it is, a tile in each PE; the operands' tiles move: to all PEs of a row
     or column in each step (SUMMA, R. van de Geijn and J. Watts, 1997), or from neighbour to
@@ -325,9 +325,9 @@ class WaferMatmul:
         batch = found.longest(found.batch)
         sizes = MatmulSizes(
             batch=found.extents[batch] if batch is not None else 1,
-            left=found.extents[left],
-            right=found.extents[right],
-            summed=found.extents[summed],
+            m=found.extents[left],
+            n=found.extents[right],
+            k=found.extents[summed],
             right_is_constant=constant_parameter(func, found.operands[1]) is not None,
             dtype=str(found.operands[0].dtype),
             element_bytes=element_bytes(found.operands[0]),
@@ -339,23 +339,23 @@ class WaferMatmul:
 
 def _schedule(
     sch: s_tir.Schedule,
-    found: WaferContraction,
+    contraction: WaferContraction,
     loops: tuple[int, int, int],
     mapping: MatmulMapping,
 ) -> None:
     left, right, summed = loops
-    every = list(sch.get_loops(found.block))
-    batch = found.longest(found.batch)
+    every = list(sch.get_loops(contraction.block))
+    batch = contraction.longest(contraction.batch)
     outer: list[LoopRV] = []
     inner_batch: list[LoopRV] = []
     if batch is not None:
-        group, rest = _cut(sch, every[batch], found.extents[batch], mapping.groups)
+        group, rest = _cut(sch, every[batch], contraction.extents[batch], mapping.groups)
         sch.annotate(group, MESH_AXIS, ROW)
         outer.append(group)
         inner_batch.append(rest)
-    i0, i1 = _cut(sch, every[left], found.extents[left], mapping.rows)
-    j0, j1 = _cut(sch, every[right], found.extents[right], mapping.columns)
-    k0, k1 = _cut(sch, every[summed], found.extents[summed], mapping.steps)
+    i0, i1 = _cut(sch, every[left], contraction.extents[left], mapping.rows)
+    j0, j1 = _cut(sch, every[right], contraction.extents[right], mapping.columns)
+    k0, k1 = _cut(sch, every[summed], contraction.extents[summed], mapping.steps)
     others = [loop for position, loop in enumerate(every) if position not in (*loops, batch)]
     inner = {ON_SUMMED: k1, ON_LEFT: i1, ON_RIGHT: j1}
     vector = inner.pop(mapping.vector)
@@ -366,16 +366,16 @@ def _schedule(
     sch.annotate(vector, VECTOR, 1)
     if mapping.algorithm != SUMMA:
         sch.annotate(k0, ORDER, mapping.algorithm)
-    result = sch.cache_write(found.block, 0, "local")
+    result = sch.cache_write(contraction.block, 0, "local")
     for number, pattern in enumerate(_PATTERNS[mapping.algorithm]):
         if number == 1 and mapping.resident:
             continue
-        tile = sch.cache_read(found.block, number, "local")
+        tile = sch.cache_read(contraction.block, number, "local")
         sch.compute_at(tile, k0)
         sch.annotate(tile, COMMUNICATION, pattern)
-    _finish_result(sch, found, result, inner_batch[0] if inner_batch else j0)
-    sch.decompose_reduction(found.block, k0)
-    _state_homes(sch, found, loops, mapping)
+    _finish_result(sch, contraction, result, inner_batch[0] if inner_batch else j0)
+    sch.decompose_reduction(contraction.block, k0)
+    _state_homes(sch, contraction, loops, mapping)
 
 
 def _cut(sch: s_tir.Schedule, loop: LoopRV, extent: int, count: int) -> tuple[LoopRV, LoopRV]:
@@ -385,23 +385,23 @@ def _cut(sch: s_tir.Schedule, loop: LoopRV, extent: int, count: int) -> tuple[Lo
 
 
 def _finish_result(
-    sch: s_tir.Schedule, found: WaferContraction, result: SBlockRV, under: LoopRV
+    sch: s_tir.Schedule, contraction: WaferContraction, result: SBlockRV, under: LoopRV
 ) -> None:
     """What follows the sum is computed where the sum is."""
-    if found.last is not None:
-        sch.reverse_compute_inline(found.last)
+    if contraction.last is not None:
+        sch.reverse_compute_inline(contraction.last)
     sch.reverse_compute_at(result, under)
 
 
 def _state_homes(
     sch: s_tir.Schedule,
-    found: WaferContraction,
+    contraction: WaferContraction,
     loops: tuple[int, int, int],
     mapping: MatmulMapping,
 ) -> None:
     """Operands lie cut in both dimensions, their tiles where the algorithm needs them first."""
     left, right, summed = loops
-    batch = found.longest(found.batch)
+    batch = contraction.longest(contraction.batch)
     words = (
         {left: f"{ROW}/{mapping.rows}", summed: f"{COLUMN}/{mapping.columns}"},
         {right: f"{COLUMN}/{mapping.columns}"},
@@ -410,7 +410,7 @@ def _state_homes(
         words[1][summed] = f"{ROW}/{mapping.rows}"
     params = list(sch.mod["main"].params)
     root = sch.get_sblock("root")
-    for operand, dims, cut in zip(found.operands, found.dims, words, strict=False):
+    for operand, dims, cut in zip(contraction.operands, contraction.dims, words, strict=False):
         position = next((i for i, one in enumerate(params) if one.same_as(operand)), None)
         if position is None:
             continue

@@ -110,8 +110,8 @@ def decide_cut(
 ) -> MeshPartition:
     """The two largest of ``dimensions``, pairs of number and extent, cut over rows and columns.
 
-    The one that comes first over the rows, as matmuls have it, so that results lie
-    where the next kernel wants them. Where that leaves more PEs idle, the largest one over both.
+    The one that comes first is cut over the rows, as in matmuls, so that results lie where the
+    next kernel wants them. Where that leaves more PEs idle, the largest one over both.
     """
     large = sorted(dimensions, key=lambda pair: -pair[1])[:2]
     large = [pair for pair in dimensions if pair in large and pair[1] > 1]

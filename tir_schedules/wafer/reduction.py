@@ -55,7 +55,7 @@ from tvm_ext.tir_schedules.wafer.mesh_partition import (
 def with_row_values(
     func: tirx.PrimFunc,
     stmts: Sequence[s_tir.SBlock],
-    found: Dimensions,
+    dimensions: Dimensions,
     along: set[int],
 ) -> tirx.PrimFunc:
     """``func`` with roots and divisions that only depend on the row in blocks of their own.
@@ -66,15 +66,17 @@ def with_row_values(
     """
     changes = {}
     for number, stmt in enumerate(stmts):
-        if set(found.spatial(number)) & along and not any(found.reduces[number]):
-            change = _change(stmt, found, number, along)
+        if set(dimensions.spatial(number)) & along and not any(dimensions.reduces[number]):
+            change = _change(stmt, dimensions, number, along)
             if change is not None:
                 changes[number] = change
     return with_changes(func, changes)
 
 
-def _change(stmt: s_tir.SBlock, found: Dimensions, number: int, along: set[int]) -> Change | None:
-    loops = list(zip(stmt.iter_vars, found.loops[number], strict=True))
+def _change(
+    stmt: s_tir.SBlock, dimensions: Dimensions, number: int, along: set[int]
+) -> Change | None:
+    loops = list(zip(stmt.iter_vars, dimensions.loops[number], strict=True))
     rows = tuple(one for one, dimension in loops if dimension not in along)
     columns = tuple(one for one, dimension in loops if dimension in along)
     block = RowBlock(
@@ -292,27 +294,27 @@ def _read(sch: s_tir.Schedule) -> tuple[list[s_tir.SBlock], Dimensions, Rows] | 
     return rows if isinstance(rows, NotApplicable) else (stmts, found, rows)
 
 
-def _rows(stmts: Sequence[s_tir.SBlock], found: Dimensions) -> Rows | NotApplicable:
+def _rows(stmts: Sequence[s_tir.SBlock], dimensions: Dimensions) -> Rows | NotApplicable:
     """What the rows are, and what goes along them, if that is the same for all reductions."""
-    reducing = [i for i in range(len(stmts)) if any(found.reduces[i])]
+    reducing = [i for i in range(len(stmts)) if any(dimensions.reduces[i])]
     if not reducing:
         return NotApplicable("every reduction is over one element")
     first = reducing[0]
-    across, along = set(found.spatial(first)), set(found.reduced(first))
+    across, along = set(dimensions.spatial(first)), set(dimensions.reduced(first))
     for number, stmt in enumerate(stmts):
         if number not in reducing:
-            if set(found.spatial(number)) - across - along:
+            if set(dimensions.spatial(number)) - across - along:
                 return NotApplicable("a block works on more than the rows that are reduced")
             continue
-        if set(found.spatial(number)) != across or set(found.reduced(number)) != along:
+        if set(dimensions.spatial(number)) != across or set(dimensions.reduced(number)) != along:
             return NotApplicable("its reductions are over different rows")
         if _multiplies_rows(stmt):
             return NotApplicable("it is a matmul")
-    order = _order(stmts[first], found)
+    order = _order(stmts[first], dimensions)
     bits = tvm.DataType(str(stmts[first].writes[0].source.dtype)).bits
     return Rows(
-        tuple((one, found.extents[one]) for one in order if one in across),
-        tuple((one, found.extents[one]) for one in order if one in along),
+        tuple((one, dimensions.extents[one]) for one in order if one in across),
+        tuple((one, dimensions.extents[one]) for one in order if one in along),
         tuple(order),
         max(1, bits // 8),
     )
@@ -335,13 +337,13 @@ def _multiplies_rows(stmt: s_tir.SBlock) -> bool:
     return any(a != b for one in products for a in rows(one.a) for b in rows(one.b))
 
 
-def _order(stmt: s_tir.SBlock, found: Dimensions) -> list[int]:
+def _order(stmt: s_tir.SBlock, dimensions: Dimensions) -> list[int]:
     """Dimensions in the order of the axes of the largest operand, then those it does not have."""
-    sizes = [(len(found.of(region.source)), region.source) for region in operands_of(stmt)]
+    sizes = [(len(dimensions.of(region.source)), region.source) for region in operands_of(stmt)]
     largest = max(sizes, key=lambda pair: pair[0], default=(0, None))[1]
-    axes = found.axes[buffer_key(largest)] if largest is not None else ()
+    axes = dimensions.axes[buffer_key(largest)] if largest is not None else ()
     order = [one for one in axes if one is not None]
-    return order + [one for one in range(len(found.extents)) if one not in order]
+    return order + [one for one in range(len(dimensions.extents)) if one not in order]
 
 
 @dataclass(frozen=True)
@@ -353,26 +355,26 @@ class _Step:
     over: set[int]
 
 
-def _schedule(sch: s_tir.Schedule, found: Dimensions, split: RowSplit) -> None:
+def _schedule(sch: s_tir.Schedule, dimensions: Dimensions, split: RowSplit) -> None:
     blocks = kernel_blocks(sch)
     if split.along is not None:
         _give_loops(sch, blocks)
     placed: list[tuple[Placed, set[int]]] = []
     for number, block in enumerate(blocks):
-        if split.along is not None and any(found.reduces[number]):
-            steps = _in_parts(sch, found, split, block, number)
+        if split.along is not None and any(dimensions.reduces[number]):
+            steps = _in_parts(sch, dimensions, split, block, number)
         else:
-            parts = parts_of(sch, block, found.loops[number], found.reduces[number])
-            steps = [_Step(block, parts, set(found.spatial(number)))]
+            parts = parts_of(sch, block, dimensions.loops[number], dimensions.reduces[number])
+            steps = [_Step(block, parts, set(dimensions.spatial(number)))]
         # One block after the other, and copies last: TVM refuses to touch the loops of partial
         # results whose last part is short once it has changed those of other blocks.
         for step in steps:
             one = place_block(sch, step.block, step.parts, split.cut)
             placed.append((one, step.over))
-    broadcasts = Broadcasts(sch, found, split.cut)
+    broadcasts = Broadcasts(sch, dimensions, split.cut)
     for one, over in placed:
         broadcasts.copy_operands(one, over)
-    state_homes(sch, found, split.cut)
+    state_homes(sch, dimensions, split.cut)
 
 
 def _give_loops(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> None:
@@ -383,21 +385,21 @@ def _give_loops(sch: s_tir.Schedule, blocks: Sequence[SBlockRV]) -> None:
 
 
 def _in_parts(
-    sch: s_tir.Schedule, found: Dimensions, split: RowSplit, block: SBlockRV, number: int
+    sch: s_tir.Schedule, dimensions: Dimensions, split: RowSplit, block: SBlockRV, number: int
 ) -> list[_Step]:
     """The block that makes partial results, one for each PE of a line, and the one behind it."""
-    dimensions = list(zip(found.loops[number], found.reduces[number], strict=True))
-    position = found.loops[number].index(split.along)
+    loops = list(zip(dimensions.loops[number], dimensions.reduces[number], strict=True))
+    position = dimensions.loops[number].index(split.along)
     outer, _ = cut_loop(sch, list(sch.get_loops(block))[position], split.parts)
     partial = sch.rfactor(outer, 0)
     sch.annotate(block, COMMUNICATION, split.pattern)
     if split.group:
         sch.annotate(block, GROUP, split.group)
-    over = set(found.spatial(number))
+    over = set(dimensions.spatial(number))
 
     waiting = iter(sch.get_loops(partial))
     partial_parts: list[Part] = []
-    for i, (dimension, is_reduced) in enumerate(dimensions):
+    for i, (dimension, is_reduced) in enumerate(loops):
         if i == position:
             # Two loops, the outer one over PEs.
             partial_parts.append(Part(next(waiting), dimension, axis=split.axis))
@@ -407,8 +409,8 @@ def _in_parts(
     waiting = iter(sch.get_loops(block))
     parts = [
         Part(next(waiting), dimension, axis=split.axis if i == position else "")
-        for i, (dimension, is_reduced) in enumerate(dimensions)
+        for i, (dimension, is_reduced) in enumerate(loops)
         if i == position or not is_reduced
     ]
-    both = over | set(found.reduced(number))
+    both = over | set(dimensions.reduced(number))
     return [_Step(partial, partial_parts, both), _Step(block, parts, over)]

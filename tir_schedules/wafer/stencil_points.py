@@ -220,7 +220,9 @@ def _grid(
         (load,) = nodes(sch.get(border).body, tvm.ir.TensorLoad)
         parameter = load.source
         if not _is_dimension_wise(load.indices, sch.get(border)):
-            return NotApplicable("a border transposes its tensor")
+            return NotApplicable(
+                "the axes of a border are in another order than those of its tensor"
+            )
     if not any(parameter.same_as(one) for one in sch.mod["main"].params):
         return NotApplicable("a tensor with a border is computed from another one")
     return Grid(buffer, loops, around, centre, border, parameter)

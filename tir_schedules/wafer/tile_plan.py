@@ -146,14 +146,14 @@ def guarded_loads(value: Any) -> list[GuardedLoad]:
     """All loads of an expression, each element once; those that indices depend on as well."""
     reader = _Reader()
     tvm_ffi.structural_mutate(value, [(tvm.ir.Expr, reader.visit)])
-    return list(reader.found.values())
+    return list(reader.loads.values())
 
 
 class _Reader:
     """Goes through an expression and keeps the condition of the branch that it is in."""
 
     def __init__(self) -> None:
-        self.found: dict[Any, GuardedLoad] = {}
+        self.loads: dict[Any, GuardedLoad] = {}
         self._condition: Any = None
 
     def visit(self, node: Any, mutator: Any) -> Any:
@@ -178,11 +178,11 @@ class _Reader:
     def _add(self, load: Any) -> None:
         key = tvm_ffi.StructuralKey(load)
         condition = self._condition
-        known = self.found.get(key)
+        known = self.loads.get(key)
         if known is not None:
             everywhere = condition is None or known.condition is None
             condition = None if everywhere else tirx.Or(known.condition, condition)
-        self.found[key] = GuardedLoad(load, condition)
+        self.loads[key] = GuardedLoad(load, condition)
 
 
 def with_loads(value: Any, replaced: Mapping[Any, Any]) -> Any:
@@ -335,17 +335,17 @@ class _Planner:
             change = Change(tuple(stages), with_loads(stmt.body.value, replaced))
         return WaferBlockPlan(cut, change, tuple(patterns), tuple(windows.values()))
 
-    def _pattern(self, stmt: s_tir.SBlock, cut: MeshPartition, one: GuardedLoad) -> str | None:
+    def _pattern(self, stmt: s_tir.SBlock, cut: MeshPartition, guarded: GuardedLoad) -> str | None:
         """How elements come to the PEs that need them; None if they are there, or may be."""
-        buffer = one.load.source
+        buffer = guarded.load.source
         if constant_parameter(self._func, buffer) is not None:
             # It lies where it is used, unless nobody knows where that is.
-            if not one.is_known():
+            if not guarded.is_known():
                 self._lies(buffer, ())
             return None
-        indices = list(one.load.indices)
+        indices = list(guarded.load.indices)
         lies = self._lies(buffer, axes_read(stmt, buffer, indices, cut))
-        if not one.is_known():
+        if not guarded.is_known():
             return None
         lines = lines_followed(stmt, buffer, indices, cut, lies)
         if lines is None:
@@ -364,19 +364,19 @@ class _Planner:
             self._layouts[key] = self._stated[key] = home_layout(buffer, self._grid, along)
         return self._layouts.get(key)
 
-    def _stage(self, one: GuardedLoad, over: tuple[Any, ...]) -> Stage:
+    def _stage(self, guarded: GuardedLoad, over: tuple[Any, ...]) -> Stage:
         """A tensor of what is read, in the order in which the block goes over it."""
-        name = f"{one.load.source.name}_tile"
+        name = f"{guarded.load.source.name}_tile"
         self._names.append(name)
         count = self._names.count(name)
         name = name if count == 1 else f"{name}{count}"
         shape = [var.dom.extent for var in over]
-        return Stage(tirx.decl_buffer(shape, str(one.load.ty), name), over, one.value())
+        return Stage(tirx.decl_buffer(shape, str(guarded.load.ty), name), over, guarded.value())
 
 
-def _variables(stmt: s_tir.SBlock, one: GuardedLoad) -> tuple[Any, ...]:
+def _variables(stmt: s_tir.SBlock, guarded: GuardedLoad) -> tuple[Any, ...]:
     """The iteration variables of a block that move what it reads."""
-    roots = [*one.load.indices, *([] if one.condition is None else [one.condition])]
+    roots = [*guarded.load.indices, *([] if guarded.condition is None else [guarded.condition])]
     used = {buffer_key(var) for root in roots for var in nodes(root, tvm.ir.Var)}
     return tuple(var for var in stmt.iter_vars if buffer_key(var.var) in used)
 

@@ -279,8 +279,8 @@ def window_sum_of(sch: s_tir.Schedule) -> WindowSum | NotApplicable:
     )
 
 
-def _same(sch: s_tir.Schedule, one: SBlockRV, other: SBlockRV) -> bool:
-    return bool(sch.get(one).same_as(sch.get(other)))
+def _same(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
+    return bool(sch.get(block).same_as(sch.get(other)))
 
 
 def _pads_a_sum(sch: s_tir.Schedule, block: SBlockRV) -> bool:

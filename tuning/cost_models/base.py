@@ -47,9 +47,6 @@ class FormulaModel(ms.cost_model.PyCostModel):
         """There is nothing to save."""
 
 
-# What a runner's result says.
-
-
 def seconds_of(result: ms.runner.RunnerResult) -> float | None:
     """The median time; None for a candidate that failed or has no time that can be one."""
     times = [float(value) for value in result.run_secs or ()]

@@ -2,7 +2,8 @@
 
 What is learned is the time over that of the roofline, as a logarithm, and of it the part that the
 analytic model gets wrong: without samples the prediction is that model's. On six kernels left out
-in turn this ranked better than learning the whole (rank correlation 0.78 instead of 0.69)."""
+in turn this ranked better than learning the whole (rank correlation 0.78 instead of 0.69).
+"""
 
 import json
 import math
@@ -152,7 +153,7 @@ class Sample:
 
 
 class PerformancePredictor:
-    """See the module's text. The same samples give the same predictions."""
+    """Boosted trees over loop features; the same samples give the same predictions."""
 
     def __init__(self) -> None:
         # Found missing here, not in the middle of a search.

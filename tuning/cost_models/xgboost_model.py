@@ -34,7 +34,7 @@ _EARLY_STOP = 20
 
 @derived_object
 class XGBoostModel(ms.cost_model.PyCostModel):
-    """See the module's text.
+    """TVM's boosted trees, one for each kernel; the module's docstring says what is mended.
 
     Parameters
     ----------

@@ -38,18 +38,18 @@ def footprints(node: LoopNode) -> dict[int, tuple[float, float]]:
 
 
 def _collect(
-    node: LoopNode, found: dict[int, tuple[float, float]]
+    node: LoopNode, collected: dict[int, tuple[float, float]]
 ) -> tuple[dict[Access, None], int]:
     """Adds ``node`` and all in it; returns its accesses and its loops."""
     accesses = {access: None for statement in node.statements for access in statement.accesses}
     inner = 0
     for child in node.children:
-        more, loops = _collect(child, found)
+        more, loops = _collect(child, collected)
         accesses.update(more)
         inner |= loops
     loops = inner | node.bit
     if node.kind != "unrolled":
-        found[node.number] = touched(accesses, loops), touched(accesses, inner)
+        collected[node.number] = touched(accesses, loops), touched(accesses, inner)
     return accesses, loops
 
 

@@ -128,11 +128,11 @@ def _straight_code(node: LoopNode, around: tuple[LoopNode, ...], runs: float) ->
         yield from _straight_code(child, (*around, child), inside)
 
 
-def _gather(node: LoopNode, copies: float, found: _Copies, loops: list[LoopNode]) -> None:
-    found += [(statement, copies * statement.share) for statement in node.statements]
+def _gather(node: LoopNode, copies: float, gathered: _Copies, loops: list[LoopNode]) -> None:
+    gathered += [(statement, copies * statement.share) for statement in node.statements]
     for child in node.children:
         if child.kind == "unrolled":
-            _gather(child, copies * child.share * child.extent, found, loops)
+            _gather(child, copies * child.share * child.extent, gathered, loops)
         else:
             loops.append(child)
 

@@ -89,10 +89,10 @@ class _Building:
         self._threads: dict[str, int] = {}
         self.refusals: list[ResourceLimitError] = []
 
-    def look_at(self, found: list[Launch]) -> None:
+    def look_at(self, launches: list[Launch]) -> None:
         """Raises ResourceLimitError, and keeps it, for what a block cannot declare."""
         with self._kept():
-            for launch in found:
+            for launch in launches:
                 self._threads[launch.name] = launch.threads
                 check_launch(launch, self._check.machine)
 

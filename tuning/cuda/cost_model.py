@@ -3,7 +3,8 @@
 S. Williams, A. Waterman, D. Patterson, "Roofline", Communications of the ACM 52(4), 2009, asked of
 what the schedule does: matrix instructions, arithmetic, shared memory and the sectors that each
 block of threads fetches, on the multiprocessor with the most blocks. By Little's law, memory is as
-fast as the bytes that are under way allow."""
+fast as the bytes that are under way allow.
+"""
 
 import math
 import re

@@ -88,24 +88,24 @@ def candidate_results(trials: Iterable[Trial]) -> dict[str, CandidateResult]:
     return found
 
 
-def default_of(found: dict[str, CandidateResult]) -> CandidateResult | None:
+def default_of(results: dict[str, CandidateResult]) -> CandidateResult | None:
     """The default schedule's result; of the newest, if it has changed."""
-    defaults = [one for one in found.values() if one.trial.is_default]
+    defaults = [one for one in results.values() if one.trial.is_default]
     return defaults[-1] if defaults else None
 
 
-def kept(found: dict[str, CandidateResult]) -> list[CandidateResult]:
+def kept(results: dict[str, CandidateResult]) -> list[CandidateResult]:
     """What belongs into a database, the best first: those that beat the default, and the default.
 
     A candidate that looks better than the best confirmed one, and was not confirmed itself, is
     left out: it had its chance.
     """
-    default = default_of(found)
-    others = [one for one in found.values() if default is None or one is not default]
+    default = default_of(results)
+    others = [one for one in results.values() if default is None or one is not default]
     if default is not None:
         others = [one for one in others if beats(one, default)]
     confirmed = [one.seconds for one in others if one.is_confirmed]
-    if default is not None and any(one.is_confirmed for one in found.values()):
+    if default is not None and any(one.is_confirmed for one in results.values()):
         confirmed.append(default.seconds)
     if confirmed:
         least = min(confirmed)
@@ -114,21 +114,15 @@ def kept(found: dict[str, CandidateResult]) -> list[CandidateResult]:
     return chosen if default is None else [*chosen, default]
 
 
-def best(found: dict[str, CandidateResult]) -> CandidateResult | None:
+def best(results: dict[str, CandidateResult]) -> CandidateResult | None:
     """The schedule to use."""
-    return next(iter(kept(found)), None)
+    return next(iter(kept(results)), None)
 
 
-def beats(one: CandidateResult, default: CandidateResult) -> bool:
+def beats(candidate: CandidateResult, default: CandidateResult) -> bool:
     """Whether it is faster than the default by more than the noise of its measurement."""
-    noise = LEAST_GAIN if one.is_confirmed else max(LEAST_GAIN, one.spread)
-    return one.seconds < default.seconds * (1 - noise)
-
-
-# Which records of a database hold measured times, and which the answers of a model.
-#
-# MetaSchedule's form has no place for it. The log beside the database says it: a record is of a
-# model if a modelled trial has its trace and its time, and no measured one has.
+    noise = LEAST_GAIN if candidate.is_confirmed else max(LEAST_GAIN, candidate.spread)
+    return candidate.seconds < default.seconds * (1 - noise)
 
 
 Group = tuple[str, str]
@@ -144,7 +138,10 @@ def group_of(record: StoredRecord) -> Group:
 
 
 class RecordKinds:
-    """See the module's text.
+    """Which records of a database hold measured times, and which the answers of a model.
+
+    MetaSchedule's form has no place for it. The log beside the database says it: a record is of a
+    model if a modelled trial has its trace and its time, and no measured one has.
 
     Parameters
     ----------

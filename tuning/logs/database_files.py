@@ -3,7 +3,8 @@
 A workload is a line of ``database_workload.json``: [hash, base64 of the module's JSON]. A record is
 a line of ``database_tuning_record.json``: [line of its workload, [trace, seconds, target,
 arguments]]. TVM reads both files whole or not at all, which is why nothing here leaves a line in
-them that it cannot read."""
+them that it cannot read.
+"""
 
 import json
 import re

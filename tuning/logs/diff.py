@@ -55,10 +55,10 @@ class Difference:
         """Best time after."""
         return self._seconds(self.after)
 
-    def _seconds(self, one: KernelSummary | None) -> float | None:
-        if one is None:
+    def _seconds(self, summary: KernelSummary | None) -> float | None:
+        if summary is None:
             return None
-        return (one.modelled if self.is_modelled else one.measured).best_seconds
+        return (summary.modelled if self.is_modelled else summary.measured).best_seconds
 
     @property
     def change(self) -> float | None:

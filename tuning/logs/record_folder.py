@@ -205,7 +205,7 @@ class RecordFolder:
             append_record(self.folder, self._lines[workload.hash], record)
 
     def settle(self, kernels: Iterable[str] | None = None) -> None:
-        """Makes the database say what the trials speak for; see ``record_choice``.
+        """Makes the database say what the trials speak for; see ``best_records``.
 
         Only kernels of this session that have trials are touched; None for all of them.
         """
@@ -243,11 +243,11 @@ class RecordFolder:
             self._stored[kernel] = stored_workload(self._tasks[kernel].workload)
         return self._stored[kernel]
 
-    def _record(self, workload: StoredWorkload, standing: CandidateResult) -> StoredRecord:
+    def _record(self, workload: StoredWorkload, result: CandidateResult) -> StoredRecord:
         args = stored_record(workload, _empty_trace(workload), [1.0], self._target).body[3]
-        target = dict(standing.trial.target)
-        body = [standing.trial.trace, [standing.seconds], target, args]
-        return StoredRecord(workload.hash, standing.trial.trace, standing.seconds, target, body)
+        target = dict(result.trial.target)
+        body = [result.trial.trace, [result.seconds], target, args]
+        return StoredRecord(workload.hash, result.trial.trace, result.seconds, target, body)
 
 
 def _numbered(workloads: Iterable[str]) -> dict[str, int]:
@@ -261,9 +261,6 @@ def _content(files: DatabaseFiles) -> list[Any]:
 
 def _empty_trace(workload: StoredWorkload) -> Any:
     return tvm.s_tir.Schedule(workload.mod).trace
-
-
-# A folder of records as it is read: the log, and MetaSchedule's two files.
 
 
 FILES = (TRIALS, WORKLOADS, RECORDS)

@@ -25,8 +25,6 @@ from tvm_ext.tuning.logs.database_files import StoredRecord, target_key, target_
 from tvm_ext.tuning.logs.record_folder import Records
 from tvm_ext.tuning.logs.trial_log import FAILURES, Trial
 
-# The best record of each kernel on each target, with the decisions it stands for.
-
 
 @dataclass(frozen=True)
 class BestSchedule:

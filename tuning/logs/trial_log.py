@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from tvm_ext.configs.former_names import TEMPLATES as FORMER_NAMES
 from tvm_ext.tuning.logs.lines import Problem, append_line, read_lines, strict_json
 
 FORMAT = 2
@@ -25,6 +26,7 @@ STATUSES = ("ok", *FAILURES, "modelled")
 Status = Literal["ok", "resources", "build", "run", "timeout", "wrong", "modelled"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+TemplateName = Annotated[str, AfterValidator(lambda name: FORMER_NAMES.get(name, name))]
 
 
 class Trial(BaseModel):
@@ -47,7 +49,7 @@ class Trial(BaseModel):
     model: str = ""
     candidate: Hash
     """Hash of the scheduled loops."""
-    template: str = ""
+    template: TemplateName = ""
     """Empty for MetaSchedule's own space."""
     decisions: dict[str, int] = Field(default_factory=dict)
     trace: Any = None
@@ -134,9 +136,6 @@ def parse_trial(line: str) -> Trial:
         problem = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in problem["loc"])
         raise TrialLineError(f"key '{place}': {problem['msg']}") from error
-
-
-# The log of a folder of records: a line for every trial that has ended.
 
 
 TRIALS = "trials.jsonl"

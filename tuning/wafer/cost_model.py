@@ -97,9 +97,6 @@ def _span(place: Place, index: Any, extent: int, moving: Sequence[Loop]) -> int:
         return extent if not moving else math.prod(one.extent for one in moving)
 
 
-# Reads a scheduled kernel as a program of a mesh.
-
-
 def read_program(
     func: tirx.PrimFunc, name: str = "main", mesh: WaferDescription | None = None
 ) -> WaferProgram:

@@ -2,7 +2,8 @@
 
 Linking is TVM's ``export_library`` with our own call of the compiler: TVM's takes ``$CXX`` for the
 name of one program ("ccache g++" fails) and ends in a TypeError where there is no compiler.
-The weights pass through LLVM as one constant, so linking is quick: about a second for 90 MB."""
+The weights pass through LLVM as one constant, so linking is quick: about a second for 90 MB.
+"""
 
 import contextlib
 import os

@@ -38,8 +38,6 @@ from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.tensor_spec import shapes_of
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernels
 
-# What was asked to be checked.
-
 
 @dataclass(frozen=True)
 class CheckRequest:
@@ -328,13 +326,17 @@ def _finding(
     view: _Exposed,
     ours: Arrays,
     node: onnx.NodeProto,
-    found: Mapping[str, OutputDifference],
+    differences: Mapping[str, OutputDifference],
     difference: OutputDifference,
     level: str,
 ) -> NodeFinding:
     read = runtime_values(view.model.graph, node)
     inputs = {
-        name: 0.0 if name in view.inputs else found[name].max_rel if name in found else None
+        name: 0.0
+        if name in view.inputs
+        else differences[name].max_rel
+        if name in differences
+        else None
         for name in read
     }
     fed = {**{name: ours[name] for name in read if name in ours}, **_chosen(view.inputs, read)}

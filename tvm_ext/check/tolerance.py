@@ -2,7 +2,8 @@
 
 Differences are measured relative to the largest finite magnitude of the whole reference output
 (relative to 1 where that is 0): element by element, a value that is nearly 0 by cancellation would
-count as far off when it is as good as its neighbours."""
+count as far off when it is as good as its neighbours.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

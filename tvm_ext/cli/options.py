@@ -309,7 +309,7 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-# Types of the arguments and options that several of these commands share.
+# Those of ``tvm-ext logs``.
 
 
 Folder = Annotated[
@@ -327,7 +327,7 @@ OneTarget = Annotated[
 ]
 
 
-# Types of options that several of the commands share.
+# Those of ``tvm-ext wafer``.
 
 
 WaferTarget = Annotated[

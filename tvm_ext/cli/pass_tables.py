@@ -65,7 +65,7 @@ def _plain(default: Any) -> Any:
     return getattr(default, "__name__", type(default).__name__)
 
 
-def catalogue_parts(found: dict[str, Any]) -> "list[RenderableType]":
+def catalogue_parts(listed: dict[str, Any]) -> "list[RenderableType]":
     """What ``catalogue`` returned, for the terminal."""
     from rich import box
     from rich.padding import Padding
@@ -73,7 +73,7 @@ def catalogue_parts(found: dict[str, Any]) -> "list[RenderableType]":
     from rich.text import Text
 
     parts: list[RenderableType] = []
-    for name, level in found["levels"].items():
+    for name, level in listed["levels"].items():
         parts.append(Text(f"{name}: {level['summary']}", style="bold"))
         for stage, passes in level.items():
             if stage != "summary" and passes:
@@ -82,7 +82,7 @@ def catalogue_parts(found: dict[str, Any]) -> "list[RenderableType]":
     table.add_column("Pass", no_wrap=True)
     for column in ("Level", "From", "What it does", "Options"):
         table.add_column(column)
-    for entry in found["passes"]:
+    for entry in listed["passes"]:
         defaults = "\n".join(f"{key}={value!r}" for key, value in entry["options"].items())
         fields = (entry["name"], entry["level"], entry["source"], entry["summary"], defaults)
         table.add_row(*(Text(field) for field in fields))

@@ -85,7 +85,7 @@ def _json_float(value: float) -> float | str:
     return value if np.isfinite(value) else str(value)
 
 
-# Texts in the tables of these commands.
+# Cells of tuning records.
 
 
 if TYPE_CHECKING:

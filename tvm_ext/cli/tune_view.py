@@ -1,7 +1,8 @@
 """Shows a tuning session on stderr while it runs: a table on a terminal, else a line a minute.
 
 stdout stays free for the result. Nothing that goes wrong here ends a session: a display that
-cannot be written goes silent."""
+cannot be written goes silent.
+"""
 
 import contextlib
 import sys

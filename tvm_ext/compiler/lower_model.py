@@ -30,8 +30,6 @@ from tvm_ext.relay_passes.fresh_outputs import with_fresh_outputs
 from tvm_ext.report.records import PhaseRecord
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, shapes_of
 
-# Wall time of the phases of a compilation, and the phase's name for what TVM raises in it.
-
 
 class Phases:
     """Wall time of the phases, in order; an error that is not ours gets the name of its phase.

@@ -2,7 +2,8 @@
 
 CUDA Runtime API, "Error handling": most errors leave the device as it was. After an error inside of
 a kernel (an address that is not mapped, a trap) every later call of the process fails with it; then
-only the CPU can be used."""
+only the CPU can be used.
+"""
 
 import re
 from collections.abc import Callable

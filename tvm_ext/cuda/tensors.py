@@ -183,13 +183,13 @@ class DeviceInputs:
             # What the device may still be fetching must not be written over.
             self._device.sync()
         self._pending = False
-        return [self._one(position, value) for position, value in enumerate(values)]
+        return [self._tensor(position, value) for position, value in enumerate(values)]
 
     def finished(self) -> None:
         """The device has done all that was queued."""
         self._pending = False
 
-    def _one(self, position: int, value: Any) -> tvm.runtime.Tensor:
+    def _tensor(self, position: int, value: Any) -> tvm.runtime.Tensor:
         if not isinstance(value, np.ndarray):
             if value.data_ptr() % _ALIGNMENT == 0 and byte_offset(value) == 0:
                 return value

@@ -241,9 +241,6 @@ def _described(name: str, value: Any) -> onnx.ValueInfoProto | None:
     return onnx.helper.make_tensor_value_info(name, kind, sizes)
 
 
-# Says in our words what ONNX's checker has against a model.
-
-
 # How shape inference names the node it was at; in a body also those around it, outermost first.
 _AT = re.compile(r"\(op_type:\s*([\w.]+)(?:, node name: ([^)]*))?\)")
 # Attributes of so many values are shown.

@@ -207,7 +207,7 @@ def _size(given: object, where: str, label: str) -> int | SymbolicSize:
 def _require_same(
     dim: onnx.TensorShapeProto.Dimension, size: int | SymbolicSize, what: str
 ) -> None:
-    """A size that the model fixes cannot be another one; it can be left open."""
+    """A size that the model fixes cannot be another one; it can be left dynamic."""
     known = int(dim.dim_value)
     if isinstance(size, int) and known > 0 and size != known:
         raise InputError(
@@ -222,7 +222,7 @@ def _spelled(size: int | SymbolicSize) -> str:
 
 
 def _named_apart(size: int | SymbolicSize, name: str) -> int | SymbolicSize:
-    """A size that is open without a name would keep the name that it contradicts."""
+    """A dynamic size without a name would keep the name that it contradicts."""
     return size if isinstance(size, int) or size.name else SymbolicSize(name, size.range)
 
 

@@ -15,9 +15,6 @@ from tvm_ext.passes.vector_math import VectorMath
 from tvm_ext.relay_passes import BUILTIN_PASSES
 from tvm_ext.relay_passes.legalize_ops import legalize_ops
 
-# The import of this package fills the registry.
-
-
 # Registers the built-in passes and those of TVM that the pipelines name.
 
 

@@ -56,49 +56,49 @@ def find_operand(view: GraphView, expr: relax.Expr, axes: str) -> AttentionOpera
     return found
 
 
-def _one_step(view: GraphView, found: AttentionOperand) -> AttentionOperand | None:
-    call = view.call(found.value, "relax.permute_dims")
+def _one_step(view: GraphView, operand: AttentionOperand) -> AttentionOperand | None:
+    call = view.call(operand.value, "relax.permute_dims")
     if call is not None:
-        rank = len(found.axes)
+        rank = len(operand.axes)
         order = range(rank)[::-1] if call.attrs.axes is None else call.attrs.axes
         letters = [""] * rank
-        for letter, axis in zip(found.axes, order, strict=True):
+        for letter, axis in zip(operand.axes, order, strict=True):
             letters[int(axis) % rank] = letter
-        return replace(found, value=call.args[0], axes="".join(letters))
-    widened = view.call(found.value, "relax.astype")
+        return replace(operand, value=call.args[0], axes="".join(letters))
+    widened = view.call(operand.value, "relax.astype")
     if widened is not None:
         narrow, wide = str(widened.args[0].ty.dtype), str(widened.ty.dtype)
         if narrow not in NARROW or wide != "float32":
             return None
-        return replace(found, value=widened.args[0])
-    scaled = scaled_by(view, found.value)
+        return replace(operand, value=widened.args[0])
+    scaled = scaled_by(view, operand.value)
     if scaled is not None:
-        return replace(found, value=scaled[0], scale=found.scale * scaled[1])
-    return _shared_heads(view, found)
+        return replace(operand, value=scaled[0], scale=operand.scale * scaled[1])
+    return _shared_heads(view, operand)
 
 
-def _shared_heads(view: GraphView, found: AttentionOperand) -> AttentionOperand | None:
+def _shared_heads(view: GraphView, operand: AttentionOperand) -> AttentionOperand | None:
     """Through ``reshape(broadcast_to(expand_dims(x)))``, which repeats each head."""
-    reshape = view.call(found.value, "relax.reshape")
+    reshape = view.call(operand.value, "relax.reshape")
     repeated = view.call(reshape.args[0], "relax.broadcast_to") if reshape is not None else None
-    if reshape is None or repeated is None or "h" not in found.axes:
+    if reshape is None or repeated is None or "h" not in operand.axes:
         return None
-    heads = found.axes.index("h")
+    heads = operand.axes.index("h")
     expanded = repeated.args[0]
     shape, wide = static_shape(expanded), static_shape(reshape.args[0])
-    if shape is None or wide is None or len(wide) != len(found.axes) + 1:
+    if shape is None or wide is None or len(wide) != len(operand.axes) + 1:
         return None
     times = wide[heads + 1]
     joined = [*wide[:heads], wide[heads] * times, *wide[heads + 2 :]]
     kept = [*shape[: heads + 1], *shape[heads + 2 :]]
-    if shape[heads + 1] != 1 or joined != static_shape(found.value):
+    if shape[heads + 1] != 1 or joined != static_shape(operand.value):
         return None
     inserted = view.call(expanded, "relax.expand_dims", "relax.reshape")
     if inserted is None or static_shape(inserted.args[0]) != kept or kept[heads] != wide[heads]:
         return None
     if [*shape[:heads], *shape[heads + 2 :]] != [*wide[:heads], *wide[heads + 2 :]]:
         return None
-    return replace(found, value=inserted.args[0], repeats=found.repeats * times)
+    return replace(operand, value=inserted.args[0], repeats=operand.repeats * times)
 
 
 def scaled_by(view: GraphView, expr: relax.Expr) -> tuple[relax.Expr, float] | None:

@@ -3,10 +3,10 @@
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import tvm
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml
@@ -18,6 +18,9 @@ from tvm_ext.passes.registry import load_plugins
 REQUIRED = frozenset({"DispatchSampling", "DispatchSortScan", "LegalizeOps"})
 
 
+PassName = Annotated[str, AfterValidator(registry.current_name)]
+
+
 class PipelineConfig(ConfigModel):
     """One file of ``configs/pipelines``: names of passes in their order.
 
@@ -26,10 +29,10 @@ class PipelineConfig(ConfigModel):
     """
 
     summary: str
-    graph: list[str]
-    lower: list[str]
-    tile: list[str] = Field(default_factory=list)
-    memory: list[str] = Field(default_factory=list)
+    graph: list[PassName]
+    lower: list[PassName]
+    tile: list[PassName] = Field(default_factory=list)
+    memory: list[PassName] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,7 @@ def build_pipeline(
 
 def _plain_options(pass_config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     try:
-        return {name: dict(options) for name, options in pass_config.items()}
+        return {registry.current_name(name): dict(given) for name, given in pass_config.items()}
     except (AttributeError, TypeError, ValueError) as error:
         raise ConfigError(
             f"pass_config is {pass_config!r}; expected options by pass: "
@@ -136,7 +139,7 @@ def _step(
 
 
 def _checked_names(names: Iterable[str]) -> frozenset[str]:
-    checked = frozenset(names)
+    checked = frozenset(map(registry.current_name, names))
     for name in checked:
         registry.get(name)
         if name in REQUIRED:
@@ -170,7 +173,7 @@ def _position(names: list[str], entry: registry.PassEntry) -> int:
         return len(names) - names[::-1].index(entry.after)
     if entry.before and entry.before in names:
         return names.index(entry.before)
-    # PropagateSpans closes the graph stage, so that added bindings get an origin as well.
+    # PropagateSpans closes the graph stage, so that added bindings get a span as well.
     return names.index("PropagateSpans") if "PropagateSpans" in names else len(names)
 
 

@@ -18,6 +18,7 @@ import tvm_ffi
 
 import tvm_ext
 from tvm_ext.configs.errors import nearest_hint
+from tvm_ext.configs.former_names import PASSES as FORMER_NAMES
 from tvm_ext.errors import PassError, own_words
 from tvm_ext.relay_passes.graph_pass import build_options
 
@@ -157,16 +158,20 @@ def _require_neighbour(entry: PassEntry, neighbour: str) -> None:
 def remove(name: str) -> None:
     """Unregisters a pass; raises PassError when there is none of that name."""
     with _lock:
-        if name not in _entries:
-            raise PassError(f"no pass is named '{name}'; {nearest_hint(name, _entries)}")
-        del _entries[name]
+        del _entries[get(name).name]
 
 
 def get(name: str) -> PassEntry:
     """The pass of that name; raises PassError with the nearest name when there is none."""
-    if name not in _entries:
+    found = _entries.get(current_name(name))
+    if found is None:
         raise PassError(f"no pass is named '{name}'; {nearest_hint(name, _entries)}")
-    return _entries[name]
+    return found
+
+
+def current_name(name: str) -> str:
+    """The present name of a pass, which ``name`` may be a former one of."""
+    return name if name in _entries else FORMER_NAMES.get(name, name)
 
 
 def all_entries() -> list[PassEntry]:
@@ -238,8 +243,8 @@ def register_pass(
             source=source,
             summary=first_line(getattr(pass_like, "__doc__", "")),
             doc=inspect.getdoc(pass_like) or "",
-            after=after,
-            before=before,
+            after=current_name(after),
+            before=current_name(before),
             in_pipelines=False,
         )
     )

@@ -1,10 +1,11 @@
 """The compile report: everything that one compilation did, as text, as a page and as JSON.
 
-Its parts are in `records`, the text form is in `text`, the page in `page`."""
+Its parts are in `records`, the text form is in `text`, the page in `page`.
+"""
 
 import json
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.configs.errors import TvmExtError
+from tvm_ext.configs.former_names import PASSES, current_schedule
 from tvm_ext.report.page import render_html
 from tvm_ext.report.records import (
     DeviceRecord,
@@ -25,14 +27,9 @@ from tvm_ext.report.records import (
 from tvm_ext.report.text import render_text, renderable
 from tvm_ext.tensor_spec import listed
 
-# Errors of compile reports.
-
 
 class ReportError(TvmExtError):
     """A compile report cannot be read or cannot be written."""
-
-
-# Reading the JSON form of a report.
 
 
 def parse(text: str, schema: int) -> dict[str, Any]:
@@ -58,10 +55,10 @@ def parse(text: str, schema: int) -> dict[str, Any]:
     return data
 
 
-def not_a_report(found: str, schema: int) -> ReportError:
+def not_a_report(problem: str, schema: int) -> ReportError:
     """Return the error for text that is not the JSON form of a report."""
     return ReportError(
-        f"not a compile report ({found}); expected the JSON form of one, schema {schema}: "
+        f"not a compile report ({problem}); expected the JSON form of one, schema {schema}: "
         "compile the model again"
     )
 
@@ -121,6 +118,9 @@ class CompileReport:
         """Names of the dimensions of the inputs that each run decides."""
         shapes = [text[text.rindex("[") :] for text in self.inputs if "[" in text]
         return list(dict.fromkeys(name for shape in shapes for name in _NAME.findall(shape)))
+
+    # What users' scripts may call it.
+    open_sizes = symbolic_sizes
 
     @property
     def not_known(self) -> str:
@@ -190,7 +190,7 @@ class CompileReport:
 
     @classmethod
     def from_json(cls, text: str) -> "CompileReport":
-        """Return the report that `to_json` wrote.
+        """Return the report that `to_json` wrote, with the present names of passes and templates.
 
         Raises
         ------
@@ -207,6 +207,10 @@ class CompileReport:
             raise not_a_report(f"at {place}: {first['msg']}", SCHEMA) from error
         if report.to_dict() != data:
             raise not_a_report("fields were missing, unknown or of another type", SCHEMA)
+        report.passes = [_with_current_names(record) for record in report.passes]
+        report.kernels = [
+            replace(kernel, schedule=current_schedule(kernel.schedule)) for kernel in report.kernels
+        ]
         return report
 
     def __rich__(self) -> "RenderableType":
@@ -229,6 +233,14 @@ class CompileReport:
             If the file cannot be written.
         """
         write_text(path, self.to_html())
+
+
+def _with_current_names(record: PassRecord) -> PassRecord:
+    decisions = [
+        replace(decision, pass_name=PASSES.get(decision.pass_name, decision.pass_name))
+        for decision in record.decisions
+    ]
+    return replace(record, name=PASSES.get(record.name, record.name), decisions=decisions)
 
 
 # As ``TensorSpec.describe`` writes them.

@@ -1,6 +1,7 @@
 """The parts of a compile report: plain records of what a compilation did, and why.
 
-Records hold no TVM objects, only JSON values."""
+Records hold no TVM objects, only JSON values.
+"""
 
 from dataclasses import dataclass, field, replace
 
@@ -210,9 +211,6 @@ class MemoryRecord:
         if not self.dynamic:
             return self
         return replace(self, planned_peak_bytes=None, unplanned_bytes=None)
-
-
-# What the compile report says of a program for a GPU.
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The summary at the end of a tuning session, for a terminal.
 
-Names come from model files, so they enter as `Text`, never as rich markup."""
+Names come from model files, so they enter as `Text`, never as rich markup.
+"""
 
 import re
 import shlex

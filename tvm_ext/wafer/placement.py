@@ -5,7 +5,8 @@ one stage, the kernels take turns on all of the wafer. Activations lie where the
 them; a consumer that expects them elsewhere gets a copy, which later consumers can use as well.
 Weights lie where their kernels expect them. Kernels of a stage begin at the corner of its
 rectangle; if their weights do not fit there together, those with weights lie side by side, as far
-as there is room. Weights that do not fit either way come over the host link in every run."""
+as there is room. Weights that do not fit either way come over the host link in every run.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,6 +1,7 @@
 """A model on a mesh, for a terminal. All times are modelled.
 
-Names come from model files, so they enter as `Text`, never as rich markup."""
+Names come from model files, so they enter as `Text`, never as rich markup.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING

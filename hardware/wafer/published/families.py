@@ -213,15 +213,15 @@ def _predict(row: PublishedRow, parameters: Mapping[str, Parameters]) -> RowPred
         return RowPrediction(row, family.name, reason=str(error))
 
 
-def _converted(row: PublishedRow, family: Family, found: Prediction) -> RowPrediction:
+def _converted(row: PublishedRow, family: Family, prediction: Prediction) -> RowPrediction:
     unit, clock = parse_unit(row.unit), clock_of(row)
-    mean = found.mean_cycles
+    mean = prediction.mean_cycles
     return RowPrediction(
         row,
         family.name,
-        unit.from_cycles(found.cycles, found.steps, clock),
-        found.of,
-        None if mean is None else unit.from_cycles(mean, found.steps, clock),
+        unit.from_cycles(prediction.cycles, prediction.steps, clock),
+        prediction.of,
+        None if mean is None else unit.from_cycles(mean, prediction.steps, clock),
         family.published_value(row),
     )
 

@@ -37,7 +37,7 @@ class _DenseTile:
 def _recognises_gemm(row: PublishedRow) -> bool:
     kernel = row.kernel.lower()
     distributed = re.search(r"summa|cannon|mesh|sparse|spmm|\bcopy\b|total", kernel)
-    return bool(re.search(r"\bgemm\b|\bmatmul\b|matmul", kernel)) and not distributed
+    return bool(re.search(r"\bgemm\b|\bmatmul\b|matrix product", kernel)) and not distributed
 
 
 def _predict_gemm(row: PublishedRow, parameters: Parameters) -> Prediction:

@@ -14,7 +14,8 @@ with it; then the link is served again, and what changed goes on from there, as 
 "Virtual time", ACM TOPLAS 7(3), 1985. Every ramp, link and task takes time, so the times that
 satisfy all recurrences at once are unique, and they are found when no event is left. Events wait in
 a heap: first by the order in which parts of the program depend on each other, then by the earliest
-time that changed. Links that only one stream uses need no events: they add to the delay."""
+time that changed. Links that only one stream uses need no events: they add to the delay.
+"""
 
 import heapq
 from collections import Counter, defaultdict, deque
@@ -267,9 +268,6 @@ def let_in(arrivals: Train, taken_from: int | None, room: int) -> Train:
     late = arrivals[room:]
     taken = np.arange(taken_from, taken_from + len(late))
     return np.concatenate([arrivals[:room], np.maximum(late, taken)])
-
-
-# What a simulation counts.
 
 
 @dataclass(frozen=True)

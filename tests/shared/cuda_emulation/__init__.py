@@ -20,7 +20,7 @@ to memory is seen through the hooks of -fsanitize=thread (runtime/memory.cpp). A
 - a barrier or an operation of a warp that not all reach, a shuffle from a lane that takes no part;
 - an access outside of all arrays or of shared memory, an index outside of a local array;
 - a misaligned access, ``cp.async`` or ``ldmatrix``;
-- shared memory that is read or written while a ``cp.async`` or a bulk copy to it has not been
+- shared memory that is read or written while a ``cp.async`` or a TMA copy to it has not been
   waited for, or that ``wgmma`` reads without a ``fence.proxy.async`` after it was written;
 - an ``mbarrier`` that others do not know to be initialised, or with too many arrivals; products of
   a warpgroup without ``wgmma.fence``, or whose results are not waited for;

@@ -34,7 +34,7 @@ class Site:
     line : int
         Of the CUDA code; 0 where it is not known.
     width : int
-        Bytes of a thread's access; 0 for a bulk copy.
+        Bytes of a thread's access; 0 for a TMA copy.
     requests, cost, ideal, bytes : int
         Requests of warps; their sectors or wavefronts, and how few there could be; bytes that the
         warps asked for, each once a request.

@@ -1,4 +1,4 @@
-"""PTX of compute capability 9: barriers in shared memory, bulk copies, products of warpgroups."""
+"""PTX of compute capability 9: barriers in shared memory, TMA copies, products of warpgroups."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Tensor maps of bulk copies, as the host makes them: checks of ``cuTensorMapEncodeTiled``."""
+"""Tensor maps of TMA copies, as the host makes them: checks of ``cuTensorMapEncodeTiled``."""
 
 import ctypes
 import struct

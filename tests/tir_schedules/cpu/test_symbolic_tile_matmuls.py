@@ -25,7 +25,7 @@ def test_matmul(columns: int) -> None:
 
 
 def test_batched_matmul_with_symbolic_columns() -> None:
-    """Attention's scores: both sides of the result are open, and the epilogue reads a mask."""
+    """Attention's scores: both sides of the result are symbolic, and the epilogue reads a mask."""
     func = kernel_of(
         lambda q, k, m: op.add(op.divide(op.matmul(q, k), relax.const(2.0)), m),
         ((size("batch"), 2, size("rows"), 5), "float32"),

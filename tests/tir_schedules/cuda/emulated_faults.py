@@ -22,7 +22,7 @@ extern "C" __global__ void {name}(float* __restrict__ x, float* __restrict__ y) 
   y[(int)threadIdx.x] = ((float*)buf)[127 - (int)threadIdx.x];
 }}
 """
-# Thread 0 brings 128 floats by a bulk copy, which the others wait for at a barrier in memory.
+# Thread 0 brings 128 floats by a TMA copy, which the others wait for at a barrier in memory.
 _BULK = """
 extern "C" __global__ void {name}(float* __restrict__ x, float* __restrict__ y) {{
   extern __shared__ __align__(128) uchar buf[];
@@ -145,7 +145,7 @@ _fault("misaligned copy", _copied(shift=" + 1"), 32, "misaligned")
 _fault("copy behind the end", _copied(shift=" + 4"), 32, "reads 16 bytes outside")
 _fault("too many threads", _kernel("x[0] = 1;"), 1025, "1025 threads")
 _fault("endless wait", _kernel("while (((volatile float*)x)[0] == 0) {}"), 1, "nobody else")
-_fault("bulk copy not waited for", _bulk(wait=""), 64, "not been waited for")
+_fault("TMA copy not waited for", _bulk(wait=""), 64, "not been waited for")
 _fault("barrier not initialised for all", _bulk(initialised=""), 64, "initialised")
 _fault("fewer bytes expected", _bulk(size=256), 64, "hangs: .* mbarrier.try_wait")
 

@@ -184,8 +184,11 @@ def test_texts_that_are_none(text):
         parse_duration("--timeout", text)
 
 
-def test_the_help_of_a_worker_warns():
-    result = invoke("worker", "--help")
+# The command's former name is still taken, and not listed.
+@pytest.mark.parametrize("command", ["rpc-server", "worker"])
+def test_the_help_of_a_server_warns(command):
+    assert " worker " not in invoke("--help").stdout
+    result = invoke(command, "--help")
     assert result.exit_code == 0
     words = " ".join(result.stdout.replace("│", " ").split())
     assert "RPC executes code that clients send" in words
@@ -193,7 +196,7 @@ def test_the_help_of_a_worker_warns():
     assert "Whoever reaches it can run any code here" in words
 
 
-def test_a_worker_says_whom_it_serves(monkeypatch):
+def test_a_server_says_whom_it_serves(monkeypatch):
     """The warning names the address; by default only this machine reaches it."""
     served = []
 
@@ -202,11 +205,11 @@ def test_a_worker_says_whom_it_serves(monkeypatch):
         ready(9093)
 
     monkeypatch.setattr("tvm_ext.tuning.rpc_server.serve", serve)
-    result = invoke("worker", "--tracker", "127.0.0.1:9190", "--key", "k")
+    result = invoke("rpc-server", "--tracker", "127.0.0.1:9190", "--key", "k")
     assert result.exit_code == 0, result.output
     assert "every program on this machine" in result.stderr
     assert "serving 'k' on 127.0.0.1:9093" in result.stdout
-    result = invoke("worker", "--tracker", "127.0.0.1:9190", "--key", "k", "--host", "0.0.0.0")
+    result = invoke("rpc-server", "--tracker", "127.0.0.1:9190", "--key", "k", "--host", "0.0.0.0")
     assert "listening on 0.0.0.0: everyone who reaches this address" in result.stderr
     assert [host for _, _, host, _ in served] == ["127.0.0.1", "0.0.0.0"]
 

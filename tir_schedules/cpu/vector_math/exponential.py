@@ -3,7 +3,8 @@
 ``exp(x) = 2**n * exp(r)`` with ``n`` the integer next to ``x / ln 2`` and ``abs(r) <= ln(2) / 2``
 (W. J. Cody, W. Waite, Software Manual for the Elementary Functions, 1980, chapter 6).
 Polynomials are minimax fits of the relative error, made for this file; their coefficients were
-rounded to float32 one after the other, and the rest fitted again after each."""
+rounded to float32 one after the other, and the rest fitted again after each.
+"""
 
 import math
 

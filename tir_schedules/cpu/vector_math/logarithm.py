@@ -2,7 +2,8 @@
 
 ``log(x) = e * ln(2) + log(1 + f)`` with ``x = 2**e * (1 + f)`` and ``1 + f`` between ``sqrt(1/2)``
 and ``sqrt(2)``. The polynomial is a minimax fit of the relative error, made for this file; its
-coefficients were rounded to float32 one after the other, and the rest fitted again after each."""
+coefficients were rounded to float32 one after the other, and the rest fitted again after each.
+"""
 
 import math
 from collections.abc import Callable

@@ -3,7 +3,8 @@
 The argument is reduced to ``abs(r) <= pi / 4`` by subtracting ``n * pi / 2`` in float64, with pi/2
 in two parts of which the first has 27 bits: ``n`` times it is exact up to ``abs(x) = 1e8``, with
 fused multiply-add or without. Beyond, neighbouring floats are more than a full turn apart; results
-stay between -1 and 1 but say nothing."""
+stay between -1 and 1 but say nothing.
+"""
 
 import math
 

@@ -43,9 +43,9 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     access_of_reduction,
     as_matmul,
     loads_of,
+    matmul_axes,
     moved_by_dimension,
     only_reduction,
-    product_axes,
 )
 from tvm_ext.tir_schedules.cuda.matmul.matmul_mainloop import (
     OWN,
@@ -79,7 +79,7 @@ MAX_UNROLLED = 16
 
 
 def split_reduction(sch: s_tir.Schedule, main: SBlockRV, splits: int) -> tuple[SBlockRV, SBlockRV]:
-    """Splits a product whose loops are batch, rows, columns and steps.
+    """Splits a matmul whose loops are batch, rows, columns and steps.
 
     Returns the block of the partial products, whose batch is the number of the part with the
     product's own, and the block that adds them up.
@@ -94,7 +94,7 @@ def split_reduction(sch: s_tir.Schedule, main: SBlockRV, splits: int) -> tuple[S
 
 
 def schedule_total(sch: s_tir.Schedule, total: SBlockRV) -> None:
-    """Adds up partial products where all that follows the product is applied to them.
+    """Adds up partial products where the epilogue is applied to them.
 
     What cannot be applied there stays a block of its own.
     """
@@ -135,7 +135,7 @@ def _vector(sch: s_tir.Schedule, results: SBlockRV) -> int:
 #
 # A constant whose rows are no whole pieces of 16 bytes, or no whole tiles, would be copied with
 # conditions or in narrow pieces, or by a kernel of its own. Its array is given to the kernel with
-# the product's axes and zeros at their ends, so that every copy of it is wide and unconditional.
+# the matmul's axes and zeros at their ends, so that every copy of it is wide and unconditional.
 
 
 MAX_GROWTH = 2.0
@@ -156,7 +156,7 @@ class ConstantOperand:
     parameter : int
         Its position.
     order : tuple[int, ...]
-        Its axes in the order of the product's.
+        Its axes in the order of the matmul's.
     shape : tuple[int, int, int]
         Sizes of the fused axes: batch, and rows, columns or steps in the order of the tile.
     """
@@ -170,7 +170,7 @@ class ConstantOperand:
 def constant_operands(
     func: tirx.PrimFunc, block: s_tir.SBlock, axes: MatmulAxes
 ) -> list[ConstantOperand | None]:
-    """For A and B of a product the constant that it is; None for others."""
+    """For A and B of a matmul the constant that it is; None for others."""
     return [_constant(func, block, axes, operand) for operand in (0, 1)]
 
 
@@ -214,7 +214,7 @@ def _reads(func: tirx.PrimFunc, buffer: Any) -> int:
 def with_padded_constant(
     sch: s_tir.Schedule, main: SBlockRV, constants: Sequence[ConstantOperand | None]
 ) -> tuple[s_tir.Schedule, SBlockRV]:
-    """The product, padded to whole tiles, with a constant as a parameter that is padded too.
+    """The matmul, padded to whole tiles, with a constant as a parameter that is padded too.
 
     ``constants``: of A and B. The same schedule where it is not worth it.
     """
@@ -291,7 +291,7 @@ def _writes(statement: tirx.Stmt, buffer: Any) -> bool:
 #
 # Asynchronous copies move 4, 8 or 16 aligned bytes. Rows of an odd number of float16 values have
 # none, and every element would go through a register, waited for. A kernel that reads the operand
-# once and writes it with rows padded to whole tiles is cheaper where a product is large.
+# once and writes it with rows padded to whole tiles is cheaper where a matmul is large.
 
 
 ASYNCHRONOUS_BYTES = 4
@@ -326,7 +326,7 @@ class Operands:
 
 
 def operands_of(sch: s_tir.Schedule, main: SBlockRV) -> Operands:
-    """The operands of a product that is padded to whole tiles; ``sch`` stays as it is."""
+    """The operands of a matmul that is padded to whole tiles; ``sch`` stays as it is."""
     narrow, source, staged = [], [], []
     for operand in (0, 1):
         trial = sch.copy()
@@ -445,14 +445,14 @@ class CudaContraction:
         return self._scheduled(sch, main, found, tiles)
 
     def _match(self, sch: s_tir.Schedule, tf32: bool) -> "MatmulMatch | NotApplicable":
-        """The kernel's product, if it is one that the template takes."""
+        """The kernel's matmul, if it is one that the template takes."""
         main = only_reduction(sch)
         if isinstance(main, NotApplicable):
             return main
         access = access_of_reduction(sch, main)
         if isinstance(access, NotApplicable):
             return access
-        axes = product_axes(access, sch.get(main))
+        axes = matmul_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes
         instruction = _instruction(sch.get(main), tf32)
@@ -460,30 +460,30 @@ class CudaContraction:
             return instruction
         product = MatmulProblem(
             batch=axes.size(axes.batch),
-            rows=axes.size(axes.rows),
-            columns=axes.size(axes.columns),
-            steps=axes.size(axes.steps),
+            m=axes.size(axes.m),
+            n=axes.size(axes.n),
+            k=axes.size(axes.k),
             dtype=instruction.rate,
             element_bytes=access.element_bytes,
             depth=instruction.depth,
             warp_tiles=WARP_TILES if instruction.on_tensor_cores else REGISTER_TILES,
             own=0 if instruction.on_tensor_cores else OWN,
         )
-        if min(product.rows, product.columns, product.steps) < 2 or product.batch > MAX_BATCH:
-            return NotApplicable("it has a single row, column or step, or too many products")
+        if min(product.m, product.n, product.k) < 2 or product.batch > MAX_BATCH:
+            return NotApplicable("M, N or K is 1, or the batch is too large")
         return MatmulMatch(main, access.name, axes, instruction, product)
 
     def _scheduled(
-        self, sch: s_tir.Schedule, main: SBlockRV, found: "MatmulMatch", tiles: MatmulTileSizes
+        self, sch: s_tir.Schedule, main: SBlockRV, match: "MatmulMatch", tiles: MatmulTileSizes
     ) -> s_tir.Schedule:
         """The kernel in tiles, and in two kernels where the reduction is split."""
-        instruction, total = found.instruction, None
+        instruction, total = match.instruction, None
         if tiles.splits > 1:
             main, total = split_reduction(sch, main, tiles.splits)
         if instruction.on_tensor_cores:
-            schedule_warps(sch, main, tiles, instruction, found.axes.depth_last, self.described)
+            schedule_warps(sch, main, tiles, instruction, match.axes.depth_last, self.described)
         else:
-            schedule_registers(sch, main, tiles, found.axes.depth_last, self.described)
+            schedule_registers(sch, main, tiles, match.axes.depth_last, self.described)
         if total is not None:
             schedule_total(sch, total)
         schedule_following(sch)
@@ -491,12 +491,12 @@ class CudaContraction:
 
 
 def _symbolic_k(block: s_tir.SBlock, axes: MatmulAxes) -> bool:
-    return any(static_extent(block.iter_vars[axis].dom.extent) is None for axis in axes.steps)
+    return any(static_extent(block.iter_vars[axis].dom.extent) is None for axis in axes.k)
 
 
 @dataclass(frozen=True)
 class MatmulMatch:
-    """The block of a product, what its loops are, and how it is computed."""
+    """The block of a matmul, what its loops are, and how it is computed."""
 
     main: SBlockRV
     name: str

@@ -22,8 +22,8 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     access_of_reduction,
     as_matmul,
     loads_of,
+    matmul_axes,
     only_reduction,
-    product_axes,
 )
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     inline_consumers,
@@ -53,14 +53,14 @@ MAX_UNROLLED = 8
 
 @dataclass(frozen=True)
 class GemvProblem:
-    """``batch`` matrices of ``rows x steps``, each multiplied with a vector of ``steps``.
+    """``batch`` matrices of ``m x k``, each multiplied with a vector of ``k`` elements.
 
-    ``depth_last``: whether steps, not rows, are neighbours in memory.
+    ``depth_last``: whether elements along K, not along M, are neighbours in memory.
     """
 
     batch: int
-    rows: int
-    steps: int
+    m: int
+    k: int
     element_bytes: int
     depth_last: bool
 
@@ -111,10 +111,10 @@ def decide_shares(
 
     Decisions: ``row_threads``, ``step_threads``, ``unrolled``.
     """
-    step_vector = min(vector, _power_above(product.steps)) if product.depth_last else 1
-    row_vector = 1 if product.depth_last else min(vector, _power_above(product.rows))
-    row_groups = math.ceil(product.rows / row_vector)
-    step_groups = math.ceil(product.steps / step_vector)
+    step_vector = min(vector, _power_above(product.k)) if product.depth_last else 1
+    row_vector = 1 if product.depth_last else min(vector, _power_above(product.m))
+    row_groups = math.ceil(product.m / row_vector)
+    step_groups = math.ceil(product.k / step_vector)
     row_options = _powers(min(THREADS, _power_above(row_groups)))
     closed = _row_threads(product, row_vector, step_groups, row_options, machine)
     rows = decisions.pick("row_threads", row_options, closed)
@@ -148,7 +148,7 @@ def _row_threads(
 
 
 def _blocks(product: GemvProblem, rows: int) -> int:
-    return product.batch * math.ceil(product.rows / rows)
+    return product.batch * math.ceil(product.m / rows)
 
 
 def _unrolled_options(rounds: int) -> list[int]:
@@ -202,14 +202,14 @@ class Gemv:
             return accumulator
         product = GemvProblem(
             batch=axes.size(axes.batch),
-            rows=axes.size(axes.rows),
-            steps=axes.size(axes.steps),
+            m=axes.size(axes.m),
+            k=axes.size(axes.k),
             element_bytes=element_bytes(loads_of(sch.get(main))[axes.operands[0]].source),
             depth_last=axes.depth_last[0],
         )
         if product.batch > MAX_BATCH:
-            return NotApplicable(f"it has {product.batch} products; expected at most {MAX_BATCH}")
-        if product.batch * product.rows == 1:
+            return NotApplicable(f"its batch is {product.batch}; expected at most {MAX_BATCH}")
+        if product.batch * product.m == 1:
             return NotApplicable("it is one contraction, a row to reduce")
         sch, main = as_matmul(sch, main, axes, accumulator)
         shares = decide_shares(product, _vector(sch, main), machine, decisions)
@@ -218,27 +218,27 @@ class Gemv:
 
 def _matrix_first(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotApplicable:
     """The axes with the matrix as first operand, whose rows are those of the result."""
-    axes = product_axes(access, block)
+    axes = matmul_axes(access, block)
     if isinstance(axes, NotApplicable):
         return axes
-    if min(axes.size(axes.rows), axes.size(axes.columns)) > 1:
+    if min(axes.size(axes.m), axes.size(axes.n)) > 1:
         return NotApplicable("it has several rows and several columns")
-    if axes.size(axes.steps) < 2:
+    if axes.size(axes.k) < 2:
         return NotApplicable("it has a single step")
-    if axes.size(axes.columns) > 1:
+    if axes.size(axes.n) > 1:
         axes = replace(
             axes,
-            rows=axes.columns,
-            columns=(),
+            m=axes.n,
+            n=(),
             operands=(axes.operands[1], axes.operands[0]),
             depth_last=(axes.depth_last[1], axes.depth_last[0]),
         )
     strides = access.read_strides[axes.operands[0]]
     neighbours = [a for a, stride in enumerate(strides) if stride == 1 and access.extents[a] > 1]
     if any(axis in axes.batch for axis in neighbours):
-        return NotApplicable("neighbours of an operand belong to different products")
-    steps = sorted(axes.steps, key=lambda axis: -abs(strides[axis] or 1 << 60))
-    return replace(axes, steps=tuple(steps))
+        return NotApplicable("neighbours of an operand belong to different matmuls of the batch")
+    steps = sorted(axes.k, key=lambda axis: -abs(strides[axis] or 1 << 60))
+    return replace(axes, k=tuple(steps))
 
 
 def _accumulator(block: s_tir.SBlock) -> str | NotApplicable:

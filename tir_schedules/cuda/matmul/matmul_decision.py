@@ -50,17 +50,17 @@ START_SECONDS = 0.8e-6
 
 @dataclass(frozen=True)
 class MatmulProblem:
-    """What is computed: ``batch`` products of ``rows x steps`` and ``steps x columns`` matrices.
+    """What is computed: ``batch`` products of ``m x k`` and ``k x n`` matrices.
 
-    ``depth`` is how many steps one instruction takes, ``warp_tiles`` what a warp may compute,
+    ``depth`` is how much of K one instruction takes, ``warp_tiles`` what a warp may compute,
     ``own`` how many rows and columns each lane loads for itself; with matrix instructions, whose
     operands the lanes of a warp share, it is 0.
     """
 
     batch: int
-    rows: int
-    columns: int
-    steps: int
+    m: int
+    n: int
+    k: int
     dtype: str
     element_bytes: int
     depth: int
@@ -149,7 +149,7 @@ def decide_tiles(
 
 
 def _fitting(product: MatmulProblem, machine: CudaDescription) -> Iterator[MatmulTileSizes]:
-    """Tiles that are not larger than the product needs and that a block has room for."""
+    """Tiles that are not larger than the matmul needs and that a block has room for."""
     pipelines = tuple(_pipelines(product))
     for rows, columns, warp_rows, warp_columns in _blocks(product):
         for depth, stages in pipelines:
@@ -165,7 +165,7 @@ def _blocks(product: MatmulProblem) -> Iterator[tuple[int, int, int, int]]:
         if product.own:
             # What is a warp's least in one dimension is its most in the other.
             least = [warp_rows, warp_columns]
-        sizes = _sizes(product.rows, least[0]), _sizes(product.columns, least[1])
+        sizes = _sizes(product.m, least[0]), _sizes(product.n, least[1])
         for rows, columns in itertools.product(*sizes):
             if warp_rows <= rows and warp_columns <= columns:
                 yield rows, columns, warp_rows, warp_columns
@@ -177,7 +177,7 @@ def _pipelines(product: MatmulProblem) -> Iterator[tuple[int, int]]:
     TVM 0.27 finds no constant for what a shorter pipeline has to wait for.
     """
     for depth in (product.depth * factor for factor in (1, 2, 4)):
-        count = math.ceil(product.steps / depth)
+        count = math.ceil(product.k / depth)
         if count == 1:
             yield depth, 1
             return
@@ -203,7 +203,7 @@ def _fits(tile: MatmulTileSizes, product: MatmulProblem, machine: CudaDescriptio
 
 def _splits(tile: MatmulTileSizes, product: MatmulProblem, machine: CudaDescription) -> list[int]:
     """Into how many parts a reduction may go: each has a full pipeline, and none is empty."""
-    parts = math.ceil(product.steps / tile.depth)
+    parts = math.ceil(product.k / tile.depth)
     blocks = 2 * _busy_blocks(tile, product, machine) // _tiles(tile, product)
     most = min(parts // tile.stages, MAX_SPLITS, blocks, MAX_BATCH // product.batch)
     return sorted(
@@ -212,7 +212,7 @@ def _splits(tile: MatmulTileSizes, product: MatmulProblem, machine: CudaDescript
 
 
 def _groups(tile: MatmulTileSizes, product: MatmulProblem) -> list[int]:
-    rows = math.ceil(product.rows / tile.rows)
+    rows = math.ceil(product.m / tile.rows)
     return [count for count in range(1, MAX_GROUP + 1) if rows % count == 0]
 
 
@@ -220,7 +220,7 @@ def _group(
     groups: list[int], tile: MatmulTileSizes, product: MatmulProblem, machine: CudaDescription
 ) -> int:
     """Tiles that run at a time read least when they are a square, which matters beyond L2."""
-    operands = product.batch * (product.rows + product.columns) * product.steps
+    operands = product.batch * (product.m + product.n) * product.k
     if operands * product.element_bytes <= machine.l2_bytes / 2:
         return 1
     square = math.sqrt(machine.sms * tile.columns / tile.rows)
@@ -228,7 +228,7 @@ def _group(
 
 
 def _tiles(tile: MatmulTileSizes, product: MatmulProblem) -> int:
-    rows, columns = math.ceil(product.rows / tile.rows), math.ceil(product.columns / tile.columns)
+    rows, columns = math.ceil(product.m / tile.rows), math.ceil(product.n / tile.columns)
     return product.batch * rows * columns
 
 
@@ -236,7 +236,7 @@ def _seconds(
     tile: MatmulTileSizes, product: MatmulProblem, machine: CudaDescription
 ) -> tuple[float, ...]:
     """Estimated time, and what breaks a tie: four warps, deep enough a pipeline."""
-    parts = math.ceil(product.steps / tile.depth)
+    parts = math.ceil(product.k / tile.depth)
     # As many parts as there are idle multiprocessors for each tile.
     blocks = _busy_blocks(tile, product, machine) // _tiles(tile, product)
     splits = max(1, min(blocks, parts // tile.stages, MAX_SPLITS))
@@ -283,7 +283,7 @@ def rounds_of(tile: MatmulTileSizes, product: MatmulProblem, machine: CudaDescri
 
 def steps_of_block(tile: MatmulTileSizes, product: MatmulProblem) -> int:
     """Tiles of the operands that a block goes through."""
-    return math.ceil(math.ceil(product.steps / tile.depth) / tile.splits)
+    return math.ceil(math.ceil(product.k / tile.depth) / tile.splits)
 
 
 def _busy_blocks(tile: MatmulTileSizes, product: MatmulProblem, machine: CudaDescription) -> int:

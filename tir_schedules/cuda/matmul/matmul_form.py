@@ -1,6 +1,6 @@
 """A reduction as one batched matmul: which loop is of M, N, K or the batch.
 
-Any sum of products of two operands is one, convolution too: what a loop is follows from which
+Any contraction of two operands is one, convolution too: what a loop is follows from which
 of the operands and the result it moves. Loops of the same kind are fused.
 """
 
@@ -19,12 +19,6 @@ from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, access_of,
 from tvm_ext.tir_schedules.inlining import kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.statements import changed_block
 
-# A reduction as a batched matmul: which loop is a row, a column, a step or a batch.
-#
-# Any sum of products of two operands is one, convolution too: what a loop is follows from which
-# of the operands and the result it moves. Rows, columns and steps of several loops are fused.
-
-
 LANES, SECTOR_BYTES = 32, 32
 
 
@@ -36,7 +30,7 @@ class MatmulAxes:
 
     Attributes
     ----------
-    batch, rows, columns, steps : tuple[int, ...]
+    batch, m, n, k : tuple[int, ...]
         ``b``, ``i``, ``j`` and ``k``. Loops of extent 1 are in none.
     operands : tuple[int, int]
         Which of the block's two operands is A, and which B.
@@ -47,9 +41,9 @@ class MatmulAxes:
     """
 
     batch: tuple[int, ...]
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    steps: tuple[int, ...]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
     operands: tuple[int, int]
     depth_last: tuple[bool, bool]
     extents: tuple[int, ...]
@@ -60,13 +54,13 @@ class MatmulAxes:
 
     def order(self, operand: int) -> tuple[tuple[int, ...], ...]:
         """The fused dimensions of A (0) or B (1) as they are kept in shared memory."""
-        selecting = self.columns if operand else self.rows
+        selecting = self.n if operand else self.m
         if self.depth_last[operand]:
-            return (self.batch, selecting, self.steps)
-        return (self.batch, self.steps, selecting)
+            return (self.batch, selecting, self.k)
+        return (self.batch, self.k, selecting)
 
 
-def product_axes(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotApplicable:
+def matmul_axes(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotApplicable:
     """The axes of a reduction; ``access`` and ``block`` are of the same block."""
     if len(access.read_strides) != 2:
         return NotApplicable(
@@ -93,9 +87,9 @@ def product_axes(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotAp
     order = [_depth_last(access, *pair, depth) for pair in zip(operands, selecting, strict=True)]
     return MatmulAxes(
         batch=_in_order(kinds["batch"], access.write_strides),
-        rows=selecting[0],
-        columns=selecting[1],
-        steps=depth,
+        m=selecting[0],
+        n=selecting[1],
+        k=depth,
         operands=operands,
         depth_last=(order[0], order[1]),
         extents=tuple(access.extents),
@@ -256,7 +250,7 @@ def as_matmul(
 ) -> tuple[s_tir.Schedule, SBlockRV]:
     """The reduction as ``C[b, i, j] += A[b, i, k] * B[b, j, k]``, added up in one wide type.
 
-    A product of float16 that is written in float16 is added up in float32 and rounded once.
+    A matmul of float16 that is written in float16 is added up in float32 and rounded once.
     """
     positions = [
         position
@@ -270,11 +264,11 @@ def as_matmul(
         used = moved_by_dimension(block.reads[positions[axes.operands[operand]]], block)
         order = fused_map(used, axes.order(operand), block)
         sch.transform_layout(reindexed, ("write", 0), order)
-    dimensions = (axes.batch, axes.rows, axes.columns)
+    dimensions = (axes.batch, axes.m, axes.n)
     used = moved_by_dimension(block.writes[0], block)
     sch.transform_layout(result, ("read", 0), fused_map(used, dimensions, block))
     everything = list(range(len(axes.extents)))
-    whole = fused_map(everything, (*dimensions, axes.steps), block)
+    whole = fused_map(everything, (*dimensions, axes.k), block)
     sch.transform_block_layout(main, whole)
     if str(sch.get(main).writes[0].source.dtype) != accumulator:
         sch.unsafe_set_dtype(main, 0, accumulator)
@@ -287,7 +281,7 @@ def as_matmul(
 def _with_plain_matmuls(
     sch: s_tir.Schedule, main: SBlockRV, operands: list[Any], accumulator: str
 ) -> tirx.PrimFunc:
-    """The kernel with the product written as the matrix instructions describe theirs.
+    """The kernel with the matmul written as the matrix instructions describe theirs.
 
     The block's reads get the order of the operands, which is how schedules name them.
     """

@@ -49,7 +49,7 @@ def schedule_warps(
     depth_last: tuple[bool, bool],
     described: bool,
 ) -> None:
-    """Schedules a product that is padded to whole ``tiles``.
+    """Schedules a matmul that is padded to whole ``tiles``.
 
     ``depth_last``: for A and B whether steps are neighbours in memory. ``described``: the loops
     that each instruction stands for are left in its place.
@@ -163,7 +163,7 @@ def _pipeline(
         sch.annotate(steps, "software_pipeline_async_stages", [0])
 
 
-# Where a tile in shared memory keeps the rows and columns of a product, by the lanes they are of.
+# Where a tile in shared memory keeps the rows and columns of a matmul, by the lanes they are of.
 #
 # A lane of a warp multiplies ``OWN`` neighbours. Where these are neighbours in shared memory too,
 # the lanes' first ones are ``OWN`` elements apart, and fall into few of the 32 banks. So four
@@ -224,7 +224,7 @@ def _place(at: Any, lanes: int, piece: int, turn: int) -> Any:
     return at // span * span + number * (piece * lanes) + transposed * piece + at % piece
 
 
-# A product of float32 without tensor cores: every thread adds up 8x8 results in registers.
+# A matmul of float32 without tensor cores: every thread adds up 8x8 results in registers.
 #
 # A warp computes 32 x 64 results as 4 x 8 threads, or more of one and less of the other where a
 # product is narrow. For four steps of the reduction a thread loads its rows and its columns from
@@ -254,7 +254,7 @@ def schedule_registers(
     depth_last: tuple[bool, bool],
     described: bool,
 ) -> None:
-    """Schedules a product that is padded to whole ``tiles``.
+    """Schedules a matmul that is padded to whole ``tiles``.
 
     ``depth_last``: for A and B whether neighbours in memory are neighbours along the steps.
     ``described``: copies are not asynchronous, so that a CPU can run them.

@@ -134,7 +134,7 @@ def pad_rows(sch: s_tir.Schedule, writer: SBlockRV, vector: int = 1) -> None:
 def write_results(
     sch: s_tir.Schedule, results: SBlockRV, tiles: MatmulTileSizes, most: int = VECTOR_BYTES
 ) -> int:
-    """Writes a finished tile, with all that follows the product applied to it.
+    """Writes a finished tile, with the epilogue applied to it.
 
     Returns how many neighbours a thread writes at a time: no more than ``most``.
     """
@@ -162,7 +162,7 @@ def _repeats_float32(block: s_tir.SBlock) -> bool:
 
 
 def inline_consumers(sch: s_tir.Schedule, results: SBlockRV) -> None:
-    """Applies what follows a product where its results are written, as far as that is possible."""
+    """Applies the epilogue where its results are written, as far as that is possible."""
     while (consumer := only_consumer(sch, results)) and is_data_parallel(sch, consumer):
         inline_other_inputs(sch, consumer, results)
         sch.reverse_compute_inline(consumer)
@@ -210,7 +210,7 @@ def _repeats(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> bool
 
 
 def inline_other_inputs(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> None:
-    """Inlines what the consumer reads besides the product: a residual that is computed too."""
+    """Inlines what the consumer reads besides the matmul: a residual that is computed too."""
     while True:
         others = [
             block
@@ -261,8 +261,8 @@ def aligned(load: Any, variable: Any, vector: int) -> bool:
 
 
 def _at(expression: Any, variable: Any, value: Any) -> Any:
-    def replace(found: Any) -> Any:
-        return value if found.same_as(variable) else found
+    def replace(node: Any) -> Any:
+        return value if node.same_as(variable) else node
 
     return structural_map(expression, (tvm.ir.Var, replace))
 

@@ -1,1 +1,1 @@
-"""Products by warpgroups on Hopper: the ring of stages, tensor maps, instructions and epilogue."""
+"""Matmuls and attention by warpgroups on Hopper: pipelines, tensor maps, instructions, epilogue."""

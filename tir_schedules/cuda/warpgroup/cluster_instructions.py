@@ -14,7 +14,7 @@ def meet(*, barriers_are_new: bool = False) -> tirx.Stmt:
     """Waits for all threads of the cluster that have not ended; [barrier.cluster].
 
     ``barriers_are_new``: barriers that a thread has initialised are then known to all blocks, and
-    to bulk copies.
+    to TMA copies.
     """
     asm = (
         'asm volatile("barrier.cluster.arrive.release;" ::: "memory");\n'

@@ -1,4 +1,4 @@
-"""Which tiles, and which steps of them, the blocks of a matmul by warpgroups work on.
+"""Which tiles, and which steps of their sums, the blocks of a matmul by warpgroups work on.
 
 Blocks stay on their multiprocessor. In each round every block computes one tile. When the last
 round has too few tiles for all blocks, their steps can be shared instead: the steps of those
@@ -41,13 +41,13 @@ from tvm_ext.tir_schedules.statements import sequence
 
 @dataclass(frozen=True)
 class WarpgroupGemm:
-    """A product to write a kernel for.
+    """A GEMM to write a kernel for.
 
     Attributes
     ----------
     operands : (OperandTensor or ImageTensor, OperandTensor)
         A and B.
-    batch, rows, columns, steps : int
+    batch, m, n, k : int
         Sizes.
     dtype : str
         Of the operands.
@@ -59,21 +59,21 @@ class WarpgroupGemm:
 
     operands: tuple[TmaOperand, TmaOperand]
     batch: int
-    rows: int
-    columns: int
-    steps: int
+    m: int
+    n: int
+    k: int
     dtype: str
     tiles: WarpgroupGemmTiles
     blocks: int
 
     @property
     def depth(self) -> int:
-        """Steps of the ring for one tile."""
-        return math.ceil(self.steps / self.step)
+        """Steps of the pipeline for one tile."""
+        return math.ceil(self.k / self.step)
 
     @property
     def step(self) -> int:
-        """Steps of the reduction for one of the ring."""
+        """How much of K one step of the pipeline takes."""
         return self.tiles.row_bytes * 8 // tvm.DataType(self.dtype).bits
 
 
@@ -86,9 +86,9 @@ class StepRange:
     tile : Expr
         Number of the tile.
     first, steps : Expr
-        Its steps, counted in those of the ring.
+        Its steps, counted in those of the pipeline.
     before : Expr
-        Steps of the ring that the block has done before, int32.
+        Steps of the pipeline that the block has done before, int32.
     part : Expr or None
         Number of the part, for a tile whose steps are shared.
     """
@@ -105,8 +105,8 @@ class WarpgroupTileScheduler:
 
     def __init__(self, product: WarpgroupGemm, dtype: str) -> None:
         self.product, self.dtype, tiles = product, dtype, product.tiles
-        self.down = math.ceil(product.rows / tiles.rows)
-        self.along = math.ceil(product.columns / tiles.columns)
+        self.down = math.ceil(product.m / tiles.rows)
+        self.along = math.ceil(product.n / tiles.columns)
         self.count = product.batch * self.down * self.along
         self.sharing = tiles.split_blocks
         self.shared = self.count % product.blocks if self.sharing else 0

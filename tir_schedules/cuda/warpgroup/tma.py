@@ -114,7 +114,7 @@ class OperandTensor:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether bulk copies can bring it: its rows begin at multiples of ``ALIGNMENT``."""
+        """Whether TMA copies can bring it: its rows begin at multiples of ``ALIGNMENT``."""
         width = element_bytes(self.buffer)
         return all(dim.stride * width % ALIGNMENT == 0 for dim in self.dimensions[1:])
 
@@ -164,14 +164,14 @@ def operand_tensor(
     taps: Sequence[int] = (),
     depth: int = 0,
 ) -> OperandTensor | NotApplicable:
-    """The tensor that ``load`` reads, if bulk copies can bring it, or would from aligned rows.
+    """The tensor that ``load`` reads, if TMA copies can bring it, or would from aligned rows.
 
     Parameters
     ----------
     load : tvm.ir.TensorLoad
         The load.
     index : tvm.ir.Expr
-        Its address in elements, in ``variables``, the loops of the product with their ``extents``.
+        Its address in elements, in ``variables``, the loops of the matmul with their ``extents``.
     axes : (sequence, sequence, sequence) of int
         Which of the loops are products of a batch, rows (or columns), and steps.
     taps : sequence of int
@@ -212,7 +212,7 @@ def _accepted(tensor: OperandTensor) -> OperandTensor | NotApplicable:
     if dims[0].stride != 1:
         return NotApplicable(f"no neighbours in {name} are neighbouring rows, columns or steps")
     if len(dims) > MAX_RANK or max(dim.extent for dim in dims) > MAX_EXTENT:
-        return NotApplicable(f"{name} has more dimensions, or longer ones, than a bulk copy takes")
+        return NotApplicable(f"{name} has more dimensions, or longer ones, than a TMA copy takes")
     if any(dim.stride < 1 for dim in dims):
         return NotApplicable(f"{name} is read backwards")
     return tensor

@@ -59,7 +59,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
 )
 from tvm_ext.tir_schedules.template import Decisions
 
-# Query, keys and values as tensors of which bulk copies bring boxes to shared memory.
+# Query, keys and values as tensors of which TMA copies bring boxes to shared memory.
 
 
 BOX_ELEMENTS = SWIZZLED_ROW_BYTES // 2

@@ -1,7 +1,7 @@
 """Matmul and convolution by warpgroup instructions (wgmma) and TMA, on GPUs of capability 9.0a.
 
 On such a GPU instructions of single warps reach less than two thirds of the tensor cores' rate.
-Operands come to shared memory by bulk copies; what follows the product is applied to the
+Operands come to shared memory by TMA copies; the epilogue is applied to the
 results in registers, 8 neighbouring columns of a thread at a time.
 """
 
@@ -22,9 +22,9 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     MatmulAxes,
     access_of_reduction,
     fused_map,
+    matmul_axes,
     moved_by_dimension,
     only_reduction,
-    product_axes,
 )
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_instructions as hopper
@@ -48,8 +48,8 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
 
 # Operands whose rows begin between multiples of 16 bytes, copied to rows that do not.
 #
-# Bulk copies ask for such rows. A kernel that reads the operand once and writes it once is cheap
-# beside a large product.
+# TMA copies ask for such rows. A kernel that reads the operand once and writes it once is cheap
+# beside a large matmul.
 
 
 _THREADS = 256
@@ -164,12 +164,12 @@ class WarpgroupContraction:
         access = access_of_reduction(sch, main)
         if isinstance(access, NotApplicable):
             return access
-        axes = product_axes(access, sch.get(main))
+        axes = matmul_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes
-        sizes = [axes.size(group) for group in (axes.rows, axes.columns, axes.steps)]
+        sizes = [axes.size(group) for group in (axes.m, axes.n, axes.k)]
         if min(sizes) < 2 or axes.size(axes.batch) > MAX_BATCH:
-            return NotApplicable("it has a single row, column or step, or too many products")
+            return NotApplicable("M, N or K is 1, or the batch is too large")
         order_steps_last(sch, main, axes)
         operands = group_operands(sch, main, axes, machine.tf32)
         if isinstance(operands, NotApplicable):
@@ -186,12 +186,12 @@ class WarpgroupContraction:
         decisions: Decisions,
     ) -> s_tir.Schedule | NotApplicable:
         func, dtype, packed = sch.mod["main"], operands.dtype, packed_operand(sch)
-        sizes = [axes.size(group) for group in (axes.batch, axes.rows, axes.columns, axes.steps)]
+        sizes = [axes.size(group) for group in (axes.batch, axes.m, axes.n, axes.k)]
         batch, rows, columns, steps = sizes
         rate, width = "tf32" if dtype == "float32" else dtype, tvm.DataType(dtype).bits // 8
         depth = hopper.DEPTH_BYTES // width
         wanted = MatmulProblem(batch, rows, columns, steps, rate, width, depth)
-        product = replace(wanted, rows=operands.rows, steps=operands.steps)
+        product = replace(wanted, m=operands.m, k=operands.k)
         copied = sum(map(staged_bytes, operands.tensors))
         tiles = decide_group_tiles(
             *(product, machine, decisions, copied),
@@ -215,7 +215,7 @@ class WarpgroupContraction:
         second, copy_b = staged(operands.tensors[1], "aligned_b", arrays, views)
         cut = WarpgroupGemm(
             (first, second),
-            *(batch, operands.rows, columns, operands.steps),
+            *(batch, operands.m, columns, operands.k),
             dtype,
             tiles,
             machine.sms,
@@ -230,7 +230,7 @@ class WarpgroupContraction:
 
 
 def _inline_copies(sch: s_tir.Schedule, main: SBlockRV) -> None:
-    """Lets the product read what blocks copy that only move elements: a padding of nothing."""
+    """Lets the matmul read what blocks copy that only move elements: a padding of nothing."""
     while True:
         producers = sch.get_producers(main)
         copies = [block for block in producers if _is_copy(sch.get(block))]
@@ -247,20 +247,20 @@ def _is_copy(block: s_tir.SBlock) -> bool:
 def _written(
     sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes
 ) -> EpilogueStore | NotApplicable:
-    """Everything after the product in one assignment, by batch, row and column."""
+    """Everything after the matmul in one assignment, by batch, row and column."""
     for padding in sch.get_producers(main):
         sch.compute_inline(padding)
     result = sch.reindex(main, ("write", 0))
     block = sch.get(main)
     used = moved_by_dimension(block.writes[0], block)
-    dimensions = (axes.batch, axes.rows, axes.columns)
+    dimensions = (axes.batch, axes.m, axes.n)
     sch.transform_layout(result, ("read", 0), fused_map(used, dimensions, block))
     copy = sch.cache_write(main, 0, "local")
     inline_consumers(sch, copy)
     if len(kernel_blocks(sch)) != 2:
-        return NotApplicable("what follows the product cannot be applied to one tile of it")
+        return NotApplicable("the epilogue cannot be applied to one tile of the result")
     last = sch.get(copy)
     if not isinstance(last.body, tirx.BufferStore):
-        return NotApplicable("what follows the product is not one assignment")
+        return NotApplicable("the epilogue is not one assignment")
     variables = tuple(iter_var.var for iter_var in last.iter_vars)
     return EpilogueStore(last.body, variables, sch.get(main).writes[0].source)

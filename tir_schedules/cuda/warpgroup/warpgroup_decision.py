@@ -1,6 +1,6 @@
-"""How a matmul by warpgroups is cut by default, and when they are worth it.
+"""How a matmul by warpgroups is cut by default, and when it is worth it.
 
-Of all tiles those are taken that take the fewest cycles as ``warp_group_cycles`` has them. With
+Of all tiles those are taken that take the fewest cycles as ``cycles`` has them. With
 each size the steps of a last round that is not full may be shared, by as many blocks as there
 are multiprocessors, or by a whole number for each of its tiles. Where L2 could not give all
 blocks what they ask for, clusters of two blocks ask for the operand that they share only once.
@@ -101,12 +101,12 @@ class WarpgroupGemmTiles:
 
     def count(self, product: MatmulProblem) -> int:
         """Tiles of all products."""
-        down, along = math.ceil(product.rows / self.rows), math.ceil(product.columns / self.columns)
+        down, along = math.ceil(product.m / self.rows), math.ceil(product.n / self.columns)
         return product.batch * down * along
 
     def depth(self, product: MatmulProblem) -> int:
         """Pairs of operand tiles of each tile of results."""
-        return math.ceil(product.steps * product.element_bytes / self.row_bytes)
+        return math.ceil(product.k * product.element_bytes / self.row_bytes)
 
     def shared(self, product: MatmulProblem, machine: CudaDescription) -> int:
         """Tiles of a last round that has fewer than there are multiprocessors."""
@@ -150,7 +150,7 @@ _START_CYCLES = 2000
 
 
 def cycles(tiles: WarpgroupGemmTiles, product: MatmulProblem, machine: CudaDescription) -> float:
-    """Estimated cycles of the whole product."""
+    """Estimated cycles of the whole matmul."""
     depth, each = tiles.depth(product), tiles.row_bytes // product.element_bytes
     step = _step(tiles, product, machine, _CONNECTION_BYTES)
     store = tiles.rows * tiles.columns * product.element_bytes / _from_l2(machine, machine.sms)
@@ -192,12 +192,12 @@ def cycles_of_warps(product: MatmulProblem, machine: CudaDescription) -> float:
     width = product.element_bytes
     sizes = itertools.product((16, 32, 64, 128), (32, 64, 128, 256), (1, 2, 4, 8, 16))
     for rows, columns, splits in sizes:
-        tiles = math.ceil(product.rows / rows) * math.ceil(product.columns / columns)
+        tiles = math.ceil(product.m / rows) * math.ceil(product.n / columns)
         tiles *= product.batch * splits
         multiply_adds = rows * columns / (_rate(product, machine) * WARP_RATE)
         loads = (rows + columns) * width
         step = max(multiply_adds, 3 * loads / BANKS_BYTES, loads / _CONNECTION_BYTES)
-        steps = math.ceil(math.ceil(product.steps / splits) / 32) * 32
+        steps = math.ceil(math.ceil(product.k / splits) / 32) * 32
         stored = rows * columns * (width if splits == 1 else PARTIAL_BYTES)
         store = stored / _from_l2(machine, machine.sms)
         time = _START_CYCLES + math.ceil(tiles / machine.sms) * (steps * step + store)
@@ -257,7 +257,7 @@ def decide_group_tiles(
 ) -> WarpgroupGemmTiles | NotApplicable:
     """The tiles, or why instructions of single warps are not slower.
 
-    ``copied_bytes``: what is read and written to align operands first. ``wanted``: the product
+    ``copied_bytes``: what is read and written to align operands first. ``wanted``: the matmul
     without rows and steps that only fill boxes. ``row_bytes``: see ``WarpgroupGemmTiles``.
     ``across``: columns of B are neighbours in memory. Decisions: ``tile_rows``, ``tile_columns``,
     ``split_blocks``, ``stages``, ``cluster``, ``tile_group``.
@@ -287,7 +287,7 @@ def decide_group_tiles(
     clusters = _clusters(tiles, product, machine, across)
     pairs = max(clusters) if is_much_for_l2(tiles, product, machine) else 1
     tiles = replace(tiles, cluster=decisions.pick("cluster", clusters, pairs))
-    rows = math.ceil(product.rows / tiles.rows)
+    rows = math.ceil(product.m / tiles.rows)
     groups = [size for size in GROUP_SIZES if size <= rows and size % tiles.cluster == 0]
     # The operands of a square of results are the fewest for as many blocks as run at a time.
     square = math.sqrt(machine.sms * tiles.columns / tiles.rows)
@@ -299,7 +299,7 @@ def _clusters(
     tiles: WarpgroupGemmTiles, product: MatmulProblem, machine: CudaDescription, across: bool
 ) -> list[int]:
     """Blocks that clusters may have: two need whole pairs of tiles in every column and round."""
-    pairs = math.ceil(product.rows / tiles.rows) % 2 == 0 and machine.sms % 2 == 0
+    pairs = math.ceil(product.m / tiles.rows) % 2 == 0 and machine.sms % 2 == 0
     # Each brings half of the columns, in whole boxes.
     box = SWIZZLED_ROW_BYTES // product.element_bytes
     halves = not across or tiles.columns % (2 * box) == 0

@@ -1,4 +1,4 @@
-"""What follows a product, applied to the results that a thread of a warpgroup has in registers."""
+"""The epilogue, applied to the results that a thread of a warpgroup has in registers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ COLUMNS = 8
 GROUP_COLUMNS = 32
 
 MAX_NODES = 400
-"""Nodes of what follows the product beyond which writing it out for every result is too long."""
+"""Nodes of the epilogue beyond which writing it out for every result is too long."""
 
 Result = Callable[[Any, Any, Any], Any]
 """A thread's result of (group of 32 columns, half, column of 8)."""
@@ -39,7 +39,7 @@ class EpilogueStore:
     variables : tuple
         Batch, row and column.
     product : tirx.Buffer
-        What it reads the product's result from.
+        What it reads the matmul's result from.
     """
 
     store: tirx.BufferStore
@@ -67,7 +67,7 @@ class WarpgroupEpilogue:
     variables : tuple
         Batch, row and column in it.
     product : tirx.Buffer
-        The flat view of the product's result.
+        The flat view of the matmul's result.
     sizes : tuple[int, int, int]
         Products, rows and columns.
     tile : tuple[int, int]
@@ -104,7 +104,7 @@ class WarpgroupEpilogue:
         if plain is None:
             return NotApplicable("the layout of what is written is not plain")
         if len(nodes(plain.value, tvm.ir.Expr)) > MAX_NODES:
-            return NotApplicable("what follows the product is too long to be written out")
+            return NotApplicable("the epilogue is too long to be written out")
         product = views.of(written.product)
         without = tirx.BufferStore(
             plain.buffer, _replaced(plain.value, product, None), plain.indices
@@ -117,7 +117,7 @@ class WarpgroupEpilogue:
             lanes, _ = found._lanes(lambda *_: tirx.const(0, str(product.dtype)), 0, 0, 0)
             if lanes.fits():
                 return found
-        return NotApplicable("what follows the product branches in a way that no vector can")
+        return NotApplicable("the epilogue branches in a way that no vector can")
 
     def code(
         self, at: ResultPosition, result: Result, arrays: Arrays, threads: Sequence[tuple[Any, int]]
@@ -160,7 +160,7 @@ class WarpgroupEpilogue:
         return sequence(found)
 
     def _placed(self, row: Any) -> tuple[Any, Any]:
-        """Which row of the product a row of the tiles is, and under which condition it is one."""
+        """Which row of the matmul a row of the tiles is, and under which condition it is one."""
         if self.pixels is not None:
             return self.pixels.placed(row)
         rows = tirx.const(self.sizes[1], str(row.ty))

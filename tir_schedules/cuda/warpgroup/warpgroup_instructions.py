@@ -1,10 +1,10 @@
-"""Hopper's instructions of warpgroups and of bulk copies as calls in TIR.
+"""Hopper's instructions of warpgroups and of TMA copies as calls in TIR.
 
 Each is a device function of one PTX instruction; the kernel around them is TIR. Names in
 brackets are chapters of the PTX ISA 8.5: [mbarrier], [cp.async.bulk.tensor], [wgmma.mma_async],
 [setmaxnreg]. A warpgroup is 128 threads; all of them run the instructions of ``wgmma``.
 
-TVM 0.27 has most of these as intrinsics of its own, but a product with 128 results as 128
+TVM 0.27 has most of these as intrinsics of its own, but a ``wgmma`` of 128 results as 128
 arguments by reference, which must be named one by one, and with a constant for whether to add
 to them.
 """
@@ -61,7 +61,7 @@ def barrier_init(address: Any, arrivals: int) -> tirx.Stmt:
 
 
 def barrier_init_done() -> tirx.Stmt:
-    """Makes barriers known to bulk copies and to the other threads of the block."""
+    """Makes barriers known to TMA copies and to the other threads of the block."""
     asm = (
         'asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");\n'
         '  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");\n'
@@ -93,7 +93,7 @@ def barrier_arrive(address: Any, wanted: Any) -> tirx.Stmt:
 
 
 def barrier_expect(address: Any, count: int) -> tirx.Stmt:
-    """An arrival; the phase then also waits for ``count`` bytes of bulk copies."""
+    """An arrival; the phase then also waits for ``count`` bytes of TMA copies."""
     asm = (
         'asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"\n'
         '    :: "r"(a), "r"(n) : "memory");'
@@ -112,7 +112,7 @@ def prefetch_map(tensor_map: Any) -> tirx.Stmt:
 def copy_box(
     destination: Any, tensor_map: Any, at: list[Any], barrier: Any, blocks: int = 0
 ) -> tirx.Stmt:
-    """A bulk copy of a box of a tensor, whose bytes ``barrier`` counts; one thread starts it.
+    """A TMA copy of a box of a tensor, whose bytes ``barrier`` counts; one thread starts it.
 
     ``at``: the first element, fastest dimension first. What is outside of the tensor is zero.
     ``blocks``: with a bit for each block of a cluster whose shared memory gets the box, at the
@@ -356,8 +356,7 @@ def pack_columns(results: Any, packed: Any, columns: int, dtype: str) -> tirx.St
 
 # Instructions of warpgroups that only attention uses, as calls in TIR.
 #
-# The others are in ``warp_groups/warp_group_instructions.py``. Names in brackets are chapters of
-# the PTX ISA 8.5.
+# Names in brackets are chapters of the PTX ISA 8.5.
 
 
 PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}

@@ -46,7 +46,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
 )
 from tvm_ext.tir_schedules.packing import move_outermost
 
-# A block that surrounds an array with zeros, as bulk copies do for places outside of a tensor.
+# A block that surrounds an array with zeros, as TMA copies do for places outside of a tensor.
 
 
 _IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
@@ -103,9 +103,9 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, tirx.FloatImm | tirx.IntImm) and float(value.value) == 0.0
 
 
-# Rows of a convolution's product in boxes that are rectangles of output pixels.
+# Rows of a convolution's matmul in boxes that are rectangles of output pixels.
 #
-# Bulk copies bring boxes of an image. So the rows of a warpgroup are pixels side by side in each
+# TMA copies bring boxes of an image. So the rows of a warpgroup are pixels side by side in each
 # of an image's dimensions, and of neighbouring images where these are small, not pixels in the
 # order in which they lie in memory. The sides are powers of two: which pixel a row is takes
 # shifts and masks.
@@ -120,7 +120,7 @@ cuTensorMapEncodeTiled."""
 class PixelBoxes:
     """How the output pixels of a convolution are cut into boxes.
 
-    Rows of the product are counted box by box, those outside of the images too.
+    Rows of the matmul are counted box by box, those outside of the images too.
 
     Attributes
     ----------
@@ -178,7 +178,7 @@ def pixel_boxes(
         if all(s * n <= MAX_BOX for s, n in zip(strides, sides, strict=True))
     ]
     if not found:
-        return NotApplicable("the strides are too long for boxes of bulk copies")
+        return NotApplicable("the strides are too long for boxes of TMA copies")
     return min(found, key=lambda boxes: (boxes.rows, boxes.sides))
 
 
@@ -193,7 +193,7 @@ def _sides(rows: int, rank: int) -> Iterator[tuple[int, ...]]:
         side *= 2
 
 
-# The image of a convolution as a tensor of which bulk copies bring boxes of pixels.
+# The image of a convolution as a tensor of which TMA copies bring boxes of pixels.
 #
 # For every tap of the window and every few channels of it, a box of output pixels needs one box
 # of the image, shifted by the tap. What is outside of the image comes as zeros: its padding.
@@ -221,7 +221,7 @@ class Walk:
 
 @dataclass(frozen=True)
 class ImageTensor:
-    """The image of a convolution, channels last, as the operand A of a product.
+    """The image of a convolution, channels last, as the operand A of a matmul.
 
     Attributes
     ----------
@@ -232,9 +232,9 @@ class ImageTensor:
     walks : tuple[Walk, ...]
         What moves along each of these.
     steps : TapSteps
-        The steps of the product.
+        The steps of the matmul.
     pixels : PixelBoxes
-        The rows of the product.
+        The rows of the matmul.
     """
 
     buffer: Any
@@ -302,7 +302,7 @@ def image_tensor(
     padding : Padding or None
         What computes the array that is loaded from.
     variables : sequence of tirx.Var
-        The loops of the product that ``axes`` are of.
+        The loops of the matmul that ``axes`` are of.
     rows, depth : int
         Rows and steps whose operands a copy brings.
     """
@@ -317,21 +317,21 @@ def image_tensor(
     if any(found is None for found in moved):
         return NotApplicable(f"{name} is not read at regular distances")
     *outer, last = [found for found in moved if found is not None]
-    if axes.batch or len(last) != 2 or last.get(axes.steps[-1]) != 1 or last[-1] != before[-1]:
+    if axes.batch or len(last) != 2 or last.get(axes.k[-1]) != 1 or last[-1] != before[-1]:
         return NotApplicable(
             f"neighbours in {name} are not neighbouring channels of one convolution"
         )
-    taps = axes.steps[:-1]
+    taps = axes.k[:-1]
     walks = [_walk(m, shift, axes, taps) for m, shift in zip(outer, before[:-1], strict=True)]
     *extents, channels = [static_extent(size) or 0 for size in buffer.shape]
     if channels * element_bytes(buffer) % ALIGNMENT:
         return NotApplicable(f"the channels of {name} are not whole pieces of {ALIGNMENT} bytes")
-    if not _covers(walks, len(axes.rows), len(taps)) or max(extents) > MAX_EXTENT:
+    if not _covers(walks, len(axes.m), len(taps)) or max(extents) > MAX_EXTENT:
         return NotApplicable(f"{name} is not walked as the image of a convolution is")
     strides = {w.pixel: w.stride for w in walks if w is not None}
     if max(strides.values()) > MAX_STRIDE:
         return NotApplicable(f"{name} is read with a stride of more than {MAX_STRIDE}")
-    pixels = [axes.extents[axis] for axis in axes.rows]
+    pixels = [axes.extents[axis] for axis in axes.m]
     boxes = pixel_boxes(pixels, [strides[n] for n in range(len(pixels))], rows)
     if isinstance(boxes, NotApplicable):
         return boxes
@@ -352,7 +352,7 @@ def _moved(index: Any, variables: Sequence[Any], axes: MatmulAxes) -> dict[int, 
 
 def _walk(moved: dict[int, int], before: int, axes: MatmulAxes, taps: Sequence[int]) -> Walk | None:
     """How a dimension is walked; None where by more than a pixel and a tap, or backwards."""
-    rows = [axis for axis in axes.rows if axis in moved]
+    rows = [axis for axis in axes.m if axis in moved]
     window = [axis for axis in taps if axis in moved]
     if len(moved) != 1 + len(rows) + len(window) or len(rows) > 1 or len(window) > 1:
         return None
@@ -360,7 +360,7 @@ def _walk(moved: dict[int, int], before: int, axes: MatmulAxes, taps: Sequence[i
         return None
     return Walk(
         first=moved[-1] - before,
-        pixel=list(axes.rows).index(rows[0]) if rows else None,
+        pixel=list(axes.m).index(rows[0]) if rows else None,
         stride=moved[rows[0]] if rows else 1,
         tap=list(taps).index(window[0]) if window else None,
         dilation=moved[window[0]] if window else 1,
@@ -377,7 +377,7 @@ def _covers(walks: Sequence[Walk | None], pixels: int, taps: int) -> bool:
 
 
 ROW_BYTES = (128, 64, 32)
-"""Rows of shared memory that bulk copies and the instructions swizzle."""
+"""Rows of shared memory that TMA copies and the instructions swizzle."""
 
 # Bytes of products in whose time a block waits for one more pair of operand tiles. Estimate.
 _ROW_OVERHEAD = 16
@@ -385,14 +385,14 @@ _ROW_OVERHEAD = 16
 
 @dataclass(frozen=True)
 class WarpgroupGemmOperands:
-    """A and B in memory, and how many rows and steps the kernel goes through.
+    """A and B in memory, and the M and K that the kernel goes through.
 
     Attributes
     ----------
     tensors : (OperandTensor or ImageTensor, OperandTensor)
         A and B.
-    rows, steps : int
-        Of the product, with those that only fill boxes.
+    m, k : int
+        Of the matmul, with those that only fill boxes.
     pixels : PixelBoxes or None
         What the rows are for a convolution; None: rows of A in order.
     row_bytes : int
@@ -400,8 +400,8 @@ class WarpgroupGemmOperands:
     """
 
     tensors: tuple[TmaOperand, OperandTensor]
-    rows: int
-    steps: int
+    m: int
+    k: int
     pixels: PixelBoxes | None = None
     row_bytes: int = SWIZZLED_ROW_BYTES
 
@@ -417,13 +417,13 @@ def order_steps_last(sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes) -> N
     regions = operands_of(block)
     which = axes.operands[1]
     region = regions[which]
-    if str(region.source.dtype) in ACROSS or len(axes.columns) != 1:
+    if str(region.source.dtype) in ACROSS or len(axes.n) != 1:
         return
     if constant_parameter(sch.mod["main"], region.source) is None:
         return
-    column = block.iter_vars[axes.columns[0]].var
+    column = block.iter_vars[axes.n[0]].var
     if any(column.same_as(var) for var in undefined_vars(region.region[-1].min)):
-        move_outermost(sch, main, which, axes.columns[0])
+        move_outermost(sch, main, which, axes.n[0])
 
 
 def group_operands(
@@ -485,10 +485,10 @@ def _tensors(
     a = loads[0]
 
     def matrix(at: int, taps: int = 0, depth: int = 0) -> OperandTensor | NotApplicable:
-        groups = (axes.batch, axes.columns if at else axes.rows, axes.steps[taps:])
+        groups = (axes.batch, axes.n if at else axes.m, axes.k[taps:])
         return operand_tensor(
             *(loads[at], addresses[at], variables, axes.extents, groups),
-            *(axes.steps[:taps], depth),
+            *(axes.k[:taps], depth),
         )
 
     first = matrix(0)
@@ -496,16 +496,15 @@ def _tensors(
         second = matrix(1)
         if isinstance(second, NotApplicable):
             return second
-        rows, steps = axes.size(axes.rows), axes.size(axes.steps)
-        return WarpgroupGemmOperands((first, second), rows, steps)
+        return WarpgroupGemmOperands((first, second), axes.size(axes.m), axes.size(axes.k))
     source = a.source if padding is None else padding.source
     row_bytes = _row_bytes((static_extent(source.shape[-1]) or 0) * element_bytes(source))
     depth = row_bytes // element_bytes(source)
     image = image_tensor(a, padding, variables, axes, ROWS, depth)
     if isinstance(image, NotApplicable):
-        single = len(axes.rows) == len(axes.steps) == 1
+        single = len(axes.m) == len(axes.k) == 1
         return first if single and isinstance(first, NotApplicable) else image
-    second = matrix(1, len(axes.steps) - 1, depth)
+    second = matrix(1, len(axes.k) - 1, depth)
     if isinstance(second, NotApplicable):
         return second
     return WarpgroupGemmOperands(
@@ -522,18 +521,18 @@ def _row_bytes(channels: int) -> int:
     return min(ROW_BYTES, key=lambda row: (cost(row), -row))
 
 
-def _by_depth(found: WarpgroupGemmOperands) -> WarpgroupGemmOperands | NotApplicable:
-    """``found`` if its types have instructions for how they lie in memory."""
-    for tensor in found.tensors:
+def _by_depth(operands: WarpgroupGemmOperands) -> WarpgroupGemmOperands | NotApplicable:
+    """``operands`` if its types have instructions for how they lie in memory."""
+    for tensor in operands.tensors:
         dtype = str(tensor.buffer.dtype)
         if tensor.across and dtype not in ACROSS:
             return NotApplicable(
                 f"{tensor.buffer.name} of {dtype} has no neighbouring steps in memory"
             )
-    return found
+    return operands
 
 
 def _address_of(plain: tirx.BufferStore, loads: list[Any], load: Any) -> Any:
-    """The address of one of the product's ``loads`` in its flattened form."""
+    """The address of one of the matmul's ``loads`` in its flattened form."""
     flat = nodes(plain.value, tvm.ir.TensorLoad)[1:]
     return flat[next(i for i, other in enumerate(loads) if other.same_as(load))].indices[0]

@@ -54,7 +54,7 @@ def show_command(
         out.print_text("There are no trials and no records.")
 
 
-def _show_table(found: "list[KernelSummary]") -> "Table":
+def _show_table(summaries: "list[KernelSummary]") -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -70,7 +70,7 @@ def _show_table(found: "list[KernelSummary]") -> "Table":
     table.add_column("Schedule", overflow="fold")
     table.add_column("Spread", justify="right")
     table.add_column("Confirmed")
-    for summary in found:
+    for summary in summaries:
         times, is_modelled = summary.times, summary.is_modelled
         table.add_row(
             tables.text(summary.name),
@@ -142,7 +142,7 @@ def _json(best: "BestSchedule") -> dict[str, Any]:
     }
 
 
-def _best_table(found: "list[BestSchedule]") -> "Table":
+def _best_table(schedules: "list[BestSchedule]") -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -152,7 +152,7 @@ def _best_table(found: "list[BestSchedule]") -> "Table":
     table = Table("Kernel", "Hash", "Target", box=box.SIMPLE_HEAD)
     table.add_column("Time", justify="right")
     table.add_column("Schedule", overflow="fold")
-    for best in found:
+    for best in schedules:
         table.add_row(
             tables.text(best.name),
             best.kernel,
@@ -310,7 +310,7 @@ def diff_command(
         raise typer.Exit(1)
 
 
-def _diff_table(found: "list[Difference]") -> "Table":
+def _diff_table(differences: "list[Difference]") -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -321,7 +321,7 @@ def _diff_table(found: "list[Difference]") -> "Table":
     for name in ("Before", "After", "Change", "Noise"):
         table.add_column(name, justify="right")
     table.add_column("Verdict")
-    for difference in found:
+    for difference in differences:
         change = difference.change
         table.add_row(
             tables.text(difference.summary.name),
@@ -385,7 +385,7 @@ def verify_command(
         raise typer.Exit(1)
 
 
-def _verify_table(found: "list[Verified]") -> "Table":
+def _verify_table(verified: "list[Verified]") -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -397,7 +397,7 @@ def _verify_table(found: "list[Verified]") -> "Table":
     for name in ("Default", "Record", "Gain"):
         table.add_column(name, justify="right")
     table.add_column("What happened", overflow="fold")
-    for one in found:
+    for one in verified:
         table.add_row(
             tables.text(one.best.name),
             tables.text(one.best.recorded.describe()),

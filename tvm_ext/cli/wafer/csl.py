@@ -54,7 +54,7 @@ def csl_command(
 ) -> None:
     """Write one kernel of an ONNX model as CSL source: the program of a PE, and the layout.
 
-    A product of matrices is written as SUMMA, any other kernel as it is scheduled. The code has not
+    A matmul is written as SUMMA, any other kernel as it is scheduled. The code has not
     been compiled by the vendor's compiler.
     """
     if is_saved_model(model):

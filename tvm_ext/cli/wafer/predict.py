@@ -46,22 +46,22 @@ def predict_command(
     out.print_rich(*table, _summary(found), *_reasons(found))
 
 
-def _to_json(one: "RowPrediction") -> dict[str, Any]:
+def _to_json(prediction: "RowPrediction") -> dict[str, Any]:
     return {
-        "id": one.row.id,
-        "predicted": one.predicted,
-        "unit": one.row.unit,
-        "family": one.family,
-        "covered": one.covered,
-        "reason": one.reason,
-        "of": one.of,
-        "predicted_mean": one.predicted_mean,
-        "published": one.published,
-        "error": one.error,
+        "id": prediction.row.id,
+        "predicted": prediction.predicted,
+        "unit": prediction.row.unit,
+        "family": prediction.family,
+        "covered": prediction.covered,
+        "reason": prediction.reason,
+        "of": prediction.of,
+        "predicted_mean": prediction.predicted_mean,
+        "published": prediction.published,
+        "error": prediction.error,
     }
 
 
-def _table(found: "Sequence[RowPrediction]") -> "Table":
+def _table(predictions: "Sequence[RowPrediction]") -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -72,24 +72,24 @@ def _table(found: "Sequence[RowPrediction]") -> "Table":
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("Unit", overflow="fold")
     table.add_column("Of", no_wrap=True)
-    for one in found:
+    for one in predictions:
         table.add_row(*_cells(one))
     return table
 
 
-def _cells(one: "RowPrediction") -> list[Any]:
+def _cells(prediction: "RowPrediction") -> list[Any]:
     from rich.text import Text
 
     from tvm_ext.report.units import ABSENT, plain
 
     return [
-        Text(plain(one.row.id)),
-        one.family,
-        _number(one.predicted),
-        _number(one.published),
-        f"{100 * one.error:+.1f} %" if one.error is not None else ABSENT,
-        Text(plain(one.row.unit)),
-        one.of,
+        Text(plain(prediction.row.id)),
+        prediction.family,
+        _number(prediction.predicted),
+        _number(prediction.published),
+        f"{100 * prediction.error:+.1f} %" if prediction.error is not None else ABSENT,
+        Text(plain(prediction.row.unit)),
+        prediction.of,
     ]
 
 
@@ -101,23 +101,23 @@ def _number(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _summary(found: "Sequence[RowPrediction]") -> str:
-    errors = [abs(one.error) for one in found if one.error is not None]
-    text = f"{sum(one.covered for one in found)} of {len(found)} rows predicted"
+def _summary(predictions: "Sequence[RowPrediction]") -> str:
+    errors = [abs(one.error) for one in predictions if one.error is not None]
+    text = f"{sum(one.covered for one in predictions)} of {len(predictions)} rows predicted"
     if not errors:
         return f"{text}."
     mean = 100 * sum(errors) / len(errors)
     return f"{text}; mean absolute error of the {len(errors)} with a published value: {mean:.1f} %."
 
 
-def _reasons(found: "Sequence[RowPrediction]") -> "list[Text]":
+def _reasons(predictions: "Sequence[RowPrediction]") -> "list[Text]":
     """One line for each reason, with the rows that it is about."""
     from rich.text import Text
 
     from tvm_ext.report.units import plain
 
     rows: dict[tuple[str, str], list[str]] = {}
-    for one in found:
+    for one in predictions:
         if not one.covered:
             rows.setdefault((one.family, one.reason), []).append(one.row.id)
     return [

@@ -64,27 +64,27 @@ def simulate_command(
     )
 
 
-def _to_json(found: "PatternResult") -> dict[str, object]:
-    row, column, direction, carried = found.busiest_link
+def _to_json(result: "PatternResult") -> dict[str, object]:
+    row, column, direction, carried = result.busiest_link
     return {
-        "simulated_cycles": found.simulated_cycles,
-        "modelled_cycles": found.modelled_cycles,
-        "difference": found.difference,
-        "simulated_colours": found.simulated_colours,
-        "modelled_colours": found.modelled_colours,
-        "simulated_word_hops": found.word_hops,
-        "modelled_word_hops": found.modelled_word_hops,
+        "simulated_cycles": result.simulated_cycles,
+        "modelled_cycles": result.modelled_cycles,
+        "difference": result.difference,
+        "simulated_colours": result.simulated_colours,
+        "modelled_colours": result.modelled_colours,
+        "simulated_word_hops": result.word_hops,
+        "modelled_word_hops": result.modelled_word_hops,
         "busiest_link": {
             "row": row,
             "column": column,
             "direction": direction,
             "words": carried,
         },
-        "busiest_pe": dict(zip(("row", "column", "words"), found.busiest_pe, strict=True)),
+        "busiest_pe": dict(zip(("row", "column", "words"), result.busiest_pe, strict=True)),
     }
 
 
-def _table(found: "PatternResult", microseconds: float) -> "Table":
+def _table(result: "PatternResult", microseconds: float) -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -92,11 +92,11 @@ def _table(found: "PatternResult", microseconds: float) -> "Table":
     table.add_column("")
     for name in ("Simulated", "Closed form", "Difference"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_row("cycles", *_compared(found.simulated_cycles, found.modelled_cycles))
-    times = (cycles * microseconds for cycles in (found.simulated_cycles, found.modelled_cycles))
+    table.add_row("cycles", *_compared(result.simulated_cycles, result.modelled_cycles))
+    times = (cycles * microseconds for cycles in (result.simulated_cycles, result.modelled_cycles))
     table.add_row("microseconds", *(f"{time:,.3f}" for time in times), "")
-    table.add_row("word-hops", *_compared(found.word_hops, found.modelled_word_hops))
-    table.add_row("colours", f"{found.simulated_colours}", f"{found.modelled_colours}", "")
+    table.add_row("word-hops", *_compared(result.word_hops, result.modelled_word_hops))
+    table.add_row("colours", f"{result.simulated_colours}", f"{result.modelled_colours}", "")
     return table
 
 

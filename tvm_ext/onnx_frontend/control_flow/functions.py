@@ -345,9 +345,6 @@ def _like(var: tirx.Var) -> tirx.Var:
     return tirx.Var(str(var.name), "int64")
 
 
-# What control flow needs of the importer.
-
-
 class BodyConverter(Protocol):
     """The importer, as far as control flow needs it."""
 

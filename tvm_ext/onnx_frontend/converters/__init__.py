@@ -1,7 +1,8 @@
 """Our converters, asked before TVM's: one file an operator family.
 
 Each says in its docstring what TVM's converter lacks or gets wrong. The keys are those of
-``operator_key``: ``Name`` in the default domain, ``domain::Name`` in every other."""
+``operator_key``: ``Name`` in the default domain, ``domain::Name`` in every other.
+"""
 
 from typing import Any
 

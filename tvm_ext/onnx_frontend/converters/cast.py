@@ -5,7 +5,8 @@ selections in 64-bit integers, so that numbers out of range wrap around. ONNX le
 those undefined; a kernel with a few such chains takes LLVM half a minute, and divides 64-bit
 integers in the run. It makes 2 as a bool False, knows no ``saturate`` and no ``round_mode``, and
 converts float8 wrongly (see ``NarrowFloat``). Types below a byte are held in bytes: see
-``onnx_frontend.narrow_types``."""
+``onnx_frontend.narrow_types``.
+"""
 
 from dataclasses import dataclass
 from typing import Any

@@ -137,7 +137,7 @@ class _Windows(OnnxOpConverter):
 
 
 class Conv(_Windows):
-    """Contractions of windows."""
+    """Contractions of windows and weights."""
 
     base = onnx_converter_map()["Conv"]
 

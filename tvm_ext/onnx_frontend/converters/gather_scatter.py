@@ -33,7 +33,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 # Without a reduction the operators leave open which of several updates of one element is the last
 # one ("indices should not have duplicate entries"), so updates need not wait for one another on a
 # GPU. TVM's kernels for GPUs go over all updates in series; its operators compare the sizes of
-# indices and updates, which open ones cannot be.
+# indices and updates, which symbolic ones cannot be.
 
 
 def scattered_elements(

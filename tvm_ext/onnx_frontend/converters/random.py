@@ -88,7 +88,7 @@ class Stream:
             philox_rounds(start, self.key)
 
 
-def drawn(
+def sampled(
     bb: relax.BlockBuilder,
     name: str,
     shape: list[Size],
@@ -137,7 +137,7 @@ def uniform(
     def number(word: tirx.Expr) -> tirx.Expr:
         return (fraction(word, dtype) * (high - low) + low).astype(dtype)
 
-    return drawn(bb, "random_uniform", shape, dtype, stream, number)
+    return sampled(bb, "random_uniform", shape, dtype, stream, number)
 
 
 def normal(
@@ -153,7 +153,7 @@ def normal(
         value = tirx.sqrt(tirx.log(positive) * -2.0) * tirx.cos(angle)
         return (value * scale + mean).astype(dtype)
 
-    return drawn(bb, "random_normal", shape, dtype, stream, number)
+    return sampled(bb, "random_normal", shape, dtype, stream, number)
 
 
 def _require_float(dtype: str) -> None:

@@ -1,8 +1,9 @@
 """LSTM, GRU and RNN, which TVM's importer does not have.
 
-The input times its weights is one matmul over all steps. The rest is one kernel with all
-steps inside (``tvm_ext.tir_schedules.cpu.recurrence``): a graph of slices for each step would be
-hundreds of kernels, and could not leave the number of steps open."""
+The input times its weights is one matmul over all steps. The rest is one kernel with all steps
+inside (``tvm_ext.tir_schedules.operators.recurrence``): a graph of slices for each step would be
+hundreds of kernels, and could not leave the number of steps to the run.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -433,15 +434,15 @@ def _steps_and_batch(x: relax.Expr, batch_first: bool) -> tuple[Any, Any]:
     return (second, first) if batch_first else (first, second)
 
 
-def _require_same(found: list[Any], wanted: list[Any]) -> None:
+def _require_same(given: list[Any], wanted: list[Any]) -> None:
     """Raises FormError for shapes that differ whatever the symbolic sizes are."""
-    fits = len(found) == len(wanted) and all(
+    fits = len(given) == len(wanted) and all(
         int(a) == int(b)
-        for a, b in zip(found, wanted, strict=True)
+        for a, b in zip(given, wanted, strict=True)
         if isinstance(a, tirx.IntImm) and isinstance(b, tirx.IntImm)
     )
     if not fits:
-        raise FormError(f"a state or its lengths have shape {found}, not {wanted}")
+        raise FormError(f"a state or its lengths have shape {given}, not {wanted}")
 
 
 def _text(value: str | bytes) -> str:

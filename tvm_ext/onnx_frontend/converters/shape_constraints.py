@@ -3,7 +3,8 @@
 Two sizes of a model can be equal in every run and still be different expressions: those of two
 inputs with different names, or ``((h - 1) // 2 + 1) * 2`` and ``h`` where a feature map is scaled
 up and added to a larger one. TVM gives up the shape of a result then, or reads as many elements of
-one operand as the other has, beyond its end. Here the run checks that they agree."""
+one operand as the other has, beyond its end. Here the run checks that they agree.
+"""
 
 import functools
 import operator
@@ -122,7 +123,7 @@ def equal_sizes(first: Size, second: Size) -> bool:
 
 # Sizes of an operand that follow from the weights it meets.
 #
-# A model may leave its channels open, or a user may. TVM's operators believe that they fit the
+# A model may leave its channels dynamic, or a user may. TVM's operators believe that they fit the
 # weights, and read beyond the end of one of them where they do not; here the run checks it.
 
 

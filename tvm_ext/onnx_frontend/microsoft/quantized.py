@@ -220,8 +220,6 @@ def _lstm_weight(b: Builder, weight: int, scale: int) -> ir.Value:
 # the model's by some thousandths.
 
 
-# Weight-only quantisation.
-
 # What the numbers of MatMulBnb4 stand for: bitsandbytes' 4-bit floats and normal floats.
 _FLOATS = (0, 1 / 192, 2 / 3, 1, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
 _NORMAL_FLOATS = (

@@ -359,7 +359,7 @@ def _cumulative_sum(node: onnx.NodeProto, values: _Values) -> list[SizeValues] |
 
 
 def _range(node: onnx.NodeProto, values: _Values) -> list[SizeValues] | None:
-    """A list of which only the first element is open, as ``Range(n, n + 3, 1)``."""
+    """A list of which only the first element is symbolic, as ``Range(n, n + 3, 1)``."""
     if any(value is None or value.dtype not in INTEGERS for value in values):
         return None
     (start,), (limit,), (step,) = (value.listed() for value in values if value is not None)

@@ -1,13 +1,12 @@
 """Code for the machine: kernels of a mesh as CSL source, through xDSL's csl dialect.
 
-xDSL is an optional dependency: everything here is imported when it is asked for."""
+xDSL is an optional dependency: everything here is imported when it is asked for.
+"""
 
 import importlib.util
 from typing import TYPE_CHECKING
 
 from tvm_ext.configs.errors import TvmExtError
-
-# Errors of code for the machine.
 
 
 class CslError(TvmExtError):

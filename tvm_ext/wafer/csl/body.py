@@ -177,9 +177,6 @@ class Body:
         return self.add(arith.CmpiOp(left, right, how))
 
 
-# Names of a CSL program.
-
-
 class Names:
     """Gives each thing a name of its own; keywords are the printer's matter.
 

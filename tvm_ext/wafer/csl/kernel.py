@@ -1,7 +1,8 @@
 """A kernel as the program of one PE: arrays of its memory, assignments in loops, messages.
 
 Loops are known by numbers of their own, as in the sums of ``Affine``; a PE's row and column are two
-more, ``ROW_NUMBER`` and ``COLUMN_NUMBER``."""
+more, ``ROW_NUMBER`` and ``COLUMN_NUMBER``.
+"""
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping

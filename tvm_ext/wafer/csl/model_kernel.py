@@ -50,7 +50,7 @@ class SummaDecisions:
 def scheduled_as_summa(
     func: tirx.PrimFunc, mesh: WaferDescription, given: Mapping[str, int] | None = None
 ) -> tirx.PrimFunc | NotApplicable:
-    """A product of matrices for ``mesh``, or why it is none; ``given`` as for SummaDecisions."""
+    """A matmul for ``mesh``, or why it is none; ``given`` as for SummaDecisions."""
     scheduled = apply_template(WaferMatmul(), func, mesh, SummaDecisions(given))
     return scheduled if isinstance(scheduled, NotApplicable) else scheduled.func
 

@@ -144,11 +144,9 @@ class _Uses:
 class _Tile:
     """Finds the tile of one tensor."""
 
-    def __init__(
-        self, tensor: Tensor, found: Sequence[_Use], uses: _Uses, home: Home | None
-    ) -> None:
+    def __init__(self, tensor: Tensor, own: Sequence[_Use], uses: _Uses, home: Home | None) -> None:
         self._tensor = tensor
-        self._uses = found
+        self._uses = own
         self._all = uses
         self._home = home
 
@@ -243,10 +241,10 @@ def _ends(load: Load, index: Affine, end: int) -> bool:
     )
 
 
-def _implies(found: Affine, size: int, index: Affine, end: int) -> bool:
-    common = found.factors.keys() & index.factors.keys()
-    times = min((found.factors[loop] // index.factors[loop] for loop in common), default=0)
-    rest = found.plus(index, -times)
+def _implies(bound: Affine, size: int, index: Affine, end: int) -> bool:
+    common = bound.factors.keys() & index.factors.keys()
+    times = min((bound.factors[loop] // index.factors[loop] for loop in common), default=0)
+    rest = bound.plus(index, -times)
     # All loops begin at 0.
     grows = min(rest.factors.values(), default=0) >= 0
     return times > 0 and grows and rest.constant >= size - times * end
@@ -297,7 +295,7 @@ def read_kernel(func: tirx.PrimFunc, name: str = "main") -> PeKernel:
 
     Raises
     ------
-    NotApplicable, NotApplicable
+    NotApplicable
         The kernel does something else; the text says what.
     """
     return _Reader(func, name).kernel()

@@ -59,19 +59,19 @@ uint32_t address_in_block(uint32_t address, uint32_t rank);
 void arrive_cluster(int line);
 void wait_cluster(int line);
 
-// Bulk copies; `map` is the address of a TensorMap, `blocks` has a bit for each to copy to, or is 0.
+// TMA copies; `map` is the address of a TensorMap, `blocks` has a bit for each to copy to, or is 0.
 void copy_tensor(int line, uint32_t to, uint64_t map, const int* first, int rank,
                  uint32_t barrier, uint32_t blocks);
 void copy_bulk(int line, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier);
 void proxy_fence();
 
-// Products of 64 rows of a warp group.
-struct GroupProduct {
+// Products of 64 rows of a warpgroup.
+struct WarpgroupGemm {
   int columns, depth;
   Element result, a, b;
   bool a_in_registers, negate_a, negate_b, across_a, across_b;
 };
-void multiply_group(int line, const GroupProduct& product, uint32_t* const* d, const uint32_t* a,
+void multiply_group(int line, const WarpgroupGemm& product, uint32_t* const* d, const uint32_t* a,
                     uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate);
 void fence_group(int line);
 void commit_group(int line);

@@ -1,4 +1,4 @@
-// A tensor in global memory as bulk copies see it: what cuTensorMapEncodeTiled is given. The
+// A tensor in global memory as TMA copies see it: what cuTensorMapEncodeTiled is given. The
 // emulator has these fields where a GPU has its own 128 bytes.
 #pragma once
 #include <cstdint>

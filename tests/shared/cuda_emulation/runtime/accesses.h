@@ -16,7 +16,7 @@ enum class Memory { kGlobal, kShared, kMatrixRow };
 extern bool counting;
 
 void count_access(Memory memory, uintptr_t address, size_t bytes, bool write, uintptr_t pc);
-// Rows of a bulk copy: consecutive bytes, moved for no thread in particular.
+// Rows of a TMA copy: consecutive bytes, moved for no thread in particular.
 void count_bulk_row(uintptr_t address, size_t bytes, uintptr_t pc);
 // A matrix instruction of `warps` warps, with `operations` multiply-adds.
 void count_product(double operations, int warps);

@@ -11,7 +11,7 @@ namespace {
 
 struct Barrier {
   uint32_t expected, pending;
-  long bytes;      // of bulk copies that the phase still waits for
+  long bytes;      // of TMA copies that the phase still waits for
   uint64_t phase;  // how many have ended
   int initialised_by;
   uint32_t initialised_at;
@@ -102,7 +102,7 @@ void arrive_at(uint32_t address, uint32_t count, uint32_t bytes, uintptr_t pc) {
 
 }  // namespace
 
-// `bytes` more are expected of bulk copies before `count` arrivals are noted.
+// `bytes` more are expected of TMA copies before `count` arrivals are noted.
 void arrive(int /*line*/, uint32_t address, uint32_t count, uint32_t bytes) {
   uintptr_t pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   check_own(address, "mbarrier.arrive", pc);
@@ -132,10 +132,10 @@ bool wait_barrier(int line, uint32_t address, uint32_t parity) {
 
 void check_barrier(uint32_t address, uintptr_t pc) { barrier_at(address, pc); }
 
-// A bulk copy of `bytes` has come; whoever waits for the phase sees what it wrote.
+// A TMA copy of `bytes` has come; whoever waits for the phase sees what it wrote.
 void count_bytes(uint32_t address, long bytes, uint32_t clock, uintptr_t pc) {
   auto found = barriers.find(address);
-  if (found == barriers.end()) fail("a bulk copy's mbarrier is gone", pc);
+  if (found == barriers.end()) fail("a TMA copy's mbarrier is gone", pc);
   Barrier& barrier = found->second;
   barrier.bytes -= bytes;
   uint32_t& seen = barrier.gathered[block.threads];

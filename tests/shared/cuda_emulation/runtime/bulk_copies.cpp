@@ -1,4 +1,4 @@
-// Bulk copies from global to shared memory (PTX ISA: "cp.async.bulk", "cp.async.bulk.tensor").
+// TMA copies from global to shared memory (PTX ISA: "cp.async.bulk", "cp.async.bulk.tensor").
 // They come as late as possible: when no thread can go on.
 #include <algorithm>
 #include <cstring>
@@ -84,9 +84,9 @@ void copy_box(const BulkCopy& copy) {
 }
 
 void start(BulkCopy copy, uintptr_t pc) {
-  check_not_ended(int(copy.to / kWindow), "a bulk copy", pc);
+  check_not_ended(int(copy.to / kWindow), "a TMA copy", pc);
   check_barrier(copy.barrier, pc);
-  check_shared_window(copy.to, copy.bytes, copy.map.rank > 0 ? 128 : 16, "a bulk copy", pc);
+  check_shared_window(copy.to, copy.bytes, copy.map.rank > 0 ? 128 : 16, "a TMA copy", pc);
   copy.pc = pc;
   copy.clock = block.current->clock++;
   begin_write(copy.to, copy.bytes, copy.clock, pc);
@@ -103,7 +103,7 @@ bool finish_bulk_copy() {
   size_t chosen = block.random == 0 ? 0 : next_random() % copies.size();
   BulkCopy copy = copies[chosen];
   copies.erase(copies.begin() + long(chosen));
-  check_not_ended(int(copy.to / kWindow), "a bulk copy", copy.pc);
+  check_not_ended(int(copy.to / kWindow), "a TMA copy", copy.pc);
   finish_write(copy.to, copy.bytes);
   if (copy.map.rank > 0) {
     copy_box(copy);
@@ -117,7 +117,7 @@ bool finish_bulk_copy() {
 }
 
 void require_no_bulk_copies() {
-  if (!copies.empty()) fail("the block ends before a bulk copy to it has come", copies[0].pc);
+  if (!copies.empty()) fail("the block ends before a TMA copy to it has come", copies[0].pc);
 }
 
 void copy_tensor(int line, uint32_t to, uint64_t map_address, const int* first, int rank,
@@ -126,9 +126,9 @@ void copy_tensor(int line, uint32_t to, uint64_t map_address, const int* first, 
   BulkCopy copy{};
   std::memcpy(&copy.map, reinterpret_cast<const void*>(map_address), sizeof copy.map);
   const TensorMap& map = copy.map;
-  if (map.magic != kTensorMapMagic) fail_at_line("a bulk copy's tensor map is none", line);
+  if (map.magic != kTensorMapMagic) fail_at_line("a TMA copy's tensor map is none", line);
   if (int(map.rank) != rank)
-    fail_at_line("a bulk copy has " + std::to_string(rank) + " coordinates, its tensor map " +
+    fail_at_line("a TMA copy has " + std::to_string(rank) + " coordinates, its tensor map " +
                      std::to_string(map.rank) + " dimensions",
                  line);
   std::copy(first, first + rank, copy.first);
@@ -148,7 +148,7 @@ void copy_tensor(int line, uint32_t to, uint64_t map_address, const int* first, 
 
 void copy_bulk(int line, uint32_t to, uint64_t from, uint32_t bytes, uint32_t barrier) {
   if (bytes % 16 != 0 || from % 16 != 0)
-    fail_at_line("a bulk copy is of a multiple of 16 bytes from such an address", line);
+    fail_at_line("a TMA copy is of a multiple of 16 bytes from such an address", line);
   BulkCopy copy{};
   copy.to = to;
   copy.bytes = bytes;

@@ -146,7 +146,7 @@ bool release_block_barrier(int rank) {
   for (int i = first; i < last; ++i)
     if (threads[i].state != State::kBarrier) return false;
   check_same_barrier(first, last);
-  // Of other blocks, and of bulk copies, all know what one of them has seen.
+  // Of other blocks, and of TMA copies, all know what one of them has seen.
   std::vector<uint32_t> clocks(clock_count());
   for (int k = 0; k < clock_count(); ++k)
     for (int i = first; i < last && (k < first || k >= last); ++i)

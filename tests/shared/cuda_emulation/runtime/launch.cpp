@@ -122,7 +122,7 @@ void set_up(const Launch& what) {
   bool along_x = block.cluster == int(what.cluster[0]) && block.cluster <= kMaxCluster;
   bool fits = what.grid[0] % block.cluster == 0 && size * block.cluster <= kMaxThreads;
   if (block.cluster != 1 && !(along_x && fits && size % 128 == 0))
-    throw std::runtime_error("clusters are of at most 2 blocks along x, with whole warp groups and "
+    throw std::runtime_error("clusters are of at most 2 blocks along x, with whole warpgroups and "
                              "1024 threads, that divide the grid");
   if (size == 0 || size > kMaxThreads)
     throw std::runtime_error(std::to_string(size) + " threads a block; at most 1024 are possible");

@@ -42,7 +42,7 @@ std::string bytes_of(size_t offset, size_t size) {
 [[noreturn]] void fail_race(size_t offset, bool write, uint64_t record, bool was_write,
                             uintptr_t pc) {
   int other = record >> 28 & 2047;
-  std::string whom = other == block.threads ? "a bulk copy" : name_of(threads[other]);
+  std::string whom = other == block.threads ? "a TMA copy" : name_of(threads[other]);
   std::string now = write ? "written" : "read", before = was_write ? "written" : "read";
   fail("race: byte " + std::to_string(offset) + " of shared memory is " + now + ", and was " +
            before + " by " + whom + " in line " +

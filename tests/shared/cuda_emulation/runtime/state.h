@@ -11,7 +11,7 @@ namespace emu {
 
 constexpr int kWarp = 32;
 constexpr int kMaxThreads = 1024;
-constexpr int kMaxClocks = kMaxThreads + 1;  // of the threads, and of bulk copies
+constexpr int kMaxClocks = kMaxThreads + 1;  // of the threads, and of TMA copies
 constexpr size_t kMaxShared = 232448;  // 227 KiB: the most that a block of compute capability 9 has
 constexpr int kMaxCluster = 2;         // blocks that run at the same time
 constexpr size_t kWindow = 1 << 18;    // addresses of shared memory of each block of a cluster
@@ -117,7 +117,7 @@ void global_access(uintptr_t address, size_t bytes, bool write, uintptr_t pc);
 // memory.cpp
 void begin_shared_memory();
 void reset_shadow();
-// Of the asynchronous proxy: reads of a warp group's product, and writes of a bulk copy, which make
+// Of the asynchronous proxy: reads of a warpgroup's product, and writes of a TMA copy, which make
 // the bytes unreadable until `finish_write`.
 void asynchronous_read(uint32_t offset, size_t bytes, uintptr_t pc);
 void begin_write(uint32_t offset, size_t bytes, uint32_t clock, uintptr_t pc);

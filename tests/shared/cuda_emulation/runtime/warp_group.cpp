@@ -1,4 +1,4 @@
-// Products of warp groups (PTX ISA: "wgmma.mma_async"). Each warp computes its 16 rows of results
+// Products of warpgroups (PTX ISA: "wgmma.mma_async"). Each warp computes its 16 rows of results
 // when it waits for them; until then its registers hold NaN.
 #include <algorithm>
 #include <string>
@@ -16,7 +16,7 @@ constexpr uint32_t kAll = 0xFFFFFFFFu;
 
 // What a lane brings.
 struct GroupLane {
-  const GroupProduct* product;
+  const WarpgroupGemm* product;
   uint32_t* const* d;
   const uint32_t* a;
   uint64_t descriptor_a, descriptor_b;
@@ -30,7 +30,7 @@ struct Accumulator {
 };
 
 struct Issued {
-  GroupProduct product;
+  WarpgroupGemm product;
   uint32_t a[kWarp][4];
   uint64_t descriptor_a, descriptor_b;
   bool accumulate;
@@ -74,7 +74,7 @@ uint32_t chunk_address(uint64_t descriptor, bool across, int width, int line, in
 // All chunks of an operand with `lines` lines from `first` on; `take` gets them if it is there.
 template <typename Take>
 void for_chunks(const Issued& what, bool of_a, int first, int lines, const Take& take) {
-  const GroupProduct& product = what.product;
+  const WarpgroupGemm& product = what.product;
   Element type = of_a ? product.a : product.b;
   int width = bits_per_element(type) / 8, each = 16 / width;
   bool across = of_a ? product.across_a : product.across_b;
@@ -113,7 +113,7 @@ void check_operands(const Issued& what) {
 }
 
 std::vector<float> operand_a(const Issued& what) {
-  const GroupProduct& product = what.product;
+  const WarpgroupGemm& product = what.product;
   int depth = product.depth;
   std::vector<float> a(16 * depth);
   if (!product.a_in_registers) {
@@ -140,7 +140,7 @@ void place_of(int lane, int at, int* row, int* column) {
 }
 
 void compute(const Issued& what, Accumulator& sums) {
-  const GroupProduct& product = what.product;
+  const WarpgroupGemm& product = what.product;
   int depth = product.depth, columns = product.columns;
   bool half = product.result == Element::kF16;
   int each = half ? 2 : 1, registers = int(sums.places.size()) / kWarp;
@@ -244,13 +244,13 @@ void reset_warp_groups() { std::fill(warps, warps + kMaxThreads / kWarp, WarpSta
 void require_whole_groups() {
   for (int warp = 0; warp < (block.threads + kWarp - 1) / kWarp; ++warp) {
     if (warps[warp].count != warps[warp / 4 * 4].count)
-      fail("the warps of a warp group ran different numbers of wgmma.mma_async");
+      fail("the warps of a warpgroup ran different numbers of wgmma.mma_async");
     if (!warps[warp].open.empty() || !warps[warp].groups.empty())
       fail("a warp ends before its wgmma.mma_async was waited for");
   }
 }
 
-void multiply_group(int line, const GroupProduct& product, uint32_t* const* d, const uint32_t* a,
+void multiply_group(int line, const WarpgroupGemm& product, uint32_t* const* d, const uint32_t* a,
                     uint64_t descriptor_a, uint64_t descriptor_b, bool accumulate) {
   group_pc = reinterpret_cast<uintptr_t>(__builtin_return_address(0));
   GroupLane self{&product, d, a, descriptor_a, descriptor_b, accumulate};

@@ -116,7 +116,7 @@ def _depthwise() -> tirx.PrimFunc:
         (lambda: product(1, 8, 1), "single step"),
         (lambda: product(1, 1, 1000), "one contraction"),
         (lambda: product(1, 8, 64, dtype="int8", total="int8"), "int8 in int8"),
-        (_depthwise, "different products"),
+        (_depthwise, "different matmuls of the batch"),
     ],
 )
 def test_refusals_say_why(kernel, reason):

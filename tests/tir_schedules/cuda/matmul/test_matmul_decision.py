@@ -37,49 +37,49 @@ def test_large_products_have_large_tiles_and_a_deep_pipeline():
 
 
 def test_a_product_of_few_tiles_has_smaller_ones():
-    small, large = decided(replace(HALF, rows=512, columns=512)), decided(HALF)
+    small, large = decided(replace(HALF, m=512, n=512)), decided(HALF)
     assert small.rows * small.columns < large.rows * large.columns
 
 
 def test_thin_products_have_thin_tiles():
-    assert decided(replace(HALF, rows=16)).rows == 16
-    assert decided(replace(HALF, columns=24)).columns <= 32
+    assert decided(replace(HALF, m=16)).rows == 16
+    assert decided(replace(HALF, n=24)).columns <= 32
 
 
 SINGLE = MatmulProblem(1, 4096, 4096, 4096, "float32", 4, 4, REGISTER_TILES, OWN)
 
 
 def test_narrow_products_in_registers_waste_no_lanes():
-    for rows, columns in ((4096, 8), (5, 4096), (3000, 16)):
-        tiles = decided(replace(SINGLE, rows=rows, columns=columns))
+    for m, n in ((4096, 8), (5, 4096), (3000, 16)):
+        tiles = decided(replace(SINGLE, m=m, n=n))
         assert (tiles.warp_rows, tiles.warp_columns) != (32, 64)
-        assert min(tiles.rows, tiles.columns) < 2 * max(8, min(rows, columns))
+        assert min(tiles.rows, tiles.columns) < 2 * max(8, min(m, n))
     assert {decided(SINGLE).warp_rows, decided(SINGLE).warp_columns} == {32, 64}
 
 
-@pytest.mark.parametrize("rows", [2, 9, 30, 70])
-@pytest.mark.parametrize("columns", [2, 9, 30, 70])
-def test_some_tile_in_registers_fits_every_product(rows, columns):
-    decided(replace(SINGLE, rows=rows, columns=columns))
+@pytest.mark.parametrize("m", [2, 9, 30, 70])
+@pytest.mark.parametrize("n", [2, 9, 30, 70])
+def test_some_tile_in_registers_fits_every_matmul(m, n):
+    decided(replace(SINGLE, m=m, n=n))
 
 
 def test_a_short_reduction_has_no_more_stages_than_tiles():
-    for steps in (8, 16, 40, 64):
-        tiles = decided(replace(HALF, steps=steps))
-        assert tiles.stages <= -(-steps // tiles.depth)
+    for k in (8, 16, 40, 64):
+        tiles = decided(replace(HALF, k=k))
+        assert tiles.stages <= -(-k // tiles.depth)
 
 
 @settings(max_examples=20, deadline=None)
 @given(
-    rows=st.integers(2, 5000),
-    columns=st.integers(2, 5000),
-    steps=st.integers(2, 5000),
+    m=st.integers(2, 5000),
+    n=st.integers(2, 5000),
+    k=st.integers(2, 5000),
     machine=st.sampled_from(["nvidia-a100", "nvidia-h100", "nvidia-rtx4090"]),
     generator=st.randoms(use_true_random=False),
 )
-def test_whatever_is_drawn_fits(rows, columns, steps, machine, generator):
+def test_whatever_is_sampled_fits(m, n, k, machine, generator):
     gpu = resolve_target(machine)
-    product = replace(HALF, rows=rows, columns=columns, steps=steps)
+    product = replace(HALF, m=m, n=n, k=k)
     tiles = decide_tiles(product, gpu, SampledDecisions(generator))
     assert isinstance(tiles, MatmulTileSizes)
     threads = tiles.warps * 32

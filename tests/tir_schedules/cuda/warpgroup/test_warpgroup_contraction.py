@@ -161,7 +161,7 @@ def _computed_operand() -> tirx.PrimFunc:
     [
         (lambda: product(512, 512, 512, dtype="float32"), "operands are of float32"),
         (lambda: product(256, 511, 511), "single warps are as fast"),
-        (lambda: product(1, 4096, 4096), "a single row, column or step"),
+        (lambda: product(1, 4096, 4096), "M, N or K is 1"),
         (lambda: product(16, 4096, 4096), "single warps are as fast"),
         (lambda: product(512, 512, 512), "single warps are as fast"),
         (_computed_operand, "is computed in the kernel"),

@@ -1,7 +1,7 @@
 """Products by warpgroups on a real Hopper GPU, with ``make test-cuda``.
 
 What only the device can tell: clusters of blocks, steps shared by blocks, strided boxes, places
-outside of tensors, the three widths of swizzled rows, and that bulk copies round float32 to the
+outside of tensors, the three widths of swizzled rows, and that TMA copies round float32 to the
 nearest tf32.
 """
 

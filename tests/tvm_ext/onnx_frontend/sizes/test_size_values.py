@@ -63,7 +63,7 @@ def operators(proto: onnx.ModelProto) -> set[str]:
     return {operator_name(b.value) for b in bindings if isinstance(b.value, relax.Call)}
 
 
-# A known size among open ones ------------------------------------------------------------------
+# A known size among symbolic ones -------------------------------------------------------------
 
 FOLDED = {
     "Range": [node("Range", ["c0", "d2", "c1"], ["y"])],

@@ -62,9 +62,6 @@ def floats(bb: relax.BlockBuilder, x: relax.Expr) -> relax.Expr:
     return x if dtype in ("float32", "float64") else bb.emit(relax.op.astype(x, "float32"))
 
 
-# What classifiers and regressors of ai.onnx.ml do with their scores at the end.
-
-
 # As ONNX Runtime and onnx.reference compute them.
 _ALMOST_ZERO = 1e-7
 _WINITZKI = 0.147

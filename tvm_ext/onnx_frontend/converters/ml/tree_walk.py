@@ -218,9 +218,9 @@ class _TreeWalk:
             return value
         return tirx.call_llvm_pure_intrin(self.dtype, "llvm.arithmetic.fence", value)
 
-    def combined(self, one: Any, other: Any) -> tirx.Expr:
+    def combined(self, first: Any, other: Any) -> tirx.Expr:
         """Two values of one target."""
-        return {"MIN": tirx.min, "MAX": tirx.max}.get(self.how, lambda a, b: a + b)(one, other)
+        return {"MIN": tirx.min, "MAX": tirx.max}.get(self.how, lambda a, b: a + b)(first, other)
 
     def finished(self, total: Any, base: Any) -> tirx.Expr:
         """The score of a target from what its leaves add up to."""
