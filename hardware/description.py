@@ -12,14 +12,14 @@ import tvm
 from pydantic import Field, model_validator
 
 from tvm_ext.configs.errors import TargetError
-from tvm_ext.configs.loader import ConfigModel, Count, Positive
+from tvm_ext.configs.loader import Count, Positive
 from tvm_ext.hardware.cpu.features import (
     VectorBits,
     architecture_of,
     llvm_features,
     vector_bits,
 )
-from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.hardware.machine import MachineDescription
 
 # How many times as many operations of a narrow type as of float32 one vector instruction does, by
 # the feature that brings the instruction. Intel SDM volume 2 (VADDPH, VDPBF16PS, VPDPBUSD) and the
@@ -49,7 +49,7 @@ _AMX_OPS_PER_CYCLE: dict[str, tuple[str, int]] = {
 ARCHITECTURES = ("x86_64", "aarch64")
 
 
-class CpuDescription(ConfigModel):
+class CpuDescription(MachineDescription):
     """A CPU. Caches L1 and L2 are per core, L3 and memory are shared by all cores.
 
     ``features`` follows from ``mtriple``, ``mcpu`` and ``mattr``, as LLVM understands them.
@@ -191,7 +191,7 @@ class CpuDescription(ConfigModel):
         return 2 * lanes * speedup * self.fma_units
 
 
-class CudaDescription(ConfigModel):
+class CudaDescription(MachineDescription):
     """An NVIDIA GPU."""
 
     kind: Literal["cuda"]
@@ -287,7 +287,7 @@ class CudaDescription(ConfigModel):
 Processor = CpuDescription | CudaDescription
 """What runs a program kernel by kernel."""
 
-Description = Processor | WaferDescription
+Description = MachineDescription
 
 
 def _with_count(description: Any, field: str, count: int) -> Any:

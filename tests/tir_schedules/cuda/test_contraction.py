@@ -1,7 +1,7 @@
 import pytest
 from gpu_kernels import assert_numbers, scheduled, whole_source
 from lowering import f32, kernel_of
-from machines import GPU, MACHINE
+from machines import GPU
 from matrix_products import check_numbers, f16, in_instructions, linear, product
 from tvm import relax, te, tirx
 from tvm_ffi import structural_walk
@@ -274,8 +274,3 @@ def test_refusals_say_why(kernel, reason):
     refused = apply_template(CudaContraction(), kernel(), GPU)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
-
-
-def test_a_cpu_is_refused():
-    refused = apply_template(CudaContraction(), product(32, 32, 32), MACHINE)
-    assert refused == NotApplicable("the target is not a GPU")

@@ -1,0 +1,52 @@
+"""The backend for CPUs, whose code LLVM makes."""
+
+from tvm import tirx
+
+from tvm_ext.hardware.backend import Backend
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.backend import Scheduling
+from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
+from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
+from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
+from tvm_ext.tir_schedules.cpu.masked_tails import has_masked_memory, with_masked_tails
+from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
+from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
+from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer
+from tvm_ext.tir_schedules.cpu.reduction import Reduction
+from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
+from tvm_ext.tir_schedules.cpu.scan import CpuScan
+from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
+from tvm_ext.tir_schedules.cpu.symbolic_tile import SymbolicTiles
+from tvm_ext.tir_schedules.cpu.transpose import CpuTranspose
+from tvm_ext.tir_schedules.cpu.winograd import Winograd
+
+
+def _masked_tails(func: tirx.PrimFunc, machine: CpuDescription) -> tirx.PrimFunc:
+    return with_masked_tails(func) if has_masked_memory(machine) else func
+
+
+CPU = Backend(
+    name="cpu",
+    machine_type=CpuDescription,
+    source="built-in",
+    parts=(
+        Scheduling(
+            templates=(
+                CpuTranspose(),
+                CpuElementwise(),
+                CpuPooling(),
+                SoftmaxAndNorm(),
+                Reduction(),
+                CpuScan(),
+                CpuRecurrentLayer(),
+                Winograd(),
+                CpuDepthwiseConvolution(),
+                RegisterTile(),
+                Reduction(products=True, name="matrix times vector"),
+                SymbolicTiles(),
+            ),
+            fallback=Blockwise(),
+            finishing=(lambda func, _machine: with_overlapping_tiles(func), _masked_tails),
+        ),
+    ),
+)
