@@ -8,7 +8,7 @@ composed in ``tvm_ext/backends``.
 import functools
 import importlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar, get_args
 
@@ -35,6 +35,13 @@ class Backend:
         goes by what is written for that one, where this backend has nothing else.
     parts : sequence
         For each layer what it asks for; see the module's text.
+    default : callable, optional
+        The machine that the backend's name stands for as a target.
+    facts : callable
+        What ``tvm-ext targets show`` says of this installation besides the description.
+    no_programs : str
+        Where no program is compiled for a machine of this kind: why, and what to do instead, behind
+        the target's name; "{name}" stands for it.
     source : str
         "built-in", or who registered it.
     """
@@ -42,6 +49,9 @@ class Backend:
     name: str
     machine_type: type[MachineDescription]
     parts: Sequence[object] = field(repr=False)
+    default: Callable[[], MachineDescription] | None = None
+    facts: Callable[[], dict[str, str]] = dict
+    no_programs: str = ""
     source: str = "user"
 
     def part(self, kind: type[Part]) -> Part:

@@ -6,6 +6,7 @@ A description is the content of a file in configs/targets, a preset or a user's 
 mesh is in ``tvm_ext.hardware.wafer.description``.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import tvm
@@ -152,6 +153,13 @@ class CpuDescription(MachineDescription):
         """The same CPU with ``cores`` cores at work; memory and L3 stay what they are."""
         return _with_count(self, "cores", cores)
 
+    def fastest_seconds(self, seconds_on: Callable[[MachineDescription], float]) -> float:
+        """The better of one core and of all cores, whose threads are woken first."""
+        if self.cores == 1:
+            return seconds_on(self)
+        parallel = seconds_on(self) + self.parallel_overhead_us * 1e-6
+        return min(seconds_on(self.with_cores(1)), parallel)
+
     def vector_lanes(self, dtype: str) -> int:
         """Elements of ``dtype`` that one vector register holds."""
         return max(1, self.vector_bits // tvm.DataType(dtype).bits)
@@ -284,7 +292,7 @@ class CudaDescription(MachineDescription):
         return (self.l2_gbs if working_set_bytes <= self.l2_bytes else self.memory_gbs) * 1e9
 
 
-Processor = CpuDescription | CudaDescription
+Processor = MachineDescription
 """What runs a program kernel by kernel."""
 
 Description = MachineDescription

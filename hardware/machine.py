@@ -1,5 +1,6 @@
 """What all descriptions of machines have in common, whatever backend they belong to."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import tvm
@@ -45,6 +46,10 @@ class MachineDescription(ConfigModel):
     def peak_flops(self, dtype: str) -> float:
         """Operations a second (a multiply-add is two) of the whole machine."""
         raise NotImplementedError
+
+    def fastest_seconds(self, seconds_on: "Callable[[MachineDescription], float]") -> float:
+        """The time of a kernel that may run on a part of the machine, given its time on a part."""
+        return seconds_on(self)
 
     def bandwidth(self, working_set_bytes: float) -> float:
         """Copy bandwidth in bytes a second for data that is reused at this size."""

@@ -50,7 +50,7 @@ def workers_here(monkeypatch) -> Iterator[None]:
     ]
     monkeypatch.setattr(scheduling_of(GPU), "templates", tuple(loops))
     found = CudaDeviceFacts(True, "NVIDIA A100", (8, 0))
-    monkeypatch.setattr("tvm_ext.tune_model.checked_gpu", lambda machine, servers: found)
+    monkeypatch.setattr("tvm_ext.tuning.cuda.presence.checked_gpu", lambda machine, servers: found)
 
 
 def product_model(folder) -> str:

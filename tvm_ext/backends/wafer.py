@@ -12,10 +12,16 @@ from tvm_ext.tir_schedules.wafer.reduction import WaferReduction
 from tvm_ext.tir_schedules.wafer.skewed_steps import with_skewed_steps
 from tvm_ext.tir_schedules.wafer.stencil import WaferStencil
 from tvm_ext.tir_schedules.wafer.transpose import WaferTranspose
+from tvm_ext.tuning.backend import RANDOM, CostModelEntry, Tuning
+from tvm_ext.tuning.wafer.measurer import WaferMeasurer, refuse_servers
 
 WAFER = Backend(
     name="wafer",
     machine_type=WaferDescription,
+    no_programs=(
+        "is a mesh, whose programs are laid out over its PEs and not compiled kernel by kernel; "
+        "expected a CPU or a GPU, such as 'cpu', or 'tvm-ext wafer explain MODEL --target {name}'"
+    ),
     source="built-in",
     parts=(
         Scheduling(
@@ -30,6 +36,15 @@ WAFER = Backend(
             ),
             fallback=WaferBlockwise(),
             finishing=(lambda func, _machine: with_skewed_steps(func),),
+        ),
+        Tuning(
+            cost_models={
+                "analytic": CostModelEntry("tvm_ext.tuning.wafer.cost_model:WaferCostModel"),
+                "random": RANDOM,
+            },
+            usual_model="analytic",
+            check_machine=refuse_servers,
+            model_measurer=WaferMeasurer,
         ),
     ),
 )
