@@ -211,7 +211,13 @@ def list_targets() -> list[TargetSummary]:
     gpu = host_gpu(presets_of(CudaDescription))
     summary = f"the same as {DEFAULT_CUDA}" if gpu is None else gpu.summary
     default = TargetSummary("cuda", "cuda", summary)
-    return [summaries[0], default, *summaries[1:]]
+    others = [
+        TargetSummary(one.name, machine.kind, machine.summary)
+        for one in all_backends()
+        if one.default is not None and one.name not in ("cpu", "cuda")
+        for machine in [one.default()]
+    ]
+    return [summaries[0], default, *others, *summaries[1:]]
 
 
 def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description") -> Description:
