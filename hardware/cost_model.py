@@ -14,7 +14,7 @@ kernel's bytes, as if the kernel before had left them there.
 from dataclasses import dataclass
 from typing import Protocol
 
-from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.description import Description
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,8 @@ class Roofline:
         for waking the other threads is taken to run on one.
         """
         machine = self.description
-        launch = machine.kernel_overhead_us * 1e-6
-        if not isinstance(machine, CpuDescription) or machine.cores == 1:
-            return launch + _bound(machine, work)
-        serial = _bound(machine.with_cores(1), work)
-        parallel = _bound(machine, work) + machine.parallel_overhead_us * 1e-6
-        return launch + min(serial, parallel)
+        busy = machine.fastest_seconds(lambda part: _bound(part, work))
+        return machine.kernel_overhead_us * 1e-6 + busy
 
     def conversion_seconds(self, nbytes: float) -> float:
         """Time in seconds to rewrite ``nbytes`` bytes in another layout, each read and written."""

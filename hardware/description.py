@@ -6,20 +6,21 @@ A description is the content of a file in configs/targets, a preset or a user's 
 mesh is in ``tvm_ext.hardware.wafer.description``.
 """
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
 import tvm
 from pydantic import Field, model_validator
 
 from tvm_ext.configs.errors import TargetError
-from tvm_ext.configs.loader import ConfigModel, Count, Positive
+from tvm_ext.configs.loader import Count, Positive
 from tvm_ext.hardware.cpu.features import (
     VectorBits,
     architecture_of,
     llvm_features,
     vector_bits,
 )
-from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.hardware.machine import MachineDescription
 
 # How many times as many operations of a narrow type as of float32 one vector instruction does, by
 # the feature that brings the instruction. Intel SDM volume 2 (VADDPH, VDPBF16PS, VPDPBUSD) and the
@@ -49,7 +50,7 @@ _AMX_OPS_PER_CYCLE: dict[str, tuple[str, int]] = {
 ARCHITECTURES = ("x86_64", "aarch64")
 
 
-class CpuDescription(ConfigModel):
+class CpuDescription(MachineDescription):
     """A CPU. Caches L1 and L2 are per core, L3 and memory are shared by all cores.
 
     ``features`` follows from ``mtriple``, ``mcpu`` and ``mattr``, as LLVM understands them.
@@ -152,6 +153,13 @@ class CpuDescription(ConfigModel):
         """The same CPU with ``cores`` cores at work; memory and L3 stay what they are."""
         return _with_count(self, "cores", cores)
 
+    def fastest_seconds(self, seconds_on: Callable[[MachineDescription], float]) -> float:
+        """The better of one core and of all cores, whose threads are woken first."""
+        if self.cores == 1:
+            return seconds_on(self)
+        parallel = seconds_on(self) + self.parallel_overhead_us * 1e-6
+        return min(seconds_on(self.with_cores(1)), parallel)
+
     def vector_lanes(self, dtype: str) -> int:
         """Elements of ``dtype`` that one vector register holds."""
         return max(1, self.vector_bits // tvm.DataType(dtype).bits)
@@ -191,7 +199,7 @@ class CpuDescription(ConfigModel):
         return 2 * lanes * speedup * self.fma_units
 
 
-class CudaDescription(ConfigModel):
+class CudaDescription(MachineDescription):
     """An NVIDIA GPU."""
 
     kind: Literal["cuda"]
@@ -284,10 +292,10 @@ class CudaDescription(ConfigModel):
         return (self.l2_gbs if working_set_bytes <= self.l2_bytes else self.memory_gbs) * 1e9
 
 
-Processor = CpuDescription | CudaDescription
+Processor = MachineDescription
 """What runs a program kernel by kernel."""
 
-Description = Processor | WaferDescription
+Description = MachineDescription
 
 
 def _with_count(description: Any, field: str, count: int) -> Any:

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 
 from tvm_ext.configs.errors import TargetError
 from tvm_ext.configs.former_names import MACHINE_KINDS as FORMER_KINDS
 from tvm_ext.configs.loader import check_config, config_folder, read_toml
+from tvm_ext.hardware.backend import all_backends, backend_of
 from tvm_ext.hardware.cpu.features import architecture_of, llvm_features, vector_bits
 from tvm_ext.hardware.cpu.host import describe_host, host_description, usable_cores
 from tvm_ext.hardware.cuda.host import host_gpu
@@ -24,11 +25,7 @@ from tvm_ext.hardware.wafer.description import WaferDescription
 # The machines that are described in files: the presets of ``configs/targets``, and users' own.
 
 
-_MODELS: dict[str, type[Description]] = {
-    "cpu": CpuDescription,
-    "cuda": CudaDescription,
-    "wafer": WaferDescription,
-}
+Machine = TypeVar("Machine", bound=Description)
 
 
 def load_description(source: Any) -> Description:
@@ -40,12 +37,13 @@ def load_description(source: Any) -> Description:
     data = read_toml(source)
     kind = data.get("kind")
     kind = data["kind"] = FORMER_KINDS.get(str(kind), kind)
-    if kind not in _MODELS:
+    types = {kind: one.machine_type for one in all_backends() for kind in one.kinds}
+    if kind not in types:
         raise TargetError(
             f"key 'kind' in {source.name} is {kind!r}; expected one of "
-            f"{', '.join(repr(name) for name in _MODELS)}"
+            f"{', '.join(repr(name) for name in types)}"
         )
-    return check_config(data, _MODELS[kind], source.name)
+    return check_config(data, types[kind], source.name)
 
 
 def preset_names() -> list[str]:
@@ -60,9 +58,9 @@ def preset(name: str) -> Description:
     return load_description(config_folder("targets") / f"{name}.toml")
 
 
-def cuda_presets() -> list[CudaDescription]:
-    """Those of GPUs, by name."""
-    return [item for item in map(preset, preset_names()) if isinstance(item, CudaDescription)]
+def presets_of(machine_type: type[Machine]) -> list[Machine]:
+    """Those that describe one kind of machine, by name."""
+    return [item for item in map(preset, preset_names()) if isinstance(item, machine_type)]
 
 
 # The description of a TVM target that somebody made: its own numbers, others from a preset.
@@ -90,8 +88,8 @@ def describe_tvm_target(target: tvm.target.Target) -> Description:
 
 def _mesh(device: str) -> WaferDescription:
     """The preset that ``WaferDescription.tvm_target`` made a target with this device of."""
-    for machine in map(preset, preset_names()):
-        if isinstance(machine, WaferDescription) and machine.device == device:
+    for machine in presets_of(WaferDescription):
+        if machine.device == device:
             return machine
     raise TargetError(
         f"device '{device}' of the TVM target is no preset's mesh; expected one of "
@@ -125,8 +123,8 @@ def _closest_cpu(mtriple: str, mcpu: str, mattr: tuple[str, ...]) -> CpuDescript
     host = host_description()
     if host.architecture == architecture and features <= set(host.features):
         return describe_host(mtriple, mcpu, mattr)
-    presets = [item for item in map(preset, _CPU_PRESETS) if isinstance(item, CpuDescription)]
-    for machine in presets:
+    presets = {item.name: item for item in presets_of(CpuDescription)}
+    for machine in map(presets.__getitem__, _CPU_PRESETS):
         if machine.architecture == architecture and features >= set(machine.features):
             return machine
     raise TargetError(
@@ -163,7 +161,7 @@ def _cuda_from_tvm(target: tvm.target.Target) -> CudaDescription:
 
 def _closest_cuda(arch: str) -> CudaDescription:
     """The first preset with the highest compute capability that is not above ``arch``."""
-    presets = cuda_presets()
+    presets = presets_of(CudaDescription)
     older = [item for item in presets if _capability(item.arch) <= _capability(arch)]
     return max(older or presets[:1], key=lambda item: _capability(item.arch))
 
@@ -193,6 +191,12 @@ def _plain(value: Any) -> Any:
 DEFAULT_CUDA = "nvidia-a100"
 
 
+def default_gpu() -> CudaDescription:
+    """This machine's GPU, or that preset."""
+    found = {item.name: item for item in presets_of(CudaDescription)}
+    return host_gpu(list(found.values())) or found[DEFAULT_CUDA]
+
+
 @dataclass(frozen=True)
 class TargetSummary:
     """One line of the list of targets."""
@@ -206,10 +210,16 @@ def list_targets() -> list[TargetSummary]:
     """All targets that have a name: "cpu" (this machine), "cuda", then the presets by name."""
     named = [host_description(), *(preset(name) for name in preset_names())]
     summaries = [TargetSummary(item.name, item.kind, item.summary) for item in named]
-    gpu = host_gpu(cuda_presets())
+    gpu = host_gpu(presets_of(CudaDescription))
     summary = f"the same as {DEFAULT_CUDA}" if gpu is None else gpu.summary
     default = TargetSummary("cuda", "cuda", summary)
-    return [summaries[0], default, *summaries[1:]]
+    others = [
+        TargetSummary(one.name, machine.kind, machine.summary)
+        for one in all_backends()
+        if one.default is not None and one.name not in ("cpu", "cuda")
+        for machine in [one.default()]
+    ]
+    return [summaries[0], default, *others, *summaries[1:]]
 
 
 def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description") -> Description:
@@ -240,10 +250,9 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
         return describe_tvm_target(target)
     if isinstance(target, pathlib.Path) or str(target).endswith(".toml"):
         return load_description(pathlib.Path(target))
-    if target == "cpu":
-        return host_description()
-    if target == "cuda":
-        return host_gpu(cuda_presets()) or preset(DEFAULT_CUDA)
+    named = {one.name: one.default for one in all_backends() if one.default is not None}
+    if isinstance(target, str) and target in named:
+        return named[target]()
     names = preset_names()
     if target in names:
         return preset(target)
@@ -252,7 +261,7 @@ def resolve_target(target: "str | pathlib.Path | tvm.target.Target | Description
             f"the target is a {type(target).__name__}; expected the name of a target, the path of "
             "a .toml file or a target of TVM: see 'tvm-ext targets list'"
         )
-    known = ["cpu", "cuda", *names]
+    known = [*named, *names]
     close = difflib.get_close_matches(target, known, n=1)
     hint = f" (nearest known: '{close[0]}')" if close else ""
     raise TargetError(
@@ -266,12 +275,9 @@ def resolve_processor(
 ) -> Processor:
     """The same for programs that run kernel by kernel. Raises TargetError for a mesh as well."""
     machine = resolve_target(target)
-    if isinstance(machine, WaferDescription):
-        raise TargetError(
-            f"target '{machine.name}' is a mesh, whose programs are laid out over its PEs and not "
-            "compiled kernel by kernel; expected a CPU or a GPU, such as 'cpu', or "
-            f"'tvm-ext wafer explain MODEL --target {machine.name}'"
-        )
+    refusal = backend_of(machine).no_programs
+    if refusal:
+        raise TargetError(f"target '{machine.name}' {refusal.format(name=machine.name)}")
     return machine
 
 
@@ -292,20 +298,23 @@ def current_description() -> Description:
 
 def current_cpu() -> CpuDescription | None:
     """The same when it is a CPU, else None: what passes for CPUs ask before they change a graph."""
-    description = current_description()
-    return description if isinstance(description, CpuDescription) else None
+    return _current(CpuDescription)
 
 
 def current_processor() -> Processor | None:
-    """The same when it runs a program kernel by kernel, a CPU or a GPU, else None."""
+    """The same when programs are compiled for it, as for a CPU or a GPU, else None."""
     description = current_description()
-    return description if isinstance(description, CpuDescription | CudaDescription) else None
+    return None if backend_of(description).no_programs else description
 
 
 def current_gpu() -> CudaDescription | None:
     """The same for GPUs."""
+    return _current(CudaDescription)
+
+
+def _current(machine_type: type[Machine]) -> Machine | None:
     description = current_description()
-    return description if isinstance(description, CudaDescription) else None
+    return description if isinstance(description, machine_type) else None
 
 
 @contextmanager

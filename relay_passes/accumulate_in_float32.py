@@ -6,8 +6,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.hardware.targets import current_description
+from tvm_ext.hardware.targets import current_gpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import constant_value, numpy_dtype
 from tvm_ext.relay_passes.graph_pass import graph_pass
@@ -39,8 +38,8 @@ class AccumulateInFloat32:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself where there is no such product."""
-        machine = current_description()
-        if not isinstance(machine, CudaDescription):
+        machine = current_gpu()
+        if machine is None:
             return mod
         return _Narrower(tuple(t for t in _NARROW if t in machine.tensor_tflops)).run(mod)
 

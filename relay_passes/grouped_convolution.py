@@ -7,8 +7,7 @@ from typing import Any, TypeAlias
 import tvm
 from tvm import relax, te, tirx, topi
 
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.hardware.targets import current_processor
+from tvm_ext.hardware.targets import current_gpu, current_processor
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import shape_obstacle
 from tvm_ext.relay_passes.graph_pass import graph_pass
@@ -43,7 +42,7 @@ class GroupedConvolution:
         machine = current_processor()
         if machine is None:
             return mod
-        return _GroupedConvolutionRewriter(isinstance(machine, CudaDescription)).run(mod)
+        return _GroupedConvolutionRewriter(current_gpu() is not None).run(mod)
 
 
 @dataclass(frozen=True)

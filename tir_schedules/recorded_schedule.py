@@ -15,8 +15,8 @@ from tvm_ext.tir_schedules.apply_template import (
     ScheduledKernel,
     apply_template,
     marked_as_scheduled,
-    recordable_templates,
 )
+from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.statements import without_scope_marks
 from tvm_ext.tir_schedules.template import FixedDecisions, Machine
 
@@ -134,7 +134,7 @@ def schedule_as_recorded(
     """``func`` scheduled as a record says, or why it cannot be any more."""
     if not recorded.template:
         return _replayed(func, recorded)
-    known = recordable_templates(machine)
+    known = scheduling_of(machine).recordable
     template = next((one for one in known if one.name == recorded.template), None)
     if template is None:
         return NotApplicable(f"there is no template '{recorded.template}' for {machine.name}")

@@ -8,24 +8,17 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable, TvmExtError
 from tvm_ext.configs.progress import tell
-from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,
     apply_template,
-    templates_for,
 )
-from tvm_ext.tir_schedules.cpu import CPU_TEMPLATES
-from tvm_ext.tir_schedules.cuda import CUDA_FALLBACK, CUDA_LIBRARIES
-from tvm_ext.tir_schedules.cuda.dlight_rules import TVM_RULES
-from tvm_ext.tir_schedules.cuda.finish import finished_for_cuda
-from tvm_ext.tir_schedules.cuda.launch import is_bound
+from tvm_ext.tir_schedules.backend import Scheduling, scheduling_of
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.statements import without_scope_marks
 from tvm_ext.tir_schedules.template import Machine, Template
-from tvm_ext.tir_schedules.wafer import WAFER_TEMPLATES
 
 
 @dataclass(frozen=True)
@@ -95,10 +88,11 @@ def schedule_kernel(
 def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]:
     """The templates that take a kernel, the one that is used without a record first.
 
-    CUDA's fallback is among them where no other schedules the kernel; libraries come last.
+    The fallback of a machine that runs no other loops than bound ones is among them only where no
+    other schedules the kernel; libraries come last.
     """
-    is_cuda = isinstance(machine, CudaDescription)
-    if not _has_blocks(func) or (is_cuda and is_bound(func)):
+    scheduling = scheduling_of(machine)
+    if not _has_blocks(func) or (scheduling.is_bound is not None and scheduling.is_bound(func)):
         return []
 
     def taking(templates: Iterable[Template]) -> list[Template]:
@@ -108,15 +102,17 @@ def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]
             if isinstance(apply_template(template, func, machine), ScheduledKernel)
         ]
 
-    own = taking(templates_for(machine)) or taking([CUDA_FALLBACK] if is_cuda else [])
-    return own + taking(CUDA_LIBRARIES if is_cuda else [])
+    own = taking((*scheduling.templates, *scheduling.rules))
+    if not own or scheduling.is_bound is None:
+        own += taking(scheduling.fallbacks)
+    return own + taking(scheduling.libraries)
 
 
 def schedule_by_fallback(
-    func: tirx.PrimFunc, machine: CudaDescription
+    func: tirx.PrimFunc, machine: Machine
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
-    """``func`` by the schedule for GPUs that takes any kernel; raises ScheduleRefusedError."""
-    return _by_fallback(without_scope_marks(func), machine, [])
+    """``func`` by the template that takes any kernel; raises ScheduleRefusedError."""
+    return _by_fallback(without_scope_marks(func), machine, [], {})
 
 
 def _schedule_by_record(
@@ -138,25 +134,21 @@ def _schedule_by_rule(
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """The first template of ours, or rule of TVM's, that takes the kernel."""
     reason = "its loops are written by hand, without blocks to reorder"
-    if isinstance(machine, CudaDescription) and (not _has_blocks(func) or is_bound(func)):
-        return _by_fallback(func, machine, [reason])
+    scheduling = scheduling_of(machine)
+    if scheduling.is_bound is not None and (not _has_blocks(func) or scheduling.is_bound(func)):
+        return _by_fallback(func, machine, [reason], {})
     if not _has_blocks(func):
         return func, ScheduleChoice("as written", "as written", reason)
     refusals: list[str] = []
     failures: dict[str, Exception] = {}
-    for template in templates_for(machine):
+    for template in (*scheduling.templates, *scheduling.rules):
         scheduled = _tried(template, func, machine, failures)
         if isinstance(scheduled, NotApplicable):
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
-        choice = _choice(template, refusals, scheduled.packed)
+        choice = _choice(template, scheduling, refusals, scheduled.packed)
         return scheduled.func, replace(choice, failures=failures)
-    if isinstance(machine, CudaDescription):
-        return _by_fallback(func, machine, refusals)
-    reason = refusals.pop()
-    return func, ScheduleChoice(
-        "as written", "as written", reason, tuple(refusals), failures=failures
-    )
+    return _by_fallback(func, machine, refusals, failures)
 
 
 def _tried(
@@ -172,13 +164,12 @@ def _tried(
         return NotApplicable("it failed, which is a bug in tvm-ext")
 
 
-def _choice(template: Template, refusals: list[str], packed: Packed | None) -> ScheduleChoice:
-    if template in TVM_RULES:
-        reason = "first rule of TVM that takes it"
-        return ScheduleChoice(template.name, "tvm rule", reason, tuple(refusals), packed)
-    is_fallback = template in (CPU_TEMPLATES[-1], WAFER_TEMPLATES[-1])
-    source = "generic" if is_fallback else "template"
-    reason = "no template takes it" if is_fallback else "first template that takes it"
+def _choice(
+    template: Template, scheduling: Scheduling, refusals: list[str], packed: Packed | None
+) -> ScheduleChoice:
+    source, reason = "template", "first template that takes it"
+    if template in scheduling.rules:
+        source, reason = "tvm rule", "first rule of TVM that takes it"
     return ScheduleChoice(template.name, source, reason, tuple(refusals), packed)
 
 
@@ -187,27 +178,40 @@ def _has_blocks(func: tirx.PrimFunc) -> bool:
 
 
 def _by_fallback(
-    func: tirx.PrimFunc, machine: CudaDescription, refusals: list[str]
+    func: tirx.PrimFunc, machine: Machine, refusals: list[str], failures: dict[str, Exception]
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
-    """The kernel as it is if it binds its loops itself, else by the template that takes all.
+    """The kernel by the fallback, or as it is where that can run.
 
     Raises
     ------
     ScheduleRefusedError
-        No thread of a GPU could run the kernel.
+        The machine runs loops only that are bound to threads, and no thread could run the kernel.
     """
-    if is_bound(func):
+    scheduling = scheduling_of(machine)
+    if scheduling.is_bound is not None and scheduling.is_bound(func):
+        for step in scheduling.finishing:
+            func = step(func, machine)
         reason = "it is written for threads"
-        return finished_for_cuda(func), ScheduleChoice(
-            "as written", "as written", reason, tuple(refusals)
+        return func, ScheduleChoice("as written", "as written", reason, tuple(refusals))
+    found: ScheduledKernel | NotApplicable = NotApplicable("no template takes it")
+    if scheduling.fallback is not None:
+        found = (
+            _tried(scheduling.fallback, func, machine, failures)
+            if scheduling.is_bound is None
+            else apply_template(scheduling.fallback, func, machine)
         )
-    found = apply_template(CUDA_FALLBACK, func, machine)
-    if isinstance(found, NotApplicable):
-        name = func.attrs.get("global_symbol", "without a name") if func.attrs else "without a name"
-        raise ScheduleRefusedError(
-            f"a kernel of the model ({name}) cannot run on a GPU: {found.reason}; expected loops "
-            "over tensors: compile for a CPU (--target host)"
-        )
-    return found.func, ScheduleChoice(
-        CUDA_FALLBACK.name, "generic", "no template or rule takes it", tuple(refusals)
+    if isinstance(found, ScheduledKernel) and scheduling.fallback is not None:
+        reason = f"no template{' or rule' if scheduling.rules else ''} takes it"
+        choice = ScheduleChoice(scheduling.fallback.name, "generic", reason, tuple(refusals))
+        return found.func, replace(choice, packed=found.packed, failures=failures)
+    reason = found.reason if isinstance(found, NotApplicable) else ""
+    if scheduling.is_bound is None:
+        if scheduling.fallback is not None:
+            reason = f"{scheduling.fallback.name}: {reason}"
+        choice = ScheduleChoice("as written", "as written", reason, tuple(refusals))
+        return func, replace(choice, failures=failures)
+    name = func.attrs.get("global_symbol", "without a name") if func.attrs else "without a name"
+    raise ScheduleRefusedError(
+        f"a kernel of the model ({name}) cannot run on a GPU: {reason}; expected loops "
+        "over tensors: compile for a CPU (--target host)"
     )

@@ -8,12 +8,12 @@ A tuner samples the same.
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 
 # Decisions of a template: taken by the default heuristic, or sampled by a tuner.
 #
@@ -153,16 +153,29 @@ def _listed(options: tuple[int, ...]) -> str:
     return ", ".join(str(option) for option in options)
 
 
-Machine = Description
+Machine = MachineDescription
 
 
 class Template(Protocol):
-    """One way to schedule a family of kernels for one kind of machine."""
+    """One way to schedule a family of kernels for one kind of machine.
+
+    Attributes
+    ----------
+    name : str
+        Unique among the templates of a backend.
+    machine_type : type[MachineDescription]
+        What ``apply`` gets as its machine: it is asked for no other, see ``apply_template``.
+    """
 
     name: str
 
+    @property
+    def machine_type(self) -> type[MachineDescription]:
+        """See the class."""
+        ...
+
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: Any, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """A schedule for ``func``, which is left unchanged, or the reason why there is none.
 

@@ -16,8 +16,8 @@ from typing import Protocol
 
 from tvm_ext.hardware.cuda.resources import ResourceLimitError
 from tvm_ext.hardware.description import Description
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate, KernelTask, plain_json
-from tvm_ext.tuning.cuda.build import cuda_build_check
 from tvm_ext.tuning.jobs import RunJob, Timing, TimingPlan, build, build_job, check_and_time
 from tvm_ext.tuning.logs.lines import last_line
 from tvm_ext.tuning.logs.trial_log import Status
@@ -252,7 +252,7 @@ class Measurer:
             if self._closing:
                 raise WorkerDied("the session was interrupted")
             is_reference = self._references[candidate.task].candidate.hash == candidate.hash
-            check = cuda_build_check(self.machine, may_spill=is_reference)
+            check = tuning_of(self.machine).build_check(self.machine, is_reference)
             job = build_job(candidate.mod, self._target, library, check)
             with deadline.limited(self.limits.build_seconds) as seconds:
                 self._builders.call(build, job, timeout=seconds)

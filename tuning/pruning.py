@@ -8,6 +8,7 @@ import numpy as np
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.cost_models.choose import model_file
 from tvm_ext.tuning.cost_models.performance_predictor import PredictorModel, Sample
@@ -127,4 +128,4 @@ class NoPruner:
 
 def new_pruner(machine: Description, folder: Path, note: Note) -> Pruner | NoPruner:
     """What dismisses candidates for a machine; see ``Pruner``."""
-    return Pruner(machine, folder, note) if isinstance(machine, CpuDescription) else NoPruner()
+    return tuning_of(machine).new_pruner(machine, folder, note) or NoPruner()

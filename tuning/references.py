@@ -17,14 +17,13 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ffi import structural_map
 
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CudaDescription, Description
+from tvm_ext.hardware.description import Description
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
-from tvm_ext.tir_schedules.cuda import CUDA_FALLBACK
-from tvm_ext.tir_schedules.cuda.dlight_rules import TVM_RULES
+from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.inlining import reduction_blocks
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate, KernelTask, plain_json
-from tvm_ext.tuning.cuda.build import cuda_build_check
 from tvm_ext.tuning.jobs import ExpectedJob, build, build_job, compute_expected, save_arrays
 from tvm_ext.tuning.kernel_data import kernel_arguments, random_arrays
 from tvm_ext.tuning.logs.lines import last_line
@@ -129,17 +128,18 @@ class PlainKernel:
 
 
 def plain_kernel(task: KernelTask, machine: Description) -> PlainKernel:
-    """The kernel without a schedule; a GPU, where that does not run, gets one of two others.
+    """The kernel without a schedule; where that does not run, as on a GPU, one of two others.
 
     What a CPU computes within a second, this one computes, loop by loop. More than that the GPU
     computes with the simplest of schedules: one thread for each result, nothing shared. Both add up
     narrow types in float32.
     """
-    if not isinstance(machine, CudaDescription):
+    scheduling = scheduling_of(machine)
+    if scheduling.is_bound is None:
         return PlainKernel(task.workload, _attributes(machine))
     wide = with_wide_sums(task.workload)
     if _operations(wide) > _MOST_OPERATIONS:
-        for template in (TVM_RULES[-1], CUDA_FALLBACK):
+        for template in (*scheduling.rules[-1:], *scheduling.fallbacks):
             simple = apply_template(template, wide["main"], machine)
             if isinstance(simple, ScheduledKernel):
                 func = simple.func.with_attr("global_symbol", "main")
@@ -255,7 +255,7 @@ class References:
                 self._compute(expected, seconds, source.is_here)
             what = "with its default schedule"
             # The default may spill: others are compared with it.
-            check = cuda_build_check(self._machine, may_spill=True)
+            check = tuning_of(self._machine).build_check(self._machine, True)
             job = build_job(candidate.mod, self._target, library, check)
             with deadline.limited(limits.build_seconds) as seconds:
                 self._builders.call(build, job, timeout=seconds)

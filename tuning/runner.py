@@ -18,7 +18,8 @@ from tvm import rpc
 
 from tvm_ext.configs.errors import TuningError
 from tvm_ext.hardware.cpu.threads import use_threads
-from tvm_ext.hardware.description import CudaDescription, Description
+from tvm_ext.hardware.description import Description
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.cuda.build import BEGIN_GPU, CudaUnavailable, begin_gpu
 from tvm_ext.tuning.worker import Worker
 
@@ -28,7 +29,7 @@ _MOST_FLUSHED = 50
 
 def device_kind(machine: Description) -> str:
     """TVM's name of the device that runs code for a machine: "cpu" or "cuda"."""
-    return "cuda" if isinstance(machine, CudaDescription) else "cpu"
+    return tuning_of(machine).device
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tvm_ext.hardware.cpu.host import host_cpu_name
 from tvm_ext.hardware.description import Description
-from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate, Finish, KernelTask, refusal
 from tvm_ext.tuning.cost_models.choose import choose_model
 from tvm_ext.tuning.jobs import TimingPlan
@@ -20,7 +20,6 @@ from tvm_ext.tuning.search import KernelSearch
 from tvm_ext.tuning.session_options import SessionOptions
 from tvm_ext.tuning.session_trials import SessionTrials, TrialWriter
 from tvm_ext.tuning.stopping import Budget, Interrupt, KernelGuard
-from tvm_ext.tuning.wafer.measurer import WaferMeasurer
 from tvm_ext.tuning.worker import NO_DEADLINE
 
 
@@ -272,7 +271,7 @@ class TuningSession:
         self._modelled = seconds_of
         self._listener = listener or Silent()
         self._target = machine.tvm_target()
-        self._measures = not isinstance(machine, WaferDescription)
+        self._measures = not tuning_of(machine).is_modelled
         self._states: list[KernelState] = []
         self.progress = SessionProgress(
             model, machine.name, str(folder), is_modelled=not self._measures
@@ -341,8 +340,11 @@ class TuningSession:
 
     def _new_measurer(self) -> CandidateMeasurer:
         options = self._options
-        if isinstance(self._machine, WaferDescription):
-            return WaferMeasurer(self._machine, options.limits, options.seed, self._folder.scratch)
+        if not self._measures:
+            model: CandidateMeasurer = tuning_of(self._machine).new_model_measurer(
+                self._machine, options.limits, options.seed, self._folder.scratch
+            )
+            return model
         effort, limits = self._options.effort, self._options.limits
         plan = TimingPlan(
             turn_seconds=effort.turn_seconds,

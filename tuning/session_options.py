@@ -8,7 +8,8 @@ from pydantic import Field
 
 from tvm_ext.configs.errors import TuningError, nearest_hint
 from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml
-from tvm_ext.hardware.description import CudaDescription, Description
+from tvm_ext.hardware.description import Description
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.runner import RunDeviceAddress
 
 # Presets of how hard a session tries, from ``configs/efforts``.
@@ -103,6 +104,4 @@ class SessionOptions:
 
     def flush_bytes(self, machine: Description) -> int:
         """Size of the cache that is emptied before each call that is timed; 0 for none."""
-        if isinstance(machine, CudaDescription) and self.l2 == "cold":
-            return machine.l2_bytes
-        return 0
+        return tuning_of(machine).cache_bytes(machine) if self.l2 == "cold" else 0

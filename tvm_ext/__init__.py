@@ -18,7 +18,10 @@ _PUBLIC = {
     "TvmExtError": "tvm_ext.errors",
     "compile": "tvm_ext.api",
     "load": "tvm_ext.api",
+    "register_backend": "tvm_ext.hardware.backend",
+    "register_cost_model": "tvm_ext.tuning.backend",
     "register_pass": "tvm_ext.passes.registry",
+    "register_template": "tvm_ext.tir_schedules.backend",
     "tune": "tvm_ext.tune_model",
 }
 
@@ -29,7 +32,10 @@ __all__ = [
     "__version__",
     "compile",
     "load",
+    "register_backend",
+    "register_cost_model",
     "register_pass",
+    "register_template",
     "tune",
 ]
 
@@ -37,9 +43,12 @@ if TYPE_CHECKING:
     from tvm_ext.api import compile, load
     from tvm_ext.compiled_model import CompiledModel
     from tvm_ext.errors import TvmExtError
+    from tvm_ext.hardware.backend import register_backend
     from tvm_ext.passes.registry import register_pass
     from tvm_ext.tensor_spec import TensorSpec
+    from tvm_ext.tir_schedules.backend import register_template
     from tvm_ext.tune_model import tune
+    from tvm_ext.tuning.backend import register_cost_model
 
 
 def __getattr__(name: str) -> Any:

@@ -11,6 +11,7 @@ import tvm
 
 from tvm_ext.artifact import VersionsRecord, read_artifact
 from tvm_ext.compiled_model import CompiledModel, target_record
+from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.graph_analysis import divides_by_data, operator_counts, sizes_from_data
 from tvm_ext.compiler.kernel_records import kernel_records, largest_result
@@ -26,7 +27,7 @@ from tvm_ext.compiler.tuned_kernels import (
 )
 from tvm_ext.errors import REPORT_IT, DefectWarning
 from tvm_ext.hardware.cost_model import cost_model
-from tvm_ext.hardware.description import CpuDescription, CudaDescription, Description, Processor
+from tvm_ext.hardware.description import Description, Processor
 from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
 from tvm_ext.hosted_model import HostedModel, with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
@@ -152,7 +153,7 @@ def _compiled(
             if request.require_records:
                 require_hits(choices, lowered.kernels, lowered.calls)
             scheduled = pack_weights(scheduled, choices)
-            if isinstance(machine, CudaDescription):
+            if programs_of(machine).keeps_workspaces:
                 scheduled = plan_workspaces(scheduled)
             scheduled = with_nan_passed_on(runner.run(pipeline.tile, scheduled))
         with phases.timed("memory"):
@@ -191,7 +192,7 @@ def _compiled(
         inputs=lowered.imported.inputs,
         outputs=lowered.imported.outputs,
         target=target_record(machine),
-        threads=machine.cores if isinstance(machine, CpuDescription) else 1,
+        threads=programs_of(machine).threads(machine),
         report=report,
     )
     with phases.timed("link"):

@@ -14,13 +14,14 @@ from tvm import relax
 from tvm_ext.artifact import LoadedArtifact, TargetRecord, read_artifact, write_artifact
 from tvm_ext.artifact.library import ProgramModule
 from tvm_ext.artifact.manifest import host_architecture
+from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.cuda.program import TVM_ERRORS, CudaProgram, DeviceCode, require_no_device
 from tvm_ext.errors import RunError, TargetError, TvmExtError
 from tvm_ext.hardware.cpu.host import host_cpu_features
 from tvm_ext.hardware.cpu.threads import use_threads
-from tvm_ext.hardware.description import CpuDescription, Processor
+from tvm_ext.hardware.description import Processor
 from tvm_ext.model_inputs import (
     HOLDERS,
     ContradictingSizesError,
@@ -420,13 +421,5 @@ class CompiledModel:
 
 def target_record(machine: Processor) -> TargetRecord:
     """What a saved model says of the machine that it was compiled for."""
-    if isinstance(machine, CpuDescription):
-        return TargetRecord(
-            name=machine.name,
-            kind="cpu",
-            mtriple=machine.mtriple,
-            mcpu=machine.mcpu,
-            required_features=machine.required_features,
-            machine=machine.architecture,
-        )
-    return TargetRecord(name=machine.name, kind=machine.kind, mcpu=machine.arch)
+    programs = programs_of(machine)
+    return TargetRecord(name=machine.name, kind=programs.device, **programs.built_for(machine))

@@ -15,15 +15,12 @@ from tvm_ext.compiler.kernel_records import kernel_seconds
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, Phases, lower_model
 from tvm_ext.errors import TuningError
 from tvm_ext.hardware.cost_model import cost_model
-from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription, CudaDescription, Description
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.passes.pipeline import Pipeline, build_pipeline
 from tvm_ext.passes.runner import PassRunner
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Finish, KernelTask, distinct_tasks, kernel_task
 from tvm_ext.tuning.cost_models.choose import model_name
-from tvm_ext.tuning.cuda.presence import checked_gpu
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress
 from tvm_ext.tuning.runner import RunDeviceAddress
 from tvm_ext.tuning.session import TuningSession
@@ -120,7 +117,8 @@ def tune(
     """
     machine = resolve_target(target)
     _check_numbers(trials, time_budget, l2)
-    device = _tunable(machine, rpc)
+    tuning = tuning_of(machine)
+    device = tuning.check_machine(machine, rpc)
     options = SessionOptions(
         effort=load_effort(effort),
         trials=trials,
@@ -131,9 +129,7 @@ def tune(
         versions={**VersionsRecord.installed().model_dump(), **device},
         l2="warm" if l2 == "warm" else "cold",
     )
-    # What the others learn from is the loops of CPUs.
-    usual = options.effort.cost_model if isinstance(machine, CpuDescription) else "analytic"
-    ranking = model_name(cost_model_name or usual)
+    ranking = model_name(cost_model_name or tuning.usual_model or options.effort.cost_model)
     pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
     folder = Path(work_dir)
     with compiling_for(machine):
@@ -204,36 +200,6 @@ def _matches(task: KernelTask, pattern: str) -> bool:
     for origin in task.origins:
         names += [origin, *origin.split(" + ")]
     return any(fnmatch.fnmatchcase(name, pattern) for name in names)
-
-
-def _tunable(machine: Description, rpc: Sequence[RunDeviceAddress]) -> dict[str, str]:
-    """What the log says of the device; raises TuningError if candidates cannot be timed."""
-    if isinstance(machine, CudaDescription):
-        gpu = checked_gpu(machine, rpc)
-        return {"gpu": gpu.describe()}
-    if isinstance(machine, WaferDescription):
-        if rpc:
-            raise TuningError(
-                f"target '{machine.name}' is a mesh, whose times are modelled here; expected no "
-                "servers: leave --rpc-tracker out"
-            )
-    elif not rpc:
-        _check_runs_here(machine)
-    return {}
-
-
-def _check_runs_here(machine: CpuDescription) -> None:
-    """Refuses a target whose code this machine would not run."""
-    host = host_description()
-    lacking = sorted(set(machine.required_features) - set(host.required_features))
-    if machine.architecture == host.architecture and not lacking:
-        return
-    what = f"lacks {', '.join(lacking[:3])}" if lacking else f"is {host.architecture}"
-    raise TuningError(
-        f"this machine {what}, so code for target '{machine.name}' cannot be measured here; "
-        "expected a target that it can run: leave --target out, or measure on servers that can "
-        "with --rpc-tracker"
-    )
 
 
 def _check_numbers(trials: int | None, time_budget: float | None, l2: str) -> None:

@@ -21,7 +21,8 @@ import tvm
 from pydantic import Field, model_validator
 
 from tvm_ext.configs.errors import TargetError, TvmExtError
-from tvm_ext.configs.loader import ConfigModel, Count, Positive
+from tvm_ext.configs.loader import Count, Positive
+from tvm_ext.hardware.machine import MachineDescription
 
 Amount = Annotated[int, Field(ge=0)]
 
@@ -29,7 +30,7 @@ Amount = Annotated[int, Field(ge=0)]
 _WAVELET_BYTES = 4
 
 
-class WaferDescription(ConfigModel):
+class WaferDescription(MachineDescription):
     """A rectangular mesh of equal processing elements; the module's docstring has its parts."""
 
     kind: Literal["wafer"]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tvm_ext.configs.loader import config_folder
-from tvm_ext.tir_schedules.cpu import CPU_TEMPLATES
+from tvm_ext.hardware.backend import get_backend
+from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tuning.logs.trial_log import read_trials
 
 FOLDERS = sorted(
@@ -22,7 +23,7 @@ def test_records_are_for_the_folder_s_target(folder):
     log = read_trials(folder)
     assert log.problems == []
     assert log.trials
-    names = {template.name for template in CPU_TEMPLATES}
+    names = {template.name for template in get_backend("cpu").part(Scheduling).recordable}
     for trial in log.trials:
         assert f"{trial.target['mcpu']}-{trial.target['num-cores']}" == folder.name
         assert trial.is_measured

@@ -107,9 +107,11 @@ def _(folder):
 
 @case("a template that raises", "bug in tvm-ext", "'product", "report-bug")
 def _(folder):
-    from tvm_ext.tir_schedules.cpu import CPU_TEMPLATES
+    from tvm_ext.hardware.backend import get_backend
+    from tvm_ext.tir_schedules.backend import Scheduling
 
-    named = {template.name: type(template) for template in CPU_TEMPLATES}
+    known = get_backend("cpu").part(Scheduling).recordable
+    named = {template.name: type(template) for template in known}
 
     def broken(*_):
         raise AttributeError("'Add' object has no attribute 'value'")

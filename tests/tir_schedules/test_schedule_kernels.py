@@ -10,7 +10,7 @@ from tvm.relax.op import nn
 from tvm.s_tir import dlight
 from tvm.script import tirx as T
 
-from tvm_ext.tir_schedules.cpu import CPU_TEMPLATES
+from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.schedule_kernels import (
     SCHEDULED_ATTRIBUTE,
@@ -43,7 +43,7 @@ def test_every_kernel_has_a_choice() -> None:
     assert sources == ["template", "template", "template", "generic"]
     assert not any("elementwise" in refusal for refusal in choices["sum"].refusals)
     assert "elementwise: the kernel reduces or scans" in choices["product"].refusals
-    assert len(choices["batch"].refusals) == len(CPU_TEMPLATES) - 1
+    assert len(choices["batch"].refusals) == len(scheduling_of(MACHINE).templates)
     assert all(scheduled[name].attrs[SCHEDULED_ATTRIBUTE] for name in functions)
 
 
@@ -93,7 +93,7 @@ def test_rule_that_fails_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for rule in ("Matmul", "Reduction", "GeneralReduction", "Fallback"):
         monkeypatch.setattr(getattr(dlight.gpu, rule), "apply", fail)
-    monkeypatch.setattr("tvm_ext.tir_schedules.apply_template.CUDA_TEMPLATES", ())
+    monkeypatch.setattr(scheduling_of(GPU), "templates", ())
     found, choice = schedule_kernel(kernel_of(op.exp, f32(64, 64)), GPU)
     assert choice.schedule == "generic"
     assert any(r.endswith("Matmul: the rule fails on it") for r in choice.refusals)
@@ -122,11 +122,10 @@ def test_refused_primitive_asks_the_next_template(monkeypatch: pytest.MonkeyPatc
         sch.get_sblock("no such block")
         return sch
 
-    from tvm_ext.tir_schedules.cpu import CPU_TEMPLATES
-
-    monkeypatch.setattr(type(CPU_TEMPLATES[0]), "apply", lambda self, f, m, decisions: refuse(f, m))
+    first, second, *_ = scheduling_of(MACHINE).templates
+    monkeypatch.setattr(type(first), "apply", lambda self, f, m, decisions: refuse(f, m))
     _, choice = schedule_kernel(kernel_of(op.exp, f32(64)), MACHINE)
-    assert choice.schedule == CPU_TEMPLATES[1].name
+    assert choice.schedule == second.name
     assert choice.refusals[0].endswith("does not apply to these loops")
     assert "\n" not in choice.refusals[0]
 

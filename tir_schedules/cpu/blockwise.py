@@ -24,20 +24,19 @@ from tvm_ext.tir_schedules.inlining import (
     is_data_parallel,
     kernel_blocks,
 )
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
 class Blockwise:
     """Any kernel made of blocks whose outer loops are data-parallel."""
 
     name = "blockwise"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. It asks for no decision: a fallback has nothing to tune."""
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         sch = inlined_schedule(func)
         blocks = kernel_blocks(sch)
         if not blocks:

@@ -29,20 +29,19 @@ from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
     multiply_adds_written_out,
 )
 from tvm_ext.tir_schedules.inlining import reduction_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
 class CpuDepthwiseConvolution:
     """Kernels that multiply a window over each channel by weights of that channel."""
 
     name = "depthwise convolution"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         sch = s_tir.Schedule(func)
         if not _every_result_has_its_own_input(sch):
             return NotApplicable("it is not one reduction in which no two channels share an input")

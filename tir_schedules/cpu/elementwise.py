@@ -42,7 +42,7 @@ from tvm_ext.tir_schedules.inlining import (
     is_data_parallel,
     kernel_blocks,
 )
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Elementwise kernels and transposes of sizes that a run decides: vectors, tiles, or plain loops.
 #
@@ -165,13 +165,12 @@ class CpuElementwise:
     """Kernels in which every output element is computed on its own."""
 
     name = "elementwise"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         sch = inlined_schedule(func)
         if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
             return NotApplicable("the kernel reduces or scans")

@@ -45,7 +45,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
 )
 from tvm_ext.tir_schedules.inlining import reduction_blocks
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Code for a window that slides over an input: rows are combined, then walked along.
 
@@ -236,13 +236,12 @@ class CpuPooling:
     """Kernels that reduce a window which slides along at least one axis."""
 
     name = "pooling"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         sch = s_tir.Schedule(func)
         if not _takes_plain_elements(sch):
             return NotApplicable("it is not one reduction of plain elements")

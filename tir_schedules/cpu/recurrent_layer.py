@@ -31,7 +31,7 @@ from tvm_ext.tir_schedules.operators.recurrence import (
     vectors,
 )
 from tvm_ext.tir_schedules.statements import sequence, stack_array
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # A block of units in one step of a recurrence: its sums in registers, and what becomes of them.
 
@@ -525,13 +525,12 @@ class CpuRecurrentLayer:
     """LSTM, GRU and RNN, without their input projection."""
 
     name = "recurrent layer"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         operands = recurrence_of(func)
         if operands is None:
             return NotApplicable("the kernel is no recurrent layer")

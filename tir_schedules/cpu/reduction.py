@@ -21,7 +21,7 @@ from tvm_ext.tir_schedules.cpu.row_code import rows_nest, with_body
 from tvm_ext.tir_schedules.cpu.row_decision import decide_rows, operations
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
 @dataclass
@@ -37,13 +37,12 @@ class Reduction:
 
     products: bool = False
     name: str = "reduction"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         refusal = refuse_early(s_tir.Schedule(func))
         if refusal is not None:
             return refusal

@@ -42,7 +42,7 @@ from tvm_ext.tir_schedules.inlining import (
     kernel_blocks,
 )
 from tvm_ext.tir_schedules.packing import pack_operand
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Where a convolution's padded input is written: a few rows at a time, right before they are read.
 #
@@ -163,17 +163,16 @@ class RegisterTile:
     """Kernels with one reduction: matmul, convolution, pooling, sums over strided axes."""
 
     name = "register tile"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``.
 
         Decisions: those of ``decide_tile``, ``column_panel`` and ``padding_stage``;
         ``columns_first``, the order of the tiles; ``packed``; ``reduction_unroll``; ``threads``.
         """
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         sch = inlined_schedule(func)
         access = _anchor_access(sch)
         if isinstance(access, NotApplicable):

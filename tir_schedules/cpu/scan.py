@@ -16,7 +16,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import distinct, pick_threads,
 from tvm_ext.tir_schedules.cpu.row_code import with_body
 from tvm_ext.tir_schedules.cpu.row_decision import stretches
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Scans that run at a time hide the latency of the add that each of them waits for.
 CHAINS = 4
@@ -72,13 +72,12 @@ class CpuScan:
     """Cumulative sums and products along one axis."""
 
     name = "scan"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         scans = _scans_of(func)
         if scans is None:
             return NotApplicable("the kernel is no scan as TVM writes it, of a known shape")

@@ -19,20 +19,19 @@ from tvm_ext.tir_schedules.analysis.row_reader import hoisted, read_rows, refuse
 from tvm_ext.tir_schedules.cpu.row_code import rows_nest, with_body
 from tvm_ext.tir_schedules.cpu.row_decision import decide_rows, is_symbolic, row_in_output
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
 class SoftmaxAndNorm:
     """Reductions of rows, and blocks that use their results for every element of the row."""
 
     name = "row stitch"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         refusal = refuse_early(s_tir.Schedule(func))
         if refusal is not None:
             return refusal

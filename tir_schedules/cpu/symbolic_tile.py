@@ -45,7 +45,7 @@ from tvm_ext.tir_schedules.cpu.symbolic_tile_code import Panel, SymbolicTile, sy
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Rows of a tile, at most: with two vectors enough sums to keep the multiply-add units busy, and
 # few that are computed twice at the end of a loop.
@@ -68,13 +68,12 @@ class SymbolicTiles:
     """Kernels with one contraction, of which a loop has an extent that is not known."""
 
     name = "symbolic tile"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. It asks for no decision: there are no sizes to measure with."""
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         sch = inlined_schedule(func)
         anchor = _anchor(sch)
         if isinstance(anchor, NotApplicable):

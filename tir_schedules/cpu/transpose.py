@@ -6,20 +6,19 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.data_parallel import plan_blocks, scheduled
 from tvm_ext.tir_schedules.inlining import inlined_schedule, is_data_parallel, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
 class CpuTranspose:
     """Kernels without a reduction, part of which is transposed in registers."""
 
     name = "transpose"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         sch = inlined_schedule(func)
         if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
             return NotApplicable("the kernel reduces or scans")

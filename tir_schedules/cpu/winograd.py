@@ -30,7 +30,7 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
 from tvm_ext.tir_schedules.cpu.register_tile import schedule_beside
 from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.packing import pack_operand
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # How the work of a Winograd convolution is cut by default, from registers and caches.
 
@@ -190,17 +190,16 @@ class Winograd:
     """Kernels made of the stages of Winograd's convolution."""
 
     name = "winograd"
+    machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``.
 
         Decisions: those of ``decide_winograd``, and ``threads``; where each stage handles all tiles
         ``threads`` is for the products, ``input_threads`` and ``output_threads`` for the others.
         """
-        if not isinstance(machine, CpuDescription):
-            return NotApplicable("the target is not a CPU")
         sch = s_tir.Schedule(func)
         stages = _stages(sch)
         if sorted(stages) != sorted(STAGES):

@@ -36,7 +36,7 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # What a library is to compute in the place of a kernel, as an attribute of the kernel.
 
@@ -207,13 +207,15 @@ class CublasMatmul:
     """
 
     name = "cublas"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. There are no decisions."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not a GPU")
         if "cuBLAS" not in vendor_libraries():
             return NotApplicable("this TVM was built without cuBLAS")
         sch = s_tir.Schedule(func)

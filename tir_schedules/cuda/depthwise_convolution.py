@@ -15,7 +15,7 @@ from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
 from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
 from tvm_ext.tir_schedules.cuda.strip_window import StripWindow, strip_window
 from tvm_ext.tir_schedules.inlining import reduction_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Products of one result up to which tensor cores would be fed with little but padding: two steps
 # of the matrix instructions of 16-bit types.
@@ -26,13 +26,15 @@ class CudaDepthwiseConvolution:
     """Kernels that slide weights over single channels, each of which makes one or a few."""
 
     name = "depthwise convolution"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         window = read_convolution(func)
         if isinstance(window, NotApplicable):
             return window
@@ -52,13 +54,15 @@ class DirectConvolution:
     """
 
     name = "direct convolution"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         window = read_convolution(func)
         if isinstance(window, NotApplicable):
             return window

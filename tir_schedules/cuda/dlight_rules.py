@@ -10,7 +10,7 @@ from tvm.s_tir import dlight
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.launch import is_bound
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine, Template
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Template
 
 # What TVM's rules raise on kernels that they were not written for, failed assertions among it.
 _RULE_ERRORS = (
@@ -32,14 +32,16 @@ class TvmRule:
     """
 
     name: str
+    machine_type = CudaDescription
     rule: Any
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not a GPU")
         target = machine.tvm_target()
         try:
             with target:

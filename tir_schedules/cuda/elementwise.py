@@ -31,7 +31,7 @@ from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, bound, guarde
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes
 from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine, NumberedDecisions
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
 # Elementwise kernels with more than an assignment for an element: one thread for each.
 
@@ -215,13 +215,15 @@ class CudaElementwise:
     """Kernels in which every output element is computed on its own."""
 
     name = "elementwise"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         read = read_nests(func)
         if isinstance(read, NotApplicable):
             return read

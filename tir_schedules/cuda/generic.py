@@ -27,7 +27,7 @@ from tvm_ext.tir_schedules.cuda.device_code import (
 )
 from tvm_ext.tir_schedules.cuda.launch import binds_threads, bound, guarded
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Loops whose iterations do not depend on one another, found in loops written by hand.
 #
@@ -151,13 +151,15 @@ class Generic:
     """Any kernel that no other template takes."""
 
     name = "generic"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         call = host_call(func.body)
         if call is not None:
             return NotApplicable(f"the kernel calls {call}, which runs on a CPU only")

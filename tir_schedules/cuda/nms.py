@@ -32,7 +32,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
 )
 from tvm_ext.tir_schedules.operators.non_max_suppression import corners, nms_of, overlap
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # The threads of a thread block of NMS, what they share, and where boxes are.
 
@@ -371,13 +371,15 @@ class NMS:
     """Greedy non-maximum suppression of boxes."""
 
     name = "nms"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         func = without_offsets(func)
         found = nms_of(func)
         if found is None:

@@ -20,20 +20,22 @@ from tvm_ext.tir_schedules.cuda.generic import launched
 from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
 from tvm_ext.tir_schedules.cuda.strip_window import strip_window
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, reduction_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
 class CudaPooling:
     """Kernels that reduce a window which slides along at least one axis."""
 
     name = "pooling"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         sch = s_tir.Schedule(func)
         if len(reduction_blocks(sch)) != 1:
             return NotApplicable("it is not one reduction")
@@ -60,13 +62,15 @@ class WindowReduction:
     """Kernels that reduce windows of one input, and what follows for each result."""
 
     name = "window reduction"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         sch = s_tir.Schedule(func)
         inline_blocks(sch, repeat=True)
         refusal = _refused([sch.get(block) for block in kernel_blocks(sch)])

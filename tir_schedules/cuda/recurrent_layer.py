@@ -33,7 +33,7 @@ from tvm_ext.tir_schedules.operators.recurrence import (
     recurrence_of,
 )
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # A recurrent layer with a launch for each step, its units shared by many multiprocessors.
 #
@@ -216,13 +216,15 @@ class CudaRecurrentLayer:
     """LSTM, GRU and RNN, without their input projection."""
 
     name = "recurrent layer"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         func = without_offsets(func)
         operands = recurrence_of(func)
         if operands is None:

@@ -48,7 +48,7 @@ from tvm_ext.tir_schedules.cuda.row_symbolic import has_symbolic_length, symboli
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
 from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine, NumberedDecisions
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
 # Keeps in registers what several passes over a row read from memory.
 
@@ -377,13 +377,15 @@ class RowReduction:
     """Kernels that reduce rows, and may use the results for every element of the row again."""
 
     name = "row reduction"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         refusal = refuse_early(s_tir.Schedule(func))
         if refusal is not None:
             return refusal

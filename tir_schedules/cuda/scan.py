@@ -45,7 +45,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     without_added_barriers,
 )
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine, NumberedDecisions
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
 # Where the threads of a scan stand, and its expressions at their places.
 
@@ -486,13 +486,15 @@ class CudaScan:
     """Running sums, products and extrema along one axis."""
 
     name = "scan"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         if host_call(func.body) is not None:
             return NotApplicable("the kernel is no scan: it calls a function of the host")
         func = without_offsets(func)

@@ -34,7 +34,7 @@ from tvm_ext.tir_schedules.cuda.sort_decision import (
 )
 from tvm_ext.tir_schedules.cuda.warp_instructions import block_barrier, without_added_barriers
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Runs of a row merged by pairs: every element looks up its place in the other run of its pair.
 #
@@ -367,13 +367,15 @@ class Sort:
     """Sorts along one axis, whole or the best elements of it."""
 
     name = "sort"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         problem = sort_of(func)
         if isinstance(problem, NotApplicable):
             return problem

@@ -36,7 +36,7 @@ from tvm_ext.tir_schedules.cuda.elementwise_decision import decide_flat
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads, same_load
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 TILES = (16, 32, 64)
 _MOST_THREADS = 256
@@ -69,13 +69,15 @@ class CudaTranspose:
     """Kernels without a reduction, some input of which is read across."""
 
     name = "transpose"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         read = read_nests(func)
         if isinstance(read, NotApplicable):
             return read

@@ -9,7 +9,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import read_position, static_extent
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, HOME
 from tvm_ext.tir_schedules.wafer.block_statements import (
     share_loops,
@@ -78,13 +78,15 @@ class WaferBlockwise:
     """
 
     name = "wafer blockwise"
+    machine_type = WaferDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: WaferDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, WaferDescription):
-            return NotApplicable("the target is not a mesh")
         if share_loops(func):
             return NotApplicable("blocks share loops")
         func = with_separate_sums(func)

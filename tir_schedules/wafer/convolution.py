@@ -9,7 +9,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, PIPELINE, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
 from tvm_ext.tir_schedules.wafer.result_tiles import (
@@ -361,13 +361,15 @@ class WaferConvolution:
     """
 
     name = "wafer convolution"
+    machine_type = WaferDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: WaferDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``; the decisions are those of ``decide_convolution``."""
-        if not isinstance(machine, WaferDescription):
-            return NotApplicable("the target is not a mesh")
         sch = s_tir.Schedule(func)
         kernel = window_sum_of(sch)
         if isinstance(kernel, NotApplicable):

@@ -9,7 +9,7 @@ from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, operands_of
 from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans
 from tvm_ext.tir_schedules.wafer.dimensions import Dimensions, dimensions_of, volume
 from tvm_ext.tir_schedules.wafer.mesh_partition import (
@@ -30,13 +30,15 @@ class WaferElementwise:
     """
 
     name = "wafer elementwise"
+    machine_type = WaferDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: WaferDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, WaferDescription):
-            return NotApplicable("the target is not a mesh")
         if reduces_or_scans(func):
             return NotApplicable("the kernel reduces or scans")
         sch = s_tir.Schedule(func)

@@ -10,7 +10,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, element_bytes
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
     COMMUNICATION,
@@ -305,13 +305,15 @@ class WaferMatmul:
     """
 
     name = "wafer matmul"
+    machine_type = WaferDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: WaferDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, WaferDescription):
-            return NotApplicable("the target is not a mesh")
         sch = s_tir.Schedule(func)
         found = contraction_of(sch)
         if isinstance(found, NotApplicable):

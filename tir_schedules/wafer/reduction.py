@@ -23,7 +23,7 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
 )
 from tvm_ext.tir_schedules.analysis.row_reader import hoisted
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, GROUP, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.block_statements import (
     Change,
@@ -250,13 +250,15 @@ class WaferReduction:
     """
 
     name = "wafer reduction"
+    machine_type = WaferDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: WaferDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, WaferDescription):
-            return NotApplicable("the target is not a mesh")
         if not reduces_or_scans(func):
             return NotApplicable("nothing is reduced")
         if share_loops(func):

@@ -13,7 +13,7 @@ from tvm_ffi import structural_map
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
 from tvm_ext.tir_schedules.wafer.result_tiles import (
@@ -198,17 +198,19 @@ class WaferStencil:
     """
 
     name = "wafer stencil"
+    machine_type = WaferDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: WaferDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``.
 
         Decisions: ``axes``, which loops are cut, by number in ``axis_pairs``; ``rows`` and
         ``columns``, the pieces; ``vector``, the loop of an instruction.
         """
-        if not isinstance(machine, WaferDescription):
-            return NotApplicable("the target is not a mesh")
         sch = s_tir.Schedule(func)
         stencil = stencil_of(sch)
         if isinstance(stencil, NotApplicable):

@@ -10,7 +10,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
 from tvm_ext.tir_schedules.wafer.blockwise import schedule_tiles
 from tvm_ext.tir_schedules.wafer.dimensions import loop_index, plain_block_refusal
@@ -25,13 +25,15 @@ class WaferTranspose:
     """
 
     name = "wafer transpose"
+    machine_type = WaferDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: WaferDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        if not isinstance(machine, WaferDescription):
-            return NotApplicable("the target is not a mesh")
         if reduces_or_scans(func):
             return NotApplicable("the kernel reduces or scans")
         if share_loops(func):

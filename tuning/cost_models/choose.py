@@ -11,8 +11,9 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.configs.errors import TuningError, nearest_hint
-from tvm_ext.hardware.description import CpuDescription, CudaDescription, Description
-from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.hardware.backend import all_backends
+from tvm_ext.hardware.description import Description
+from tvm_ext.tuning.backend import Tuning, tuning_of
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.logs.database_files import target_key
 from tvm_ext.tuning.logs.lines import last_line
@@ -181,64 +182,19 @@ def _checked(scores: Any, count: int) -> np.ndarray:
     return found
 
 
-# Imported when they are made: a package that is missing is one model's failure.
-def _xgboost(machine: Description) -> Any:
-    from tvm_ext.tuning.cost_models.xgboost_model import XGBoostModel
-
-    if isinstance(machine, WaferDescription):
-        raise TypeError(f"it knows CPUs and GPUs, and '{machine.name}' is neither")
-    return XGBoostModel(machine)
-
-
-def _predictor(machine: Description) -> Any:
-    from tvm_ext.tuning.cost_models.performance_predictor import PredictorModel
-
-    return PredictorModel(_cpu(machine))
-
-
-def _analytic(machine: Description) -> Any:
-    if isinstance(machine, WaferDescription):
-        from tvm_ext.tuning.wafer.cost_model import WaferCostModel
-
-        return WaferCostModel(machine)
-    if isinstance(machine, CudaDescription):
-        from tvm_ext.tuning.cuda.cost_model import CudaCostModel
-
-        return CudaCostModel(machine)
-    from tvm_ext.tuning.cpu.cost_model import CpuCostModel
-
-    return CpuCostModel(_cpu(machine))
-
-
-def _random(machine: Description) -> Any:
-    return ms.cost_model.RandomModel(seed=0)
-
-
-def _cpu(machine: Description) -> CpuDescription:
-    if not isinstance(machine, CpuDescription):
-        raise TypeError(f"it knows CPUs only, and '{machine.name}' is none")
-    return machine
-
-
-_MODELS: dict[str, Callable[[Description], Any]] = {
-    "xgboost": _xgboost,
-    "predictor": _predictor,
-    "analytic": _analytic,
-    "random": _random,
-}
-
-# What models that learn keep beside the records.
-_FILES = {"xgboost": "xgboost-{}.npz", "predictor": "predictor-{}.json"}
-
-MODEL_NAMES = tuple(_MODELS)
-"""What ``choose_model`` knows."""
-
-
 def model_name(name: str) -> str:
-    """``name`` if there is such a model. Raises TuningError if not."""
-    if name not in _MODELS:
-        raise TuningError(f"unknown cost model '{name}'; {nearest_hint(name, MODEL_NAMES)}")
+    """``name`` if a backend has such a model. Raises TuningError if none has."""
+    known = {one for backend in all_backends() for one in backend.part(Tuning).cost_models}
+    if name not in known:
+        raise TuningError(f"unknown cost model '{name}'; {nearest_hint(name, known)}")
     return name
+
+
+def _make(name: str, machine: Description) -> Any:
+    models = tuning_of(machine).cost_models
+    if name not in models:
+        raise TypeError(f"it is not for targets such as '{machine.name}'")
+    return models[name].made(machine)
 
 
 def choose_model(name: str, machine: Description, folder: Path, note: Note) -> GuardedCostModel:
@@ -249,7 +205,7 @@ def choose_model(name: str, machine: Description, folder: Path, note: Note) -> G
     Parameters
     ----------
     name : str
-        One of ``MODEL_NAMES``.
+        One of the backend's cost models.
     machine : Description
         What the kernels are scheduled for.
     folder : Path
@@ -264,7 +220,7 @@ def choose_model(name: str, machine: Description, folder: Path, note: Note) -> G
     """
     model_name(name)
     names = dict.fromkeys((name, *(other for other in ("analytic", "random") if name != "random")))
-    chain = [(one, partial(_MODELS[one], machine)) for one in names]
+    chain = [(one, partial(_make, one, machine)) for one in names]
     model = GuardedCostModel(chain, note, model_file(name, machine, folder))
     model.recall()
     return model
@@ -272,7 +228,8 @@ def choose_model(name: str, machine: Description, folder: Path, note: Note) -> G
 
 def model_file(name: str, machine: Description, folder: Path) -> Path | None:
     """Where a model keeps what it learned; None for one that learns nothing."""
-    if name not in _FILES:
+    models = tuning_of(machine).cost_models
+    if name not in models or not models[name].file:
         return None
     key = target_key(dict(machine.tvm_target().export()))
-    return folder / _FILES[name].format(hashlib.sha256(key.encode()).hexdigest()[:8])
+    return folder / models[name].file.format(hashlib.sha256(key.encode()).hexdigest()[:8])

@@ -19,11 +19,10 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.cost_model.xgb_model import FeatureGroup, XGBConfig, XGBModel
 
 from tvm_ext.configs.atomic_file import replacing
-from tvm_ext.hardware.description import CudaDescription, Processor
+from tvm_ext.hardware.description import Description
 from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.cost_models.base import seconds_of
-from tvm_ext.tuning.cpu.cost_model import CpuCostModel
-from tvm_ext.tuning.cuda.cost_model import CudaCostModel
 
 # Samples of a kernel below which the analytic model ranks better.
 _WARM_UP = 16
@@ -38,21 +37,17 @@ class XGBoostModel(ms.cost_model.PyCostModel):
 
     Parameters
     ----------
-    machine : Processor
+    machine : Description
         What the kernels are scheduled for.
     """
 
-    def __init__(self, machine: Processor) -> None:
+    def __init__(self, machine: Description) -> None:
         # It is found missing here, not in the middle of a search.
         import xgboost  # noqa: F401
 
         super().__init__()
         self._kernels: dict[str, _KernelModel] = {}
-        self._analytic: Any = (
-            CudaCostModel(machine)
-            if isinstance(machine, CudaDescription)
-            else CpuCostModel(machine)
-        )
+        self._analytic: Any = tuning_of(machine).cost_models["analytic"].made(machine)
 
     def update(
         self,

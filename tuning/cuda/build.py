@@ -22,7 +22,7 @@ from tvm_ext.hardware.cuda.resources import (
     parse_report,
 )
 from tvm_ext.hardware.cuda.runtime_library import keep_for_ever, runtime_problem
-from tvm_ext.hardware.description import CudaDescription, Description
+from tvm_ext.hardware.description import CudaDescription
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,6 @@ class CudaBuildCheck:
 
     machine: CudaDescription
     may_spill: bool = False
-
-
-def cuda_build_check(machine: Description, may_spill: bool) -> CudaBuildCheck | None:
-    """What a kernel for ``machine`` is held against; None where that is no GPU."""
-    return CudaBuildCheck(machine, may_spill) if isinstance(machine, CudaDescription) else None
 
 
 @contextmanager

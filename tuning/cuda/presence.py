@@ -140,3 +140,8 @@ def _no_device(machine: CudaDescription, where: str, is_remote: bool, problem: s
         f"there is no CUDA device {where} to measure candidates for target '{machine.name}' on"
         f"{why}; expected an NVIDIA GPU with its driver: {advice}"
     )
+
+
+def gpu_facts(machine: CudaDescription, servers: Sequence[RunDeviceAddress]) -> dict[str, str]:
+    """What the log says of the GPU; raises TuningError as ``checked_gpu`` does."""
+    return {"gpu": checked_gpu(machine, servers).describe()}

@@ -8,10 +8,9 @@ from typing import Any
 import tvm
 
 from tvm_ext.configs.errors import NotApplicable, TargetError
-from tvm_ext.hardware.description import CudaDescription, Description
-from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.hardware.description import Description
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Finish, candidate_of, kernel_task, refusal
-from tvm_ext.tuning.cuda.presence import checked_gpu
 from tvm_ext.tuning.jobs import TimingPlan
 from tvm_ext.tuning.logs.database_files import target_key
 from tvm_ext.tuning.logs.record_folder import Records
@@ -102,9 +101,10 @@ def verify_records(
     TargetError
         ``machine`` is a mesh.
     TuningError
-        It is a GPU, and there is none here that runs its code.
+        This machine does not run its code.
     """
-    if isinstance(machine, WaferDescription):
+    tuning = tuning_of(machine)
+    if tuning.is_modelled:
         raise TargetError(
             f"records cannot be verified on target '{machine.name}', a mesh; expected a CPU or a "
             "GPU: choose this machine (--target cpu)"
@@ -118,8 +118,7 @@ def verify_records(
             yield Verified(one, OTHER_MACHINE)
     if not mine:
         return
-    if isinstance(machine, CudaDescription):
-        checked_gpu(machine, ())
+    tuning.check_machine(machine, ())
     with Measurer(machine, limits, plan) as measurer:
         for one in mine:
             yield _verified(one, records, machine, finish, measurer)

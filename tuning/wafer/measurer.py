@@ -11,12 +11,13 @@ import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.configs.errors import NotApplicable, TuningError
 from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError
 from tvm_ext.hardware.wafer.program_cost import WaferCost
 from tvm_ext.tuning.candidate import Candidate, KernelTask
 from tvm_ext.tuning.jobs import Timing, TimingPlan
 from tvm_ext.tuning.measurer import Measurement, Measurer
+from tvm_ext.tuning.runner import RunDeviceAddress
 from tvm_ext.tuning.session_options import Limits
 from tvm_ext.tuning.wafer.cost_model import wafer_cost
 from tvm_ext.tuning.worker import NO_DEADLINE, Deadline
@@ -197,3 +198,13 @@ def _answer(path: str) -> ms.runner.RunnerFuture:
     seconds = float(json.loads(Path(path).read_text())["seconds"])
     result = ms.runner.RunnerResult([seconds], None)
     return ms.runner.RunnerFuture(lambda: True, lambda: result)
+
+
+def refuse_servers(mesh: WaferDescription, servers: Sequence[RunDeviceAddress]) -> dict[str, str]:
+    """Nothing is measured anywhere: raises TuningError where servers are given."""
+    if servers:
+        raise TuningError(
+            f"target '{mesh.name}' is a mesh, whose times are modelled here; expected no "
+            "servers: leave --rpc-tracker out"
+        )
+    return {}

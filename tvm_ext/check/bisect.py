@@ -16,11 +16,12 @@ from tvm_ext.check.reference import run_reference
 from tvm_ext.check.result import Bisection, NodeFinding, StepFinding
 from tvm_ext.check.tolerance import OutputDifference, compare, worst
 from tvm_ext.compiled_model import CompiledModel, target_record
+from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.graph_analysis import KernelCall, kernel_calls, require_lowered
 from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.errors import ReferenceUnavailableError, TvmExtError, own_words
-from tvm_ext.hardware.description import CpuDescription, Processor
+from tvm_ext.hardware.description import Processor
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.onnx_frontend import ImportedModel, import_prepared, prepare_model
 from tvm_ext.onnx_frontend.expose import (
@@ -36,6 +37,7 @@ from tvm_ext.passes.pipeline import REQUIRED, PassStep, Pipeline, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.tensor_spec import shapes_of
+from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernels
 
 
@@ -201,7 +203,7 @@ class SteppedCompilation:
             if stage in ("import", "graph", "lower"):
                 mod = self._lowered(mod, stage)
             # A GPU runs no kernel whose loops are bound to no threads.
-            if not isinstance(machine, CpuDescription) and _comes_before(stage, "kernels"):
+            if scheduling_of(machine).is_bound is not None and _comes_before(stage, "kernels"):
                 mod, _ = schedule_kernels(mod, machine)
             if _comes_before(stage, "memory"):
                 mod, _ = plan_memory(mod, reuse=False)
@@ -211,7 +213,7 @@ class SteppedCompilation:
             inputs=self._imported.inputs,
             outputs=self._imported.outputs,
             target=target_record(machine),
-            threads=machine.cores if isinstance(machine, CpuDescription) else 1,
+            threads=programs_of(machine).threads(machine),
             report=CompileReport(
                 model=self._imported.name, opt_level=self._opt_level, device=program.device
             ),

@@ -78,15 +78,13 @@ def describe_target(description: "Description") -> dict[str, Any]:
 
     Besides its own fields, whose names end in their units: ``features`` (LLVM names),
     ``peak_flops`` (operations a second by dtype, from the description, not measured),
-    ``tvm_target`` and, of a GPU, ``vendor_libraries``.
+    ``tvm_target``, and what the backend adds: of a GPU, ``vendor_libraries``.
     """
-    from tvm_ext.hardware.cuda.runtime_library import vendor_library_note
-    from tvm_ext.hardware.description import CudaDescription
+    from tvm_ext.hardware.backend import backend_of
 
-    is_cuda = isinstance(description, CudaDescription)
     return {
         **description.model_dump(mode="json"),
-        **({"vendor_libraries": vendor_library_note()} if is_cuda else {}),
+        **backend_of(description).facts(),
         "features": list(description.required_features),
         "peak_flops": {dtype: description.peak_flops(dtype) for dtype in _PEAK_DTYPES},
         "tvm_target": _tvm_target(description),

@@ -8,16 +8,18 @@ from dataclasses import dataclass, replace
 import tvm
 from tvm import relax, tirx
 
+from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.cuda.runtime_library import runtime_problem
-from tvm_ext.hardware.description import CpuDescription, CudaDescription, Processor
+from tvm_ext.hardware.description import CudaDescription, Processor
 from tvm_ext.passes.cuda_graphs import captured_kernels, launches_only, without_capture
 from tvm_ext.passes.propagate_nan import with_nan_passed_on
 from tvm_ext.report.records import DeviceRecord
 from tvm_ext.tensor_spec import listed
+from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.cuda.cublas import library_modules
 from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels, lowering_pipeline, pass_options
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_by_fallback
@@ -123,7 +125,7 @@ def build_with_fallback(
     try:
         return Built(build(planned, target, origins), planned, choices)
     except BuildError:
-        if not isinstance(machine, CudaDescription):
+        if scheduling_of(machine).is_bound is None:
             raise
         functions, changed = dict(planned.functions.items()), dict(choices)
         for global_var, func in planned.functions.items():
@@ -185,9 +187,34 @@ def build_program(
     ``calls`` say which nodes a kernel computes, for messages.
     """
     origins = {call.kernel: call.origins for call in reversed(calls)}
-    if isinstance(machine, CpuDescription):
-        built = build_with_fallback(mod, target, machine, unscheduled, choices, origins)
-        return Program(built.executable, built.choices)
+    program: Program = programs_of(machine).build(
+        mod, target, machine, unscheduled, choices, origins
+    )
+    return program
+
+
+def cpu_program(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    machine: Processor,
+    unscheduled: tvm.IRModule,
+    choices: dict[str, ScheduleChoice],
+    origins: Mapping[str, Sequence[str]],
+) -> Program:
+    """The program for a CPU."""
+    built = build_with_fallback(mod, target, machine, unscheduled, choices, origins)
+    return Program(built.executable, built.choices)
+
+
+def cuda_program(
+    mod: tvm.IRModule,
+    target: tvm.target.Target,
+    machine: CudaDescription,
+    unscheduled: tvm.IRModule,
+    choices: dict[str, ScheduleChoice],
+    origins: Mapping[str, Sequence[str]],
+) -> Program:
+    """The program for a GPU, with what its device code is."""
     # Where there is a GPU, the code is made for it to be loaded at once.
     runtime_problem()
     with making_device_code(machine.arch) as job:

@@ -10,10 +10,11 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 
+from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.graph_analysis import relax_bindings, weight_bytes
 from tvm_ext.errors import BuildError
 from tvm_ext.hardware.cuda.host import driver_state
-from tvm_ext.hardware.description import CpuDescription, Processor
+from tvm_ext.hardware.description import Processor
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import bindings_of
@@ -310,12 +311,17 @@ DEFAULT_GIBIBYTES = 3.0
 
 
 def default_limit(machine: Processor) -> float:
-    """GiB for a program's buffers: all memory of this machine's GPU, or ``DEFAULT_GIBIBYTES``."""
-    if isinstance(machine, CpuDescription):
-        # The driver is left alone: it takes time to start, and a process cannot fork after it.
-        return DEFAULT_GIBIBYTES
+    """GiB for a program's buffers: what the machine's backend says, or ``DEFAULT_GIBIBYTES``."""
+    return programs_of(machine).memory_limit() or DEFAULT_GIBIBYTES
+
+
+def gpu_memory() -> float | None:
+    """GiB of this machine's GPU, if it has one.
+
+    For programs for GPUs only: the driver takes time to start, and a process cannot fork after it.
+    """
     devices = driver_state().devices
-    return devices[0].memory_bytes / 2**30 if devices else DEFAULT_GIBIBYTES
+    return devices[0].memory_bytes / 2**30 if devices else None
 
 
 def require_memory(

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import tvm
 
+from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.configs.errors import RecordsError
 from tvm_ext.configs.loader import config_folder
@@ -46,9 +47,10 @@ def record_folders(records: RecordsSource) -> list[Path]:
 
 def shipped_folders(machine: Description) -> list[Path]:
     """The folder of shipped records whose CPU and number of cores are the machine's."""
-    if not isinstance(machine, CpuDescription):
+    name = programs_of(machine).records_name(machine)
+    if not name:
         return []
-    folder = config_folder("records") / shipped_name(machine)
+    folder = config_folder("records") / name
     path = Path(str(folder))
     return [path] if path.is_dir() else []
 

@@ -312,13 +312,18 @@ def load_plugins() -> tuple[str, ...]:
 
 @functools.cache
 def _load_once() -> tuple[str, ...]:
+    return load_group(GROUP, _load)
+
+
+def load_group(group: str, load: Callable[[EntryPoint], None]) -> tuple[str, ...]:
+    """Loads the entry points of a group, by name; warns of those that fail. Returns the others."""
     loaded = []
-    for point in sorted(entry_points(group=GROUP), key=lambda p: p.name):
+    for point in sorted(entry_points(group=group), key=lambda p: p.name):
         try:
-            _load(point)
+            load(point)
         except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
             reason = users_words(error)
-            warnings.warn(f"plugin '{point.name}' of {GROUP} was left out: {reason}", stacklevel=2)
+            warnings.warn(f"plugin '{point.name}' of {group} was left out: {reason}", stacklevel=2)
             continue
         loaded.append(point.name)
     return tuple(loaded)

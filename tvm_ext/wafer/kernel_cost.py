@@ -11,11 +11,11 @@ from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError
 from tvm_ext.hardware.wafer.program import WaferProgram
 from tvm_ext.hardware.wafer.program_cost import WaferCost, program_cost
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.recorded_schedule import RecordedSchedule, RecordSource
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_kernel
 from tvm_ext.tir_schedules.statements import without_scope_marks
 from tvm_ext.tir_schedules.template import FixedDecisions
-from tvm_ext.tir_schedules.wafer import WAFER_TEMPLATES
 from tvm_ext.tuning.candidate import refusal
 from tvm_ext.tuning.wafer.cost_model import read_program
 
@@ -163,7 +163,8 @@ def _decisions(
     if choice.source == "record" and records is not None:
         recorded = records.find("", func)
         return recorded.decisions if isinstance(recorded, RecordedSchedule) else {}
-    template = next((one for one in WAFER_TEMPLATES if one.name == choice.schedule), None)
+    known = scheduling_of(mesh).recordable
+    template = next((one for one in known if one.name == choice.schedule), None)
     chosen = FixedDecisions()
     if template is None or not isinstance(
         apply_template(template, func, mesh, chosen), ScheduledKernel

@@ -4,11 +4,10 @@ import pytest
 from decision_cases import knobs_of
 from kernel_cases import REDUCTIONS
 from lowering import f32, kernel_of, kernels_of, loops_of
-from machines import GPU, MACHINE
+from machines import MACHINE
 from tvm import relax, s_tir, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 
 op = relax.op
@@ -98,8 +97,3 @@ def test_symbolic_only() -> None:
 def test_every_reduction_has_vectors(name: str) -> None:
     for func in kernels_of(REDUCTIONS[name].expression, *REDUCTIONS[name].inputs).values():
         assert "vectorized" in [kind for kind, _ in kinds(applied(func))]
-
-
-def test_not_applicable_to_a_gpu() -> None:
-    found = Blockwise().apply(kernel_of(op.exp, f32(5)), GPU)
-    assert found == NotApplicable("the target is not a CPU")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import MOVES, POINTWISE
 from lowering import assert_same, f32, kernel_of, kernels_of, loops_of, run, scalar_stores
-from machines import GPU, MACHINE, NARROW
+from machines import MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
@@ -102,11 +102,6 @@ def test_no_scalar_moves(name: str) -> None:
 def test_not_applicable_to_a_reduction() -> None:
     found = CpuElementwise().apply(kernel_of(op.matmul, f32(3, 5), f32(5, 7)), MACHINE)
     assert found == NotApplicable("the kernel reduces or scans")
-
-
-def test_not_applicable_to_a_gpu() -> None:
-    found = CpuElementwise().apply(kernel_of(op.exp, f32(5)), GPU)
-    assert found == NotApplicable("the target is not a CPU")
 
 
 @pytest.mark.parametrize("size", [71, 2704, 2705, 2711])

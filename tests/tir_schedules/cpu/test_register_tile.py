@@ -3,7 +3,7 @@
 import pytest
 from kernel_cases import CONVOLUTIONS, MATMULS, REDUCTIONS, nhwc
 from lowering import assert_same, f32, kernel_of, loops_of, run, scalar_stores
-from machines import GPU, MACHINE, NARROW
+from machines import MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
@@ -163,11 +163,6 @@ def test_not_applicable() -> None:
     grouped = CONVOLUTIONS["conv nhwc grouped"]
     assert "without a stride" in reason(kernel_of(grouped.expression, *grouped.inputs))
     assert "iterations" in reason(kernel_of(lambda x: op.sum(x, axis=[0]), f32(5, 0)))
-
-
-def test_not_applicable_to_a_gpu() -> None:
-    func = kernel_of(op.matmul, f32(3, 5), f32(5, 7))
-    assert reason(func, GPU) == "the target is not a CPU"
 
 
 def test_rows_that_share_a_set_of_l1() -> None:

@@ -4,7 +4,6 @@ import pytest
 from decision_cases import assert_defaults_give_the_default_schedule
 from kernel_cases import CASES, MOVES
 from lowering import Spec, assert_same, f32, kernel_of, kernels_of, run
-from machines import MACHINE
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 from wafer_kernels import (
@@ -15,15 +14,14 @@ from wafer_kernels import (
     message,
     program,
     refusal,
-    scheduled,
     transfers,
     with_constants,
     works,
 )
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-from tvm_ext.tir_schedules.wafer import WAFER_TEMPLATES
 from tvm_ext.tir_schedules.wafer.blockwise import WaferBlockwise
 from tvm_ext.tuning.wafer.cost_model import read_program
 
@@ -139,7 +137,8 @@ def test_every_kernel_is_taken_and_computes_the_same() -> None:
         for kernel, func in kernels_of(CASES[name].expression, *CASES[name].inputs).items():
             plain[f"{name}: {kernel}"] = func
             found[f"{name}: {kernel}"] = schedule_kernel(func, SMALL)
-    assert {choice.schedule for _, choice in found.values()} <= {t.name for t in WAFER_TEMPLATES}
+    known = {template.name for template in scheduling_of(SMALL).recordable}
+    assert {choice.schedule for _, choice in found.values()} <= known
     unread = [
         name
         for name, (func, choice) in found.items()
@@ -193,8 +192,3 @@ def test_not_applicable_to_blocks_in_one_loop() -> None:
     first, second = sch.get_sblock("one"), sch.get_sblock("two")
     sch.compute_at(first, sch.get_loops(second)[0])
     assert refusal(TEMPLATE, sch.mod["main"]) == "blocks share loops"
-
-
-def test_not_applicable_to_other_machines() -> None:
-    assert refusal(TEMPLATE, TAKE, MACHINE) == "the target is not a mesh"
-    assert scheduled(TEMPLATE, TAKE) is not TAKE

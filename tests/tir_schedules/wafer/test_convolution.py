@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import CONVOLUTIONS, MOVES, REDUCTIONS, nhwc
 from lowering import f32, kernel_of
-from machines import MACHINE
 from tvm import relax, tirx
 
 from tvm_ext.configs.errors import NotApplicable
@@ -243,12 +242,6 @@ def test_other_kernels_are_left_alone(func, reason):
     found = TEMPLATE.apply(func, mesh())
     assert isinstance(found, NotApplicable)
     assert reason in found.reason
-
-
-def test_other_machines_are_left_alone():
-    found = TEMPLATE.apply(convolution(), MACHINE)
-    assert isinstance(found, NotApplicable)
-    assert found.reason == "the target is not a mesh"
 
 
 def test_it_is_what_a_convolution_is_scheduled_by():

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import POINTWISE
 from lowering import f32, kernel_of, kernels_of
-from machines import GPU, MACHINE
 from tvm import relax, tirx
 from tvm.relax.op import nn
 from wafer_kernels import (
@@ -162,8 +161,3 @@ def test_numbers_of_any_extents_and_decisions(rows: int, columns: int, seed: int
 )
 def test_not_applicable(expression: object, inputs: tuple, reason: str) -> None:
     assert reason in refusal(TEMPLATE, kernel_of(expression, *inputs))
-
-
-@pytest.mark.parametrize("machine", [MACHINE, GPU])
-def test_not_applicable_to_other_machines(machine: object) -> None:
-    assert refusal(TEMPLATE, ADD, machine) == "the target is not a mesh"

@@ -6,7 +6,6 @@ from tvm import te
 from wafer_matmuls import WSE2, product, random, run, scheduled
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.hardware.wafer.program import BlockWork, Transfer
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.wafer.matmul import ON_LEFT, SUMMA, WaferMatmul
@@ -106,8 +105,3 @@ def test_the_default_uses_many_pes_and_fits():
 )
 def test_other_kernels_are_left_alone(func, reason):
     assert apply_template(WaferMatmul(), func, WSE2) == NotApplicable(reason)
-
-
-def test_other_machines_are_left_alone():
-    found = apply_template(WaferMatmul(), product(8, 8, 8), resolve_target("avx512"))
-    assert found == NotApplicable("the target is not a mesh")

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import CASES, REDUCTIONS
 from lowering import f32, kernel_of, kernels_of
-from machines import MACHINE
 from tvm import relax, te, tirx
 from tvm.relax.op import nn
 from wafer_kernels import (
@@ -229,7 +228,3 @@ def test_not_applicable_to_reductions_over_different_rows() -> None:
     rows = te.compute((5,), lambda n: te.sum(x[n, j], j))
     func = te.create_prim_func([x, columns, rows])
     assert "different rows" in refusal(TEMPLATE, func)
-
-
-def test_not_applicable_to_other_machines() -> None:
-    assert refusal(TEMPLATE, SUM, MACHINE) == "the target is not a mesh"

@@ -5,7 +5,6 @@ from decision_cases import check_random_numbers, knobs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import f32, kernel_of
-from machines import MACHINE
 from tvm import relax, te, tirx
 
 from tvm_ext.configs.errors import NotApplicable
@@ -221,12 +220,6 @@ def test_other_kernels_are_left_alone(func, reason):
     found = TEMPLATE.apply(func, mesh())
     assert isinstance(found, NotApplicable)
     assert reason in found.reason
-
-
-def test_other_machines_are_left_alone():
-    found = TEMPLATE.apply(five_points(8, 8), MACHINE)
-    assert isinstance(found, NotApplicable)
-    assert found.reason == "the target is not a mesh"
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import MOVES
 from lowering import f32, kernel_of
-from machines import MACHINE
 from tvm import relax, tirx
 from tvm.relax.op import nn
 from wafer_kernels import (
@@ -163,7 +162,3 @@ def test_fewer_pes_may_be_chosen() -> None:
 )
 def test_not_applicable(expression: object, inputs: tuple, reason: str) -> None:
     assert reason in refusal(TEMPLATE, kernel_of(expression, *inputs))
-
-
-def test_not_applicable_to_other_machines() -> None:
-    assert refusal(TEMPLATE, TRANSPOSE, MACHINE) == "the target is not a mesh"

@@ -25,8 +25,8 @@ from tvm.script import tirx as T
 from tvm_ext.configs.errors import TuningError
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.hardware.tvm_compat import tune_context
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.cost_models.choose import (
-    MODEL_NAMES,
     GuardedCostModel,
     choose_model,
     model_file,
@@ -188,7 +188,7 @@ def test_unknown_name_is_an_error_that_names_the_nearest(tmp_path):
         choose_model("xgbost", MACHINE, tmp_path, print)
 
 
-@pytest.mark.parametrize("name", MODEL_NAMES)
+@pytest.mark.parametrize("name", sorted(tuning_of(MACHINE).cost_models))
 def test_every_name_is_a_model_that_works(name, tmp_path):
     notes: list[str] = []
     model = choose_model(name, MACHINE, tmp_path, notes.append)
@@ -250,7 +250,7 @@ def test_models_of_a_gpu(name, tmp_path):
     # Without samples all of them are the roofline of a GPU.
     np.testing.assert_allclose(ranked(model, SHAPE), ranked(CudaCostModel(machine), SHAPE))
     assert model.name == ("xgboost" if name == "xgboost" else "analytic")
-    assert [("it knows CPUs only, and 'nvidia-a100' is none" in note) for note in notes] == (
+    assert [("it is not for targets such as 'nvidia-a100'" in note) for note in notes] == (
         [True] if name == "predictor" else []
     )
 

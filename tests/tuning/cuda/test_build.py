@@ -16,8 +16,9 @@ from tvm_ext.hardware.cuda.resources import Launch, ResourceLimitError
 from tvm_ext.hardware.cuda.runtime_library import cuda_runtime_present
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
+from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import kernel_task, plain_json
-from tvm_ext.tuning.cuda.build import CudaBuildCheck, _Building, cuda_build_check
+from tvm_ext.tuning.cuda.build import CudaBuildCheck, _Building
 from tvm_ext.tuning.jobs import ExpectedJob, build, build_job
 from tvm_ext.tuning.references import References, plain_kernel, with_wide_sums
 from tvm_ext.tuning.runner import RunDeviceAddress, Runner
@@ -102,7 +103,7 @@ def test_a_reference_that_fails_takes_its_process_along(tmp_path):
 
 
 def test_cpus_are_not_checked():
-    assert cuda_build_check(host_description(), may_spill=True) is None
+    assert tuning_of(host_description()).build_check(host_description(), True) is None
 
 
 def test_sums_of_half_precision_are_added_up_in_float32(tmp_path):

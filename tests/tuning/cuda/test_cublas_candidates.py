@@ -8,8 +8,7 @@ from serial_gpu import gpu, serial_gpu
 
 import tvm_ext
 from tvm_ext.compiler.build import Program, build_program
-from tvm_ext.tir_schedules import apply_template as machine_templates
-from tvm_ext.tir_schedules.cuda import CUDA_TEMPLATES
+from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
 from tvm_ext.tuning import runner as runner_pool
 from tvm_ext.tuning import worker as worker_pool
@@ -47,11 +46,11 @@ def workers_here(monkeypatch) -> Iterator[None]:
     # Products as loops, which this CPU can run.
     loops = [
         CudaContraction(described=True) if isinstance(template, CudaContraction) else template
-        for template in CUDA_TEMPLATES
+        for template in scheduling_of(GPU).templates
     ]
-    monkeypatch.setattr(machine_templates, "CUDA_TEMPLATES", tuple(loops))
+    monkeypatch.setattr(scheduling_of(GPU), "templates", tuple(loops))
     found = CudaDeviceFacts(True, "NVIDIA A100", (8, 0))
-    monkeypatch.setattr("tvm_ext.tune_model.checked_gpu", lambda machine, servers: found)
+    monkeypatch.setattr("tvm_ext.tuning.cuda.presence.checked_gpu", lambda machine, servers: found)
 
 
 def product_model(folder) -> str:

@@ -94,7 +94,7 @@ def test_half_precision_and_a_cold_cache(tmp_path):
 
 def test_compiling_a_model_with_what_was_found(abs_model_path, tmp_path, monkeypatch):
     found = CudaDeviceFacts(True, "NVIDIA A100", (8, 0))
-    monkeypatch.setattr("tvm_ext.tune_model.checked_gpu", lambda machine, servers: found)
+    monkeypatch.setattr("tvm_ext.tuning.cuda.presence.checked_gpu", lambda machine, servers: found)
     with serial_gpu():
         progress = tvm_ext.tune(
             abs_model_path, "nvidia-a100", work_dir=tmp_path, trials=2, l2="warm"

@@ -1,4 +1,7 @@
-"""A package that offers a pass: installing it is enough; a broken one does no harm."""
+"""A package that offers a pass, a template, a cost model and a backend: installing it is enough.
+
+A broken one does no harm.
+"""
 
 import json
 import os
@@ -77,6 +80,34 @@ def test_its_pass_can_be_disabled(plugin_folder, abs_model_path):
     printed, _ = tvm_ext_json(plugin_folder, "compile", abs_model_path, *options)
     assert record_of(printed)["skipped"] == "disabled"
     assert printed["report"]["graph"]["relax_after"]["abs"] == 2
+
+
+def test_its_template_wins_for_its_kernel(plugin_folder, abs_model_path):
+    printed, _ = tvm_ext_json(plugin_folder, "compile", abs_model_path)
+    (kernel,) = printed["report"]["kernels"]
+    assert (kernel["schedule"], kernel["source"]) == ("one loop", "template")
+    assert not any("elementwise" in refusal for refusal in kernel["refusals"])
+
+
+def test_its_template_is_tuned_and_its_cost_model_ranks(plugin_folder, abs_model_path, tmp_path):
+    options = ("--output", tmp_path / "logs", "--trials", 3, "--cost-model", "shortest")
+    tuned, _ = tvm_ext_json(plugin_folder, "tune", abs_model_path, *options)
+    # A cost model that fails is noted.
+    assert tuned["notes"] == []
+    trials = (tmp_path / "logs" / "trials.jsonl").read_text().splitlines()
+    assert "one loop" in [json.loads(line).get("template") for line in trials]
+
+
+def test_its_backend_is_a_target(plugin_folder, abs_model_path, tmp_path):
+    printed, stderr = tvm_ext_json(
+        plugin_folder, "compile", abs_model_path, "--target", "plain", "--output", tmp_path / "m"
+    )
+    (kernel,) = printed["report"]["kernels"]
+    assert (kernel["schedule"], kernel["source"]) == ("blockwise", "generic")
+    assert printed["report"]["target"]["kind"] == "plain-cpu"
+    assert stderr == ""
+    listed, _ = tvm_ext_json(plugin_folder, "targets", "list")
+    assert "plain" in [target["name"] for target in listed]
 
 
 @pytest.mark.parametrize("content", ["import not_there", "1 / 0", "def Broken(): pass"])

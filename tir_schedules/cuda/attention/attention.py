@@ -34,7 +34,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     multiply_matrices,
 )
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Attention of float32 on CUDA cores: a thread multiplies a tile of rows and columns.
 #
@@ -325,13 +325,15 @@ class Attention:
     """Functions that the pass ``AttentionFusion`` made."""
 
     name = "attention"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_attention``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         views = FlatViews()
         problem = read_problem(func, views)
         if isinstance(problem, NotApplicable):

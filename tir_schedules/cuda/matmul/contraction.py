@@ -62,7 +62,7 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
 )
 from tvm_ext.tir_schedules.cuda.warp_instructions import MatrixInstruction
 from tvm_ext.tir_schedules.packing import PaddedOperand
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # A reduction in parts that blocks of threads add up on their own, and the kernel that adds these.
 #
@@ -408,13 +408,15 @@ class CudaContraction:
     tf32: bool = False
     described: bool = False
     name = "contraction"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_tiles``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not a GPU")
         nominal = with_nominal_sizes(func)
         if isinstance(nominal, NotApplicable):
             return nominal

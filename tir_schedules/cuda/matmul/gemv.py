@@ -31,7 +31,7 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     schedule_following,
     widest_copy,
 )
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # How the threads of a block share the rows and steps of a matrix times a vector.
 
@@ -180,13 +180,15 @@ class Gemv:
     """Kernels with one contraction of two operands, one of which has a single row."""
 
     name = "gemv"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_shares``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not a GPU")
         sch = s_tir.Schedule(func)
         main = only_reduction(sch)
         if isinstance(main, NotApplicable):

@@ -29,7 +29,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_mainloop import (
 )
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ARCHITECTURE, PTX_TYPES
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # The kernel of attention by warpgroups: one brings keys and values, the others multiply.
 
@@ -84,13 +84,15 @@ class WarpgroupAttention:
     """Functions that the pass ``AttentionFusion`` made, with enough rows for warpgroups."""
 
     name = "warpgroup attention"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_group_attention``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not an NVIDIA GPU")
         if machine.arch != ARCHITECTURE:
             return NotApplicable(f"{machine.arch} has no instructions of warpgroups")
         views = FlatViews()

@@ -44,7 +44,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import (
 from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.packing import packed_annotations, packed_operand
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Machine
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Operands whose rows begin between multiples of 16 bytes, copied to rows that do not.
 #
@@ -147,13 +147,15 @@ class WarpgroupContraction:
     """
 
     name = "warpgroup contraction"
+    machine_type = CudaDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Machine, decisions: Decisions = DEFAULT_DECISIONS
+        self,
+        func: tirx.PrimFunc,
+        machine: CudaDescription,
+        decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_group_tiles``."""
-        if not isinstance(machine, CudaDescription):
-            return NotApplicable("the target is not a GPU")
         if machine.arch != ARCHITECTURE:
             return NotApplicable(f"{machine.arch} has no instructions of warpgroups")
         sch = s_tir.Schedule(func)

@@ -11,7 +11,7 @@ import typer
 from tvm_ext.cli import options
 from tvm_ext.cli.options import CompileOptions, WaferTarget, is_saved_model
 from tvm_ext.cli.stderr_lines import progress_line
-from tvm_ext.errors import InputError, TargetError
+from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
     from tvm_ext.hardware.wafer.description import WaferDescription
@@ -97,14 +97,9 @@ def _code(
 
 
 def _mesh(chosen: CompileOptions, grid: str | None) -> "WaferDescription":
-    from tvm_ext.hardware.wafer.description import WaferDescription
+    from tvm_ext.wafer.model_cost import mesh_target
 
-    machine = chosen.machine()
-    if not isinstance(machine, WaferDescription):
-        raise TargetError(
-            f"target '{machine.name}' is no mesh; expected one, such as wse2: see 'tvm-ext targets "
-            "list'"
-        )
+    machine = mesh_target(chosen.machine())
     if grid is None:
         return machine
     found = re.fullmatch(r"(\d{1,6})x(\d{1,6})", grid)

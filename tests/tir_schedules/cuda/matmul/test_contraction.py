@@ -1,7 +1,7 @@
 import pytest
 from cuda_kernels import assert_numbers, scheduled, whole_source
 from lowering import f32, kernel_of
-from machines import GPU, MACHINE
+from machines import GPU
 from matmul_kernels import (
     calls,
     check_numbers,
@@ -266,8 +266,3 @@ def test_refusals_say_why(kernel, reason):
     refused = apply_template(CudaContraction(), kernel(), GPU)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
-
-
-def test_a_cpu_is_refused():
-    refused = apply_template(CudaContraction(), product(32, 32, 32), MACHINE)
-    assert refused == NotApplicable("the target is not a GPU")

@@ -13,7 +13,7 @@ from cuda_kernels import (
     whole_source,
 )
 from lowering import kernel_of
-from machines import GPU, MACHINE
+from machines import GPU
 from matmul_kernels import convolution, f16, hard_swish, product
 from tvm import relax, te, tirx
 
@@ -123,9 +123,3 @@ def test_refusals_say_why(kernel, reason):
     refused = apply_template(TEMPLATE, kernel(), GPU)
     assert isinstance(refused, NotApplicable)
     assert reason in refused.reason
-
-
-def test_a_cpu_is_refused():
-    assert apply_template(TEMPLATE, product(1, 8, 64), MACHINE) == NotApplicable(
-        "the target is not a GPU"
-    )

@@ -9,7 +9,7 @@ import tvm
 from cuda_kernels import needs_nvcc, scheduled, whole_source
 from emulated_kernels import run_emulated
 from lowering import f32, kernel_of
-from machines import GPU, MACHINE
+from machines import GPU
 from matmul_kernels import f16, linear, product
 from tvm import relax, te, tirx
 from warpgroup_cases import H200, assert_no_spills, check_numbers, code_of, residual
@@ -181,11 +181,6 @@ def test_a_slice_of_the_second_operand_is_refused():
     refused = apply_template(WarpgroupContraction(), te.create_prim_func([a, b, c]), H200)
     assert isinstance(refused, NotApplicable)
     assert "another place than its start" in refused.reason
-
-
-def test_other_machines_are_refused():
-    refused = apply_template(WarpgroupContraction(), product(512, 512, 512), MACHINE)
-    assert refused == NotApplicable("the target is not a GPU")
 
 
 def test_the_host_makes_the_tensor_maps():

@@ -1,0 +1,85 @@
+"""The backend for CPUs, whose code LLVM makes."""
+
+from tvm import tirx
+
+from tvm_ext.compiler.backend import Programs
+from tvm_ext.compiler.build import cpu_program
+from tvm_ext.compiler.tuned_kernels import shipped_name
+from tvm_ext.hardware.backend import Backend
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.tir_schedules.backend import Scheduling
+from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
+from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
+from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
+from tvm_ext.tir_schedules.cpu.masked_tails import has_masked_memory, with_masked_tails
+from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
+from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
+from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer
+from tvm_ext.tir_schedules.cpu.reduction import Reduction
+from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
+from tvm_ext.tir_schedules.cpu.scan import CpuScan
+from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
+from tvm_ext.tir_schedules.cpu.symbolic_tile import SymbolicTiles
+from tvm_ext.tir_schedules.cpu.transpose import CpuTranspose
+from tvm_ext.tir_schedules.cpu.winograd import Winograd
+from tvm_ext.tuning.backend import RANDOM, CostModelEntry, Tuning
+from tvm_ext.tuning.cpu.presence import check_runs_here
+
+
+def _masked_tails(func: tirx.PrimFunc, machine: CpuDescription) -> tirx.PrimFunc:
+    return with_masked_tails(func) if has_masked_memory(machine) else func
+
+
+CPU = Backend(
+    name="cpu",
+    machine_type=CpuDescription,
+    default=host_description,
+    source="built-in",
+    parts=(
+        Scheduling(
+            templates=(
+                CpuTranspose(),
+                CpuElementwise(),
+                CpuPooling(),
+                SoftmaxAndNorm(),
+                Reduction(),
+                CpuScan(),
+                CpuRecurrentLayer(),
+                Winograd(),
+                CpuDepthwiseConvolution(),
+                RegisterTile(),
+                Reduction(products=True, name="matrix times vector"),
+                SymbolicTiles(),
+            ),
+            fallback=Blockwise(),
+            finishing=(lambda func, _machine: with_overlapping_tiles(func), _masked_tails),
+        ),
+        Tuning(
+            cost_models={
+                "xgboost": CostModelEntry(
+                    "tvm_ext.tuning.cost_models.xgboost_model:XGBoostModel", "xgboost-{}.npz"
+                ),
+                "predictor": CostModelEntry(
+                    "tvm_ext.tuning.cost_models.performance_predictor:PredictorModel",
+                    "predictor-{}.json",
+                ),
+                "analytic": CostModelEntry("tvm_ext.tuning.cpu.cost_model:CpuCostModel"),
+                "random": RANDOM,
+            },
+            check_machine=check_runs_here,
+            pruner="tvm_ext.tuning.pruning:Pruner",
+        ),
+        Programs(
+            build=cpu_program,
+            built_for=lambda machine: {
+                "mtriple": machine.mtriple,
+                "mcpu": machine.mcpu,
+                "required_features": machine.required_features,
+                "machine": machine.architecture,
+            },
+            threads=lambda machine: machine.cores,
+            records_name=shipped_name,
+        ),
+    ),
+)
