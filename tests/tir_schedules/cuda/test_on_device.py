@@ -12,11 +12,11 @@ from matrix_products import in_instructions
 from needs_gpu import NEEDS_GPU
 from on_device import assert_on_device, built, machine
 
+from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
 from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import CudaTranspose
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention import WarpgroupAttention
-from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ARCHITECTURE
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 pytestmark = NEEDS_GPU
@@ -62,7 +62,7 @@ def test_attention_by_warps(name: str) -> None:
 
 @pytest.mark.parametrize("name", test_warp_group_attention.CASES)
 def test_attention_by_warpgroups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if machine().arch != ARCHITECTURE:
+    if machine().arch != WARPGROUP_ARCHITECTURE:
         pytest.skip("the GPU has no instructions of warpgroups")
     test_warp_group_attention.take_all(monkeypatch)
     case = test_warp_group_attention.CASES[name]

@@ -15,8 +15,8 @@ from test_warp_group_types import of_integers
 from tvm import te, tirx
 from warp_group_cases import small_gpu
 
+from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_contraction import (
-    ARCHITECTURE,
     WarpgroupContraction,
 )
 from tvm_ext.tir_schedules.template import FixedDecisions
@@ -28,7 +28,7 @@ def check(
     plain: tirx.PrimFunc, kernel: tirx.PrimFunc | None = None, sms: int = 2, **decided: int
 ) -> None:
     """The kernel, ``plain`` if no other, computes on a few multiprocessors what ``plain`` does."""
-    if machine().arch != ARCHITECTURE:
+    if machine().arch != WARPGROUP_ARCHITECTURE:
         pytest.skip(f"{machine().arch} has no instructions of warpgroups")
     small = small_gpu(sms, SLOW).with_tf32()
     taken = plain if kernel is None else kernel
