@@ -12,7 +12,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer
 from tvm.tirx.analysis import undefined_vars
 
 from tvm_ext.configs.errors import NotApplicable
@@ -23,6 +23,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     element_bytes,
     flattened,
     is_compact,
+    linear_numbers,
     nodes,
     operands_of,
     static_extent,
@@ -341,12 +342,12 @@ def image_tensor(
 
 def _moved(index: Any, variables: Sequence[Any], axes: MatmulAxes) -> dict[int, int] | None:
     """By how much each loop moves an index, and at -1 where it begins; None if not evenly."""
-    linear = [static_extent(part) for part in detect_linear_equation(index, list(variables))]
-    if not linear or None in linear:
+    linear = linear_numbers(index, variables)
+    if linear is None:
         return None
-    *steps, first = linear
+    steps, first = linear
     found = {axis: step for axis, step in enumerate(steps) if step and axes.extents[axis] > 1}
-    return {**found, -1: first}  # type: ignore[dict-item]
+    return {**found, -1: first}
 
 
 def _walk(moved: dict[int, int], before: int, axes: MatmulAxes, taps: Sequence[int]) -> Walk | None:
