@@ -21,30 +21,7 @@ from tvm_ext.hardware.cpu.features import (
     vector_bits,
 )
 from tvm_ext.hardware.machine import MachineDescription
-
-# How many times as many operations of a narrow type as of float32 one vector instruction does, by
-# the feature that brings the instruction. Intel SDM volume 2 (VADDPH, VDPBF16PS, VPDPBUSD) and the
-# Arm Architecture Reference Manual (FMLA half precision, BFMMLA, SDOT, SMMLA).
-_NARROW_SPEEDUP: tuple[tuple[str, tuple[str, ...], int], ...] = (
-    ("avx512fp16", ("float16",), 2),
-    ("avx512bf16", ("bfloat16",), 2),
-    ("avx512vnni", ("int8", "uint8"), 4),
-    ("avxvnni", ("int8", "uint8"), 4),
-    ("fullfp16", ("float16",), 2),
-    ("bf16", ("bfloat16",), 4),
-    ("dotprod", ("int8", "uint8"), 4),
-    ("i8mm", ("int8", "uint8"), 8),
-)
-
-# Operations a cycle a core of the AMX tile unit: a 16x16 tile product of 64-byte rows every 16
-# cycles. Intel 64 and IA-32 Architectures Optimization Reference Manual, chapter on AMX.
-_AMX_OPS_PER_CYCLE: dict[str, tuple[str, int]] = {
-    "bfloat16": ("amx-bf16", 1024),
-    "float16": ("amx-fp16", 1024),
-    "int8": ("amx-int8", 2048),
-    "uint8": ("amx-int8", 2048),
-}
-
+from tvm_ext.hardware.matrix_instructions import MatrixInstruction, cpu_instruction, has_rate
 
 # What the templates and the features were written for.
 ARCHITECTURES = ("x86_64", "aarch64")
@@ -132,11 +109,6 @@ class CpuDescription(MachineDescription):
         """ "x86_64" or "aarch64", from the triple."""
         return architecture_of(self.mtriple)
 
-    @property
-    def has_amx(self) -> bool:
-        """Whether the CPU has AMX tile registers."""
-        return "amx-tile" in self.features
-
     def tvm_target(self) -> tvm.target.Target:
         """The TVM target that builds code for this CPU. Raises ValueError for a wrong option."""
         config = {
@@ -165,12 +137,18 @@ class CpuDescription(MachineDescription):
         return max(1, self.vector_bits // tvm.DataType(dtype).bits)
 
     def peak_flops(self, dtype: str) -> float:
-        """Operations a second (a multiply-add is two) over all cores, with the best instruction.
+        """Operations a second (a multiply-add is two) over all cores.
 
-        A type narrower than 32 bits without arithmetic of its own runs at float32's rate, since it
-        is widened first; a 64-bit type runs at half of it.
+        They are those of the instruction that sums of products of ``dtype`` become: see
+        ``matrix_instructions``.
         """
-        return self._operations_per_cycle(dtype) * self.clock_ghz * 1e9 * self.cores
+        instruction = self.instruction(dtype)
+        multiply_adds = instruction.m * instruction.k * self.vector_lanes(instruction.a)
+        return 2 * multiply_adds * self.fma_units * self.clock_ghz * 1e9 * self.cores
+
+    def instruction(self, dtype: str) -> MatrixInstruction:
+        """What sums of products of ``dtype`` become on this CPU."""
+        return cpu_instruction(dtype, tvm.DataType(dtype).bits, self.features)
 
     def bandwidth(self, working_set_bytes: float) -> float:
         """Copy bandwidth in bytes a second over all cores for data that is reused at this size."""
@@ -179,24 +157,6 @@ class CpuDescription(MachineDescription):
         if working_set_bytes <= self.l3_bytes:
             return self.core_l3_gbs * self.cores * 1e9
         return min(self.memory_gbs, self.core_memory_gbs * self.cores) * 1e9
-
-    def _operations_per_cycle(self, dtype: str) -> float:
-        features = self.features
-        feature, tile_operations = _AMX_OPS_PER_CYCLE.get(dtype, ("", 0))
-        if feature in features:
-            return tile_operations
-        speedup = max(
-            (
-                times
-                for name, dtypes, times in _NARROW_SPEEDUP
-                if name in features and dtype in dtypes
-            ),
-            default=1,
-        )
-        lanes = self.vector_lanes("float32")
-        if tvm.DataType(dtype).bits > 32:
-            lanes = self.vector_lanes(dtype)
-        return 2 * lanes * speedup * self.fma_units
 
 
 class CudaDescription(MachineDescription):
@@ -281,11 +241,20 @@ class CudaDescription(MachineDescription):
     def peak_flops(self, dtype: str) -> float:
         """Operations a second (a multiply-add is two) over all multiprocessors, dense.
 
-        The tensor cores' rate where the description has one for ``dtype``, else float32's.
+        The tensor cores' rate where the description has one for ``dtype`` and there are
+        instructions that code uses, else float32's.
         """
-        if dtype in self.tensor_tflops:
+        if self.has_tensor_rate(dtype):
             return self.tensor_tflops[dtype] * 1e12
         return 2 * self.sms * self.fp32_lanes_per_sm * self.clock_ghz * 1e9
+
+    def has_tensor_rate(self, dtype: str) -> bool:
+        """Whether products of ``dtype`` have a rate of their own that some code reaches."""
+        return dtype in self.tensor_tflops and has_rate(dtype, self.arch)
+
+    def instruction_flops(self, instruction: MatrixInstruction) -> float:
+        """Operations a second over all multiprocessors that work with one instruction only."""
+        return self.peak_flops(instruction.rate) * instruction.share_of_rate(self.arch)
 
     def bandwidth(self, working_set_bytes: float) -> float:
         """Copy bandwidth in bytes a second for data that is reused at this size."""

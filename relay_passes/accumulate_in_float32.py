@@ -41,7 +41,7 @@ class AccumulateInFloat32:
         machine = current_gpu()
         if machine is None:
             return mod
-        return _Narrower(tuple(t for t in _NARROW if t in machine.tensor_tflops)).run(mod)
+        return _Narrower(tuple(t for t in _NARROW if machine.has_tensor_rate(t))).run(mod)
 
 
 class _Narrower(BindingRewriter):

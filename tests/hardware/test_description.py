@@ -6,6 +6,7 @@ from pydantic import ValidationError
 from tvm_ext.configs.errors import TargetError
 from tvm_ext.hardware.cpu.features import features_from_flags, llvm_features, vector_bits
 from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS, WARP_SHARE
 from tvm_ext.hardware.targets import resolve_target
 
 
@@ -21,12 +22,22 @@ def test_peak_is_lanes_times_units_times_clock_times_cores():
     assert cpu.peak_flops("int8") == cpu.peak_flops("float32")
 
 
-def test_dot_product_features_raise_the_peak_of_their_types_only():
-    cpu = rebuilt("avx512", mattr=("+avx512vnni", "+avx512bf16"))
+def test_features_that_no_code_uses_do_not_raise_the_peak():
+    cpu = rebuilt("avx512", mattr=("+avx512vnni", "+avx512bf16", "+avx512fp16"))
     base = cpu.peak_flops("float32")
-    assert cpu.peak_flops("int8") == 4 * base
-    assert cpu.peak_flops("bfloat16") == 2 * base
-    assert cpu.peak_flops("float16") == base
+    assert cpu.peak_flops("int8") == cpu.peak_flops("bfloat16") == base
+    # LLVM multiplies float16 as it is where it can.
+    assert cpu.peak_flops("float16") == 2 * base
+    assert rebuilt("avx512").peak_flops("float16") == base
+
+
+def test_a_gpu_has_rates_for_what_kernels_are_made_of():
+    hopper, ampere = resolve_target("nvidia-h100"), resolve_target("nvidia-a100")
+    assert hopper.peak_flops("float8_e4m3fn") == hopper.peak_flops("float32")
+    assert hopper.peak_flops("float64") == 34e12
+    for machine, share in ((hopper, WARP_SHARE), (ampere, 1.0)):
+        rate = machine.instruction_flops(WARP_INSTRUCTIONS["float32"])
+        assert rate == machine.peak_flops("tf32") * share
 
 
 @pytest.mark.parametrize(

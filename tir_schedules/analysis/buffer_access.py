@@ -71,6 +71,56 @@ def static_extent(value: object) -> int | None:
     return int(value.value) if isinstance(value, tirx.IntImm) else None
 
 
+@dataclass(frozen=True)
+class LoopAxis:
+    """A loop from 0 to ``extent``, a number or an expression of what is known in the run only.
+
+    ``position``: of its variable among those of a block; -1 where that is of no interest.
+    """
+
+    var: tirx.Var
+    extent: Any
+    position: int = -1
+
+    @property
+    def length(self) -> int | None:
+        """The extent where it is a number."""
+        return static_extent(self.extent)
+
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether the extent is known in the run only."""
+        return self.length is None
+
+    @property
+    def runs_once(self) -> bool:
+        """Whether the loop is known to have at most one iteration."""
+        return self.length is not None and self.length <= 1
+
+
+# By how much an index moves with loops.
+
+
+def linear_form(expr: Any, variables: Sequence[tirx.Var]) -> tuple[list[Any], Any] | None:
+    """By how much an expression moves with each variable, and the rest; None if not linearly."""
+    found = list(detect_linear_equation(expr, list(variables)))
+    return (found[:-1], found[-1]) if len(found) == len(variables) + 1 else None
+
+
+def linear_numbers(expr: Any, variables: Sequence[tirx.Var]) -> tuple[list[int], int] | None:
+    """The same where all of them are numbers."""
+    found = linear_form(expr, variables)
+    numbers = [static_extent(number) for number in (*found[0], found[1])] if found else []
+    known = [number for number in numbers if number is not None]
+    return (known[:-1], known[-1]) if known and len(known) == len(numbers) else None
+
+
+def slope(expr: Any, var: tirx.Var) -> int | None:
+    """By how much an index moves with a variable; None when that is not one number."""
+    found = linear_form(expr, [var])
+    return static_extent(found[0][0]) if found else None
+
+
 def buffer_bytes(buffer: tirx.Buffer) -> int:
     """Bytes of a buffer; a symbolic extent counts as one."""
     elements = math.prod(static_extent(size) or 1 for size in buffer.shape)
@@ -141,24 +191,16 @@ def _strides(region: TensorRegion, variables: list[tirx.Var]) -> list[int | None
     address = _flat_address(region)
     if address is None:
         return [None] * len(variables)
-    strides: list[int | None] = []
-    for variable in variables:
-        # [coefficient, rest], or nothing when the address is not linear in the variable.
-        linear = detect_linear_equation(address, [variable])
-        strides.append(static_extent(linear[0]) if len(linear) == 2 else None)
-    return strides
+    return [slope(address, variable) for variable in variables]
 
 
 def _flat_address(region: TensorRegion) -> tvm.ir.Expr | None:
-    # A cast hides from the solver that an index is linear, so the loops' own type is kept.
-    dtypes = {str(dim.min.ty) for dim in region.region}
-    dtype = dtypes.pop() if len(dtypes) == 1 else "int64"
-    address: tvm.ir.Expr = tirx.const(0, dtype)
-    for size, dim in zip(region.source.shape, region.region, strict=True):
-        if static_extent(size) is None or static_extent(dim.extent) != 1:
-            return None
-        address = address * tirx.const(static_extent(size), dtype) + dim.min.astype(dtype)
-    return address
+    sizes = [*region.source.shape, *(dim.extent for dim in region.region)]
+    if any(static_extent(size) is None for size in sizes):
+        return None
+    if any(static_extent(dim.extent) != 1 for dim in region.region):
+        return None
+    return flat_address(region.source, [dim.min for dim in region.region])
 
 
 # Buffers as arrays of one dimension, so that an index is an address.
@@ -230,9 +272,9 @@ def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | N
         return None
 
     def flat_load(load: tvm.ir.TensorLoad) -> Any:
-        return tirx.BufferLoad(views.of(load.source), [_address(load.source, load.indices)])
+        return tirx.BufferLoad(views.of(load.source), [flat_address(load.source, load.indices)])
 
-    address = _address(store.buffer, store.indices)
+    address = flat_address(store.buffer, store.indices)
     value, address = (
         tvm_ffi.structural_map(expr, (tvm.ir.TensorLoad, flat_load))
         for expr in (store.value, address)
@@ -282,8 +324,9 @@ def is_compact(buffer: Any, symbolic_sizes: bool = False) -> bool:
     return known and not buffer.strides and static_extent(buffer.elem_offset) in (None, 0)
 
 
-def _address(buffer: Any, indices: Sequence[Any]) -> Any:
+def flat_address(buffer: Any, indices: Sequence[Any]) -> Any:
     """Position of an element in the buffer's memory, counted in elements."""
+    # A cast hides from the solver that an index is linear, so the loops' own type is kept.
     dtypes = {str(index.ty) for index in indices}
     dtype = dtypes.pop() if len(dtypes) == 1 else "int64"
     flat: Any = tirx.const(0, dtype)

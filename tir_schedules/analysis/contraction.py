@@ -8,29 +8,14 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
-from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, slope, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import (
+    substitute,
+)
 from tvm_ext.tir_schedules.inlining import is_data_parallel
-
-
-@dataclass(frozen=True)
-class SymbolicAxis:
-    """A loop from 0 to ``extent``, a number or an expression of the kernel's sizes.
-
-    ``position``: of the loop's variable among those of its block; -1 where it has none.
-    """
-
-    var: tirx.Var
-    extent: Any
-    position: int = -1
-
-    @property
-    def length(self) -> int | None:
-        """The extent where it is a number."""
-        return static_extent(self.extent)
 
 
 @dataclass(frozen=True)
@@ -39,7 +24,7 @@ class SymbolicContraction:
 
     Attributes
     ----------
-    spatial, reduction : tuple[SymbolicAxis, ...]
+    spatial, reduction : tuple[LoopAxis, ...]
         The loops, without those of one iteration.
     product : Expr
         What one iteration adds.
@@ -53,8 +38,8 @@ class SymbolicContraction:
         Buffers in place of parameters, with two dimensions as one, and those parameters.
     """
 
-    spatial: tuple[SymbolicAxis, ...]
-    reduction: tuple[SymbolicAxis, ...]
+    spatial: tuple[LoopAxis, ...]
+    reduction: tuple[LoopAxis, ...]
     product: Any
     start: Any
     store: tirx.BufferStore
@@ -71,7 +56,7 @@ class SymbolicContraction:
         """What the product reads."""
         return nodes(self.product, tvm.ir.TensorLoad)
 
-    def step(self, place: Any, axis: SymbolicAxis) -> int | None:
+    def step(self, place: Any, axis: LoopAxis) -> int | None:
         """0 where a load or store does not move with ``axis``, 1 for neighbours, None otherwise."""
         buffer = place.buffer if isinstance(place, tirx.BufferStore) else place.source
         moving = [p for p, index in enumerate(place.indices) if depends(index, axis.var)]
@@ -80,8 +65,7 @@ class SymbolicContraction:
         last = max((p for p, n in enumerate(buffer.shape) if static_extent(n) != 1), default=None)
         if moving != [last]:
             return None
-        linear = detect_linear_equation(place.indices[last], [axis.var])
-        return 1 if len(linear) == 2 and static_extent(linear[0]) == 1 else None
+        return 1 if slope(place.indices[last], axis.var) == 1 else None
 
 
 def depends(expr: Any, var: tirx.Var) -> bool:
@@ -100,7 +84,7 @@ def contraction_of(
     product, start = summed
     kinds = {v.var: v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars}
     axes = {
-        v.var: SymbolicAxis(tirx.Var(v.var.name, v.var.ty), v.dom.extent, position)
+        v.var: LoopAxis(tirx.Var(v.var.name, v.var.ty), v.dom.extent, position)
         for position, v in enumerate(stmt.iter_vars)
     }
     if len({str(axis.var.ty) for axis in axes.values()}) > 1:
@@ -202,16 +186,16 @@ def _without_single(contraction: SymbolicContraction) -> SymbolicContraction:
 
 def joined(
     contraction: SymbolicContraction,
-    outer: SymbolicAxis,
-    inner: SymbolicAxis,
+    outer: LoopAxis,
+    inner: LoopAxis,
     params: Sequence[Any],
-) -> tuple[SymbolicContraction, SymbolicAxis] | None:
+) -> tuple[SymbolicContraction, LoopAxis] | None:
     """The contraction with two loops as one, and that one; None where addresses do not allow it.
 
     Every buffer with one of the two has both as neighbouring dimensions, is a parameter and lies in
     memory without gaps: it is looked at as if the two were one dimension.
     """
-    axis = SymbolicAxis(tirx.Var(inner.var.name, inner.var.ty), outer.extent * inner.extent)
+    axis = LoopAxis(tirx.Var(inner.var.name, inner.var.ty), outer.extent * inner.extent)
     views = list(contraction.views)
     made: list[tuple[Any, int, Any]] = []
     refused: list[Any] = []
@@ -258,7 +242,7 @@ def joined(
     return changed, axis
 
 
-def _is_dense(buffer: Any, first: int, outer: SymbolicAxis, inner: SymbolicAxis) -> bool:
+def _is_dense(buffer: Any, first: int, outer: LoopAxis, inner: LoopAxis) -> bool:
     """Whether the two loops pass all of two dimensions, which follow each other in memory."""
     if buffer.strides or static_extent(buffer.elem_offset) not in (None, 0):
         return False

@@ -11,30 +11,20 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, flattened, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    FlatViews,
+    LoopAxis,
+    flattened,
+    linear_form,
+    nodes,
+    slope,
+    static_extent,
+)
 
 # Rounds of splitting loops by the divisors found in indices; each takes a division away.
 _MAX_DIGIT_SPLITS = 12
-
-
-@dataclass(frozen=True)
-class LoopAxis:
-    """A loop from 0 to ``extent``, an int or an expression of what is known in the run only."""
-
-    var: tirx.Var
-    extent: Any
-
-    @property
-    def is_symbolic(self) -> bool:
-        """Whether the extent is known in the run only."""
-        return not isinstance(self.extent, int)
-
-    @property
-    def runs_once(self) -> bool:
-        """Whether the loop is known to have one iteration."""
-        return not self.is_symbolic and self.extent <= 1
 
 
 @dataclass(frozen=True)
@@ -213,12 +203,6 @@ def _piece(dividend: Any, axis: LoopAxis, divisor: int | None) -> int | None:
     return size if 1 < size < axis.extent and axis.extent % size == 0 else None
 
 
-def slope(expr: Any, var: tirx.Var) -> int | None:
-    """By how much an index moves with a variable; None when that is not one number."""
-    linear = detect_linear_equation(expr, [var])
-    return static_extent(linear[0]) if len(linear) == 2 else None
-
-
 def _strides(nest: Nest, indices: Sequence[Any]) -> tuple[int | None, ...]:
     return tuple(slope(indices[0], axis.var) for axis in nest.axes)
 
@@ -261,11 +245,11 @@ def joined(nest: Nest) -> Nest:
 
 def _step(expr: Any, var: tirx.Var) -> Any:
     """By how much an index moves with a variable: an int, an expression, or None."""
-    linear = detect_linear_equation(expr, [var])
-    if len(linear) != 2:
+    found = linear_form(expr, [var])
+    if found is None:
         return None
-    known = static_extent(linear[0])
-    return linear[0] if known is None else known
+    known = static_extent(found[0][0])
+    return found[0][0] if known is None else known
 
 
 def _is_dense(outer: Any, inner: Any, extent: Any) -> bool:

@@ -6,22 +6,16 @@ from typing import Any
 
 import tvm
 from tvm import sym, tirx
-from tvm.sym import detect_linear_equation
 from tvm_ffi import WalkResult, structural_equal, structural_map, structural_mutate, structural_walk
 
-from tvm_ext.tir_schedules.analysis.buffer_access import elements, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    elements,
+    linear_form,
+    slope,
+    static_extent,
+)
 from tvm_ext.tir_schedules.inlining import walk
-
-
-@dataclass(frozen=True)
-class RowAxis:
-    """A loop: its variable and how often it runs.
-
-    The extent may be an expression, of what is known in the run only.
-    """
-
-    var: tirx.Var
-    extent: Any
 
 
 @dataclass(frozen=True)
@@ -47,7 +41,7 @@ class RowBlock:
 
     Attributes
     ----------
-    columns : tuple[RowAxis, ...]
+    columns : tuple[LoopAxis, ...]
         Its loops along the row; none for a value a row.
     stores : tuple[Store, ...]
         More than one when several results are reduced together (argmax).
@@ -57,7 +51,7 @@ class RowBlock:
         Where the block ends, of a row whose last part is shorter than the others.
     """
 
-    columns: tuple[RowAxis, ...]
+    columns: tuple[LoopAxis, ...]
     stores: tuple[Store, ...]
     starts: tuple[tvm.ir.Expr, ...]
     limit: Limit | None = None
@@ -74,7 +68,7 @@ class RowKernel:
 
     Attributes
     ----------
-    rows : tuple[RowAxis, ...]
+    rows : tuple[LoopAxis, ...]
         The loops over rows, outermost first, those of extent 1 left out.
     blocks : tuple[RowBlock, ...]
         In program order.
@@ -85,7 +79,7 @@ class RowKernel:
         Type of all loop variables.
     """
 
-    rows: tuple[RowAxis, ...]
+    rows: tuple[LoopAxis, ...]
     blocks: tuple[RowBlock, ...]
     inner: dict[int, tuple[int, ...]]
     index_dtype: str
@@ -170,7 +164,7 @@ def substituted(
 # By how much the addresses of a row kernel move with its loops.
 
 
-def unfused(value: Any, axes: Sequence[RowAxis], dtype: str) -> dict[int, Any]:
+def unfused(value: Any, axes: Sequence[LoopAxis], dtype: str) -> dict[int, Any]:
     """The values of ``axes`` at one iteration of the loop that they are fused into."""
     values: dict[int, Any] = {}
     step: Any = 1
@@ -199,7 +193,7 @@ def index_in_row(kernel: RowKernel, buffer: tvm.ir.Var, indices: Sequence[Any]) 
     return index
 
 
-def dense_suffix(kernel: RowKernel, axes: Sequence[RowAxis], blocks: Iterable[RowBlock]) -> int:
+def dense_suffix(kernel: RowKernel, axes: Sequence[LoopAxis], blocks: Iterable[RowBlock]) -> int:
     """Position of the first of the innermost ``axes`` that all buffers walk as if one loop.
 
     Loads and stores along them are then of whole vectors, or of one element. When there are none,
@@ -216,17 +210,17 @@ def dense_suffix(kernel: RowKernel, axes: Sequence[RowAxis], blocks: Iterable[Ro
     return max(len(axes) - 1, 0)
 
 
-def is_dense(kernel: RowKernel, axes: Sequence[RowAxis], blocks: Iterable[RowBlock]) -> bool:
+def is_dense(kernel: RowKernel, axes: Sequence[LoopAxis], blocks: Iterable[RowBlock]) -> bool:
     """Whether the innermost of ``axes`` loads and stores whole vectors, or one element."""
     return bool(axes) and all(s in (0, 1) for s in strides(kernel, axes[-1:], blocks))
 
 
 def strides(
-    kernel: RowKernel, axes: Sequence[RowAxis], blocks: Iterable[RowBlock]
+    kernel: RowKernel, axes: Sequence[LoopAxis], blocks: Iterable[RowBlock]
 ) -> list[int | None]:
     """By how much each address moves with the fused loop of ``axes``; None: not by a number."""
     dtype = kernel.index_dtype
-    fused = RowAxis(tirx.Var("fused", dtype), product(axis.extent for axis in axes))
+    fused = LoopAxis(tirx.Var("fused", dtype), product(axis.extent for axis in axes))
     values = unfused(fused.var, axes, dtype)
     found: list[int | None] = []
     for block in blocks:
@@ -235,8 +229,7 @@ def strides(
             analyzer.bind(axis.var, tvm.ir.Range(0, axis.extent))
         for buffer, indices in accesses(block.stores):
             address = substituted(address_of(kernel, buffer, indices), values)
-            linear = detect_linear_equation(analyzer.simplify(address), [fused.var])
-            found.append(static_extent(linear[0]) if len(linear) == 2 else None)
+            found.append(slope(analyzer.simplify(address), fused.var))
     return found
 
 
@@ -340,7 +333,7 @@ def _replaced(value: Any, old: Values, new: Values) -> Any:
     return structural_mutate(value, [(tvm.ir.Expr, visit)])
 
 
-def _depends_on(exprs: Values, axes: Sequence[RowAxis]) -> bool:
+def _depends_on(exprs: Values, axes: Sequence[LoopAxis]) -> bool:
     keys = {buffer_key(axis.var) for axis in axes}
     return any(buffer_key(v) in keys for expr in exprs for v in tirx.analysis.undefined_vars(expr))
 
@@ -368,9 +361,9 @@ def with_joined_loops(kernel: RowKernel) -> RowKernel:
 
 
 def _joined(
-    kernel: RowKernel, axes: tuple[RowAxis, ...], blocks: tuple[RowBlock, ...]
-) -> tuple[tuple[RowAxis, ...], tuple[RowBlock, ...]]:
-    groups: list[list[RowAxis]] = []
+    kernel: RowKernel, axes: tuple[LoopAxis, ...], blocks: tuple[RowBlock, ...]
+) -> tuple[tuple[LoopAxis, ...], tuple[RowBlock, ...]]:
+    groups: list[list[LoopAxis]] = []
     for axis in axes:
         if groups and all(_is_dense(kernel, b, groups[-1][-1], axis) for b in blocks):
             groups[-1].append(axis)
@@ -380,7 +373,7 @@ def _joined(
     found = []
     for group in groups:
         last = group[-1].var
-        joined = RowAxis(tirx.Var(last.name, str(last.ty)), product(axis.extent for axis in group))
+        joined = LoopAxis(tirx.Var(last.name, str(last.ty)), product(axis.extent for axis in group))
         values |= {buffer_key(axis.var): tirx.const(0, str(last.ty)) for axis in group}
         values[buffer_key(last)] = joined.var
         found.append(joined)
@@ -399,7 +392,7 @@ def _moved(block: RowBlock, values: dict[int, Any]) -> RowBlock:
     return replace(block, stores=stores)
 
 
-def _is_dense(kernel: RowKernel, block: RowBlock, outer: RowAxis, inner: RowAxis) -> bool:
+def _is_dense(kernel: RowKernel, block: RowBlock, outer: LoopAxis, inner: LoopAxis) -> bool:
     """Whether a step of ``outer`` moves every address as far as all steps of ``inner``."""
     if any(_is_free(store.value, (outer, inner)) for store in block.stores):
         return False
@@ -408,13 +401,16 @@ def _is_dense(kernel: RowKernel, block: RowBlock, outer: RowAxis, inner: RowAxis
         if buffer_key(buffer) in kernel.inner:
             continue
         address = address_of(kernel, buffer, indices)
-        linear = detect_linear_equation(analyzer.simplify(address), [outer.var, inner.var])
-        if len(linear) != 3 or not analyzer.can_prove_equal(linear[0], linear[1] * inner.extent):
+        linear = linear_form(analyzer.simplify(address), [outer.var, inner.var])
+        if linear is None:
+            return False
+        (far, near), _ = linear
+        if not analyzer.can_prove_equal(far, near * inner.extent):
             return False
     return True
 
 
-def _is_free(value: Any, axes: Sequence[RowAxis]) -> bool:
+def _is_free(value: Any, axes: Sequence[LoopAxis]) -> bool:
     """Whether a value uses one of some loops other than in an address."""
     keys = {buffer_key(axis.var) for axis in axes}
     found: list[bool] = []

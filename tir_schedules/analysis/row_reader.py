@@ -15,9 +15,15 @@ from tvm import s_tir, sym, tirx
 from tvm_ffi import structural_mutate
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    flat_address,
+    is_compact,
+    operands_of,
+    slope,
+    static_extent,
+)
 from tvm_ext.tir_schedules.analysis.row_kernel import (
-    RowAxis,
     RowBlock,
     RowKernel,
     Store,
@@ -46,6 +52,14 @@ def simplifier(axes: Any) -> Callable[[Any], Any]:
         return substituted(expr, {}, simplified)
 
     return simplify
+
+
+def result_strides(store: tirx.BufferStore, axes: Sequence[LoopAxis]) -> list[int | None]:
+    """Elements by which the address of a result moves with each axis; None where by no number."""
+    if not is_compact(store.buffer):
+        return [None] * len(axes)
+    address = simplifier(axes)(flat_address(store.buffer, store.indices))
+    return [slope(address, axis.var) for axis in axes]
 
 
 def read_rows(
@@ -106,24 +120,24 @@ class _RowReader:
         self._check_rows(kernel)
         return kernel
 
-    def _bind_first_reduction(self) -> list[RowAxis]:
+    def _bind_first_reduction(self) -> list[LoopAxis]:
         first = next((b for b in self.blocks if not _is_data_parallel(b)), None)
         if first is None:
             raise NotApplicable("the kernel has no reduction")
-        rows: list[RowAxis] = []
+        rows: list[LoopAxis] = []
         for iter_var in first.iter_vars:
             extent = self.extents[buffer_key(iter_var.var)]
             several = not isinstance(extent, int) or extent > 1
             if iter_var.iter_type == tirx.IterVar.DataPar and several:
                 self.bound[buffer_key(iter_var.var)] = (len(rows), 1)
-                rows.append(RowAxis(tirx.Var(f"row{len(rows)}", self.dtype), extent))
+                rows.append(LoopAxis(tirx.Var(f"row{len(rows)}", self.dtype), extent))
         return rows
 
-    def _propagate(self, rows: list[RowAxis]) -> bool:
+    def _propagate(self, rows: list[LoopAxis]) -> bool:
         """From variables to the dimensions that they index, and back; whether that found any."""
         before = len(self.bound) + len(self.dimensions)
         for (stores, _), block in zip(self.bodies, self.blocks, strict=True):
-            axes = [RowAxis(v.var, self.extents[buffer_key(v.var)]) for v in block.iter_vars]
+            axes = [LoopAxis(v.var, self.extents[buffer_key(v.var)]) for v in block.iter_vars]
             simplify = simplifier(axes)
             for buffer, indices in accesses(stores):
                 if buffer_key(buffer) in self.written:
@@ -131,7 +145,7 @@ class _RowReader:
                         self._match(buffer_key(buffer), dimension, simplify(index), rows)
         return len(self.bound) + len(self.dimensions) > before
 
-    def _match(self, buffer: int, dimension: int, index: Any, rows: list[RowAxis]) -> None:
+    def _match(self, buffer: int, dimension: int, index: Any, rows: list[LoopAxis]) -> None:
         """Makes ``index`` and the dimension that it indexes know of each other."""
         step = 1
         if isinstance(index, tirx.FloorDiv) and static_extent(index.b) is not None:
@@ -149,11 +163,11 @@ class _RowReader:
             self.bound[buffer_key(index)] = (axis, step)
 
     def _block(
-        self, block: s_tir.SBlock, body: tuple[list[Store], list[Any]], rows: list[RowAxis]
+        self, block: s_tir.SBlock, body: tuple[list[Store], list[Any]], rows: list[LoopAxis]
     ) -> RowBlock:
         """The block in the variables of rows and columns."""
         values: dict[int, Any] = {}
-        columns: list[RowAxis] = []
+        columns: list[LoopAxis] = []
         seen: list[int] = []
         for iter_var in block.iter_vars:
             key = buffer_key(iter_var.var)
@@ -164,7 +178,7 @@ class _RowReader:
             several = not isinstance(step, int) or step > 1
             if several:
                 value = tirx.Var(f"column{len(columns)}", self.dtype)
-                columns.append(RowAxis(value, step))
+                columns.append(LoopAxis(value, step))
             if axis is not None:
                 seen.append(axis)
                 value = rows[axis].var * tirx.const(step, self.dtype) + value

@@ -8,16 +8,21 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
-from tvm.sym import detect_linear_equation
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, flattened, nodes, static_extent
-from tvm_ext.tir_schedules.analysis.loop_nest import (
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    FlatViews,
     LoopAxis,
+    flattened,
+    linear_form,
+    nodes,
+    slope,
+    static_extent,
+)
+from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     index_of,
     nest_of,
-    slope,
     substitute,
 )
 from tvm_ext.tir_schedules.inlining import (
@@ -249,9 +254,9 @@ def _step(
     if not _uses(index, position.var):
         return None
     everything = [*outputs, *window]
-    linear = detect_linear_equation(index, [axis.var for axis in everything])
-    numbers = [static_extent(number) for number in linear[:-1]]
-    if len(numbers) != len(everything) or None in numbers:
+    linear = linear_form(index, [axis.var for axis in everything])
+    numbers = [static_extent(number) for number in linear[0]] if linear else [None]
+    if None in numbers:
         return (None, 0, 0)
     moving = {id(axis): n for axis, n in zip(everything, numbers, strict=True) if n}
     spread = moving.pop(id(position), 0)
@@ -272,10 +277,11 @@ def _bound(
     strange = NotApplicable("the padding is not a range of positions along the window")
     if not isinstance(condition, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
         return strange
-    linear = detect_linear_equation(condition.a - condition.b, [output.var, position.var])
-    if len(linear) != 3:
+    linear = linear_form(condition.a - condition.b, [output.var, position.var])
+    if linear is None:
         return strange
-    by_output, by_position, offset = (static_extent(number) for number in linear)
+    steps, rest = linear
+    by_output, by_position, offset = (static_extent(number) for number in (*steps, rest))
     if by_position == 0 and by_output == 0:
         return None
     if offset is None or by_position not in (spread, -spread):

@@ -7,9 +7,8 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, access_of, nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis, access_of, nodes
 from tvm_ext.tir_schedules.analysis.loop_nest import (
-    LoopAxis,
     Nest,
     in_order_of_writing,
     index_of,

@@ -20,8 +20,10 @@ from tvm_ffi import (
 )
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
-from tvm_ext.tir_schedules.analysis.loop_nest import slope, substitute
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, slope, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import (
+    substitute,
+)
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import COMPARISONS
 from tvm_ext.tir_schedules.statements import conjuncts, stack_array
 

@@ -8,9 +8,8 @@ import tvm
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import (
-    LoopAxis,
     Nest,
     index_of,
     load_strides,

@@ -14,8 +14,10 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_equal, structural_map
 
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
-from tvm_ext.tir_schedules.analysis.loop_nest import slope, substitute
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, slope, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import (
+    substitute,
+)
 from tvm_ext.tir_schedules.statements import conjuncts
 
 

@@ -9,10 +9,14 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
-from tvm.sym import detect_linear_equation
 
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    BlockAccess,
+    linear_numbers,
+    slope,
+    static_extent,
+)
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Where a block that picks one of several inputs (concatenation, padding) changes its choice.
@@ -97,11 +101,10 @@ def changes(
     there is a stretch in which other loops decide. None when it is not linear in the loops.
     """
     difference = comparison.a - comparison.b
-    linear = detect_linear_equation(difference, [var for var, _ in loops])
-    numbers = [static_extent(value) for value in linear]
-    if len(numbers) != len(loops) + 1 or any(number is None for number in numbers):
+    linear = linear_numbers(difference, [var for var, _ in loops])
+    if linear is None:
         return None
-    *slopes, offset = [number for number in numbers if number is not None]
+    slopes, offset = linear
     steepest = max(range(len(loops)), key=lambda i: abs(slopes[i]), default=None)
     if steepest is None or slopes[steepest] == 0:
         return 0, ()
@@ -139,10 +142,10 @@ def _borders(comparisons: list[Any], variable: tirx.Var, extent: Any) -> Borders
 
 def _positions(comparison: Any, variable: tirx.Var, size: int | None) -> tuple[int, ...] | None:
     """Where the comparison changes along ``variable``; None when that is not one number."""
-    linear = detect_linear_equation(comparison.a - comparison.b, [variable])
-    if len(linear) != 2 or static_extent(linear[0]) is None:
+    step = slope(comparison.a - comparison.b, variable)
+    if step is None:
         return None
-    if static_extent(linear[0]) == 0:
+    if step == 0:
         return ()
     found = changes(comparison, [(variable, size)]) if size is not None else None
     return found[1] if found is not None else None

@@ -18,8 +18,13 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ext.tir_schedules.analysis.loop_nest import Nest, joined, simplified, slope, substitute
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, slope
+from tvm_ext.tir_schedules.analysis.loop_nest import (
+    Nest,
+    joined,
+    simplified,
+    substitute,
+)
 from tvm_ext.tir_schedules.analysis.sliding_window import (
     Slide,
     Window,

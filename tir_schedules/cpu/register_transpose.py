@@ -11,12 +11,10 @@ from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, slope
 from tvm_ext.tir_schedules.analysis.loop_nest import (
-    LoopAxis,
     Nest,
     load_strides,
-    slope,
     store_strides,
     substitute,
 )

@@ -7,10 +7,9 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     Combine,
-    RowAxis,
     RowBlock,
     RowKernel,
     Store,
@@ -70,7 +69,7 @@ class Writer:
         return self.loop(length, body, tirx.ForKind.VECTORIZED)
 
     def nest(
-        self, axes: Sequence[RowAxis], body: Callable[[dict[int, Any]], tirx.Stmt]
+        self, axes: Sequence[LoopAxis], body: Callable[[dict[int, Any]], tirx.Stmt]
     ) -> tirx.Stmt:
         """Serial loops over ``axes``; the body gets their values."""
         if not axes:
@@ -250,7 +249,7 @@ class AcrossRows(Writer):
         return sequence(nests)
 
     def _over_groups(
-        self, outer: Sequence[RowAxis], inner: Sequence[RowAxis], count: int, parts: Any
+        self, outer: Sequence[LoopAxis], inner: Sequence[LoopAxis], count: int, parts: Any
     ) -> tirx.Stmt:
         tiles = [(_Tile(self.kernel, self.decision, part[2]), part) for part in parts]
 
@@ -264,8 +263,8 @@ class AcrossRows(Writer):
 
     def _over_tiles(
         self,
-        outer: Sequence[RowAxis],
-        inner: Sequence[RowAxis],
+        outer: Sequence[LoopAxis],
+        inner: Sequence[LoopAxis],
         count: int,
         part: tuple[int, int, int],
     ) -> tirx.Stmt:
@@ -292,7 +291,7 @@ class _Tile(Writer):
         self.width = width
 
     def loop_over(
-        self, part: tuple[int, int, int], inner: Sequence[RowAxis], values: dict[int, Any]
+        self, part: tuple[int, int, int], inner: Sequence[LoopAxis], values: dict[int, Any]
     ) -> tirx.Stmt:
         """All tiles of one width."""
         start, many, width = part
@@ -302,7 +301,7 @@ class _Tile(Writer):
 
         return self.loop(many, iteration)
 
-    def rows(self, base: Any, inner: Sequence[RowAxis], values: dict[int, Any]) -> tirx.Stmt:
+    def rows(self, base: Any, inner: Sequence[LoopAxis], values: dict[int, Any]) -> tirx.Stmt:
         """All blocks for the rows from ``base`` on."""
 
         def at_lane(lane: Any) -> dict[int, Any]:
@@ -326,7 +325,7 @@ class _Tile(Writer):
         return [self.nest(block.columns, lambda v: self._vectors(lambda lane: element(v, lane)))]
 
     def _nest_by_steps(
-        self, columns: Sequence[RowAxis], update: Callable[[dict[int, Any], Any], tirx.Stmt]
+        self, columns: Sequence[LoopAxis], update: Callable[[dict[int, Any], Any], tirx.Stmt]
     ) -> tirx.Stmt:
         """The loops of a reduction, innermost the vectors of the tile.
 
@@ -402,7 +401,7 @@ class _Tile(Writer):
 
 SERIAL = tirx.ForKind.SERIAL
 ColumnBody = Callable[[dict[int, Any], Any], tirx.Stmt]
-Columns = tuple[Sequence[RowAxis], Sequence[RowAxis]]
+Columns = tuple[Sequence[LoopAxis], Sequence[LoopAxis]]
 
 
 class AlongRows(Writer):
@@ -506,7 +505,7 @@ class _Row(Writer):
         self,
         part: Stretch,
         lanes: int | None,
-        inner: Sequence[RowAxis],
+        inner: Sequence[LoopAxis],
         body: ColumnBody,
     ) -> tirx.Stmt:
         start, count, width = part

@@ -5,13 +5,16 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.sym import detect_linear_equation
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
-from tvm_ext.tir_schedules.analysis.row_kernel import RowAxis, accumulated, buffer_key, substituted
-from tvm_ext.tir_schedules.analysis.row_reader import simplifier
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
+from tvm_ext.tir_schedules.analysis.row_kernel import (
+    accumulated,
+    buffer_key,
+    substituted,
+)
+from tvm_ext.tir_schedules.analysis.row_reader import result_strides, simplifier
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import distinct, pick_threads, worth_threads
 from tvm_ext.tir_schedules.cpu.row_code import with_body
 from tvm_ext.tir_schedules.cpu.row_decision import stretches
@@ -122,24 +125,11 @@ def _scans_of(func: tirx.PrimFunc) -> _Scans | None:
     if not count or not more:
         return None
     # One more position than there are: that of a loop that runs once would be taken for 0.
-    axes = [RowAxis(outer.loop_var, count), RowAxis(inner.loop_var, more + 1)]
-    after = _stride(step, axes)
+    axes = [LoopAxis(outer.loop_var, count), LoopAxis(inner.loop_var, more + 1)]
+    _, after = result_strides(step, axes)
     if after is None or after < 1 or count % after:
         return None
     return _Scans(count // after, after, more + 1, outer.loop_var, inner.loop_var, first, step)
-
-
-def _stride(step: tirx.BufferStore, axes: list[RowAxis]) -> int | None:
-    """Elements from one position of a scan to the next."""
-    dtype = str(axes[0].var.ty)
-    address: Any = tirx.const(0, dtype)
-    for size, index in zip(step.buffer.shape, step.indices, strict=True):
-        length = static_extent(size)
-        if length is None:
-            return None
-        address = address * tirx.const(length, dtype) + index
-    linear = detect_linear_equation(simplifier(axes)(address), [axes[1].var])
-    return static_extent(linear[0]) if len(linear) == 2 else None
 
 
 def _written(scans: _Scans, decision: ScanDecision) -> tirx.Stmt:
@@ -164,7 +154,7 @@ def _groups(scans: _Scans, part: tuple[int, int, int], threads: bool) -> tirx.St
     def number(value: int) -> tvm.ir.Expr:
         return tirx.const(value, dtype)
 
-    group = RowAxis(tirx.Var("group", dtype), scans.others * count)
+    group = LoopAxis(tirx.Var("group", dtype), scans.others * count)
     place = number(start) + tirx.FloorMod(group.var, number(count)) * number(width)
     scan = tirx.FloorDiv(group.var, number(count)) * number(scans.after) + place
     kind = tirx.ForKind.PARALLEL if threads and group.extent > 1 else tirx.ForKind.SERIAL
@@ -172,18 +162,18 @@ def _groups(scans: _Scans, part: tuple[int, int, int], threads: bool) -> tirx.St
     return tirx.For(group.var, number(0), number(group.extent), kind, body)
 
 
-def _group(scans: _Scans, group: RowAxis, scan: Any, width: int) -> tirx.Stmt:
+def _group(scans: _Scans, group: LoopAxis, scan: Any, width: int) -> tirx.Stmt:
     """``width`` scans from the one numbered ``scan`` on, with their running results in a buffer."""
     dtype = str(scans.scan.ty)
     buffer = scans.step.buffer
     running = tirx.decl_buffer([tirx.const(width, dtype)], str(buffer.dtype), "running")
-    position = RowAxis(tirx.Var("position", dtype), scans.length - 1)
+    position = LoopAxis(tirx.Var("position", dtype), scans.length - 1)
     kind = tirx.ForKind.UNROLLED
     if scans.after > 1 and width > 1:
         kind = tirx.ForKind.VECTORIZED
 
     def lanes(store: tirx.BufferStore) -> tirx.Stmt:
-        lane = RowAxis(tirx.Var("lane", dtype), width)
+        lane = LoopAxis(tirx.Var("lane", dtype), width)
         values = {
             buffer_key(scans.scan): scan + lane.var,
             buffer_key(scans.position): position.var,

@@ -11,21 +11,21 @@ from dataclasses import replace
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
-from tvm.sym import detect_linear_equation
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
     buffer_bytes,
     constant_parameter,
     element_bytes,
+    linear_form,
     nodes,
     operands_of,
     static_extent,
 )
 from tvm_ext.tir_schedules.analysis.contraction import (
-    SymbolicAxis,
     SymbolicContraction,
     contraction_of,
     depends,
@@ -143,7 +143,7 @@ def _is_result(sch: s_tir.Schedule, array: tirx.Buffer) -> bool:
     return any(array.same_as(param) for param in sch.mod["main"].params)
 
 
-def _vector_axis(contraction: SymbolicContraction) -> SymbolicAxis | None:
+def _vector_axis(contraction: SymbolicContraction) -> LoopAxis | None:
     """The loop that steps through the result, and through operands or not along them."""
     for axis in contraction.spatial:
         steps = [contraction.step(load, axis) for load in contraction.operands()]
@@ -174,11 +174,11 @@ def _transpose_operand(
     return False
 
 
-def _is_long(axis: SymbolicAxis) -> bool:
+def _is_long(axis: LoopAxis) -> bool:
     return axis.length is None or axis.length >= LEAST_USES
 
 
-def _column_sizes(columns: SymbolicAxis, lanes: int) -> tuple[int, ...]:
+def _column_sizes(columns: LoopAxis, lanes: int) -> tuple[int, ...]:
     if columns.length is not None:
         return (vector_chunk(columns.length, lanes, 2),)
     few = (size for size in (_FEW_COLUMNS, 1) if size == 1 or size < lanes)
@@ -208,7 +208,7 @@ def _packed(sch: s_tir.Schedule, anchor: SBlockRV, tile: SymbolicTile) -> s_tir.
 
 
 def _decide(
-    contraction: SymbolicContraction, columns: SymbolicAxis, machine: CpuDescription
+    contraction: SymbolicContraction, columns: LoopAxis, machine: CpuDescription
 ) -> SymbolicTile:
     lanes = machine.vector_lanes(str(contraction.start.ty))
     sizes = _column_sizes(columns, lanes)
@@ -287,9 +287,7 @@ def _panel(
     return None
 
 
-def _row_axis(
-    contraction: SymbolicContraction, columns: SymbolicAxis, most: int
-) -> SymbolicAxis | None:
+def _row_axis(contraction: SymbolicContraction, columns: LoopAxis, most: int) -> LoopAxis | None:
     """The innermost loop that a vector of an operand serves all of, or the longest such loop."""
     fitting = [
         axis
@@ -302,21 +300,21 @@ def _row_axis(
     return next(long, max(fitting, key=lambda axis: axis.length or 0, default=None))
 
 
-def _reuses(contraction: SymbolicContraction, columns: SymbolicAxis, axis: SymbolicAxis) -> bool:
+def _reuses(contraction: SymbolicContraction, columns: LoopAxis, axis: LoopAxis) -> bool:
     return any(
         contraction.step(load, columns) == 1 and contraction.step(load, axis) == 0
         for load in contraction.operands()
     )
 
 
-def _is_linear(contraction: SymbolicContraction, axis: SymbolicAxis) -> bool:
+def _is_linear(contraction: SymbolicContraction, axis: LoopAxis) -> bool:
     """Whether rows follow each other at one distance: no address takes a division."""
     indices = [index for load in contraction.operands() for index in load.indices]
     moved = [index for index in indices if depends(index, axis.var)]
-    return all(len(detect_linear_equation(index, [axis.var])) == 2 for index in moved)
+    return all(linear_form(index, [axis.var]) for index in moved)
 
 
-def _row_sizes(rows: SymbolicAxis, most: int) -> tuple[int, ...]:
+def _row_sizes(rows: LoopAxis, most: int) -> tuple[int, ...]:
     if rows.length is None:
         return (most, 1) if most > 1 else (1,)
     tiles = -(-rows.length // most)
@@ -326,9 +324,7 @@ def _row_sizes(rows: SymbolicAxis, most: int) -> tuple[int, ...]:
     return (next(whole, even),)
 
 
-def _vector_bytes(
-    contraction: SymbolicContraction, columns: SymbolicAxis, rows: SymbolicAxis
-) -> int:
+def _vector_bytes(contraction: SymbolicContraction, columns: LoopAxis, rows: LoopAxis) -> int:
     """Bytes of what all rows read in vectors: the weights."""
     return sum(
         buffer_bytes(load.source)

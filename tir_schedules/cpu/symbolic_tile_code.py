@@ -18,9 +18,13 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
-from tvm_ext.tir_schedules.analysis.contraction import SymbolicAxis, SymbolicContraction
-from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
+from tvm_ext.tir_schedules.analysis.contraction import (
+    SymbolicContraction,
+)
+from tvm_ext.tir_schedules.analysis.loop_nest import (
+    substitute,
+)
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
 from tvm_ext.tir_schedules.statements import sequence, stack_array
 
@@ -38,14 +42,14 @@ class Panel:
     ----------
     load : TensorLoad
         The operand as the product reads it.
-    rows : SymbolicAxis
+    rows : LoopAxis
         The loop over rows of tiles, all of which pass before the next columns are copied.
     tiles : int
         Tiles along the columns whose columns are copied together.
     """
 
     load: Any
-    rows: SymbolicAxis
+    rows: LoopAxis
     tiles: int
 
 
@@ -55,11 +59,11 @@ class SymbolicTile:
 
     Attributes
     ----------
-    columns : SymbolicAxis
+    columns : LoopAxis
         Its sums fill the vectors.
     column_sizes : tuple[int, ...]
         Sums of a tile along it, the largest first: the first that the loop is as long as is used.
-    rows : SymbolicAxis or None
+    rows : LoopAxis or None
         The other loop of a tile; None where a vector serves only one sum.
     row_sizes : tuple[int, ...]
         The same along it.
@@ -69,9 +73,9 @@ class SymbolicTile:
         The operand whose columns are copied before all rows of tiles pass.
     """
 
-    columns: SymbolicAxis
+    columns: LoopAxis
     column_sizes: tuple[int, ...]
-    rows: SymbolicAxis | None
+    rows: LoopAxis | None
     row_sizes: tuple[int, ...]
     columns_first: bool = False
     panel: Panel | None = None
@@ -95,7 +99,7 @@ def symbolic_tile_code(
     return _first_that_fits(tile.rows, [(size, by_columns(size)) for size in tile.row_sizes])
 
 
-def _first_that_fits(axis: SymbolicAxis, versions: Sequence[tuple[int, tirx.Stmt]]) -> tirx.Stmt:
+def _first_that_fits(axis: LoopAxis, versions: Sequence[tuple[int, tirx.Stmt]]) -> tirx.Stmt:
     *others, (_, code) = versions
     sizes = [size for size, _ in versions]
     for (size, longer), next_size in reversed(list(zip(others, sizes[1:], strict=True))):
@@ -164,7 +168,7 @@ class _Version:
         body = sequence([*places, body])
         return self._loop(every, inner * around[0].extent, body, tirx.ForKind.PARALLEL)
 
-    def _without_panels(self) -> tuple[list[SymbolicAxis], tirx.Stmt]:
+    def _without_panels(self) -> tuple[list[LoopAxis], tirx.Stmt]:
         """The loops over tiles, and what is in them."""
         columns = self.tile.columns
         others, binds = self._others()
@@ -172,12 +176,12 @@ class _Version:
         around = [last, *others] if self.tile.columns_first else [*others, last]
         return around, sequence([*binds, *bind, *self.declarations, *self._tile()])
 
-    def _with_panels(self, panel: Panel) -> tuple[list[SymbolicAxis], tirx.Stmt]:
+    def _with_panels(self, panel: Panel) -> tuple[list[LoopAxis], tirx.Stmt]:
         """The loops over panels, and what is in them: the copy, then the tiles of all rows."""
         columns, most = self.tile.columns, panel.tiles
         others, binds = self._others()
         count = self._count(columns.extent, self.columns)
-        every = SymbolicAxis(tirx.Var("panel", self.index), self._count(count, most))
+        every = LoopAxis(tirx.Var("panel", self.index), self._count(count, most))
         here = tirx.Var("tiles", self.index)
         least = tirx.min(tirx.const(most, self.index), count - every.var * most)
         copy = self._panel_copy(panel, every.var * most, here)
@@ -188,7 +192,7 @@ class _Version:
         body = self._loop(rows.var, rows.extent, body)
         return [*others, every], sequence([*binds, tirx.Bind(here, least), *copy, body])
 
-    def _others(self) -> tuple[list[SymbolicAxis], list[tirx.Stmt]]:
+    def _others(self) -> tuple[list[LoopAxis], list[tirx.Stmt]]:
         """The loops over tiles along all but the columns, and the rows where they share panels."""
         steps, binds = [], []
         inside = self.tile.panel.rows if self.tile.panel is not None else None
@@ -201,8 +205,8 @@ class _Version:
         return steps, binds
 
     def _step(
-        self, axis: SymbolicAxis, size: int, chunk: Any = None
-    ) -> tuple[SymbolicAxis, list[tirx.Stmt]]:
+        self, axis: LoopAxis, size: int, chunk: Any = None
+    ) -> tuple[LoopAxis, list[tirx.Stmt]]:
         """A loop over tiles, and what its body begins with: the first sum of a tile along it."""
         var = tirx.Var(axis.var.name, self.index)
         start = chunk_start(var if chunk is None else chunk, size, axis.extent)
@@ -212,16 +216,16 @@ class _Version:
             binds.append(tirx.Bind(first, start))
             start = first
         self.values[axis.var] = start
-        return SymbolicAxis(var, self._count(axis.extent, size)), binds
+        return LoopAxis(var, self._count(axis.extent, size)), binds
 
     def _count(self, extent: Any, size: int) -> Any:
         count = extent if size == 1 else tirx.truncdiv(extent + (size - 1), size)
         return Analyzer().simplify(count)
 
-    def _reduction(self) -> tuple[list[SymbolicAxis], dict[Any, Any]]:
+    def _reduction(self) -> tuple[list[LoopAxis], dict[Any, Any]]:
         """Loops over what is summed up, and their variables by those of the contraction."""
         own = [
-            SymbolicAxis(tirx.Var(axis.var.name, self.index), axis.extent)
+            LoopAxis(tirx.Var(axis.var.name, self.index), axis.extent)
             for axis in self.contraction.reduction
         ]
         pairs = zip(self.contraction.reduction, own, strict=True)

@@ -16,12 +16,16 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_mutate
 
 from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, elements, nodes
-from tvm_ext.tir_schedules.analysis.loop_nest import (
+from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
+    element_bytes,
+    elements,
+    nodes,
+    slope,
+)
+from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     simplified,
-    slope,
     store_strides,
     substitute,
 )

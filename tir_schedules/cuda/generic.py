@@ -12,11 +12,11 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import linear_form, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cuda.device_code import (
     DeviceCode,
@@ -118,9 +118,9 @@ def _is_cut_along(indices: Sequence[Any], var: Any, accesses: Accesses) -> bool:
     """Whether all of ``indices`` are windows of one step that do not meet."""
     steps, rests = [], []
     for index in indices:
-        linear = detect_linear_equation(index, [var])
-        step = static_extent(linear[0]) if len(linear) == 2 else None
-        if not step or nodes(linear[1], tvm.ir.TensorLoad):
+        linear = linear_form(index, [var])
+        step = static_extent(linear[0][0]) if linear else None
+        if linear is None or not step or nodes(linear[1], tvm.ir.TensorLoad):
             return False
         steps.append(abs(step))
         rests.append(linear[1])

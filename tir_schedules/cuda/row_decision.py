@@ -7,9 +7,8 @@ from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, element_bytes
 from tvm_ext.tir_schedules.analysis.row_kernel import (
-    RowAxis,
     RowBlock,
     RowKernel,
     Store,
@@ -200,9 +199,9 @@ def _widest(kernel: RowKernel, machine: CudaDescription) -> int:
     return min((machine.vector_lanes(dtype) for dtype in dtypes - {"bool"}), default=1)
 
 
-def step_axis(name: str, extent: Any, dtype: str) -> RowAxis:
+def step_axis(name: str, extent: Any, dtype: str) -> LoopAxis:
     """A variable with its range."""
-    return RowAxis(tirx.Var(name, dtype), extent)
+    return LoopAxis(tirx.Var(name, dtype), extent)
 
 
 def _power_of_two(value: int) -> int:

@@ -14,10 +14,14 @@ from tvm_ffi import structural_equal
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, element_bytes, is_compact
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    FlatViews,
+    LoopAxis,
+    element_bytes,
+    is_compact,
+)
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     Limit,
-    RowAxis,
     RowBlock,
     RowKernel,
     Store,
@@ -60,7 +64,7 @@ def staged(kernel: RowKernel) -> RowKernel:
     """
     extents = next((_extents(b) for b in kernel.blocks if b.length == kernel.length), ())
     columns = tuple(
-        RowAxis(tirx.Var(f"staged{i}", kernel.index_dtype), n) for i, n in enumerate(extents)
+        LoopAxis(tirx.Var(f"staged{i}", kernel.index_dtype), n) for i, n in enumerate(extents)
     )
     found: list[tuple[Any, list[int]]] = []
     for number, block in enumerate(kernel.blocks):
@@ -88,12 +92,12 @@ def _extents(block: RowBlock) -> tuple[int, ...]:
     return tuple(axis.extent for axis in block.columns)
 
 
-def _renaming(block: RowBlock, columns: tuple[RowAxis, ...]) -> dict[int, Any]:
+def _renaming(block: RowBlock, columns: tuple[LoopAxis, ...]) -> dict[int, Any]:
     pairs = zip(block.columns, columns, strict=True)
     return {buffer_key(old.var): new.var for old, new in pairs}
 
 
-def _row_loads(kernel: RowKernel, block: RowBlock, columns: tuple[RowAxis, ...]) -> list[Any]:
+def _row_loads(kernel: RowKernel, block: RowBlock, columns: tuple[LoopAxis, ...]) -> list[Any]:
     """What a block always reads of the kernel's inputs for each of its columns."""
     names = _renaming(block, columns)
     written = {buffer_key(store.buffer) for b in kernel.blocks for store in b.stores}
@@ -123,7 +127,7 @@ def _same(load: Any, other: Any) -> bool:
     )
 
 
-def _fused(columns: tuple[RowAxis, ...], dtype: str) -> Any:
+def _fused(columns: tuple[LoopAxis, ...], dtype: str) -> Any:
     index: Any = tirx.const(0, dtype)
     for axis in columns:
         index = index * tirx.const(axis.extent, dtype) + axis.var
@@ -131,7 +135,7 @@ def _fused(columns: tuple[RowAxis, ...], dtype: str) -> Any:
 
 
 def _on_own_axes(block: RowBlock) -> RowBlock:
-    columns = tuple(RowAxis(tirx.Var(a.var.name, str(a.var.ty)), a.extent) for a in block.columns)
+    columns = tuple(LoopAxis(tirx.Var(a.var.name, str(a.var.ty)), a.extent) for a in block.columns)
     names = _renaming(block, columns)
     stores = tuple(
         Store(
@@ -143,7 +147,7 @@ def _on_own_axes(block: RowBlock) -> RowBlock:
 
 
 def _with_rows(
-    block: RowBlock, columns: tuple[RowAxis, ...], held: list[tuple[Any, Any]], dtype: str
+    block: RowBlock, columns: tuple[LoopAxis, ...], held: list[tuple[Any, Any]], dtype: str
 ) -> RowBlock:
     """The block with loads from the rows that wait, in its own columns."""
     if _extents(block) != tuple(axis.extent for axis in columns):
@@ -182,13 +186,13 @@ class _Parts:
 
     kernel: RowKernel
     splits: int
-    part: RowAxis
+    part: LoopAxis
 
     def number(self, value: int) -> Any:
         return tirx.const(value, self.kernel.index_dtype)
 
     @property
-    def rows(self) -> tuple[RowAxis, ...]:
+    def rows(self) -> tuple[LoopAxis, ...]:
         """The loops over parts of rows: neighbouring rows stay neighbours."""
         return (self.part, *self.kernel.rows)
 
@@ -207,7 +211,7 @@ class _Parts:
     def block(self, block: RowBlock) -> RowBlock:
         """A block for the elements of one part."""
         length, chunk = block.length, self.chunk(block.length)
-        column = RowAxis(tirx.Var("column", self.kernel.index_dtype), chunk)
+        column = LoopAxis(tirx.Var("column", self.kernel.index_dtype), chunk)
         position = self.part.var * self.number(chunk) + column.var
         values = unfused(position, block.columns, self.kernel.index_dtype)
         simplify = simplifier([*self.rows, column])
@@ -228,7 +232,7 @@ def split_rows(kernel: RowKernel, splits: int) -> list[RowKernel] | NotApplicabl
     refusal = _refusal(kernel)
     if refusal is not None:
         return refusal
-    parts = _Parts(kernel, splits, RowAxis(tirx.Var("part", kernel.index_dtype), splits))
+    parts = _Parts(kernel, splits, LoopAxis(tirx.Var("part", kernel.index_dtype), splits))
     launches: list[RowKernel] = []
     known: list[RowBlock] = []
     ends: list[RowBlock] = []
@@ -291,7 +295,7 @@ def _in_two_steps(parts: _Parts, block: RowBlock) -> tuple[RowBlock, RowBlock]:
         for store, value in zip(block.stores, combine(old, held), strict=True)
     )
     # Every total has a loop of its own over the parts.
-    column = RowAxis(tirx.Var("part_of_row", parts.kernel.index_dtype), parts.splits)
+    column = LoopAxis(tirx.Var("part_of_row", parts.kernel.index_dtype), parts.splits)
     own = {buffer_key(parts.part.var): column.var}
     total = tuple(replace(s, value=substituted(s.value, own)) for s in total)
     return replace(of_part, stores=partial), RowBlock((column,), total, block.starts)

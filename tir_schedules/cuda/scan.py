@@ -14,12 +14,12 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     FlatViews,
+    LoopAxis,
     is_compact,
     nodes,
     with_flat_memory,
 )
 from tvm_ext.tir_schedules.analysis.row_kernel import (
-    RowAxis,
     RowBlock,
     RowKernel,
     Store,
@@ -564,8 +564,8 @@ def _written(
 def _sums_of_chunks(kernel: ScanKernel, launch: ScanLaunch, totals: Any) -> RowKernel:
     """The totals of all chunks but the last, as a reduction of rows."""
     dtype = kernel.index_dtype
-    chunk = RowAxis(tirx.Var("chunk", dtype), launch.chunks - 1)
-    step = RowAxis(tirx.Var("step", dtype), launch.chunk)
+    chunk = LoopAxis(tirx.Var("chunk", dtype), launch.chunks - 1)
+    step = LoopAxis(tirx.Var("step", dtype), launch.chunk)
     place: Any = chunk.var
     for axis in kernel.rows:
         place = place * tirx.const(axis.extent, dtype) + axis.var

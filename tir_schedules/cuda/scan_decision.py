@@ -7,14 +7,21 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.sym import detect_linear_equation
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, flattened, nodes, static_extent
-from tvm_ext.tir_schedules.analysis.loop_nest import substitute
-from tvm_ext.tir_schedules.analysis.row_kernel import RowAxis, product
-from tvm_ext.tir_schedules.analysis.row_reader import simplifier
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    nodes,
+    static_extent,
+)
+from tvm_ext.tir_schedules.analysis.loop_nest import (
+    substitute,
+)
+from tvm_ext.tir_schedules.analysis.row_kernel import (
+    product,
+)
+from tvm_ext.tir_schedules.analysis.row_reader import result_strides, simplifier
 from tvm_ext.tir_schedules.cuda.vector_group import powers_down
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -31,9 +38,9 @@ class ScanKernel:
 
     Attributes
     ----------
-    rows : tuple[RowAxis, ...]
+    rows : tuple[LoopAxis, ...]
         The loops over independent scans, outermost first.
-    position : RowAxis
+    position : LoopAxis
         The loop along which the value is carried.
     carried : buffer
         What holds the value, one element.
@@ -49,8 +56,8 @@ class ScanKernel:
         By how much the address of the first result moves with each of the rows and the position.
     """
 
-    rows: tuple[RowAxis, ...]
-    position: RowAxis
+    rows: tuple[LoopAxis, ...]
+    position: LoopAxis
     carried: Any
     start: Any
     operation: Any
@@ -117,8 +124,8 @@ def scan_of(body: tirx.Stmt) -> ScanKernel | NotApplicable:
 
 
 def _of_steps(
-    rows: tuple[RowAxis, ...],
-    position: RowAxis,
+    rows: tuple[LoopAxis, ...],
+    position: LoopAxis,
     carried: Any,
     first: tirx.BufferStore,
     body: tirx.Stmt,
@@ -139,7 +146,7 @@ def _of_steps(
     written = [store.buffer for store in stores]
     if any(_loads(part, buffer) for part in (terms[0], first.value) for buffer in written):
         return NotApplicable("the scan reads what it writes")
-    found = [_strides(store, [*rows, position]) for store in stores]
+    found = [result_strides(store, [*rows, position]) for store in stores]
     if any(not _one_to_one(strides, [*rows, position]) for strides in found):
         return NotApplicable("results of the scan are not one element for each step")
     simplify = simplifier([*rows, position])
@@ -152,7 +159,7 @@ def _of_steps(
         simplify(terms[0]),
         tuple(steps[:at]),
         tuple(steps[at + 1 :]),
-        tuple(found[0] or ()),
+        tuple(step or 0 for step in found[0]),
     )
 
 
@@ -167,9 +174,9 @@ def _nest(body: tirx.Stmt) -> tuple[list[tirx.For], tirx.Stmt]:
     return loops, body
 
 
-def _axis(loop: tirx.For) -> RowAxis | None:
+def _axis(loop: tirx.For) -> LoopAxis | None:
     extent = static_extent(loop.extent)
-    return RowAxis(loop.loop_var, extent) if extent and static_extent(loop.min) == 0 else None
+    return LoopAxis(loop.loop_var, extent) if extent and static_extent(loop.min) == 0 else None
 
 
 def _is_load(value: Any, buffer: Any) -> bool:
@@ -180,26 +187,10 @@ def _loads(value: Any, buffer: Any) -> bool:
     return any(load.source.same_as(buffer) for load in nodes(value, tvm.ir.TensorLoad))
 
 
-def _strides(store: tirx.BufferStore, axes: Sequence[RowAxis]) -> list[int] | None:
-    """Elements by which a result's address moves with each axis."""
-    own = tirx.BufferStore(store.buffer, tirx.const(0, str(store.buffer.dtype)), store.indices)
-    flat = flattened(own, FlatViews())
-    if flat is None:
-        return None
-    address = simplifier(axes)(flat.indices[0])
-    found = []
-    for axis in axes:
-        linear = detect_linear_equation(address, [axis.var])
-        step = static_extent(linear[0]) if len(linear) == 2 else None
-        if step is None:
-            return None
-        found.append(step)
-    return found
-
-
-def _one_to_one(strides: list[int] | None, axes: Sequence[RowAxis]) -> bool:
+def _one_to_one(steps: list[int | None], axes: Sequence[LoopAxis]) -> bool:
     """Whether every combination of steps has an address of its own."""
-    if strides is None:
+    strides = [step for step in steps if step is not None]
+    if len(strides) < len(steps):
         return False
     reach = 1
     for stride, axis in sorted(zip(strides, axes, strict=True), key=lambda pair: abs(pair[0])):

@@ -13,9 +13,8 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, element_bytes
 from tvm_ext.tir_schedules.analysis.loop_nest import (
-    LoopAxis,
     Nest,
     in_order_of_writing,
     joined,

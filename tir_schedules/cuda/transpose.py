@@ -16,12 +16,11 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes
+from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, slope
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
     joined,
-    slope,
     substitute,
     with_own_variables,
     without_divisions,

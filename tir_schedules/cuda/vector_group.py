@@ -12,10 +12,10 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer
 
 from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import linear_form, nodes, slope, static_extent
 from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded, repeated
 from tvm_ext.tir_schedules.statements import sequence
 
@@ -153,9 +153,9 @@ class Lanes:
         def less(left: Any, right: Any) -> Any:
             if "int" not in str(left.ty) or not self._uses_lane(left - right):
                 return None
-            linear = detect_linear_equation(self.analyzer.simplify(left - right), [self.lane])
-            step = static_extent(linear[0]) if len(linear) == 2 else None
-            if step not in (1, -1):
+            linear = linear_form(self.analyzer.simplify(left - right), [self.lane])
+            step = static_extent(linear[0][0]) if linear else None
+            if linear is None or step not in (1, -1):
                 return None
             rest = self.analyzer.modular_set(linear[1])
             aligned = int(rest.coeff) % self.width == 0
@@ -200,8 +200,7 @@ class Lanes:
     def _is_vector(self, buffer: Any, index: Any) -> bool:
         if not is_vector_type(buffer):
             return False
-        linear = detect_linear_equation(index, [self.lane])
-        if len(linear) != 2 or static_extent(linear[0]) != 1:
+        if slope(index, self.lane) != 1:
             return False
         rest = self.analyzer.modular_set(self._at(index, tirx.const(0, str(self.lane.ty))))
         return math.gcd(int(rest.coeff), int(rest.base)) % self.width == 0

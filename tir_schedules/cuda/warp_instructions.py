@@ -7,7 +7,6 @@ buffer by its address, in elements from its start. Those of warpgroups are in
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import tvm
@@ -16,6 +15,8 @@ from tvm.backend.cuda.op import cuda_func_call
 from tvm.s_tir import TensorIntrin
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
+
+from tvm_ext.hardware.matrix_instructions import MMA_TYPES, MatrixInstruction
 
 # Which thread of a warp holds which element of the tiles of a matrix instruction, ``mma.sync``.
 #
@@ -32,68 +33,31 @@ RESULTS_PER_THREAD = TILE * TILE // WARP
 Operand = Literal["a", "b"]
 OPERANDS: tuple[Operand, Operand] = ("a", "b")
 
-PTX_NAMES = {
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float32": "tf32",
-    "int8": "int8",
-    "uint8": "uint8",
-}
+
+def per_thread(instruction: MatrixInstruction) -> int:
+    """Elements of a tile of an operand, of 16 rows and all steps, that one thread holds."""
+    return TILE * instruction.k // WARP
 
 
-@dataclass(frozen=True)
-class MatrixInstruction:
-    """One matrix instruction: ``mma.sync`` of 16 rows, 8 columns and 32 bytes of depth.
+def fragment(
+    instruction: MatrixInstruction, operand: Operand, row: Any, step: Any
+) -> tuple[Any, Any]:
+    """Lane and position in it of an operand's element: ``row`` of A or column of B."""
+    packed, half = instruction.packed, 4 * instruction.packed
+    lane = row % 8 * 4 + step % half // packed
+    high_row, high_step = row // 8, step // half
+    pair = high_row + 2 * high_step if operand == "a" else high_step + 2 * high_row
+    return lane, pair * packed + step % packed
 
-    Attributes
-    ----------
-    dtype : str
-        Of the operands: "float16", "bfloat16", "int8", "uint8", or "float32", of which tensor cores
-        take tf32: the upper 19 bits.
-    accumulator : str
-        Of the results: "float32" or "int32".
-    on_tensor_cores : bool
-        False for products of float32 that need all of their bits.
-    """
 
-    dtype: str
-    accumulator: str
-    on_tensor_cores: bool = True
-
-    @property
-    def packed(self) -> int:
-        """Elements in a register of 32 bits."""
-        return {"float32": 1, "int8": 4, "uint8": 4}.get(self.dtype, 2)
-
-    @property
-    def rate(self) -> str:
-        """The type whose rate in a machine's description is that of the products."""
-        return "tf32" if self.dtype == "float32" and self.on_tensor_cores else self.dtype
-
-    @property
-    def depth(self) -> int:
-        """Steps of the reduction in one instruction."""
-        return 8 * self.packed
-
-    @property
-    def per_thread(self) -> int:
-        """Elements of a 16 x ``depth`` tile of an operand that one thread holds."""
-        return TILE * self.depth // WARP
-
-    def fragment(self, operand: Operand, row: Any, step: Any) -> tuple[Any, Any]:
-        """Lane and position in it of an operand's element: ``row`` of A or column of B."""
-        packed, half = self.packed, 4 * self.packed
-        lane = row % 8 * 4 + step % half // packed
-        high_row, high_step = row // 8, step // half
-        pair = high_row + 2 * high_step if operand == "a" else high_step + 2 * high_row
-        return lane, pair * packed + step % packed
-
-    def element(self, operand: Operand, lane: Any, position: Any) -> tuple[Any, Any]:
-        """The inverse of ``fragment``."""
-        packed, half = self.packed, 4 * self.packed
-        first, second = position // packed % 2, position // (2 * packed)
-        high_row, high_step = (first, second) if operand == "a" else (second, first)
-        return lane // 4 + 8 * high_row, lane % 4 * packed + half * high_step + position % packed
+def element(
+    instruction: MatrixInstruction, operand: Operand, lane: Any, position: Any
+) -> tuple[Any, Any]:
+    """The inverse of ``fragment``."""
+    packed, half = instruction.packed, 4 * instruction.packed
+    first, second = position // packed % 2, position // (2 * packed)
+    high_row, high_step = (first, second) if operand == "a" else (second, first)
+    return lane // 4 + 8 * high_row, lane % 4 * packed + half * high_step + position % packed
 
 
 def result_fragment(row: Any, column: Any) -> tuple[Any, Any]:
@@ -145,9 +109,7 @@ def load_matrices(
     address = start + row_of_lane(instruction, operand, depth_last, lane, stride)
     pointer = tirx.address_of(tirx.BufferLoad(memory, [address]))
     arguments = [not depth_last, 4, ".b16", tile.data, at, pointer, 0]
-    return tirx.Evaluate(
-        tirx.call_intrin(instruction.dtype, "tirx.ptx_legacy.ldmatrix", *arguments)
-    )
+    return tirx.Evaluate(tirx.call_intrin(instruction.a, "tirx.ptx_legacy.ldmatrix", *arguments))
 
 
 def multiply_matrices(
@@ -160,9 +122,9 @@ def multiply_matrices(
 
     Each operand is an array of registers with the place of the tile's first element.
     """
-    names = (PTX_NAMES[instruction.dtype], PTX_NAMES[instruction.dtype], "fp32")
+    names = (MMA_TYPES[instruction.a], MMA_TYPES[instruction.a], "fp32")
     places = [part for array, at in (a, b, results) for part in (array.data, at)]
-    shape = f"m16n8k{instruction.depth}"
+    shape = f"m16n8k{instruction.k}"
     return tirx.Evaluate(
         tirx.call_intrin(
             instruction.accumulator,
@@ -300,13 +262,13 @@ def load_intrinsic(instruction: MatrixInstruction, operand: Operand, depth_last:
     Products of float32 get operands that are rounded to tf32: the instruction itself would cut off
     the bits that it does not take.
     """
-    name = f"tvm_ext.mma_load_{operand}_{instruction.dtype}_{'rows' if depth_last else 'steps'}"
+    name = f"tvm_ext.mma_load_{operand}_{instruction.a}_{'rows' if depth_last else 'steps'}"
     return _registered(name, lambda: _load(instruction, operand, depth_last))
 
 
 def multiply_intrinsic(instruction: MatrixInstruction) -> str:
     """Adds the product of two tiles to the results."""
-    name = f"tvm_ext.mma_{instruction.dtype}_{instruction.accumulator}"
+    name = f"tvm_ext.mma_{instruction.a}_{instruction.accumulator}"
     return _registered(name, lambda: _multiply(instruction))
 
 
@@ -330,51 +292,51 @@ def _registered(name: str, build: Callable[[], tuple[tirx.PrimFunc, tirx.PrimFun
 def _load(
     instruction: MatrixInstruction, operand: Operand, depth_last: bool
 ) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
-    depth, per_thread = instruction.depth, instruction.per_thread
+    depth, held = instruction.k, per_thread(instruction)
     shape = (TILE, depth) if depth_last else (depth, TILE)
 
     def description() -> None:
-        shared, tile = _shared(shape, instruction.dtype), _tile(per_thread, instruction.dtype)
+        shared, tile = _shared(shape, instruction.a), _tile(held, instruction.a)
         with T.sblock("root"):
             _accesses([_whole(shared)], [_whole(tile)])
             with T.grid(*shape) as loops, T.sblock("load"):
                 i, j = _spatial(shape, loops)
-                at = instruction.fragment(operand, *((i, j) if depth_last else (j, i)))
+                at = fragment(instruction, operand, *((i, j) if depth_last else (j, i)))
                 _accesses([shared[i, j]], [tile[at]])
                 T.buffer_store(tile, shared[i, j], list(at))
 
     def code() -> None:
         stride = T.int32()
-        shared = _shared(shape, instruction.dtype, [stride, T.int32()])
-        tile = _tile(per_thread, instruction.dtype)
+        shared = _shared(shape, instruction.a, [stride, T.int32()])
+        tile = _tile(held, instruction.a)
         with T.sblock("root"):
             _accesses([_whole(shared)], [_whole(tile)])
             with T.thread_binding(0, WARP, "threadIdx.x") as lane:
-                if depth_last or instruction.packed == 2:
+                if depth_last or instruction.across:
                     offset = row_of_lane(instruction, operand, depth_last, lane, stride)
                     pointers = (tile.data, tile.elem_offset, shared.access_ptr("r"), offset)
                     T.evaluate(
                         T.ptx_legacy.ldmatrix(
-                            not depth_last, 4, ".b16", *pointers, dtype=instruction.dtype
+                            not depth_last, 4, ".b16", *pointers, dtype=instruction.a
                         )
                     )
                 else:
-                    with T.unroll(0, per_thread) as position:
-                        row, step = instruction.element(operand, lane, position)
+                    with T.unroll(0, held) as position:
+                        row, step = element(instruction, operand, lane, position)
                         T.buffer_store(tile, shared[step, row], [0, position])
                 if instruction.rate == "tf32":
-                    with T.unroll(0, per_thread) as position:
+                    with T.unroll(0, held) as position:
                         T.buffer_store(tile, rounded_to_tf32(tile[0, position]), [0, position])
 
     return _function(description), _function(code)
 
 
 def _multiply(instruction: MatrixInstruction) -> tuple[tirx.PrimFunc, tirx.PrimFunc]:
-    dtype, accumulator, depth = instruction.dtype, instruction.accumulator, instruction.depth
-    per_thread = instruction.per_thread
+    dtype, accumulator, depth = instruction.a, instruction.accumulator, instruction.k
+    held = per_thread(instruction)
 
     def operands() -> tuple[Any, Any, Any]:
-        tiles = _tile(per_thread, dtype), _tile(per_thread, dtype)
+        tiles = _tile(held, dtype), _tile(held, dtype)
         return *tiles, _tile(RESULTS_PER_THREAD, accumulator)
 
     def description() -> None:
@@ -384,7 +346,7 @@ def _multiply(instruction: MatrixInstruction) -> tuple[tirx.PrimFunc, tirx.PrimF
             with T.grid(TILE, TILE, depth) as loops, T.sblock("multiply"):
                 i, j = _spatial((TILE, TILE), loops[:2])
                 k = T.axis.reduce(depth, loops[2])
-                at_a, at_b = instruction.fragment("a", i, k), instruction.fragment("b", j, k)
+                at_a, at_b = fragment(instruction, "a", i, k), fragment(instruction, "b", j, k)
                 at_c = result_fragment(i, j)
                 _accesses([c[at_c], a[at_a], b[at_b]], [c[at_c]])
                 product = a[at_a].astype(accumulator) * b[at_b].astype(accumulator)
@@ -393,13 +355,13 @@ def _multiply(instruction: MatrixInstruction) -> tuple[tirx.PrimFunc, tirx.PrimF
     def code() -> None:
         a, b, c = operands()
         shape = f"m16n8k{depth}"
-        names = (PTX_NAMES[dtype], PTX_NAMES[dtype], _PTX_RESULTS[accumulator])
+        names = (MMA_TYPES[dtype], MMA_TYPES[dtype], _PTX_RESULTS[accumulator])
         with T.sblock("root"):
             _accesses([_whole(c), _whole(a), _whole(b)], [_whole(c)])
             with T.thread_binding(0, WARP, "threadIdx.x"):
                 # Two instructions of 8 columns each.
                 for half in (0, 1):
-                    of_b = b.elem_offset + half * per_thread // 2
+                    of_b = b.elem_offset + half * held // 2
                     of_c = c.elem_offset + half * RESULTS_PER_THREAD // 2
                     places = (a.data, a.elem_offset, b.data, of_b, c.data, of_c)
                     T.evaluate(

@@ -12,9 +12,8 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer import reduces
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, operands_of, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import (
-    RowAxis,
     RowBlock,
     RowKernel,
     Store,
@@ -114,8 +113,8 @@ def _is_slow(value: Any) -> bool:
     )
 
 
-def _axes(variables: Sequence[Any]) -> tuple[RowAxis, ...]:
-    return tuple(RowAxis(one.var, static_extent(one.dom.extent) or 1) for one in variables)
+def _axes(variables: Sequence[Any]) -> tuple[LoopAxis, ...]:
+    return tuple(LoopAxis(one.var, static_extent(one.dom.extent) or 1) for one in variables)
 
 
 # Decides how rows that are reduced lie on a mesh: each in one PE, or cut over a line of PEs.

@@ -14,9 +14,12 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     constant_parameter,
     nodes,
     operands_of,
+    slope,
     static_extent,
 )
-from tvm_ext.tir_schedules.analysis.loop_nest import slope, substitute
+from tvm_ext.tir_schedules.analysis.loop_nest import (
+    substitute,
+)
 from tvm_ext.tir_schedules.inlining import (
     count_calls,
     inline_blocks,

@@ -7,8 +7,6 @@ fast as the bytes that are under way allow.
 """
 
 import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +17,7 @@ from tvm.ir.utils import derived_object
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.matrix_instructions import MatrixInstruction, read_call
 from tvm_ext.tir_schedules.analysis.buffer_access import buffer_bytes, nodes, static_extent
 from tvm_ext.tuning.candidate import lowered
 from tvm_ext.tuning.cost_models.base import FormulaModel
@@ -38,14 +37,8 @@ SECTOR_BYTES = 32
 BANKS = 32
 BANK_BYTES = 4
 
-# A matrix instruction of 64 rows is one of four warps: PTX ISA, "wgmma.mma_async".
-_GROUP_ROWS, _GROUP_WARPS = 64, 4
-
-# Of TVM's rules: wmma's shape for all types but tf32.
-_FRAGMENTS = (16, 16, 16)
-
-_MATRIX_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
-_GROUP_INSTRUCTION = re.compile(r"wgmma\.mma_async\S*\.m(\d+)n(\d+)k(\d+)\.\w+\.(\w+)")
+# A matrix instruction of a warpgroup is one of four warps: PTX ISA, "wgmma.mma_async".
+_GROUP_WARPS = 4
 
 _SIMPLE = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Min, tirx.Max, tirx.Select, tirx.Cast),
@@ -66,8 +59,8 @@ class CudaKernel:
         Shared memory of a block.
     parameter_bytes : int
         All tensors, each once.
-    matrix_flops : dict[str, float]
-        By element type, operations of a warp's matrix instructions.
+    matrix_flops : dict[MatrixInstruction, float]
+        Operations of a warp's matrix instructions.
     operations, functions : float
         Other operations of a thread on values: those done at the full rate, and exponentials,
         divisions and the like.
@@ -85,7 +78,7 @@ class CudaKernel:
     threads: int = 1
     shared_bytes: int = 0
     parameter_bytes: int = 0
-    matrix_flops: dict[str, float] | None = None
+    matrix_flops: dict[MatrixInstruction, float] | None = None
     operations: float = 0.0
     functions: float = 0.0
     memory_instructions: float = 0.0
@@ -206,29 +199,24 @@ class _Reader:
         if not isinstance(call, tvm.ir.Call):
             return
         words = [str(arg.value) for arg in call.args if isinstance(arg, tvm.ir.StringImm)]
-        shape = next((found for word in words if (found := _MATRIX_SHAPE.fullmatch(word))), None)
-        group = next((found for word in words if (found := _GROUP_INSTRUCTION.search(word))), None)
         name = str(getattr(call.op, "name", ""))
-        if name == "tirx.tvm_mma_sync":
-            self._matrix_instruction(_FRAGMENTS, words, times)
-        elif group is not None:
-            *sizes, dtype = group.groups()
-            self._matrix_instruction([int(size) for size in sizes], [dtype], times)
-        elif shape is not None:
-            self._matrix_instruction([int(size) for size in shape.groups()], words, times)
+        found = read_call(name, words)
+        if found is not None:
+            self._matrix_instruction(*found, times)
         elif "ldmatrix" in name:
             # Four tiles of 8 rows of 16 bytes, each a cycle of all banks.
             self._kernel.bank_cycles += 4 * times
             self._kernel.memory_instructions += times
 
-    def _matrix_instruction(self, shape: Sequence[int], words: list[str], times: float) -> None:
-        flops = 2.0 * math.prod(shape) * times
-        if shape[0] == _GROUP_ROWS:
+    def _matrix_instruction(
+        self, instruction: MatrixInstruction, columns: int, times: float
+    ) -> None:
+        flops = 2.0 * instruction.m * columns * instruction.k * times
+        if instruction.held == "shared":
             flops /= _GROUP_WARPS
-        dtype = next((name for word, name in _OPERANDS.items() if word in words), "float16")
         totals = self._kernel.matrix_flops
         if totals is not None:
-            totals[dtype] = totals.get(dtype, 0.0) + flops
+            totals[instruction] = totals.get(instruction, 0.0) + flops
 
     def _value(self, value: Any, times: float) -> None:
         for load in nodes(value, tvm.ir.TensorLoad):
@@ -262,21 +250,6 @@ class _Reader:
             values = np.arange(WARP) * lanes
         threads = WARP * self._kernel.warps if np.ndim(values) and np.size(values) > WARP else WARP
         return np.broadcast_to(np.asarray(values, dtype=np.int64), threads)[:WARP] * size
-
-
-# What matrix instructions call the types of their operands.
-_OPERANDS = {
-    "fp16": "float16",
-    "f16": "float16",
-    "bf16": "bfloat16",
-    "tf32": "float32",
-    "int8": "int8",
-    "s8": "int8",
-    "u8": "uint8",
-    "uint8": "uint8",
-    "e4m3": "float8_e4m3fn",
-    "e5m2": "float8_e5m2",
-}
 
 
 def _places(extents: dict[str, int], warps: int) -> dict[str, np.ndarray]:
@@ -374,8 +347,8 @@ class CudaCost:
         kernel, machine = self.kernel, self.machine
         hertz = machine.clock_ghz * 1e9
         matrix = sum(
-            flops * machine.sms / machine.peak_flops(dtype) * hertz
-            for dtype, flops in (kernel.matrix_flops or {}).items()
+            flops * machine.sms / machine.instruction_flops(instruction) * hertz
+            for instruction, flops in (kernel.matrix_flops or {}).items()
         )
         arithmetic = kernel.operations * WARP / machine.fp32_lanes_per_sm
         functions = kernel.functions * WARP / _FUNCTIONS_PER_CYCLE

@@ -6,7 +6,15 @@ from lowering import Spec, f32, kernel_of
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, access_of, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    BlockAccess,
+    LoopAxis,
+    access_of,
+    linear_form,
+    linear_numbers,
+    slope,
+    static_extent,
+)
 
 
 def access(func: tirx.PrimFunc, block: str) -> BlockAccess | None:
@@ -136,3 +144,21 @@ def test_blocks_after_fusion() -> None:
 )
 def test_static_extent(value: object, wanted: int | None) -> None:
     assert static_extent(value) == wanted
+
+
+def test_linear_forms_are_numbers_or_none():
+    i, j, n = (tirx.Var(name, "int64") for name in "ijn")
+    assert linear_numbers(i * 12 + j * 3 + 5, [i, j]) == ([12, 3], 5)
+    assert linear_numbers(i * n + j, [i, j]) is None
+    assert linear_form(i * n + j, [i, j]) is not None
+    assert linear_form(i // 2, [i]) is None
+    assert linear_numbers(tirx.const(7, "int64"), []) == ([], 7)
+    assert (slope(i * 12 + n, i), slope(i * n, i), slope(i // 2, i)) == (12, None, None)
+
+
+def test_axes_of_known_and_unknown_extent():
+    i, n = (tirx.Var(name, "int64") for name in "in")
+    assert LoopAxis(i, tirx.const(4, "int64")).length == LoopAxis(i, 4).length == 4
+    assert LoopAxis(i, n).is_symbolic
+    assert LoopAxis(i, 1).runs_once
+    assert not LoopAxis(i, n).runs_once

@@ -10,11 +10,11 @@ from on_device import assert_on_device, built, machine
 from template_cases import KERNELS_OF_MODELS, MATMULS, POINTWISE, ROWS, TRANSPOSES
 from warpgroup_attention_cases import WARPGROUP_ATTENTIONS, take_all
 
+from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
 from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
 from tvm_ext.tir_schedules.cuda.row_reduction import RowReduction
 from tvm_ext.tir_schedules.cuda.transpose import CudaTranspose
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention import WarpgroupAttention
-from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ARCHITECTURE
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 
 pytestmark = NEEDS_GPU
@@ -60,7 +60,7 @@ def test_attention_by_warps(name: str) -> None:
 
 @pytest.mark.parametrize("name", WARPGROUP_ATTENTIONS)
 def test_attention_by_warpgroups(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if machine().arch != ARCHITECTURE:
+    if machine().arch != WARPGROUP_ARCHITECTURE:
         pytest.skip("the GPU has no instructions of warpgroups")
     take_all(monkeypatch)
     case = WARPGROUP_ATTENTIONS[name]

@@ -4,17 +4,20 @@ import numpy as np
 import pytest
 from tvm.s_tir import TensorIntrin
 
+from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS
 from tvm_ext.tir_schedules.cuda.warp_instructions import (
     TILE,
     WARP,
-    MatrixInstruction,
+    element,
+    fragment,
     multiply_intrinsic,
+    per_thread,
     result_element,
     result_fragment,
     row_of_lane,
 )
 
-TYPES = [("float16", "float32"), ("bfloat16", "float32"), ("int8", "int32"), ("float32", "float32")]
+TYPES = ["float16", "bfloat16", "int8", "float32"]
 
 
 def loaded_by_ldmatrix(memory, instruction, operand, depth_last):
@@ -25,7 +28,7 @@ def loaded_by_ldmatrix(memory, instruction, operand, depth_last):
     """
     packed, stride = instruction.packed, memory.shape[1]
     flat = memory.reshape(-1)
-    held = np.zeros((WARP, instruction.per_thread), memory.dtype)
+    held = np.zeros((WARP, per_thread(instruction)), memory.dtype)
     for lane in range(WARP):
         for matrix in range(4):
             for part in range(packed):
@@ -38,40 +41,39 @@ def loaded_by_ldmatrix(memory, instruction, operand, depth_last):
 
 
 @pytest.mark.parametrize("operand", ["a", "b"])
-@pytest.mark.parametrize("types", TYPES, ids=str)
-def test_fragments_are_one_to_one(types, operand):
-    instruction = MatrixInstruction(*types)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_fragments_are_one_to_one(dtype, operand):
+    instruction = WARP_INSTRUCTIONS[dtype]
     places = {
-        instruction.fragment(operand, row, step): (row, step)
+        fragment(instruction, operand, row, step): (row, step)
         for row in range(TILE)
-        for step in range(instruction.depth)
+        for step in range(instruction.k)
     }
-    assert len(places) == TILE * instruction.depth
-    assert all(instruction.element(operand, *place) == at for place, at in places.items())
+    assert len(places) == TILE * instruction.k
+    assert all(element(instruction, operand, *place) == at for place, at in places.items())
 
 
 @pytest.mark.parametrize("operand", ["a", "b"])
 @pytest.mark.parametrize(
-    ("types", "depth_last"),
-    [(types, True) for types in TYPES] + [(types, False) for types in TYPES[:2]],
-    ids=str,
+    ("dtype", "depth_last"),
+    [(dtype, True) for dtype in TYPES] + [(dtype, False) for dtype in TYPES[:2]],
 )
-def test_ldmatrix_puts_elements_where_the_description_has_them(types, depth_last, operand):
-    instruction = MatrixInstruction(*types)
-    shape = (TILE, instruction.depth) if depth_last else (instruction.depth, TILE)
-    memory = np.arange(TILE * instruction.depth, dtype="int64").reshape(shape)
+def test_ldmatrix_puts_elements_where_the_description_has_them(dtype, depth_last, operand):
+    instruction = WARP_INSTRUCTIONS[dtype]
+    shape = (TILE, instruction.k) if depth_last else (instruction.k, TILE)
+    memory = np.arange(TILE * instruction.k, dtype="int64").reshape(shape)
     held = loaded_by_ldmatrix(memory, instruction, operand, depth_last)
     for row in range(TILE):
-        for step in range(instruction.depth):
-            place = instruction.fragment(operand, row, step)
+        for step in range(instruction.k):
+            place = fragment(instruction, operand, row, step)
             assert held[place] == (memory[row, step] if depth_last else memory[step, row])
 
 
-@pytest.mark.parametrize("types", TYPES, ids=str)
-def test_fragments_are_those_of_mma(types):
+@pytest.mark.parametrize("dtype", TYPES)
+def test_fragments_are_those_of_mma(dtype):
     """PTX ISA, "Matrix fragments for mma.m16n8k16" and its like: groupID and threadID_in_group."""
-    instruction = MatrixInstruction(*types)
-    packed, half = instruction.packed, instruction.depth // 2
+    instruction = WARP_INSTRUCTIONS[dtype]
+    packed, half = instruction.packed, instruction.k // 2
     for lane in range(WARP):
         group, thread = divmod(lane, 4)
         for register in range(4):
@@ -79,13 +81,13 @@ def test_fragments_are_those_of_mma(types):
                 step = thread * packed + part
                 position = register * packed + part
                 row = group + 8 * (register % 2)
-                assert instruction.element("a", lane, position) == (
+                assert element(instruction, "a", lane, position) == (
                     row,
                     step + half * (register // 2),
                 )
                 # Two instructions of 8 columns, with two registers of B each.
                 column = group + 8 * (register // 2)
-                assert instruction.element("b", lane, position) == (
+                assert element(instruction, "b", lane, position) == (
                     column,
                     step + half * (register % 2),
                 )
@@ -97,7 +99,7 @@ def test_fragments_are_those_of_mma(types):
 
 
 def test_intrinsics_are_registered_once():
-    instruction = MatrixInstruction("float16", "float32")
+    instruction = WARP_INSTRUCTIONS["float16"]
     name = multiply_intrinsic(instruction)
     assert name == multiply_intrinsic(instruction)
     assert TensorIntrin.get(name).desc.params[0].ty.shape[0] == WARP

@@ -8,6 +8,7 @@ from matmul_kernels import f16, linear, product
 from serial_gpu import gpu
 from tvm import relax
 
+from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS, WARPGROUP_INSTRUCTIONS
 from tvm_ext.tir_schedules.cuda.dlight_rules import TVM_RULES
 from tvm_ext.tir_schedules.cuda.elementwise import CudaElementwise
 from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
@@ -32,7 +33,7 @@ def test_matrix_instructions_are_all_of_the_product():
     kernel = cost_of(CudaContraction(), LINEAR).kernel
     (flops,) = kernel.matrix_flops.values()
     assert flops * kernel.warps * kernel.blocks == 2 * 1024**3
-    assert set(kernel.matrix_flops) == {"float16"}
+    assert list(kernel.matrix_flops) == [WARP_INSTRUCTIONS["float16"]]
     assert kernel.parameter_bytes == (3 * 1024 * 1024 + 1024) * 2
 
 
@@ -43,7 +44,8 @@ def test_instructions_of_warpgroups_are_counted_in_the_warps_that_run_them():
     kernel = cuda_cost(
         tvm.IRModule({"main": made.with_attr("global_symbol", "main")}), hopper
     ).kernel
-    assert kernel.matrix_flops["float16"] * kernel.warps * kernel.blocks == 2 * 1024**3
+    flops = kernel.matrix_flops[WARPGROUP_INSTRUCTIONS["float16", "float16"]]
+    assert flops * kernel.warps * kernel.blocks == 2 * 1024**3
 
 
 def test_every_kernel_of_a_split_reduction_is_counted_in_its_own_blocks():
@@ -55,7 +57,8 @@ def test_every_kernel_of_a_split_reduction_is_counted_in_its_own_blocks():
         tvm.IRModule({"main": made.with_attr("global_symbol", "main")}), hopper
     ).kernel
     assert kernel.blocks > 132
-    flops = kernel.matrix_flops["float16"] * kernel.warps * kernel.blocks
+    flops = kernel.matrix_flops[WARPGROUP_INSTRUCTIONS["float16", "float16"]]
+    flops *= kernel.warps * kernel.blocks
     assert 0.98 < flops / (2 * 3072**3) < 1.02
 
 

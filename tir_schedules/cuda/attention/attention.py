@@ -6,6 +6,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import (
     WARP,
@@ -27,11 +28,11 @@ from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, repeated, warp_barrier
 from tvm_ext.tir_schedules.cuda.warp_instructions import (
     TILE,
-    MatrixInstruction,
     await_copies,
     block_barrier,
     load_matrices,
     multiply_matrices,
+    per_thread,
 )
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -208,8 +209,8 @@ class WarpAttention(AttentionWalk):
     def __init__(self, problem: AttentionProblem, tiles: AttentionTiles, arrays: Arrays) -> None:
         super().__init__(problem, tiles, arrays)
         dtype = problem.query.dtype
-        self.instruction = MatrixInstruction(dtype, "float32")
-        self.per_thread = self.instruction.per_thread
+        self.instruction = WARP_INSTRUCTIONS[dtype]
+        self.per_thread = per_thread(self.instruction)
         self.result_columns = self.layout.width // 4
         kept = self.layout.depth // TILE if self.layout.keeps_query else 1
         size = tiles.row_tiles * self.per_thread

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.matrix_instructions import THREAD_INSTRUCTIONS, WARP_INSTRUCTIONS
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     BANKS_BYTES,
@@ -14,8 +15,6 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     OTHER_REGISTERS,
     ROW_PADDING_BYTES,
 )
-from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_decision import WARP_RATE
-from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ARCHITECTURE
 from tvm_ext.tir_schedules.template import Decisions
 
 # How the two kinds of attention kernels lay out a tile, and what that takes.
@@ -344,8 +343,8 @@ def _seconds(layout: TileLayout, machine: CudaDescription) -> tuple[float, ...]:
 
 def _rate(dtype: str, machine: CudaDescription) -> float:
     """Operations a second by the instructions of single warps."""
-    share = WARP_RATE if machine.arch == ARCHITECTURE else 1.0
-    return machine.peak_flops(dtype) * (share if _KINDS[dtype].on_tensor_cores else 1.0)
+    table = WARP_INSTRUCTIONS if _KINDS[dtype].on_tensor_cores else THREAD_INSTRUCTIONS
+    return machine.instruction_flops(table[dtype])
 
 
 def _alone(layout: TileLayout, machine: CudaDescription) -> float:

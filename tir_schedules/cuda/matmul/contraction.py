@@ -19,6 +19,11 @@ from tvm_ffi import structural_walk
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.matrix_instructions import (
+    THREAD_INSTRUCTIONS,
+    WARP_INSTRUCTIONS,
+    MatrixInstruction,
+)
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     buffer_bytes,
     constant_parameter,
@@ -38,7 +43,6 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     steps_of_block,
 )
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
-    ACCUMULATORS,
     MatmulAxes,
     access_of_reduction,
     as_matmul,
@@ -49,6 +53,7 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
 )
 from tvm_ext.tir_schedules.cuda.matmul.matmul_mainloop import (
     OWN,
+    REGISTER_DEPTH,
     REGISTER_TILES,
     schedule_registers,
     schedule_warps,
@@ -60,7 +65,6 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     schedule_following,
     widest_copy,
 )
-from tvm_ext.tir_schedules.cuda.warp_instructions import MatrixInstruction
 from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -460,6 +464,7 @@ class CudaContraction:
         instruction = _instruction(sch.get(main), tf32)
         if isinstance(instruction, NotApplicable):
             return instruction
+        by_warps = instruction.held == "warp"
         product = MatmulProblem(
             batch=axes.size(axes.batch),
             m=axes.size(axes.m),
@@ -467,9 +472,9 @@ class CudaContraction:
             k=axes.size(axes.k),
             dtype=instruction.rate,
             element_bytes=access.element_bytes,
-            depth=instruction.depth,
-            warp_tiles=WARP_TILES if instruction.on_tensor_cores else REGISTER_TILES,
-            own=0 if instruction.on_tensor_cores else OWN,
+            depth=instruction.k if by_warps else REGISTER_DEPTH,
+            warp_tiles=WARP_TILES if by_warps else REGISTER_TILES,
+            own=0 if by_warps else OWN,
         )
         if min(product.m, product.n, product.k) < 2 or product.batch > MAX_BATCH:
             return NotApplicable("M, N or K is 1, or the batch is too large")
@@ -482,7 +487,7 @@ class CudaContraction:
         instruction, total = match.instruction, None
         if tiles.splits > 1:
             main, total = split_reduction(sch, main, tiles.splits)
-        if instruction.on_tensor_cores:
+        if instruction.held == "warp":
             schedule_warps(sch, main, tiles, instruction, match.axes.depth_last, self.described)
         else:
             schedule_registers(sch, main, tiles, match.axes.depth_last, self.described)
@@ -514,11 +519,12 @@ def _instruction(block: s_tir.SBlock, tf32: bool) -> MatrixInstruction | NotAppl
         return NotApplicable("it adds up something other than products of two operands")
     dtypes = {str(load.source.dtype) for load in loads}
     dtype = dtypes.pop()
-    if dtypes or dtype not in ACCUMULATORS:
+    if dtypes or dtype not in WARP_INSTRUCTIONS:
         return NotApplicable(f"there is no instruction for {', '.join(sorted({dtype, *dtypes}))}")
-    accumulator, written = ACCUMULATORS[dtype], str(block.writes[0].source.dtype)
+    table = WARP_INSTRUCTIONS if dtype != "float32" or tf32 else THREAD_INSTRUCTIONS
+    accumulator, written = table[dtype].accumulator, str(block.writes[0].source.dtype)
     if written not in (accumulator, dtype):
         return NotApplicable(f"it adds up products of {dtype} in {written}")
     if accumulator == "int32" and written != accumulator:
         return NotApplicable(f"it adds up products of {dtype} in {written}, which wraps around")
-    return MatrixInstruction(dtype, accumulator, dtype != "float32" or tf32)
+    return table[dtype]

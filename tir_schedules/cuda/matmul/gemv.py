@@ -14,10 +14,10 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS
 from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, element_bytes
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MAX_BATCH
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
-    ACCUMULATORS,
     MatmulAxes,
     access_of_reduction,
     as_matmul,
@@ -172,7 +172,8 @@ def _power_above(count: int) -> int:
 SHARED_VECTOR = 2
 """Sums that a thread writes to shared memory at a time."""
 
-_ACCUMULATORS = {**ACCUMULATORS, "float64": "float64", "int32": "int32", "int64": "int64"}
+_ACCUMULATORS = {dtype: row.accumulator for dtype, row in WARP_INSTRUCTIONS.items()}
+_ACCUMULATORS |= {dtype: dtype for dtype in ("float64", "int32", "int64")}
 
 
 @dataclass(frozen=True)

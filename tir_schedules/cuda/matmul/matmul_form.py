@@ -219,16 +219,6 @@ def loads_of(block: s_tir.SBlock) -> list[Any]:
     return factors if own.source.same_as(store.buffer) else []
 
 
-# The result in which products of a type are added up.
-ACCUMULATORS = {
-    "float16": "float32",
-    "float32": "float32",
-    "bfloat16": "float32",
-    "int8": "int32",
-    "uint8": "int32",
-}
-
-
 def only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
     """The kernel's only reduction."""
     reductions = reduction_blocks(sch)

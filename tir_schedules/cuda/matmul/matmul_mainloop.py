@@ -10,6 +10,7 @@ from typing import Any
 from tvm import s_tir
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
+from tvm_ext.hardware.matrix_instructions import MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulTileSizes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
@@ -21,9 +22,9 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
 from tvm_ext.tir_schedules.cuda.warp_instructions import (
     OPERANDS,
     TILE,
-    MatrixInstruction,
     Operand,
     fill_intrinsic,
+    fragment,
     load_intrinsic,
     multiply_intrinsic,
     result_fragment,
@@ -59,7 +60,7 @@ def schedule_warps(
     row_block, row_warp, row_tile, row = sch.split(i, factors)
     factors = [None, tiles.columns // tiles.warp_columns, tiles.warp_columns // TILE, TILE]
     column_block, column_warp, column_tile, column = sch.split(j, factors)
-    depth = instruction.depth
+    depth = instruction.k
     steps, part, step = sch.split(k, [None, tiles.depth // depth, depth])
     blocks, warps = (batch, row_block, column_block), (row_warp, column_warp)
     sch.reorder(*blocks, *warps, steps, part, row_tile, column_tile, row, column, step)
@@ -74,8 +75,8 @@ def schedule_warps(
     kept = sch.cache_write(outer, 0, "local")
     sch.reverse_compute_at(kept, warp)
     sch.reverse_compute_at(results, block)
-    for fragment in fragments:
-        sch.compute_at(fragment, part)
+    for copy in fragments:
+        sch.compute_at(copy, part)
     for loop in (row_tile, column_tile):
         sch.unroll(loop)
     inner = [
@@ -110,9 +111,9 @@ def _operand_tiles(
     """Cuts the copy of an operand to registers; returns the loop that one load replaces."""
 
     def place(x: Any, y: Any) -> tuple[Any, Any]:
-        return instruction.fragment(operand, *((x, y) if depth_last else (y, x)))
+        return fragment(instruction, operand, *((x, y) if depth_last else (y, x)))
 
-    shape = (TILE, instruction.depth) if depth_last else (instruction.depth, TILE)
+    shape = (TILE, instruction.k) if depth_last else (instruction.k, TILE)
     return _in_tiles(sch, block, "write", shape, place)
 
 
@@ -149,7 +150,7 @@ def _pipeline(
 ) -> None:
     """Copies run ``stages - 1`` tiles ahead of the products, fragments one instruction ahead."""
     last = tiles.stages - 1
-    if tiles.depth > instruction.depth and tiles.stages >= MIN_NESTED_STAGES:
+    if tiles.depth > instruction.k and tiles.stages >= MIN_NESTED_STAGES:
         # The loop over the parts becomes three: the first load, loads and products, last products.
         # The first load of the next tile goes between the last two of this one.
         stages, order = [0, 0, last - 1, last, last], [0, 1, 3, 2, 4]
@@ -245,6 +246,9 @@ STEPS = 4
 LANES = 32
 REGISTER_TILES = tuple((n * ROWS, LANES // n * COLUMNS) for n in (1, 2, 4, 8, 16, 32))
 """Rows and columns that a warp may compute."""
+
+REGISTER_DEPTH = 8
+"""Steps of which tiles in shared memory have multiples."""
 
 
 def schedule_registers(

@@ -7,11 +7,13 @@ from typing import Any
 
 import tvm
 from tvm import tirx
-from tvm.sym import detect_linear_equation
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    element_bytes,
+    linear_numbers,
+)
 
 # The steps of a convolution's reduction: channels of one tap of the window after the other.
 
@@ -179,17 +181,17 @@ def operand_tensor(
     depth : int
         Steps of a box, where there are taps.
     """
-    linear = detect_linear_equation(index, list(variables))
-    strides = [static_extent(step) for step in linear]
-    if not strides or None in strides:
+    linear = linear_numbers(index, variables)
+    if linear is None:
         return NotApplicable(f"{load.source.name} is not read at regular distances")
-    if strides[-1] != 0:
+    strides, start = linear
+    if start != 0:
         return NotApplicable(f"{load.source.name} is read from another place than its start")
-    walked = [_joined(group, extents, strides) for group in axes]  # type: ignore[arg-type]
+    walked = [_joined(group, extents, strides) for group in axes]
     batch, selecting, steps = walked
     if len(selecting) != 1 or len(steps) != 1:
         return NotApplicable(f"the rows or steps of {load.source.name} are not evenly spaced")
-    outer = tuple(TensorMapDimension(extents[at], strides[at]) for at in taps)  # type: ignore[arg-type]
+    outer = tuple(TensorMapDimension(extents[at], strides[at]) for at in taps)
     tensor = OperandTensor(load.source, selecting[0], steps[0], tuple(batch), outer, depth)
     return _accepted(tensor)
 

@@ -7,6 +7,7 @@ from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, read_problem
 from tvm_ext.tir_schedules.cuda.attention.online_softmax import INDEX, number
@@ -27,7 +28,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_mainloop import (
     WarpgroupAttentionMatmuls,
     WarpgroupAttentionPipeline,
 )
-from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ARCHITECTURE, PTX_TYPES
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ACROSS
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -93,7 +94,7 @@ class WarpgroupAttention:
         decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_group_attention``."""
-        if machine.arch != ARCHITECTURE:
+        if machine.arch != WARPGROUP_ARCHITECTURE:
             return NotApplicable(f"{machine.arch} has no instructions of warpgroups")
         views = FlatViews()
         problem = read_problem(func, views)
@@ -113,7 +114,7 @@ class WarpgroupAttention:
 def _obstacle(problem: AttentionProblem) -> NotApplicable | None:
     """What the instructions cannot do."""
     dtype = problem.query.dtype
-    if dtype not in PTX_TYPES:
+    if dtype not in ACROSS:
         return NotApplicable(f"operands are of {dtype}, not of a type of 16 bits")
     if problem.key.size("h") != problem.value.size("h"):
         return NotApplicable("keys and values have different numbers of heads")

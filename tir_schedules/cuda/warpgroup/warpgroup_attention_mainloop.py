@@ -11,6 +11,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
+from tvm_ext.hardware.matrix_instructions import WARPGROUP_INSTRUCTIONS
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.cuda.attention.online_softmax import (
     INDEX,
@@ -417,7 +418,8 @@ class WarpgroupAttentionMatmuls:
             )
             add = tirx.const(min(part, 1), "uint32")
             scores, across = self._data(self.scores.scores), (False, False)
-            found.append(hopper.multiply(scores, a, b, add, self.cut.keys, self.dtype, across))
+            row = WARPGROUP_INSTRUCTIONS[self.dtype, self.dtype]
+            found.append(hopper.multiply(scores, a, b, add, self.cut.keys, row, across))
         return [*found, hopper.commit()]
 
     def _value_matmul(self, stage: Any, add: Any) -> list[tirx.Stmt]:

@@ -15,6 +15,7 @@ from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, element_bytes
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulProblem
@@ -27,12 +28,10 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
     only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
-from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warpgroup.stream_k import WarpgroupGemm
 from tvm_ext.tir_schedules.cuda.warpgroup.tma import ALIGNMENT, TensorMapDimension
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_decision import decide_group_tiles
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_epilogue import EpilogueStore, WarpgroupEpilogue
-from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ARCHITECTURE
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_mainloop import WarpgroupGemmKernel
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import (
     ImageTensor,
@@ -156,7 +155,7 @@ class WarpgroupContraction:
         decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_group_tiles``."""
-        if machine.arch != ARCHITECTURE:
+        if machine.arch != WARPGROUP_ARCHITECTURE:
             return NotApplicable(f"{machine.arch} has no instructions of warpgroups")
         sch = s_tir.Schedule(func)
         main = only_reduction(sch)
@@ -187,12 +186,11 @@ class WarpgroupContraction:
         machine: CudaDescription,
         decisions: Decisions,
     ) -> s_tir.Schedule | NotApplicable:
-        func, dtype, packed = sch.mod["main"], operands.dtype, packed_operand(sch)
+        func, row, packed = sch.mod["main"], operands.instruction, packed_operand(sch)
         sizes = [axes.size(group) for group in (axes.batch, axes.m, axes.n, axes.k)]
         batch, rows, columns, steps = sizes
-        rate, width = "tf32" if dtype == "float32" else dtype, tvm.DataType(dtype).bits // 8
-        depth = hopper.DEPTH_BYTES // width
-        wanted = MatmulProblem(batch, rows, columns, steps, rate, width, depth)
+        width = tvm.DataType(row.a).bits // 8
+        wanted = MatmulProblem(batch, rows, columns, steps, row.rate, width, row.k)
         product = replace(wanted, m=operands.m, k=operands.k)
         copied = sum(map(staged_bytes, operands.tensors))
         tiles = decide_group_tiles(
@@ -218,7 +216,7 @@ class WarpgroupContraction:
         cut = WarpgroupGemm(
             (first, second),
             *(batch, operands.m, columns, operands.k),
-            dtype,
+            row.a,
             tiles,
             machine.sms,
         )

@@ -12,19 +12,18 @@ from dataclasses import dataclass, replace
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.matrix_instructions import WARP_SHARE
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     BANKS_BYTES,
     PARTIAL_BYTES,
     MatmulProblem,
 )
 from tvm_ext.tir_schedules.cuda.warpgroup.tma import SWIZZLED_ROW_BYTES
+from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ROWS
 from tvm_ext.tir_schedules.template import Decisions
 
 # The tiles of a matmul by warpgroups: sizes, and what they take of shared memory.
 
-
-GROUP_ROWS = 64
-"""Rows of results of one warpgroup: those of its instructions."""
 
 TILE_ROWS = (64, 128)
 TILE_COLUMNS = (64, 128, 192, 256)
@@ -72,7 +71,7 @@ class WarpgroupGemmTiles:
     @property
     def multiplying(self) -> int:
         """Warpgroups that multiply."""
-        return self.rows // GROUP_ROWS
+        return self.rows // ROWS
 
     @property
     def first_bytes(self) -> int:
@@ -137,10 +136,6 @@ class WarpgroupGemmTiles:
 # second kernel that reads all of them.
 
 
-WARP_RATE = 0.63
-"""Share of Hopper's arithmetic rate that instructions of single warps reach: Luo et al.,
-"Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024."""
-
 # Bytes that one multiprocessor takes from L2 in a cycle: 64 (NVIDIA A100 white paper, 2020, "A100
 # L2 cache"), of which copies reach this much when all multiprocessors ask. Estimate.
 _CONNECTION_BYTES = 48
@@ -194,7 +189,7 @@ def cycles_of_warps(product: MatmulProblem, machine: CudaDescription) -> float:
     for rows, columns, splits in sizes:
         tiles = math.ceil(product.m / rows) * math.ceil(product.n / columns)
         tiles *= product.batch * splits
-        multiply_adds = rows * columns / (_rate(product, machine) * WARP_RATE)
+        multiply_adds = rows * columns / (_rate(product, machine) * WARP_SHARE)
         loads = (rows + columns) * width
         step = max(multiply_adds, 3 * loads / BANKS_BYTES, loads / _CONNECTION_BYTES)
         steps = math.ceil(math.ceil(product.k / splits) / 32) * 32

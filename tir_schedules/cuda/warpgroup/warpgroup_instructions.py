@@ -13,34 +13,30 @@ from typing import Any
 
 from tvm import tirx
 
+from tvm_ext.hardware.matrix_instructions import (
+    PTX_TYPES,
+    WARPGROUP_INSTRUCTIONS,
+    MatrixInstruction,
+)
 from tvm_ext.tir_schedules.cuda.warp_instructions import call_device_function as _call
 from tvm_ext.tir_schedules.cuda.warp_instructions import call_statement
 from tvm_ext.tir_schedules.cuda.warp_instructions import call_statement as _statement
 
-ARCHITECTURE = "sm_90a"
 WARPGROUP = 128
-ROWS = 64
+
+_HALF = WARPGROUP_INSTRUCTIONS["float16", "float16"]
+ROWS = _HALF.m
 """Rows of results of one instruction, of which each warp of the group has 16."""
-DEPTH_BYTES = 32
-"""Bytes of the steps of the reduction in one instruction."""
-DEPTH = 16
+DEPTH = _HALF.k
 """Steps of the reduction in one instruction for types of 16 bits."""
+DEPTH_BYTES = 2 * DEPTH
+"""Bytes of the steps of the reduction in one instruction."""
 
 BASE_ALIGNMENT = 1024
 """Bytes after which the pattern of a swizzle by 128 bytes repeats."""
 
-_PTX_TYPES = {
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "float32": "tf32",
-    "int8": "s8",
-    "uint8": "u8",
-}
-INTEGERS = ("int8", "uint8")
-ACROSS = ("float16", "bfloat16")
+ACROSS = tuple(a for (a, _), row in WARPGROUP_INSTRUCTIONS.items() if row.across)
 """Types whose rows or columns, not only steps, may be neighbours in memory."""
-
-_BYTES = {"float32": 4, "int8": 1, "uint8": 1}
 
 # Bits 62 and 63 of a descriptor by the bytes of a swizzled row: [wgmma], "Matrix Descriptor
 # Format".
@@ -160,7 +156,7 @@ def multiply(
     b: Any,
     add: Any,
     columns: int,
-    dtype: str | tuple[str, str],
+    instruction: MatrixInstruction,
     across: tuple[bool, bool],
 ) -> tirx.Stmt:
     """``results`` += A @ B, of 64 x 32 bytes and 32 bytes x ``columns``; see ``finish``.
@@ -174,24 +170,22 @@ def multiply(
         Descriptors.
     add : uint32
         0 for ``results`` = A @ B.
-    dtype : str or (str, str)
-        Of A and B: two of ``INTEGERS``, or the same other type twice; float32 is taken as tf32,
-        without its last 13 bits.
+    instruction : MatrixInstruction
+        One of ``WARPGROUP_INSTRUCTIONS``; of float32 the last 13 bits are not looked at.
     across : (bool, bool)
         For A and B whether rows, or columns, are neighbours in memory instead of steps; both False
         for types that are not in ``ACROSS``.
     """
-    first, second = (dtype, dtype) if isinstance(dtype, str) else dtype
     count = columns // 2
     registers = ", ".join(f"%{number}" for number in range(count))
-    types = [_PTX_TYPES[one] for one in (first, second)]
-    total = "s32" if first in INTEGERS else "f32"
-    depth = DEPTH_BYTES // _BYTES.get(first, 2)
-    shape = f"m64n{columns}k{depth}.{total}.{types[0]}.{types[1]}"
+    types = [PTX_TYPES[dtype] for dtype in (instruction.a, instruction.b)]
+    integers = instruction.accumulator == "int32"
+    total = "s32" if integers else "f32"
+    shape = f"m{instruction.m}n{columns}k{instruction.k}.{total}.{types[0]}.{types[1]}"
     # Factors of 1 for A and B, which integers have none of, and which of them are transposed.
-    flags = "" if first in INTEGERS else ", 1, 1"
-    flags += "".join(f", {int(flag)}" for flag in across) if first in ACROSS else ""
-    held, constraint, _ = _result(first)
+    flags = "" if integers else ", 1, 1"
+    flags += "".join(f", {int(flag)}" for flag in across) if instruction.across else ""
+    held, constraint, _ = _result(instruction.a)
     outputs = ", ".join(f'"+{constraint}"(d[{number}])' for number in range(count))
     asm = (
         f'asm volatile("{{ .reg .pred p; setp.ne.u32 p, %{count + 2}, 0; "\n'
@@ -287,12 +281,12 @@ def change_registers(count: int, more: bool) -> tirx.Stmt:
 
 def results_dtype(dtype: str) -> str:
     """The type in which products of ``dtype`` are added up."""
-    return "int32" if dtype in INTEGERS else "float32"
+    return WARPGROUP_INSTRUCTIONS[dtype, dtype].accumulator
 
 
 def _result(dtype: str) -> tuple[str, str, str]:
     """Of results of products of ``dtype``: C++ type, constraint in assembly, end of names."""
-    return ("int", "r", "_s32") if dtype in INTEGERS else ("float", "f", "")
+    return ("int", "r", "_s32") if results_dtype(dtype) == "int32" else ("float", "f", "")
 
 
 # Results that what follows takes in 16 bits: rounded first, two to a register, then exchanged.
@@ -358,8 +352,6 @@ def pack_columns(results: Any, packed: Any, columns: int, dtype: str) -> tirx.St
 #
 # Names in brackets are chapters of the PTX ISA 8.5.
 
-
-PTX_TYPES = {"float16": "f16", "bfloat16": "bf16"}
 
 OPERAND_REGISTERS = 4
 """Registers of 32 bits that hold a thread's part of 64 x 16 elements of A."""

@@ -15,6 +15,7 @@ from typing import Any
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
+from tvm_ext.hardware.matrix_instructions import WARPGROUP_INSTRUCTIONS
 from tvm_ext.tir_schedules.cuda.launch import Arrays, alone, bound, guarded
 from tvm_ext.tir_schedules.cuda.warp_instructions import in_use
 from tvm_ext.tir_schedules.cuda.warpgroup import cluster_instructions as cluster
@@ -285,7 +286,7 @@ class WarpgroupGemmKernel:
         found.append(hopper.start())
         first, second = (operand.across for operand in self.product.operands)
         first_dtype, second_dtype = (str(operand.buffer.dtype) for operand in self.product.operands)
-        dtypes = (first_dtype, second_dtype)
+        instruction = WARPGROUP_INSTRUCTIONS[first_dtype, second_dtype]
         for part in range(self.tiles.row_bytes // hopper.DEPTH_BYTES):
             a, b = (
                 var + tirx.const(part * _advance(transposed), "uint64")
@@ -294,7 +295,7 @@ class WarpgroupGemmKernel:
             add = tirx.const(1, "uint32") if part else tirx.NE(k, 0).astype("uint32")
             results, columns = buffer_data(self.results), self.tiles.columns
             across = (first, second)
-            found.append(hopper.multiply(results, a, b, add, columns, dtypes, across))
+            found.append(hopper.multiply(results, a, b, add, columns, instruction, across))
         found += [hopper.commit(), hopper.finish(1)]
         before = self.ring.before(stage)
         found.append(self.ring.released(before, lane, tirx.NE(k, 0)))

@@ -12,16 +12,18 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer
 from tvm.tirx.analysis import undefined_vars
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.matrix_instructions import WARPGROUP_INSTRUCTIONS, MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     FlatViews,
     constant_parameter,
     element_bytes,
     flattened,
     is_compact,
+    linear_numbers,
     nodes,
     operands_of,
     static_extent,
@@ -40,9 +42,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.tma import (
 )
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
     ACROSS,
-    INTEGERS,
     ROWS,
-    results_dtype,
 )
 from tvm_ext.tir_schedules.packing import move_outermost
 
@@ -342,12 +342,12 @@ def image_tensor(
 
 def _moved(index: Any, variables: Sequence[Any], axes: MatmulAxes) -> dict[int, int] | None:
     """By how much each loop moves an index, and at -1 where it begins; None if not evenly."""
-    linear = [static_extent(part) for part in detect_linear_equation(index, list(variables))]
-    if not linear or None in linear:
+    linear = linear_numbers(index, variables)
+    if linear is None:
         return None
-    *steps, first = linear
+    steps, first = linear
     found = {axis: step for axis, step in enumerate(steps) if step and axes.extents[axis] > 1}
-    return {**found, -1: first}  # type: ignore[dict-item]
+    return {**found, -1: first}
 
 
 def _walk(moved: dict[int, int], before: int, axes: MatmulAxes, taps: Sequence[int]) -> Walk | None:
@@ -406,9 +406,10 @@ class WarpgroupGemmOperands:
     row_bytes: int = SWIZZLED_ROW_BYTES
 
     @property
-    def dtype(self) -> str:
-        """Of A."""
-        return str(self.tensors[0].buffer.dtype)
+    def instruction(self) -> MatrixInstruction:
+        """The instruction for the types of A and B."""
+        a, b = (str(tensor.buffer.dtype) for tensor in self.tensors)
+        return WARPGROUP_INSTRUCTIONS[a, b]
 
 
 def order_steps_last(sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes) -> None:
@@ -456,12 +457,11 @@ def group_operands(
 
 def _wrong_types(loads: list[Any], total: str, tf32: bool) -> NotApplicable | None:
     dtypes = sorted({str(load.source.dtype) for load in loads})
-    known = (*ACROSS, *INTEGERS, *(("float32",) if tf32 else ()))
-    mixed = len(dtypes) > 1 and not all(dtype in INTEGERS for dtype in dtypes)
-    if mixed or not all(dtype in known for dtype in dtypes):
+    instruction = WARPGROUP_INSTRUCTIONS.get((dtypes[0], dtypes[-1]))
+    if instruction is None or (instruction.rate == "tf32" and not tf32):
         return NotApplicable(f"operands are of {', '.join(dtypes)}, which has no instructions here")
-    own = () if dtypes[0] in INTEGERS else (dtypes[0],)
-    if total not in (results_dtype(dtypes[0]), *own):
+    own = () if instruction.accumulator == "int32" else (dtypes[0],)
+    if total not in (instruction.accumulator, *own):
         return NotApplicable(f"it adds up products of {dtypes[0]} in {total}")
     return None
 

@@ -13,8 +13,8 @@ from on_device import assert_on_device, machine
 from tvm import te, tirx
 from warpgroup_cases import SLOW, WINDOWS, Shape, convolved, of_integers, small_gpu
 
+from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_contraction import (
-    ARCHITECTURE,
     WarpgroupContraction,
 )
 from tvm_ext.tir_schedules.template import FixedDecisions
@@ -26,7 +26,7 @@ def check(
     plain: tirx.PrimFunc, kernel: tirx.PrimFunc | None = None, sms: int = 2, **decided: int
 ) -> None:
     """The kernel, ``plain`` if no other, computes on a few multiprocessors what ``plain`` does."""
-    if machine().arch != ARCHITECTURE:
+    if machine().arch != WARPGROUP_ARCHITECTURE:
         pytest.skip(f"{machine().arch} has no instructions of warpgroups")
     small = small_gpu(sms, SLOW).with_tf32()
     taken = plain if kernel is None else kernel

@@ -1,0 +1,207 @@
+"""The instructions that add products: a table that descriptions, templates and cost models read.
+
+A row is here when code that we make has the instruction. What a machine could do beside that has no
+row, and no time is modelled for it: bfloat16 and int8 on CPUs are widened, as LLVM does with what
+templates write, whatever AMX or a dot product could do. To use another instruction, add its row and
+let a template emit it; rates, packing and cost models follow.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+LANES = 0
+"""As N of a row: as many columns as a vector register has elements."""
+
+WARPGROUP_ARCHITECTURE = "sm_90a"
+
+WARP_SHARE = 0.63
+"""Share of Hopper's arithmetic rate that instructions of single warps reach: Luo et al.,
+"Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024."""
+
+
+@dataclass(frozen=True)
+class MatrixInstruction:
+    """One instruction for ``C[M, N] += A[M, K] @ B[K, N]``.
+
+    Attributes
+    ----------
+    name : str
+        As manuals have it.
+    intrinsic : str
+        What templates write for it: a call of TVM, assembly, or plain multiplications and additions
+        that the compiler contracts.
+    m, n, k : int
+        Its shape; ``n`` may be ``LANES``, and is the most columns of ``wgmma``.
+    a, b, accumulator : str
+        Types of the operands, as buffers have them, and of the sums.
+    held : str
+        Where operands are: "lanes" of vector registers, one value of A in all of them; registers of
+        one "thread", or of the threads of a "warp"; or "shared" memory, in swizzled rows.
+    packed : int
+        Neighbouring steps of K in one lane or register of 32 bits, of both operands.
+    across : bool
+        Whether rows of A and columns of B may be neighbours in memory in place of steps of K.
+    needs : str
+        The feature, as LLVM names it, that a CPU must have; the architecture of a GPU: it or a
+        later one, and exactly it where it ends in a letter. Empty: any.
+    rate : str
+        The type for which a GPU's description states the rate. On CPUs one instruction starts in a
+        cycle in each unit for multiply-adds.
+    """
+
+    name: str
+    intrinsic: str
+    m: int
+    n: int
+    k: int
+    a: str
+    b: str
+    accumulator: str
+    held: Literal["lanes", "thread", "warp", "shared"]
+    packed: int
+    across: bool
+    needs: str
+    rate: str
+
+    def runs_on(self, arch: str) -> bool:
+        """Whether a GPU of architecture ``arch`` has it."""
+        if self.needs[-1:].isalpha():
+            return arch == self.needs
+        return not self.needs or _capability(arch) >= _capability(self.needs)
+
+    def share_of_rate(self, arch: str) -> float:
+        """The share of the stated rate that it reaches on a GPU of architecture ``arch``."""
+        is_hopper = arch == WARPGROUP_ARCHITECTURE
+        return WARP_SHARE if is_hopper and self.held == "warp" else 1.0
+
+
+def _capability(arch: str) -> int:
+    return int("".join(filter(str.isdigit, arch)))
+
+
+def _vector(dtype: str, needs: str = "") -> MatrixInstruction:
+    """A multiply-add of whole vectors, which LLVM makes of ``a * b + c``."""
+    return MatrixInstruction(
+        *("fma", "a * b + c", 1, LANES, 1, dtype, dtype, dtype),
+        *("lanes", 1, True, needs, dtype),
+    )
+
+
+CPU_INSTRUCTIONS = (
+    _vector("float32"),
+    _vector("float64"),
+    # VFMADD...PH, and FMLA of half precision.
+    _vector("float16", "avx512fp16"),
+    _vector("float16", "fullfp16"),
+)
+
+
+def _thread(dtype: str) -> MatrixInstruction:
+    """A multiply-add of each thread."""
+    return MatrixInstruction(
+        *("fma.rn", "a * b + c", 1, 1, 1, dtype, dtype, dtype, "thread", 1, True, "", dtype)
+    )
+
+
+# Bytes of the steps of K of one instruction of tensor cores, and of a register.
+_DEPTH_BYTES, _REGISTER_BYTES = 32, 4
+
+_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int8": 1, "uint8": 1}
+_INTEGERS = ("int8", "uint8")
+
+
+def _tensor_cores(
+    name: str, intrinsic: str, m: int, n: int, types: tuple[str, str], needs: str
+) -> MatrixInstruction:
+    """``mma.sync`` or ``wgmma``; of float32 tensor cores take tf32: the upper 19 bits."""
+    a, b = types
+    width = _BYTES[a]
+    return MatrixInstruction(
+        *(name, intrinsic, m, n, _DEPTH_BYTES // width, a, b),
+        "int32" if a in _INTEGERS else "float32",
+        "shared" if name.startswith("wgmma") else "warp",
+        _REGISTER_BYTES // width,
+        # PTX ISA, "ldmatrix" and "wgmma.mma_async": elements of 16 bits can be transposed.
+        width == 2,
+        needs,
+        "tf32" if a == "float32" else a,
+    )
+
+
+THREAD_INSTRUCTIONS = {dtype: _thread(dtype) for dtype in ("float32", "float64")}
+"""By the operands' type."""
+
+WARP_INSTRUCTIONS = {
+    dtype: _tensor_cores("mma.sync", "tirx.ptx_legacy.mma", 16, 8, (dtype, dtype), "sm_80")
+    for dtype in ("float16", "float32", "bfloat16", "int8", "uint8")
+}
+"""By the operands' type: PTX ISA, "Matrix fragments for mma.m16n8k16" and its like."""
+
+WARPGROUP_INSTRUCTIONS = {
+    types: _tensor_cores("wgmma.mma_async", "asm", 64, 256, types, WARPGROUP_ARCHITECTURE)
+    for types in (
+        *((dtype, dtype) for dtype in ("float16", "bfloat16", "float32")),
+        *((a, b) for a in _INTEGERS for b in _INTEGERS),
+    )
+}
+"""By the types of A and B: PTX ISA, "wgmma.mma_async"."""
+
+# What TVM's dlight rules make of products of float16.
+_FRAGMENTS = MatrixInstruction(
+    *("wmma.mma", "tirx.tvm_mma_sync", 16, 16, 16, "float16", "float16", "float32"),
+    *("warp", 2, True, "sm_70", "float16"),
+)
+
+CUDA_INSTRUCTIONS = (
+    *THREAD_INSTRUCTIONS.values(),
+    *WARP_INSTRUCTIONS.values(),
+    *WARPGROUP_INSTRUCTIONS.values(),
+    _FRAGMENTS,
+)
+
+# What instructions call the types of their operands.
+PTX_TYPES = {"float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8", "uint8": "u8"}
+MMA_TYPES = {**PTX_TYPES, "float16": "fp16", "int8": "int8", "uint8": "uint8"}
+"""The same in TVM's ``tirx.ptx_legacy.mma``."""
+
+_SHAPE = re.compile(r"m(\d+)n(\d+)k(\d+)")
+_GROUP = re.compile(r"wgmma\.mma_async\S*\.m(\d+)n(\d+)k(\d+)\.\w+\.(\w+)\.(\w+)")
+
+
+def cpu_instruction(dtype: str, bits: int, features: Iterable[str]) -> MatrixInstruction:
+    """What sums of products of ``dtype``, of so many bits, become on a CPU with ``features``.
+
+    Types without a row are widened: up to 32 bits to float32, or integers that are as fast.
+    """
+    fitting = [row for row in CPU_INSTRUCTIONS if not row.needs or row.needs in features]
+    own = next((row for row in fitting if row.a == dtype), None)
+    wide = "float32" if bits <= 32 else "float64"
+    return own or next(row for row in fitting if row.a == wide)
+
+
+def has_rate(rate: str, arch: str) -> bool:
+    """Whether a GPU of architecture ``arch`` has an instruction of this rate that code uses."""
+    return any(row.rate == rate and row.runs_on(arch) for row in CUDA_INSTRUCTIONS)
+
+
+def read_call(name: str, words: Iterable[str]) -> tuple[MatrixInstruction, int] | None:
+    """The instruction of a call in TIR, and its columns; None for any other call.
+
+    ``name`` is the operator's, ``words`` are those of its arguments that are text.
+    """
+    texts = list(words)
+    if name == _FRAGMENTS.intrinsic:
+        return _FRAGMENTS, _FRAGMENTS.n
+    for text in texts:
+        if group := _GROUP.search(text):
+            a, b = (_type_of(PTX_TYPES, [word]) for word in group.groups()[3:])
+            return WARPGROUP_INSTRUCTIONS[a, b], int(group[2])
+        if shape := _SHAPE.fullmatch(text):
+            return WARP_INSTRUCTIONS[_type_of(MMA_TYPES, texts)], int(shape[2])
+    return None
+
+
+def _type_of(names: dict[str, str], words: list[str]) -> str:
+    return next(dtype for dtype, name in names.items() if name in words)

@@ -1,0 +1,101 @@
+"""The rows of the table are what kernels are made of, and what they are not made of has no row."""
+
+import re
+
+import pytest
+import tvm
+from tvm import te
+
+from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.matrix_instructions import (
+    CPU_INSTRUCTIONS,
+    CUDA_INSTRUCTIONS,
+    THREAD_INSTRUCTIONS,
+    WARP_INSTRUCTIONS,
+    WARPGROUP_INSTRUCTIONS,
+    read_call,
+)
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+
+# Multiply-adds of whole vectors in assembly, by the elements' type.
+_FMA = {
+    "x86_64": {"float32": "vfmadd...ps", "float64": "vfmadd...pd", "float16": "vfmadd...ph"},
+    "aarch64": {
+        "float32": r"fmla\s+v.*\.4s",
+        "float64": r"fmla\s+v.*\.2d",
+        "float16": r"fmla\s+v.*\.8h",
+    },
+}
+
+
+def matmul_assembly(machine: CpuDescription, dtype: str, total: str) -> str:
+    a, b = (te.placeholder(shape, dtype) for shape in ((64, 256), (256, 64)))
+    k = te.reduce_axis((0, 256))
+    c = te.compute(
+        (64, 64), lambda i, j: te.sum(a[i, k].astype(total) * b[k, j].astype(total), axis=k)
+    )
+    func = te.create_prim_func([a, b, c]).with_attr("global_symbol", "main")
+    scheduled, _ = schedule_kernel(func, machine)
+    module = tvm.IRModule({"main": scheduled})
+    return str(tvm.tirx.build(module, target=machine.tvm_target()).inspect_source("s"))
+
+
+def machines_with(needs: str) -> list[CpuDescription]:
+    wide, arm = resolve_target("avx512-amx"), resolve_target("aarch64-neon")
+    half = CpuDescription(**(arm.model_dump() | {"mattr": ("+fullfp16",)}))
+    found = [machine for machine in (wide, half) if not needs or needs in machine.features]
+    assert found
+    return found
+
+
+@pytest.mark.parametrize("row", CPU_INSTRUCTIONS, ids=lambda row: f"{row.a}-{row.needs}")
+def test_kernels_have_the_instructions_of_the_table(row):
+    for machine in machines_with(row.needs):
+        assert machine.instruction(row.a) == row
+        code = matmul_assembly(machine, row.a, row.accumulator)
+        assert re.search(_FMA[machine.architecture][row.a], code)
+
+
+@pytest.mark.parametrize(("dtype", "total"), [("bfloat16", "float32"), ("int8", "int32")])
+def test_what_has_no_row_is_widened(dtype, total):
+    for machine in machines_with(""):
+        assert machine.instruction(dtype).a == "float32"
+        code = matmul_assembly(machine, dtype, total)
+        assert not re.search(r"vdpbf16|vpdpb|\btdp|bfmmla|\b[su]dot\b", code)
+
+
+def test_depths_fill_registers_of_32_bits():
+    for row in (*WARP_INSTRUCTIONS.values(), *WARPGROUP_INSTRUCTIONS.values()):
+        assert row.packed * tvm.DataType(row.a).bits == 32
+        assert row.k == 8 * row.packed
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "row", "columns"),
+    [
+        (
+            "tirx.ptx_legacy.mma",
+            ["m16n8k8", "row", "col", "tf32", "tf32", "fp32"],
+            WARP_INSTRUCTIONS["float32"],
+            8,
+        ),
+        (
+            "tirx.cuda.func_call",
+            ["f", "wgmma.mma_async.sync.aligned.m64n192k32.s32.u8.s8 {"],
+            WARPGROUP_INSTRUCTIONS["uint8", "int8"],
+            192,
+        ),
+        ("tirx.tvm_mma_sync", [], CUDA_INSTRUCTIONS[-1], 16),
+    ],
+)
+def test_calls_are_read(name, words, row, columns):
+    assert read_call(name, words) == (row, columns)
+    assert read_call("tirx.exp", ["shared"]) is None
+
+
+def test_architectures():
+    assert WARP_INSTRUCTIONS["int8"].runs_on("sm_90a")
+    assert not WARP_INSTRUCTIONS["int8"].runs_on("sm_75")
+    assert not WARPGROUP_INSTRUCTIONS["int8", "int8"].runs_on("sm_100")
+    assert THREAD_INSTRUCTIONS["float32"].runs_on("sm_60")
