@@ -56,7 +56,7 @@ def _multiply(match: re.Match[str], operands: Operands, line: int) -> str:
     types = ", ".join(f"emu::Element::{ELEMENTS[match[name]]}" for name in ("d", "a", "b"))
     turned = f"{across[0]} != 0, {across[1]} != 0"
     product = (
-        f"static const emu::GroupProduct product = {{{match['columns']}, {match['depth']}, "
+        f"static const emu::WarpgroupGemm product = {{{match['columns']}, {match['depth']}, "
         f"{types}, {str(in_registers).lower()}, {negate_a} == -1, {negate_b} == -1, {turned}}};"
     )
     places = ", ".join(f"(uint32_t*)&({register})" for register in results)
