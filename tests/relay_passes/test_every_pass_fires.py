@@ -1,0 +1,167 @@
+"""Every registered graph pass has a module that it changes, for each machine it is for.
+
+A pass that never fires passes all tests of what holds for every pass. The modules are those of
+``test_every_pass`` and those below, which are made for one pass each.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from every_pass_modules import ANNOTATED, MODULES, RUNS_AFTER, build, const, rand, run_passes
+from tvm import relax
+from tvm_ffi import structural_equal
+
+from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.passes import registry
+from tvm_ext.relay_passes.spans import bindings_of, origins_of, write_origins
+
+op, nn = relax.op, relax.op.nn
+TARGETS = {"cpu": "avx512", "cuda": "nvidia-h200", "wafer": "wse3"}
+
+# Backends for which a pass has nothing to do; the passes' own words say why ("Leaves alone").
+NOT_FOR = {
+    "cpu": ("AccumulateInFloat32", "AttentionFusion", "FuseCastIntoSoftmax"),
+    "cuda": ("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
+    "wafer": (
+        *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
+        *("FlattenPointwise", "FuseCastIntoSoftmax", "GroupedConvolution"),
+        *("PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
+    ),
+}
+
+
+def cast_product(emit, x):
+    wide = emit(op.astype(x, "float32"))
+    return [emit(op.matmul(wide, emit(op.astype(const_half(64, 32), "float32"))))]
+
+
+def const_half(*shape: int) -> relax.Expr:
+    return relax.const(rand(*shape).astype("float16"))
+
+
+def spread_window(emit, x):
+    return [emit(nn.conv2d(x, const(4, 3, 3, 3), padding=12, dilation=12))]
+
+
+def enlarged(emit, x):
+    image = op.image.resize2d(x, relax.ShapeExpr([28, 36]), layout="NCHW", method="linear")
+    return [emit(nn.conv2d(emit(image), const(2, 3, 1, 1)))]
+
+
+def cast_softmax(emit, x):
+    return [emit(nn.softmax(emit(op.astype(x, "float32")), -1))]
+
+
+def channels_last(emit, x):
+    weight = const(3, 3, 64, 64)
+    return [emit(nn.conv2d(x, weight, padding=1, data_layout="NHWC", kernel_layout="HWIO"))]
+
+
+def large_convolution(emit, x):
+    y = emit(nn.relu(emit(nn.conv2d(x, const(64, 64, 3, 3), padding=1))))
+    return [emit(nn.conv2d(y, const(64, 64, 3, 3), padding=1))]
+
+
+def many_convolutions(emit, x):
+    """On a GPU one alone gains less than the conversions cost."""
+    weight, y = const_half(64, 64, 3, 3), x
+    for _ in range(8):
+        y = emit(nn.relu(emit(nn.conv2d(y, weight, padding=1))))
+    return [y]
+
+
+def groups_of_channels(emit, x):
+    return [emit(nn.conv2d(x, const(64, 16, 3, 3), padding=1, groups=4))]
+
+
+def reshaped_convolution(emit, x):
+    y = emit(op.reshape(emit(nn.conv2d(x, const(4, 3, 1, 1))), [1, 2, 2, 7, 9]))
+    return [emit(nn.relu(y))]
+
+
+def sorted_rows(emit, x):
+    return [emit(op.sort(x, axis=-1))]
+
+
+def drawn(emit, x):
+    uniform, index = relax.const(rand(4, 1)), relax.const(np.arange(4)[:, None], "int64")
+    return [emit(op.multinomial_from_uniform(x, uniform, index, dtype="int64"))]
+
+
+def every_other(emit, x):
+    """Computed sizes, those of a pool with strides."""
+    return [emit(nn.relu(emit(nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1)))))]
+
+
+def half_with_origins() -> tvm.IRModule:
+    """Of two bindings one has an origin."""
+    mod = build([4, 6], lambda emit, x: [emit(op.tanh(emit(op.exp(x))))])
+    return write_origins(mod, {bindings_of(mod["main"])[0].var: ("Exp_0",)})
+
+
+H, W = (tvm.tirx.Var(name, "int64") for name in "hw")
+MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
+    "AccumulateInFloat32": lambda: [build([16, 64], cast_product, "float16")],
+    "DropPaddedTaps": lambda: [build([1, 3, 6, 6], spread_window)],
+    "PointwiseBeforeResize": lambda: [build([1, 3, 7, 9], enlarged)],
+    "FuseCastIntoSoftmax": lambda: [build([6, 40], cast_softmax, "float16")],
+    "WinogradConvolution": lambda: [build([1, 56, 56, 64], channels_last)],
+    "LayoutPlanning": lambda: [
+        build([1, 64, 56, 56], large_convolution),
+        build([32, 64, 56, 56], many_convolutions, "float16"),
+    ],
+    "GroupedConvolution": lambda: [build([1, 64, 14, 14], groups_of_channels)],
+    "SinkReshapes": lambda: [build([1, 3, 7, 9], reshaped_convolution)],
+    "DispatchSortScan": lambda: [build([4, 100], sorted_rows)],
+    "DispatchSampling": lambda: [build([4, 100], drawn)],
+    "NameSymbolicSizes": lambda: [build([1, 4, H, W], every_other)],
+    "PropagateSpans": lambda: [half_with_origins()],
+}
+PLACES = {**RUNS_AFTER, "NameSymbolicSizes": (*ANNOTATED, "FuseOperators", "FuseTIR")}
+
+
+def cases() -> list[tuple[str, str]]:
+    """Every graph pass with every backend that it is for."""
+    names = [
+        entry.name
+        for entry in registry.all_entries()
+        if entry.level == "graph" and entry.in_pipelines
+    ]
+    return [
+        (name, backend) for backend in TARGETS for name in names if name not in NOT_FOR[backend]
+    ]
+
+
+def change_of(name: str) -> tuple[tvm.IRModule, tvm.IRModule] | None:
+    """The first module that a pass changes, and what it makes of it."""
+    made_for = MADE_FOR.get(name, list)()
+    for original in [*made_for, *(mod for mod, _ in MODULES.values())]:
+        before = run_passes(original, *PLACES.get(name, ()))
+        after = run_passes(before, name)
+        if not structural_equal(before, after) or origins(before) != origins(after):
+            return before, after
+    return None
+
+
+def origins(mod: tvm.IRModule) -> list[tuple[str, ...]]:
+    """Those of all bindings, which modules are not compared by."""
+    functions = [func for func in mod.functions.values() if isinstance(func, relax.Function)]
+    return [origins_of(binding.var) for func in functions for binding in bindings_of(func)]
+
+
+@pytest.mark.parametrize(("name", "backend"), cases())
+def test_fires_and_leaves_a_module_that_is_well_formed(name: str, backend: str) -> None:
+    with compiling_for(resolve_target(TARGETS[backend])):
+        changed = change_of(name)
+    assert changed is not None, f"{name} changes no module for {backend}: write one in MADE_FOR"
+    relax.analysis.well_formed(changed[1])
+
+
+@pytest.mark.parametrize("backend", TARGETS)
+def test_a_pass_that_has_nothing_to_do_for_a_backend_leaves_every_module_as_it_is(
+    backend: str,
+) -> None:
+    with compiling_for(resolve_target(TARGETS[backend])):
+        assert [name for name in NOT_FOR[backend] if change_of(name) is not None] == []
