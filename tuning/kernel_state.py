@@ -145,7 +145,7 @@ class KernelState:
         ]
         done = [one.seconds for one in found.values() if one.is_confirmed]
         ahead = [one for one in open_ones if one.seconds < min(done, default=limit)]
-        return [one.trial for one in sorted(ahead, key=lambda one: one.seconds)[:count]]
+        return [one.trial for one in sorted(ahead, key=lambda item: item.seconds)[:count]]
 
     def refresh(self) -> None:
         """Brings what is shown up to date with the trials."""

@@ -92,7 +92,7 @@ def layout_change(
     if not rows_first.distance:
         return NO_CHANGE
     transposed = _Ways(_transposed(have), _transposed(need), have_at[::-1], need_at[::-1])
-    load = min(rows_first, transposed.load(), key=lambda one: one.busiest)
+    load = min(rows_first, transposed.load(), key=lambda item: item.busiest)
     wide = need.element_bytes / mesh.word_bytes
     words = math.prod(need.pieces) * wide
     link_words = load.busiest * wide

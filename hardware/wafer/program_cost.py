@@ -328,4 +328,4 @@ class _Costs:
 
 def _main_dtype(program: WaferProgram) -> str:
     works = [leaf for leaf, _ in program.leaves() if isinstance(leaf, BlockWork)]
-    return max(works, key=lambda one: one.flops).dtype if works else "float32"
+    return max(works, key=lambda item: item.flops).dtype if works else "float32"

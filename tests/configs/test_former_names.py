@@ -12,6 +12,7 @@ from tvm_ext.hardware.targets import load_description, preset
 from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import PipelineConfig, build_pipeline
 from tvm_ext.report import CompileReport, Decision, KernelRecord, PassRecord
+from tvm_ext.run_errors import FAILED_BRANCH
 from tvm_ext.tir_schedules.cuda import CUDA_TEMPLATES
 from tvm_ext.tir_schedules.recorded_schedule import recorded_schedule, template_trace
 from tvm_ext.tir_schedules.template import FixedDecisions
@@ -103,3 +104,7 @@ def test_saved_reports():
     assert read.kernels == [replace(former, schedule="warpgroup contraction (rows=2)")]
     assert read.passes[0].name == read.passes[0].decisions[0].pass_name == "PropagateSpans"
     assert read.open_sizes == read.symbolic_sizes == []
+
+
+def test_functions_that_saved_models_call():
+    assert FAILED_BRANCH == "tvm_ext.failed_branch"

@@ -279,10 +279,10 @@ def decide_recurrence(
     if not held:
         shared_rows = [n for n in rows if batch is not None and n <= batch]
         shared_launches = [x for n in shared_rows for x in _shared_launches(operands, n, machine)]
-        shared_launches.sort(key=lambda one: -_step_seconds(operands, one, machine))
+        shared_launches.sort(key=lambda item: -_step_seconds(operands, item, machine))
         # Of those with as many blocks the fastest.
         options |= {found.blocks: found for found in shared_launches}
-    best = min(options.values(), key=lambda one: _step_seconds(operands, one, machine))
+    best = min(options.values(), key=lambda item: _step_seconds(operands, item, machine))
     return options[decisions.pick("blocks", sorted(options), best.blocks)]
 
 

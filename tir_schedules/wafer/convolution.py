@@ -239,7 +239,7 @@ def decide_convolution(
     if loop is not None:
         options = grid_options(kernel.extents[loop], max(1, machine.rows // rows))
         both = [_with_third(kernel, grid, loop, count) for count in (1, options[-1])]
-        best = min(both, key=lambda one: _rank(kernel, _fitting(kernel, one, machine), machine))
+        best = min(both, key=lambda item: _rank(kernel, _fitting(kernel, item, machine), machine))
         default = options[-1] if len(best) > len(grid) else 1
         cuts = _with_third(kernel, grid, loop, decisions.pick("third", options, default))
     mapping = _decide_steps(kernel, Mapping(cuts), machine, decisions)

@@ -255,7 +255,7 @@ def cut_loop(sch: s_tir.Schedule, loop: LoopRV, count: int) -> tuple[LoopRV, Loo
 
 def _vector(sch: s_tir.Schedule, parts: Sequence[Part]) -> Part | None:
     """The longest loop; of several the last one, whose elements lie side by side."""
-    return max(reversed(parts), key=lambda one: int(sch.get(one.loop).extent), default=None)
+    return max(reversed(parts), key=lambda item: int(sch.get(item.loop).extent), default=None)
 
 
 # Copies for what several PEs of a block need and one PE has: sent along rows, columns or both.

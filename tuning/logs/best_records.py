@@ -110,7 +110,7 @@ def kept(results: dict[str, CandidateResult]) -> list[CandidateResult]:
     if confirmed:
         least = min(confirmed)
         others = [one for one in others if one.is_confirmed or one.seconds > least]
-    chosen = sorted(others, key=lambda one: one.seconds)
+    chosen = sorted(others, key=lambda item: item.seconds)
     return chosen if default is None else [*chosen, default]
 
 

@@ -253,7 +253,7 @@ class LiveTable:
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console, self._clock = console, clock
-        self._drawn: deque[float] = deque(maxlen=REDRAWS_PER_SECOND)
+        self._redraws: deque[float] = deque(maxlen=REDRAWS_PER_SECOND)
         self._live = Live(
             console=console,
             auto_refresh=False,
@@ -270,9 +270,9 @@ class LiveTable:
 
     def show(self, progress: "SessionProgress") -> None:
         now = self._clock()
-        if len(self._drawn) == REDRAWS_PER_SECOND and now - self._drawn[0] < 1.0:
+        if len(self._redraws) == REDRAWS_PER_SECOND and now - self._redraws[0] < 1.0:
             return
-        self._drawn.append(now)
+        self._redraws.append(now)
         size = self._console.size
         self._live.update(session_display(progress, size.width, size.height), refresh=True)
 

@@ -63,7 +63,7 @@ def largest_result(unscheduled: tvm.IRModule, calls: Sequence[KernelCall]) -> st
     ]
     if not sized:
         return ""
-    _, name, shape = max(sized, key=lambda one: one[0])
+    _, name, shape = max(sized, key=lambda item: item[0])
     sizes = [str(static_extent(size) or "?") for size in shape]
     return f"'{found[name]}', of shape [{', '.join(sizes)}]"
 

@@ -56,7 +56,7 @@ class ModelCost:
     @property
     def chosen(self) -> Placement:
         """The placement with the shortest run among those that fit; the first if none does."""
-        return min(self.placements, key=lambda one: (bool(one.refusal), one.cycles))
+        return min(self.placements, key=lambda item: (bool(item.refusal), item.cycles))
 
     @property
     def host_cycles(self) -> tuple[float, float]:
@@ -114,7 +114,7 @@ def lowered_cost(
     folders = record_folders(records)
     lookup = RecordLookup(folders, mesh, origins) if folders else None
     costs = KernelCosts(lowered.kernels, origins, mesh, lookup)
-    kernels = sorted((costs.on_mesh(name) for name in origins), key=lambda one: -one.cycles)
+    kernels = sorted((costs.on_mesh(name) for name in origins), key=lambda item: -item.cycles)
     placements = [in_turn(flow, costs, mesh)]
     pipeline = pipelined(flow, costs, mesh, placements[0])
     if pipeline is not None:

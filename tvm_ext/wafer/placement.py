@@ -303,7 +303,7 @@ def pipelined(
     ]
     return min(
         found,
-        key=lambda one: (bool(one.refusal), one.interval_cycles, one.cycles),
+        key=lambda item: (bool(item.refusal), item.interval_cycles, item.cycles),
         default=None,
     )
 

@@ -58,7 +58,7 @@ def cut_region(region: Region, works: Sequence[float]) -> list[Region]:
             for one in range(1, len(works))
             if lines_of(one) + lines_of(len(works) - one) <= length
         ),
-        key=lambda one: abs(math.fsum(works[:one]) - total / 2),
+        key=lambda item: abs(math.fsum(works[:item]) - total / 2),
     )
     share = math.fsum(works[:first]) / total if total else first / len(works)
     most = length - lines_of(len(works) - first)
@@ -118,7 +118,7 @@ def side_by_side(region: Region, grids: Sequence[PeGrid]) -> list[Place]:
     held = np.zeros((-(-region.rows // height), -(-region.columns // width)), np.int64)
     working = np.zeros_like(held)
     blocks: dict[int, np.ndarray] = {}
-    for number in sorted(range(len(grids)), key=lambda one: -grids[one].bytes):
+    for number in sorted(range(len(grids)), key=lambda item: -grids[item].bytes):
         grid = grids[number]
         size = -(-grid.rows // height), -(-grid.columns // width)
         needed = held + np.maximum(working, grid.working_bytes)

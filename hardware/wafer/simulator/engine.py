@@ -457,7 +457,7 @@ class _Run:
                 turns.setdefault(stream.colour, []).append(number)
         for numbers in turns.values():
             before = 0
-            for number in sorted(numbers, key=lambda one: self._program.streams[one].turn or 0):
+            for number in sorted(numbers, key=lambda item: self._program.streams[item].turn or 0):
                 ready[number] = np.maximum(arrivals[number], before)
                 before = int(ready[number][-1])
         return ready

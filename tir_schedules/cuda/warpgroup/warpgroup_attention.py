@@ -45,8 +45,8 @@ class WarpgroupAttentionKernel:
         layout = WarpgroupAttentionLayout(problem, tiles)
         size = (layout.shared_bytes,)
         self.shared = arrays.allocated("stages", size, "uint8", "shared.dyn")
-        self.ring = WarpgroupAttentionPipeline(layout, arrays)
-        self.copies = WarpgroupAttentionLoads(self._new_tiles(), self.ring)
+        self.pipeline = WarpgroupAttentionPipeline(layout, arrays)
+        self.copies = WarpgroupAttentionLoads(self._new_tiles(), self.pipeline)
 
     def statements(self) -> list[tirx.Stmt]:
         """Tensor maps on the host, and the launch."""
@@ -67,13 +67,15 @@ class WarpgroupAttentionKernel:
             hopper.change_registers(few, more=False),
             guarded(first, self.copies.statements(block)),
         ]
-        multiplying = WarpgroupAttentionMatmuls(self._new_tiles(), self.ring, self.arrays, thread)
+        multiplying = WarpgroupAttentionMatmuls(
+            self._new_tiles(), self.pipeline, self.arrays, thread
+        )
         products = [hopper.change_registers(many, more=True), multiplying.statements(block)]
-        prepared = sequence([*self.copies.prefetched(), *self.ring.prepared()])
+        prepared = sequence([*self.copies.prefetched(), *self.pipeline.prepared()])
         copying = tirx.LT(thread, number(hopper.WARPGROUP))
         return sequence(
             [
-                tirx.Bind(self.ring.base, hopper.shared_address(buffer_data(self.shared))),
+                tirx.Bind(self.pipeline.base, hopper.shared_address(buffer_data(self.shared))),
                 guarded(first, prepared),
                 hopper.barrier_init_done(),
                 tirx.IfThenElse(copying, sequence(copies), sequence(products)),

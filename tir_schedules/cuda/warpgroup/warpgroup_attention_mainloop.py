@@ -115,14 +115,14 @@ class AttentionTileScheduler(RowTile):
         return tirx.Bind(var, value)
 
 
-# The ring of stages through which keys and values come, and its barriers.
+# The pipeline through which keys and values come, and its barriers.
 
 
 _WARPS = hopper.WARPGROUP // 32
 
 
 class WarpgroupAttentionPipeline:
-    """Places in shared memory, from ``base`` on, and what threads have passed of the ring.
+    """Places in shared memory, from ``base`` on, and what threads have passed of the pipeline.
 
     The query, and every stage of keys and of values, has two barriers: "full" ends a phase when
     the copies' bytes have come, "empty" when every multiplying warp is done reading.
@@ -277,12 +277,17 @@ class WarpgroupAttentionMatmuls:
     def __init__(
         self,
         tiles: AttentionTileScheduler,
-        ring: WarpgroupAttentionPipeline,
+        pipeline: WarpgroupAttentionPipeline,
         arrays: Arrays,
         thread: Any,
     ) -> None:
-        self.tiles, self.ring, self.layout, self.arrays = tiles, ring, ring.layout, arrays
-        self.problem, self.cut = tiles.problem, ring.layout.tiles
+        self.tiles, self.pipeline, self.layout, self.arrays = (
+            tiles,
+            pipeline,
+            pipeline.layout,
+            arrays,
+        )
+        self.problem, self.cut = tiles.problem, pipeline.layout.tiles
         self.dtype = self.problem.query.dtype
         self.group = tirx.floordiv(thread, number(hopper.WARPGROUP)) - number(1)
         self.lane = tirx.floormod(thread, number(32))
@@ -301,10 +306,10 @@ class WarpgroupAttentionMatmuls:
             last = tirx.EQ(self.group, number(self.cut.groups - 1))
             first.append(guarded(last, hopper.pass_turn(number(0))))
         walk = self.tiles.over_tiles(block, self._tile)
-        return sequence([*first, self.ring.nothing_passed(), walk])
+        return sequence([*first, self.pipeline.nothing_passed(), walk])
 
     def _tile(self, turn: Any) -> tirx.Stmt:
-        ring, tiles = self.ring, self.tiles
+        pipeline, tiles = self.pipeline, self.tiles
         zero = tirx.const(0, "uint32")
         parity = tirx.truncmod(turn.astype("uint32"), tirx.const(2, "uint32"))
         found = [tiles.row(self.scores.places.row(number(i))) for i in range(_ROWS)]
@@ -315,12 +320,12 @@ class WarpgroupAttentionMatmuls:
         )
         body = [
             self.scores.start(),
-            hopper.barrier_wait(ring.full("query", zero), parity),
+            hopper.barrier_wait(pipeline.full("query", zero), parity),
             self._first_scores(),
             walk,
-            ring.released("query", zero, self.lane),
+            pipeline.released("query", zero, self.lane),
             self._last_values(),
-            ring.passed(tiles.steps),
+            pipeline.passed(tiles.steps),
             self.scores.finish(),
             self.scores.divisors(),
             self._rescale(),
@@ -329,17 +334,17 @@ class WarpgroupAttentionMatmuls:
         return sequence(body)
 
     def _first_scores(self) -> tirx.Stmt:
-        stage, parity, binds = self.ring.at(number(0))
+        stage, parity, binds = self.pipeline.at(number(0))
         return sequence(
             [
                 binds,
-                hopper.barrier_wait(self.ring.full("keys", stage), parity),
+                hopper.barrier_wait(self.pipeline.full("keys", stage), parity),
                 hopper.settle(self._data(self.scores.scores), self.cut.keys),
                 hopper.start(),
                 *self._score_matmul(stage),
                 hopper.finish(0),
                 hopper.settle(self._data(self.scores.scores), self.cut.keys),
-                self.ring.released("keys", stage, self.lane),
+                self.pipeline.released("keys", stage, self.lane),
                 *self._weights(number(0)),
                 self._round(),
             ]
@@ -348,32 +353,32 @@ class WarpgroupAttentionMatmuls:
     def _step(self, index: Any) -> tirx.Stmt:
         """Scores of tile ``index`` + 1, weighted values of tile ``index``."""
         scores, results = self._data(self.scores.scores), self._data(self.results)
-        key_stage, key_parity, key_binds = self.ring.at(index + number(1))
-        stage, parity, binds = self.ring.at(index)
+        key_stage, key_parity, key_binds = self.pipeline.at(index + number(1))
+        stage, parity, binds = self.pipeline.at(index)
         return sequence(
             [
                 key_binds,
                 binds,
-                hopper.barrier_wait(self.ring.full("keys", key_stage), key_parity),
+                hopper.barrier_wait(self.pipeline.full("keys", key_stage), key_parity),
                 *([hopper.await_turn(self.group)] if self.cut.turns else []),
                 hopper.settle(scores, self.cut.keys),
                 hopper.settle_weights(self._data(self.weights), self.cut.keys),
                 hopper.settle(results, self.layout.width),
                 hopper.start(),
                 *self._score_matmul(key_stage),
-                hopper.barrier_wait(self.ring.full("values", stage), parity),
+                hopper.barrier_wait(self.pipeline.full("values", stage), parity),
                 hopper.start(),
                 *self._value_matmul(stage, tirx.NE(index, number(0))),
                 *([hopper.pass_turn(self._next_group())] if self.cut.turns else []),
                 hopper.finish(1),
                 hopper.settle(scores, self.cut.keys),
-                self.ring.released("keys", key_stage, self.lane),
+                self.pipeline.released("keys", key_stage, self.lane),
                 *self._weights(index + number(1)),
                 self._weighed(key_stage),
                 hopper.finish(0),
                 hopper.settle(results, self.layout.width),
                 hopper.settle_weights(self._data(self.weights), self.cut.keys),
-                self.ring.released("values", stage, self.lane),
+                self.pipeline.released("values", stage, self.lane),
                 self._rescale(),
                 self._round(),
             ]
@@ -382,28 +387,28 @@ class WarpgroupAttentionMatmuls:
     def _last_values(self) -> tirx.Stmt:
         last = self.tiles.steps - number(1)
         results = self._data(self.results)
-        stage, parity, binds = self.ring.at(last)
+        stage, parity, binds = self.pipeline.at(last)
         return sequence(
             [
                 binds,
-                hopper.barrier_wait(self.ring.full("values", stage), parity),
+                hopper.barrier_wait(self.pipeline.full("values", stage), parity),
                 hopper.settle_weights(self._data(self.weights), self.cut.keys),
                 hopper.settle(results, self.layout.width),
                 hopper.start(),
                 *self._value_matmul(stage, tirx.NE(last, number(0))),
                 hopper.finish(0),
                 hopper.settle(results, self.layout.width),
-                self.ring.released("values", stage, self.lane),
+                self.pipeline.released("values", stage, self.lane),
             ]
         )
 
     def _score_matmul(self, stage: Any) -> list[tirx.Stmt]:
         """Starts the products of queries and keys, as one group."""
         group = self.group.astype("uint32")
-        rows = self.ring.start("query", tirx.const(0, "uint32")) + group * tirx.const(
+        rows = self.pipeline.start("query", tirx.const(0, "uint32")) + group * tirx.const(
             hopper.ROWS * SWIZZLED_ROW_BYTES, "uint32"
         )
-        keys = self.ring.start("keys", stage)
+        keys = self.pipeline.start("keys", stage)
         names = [tirx.Var(f"descriptor_{name}", "uint64") for name in ("query", "keys")]
         found: list[tirx.Stmt] = [
             tirx.Bind(name, hopper.descriptor(start, _NO_OFFSET, _EIGHT_ROWS))
@@ -425,7 +430,7 @@ class WarpgroupAttentionMatmuls:
     def _value_matmul(self, stage: Any, add: Any) -> list[tirx.Stmt]:
         """Starts the products of weights and values, as one group; ``add`` to what there is."""
         name = tirx.Var("descriptor_values", "uint64")
-        start = self.ring.start("values", stage)
+        start = self.pipeline.start("values", stage)
         found: list[tirx.Stmt] = [
             tirx.Bind(name, hopper.descriptor(start, self.layout.box_bytes, _EIGHT_ROWS))
         ]
@@ -456,7 +461,7 @@ class WarpgroupAttentionMatmuls:
         totals, least = self.scores.totals, tirx.const(-1.0, "float32")
         below = [tirx.LT(totals.at(number(row)), least) for row in range(_ROWS)]
         never = tirx.Or(*below).astype("uint32")
-        return hopper.barrier_arrive(self.ring.empty("keys", stage), never)
+        return hopper.barrier_arrive(self.pipeline.empty("keys", stage), never)
 
     def _round(self) -> tirx.Stmt:
         weights, scores = self._data(self.weights), self._data(self.scores.scores)
@@ -489,8 +494,8 @@ class WarpgroupAttentionMatmuls:
 class WarpgroupAttentionLoads:
     """The tensor maps, and the copies of all tiles of a block."""
 
-    def __init__(self, tiles: AttentionTileScheduler, ring: WarpgroupAttentionPipeline) -> None:
-        self.tiles, self.ring, self.layout = tiles, ring, ring.layout
+    def __init__(self, tiles: AttentionTileScheduler, pipeline: WarpgroupAttentionPipeline) -> None:
+        self.tiles, self.pipeline, self.layout = tiles, pipeline, pipeline.layout
         problem = tiles.problem
         operands = {"query": problem.query, "keys": problem.key, "values": problem.value}
         self.boxes = {name: HeadBoxes.of(tensor) for name, tensor in operands.items()}
@@ -512,7 +517,7 @@ class WarpgroupAttentionLoads:
     def statements(self, block: Any) -> tirx.Stmt:
         """All copies."""
         walk = self.tiles.over_tiles(block, self._tile)
-        return sequence([self.ring.nothing_passed(), walk])
+        return sequence([self.pipeline.nothing_passed(), walk])
 
     def _tile(self, turn: Any) -> tirx.Stmt:
         tiles, layout = self.tiles, self.layout
@@ -530,13 +535,13 @@ class WarpgroupAttentionLoads:
                 self._stage("keys", number(0)),
                 walk,
                 self._stage("values", tiles.steps - one),
-                self.ring.passed(tiles.steps),
+                self.pipeline.passed(tiles.steps),
             ]
         )
 
     def _stage(self, name: str, step: Any) -> tirx.Stmt:
         """The copies of a tile of keys or values."""
-        stage, parity, binds = self.ring.at(step)
+        stage, parity, binds = self.pipeline.at(step)
         nbytes = self.layout.key_bytes if name == "keys" else self.layout.value_bytes
         position = step * number(self.tiles.tiles.keys)
         return sequence([binds, *self._copied(name, stage, parity, nbytes, position)])
@@ -545,16 +550,16 @@ class WarpgroupAttentionLoads:
         self, name: str, stage: Any, parity: Any, nbytes: int, position: Any
     ) -> list[tirx.Stmt]:
         """Waits until a stage is free, and starts the copies to it."""
-        tiles, ring, boxes = self.tiles, self.ring, self.boxes[name]
-        full = ring.full(name, stage)
+        tiles, pipeline, boxes = self.tiles, self.pipeline, self.boxes[name]
+        full = pipeline.full(name, stage)
         found = [
-            hopper.barrier_wait(ring.empty(name, stage), flipped(parity)),
+            hopper.barrier_wait(pipeline.empty(name, stage), flipped(parity)),
             hopper.barrier_expect(full, nbytes),
         ]
         head = tiles.head if name == "query" else tiles.key_head
         size = nbytes // boxes.count
         for box in range(boxes.count):
-            to = ring.start(name, stage) + tirx.const(box * size, "uint32")
+            to = pipeline.start(name, stage) + tirx.const(box * size, "uint32")
             at = boxes.at(box, position, b=tiles.batch, h=head)
             found.append(hopper.copy_box(to, self.maps[name][0], at, full))
         return found

@@ -234,7 +234,7 @@ GROUP_SIZES = (1, 2, 4, 8, 16, 32)
 _PARTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """Blocks that may share one tile where every tile has as many."""
 
-# Steps of the ring below which a range is over before its pipeline is full. Estimate.
+# Steps of the pipeline below which a range is over before it is full. Estimate.
 _LEAST_RANGE = 4
 
 # Numbers of shared steps times blocks have to fit into the type of indices.

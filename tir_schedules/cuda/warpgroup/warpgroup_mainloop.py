@@ -1,7 +1,7 @@
 """The kernel of a warpgroup contraction: a producer copies operands by TMA, warpgroups multiply.
 
 Blocks stay on their multiprocessor and take one tile after the other. Operands pass through a
-ring of stages in shared memory. Copies for the next tile start while the last one is written.
+pipeline in shared memory. Copies for the next tile start while the last one is written.
 
 ``    copying thread                      multiplying warps
     wait empty[s]; expect full[s]           wait full[s]
@@ -38,7 +38,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import pack_col
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import TmaOperand
 from tvm_ext.tir_schedules.statements import sequence
 
-# The ring of stages in shared memory through which operands pass, and its barriers.
+# The pipeline in shared memory through which operands pass, and its barriers.
 #
 # Each stage has the tiles of both operands and two barriers: "full" ends a phase when the copies'
 # bytes have come, "empty" when every multiplying warp is done reading: those of all blocks of a
@@ -50,7 +50,7 @@ _WARPS = hopper.WARPGROUP // 32
 
 @dataclass(frozen=True)
 class TmaPipeline:
-    """Where everything of the ring is.
+    """Where everything of the pipeline is.
 
     Attributes
     ----------
@@ -146,7 +146,7 @@ class WarpgroupGemmKernel:
         dtype = str(epilogue.product.dtype)
         if dtype in PACKED and total == "float32" and self.work.whole:
             self.packed = arrays.allocated("packed", (self.tiles.columns // 2,), dtype, "local")
-        self.ring = TmaPipeline(tirx.Var("base", "uint32"), self.tiles)
+        self.pipeline = TmaPipeline(tirx.Var("base", "uint32"), self.tiles)
         self.rank: Any = None
         """Number of a block in its cluster."""
 
@@ -188,14 +188,14 @@ class WarpgroupGemmKernel:
         if self.tiles.multiplying > 1:
             copies.insert(0, hopper.change_registers(_FEW_REGISTERS, more=False))
             products.insert(0, hopper.change_registers(_MANY_REGISTERS, more=True))
-        prepared = [hopper.prefetch_map(var) for var, _ in self.maps] + self.ring.prepared()
+        prepared = [hopper.prefetch_map(var) for var, _ in self.maps] + self.pipeline.prepared()
         used = [operand.buffer for operand in self.product.operands]
         used = [buffer for buffer in used if any(buffer.same_as(b) for b in self.arrays.buffers)]
         prepared += [in_use(buffer_data(buffer)) for buffer in used]
         several = self.tiles.cluster > 1
         ready = cluster.meet(barriers_are_new=True) if several else hopper.barrier_init_done()
         code = [
-            tirx.Bind(self.ring.base, hopper.shared_address(buffer_data(self.shared))),
+            tirx.Bind(self.pipeline.base, hopper.shared_address(buffer_data(self.shared))),
             guarded(tirx.EQ(thread, self._int(0)), sequence(prepared)),
             ready,
             tirx.IfThenElse(copying, sequence(copies), sequence(products)),
@@ -215,11 +215,11 @@ class WarpgroupGemmKernel:
             binds = [tirx.Bind(v, e.astype("int32")) for v, e in zip(places, values, strict=True)]
 
             def step(k: Any) -> tirx.Stmt:
-                stage, parity, ring = self.ring.at(piece.before + k)
-                full = self.ring.barrier("full", stage)
+                stage, parity, pipeline = self.pipeline.at(piece.before + k)
+                full = self.pipeline.barrier("full", stage)
                 found = [
-                    ring,
-                    self.ring.free(stage, parity),
+                    pipeline,
+                    self.pipeline.free(stage, parity),
                     hopper.barrier_expect(full, self.tiles.stage_bytes),
                 ]
                 at = (piece.first.astype("int32") + k) * self.product.step
@@ -236,7 +236,7 @@ class WarpgroupGemmKernel:
     ) -> list[tirx.Stmt]:
         """The copies of an operand's tile: one, or one for some of its rows or columns each."""
         operand, (lines, count) = self.product.operands[index], self._boxes_of(index)
-        start = self.ring.operand(stage, index)
+        start = self.pipeline.operand(stage, index)
         shared = index == 1 and self.tiles.cluster > 1
         blocks = (1 << self.tiles.cluster) - 1 if shared else 0
         found = []
@@ -259,13 +259,13 @@ class WarpgroupGemmKernel:
                 return self._multiplied(piece.before + k, k, group, lane)
 
             last = piece.before + piece.steps.astype("int32") - 1
-            stage, _, ring = self.ring.at(last)
+            stage, _, pipeline = self.pipeline.at(last)
             return sequence(
                 [
                     loop(piece.steps.astype("int32"), "int32", step),
-                    ring,
+                    pipeline,
                     hopper.finish(0),
-                    self.ring.released(stage, lane, None),
+                    self.pipeline.released(stage, lane, None),
                     hopper.settle(results, self.tiles.columns, self.product.dtype),
                     *self._written(thread, piece),
                 ]
@@ -274,12 +274,12 @@ class WarpgroupGemmKernel:
         return self.work.for_each(block, piece)
 
     def _multiplied(self, at: Any, k: Any, group: Any, lane: Any) -> tirx.Stmt:
-        """One step of the ring: four instructions, then the stage before it is free."""
-        stage, parity, ring = self.ring.at(at)
+        """One step of the pipeline: four instructions, then the stage before it is free."""
+        stage, parity, pipeline = self.pipeline.at(at)
         descriptors = [tirx.Var(f"descriptor_{name}", "uint64") for name in "ab"]
-        found = [ring, hopper.barrier_wait(self.ring.barrier("full", stage), parity)]
+        found = [pipeline, hopper.barrier_wait(self.pipeline.barrier("full", stage), parity)]
         for index, var in enumerate(descriptors):
-            start = self.ring.operand(stage, index)
+            start = self.pipeline.operand(stage, index)
             if not index:
                 start = start + group.astype("uint32") * hopper.ROWS * self.tiles.row_bytes
             found.append(tirx.Bind(var, self._descriptor(self.product.operands[index], start)))
@@ -297,8 +297,8 @@ class WarpgroupGemmKernel:
             across = (first, second)
             found.append(hopper.multiply(results, a, b, add, columns, instruction, across))
         found += [hopper.commit(), hopper.finish(1)]
-        before = self.ring.before(stage)
-        found.append(self.ring.released(before, lane, tirx.NE(k, 0)))
+        before = self.pipeline.before(stage)
+        found.append(self.pipeline.released(before, lane, tirx.NE(k, 0)))
         return sequence(found)
 
     def _descriptor(self, operand: TmaOperand, start: Any) -> Any:

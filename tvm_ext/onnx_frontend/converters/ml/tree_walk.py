@@ -351,7 +351,7 @@ class _Loops:
             here[lane] = tree.astype("int64")
             link[lane] = records[tree, 1]
         links = [link[lane] for lane in range(len(trees))]
-        with T.While((functools.reduce(lambda one, other: one | other, links) & IS_INNER) != 0):
+        with T.While((functools.reduce(lambda item, other: item | other, links) & IS_INNER) != 0):
             for lane, place in enumerate(places):
                 split = records[here[lane], 0]
                 here[lane] = self.walk.next_node(self.x, rows[place], split, link[lane])
