@@ -10,7 +10,7 @@ import importlib
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar, get_args
+from typing import Literal, TypeVar, get_args
 
 from tvm_ext.configs.errors import TargetError, nearest_hint
 from tvm_ext.hardware.machine import MachineDescription
@@ -135,15 +135,22 @@ def _of_type(machine_type: type) -> Backend:
     )
 
 
-_is_loaded = False
+_loading: Literal["not yet", "now", "done"] = "not yet"
 
 
 def load_backends() -> None:
-    """Registers our backends and those of plug-ins, once in a process."""
-    global _is_loaded
-    if _is_loaded:
+    """Registers our backends and those of plug-ins, once in a process.
+
+    A plug-in that asks for a backend while it is loaded gets those that there are by then; other
+    threads wait.
+    """
+    global _loading
+    if _loading == "done":
         return
     with _lock:
-        if not _is_loaded:
-            _is_loaded = True
-            importlib.import_module(_COMPOSED_IN)
+        if _loading == "not yet":
+            _loading = "now"
+            try:
+                importlib.import_module(_COMPOSED_IN)
+            finally:
+                _loading = "done"

@@ -13,6 +13,7 @@ from typing import Any
 from tvm_ext.api import TargetSource, compile
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.check.inputs import random_inputs
+from tvm_ext.compiler.backend import programs_of
 from tvm_ext.configs.atomic_file import OutputPathError, check_writable, replacing
 from tvm_ext.errors import ModelError, TvmExtError
 from tvm_ext.hardware.targets import resolve_processor
@@ -118,7 +119,7 @@ def _failure(model: Path, target: TargetSource, options: Mapping[str, Any]) -> E
     """How the model fails to compile or to run; None when it does not."""
     try:
         compiled = compile(model, target, **options)
-        if resolve_processor(target).kind == "cpu":
+        if programs_of(resolve_processor(target)).device == "cpu":
             compiled.run(random_inputs(compiled.inputs))
     except Exception as error:  # noqa: BLE001
         # Whatever it is, it is what the report is about.
