@@ -84,7 +84,7 @@ def run_cuda_session(
     **options: Any,
 ) -> SessionProgress:
     """Runs a session for a GPU to its end; ``options`` are those of ``SessionOptions``."""
-    options = {"l2": "warm", "limits": Limits(20, 20, 20, 2 << 30), **options}
+    options = {"l2": "warm", "limits": Limits(300, 300, 300, 2 << 30), **options}
     with compiling_for(machine):
         session = TuningSession(
             "small",

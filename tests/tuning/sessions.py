@@ -14,7 +14,7 @@ from tvm_ext.tuning.progress import SessionProgress
 from tvm_ext.tuning.session import TuningSession
 from tvm_ext.tuning.session_options import Effort, Limits, SessionOptions
 
-# Times do not matter here.
+# Times do not matter here; limits are for a machine that is busy with something else.
 QUICK = Effort(
     summary="for tests",
     trials_per_kernel=12,
@@ -33,7 +33,7 @@ def run_session(
     """Runs a session to its end; ``options`` are those of ``SessionOptions``."""
     machine = host_description()
     tasks = [matmul_task(), add_task()] if tasks is None else tasks
-    options = {"limits": Limits(20, 20, 20, 2 << 30), "trials": 24, **options}
+    options = {"limits": Limits(300, 300, 300, 2 << 30), "trials": 24, **options}
     with compiling_for(machine):
         session = TuningSession(
             "small",

@@ -193,8 +193,8 @@ def test_a_session_logs_no_trial_that_its_budget_cut_off(tmp_path, monkeypatch):
         patch.setattr(KernelSearch, "propose", slow_from_here)
         ended = run_session(tmp_path, [ADD], trials=None, time_budget=5.0)
     assert ended.outcome == "the time budget is used"
-    # The limit of a build is 20 s.
-    assert ended.seconds < 15.0
+    # The limit of a build is 300 s.
+    assert ended.seconds < 50.0
     trials = read_trials(tmp_path).trials
     assert [trial.status for trial in trials] == ["ok"] * ended.trials_done
     assert not set(proposed) & {trial.candidate for trial in trials}

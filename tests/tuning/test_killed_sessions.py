@@ -15,19 +15,27 @@ PROGRAM = Path(__file__).with_name("sessions.py")
 
 
 def killed_sessions(folder: Path, kills: int, trials: int) -> None:
-    """Starts a session again and again, kills it at random moments, and lets the last one end."""
+    """Starts a session again and again, kills it at random trials, and lets the last one end."""
     generator = random.Random(kills)
     log = folder / TRIALS
     for _ in range(kills):
         before = log.read_bytes() if log.exists() else b""
+        wanted = before.count(b"\n") + generator.randrange(4)
         session = subprocess.Popen([sys.executable, PROGRAM, folder, str(trials), "0"])
-        time.sleep(generator.uniform(1.0, 9.0))
+        while session.poll() is None and lines_of(log) < wanted:
+            time.sleep(0.01)
+        # Anywhere within what it does for the next trial.
+        time.sleep(generator.uniform(0.0, 0.5))
         session.kill()
         session.wait()
         after = log.read_bytes() if log.exists() else b""
         kept = before if before.endswith(b"\n") else before[: before.rfind(b"\n") + 1]
         assert after.startswith(kept), "a finished trial was lost"
     subprocess.run([sys.executable, PROGRAM, folder, str(trials), "0"], check=True)
+
+
+def lines_of(log: Path) -> int:
+    return log.read_bytes().count(b"\n") if log.exists() else 0
 
 
 def check_folder(folder: Path, trials: int) -> None:

@@ -38,7 +38,7 @@ def planting(monkeypatch):
 
 
 def test_each_is_recorded_and_none_is_chosen(tmp_path, planting):
-    limits = Limits(20, 5, 20, 1 << 29)
+    limits = Limits(300, 5, 300, 1 << 29)
     progress = run_session(tmp_path, [add_task()], trials=10, limits=limits)
     trials = read_trials(tmp_path).trials
     statuses = {trial.candidate: trial.status for trial in trials}

@@ -40,12 +40,12 @@ def works_again(request):
     yield
     if "worker" in request.fixturenames:
         found, jobs = request.getfixturevalue("worker"), request.getfixturevalue("jobs")
-        assert found.call(jobs.product, "ab", 2, timeout=60) == "abab"
+        assert found.call(jobs.product, "ab", 2, timeout=600) == "abab"
 
 
 def is_gone(process_id: int) -> bool:
-    """Whether it ends within some seconds."""
-    deadline = time.monotonic() + 20
+    """Whether it ends, on a busy machine too."""
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         try:
             if psutil.Process(process_id).status() == psutil.STATUS_ZOMBIE:
@@ -57,28 +57,28 @@ def is_gone(process_id: int) -> bool:
 
 
 def test_values_come_back_from_one_other_process(worker, jobs):
-    assert worker.call(jobs.product, [1, None], 2, timeout=60) == [1, None, 1, None]
-    first, second = (worker.call(jobs.process_id, timeout=60) for _ in range(2))
+    assert worker.call(jobs.product, [1, None], 2, timeout=600) == [1, None, 1, None]
+    first, second = (worker.call(jobs.process_id, timeout=600) for _ in range(2))
     assert first == second == worker.process_id != os.getpid()
 
 
 def test_large_values(worker, jobs):
-    assert len(worker.call(jobs.product, b"x" * (1 << 20), 8, timeout=60)) == 8 << 20
+    assert len(worker.call(jobs.product, b"x" * (1 << 20), 8, timeout=600)) == 8 << 20
 
 
 def test_an_error_of_the_work_keeps_the_process(worker, jobs):
-    before = worker.call(jobs.process_id, timeout=60)
+    before = worker.call(jobs.process_id, timeout=600)
     with pytest.raises(WorkRaised, match="nothing there") as caught:
-        worker.call(jobs.refuse, "nothing there", timeout=60)
+        worker.call(jobs.refuse, "nothing there", timeout=600)
     assert caught.value.kind == "LookupError"
     assert worker.process_id == before
 
 
 def test_too_much_memory(worker, jobs):
     with pytest.raises(WorkRaised) as caught:
-        worker.call(jobs.take, 4 * LIMIT, timeout=60)
+        worker.call(jobs.take, 4 * LIMIT, timeout=600)
     assert caught.value.kind == "MemoryError"
-    assert worker.call(jobs.take, LIMIT // 8, timeout=60) == LIMIT // 8
+    assert worker.call(jobs.take, LIMIT // 8, timeout=600) == LIMIT // 8
 
 
 def test_too_late(worker, jobs):
@@ -93,12 +93,12 @@ def test_too_late(worker, jobs):
 @pytest.mark.parametrize(("job", "name"), [("crash", "SIGSEGV"), ("abort", "SIGABRT")])
 def test_death_by_a_signal(worker, jobs, job, name):
     with pytest.raises(WorkerDied, match=rf"died of {name} \(memory limit 1024 MiB\)"):
-        worker.call(getattr(jobs, job), timeout=60)
+        worker.call(getattr(jobs, job), timeout=600)
 
 
 def test_end_with_an_exit_code(worker, jobs):
     with pytest.raises(WorkerDied, match="ended with exit code 3"):
-        worker.call(jobs.leave, 3, timeout=60)
+        worker.call(jobs.leave, 3, timeout=600)
 
 
 def test_killed_between_two_calls(worker, jobs):
@@ -107,13 +107,13 @@ def test_killed_between_two_calls(worker, jobs):
     os.kill(before, signal.SIGKILL)
     # Until it has ended, which leaves it to the worker to ask how.
     os.waitid(os.P_PID, before, os.WEXITED | os.WNOWAIT)
-    assert worker.call(jobs.product, 3, 4, timeout=60) == 12
+    assert worker.call(jobs.product, 3, 4, timeout=600) == 12
     assert worker.process_id != before
 
 
 def test_arguments_that_cannot_be_sent(worker, jobs):
     with pytest.raises(Exception, match="pickle"):
-        worker.call(jobs.product, lambda: 1, 2, timeout=60)
+        worker.call(jobs.product, lambda: 1, 2, timeout=600)
 
 
 def test_an_interrupted_call_leaves_no_answer_for_the_next(worker, jobs, monkeypatch):
@@ -124,8 +124,8 @@ def test_an_interrupted_call_leaves_no_answer_for_the_next(worker, jobs, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(worker, "_answered", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            worker.call(jobs.product, 1, 1, timeout=60)
-    assert worker.call(jobs.product, 5, 5, timeout=60) == 25
+            worker.call(jobs.product, 1, 1, timeout=600)
+    assert worker.call(jobs.product, 5, 5, timeout=600) == 25
 
 
 def test_a_start_that_is_interrupted_leaves_no_answer_for_the_next(worker, jobs, monkeypatch):
@@ -137,18 +137,22 @@ def test_a_start_that_is_interrupted_leaves_no_answer_for_the_next(worker, jobs,
         patch.setattr(worker, "_answered", interrupted)
         with pytest.raises(KeyboardInterrupt):
             worker.start()
-    assert worker.call(jobs.product, 5, 5, timeout=60) == 25
+    assert worker.call(jobs.product, 5, 5, timeout=600) == 25
 
 
 def test_ctrl_c_is_not_for_the_worker(worker, jobs):
-    assert worker.call(jobs.interrupt_itself, timeout=60) == "still here"
+    assert worker.call(jobs.interrupt_itself, timeout=600) == "still here"
 
 
 def test_stop_leaves_no_process(worker, jobs, tmp_path):
     """Neither the worker's own nor what its work started."""
     note = tmp_path / "child"
-    with pytest.raises(WorkerTimeout):
-        worker.call(jobs.start_and_sleep, str(note), timeout=2.0)
+    # A busy machine may need longer to start what the work is to leave behind.
+    for seconds in (1.0, 10.0, 100.0):
+        with pytest.raises(WorkerTimeout):
+            worker.call(jobs.start_and_sleep, str(note), timeout=seconds)
+        if note.exists() and note.read_text():
+            break
     assert is_gone(int(note.read_text()))
     worker.start()
     before = worker.process_id

@@ -32,7 +32,7 @@ def plugin_folder(tmp_path_factory) -> Path:
         cwd=target,
         check=True,
         capture_output=True,
-        timeout=120,
+        timeout=600,
     )
     return target
 
@@ -45,7 +45,7 @@ def tvm_ext_json(site: Path, *arguments) -> tuple[dict, str]:
         env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr
