@@ -24,7 +24,7 @@ from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.statements import without_scope_marks
-from tvm_ext.tir_schedules.template import Machine, Template
+from tvm_ext.tir_schedules.template import FixedDecisions, Machine, StatedDecisions, Template
 from tvm_ext.tir_schedules.wafer import WAFER_TEMPLATES
 
 
@@ -48,6 +48,8 @@ class ScheduleChoice:
         Why no record was used; empty when one was, or when there was none to look in.
     failures : dict[str, Exception]
         What templates of ours raised, by their names: defects, for which others take their place.
+    unmet : tuple[str, ...]
+        Decisions that were stated for the template and that it could not follow, and why.
     """
 
     schedule: str
@@ -57,14 +59,19 @@ class ScheduleChoice:
     packed: Packed | None = None
     miss: str = ""
     failures: dict[str, Exception] = field(default_factory=dict, compare=False)
+    unmet: tuple[str, ...] = ()
 
 
 def schedule_kernels(
-    mod: tvm.IRModule, machine: Machine, records: RecordSource | None = None
+    mod: tvm.IRModule,
+    machine: Machine,
+    records: RecordSource | None = None,
+    stated: StatedDecisions | None = None,
 ) -> tuple[tvm.IRModule, dict[str, ScheduleChoice]]:
     """The module with all its kernels scheduled, and the choice for each by kernel name.
 
-    A kernel that ``records`` know is scheduled as they say.
+    A kernel that ``records`` know is scheduled as they say, unless decisions of the record's
+    template are ``stated``.
     """
     functions = dict(mod.functions.items())
     choices: dict[str, ScheduleChoice] = {}
@@ -73,22 +80,29 @@ def schedule_kernels(
         name = str(global_var.name_hint)
         tell(f"schedule of kernel {number} of {len(kernels)}")
         unmarked = without_scope_marks(func)
-        functions[global_var], choices[name] = schedule_kernel(unmarked, machine, records, name)
+        functions[global_var], choices[name] = schedule_kernel(
+            unmarked, machine, records, name, stated
+        )
     return tvm.IRModule(functions, attrs=mod.attrs), choices
 
 
 def schedule_kernel(
-    func: tirx.PrimFunc, machine: Machine, records: RecordSource | None = None, name: str = ""
+    func: tirx.PrimFunc,
+    machine: Machine,
+    records: RecordSource | None = None,
+    name: str = "",
+    stated: StatedDecisions | None = None,
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """One kernel scheduled for ``machine``, and how; ``func`` itself stays as it is."""
+    stated = stated or {}
     if func.attrs is not None and SCHEDULED_ATTRIBUTE in func.attrs:
         return func, ScheduleChoice("user schedule", "user", "it was scheduled before")
     if records is None:
-        return _schedule_by_rule(func, machine)
-    found = _schedule_by_record(name, func, machine, records)
+        return _schedule_by_rule(func, machine, stated)
+    found = _schedule_by_record(name, func, machine, records, stated)
     if not isinstance(found, NotApplicable):
         return found
-    scheduled, choice = _schedule_by_rule(func, machine)
+    scheduled, choice = _schedule_by_rule(func, machine, stated)
     return scheduled, replace(choice, miss=found.reason)
 
 
@@ -120,11 +134,17 @@ def schedule_by_fallback(
 
 
 def _schedule_by_record(
-    name: str, func: tirx.PrimFunc, machine: Machine, records: RecordSource
+    name: str,
+    func: tirx.PrimFunc,
+    machine: Machine,
+    records: RecordSource,
+    stated: StatedDecisions,
 ) -> tuple[tirx.PrimFunc, ScheduleChoice] | NotApplicable:
     recorded = records.find(name, func)
     if isinstance(recorded, NotApplicable):
         return recorded
+    if recorded.template in stated:
+        return NotApplicable(f"decisions of '{recorded.template}' are stated")
     scheduled = schedule_as_recorded(func, machine, recorded)
     if isinstance(scheduled, NotApplicable):
         return NotApplicable(f"its record does not apply any more: {scheduled.reason}")
@@ -134,7 +154,7 @@ def _schedule_by_record(
 
 
 def _schedule_by_rule(
-    func: tirx.PrimFunc, machine: Machine
+    func: tirx.PrimFunc, machine: Machine, stated: StatedDecisions
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """The first template of ours, or rule of TVM's, that takes the kernel."""
     reason = "its loops are written by hand, without blocks to reorder"
@@ -145,11 +165,13 @@ def _schedule_by_rule(
     refusals: list[str] = []
     failures: dict[str, Exception] = {}
     for template in templates_for(machine):
-        scheduled = _tried(template, func, machine, failures)
+        decisions = FixedDecisions(stated.get(template.name), lenient=True)
+        scheduled = _tried(template, func, machine, failures, decisions)
         if isinstance(scheduled, NotApplicable):
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
         choice = _choice(template, refusals, scheduled.packed)
+        choice = replace(choice, unmet=tuple(decisions.unmet()))
         return scheduled.func, replace(choice, failures=failures)
     if isinstance(machine, CudaDescription):
         return _by_fallback(func, machine, refusals)
@@ -160,11 +182,15 @@ def _schedule_by_rule(
 
 
 def _tried(
-    template: Template, func: tirx.PrimFunc, machine: Machine, failures: dict[str, Exception]
+    template: Template,
+    func: tirx.PrimFunc,
+    machine: Machine,
+    failures: dict[str, Exception],
+    decisions: FixedDecisions,
 ) -> ScheduledKernel | NotApplicable:
     """A template applied; what it raises, which none should, goes into ``failures``."""
     try:
-        return apply_template(template, func, machine)
+        return apply_template(template, func, machine, decisions)
     except TvmExtError:
         raise
     except Exception as error:  # noqa: BLE001

@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 # `tvm-ext --help` need not pay.
 _PUBLIC = {
     "CompiledModel": "tvm_ext.compiled_model",
+    "PassPipeline": "tvm_ext.passes.pipeline",
+    "ScheduleKernels": "tvm_ext.compiler.schedule_pass",
     "TensorSpec": "tvm_ext.tensor_spec",
     "TvmExtError": "tvm_ext.errors",
     "compile": "tvm_ext.api",
@@ -24,6 +26,8 @@ _PUBLIC = {
 
 __all__ = [
     "CompiledModel",
+    "PassPipeline",
+    "ScheduleKernels",
     "TensorSpec",
     "TvmExtError",
     "__version__",
@@ -36,7 +40,9 @@ __all__ = [
 if TYPE_CHECKING:
     from tvm_ext.api import compile, load
     from tvm_ext.compiled_model import CompiledModel
+    from tvm_ext.compiler.schedule_pass import ScheduleKernels
     from tvm_ext.errors import TvmExtError
+    from tvm_ext.passes.pipeline import PassPipeline
     from tvm_ext.passes.registry import register_pass
     from tvm_ext.tensor_spec import TensorSpec
     from tvm_ext.tune_model import tune

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
+from memory_planning import plan_memory
 from tvm import relax
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -16,7 +17,6 @@ from tvm_ffi import structural_equal
 from unoptimised import LLVM
 
 from tvm_ext.compiler.build import build as build_program
-from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.passes import registry
 

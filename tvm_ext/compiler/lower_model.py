@@ -18,15 +18,11 @@ from tvm_ext.compiler.graph_analysis import (
     kernel_calls,
     require_lowered,
 )
-from tvm_ext.compiler.packed_weights import mark_constant_parameters
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError, TvmExtError
-from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.pipeline import Pipeline
 from tvm_ext.passes.runner import PassRunner
-from tvm_ext.relay_passes.empty_constants import without_empty_constants
-from tvm_ext.relay_passes.fresh_outputs import with_fresh_outputs
 from tvm_ext.report.records import PhaseRecord
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, shapes_of
 
@@ -96,7 +92,7 @@ class LoweredModel:
     graph : tvm.IRModule
         After the graph passes.
     kernels : tvm.IRModule
-        After lowering and fusion; each kernel notes which of its parameters are constants.
+        Right before ScheduleKernels; each kernel notes which of its parameters are constants.
     calls : list[KernelCall]
         In the order of a run.
     kernels_before_fusion : int
@@ -128,9 +124,6 @@ def lower_model(
         fusion = FusionObserver()
         kernels = runner.run(pipeline.lower, graph, extra=[fusion])
         require_lowered(kernels, imported.name, phases.inputs)
-        if current_cpu() is None:
-            kernels = with_fresh_outputs(kernels)
-        kernels = without_empty_constants(kernels)
-        kernels = mark_constant_parameters(runner.run(pipeline.schedule, kernels))
+        kernels = runner.run(pipeline.ahead_of_schedules, kernels)
     calls = kernel_calls(kernels)
     return LoweredModel(imported, graph, kernels, calls, fusion.kernel_calls or len(calls))
