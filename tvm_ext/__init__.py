@@ -6,6 +6,7 @@
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -48,9 +49,29 @@ if TYPE_CHECKING:
     from tvm_ext.tune_model import tune
 
 
+def _named_pipeline(**options: Any) -> Any:
+    """What ``relax.get_pipeline("tvm_ext")`` returns; see ``tvm_ext_pipeline``."""
+    from tvm_ext.compiler.named_pipeline import tvm_ext_pipeline
+
+    return tvm_ext_pipeline(**options)
+
+
+def _name_pipeline() -> None:
+    """Gives our pipeline its name in TVM, once."""
+    from tvm.relax.pipeline import PIPELINE_MAP
+
+    PIPELINE_MAP.setdefault("tvm_ext", _named_pipeline)
+
+
+# A program that has not loaded TVM yet gets the name with the first thing it takes from here.
+if "tvm" in sys.modules:
+    _name_pipeline()
+
+
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tvm_ext' has no attribute '{name}'")
+    _name_pipeline()
     value = getattr(importlib.import_module(_PUBLIC[name]), name)
     globals()[name] = value
     return value

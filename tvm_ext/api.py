@@ -53,12 +53,13 @@ def compile(
     tf32: bool = False,
     pipeline: PipelineSource | None = None,
 ) -> CompiledModel:
-    """Compiles an ONNX model.
+    """Compiles an ONNX model, or a module of TVM.
 
     Parameters
     ----------
-    model : str, Path or onnx.ModelProto
-        The model or the path of its file.
+    model : str, Path, onnx.ModelProto or tvm.IRModule
+        The model or the path of its file; or a Relax module, whose function ``main`` it is (see
+        docs/passes.md).
     target : str, Path, tvm.target.Target or description
         ``"cpu"`` for this machine, the name of a preset (``tvm-ext targets list``), the path of a
         TOML file, or a target of TVM.
@@ -134,6 +135,10 @@ def _compiled_for(
     input_shapes: Mapping[str, Sequence[int | str]] | None,
 ) -> CompiledModel:
     phases = Phases()
+    if isinstance(model, tvm.IRModule):
+        compiled = _compiled(model, request, phases, input_shapes)
+        compiled.compile_again = partial(_compiled_for, model, request)
+        return compiled
     with phases.timed("import"):
         ready = prepare_model(model, input_shapes)
         partition = partition_graph(ready.prepared, ready.model.graph)
@@ -148,14 +153,17 @@ def _compiled_for(
 
 
 def _compiled(
-    model: PreparedModel, request: _Request, phases: Phases | None = None
+    model: PreparedModel | tvm.IRModule,
+    request: _Request,
+    phases: Phases | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
 ) -> CompiledModel:
-    """One program for all of a prepared model."""
+    """One program for all of a prepared model or a Relax module."""
     machine, pipeline, records = request.machine, request.pipeline, request.records
     runner = PassRunner(request.dump_ir)
     phases = phases or Phases()
     with compiling(machine) as context:
-        lowered = lower_model(model, None, pipeline, runner, phases)
+        lowered = lower_model(model, input_shapes, pipeline, runner, phases)
         context.ranges = lowered.imported.ranges
         with phases.timed("schedule"):
             context.records = lookup = find_records(records, machine, lowered.calls)

@@ -23,6 +23,7 @@ from tvm_ext.errors import REPORT_IT, BuildError, TvmExtError
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.pipeline import Pipeline
 from tvm_ext.passes.runner import PassRunner
+from tvm_ext.relax_frontend import import_relax
 from tvm_ext.report.records import PhaseRecord
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, shapes_of
 
@@ -78,7 +79,7 @@ class Phases:
         return f"{hint}, or " if hint else ""
 
 
-ModelSource: TypeAlias = "str | Path | onnx.ModelProto | PreparedModel"
+ModelSource: TypeAlias = "str | Path | onnx.ModelProto | PreparedModel | tvm.IRModule"
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,8 @@ def lower_model(
 ) -> LoweredModel:
     """Imports the model, runs the graph passes, lowers and fuses; raises as ``compile``."""
     with phases.timed("import"):
-        imported = import_model(model, input_shapes)
+        from_relax = isinstance(model, tvm.IRModule)
+        imported = (import_relax if from_relax else import_model)(model, input_shapes)
     phases.model, phases.inputs = imported.name, shapes_of(imported.inputs)
     runner.inputs = phases.inputs
     with phases.timed("graph passes"):
