@@ -242,7 +242,8 @@ class LayoutPlanning:
     once for all who read it. ``machine`` answers for the times; without it, it is the current TVM
     target, or this machine. ``convolution_cost`` models one convolution. ``layout``, which is
     "channels_first" or "channels_last", states the layout of all convolutions that can have it:
-    conv1d (NWC, WIO) and conv3d (NDHWC, DHWIO) as well. Symbolic batch and image sizes count as DEFAULT_BATCH and
+    conv1d (NWC, WIO) and conv3d (NDHWC, DHWIO) as well. Symbolic batch and image sizes count as
+    DEFAULT_BATCH and
     DEFAULT_SIDE of layout_cost.
 
     Leaves alone: convolutions that have channels last or a blocked layout already, symbolic
