@@ -243,8 +243,7 @@ class LayoutPlanning:
     target, or this machine. ``convolution_cost`` models one convolution. ``layout``, which is
     "channels_first" or "channels_last", states the layout of all convolutions that can have it:
     conv1d (NWC, WIO) and conv3d (NDHWC, DHWIO) as well. Symbolic batch and image sizes count as
-    DEFAULT_BATCH and
-    DEFAULT_SIDE of layout_cost.
+    DEFAULT_BATCH and DEFAULT_SIDE of layout_cost.
 
     Leaves alone: convolutions that have channels last or a blocked layout already, symbolic
     channels, transposed convolutions (TVM lowers NCHW only), what is outside of dataflow blocks or

@@ -2,6 +2,7 @@
 what was left without a kernel.
 """
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -96,22 +97,32 @@ def operator_counts(mod: tvm.IRModule) -> dict[str, int]:
 
 def module_counts(mod: tvm.IRModule) -> ModuleCounts:
     """Operators, kernels, and bytes of the tensors between them."""
-    operators = intermediate = 0
-    for binding in relax_bindings(mod):
-        operators += bool(operator_name(binding.value))
-        if isinstance(binding.value, relax.Call):
-            intermediate += _tensor_bytes(binding.var.ty)
-    kernels = sum(isinstance(func, tirx.PrimFunc) for func in mod.functions.values())
+    operators = kernels = intermediate = 0
+    for func in mod.functions.values():
+        if not isinstance(func, relax.Function):
+            kernels += isinstance(func, tirx.PrimFunc)
+            continue
+        for binding in bindings_of(func):
+            value = binding.value
+            if isinstance(value, relax.Call):
+                operators += isinstance(value.op, tvm.ir.Op)
+                intermediate += _tensor_bytes(binding.var.ty)
     return ModuleCounts(operators, kernels, intermediate)
 
 
 def _tensor_bytes(ty: tvm.ir.Type) -> int:
     if isinstance(ty, relax.TupleType):
         return sum(_tensor_bytes(inner) for inner in ty.fields)
-    if not isinstance(ty, relax.TensorType) or ty.shape is None or not ty.dtype:
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr):
         return 0
-    elements = math.prod(static_extent(size) or 1 for size in _sizes(ty))
-    return (elements * tvm.DataType(str(ty.dtype)).bits + 7) // 8
+    elements = math.prod(static_extent(size) or 1 for size in shape.values)
+    return elements * _element_bytes(str(ty.dtype))
+
+
+@functools.cache
+def _element_bytes(dtype: str) -> int:
+    return (tvm.DataType(dtype).bits + 7) // 8
 
 
 def weight_bytes(mod: tvm.IRModule) -> int:
