@@ -13,8 +13,10 @@ from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.conv_bn_relu_fold import ConvBnReluFold
 from tvm_ext.relay_passes.conv_transpose_to_conv import ConvTransposeToConv
 from tvm_ext.relay_passes.drop_padded_taps import DropPaddedTaps
+from tvm_ext.relay_passes.empty_constants import EmptyConstants
 from tvm_ext.relay_passes.flatten_pointwise import FlattenPointwise
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
+from tvm_ext.relay_passes.fresh_outputs import FreshOutputs
 from tvm_ext.relay_passes.fuse_cast_into_softmax import FuseCastIntoSoftmax
 from tvm_ext.relay_passes.fuse_operators import FuseOperators
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
@@ -51,6 +53,8 @@ BUILTIN_PASSES: tuple[Any, ...] = (
     PropagateSpans,
     FuseOperators,
     NameSymbolicSizes,
+    FreshOutputs,
+    EmptyConstants,
 )
 
 __all__ = [
@@ -60,8 +64,10 @@ __all__ = [
     "ConvTransposeToConv",
     "SinkReshapes",
     "DropPaddedTaps",
+    "EmptyConstants",
     "FlattenPointwise",
     "FoldConstantCalls",
+    "FreshOutputs",
     "FuseOperators",
     "GemmFusion",
     "GroupedConvolution",

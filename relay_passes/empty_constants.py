@@ -7,15 +7,31 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.relay_passes.graph_pass import graph_pass
 
-def without_empty_constants(mod: tvm.IRModule) -> tvm.IRModule:
-    """``mod`` with an allocation in place of each constant that has no elements."""
-    functions = {
-        global_var: _ConstantAllocator().visit_expr(func)
-        for global_var, func in mod.functions.items()
-        if isinstance(func, relax.Function) and _has_empty(func)
-    }
-    return tvm.IRModule({**dict(mod.functions.items()), **functions}, attrs=mod.attrs)
+
+@graph_pass
+class EmptyConstants:
+    """Allocates constants that have no elements in the run.
+
+    Before: ``y = concat(x, R.const([], shape=[0, 4]))``
+    After:  ``e = alloc_tensor([0, 4])``, ``y = concat(x, e)``
+
+    Leaves alone: constants with elements.
+
+    Run after: legalisation and fusion, which know constants and no allocations.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself when it has no such constant."""
+        functions = {
+            global_var: _ConstantAllocator().visit_expr(func)
+            for global_var, func in mod.functions.items()
+            if isinstance(func, relax.Function) and _has_empty(func)
+        }
+        if not functions:
+            return mod
+        return tvm.IRModule({**dict(mod.functions.items()), **functions}, attrs=mod.attrs)
 
 
 def _has_empty(func: relax.Function) -> bool:

@@ -5,10 +5,29 @@ from tvm import relax, te
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import bindings_of
 
 # Operators whose result is another view of their operand's memory.
 _VIEWS = ("relax.reshape",)
+
+
+@graph_pass
+class FreshOutputs:
+    """Gives outputs that are inputs, weights or views of other outputs memory of their own.
+
+    Before: ``return (x, y, reshape(y))``
+    After:  ``return (copy(x), y, copy(reshape(y)))``
+
+    Leaves alone: programs for CPUs, whose results are copied on their way out.
+
+    Run after: legalisation and fusion, which would take the copies away again.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself when no output shares its memory."""
+        return mod if current_cpu() is not None else with_fresh_outputs(mod)
 
 
 def with_fresh_outputs(mod: tvm.IRModule) -> tvm.IRModule:

@@ -4,10 +4,11 @@
 records what it did and what it left alone, with the reasons; ``recording`` collects these.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import tvm
@@ -19,7 +20,7 @@ OUT_ELEMENTWISE_FUSABLE = 4
 OPAQUE = 8
 
 
-def graph_pass(cls: type) -> Any:
+def graph_pass(cls: Any) -> Any:
     """Turns ``cls`` into a factory of ``tvm.transform.Pass`` objects named like the class.
 
     ``cls`` declares its options as annotated fields with defaults, and a method
@@ -27,9 +28,40 @@ def graph_pass(cls: type) -> Any:
     its value goes into ``tvm.transform.Sequential``; ``options_class`` on it is the dataclass.
     """
     options_class: Any = dataclass(frozen=True)(cls)
+    options_class.transform_module = _noting_errors(cls.transform_module)
     factory = tvm.transform.module_pass(options_class, opt_level=0, name=cls.__name__)
     factory.options_class = options_class
     return factory
+
+
+_raised: ContextVar[BaseException | None] = ContextVar("raised_in_pass", default=None)
+
+
+def raised_in_pass() -> BaseException | None:
+    """What the last pass that failed raised, once: TVM hands on the text of it alone."""
+    raised = _raised.get()
+    _raised.set(None)
+    return raised
+
+
+def _noting_errors(transform: Callable[..., tvm.IRModule]) -> Callable[..., tvm.IRModule]:
+    @functools.wraps(transform)
+    def noting(self: Any, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        try:
+            return transform(self, mod, ctx)
+        except BaseException as error:
+            _raised.set(error)
+            raise
+
+    return noting
+
+
+def option_defaults(options_class: Any) -> dict[str, Any]:
+    """The options of a pass by name, with their defaults."""
+    return {
+        one.name: one.default if one.default_factory is MISSING else one.default_factory()
+        for one in fields(options_class)
+    }
 
 
 def build_options(options_class: type, given: dict[str, Any]) -> dict[str, Any]:
@@ -40,7 +72,7 @@ def build_options(options_class: type, given: dict[str, Any]) -> dict[str, Any]:
     ConfigError
         An option is unknown, or a value has another type than the default of its field.
     """
-    known = {field.name: field.default for field in fields(options_class)}
+    known = option_defaults(options_class)
     for key, value in given.items():
         if key not in known:
             hint = nearest_hint(key, known)

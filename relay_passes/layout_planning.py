@@ -11,7 +11,7 @@ from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.configs.errors import TvmExtError
+from tvm_ext.configs.errors import ConfigError, TvmExtError
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.targets import current_description
 from tvm_ext.relay_passes.cancel_transposes import cancel_transposes
@@ -49,6 +49,10 @@ from tvm_ext.relay_passes.spans import describe_origin
 # result ConvertLayout always puts back in the original order; for channels last a convolution,
 # the only kind of operator that can be told its layout. The pins are taken out afterwards, and
 # conversions that cancel with them.
+
+
+# Modelled seconds of a convolution in a layout that a user does not want.
+_NEVER = 1e3
 
 
 class LayoutConversionError(TvmExtError):
@@ -236,9 +240,10 @@ class LayoutPlanning:
     The choice is one minimum cut for each function, so it is the cheapest one under the model: the
     modelled seconds of each convolution in either layout, and of each conversion of a tensor, paid
     once for all who read it. ``machine`` answers for the times; without it, it is the current TVM
-    target, or this machine. ``convolution_cost`` models one convolution. conv1d (NWC, WIO) and
-    conv3d (NDHWC, DHWIO) as well. Symbolic batch and image sizes count as DEFAULT_BATCH and
-    DEFAULT_SIDE of layout_cost.
+    target, or this machine. ``convolution_cost`` models one convolution. ``layout``, which is
+    "channels_first" or "channels_last", states the layout of all convolutions that can have it:
+    conv1d (NWC, WIO) and conv3d (NDHWC, DHWIO) as well. Symbolic batch and image sizes count as
+    DEFAULT_BATCH and DEFAULT_SIDE of layout_cost.
 
     Leaves alone: convolutions that have channels last or a blocked layout already, symbolic
     channels, transposed convolutions (TVM lowers NCHW only), what is outside of dataflow blocks or
@@ -251,13 +256,34 @@ class LayoutPlanning:
 
     machine: LayoutMachine | None = None
     convolution_cost: ConvolutionCost = planned_convolution_seconds
+    layout: str = ""
+
+    def __post_init__(self) -> None:
+        if self.layout.upper() not in ("", *Layout.__members__):
+            raise ConfigError(
+                f"option 'layout' of LayoutPlanning is '{self.layout}'; expected 'channels_first' "
+                "or 'channels_last', or leave it out"
+            )
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The module in the chosen layouts; ``mod`` itself where that changes nothing."""
         if not any(_convolutions(func) for func in _relax_functions(mod).values()):
             return mod
-        planner = _Planner(self.machine or _current_machine(), self.convolution_cost)
+        cost = _stated(self.layout, self.convolution_cost)
+        planner = _Planner(self.machine or _current_machine(), cost)
         return planner.run(mod)
+
+
+def _stated(layout: str, convolution_cost: ConvolutionCost) -> ConvolutionCost:
+    """The cost with which all convolutions get ``layout``; the given one where that is empty."""
+    if not layout:
+        return convolution_cost
+    wanted = Layout[layout.upper()]
+
+    def cost(call: relax.Call, asked: Layout, machine: LayoutMachine) -> float:
+        return convolution_cost(call, asked, machine) + (0.0 if asked is wanted else _NEVER)
+
+    return cost
 
 
 class _Planner:

@@ -18,7 +18,7 @@ from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.statements import without_scope_marks
-from tvm_ext.tir_schedules.template import Machine, Template
+from tvm_ext.tir_schedules.template import FixedDecisions, Machine, StatedDecisions, Template
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class ScheduleChoice:
         Why no record was used; empty when one was, or when there was none to look in.
     failures : dict[str, Exception]
         What templates of ours raised, by their names: defects, for which others take their place.
+    unmet : tuple[str, ...]
+        Decisions that were stated for the template and that it could not follow, and why.
     """
 
     schedule: str
@@ -50,14 +52,19 @@ class ScheduleChoice:
     packed: Packed | None = None
     miss: str = ""
     failures: dict[str, Exception] = field(default_factory=dict, compare=False)
+    unmet: tuple[str, ...] = ()
 
 
 def schedule_kernels(
-    mod: tvm.IRModule, machine: Machine, records: RecordSource | None = None
+    mod: tvm.IRModule,
+    machine: Machine,
+    records: RecordSource | None = None,
+    stated: StatedDecisions | None = None,
 ) -> tuple[tvm.IRModule, dict[str, ScheduleChoice]]:
     """The module with all its kernels scheduled, and the choice for each by kernel name.
 
-    A kernel that ``records`` know is scheduled as they say.
+    A kernel that ``records`` know is scheduled as they say, unless decisions of the record's
+    template are ``stated``.
     """
     functions = dict(mod.functions.items())
     choices: dict[str, ScheduleChoice] = {}
@@ -66,22 +73,29 @@ def schedule_kernels(
         name = str(global_var.name_hint)
         tell(f"schedule of kernel {number} of {len(kernels)}")
         unmarked = without_scope_marks(func)
-        functions[global_var], choices[name] = schedule_kernel(unmarked, machine, records, name)
+        functions[global_var], choices[name] = schedule_kernel(
+            unmarked, machine, records, name, stated
+        )
     return tvm.IRModule(functions, attrs=mod.attrs), choices
 
 
 def schedule_kernel(
-    func: tirx.PrimFunc, machine: Machine, records: RecordSource | None = None, name: str = ""
+    func: tirx.PrimFunc,
+    machine: Machine,
+    records: RecordSource | None = None,
+    name: str = "",
+    stated: StatedDecisions | None = None,
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """One kernel scheduled for ``machine``, and how; ``func`` itself stays as it is."""
+    stated = stated or {}
     if func.attrs is not None and SCHEDULED_ATTRIBUTE in func.attrs:
         return func, ScheduleChoice("user schedule", "user", "it was scheduled before")
     if records is None:
-        return _schedule_by_rule(func, machine)
-    found = _schedule_by_record(name, func, machine, records)
+        return _schedule_by_rule(func, machine, stated)
+    found = _schedule_by_record(name, func, machine, records, stated)
     if not isinstance(found, NotApplicable):
         return found
-    scheduled, choice = _schedule_by_rule(func, machine)
+    scheduled, choice = _schedule_by_rule(func, machine, stated)
     return scheduled, replace(choice, miss=found.reason)
 
 
@@ -112,15 +126,21 @@ def schedule_by_fallback(
     func: tirx.PrimFunc, machine: Machine
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """``func`` by the template that takes any kernel; raises ScheduleRefusedError."""
-    return _by_fallback(without_scope_marks(func), machine, [], {})
+    return _by_fallback(without_scope_marks(func), machine, [], {}, {})
 
 
 def _schedule_by_record(
-    name: str, func: tirx.PrimFunc, machine: Machine, records: RecordSource
+    name: str,
+    func: tirx.PrimFunc,
+    machine: Machine,
+    records: RecordSource,
+    stated: StatedDecisions,
 ) -> tuple[tirx.PrimFunc, ScheduleChoice] | NotApplicable:
     recorded = records.find(name, func)
     if isinstance(recorded, NotApplicable):
         return recorded
+    if recorded.template in stated:
+        return NotApplicable(f"decisions of '{recorded.template}' are stated")
     scheduled = schedule_as_recorded(func, machine, recorded)
     if isinstance(scheduled, NotApplicable):
         return NotApplicable(f"its record does not apply any more: {scheduled.reason}")
@@ -130,33 +150,39 @@ def _schedule_by_record(
 
 
 def _schedule_by_rule(
-    func: tirx.PrimFunc, machine: Machine
+    func: tirx.PrimFunc, machine: Machine, stated: StatedDecisions
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """The first template of ours, or rule of TVM's, that takes the kernel."""
     reason = "its loops are written by hand, without blocks to reorder"
     scheduling = scheduling_of(machine)
     if scheduling.is_bound is not None and (not _has_blocks(func) or scheduling.is_bound(func)):
-        return _by_fallback(func, machine, [reason], {})
+        return _by_fallback(func, machine, [reason], {}, stated)
     if not _has_blocks(func):
         return func, ScheduleChoice("as written", "as written", reason)
     refusals: list[str] = []
     failures: dict[str, Exception] = {}
     for template in (*scheduling.templates, *scheduling.rules):
-        scheduled = _tried(template, func, machine, failures)
+        decisions = FixedDecisions(stated.get(template.name), lenient=True)
+        scheduled = _tried(template, func, machine, failures, decisions)
         if isinstance(scheduled, NotApplicable):
             refusals.append(f"{template.name}: {scheduled.reason}")
             continue
         choice = _choice(template, scheduling, refusals, scheduled.packed)
+        choice = replace(choice, unmet=tuple(decisions.unmet()))
         return scheduled.func, replace(choice, failures=failures)
-    return _by_fallback(func, machine, refusals, failures)
+    return _by_fallback(func, machine, refusals, failures, stated)
 
 
 def _tried(
-    template: Template, func: tirx.PrimFunc, machine: Machine, failures: dict[str, Exception]
+    template: Template,
+    func: tirx.PrimFunc,
+    machine: Machine,
+    failures: dict[str, Exception],
+    decisions: FixedDecisions,
 ) -> ScheduledKernel | NotApplicable:
     """A template applied; what it raises, which none should, goes into ``failures``."""
     try:
-        return apply_template(template, func, machine)
+        return apply_template(template, func, machine, decisions)
     except TvmExtError:
         raise
     except Exception as error:  # noqa: BLE001
@@ -178,7 +204,11 @@ def _has_blocks(func: tirx.PrimFunc) -> bool:
 
 
 def _by_fallback(
-    func: tirx.PrimFunc, machine: Machine, refusals: list[str], failures: dict[str, Exception]
+    func: tirx.PrimFunc,
+    machine: Machine,
+    refusals: list[str],
+    failures: dict[str, Exception],
+    stated: StatedDecisions,
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """The kernel by the fallback, or as it is where that can run.
 
@@ -195,10 +225,11 @@ def _by_fallback(
         return func, ScheduleChoice("as written", "as written", reason, tuple(refusals))
     found: ScheduledKernel | NotApplicable = NotApplicable("no template takes it")
     if scheduling.fallback is not None:
+        decisions = FixedDecisions(stated.get(scheduling.fallback.name), lenient=True)
         found = (
-            _tried(scheduling.fallback, func, machine, failures)
+            _tried(scheduling.fallback, func, machine, failures, decisions)
             if scheduling.is_bound is None
-            else apply_template(scheduling.fallback, func, machine)
+            else apply_template(scheduling.fallback, func, machine, decisions)
         )
     if isinstance(found, ScheduledKernel) and scheduling.fallback is not None:
         reason = f"no template{' or rule' if scheduling.rules else ''} takes it"

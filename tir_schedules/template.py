@@ -8,7 +8,7 @@ A tuner samples the same.
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from tvm import s_tir, tirx
 
@@ -63,6 +63,9 @@ class DefaultDecisions:
 
 DEFAULT_DECISIONS = DefaultDecisions()
 
+StatedDecisions: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Decisions that a user states, by the name of the template and that of the decision."""
+
 
 class FixedDecisions:
     """Decisions given by name; the template's own for the names that are not given.
@@ -114,6 +117,17 @@ class FixedDecisions:
     def free(self) -> dict[str, int]:
         """What was answered where there was more than one option."""
         return {name: self.values[name] for name, k in self.knobs.items() if len(k.options) > 1}
+
+    def unmet(self) -> list[str]:
+        """What was given and not followed, with the reason, one text each."""
+        values = self.values.items()
+        replaced = [
+            f"{name}={self._given[name]} is none of {_listed(self.knobs[name].options)}"
+            for name, value in values
+            if name in self._given and self._given[name] != value
+        ]
+        asked = ", ".join(self.knobs) or "none"
+        return replaced + [f"there is no decision {n}, only {asked}" for n in self.unused()]
 
     def unused(self) -> list[str]:
         """Names that were given and that the template did not ask for."""

@@ -6,6 +6,7 @@
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -14,6 +15,8 @@ __version__ = "0.1.0"
 # `tvm-ext --help` need not pay.
 _PUBLIC = {
     "CompiledModel": "tvm_ext.compiled_model",
+    "PassPipeline": "tvm_ext.passes.pipeline",
+    "ScheduleKernels": "tvm_ext.compiler.schedule_pass",
     "TensorSpec": "tvm_ext.tensor_spec",
     "TvmExtError": "tvm_ext.errors",
     "compile": "tvm_ext.api",
@@ -27,6 +30,8 @@ _PUBLIC = {
 
 __all__ = [
     "CompiledModel",
+    "PassPipeline",
+    "ScheduleKernels",
     "TensorSpec",
     "TvmExtError",
     "__version__",
@@ -42,8 +47,10 @@ __all__ = [
 if TYPE_CHECKING:
     from tvm_ext.api import compile, load
     from tvm_ext.compiled_model import CompiledModel
+    from tvm_ext.compiler.schedule_pass import ScheduleKernels
     from tvm_ext.errors import TvmExtError
     from tvm_ext.hardware.backend import register_backend
+    from tvm_ext.passes.pipeline import PassPipeline
     from tvm_ext.passes.registry import register_pass
     from tvm_ext.tensor_spec import TensorSpec
     from tvm_ext.tir_schedules.backend import register_template
@@ -51,9 +58,29 @@ if TYPE_CHECKING:
     from tvm_ext.tuning.backend import register_cost_model
 
 
+def _named_pipeline(**options: Any) -> Any:
+    """What ``relax.get_pipeline("tvm_ext")`` returns; see ``tvm_ext_pipeline``."""
+    from tvm_ext.compiler.named_pipeline import tvm_ext_pipeline
+
+    return tvm_ext_pipeline(**options)
+
+
+def _name_pipeline() -> None:
+    """Gives our pipeline its name in TVM, once."""
+    from tvm.relax.pipeline import PIPELINE_MAP
+
+    PIPELINE_MAP.setdefault("tvm_ext", _named_pipeline)
+
+
+# A program that has not loaded TVM yet gets the name with the first thing it takes from here.
+if "tvm" in sys.modules:
+    _name_pipeline()
+
+
 def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module 'tvm_ext' has no attribute '{name}'")
+    _name_pipeline()
     value = getattr(importlib.import_module(_PUBLIC[name]), name)
     globals()[name] = value
     return value

@@ -13,31 +13,30 @@ from tvm_ext.artifact import VersionsRecord, read_artifact
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.build import build_program
+from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import divides_by_data, operator_counts, sizes_from_data
 from tvm_ext.compiler.kernel_records import kernel_records, largest_result
-from tvm_ext.compiler.kernel_workspaces import plan_workspaces
 from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, Phases, lower_model
-from tvm_ext.compiler.memory import default_limit, plan_memory, require_memory
-from tvm_ext.compiler.packed_weights import pack_weights
+from tvm_ext.compiler.memory import default_limit, require_memory
 from tvm_ext.compiler.tuned_kernels import (
     RecordsSource,
     find_records,
     record_folders,
     require_hits,
 )
-from tvm_ext.errors import REPORT_IT, DefectWarning
+from tvm_ext.errors import REPORT_IT, DefectWarning, PassError
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.description import Description, Processor
-from tvm_ext.hardware.targets import compiling_for, resolve_processor, with_tf32
+from tvm_ext.hardware.targets import resolve_processor, with_tf32
 from tvm_ext.hosted_model import HostedModel, with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
-from tvm_ext.passes.pipeline import Pipeline, build_pipeline
-from tvm_ext.passes.propagate_nan import with_nan_passed_on
+from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import DeviceRecord, GraphRecord
-from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_kernels
+from tvm_ext.tir_schedules.backend import scheduling_of
+from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | Description"
 
@@ -54,13 +53,15 @@ def compile(
     records: RecordsSource = (),
     require_records: bool = False,
     tf32: bool = False,
+    pipeline: PipelineSource | None = None,
 ) -> CompiledModel:
-    """Compiles an ONNX model.
+    """Compiles an ONNX model, or a module of TVM.
 
     Parameters
     ----------
-    model : str, Path or onnx.ModelProto
-        The model or the path of its file.
+    model : str, Path, onnx.ModelProto or tvm.IRModule
+        The model or the path of its file; or a Relax module, whose function ``main`` it is (see
+        docs/passes.md).
     target : str, Path, tvm.target.Target or description
         ``"cpu"`` for this machine, the name of a preset (``tvm-ext targets list``), the path of a
         TOML file, or a target of TVM.
@@ -84,6 +85,9 @@ def compile(
     tf32 : bool
         On a GPU: whether products of float32 go to the tensor cores with 10 bits of mantissa
         instead of 23, as PyTorch's ``allow_tf32``. Sums are float32.
+    pipeline : PassPipeline, or path of its TOML file, optional
+        Passes of your own choice, in your order and with your options, which are checked before
+        anything runs; stages that it leaves open are those of ``opt_level``.
 
     Returns
     -------
@@ -96,15 +100,24 @@ def compile(
         TargetError, ConfigError, PassError, BuildError or RecordsError.
     """
     machine = with_tf32(resolve_processor(target)) if tf32 else resolve_processor(target)
-    pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
+    passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
+    _require_schedules(passes, machine)
     request = _Request(
         machine,
-        pipeline,
+        passes,
         Path(dump_ir) if dump_ir is not None else None,
         records,
         require_records,
     )
     return _compiled_for(model, request, input_shapes)
+
+
+def _require_schedules(pipeline: Pipeline, machine: Processor) -> None:
+    if not pipeline.schedules_kernels and scheduling_of(machine).is_bound is not None:
+        raise PassError(
+            f"pass 'ScheduleKernels' is left out and target '{machine.name}' runs only "
+            "kernels that are bound to threads; expected the pass: leave it in"
+        )
 
 
 @dataclass(frozen=True)
@@ -124,6 +137,10 @@ def _compiled_for(
     input_shapes: Mapping[str, Sequence[int | str]] | None,
 ) -> CompiledModel:
     phases = Phases()
+    if isinstance(model, tvm.IRModule):
+        compiled = _compiled(model, request, phases, input_shapes)
+        compiled.compile_again = partial(_compiled_for, model, request)
+        return compiled
     with phases.timed("import"):
         ready = prepare_model(model, input_shapes)
         partition = partition_graph(ready.prepared, ready.model.graph)
@@ -138,32 +155,29 @@ def _compiled_for(
 
 
 def _compiled(
-    model: PreparedModel, request: _Request, phases: Phases | None = None
+    model: PreparedModel | tvm.IRModule,
+    request: _Request,
+    phases: Phases | None = None,
+    input_shapes: Mapping[str, Sequence[int | str]] | None = None,
 ) -> CompiledModel:
-    """One program for all of a prepared model."""
+    """One program for all of a prepared model or a Relax module."""
     machine, pipeline, records = request.machine, request.pipeline, request.records
     runner = PassRunner(request.dump_ir)
     phases = phases or Phases()
-    with compiling_for(machine) as tvm_target:
-        lowered = lower_model(model, None, pipeline, runner, phases)
+    with compiling(machine) as context:
+        lowered = lower_model(model, input_shapes, pipeline, runner, phases)
+        context.ranges = lowered.imported.ranges
         with phases.timed("schedule"):
-            lookup = find_records(records, machine, lowered.calls)
-            scheduled, choices = schedule_kernels(lowered.kernels, machine, lookup)
-            _warn_of_defects(choices, lowered)
+            context.records = lookup = find_records(records, machine, lowered.calls)
+            scheduled = runner.run(pipeline.schedules, lowered.kernels)
+            _warn_of_defects(context.choices, lowered)
             if request.require_records:
-                require_hits(choices, lowered.kernels, lowered.calls)
-            scheduled = pack_weights(scheduled, choices)
-            if programs_of(machine).keeps_workspaces:
-                scheduled = plan_workspaces(scheduled)
-            scheduled = with_nan_passed_on(runner.run(pipeline.tile, scheduled))
+                require_hits(context.choices, lowered.kernels, lowered.calls)
+            scheduled = runner.run(pipeline.tile, scheduled)
         with phases.timed("memory"):
-            planned, memory = plan_memory(
-                scheduled,
-                ranges=lowered.imported.ranges,
-                passes=lambda mod: runner.run(pipeline.memory, mod),
-            )
+            planned = runner.run(pipeline.memory, scheduled)
             require_memory(
-                memory,
+                context.memory,
                 lowered.imported.name,
                 default_limit(machine),
                 lambda: largest_result(lowered.kernels, lowered.calls),
@@ -171,7 +185,7 @@ def _compiled(
             planned = runner.run(pipeline.target, planned)
         with phases.timed("build"):
             program = build_program(
-                planned, tvm_target, machine, lowered.kernels, choices, lowered.calls
+                planned, context.target, machine, lowered.kernels, context.choices, lowered.calls
             )
         report = _report(lowered, pipeline.opt_level, machine)
         report.kernels = kernel_records(
@@ -183,7 +197,7 @@ def _compiled(
         )
     report.phases = phases.records
     report.passes = runner.records
-    report.memory = memory.without_bounds()
+    report.memory = context.memory.without_bounds()
     report.device = _with_graph_refusal(program.device, report)
     problems = (str(problem) for problem in lookup.problems)
     report.warnings = [*lowered.imported.warnings, *_warnings(report), *problems]

@@ -7,7 +7,14 @@ import pytest
 from tvm_ext.configs.errors import ConfigError
 from tvm_ext.configs.loader import config_folder, load_toml
 from tvm_ext.passes import registry
-from tvm_ext.passes.pipeline import REQUIRED, PipelineConfig, load_pipelines
+from tvm_ext.passes.pipeline import (
+    REQUIRED,
+    STAGES,
+    PassPipeline,
+    PipelineConfig,
+    build_pipeline,
+    load_pipelines,
+)
 
 PIPELINES = load_pipelines()
 
@@ -19,21 +26,18 @@ def test_there_are_four_levels_in_order():
 @pytest.mark.parametrize("level", PIPELINES)
 def test_every_name_is_a_registered_pass_of_its_level_that_pipelines_may_list(level):
     config = PIPELINES[level]
-    stages = {
-        "graph": [*config.graph, *config.lower],
-        "tile": config.tile,
-        "memory": config.memory,
-    }
-    for stage, names in stages.items():
-        entries = [registry.get(name) for name in names]
-        assert all((entry.level, entry.in_pipelines) == (stage, True) for entry in entries)
+    for stage, pass_level in STAGES.items():
+        entries = [registry.get(name) for name in getattr(config, stage)]
+        assert all((entry.level, entry.in_pipelines) == (pass_level, True) for entry in entries)
 
 
 @pytest.mark.parametrize("level", PIPELINES)
 def test_what_cannot_be_left_out_is_there_once_and_in_order(level):
-    lower = PIPELINES[level].lower
-    assert all(lower.count(name) == 1 for name in REQUIRED)
-    assert lower.index("DispatchSortScan") < lower.index("LegalizeOps")
+    stages = {stage: getattr(PIPELINES[level], stage) for stage in STAGES}
+    names = [name for listed in stages.values() for name in listed]
+    assert all(names.count(name) == 1 for name in REQUIRED)
+    # The rules that a user's pipeline is held to.
+    build_pipeline(own=PassPipeline(**stages))
 
 
 @pytest.mark.parametrize("level", PIPELINES)
@@ -48,10 +52,8 @@ def test_origins_are_filled_in_after_graph_passes_and_after_lowering(level):
 def test_each_level_does_what_the_one_below_does():
     levels = list(PIPELINES.values())
     for low, high in itertools.pairwise(levels):
-        assert set(low.graph) <= set(high.graph)
-        assert set(low.lower) <= set(high.lower)
-        assert set(low.tile) <= set(high.tile)
-        assert set(low.memory) <= set(high.memory)
+        for stage in STAGES:
+            assert set(getattr(low, stage)) <= set(getattr(high, stage))
         assert (low.graph, low.lower) != (high.graph, high.lower)
 
 

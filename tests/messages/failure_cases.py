@@ -142,25 +142,25 @@ def _(folder):
         compiled(layers(2))
 
 
-@case("planning of storage that fails", "bug in tvm-ext", "memory", "freeze N")
+@case("planning of storage that fails", "bug in tvm-ext", "ShareStorage", "freeze N")
 def _(folder):
-    from tvm_ext import api
+    from tvm_ext.compiler import memory
 
     def broken(*_, **__):
         raise INTERNAL
 
-    with replaced(api, "plan_memory", broken):
+    with replaced(memory, "_share_storage", broken):
         compiled(layers())
 
 
 @case("no memory while compiling", "memory")
 def _(folder):
-    from tvm_ext import api
+    from tvm_ext.compiler import memory
 
     def exhausted(*_, **__):
         raise MemoryError
 
-    with replaced(api, "plan_memory", exhausted):
+    with replaced(memory, "_share_storage", exhausted):
         compiled(layers())
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tvm
 from every_pass_modules import ANNOTATED, LEGALIZED, MODULES, RUNS_AFTER, run_passes
+from memory_planning import plan_memory
 from tvm import relax
 from tvm_ffi import structural_equal
 from unoptimised import LLVM
 
 from tvm_ext.compiler.build import build as build_program
-from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.passes import registry
 

@@ -1,6 +1,5 @@
 """Finds where a difference comes from: the preparation, a pass, a kernel's schedule, a node."""
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,11 +17,10 @@ from tvm_ext.check.tolerance import OutputDifference, compare, worst
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.build import build_program
+from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import KernelCall, kernel_calls, require_lowered
-from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.errors import ReferenceUnavailableError, TvmExtError, own_words
 from tvm_ext.hardware.description import Processor
-from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.onnx_frontend import ImportedModel, import_prepared, prepare_model
 from tvm_ext.onnx_frontend.expose import (
     expose_intermediates,
@@ -33,12 +31,18 @@ from tvm_ext.onnx_frontend.expose import (
     with_types,
 )
 from tvm_ext.passes import registry
-from tvm_ext.passes.pipeline import REQUIRED, PassStep, Pipeline, build_pipeline, load_pipelines
+from tvm_ext.passes.pipeline import (
+    REQUIRED,
+    STAGES,
+    PassStep,
+    Pipeline,
+    build_pipeline,
+    load_pipelines,
+)
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.tensor_spec import shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
-from tvm_ext.tir_schedules.schedule_kernels import schedule_kernels
 
 
 @dataclass(frozen=True)
@@ -96,10 +100,8 @@ def last_agreement(count: int, agrees: Callable[[int], bool | None]) -> tuple[in
 # A module from the middle of the pipeline is finished with the passes of O0, no schedule and no
 # reuse of storage: the plainest way to run it. What then differs was caused by a step before.
 
-
-# Stages in the order of a compilation. "import", "kernels" and "memory" are steps of the compiler,
-# the others hold passes.
-STAGES = ("import", "graph", "lower", "schedule", "kernels", "tile", "memory", "target")
+# These make kernels that expect their weights in another order, which no step of another cut does.
+_LEFT_OUT = ("MarkConstantParameters", "PackWeights")
 
 # What comes out of a module that cannot be built, or whose program fails: TVM's errors at run time
 # have no base of their own.
@@ -113,11 +115,11 @@ class ModuleSnapshot:
     Attributes
     ----------
     stage : str
-        One of ``STAGES``.
+        That of the pass; "import" ahead of all.
     name : str
-        The pass, or what the compiler did.
+        The pass, or "import".
     source : str
-        Where the pass comes from ("built-in", "tvm", "user", ...); "compiler" for its own steps.
+        Where the pass comes from ("built-in", "tvm", "user", ...); "compiler" for the import.
     mod : tvm.IRModule
         The module after the step.
     changed : bool
@@ -147,26 +149,18 @@ class SteppedCompilation:
         self._machine = machine
         self._opt_level = pipeline.opt_level
         self.cuts = [ModuleSnapshot("import", "import", "compiler", imported.mod, True)]
-        with compiling_for(machine):
-            self._run_passes("graph", pipeline.graph)
-            self._run_passes("lower", pipeline.lower)
-            require_lowered(self.cuts[-1].mod, imported.name, shapes_of(imported.inputs))
-            self._run_passes("schedule", pipeline.schedule)
-            kernels = self.cuts[-1].mod
-            self._add("kernels", "schedule of the kernels", schedule_kernels(kernels, machine)[0])
-            self._run_passes("tile", pipeline.tile)
-            kernels_final = self.cuts[-1].mod
-            self._add("memory", "reuse of storage", plan_memory(kernels_final)[0])
-            self._run_memory_passes(pipeline.memory, kernels_final)
-            self._run_passes("target", pipeline.target)
+        self._memory = pipeline.memory
+        with compiling(machine):
+            for stage in STAGES:
+                self._run_passes(stage, getattr(pipeline, stage))
+                if stage == "lower":
+                    kernels = self.cuts[-1].mod
+                    require_lowered(kernels, imported.name, shapes_of(imported.inputs))
         self.calls: list[KernelCall] = kernel_calls(kernels)
-
-    def _add(self, stage: str, name: str, mod: tvm.IRModule) -> None:
-        self.cuts.append(ModuleSnapshot(stage, name, "compiler", mod, True))
 
     def _run_passes(self, stage: str, steps: Sequence[PassStep]) -> None:
         for step in steps:
-            if step.skipped:
+            if step.skipped or step.entry.name in _LEFT_OUT:
                 continue
             runner = PassRunner()
             mod = runner.run([step], self.cuts[-1].mod)
@@ -175,23 +169,12 @@ class SteppedCompilation:
                 ModuleSnapshot(stage, entry.name, entry.source, mod, runner.records[-1].changed)
             )
 
-    def _run_memory_passes(self, steps: Sequence[PassStep], mod: tvm.IRModule) -> None:
-        """These see the module in the middle of the planning, so each cut plans it anew."""
-        running = [step for step in steps if not step.skipped]
-        for count, step in enumerate(running, 1):
-            runner = PassRunner()
-            first = running[:count]
-            planned, _ = plan_memory(mod, passes=functools.partial(runner.run, first))
-            changed = runner.records[-1].changed
-            entry = step.entry
-            self.cuts.append(ModuleSnapshot("memory", entry.name, entry.source, planned, changed))
-
     def program(self) -> CompiledModel:
         """What the whole compilation makes."""
-        return self.finish(self.cuts[-1].mod, self.cuts[-1].stage)
+        return self.finish(self.cuts[-1])
 
-    def finish(self, mod: tvm.IRModule, stage: str) -> CompiledModel:
-        """A program from a module that ``stage`` left.
+    def finish(self, cut: ModuleSnapshot) -> CompiledModel:
+        """A program from the module of a cut.
 
         Raises
         ------
@@ -199,15 +182,12 @@ class SteppedCompilation:
             The module cannot be finished in the plain way; a later cut may be.
         """
         machine = self._machine
-        with compiling_for(machine) as target:
-            if stage in ("import", "graph", "lower"):
-                mod = self._lowered(mod, stage)
-            # A GPU runs no kernel whose loops are bound to no threads.
-            if scheduling_of(machine).is_bound is not None and _comes_before(stage, "kernels"):
-                mod, _ = schedule_kernels(mod, machine)
-            if _comes_before(stage, "memory"):
-                mod, _ = plan_memory(mod, reuse=False)
-            program = build_program(mod, target, machine, mod, {})
+        with compiling(machine) as context:
+            mod = PassRunner().run(self._finishing(cut), cut.mod)
+            if cut.stage in ("import", "graph", "lower"):
+                require_lowered(mod, self._imported.name, shapes_of(self._imported.inputs))
+            mod = PassRunner().run(self._planning(cut), mod)
+            program = build_program(mod, context.target, machine, mod, {})
         return CompiledModel(
             program=program.executable,
             inputs=self._imported.inputs,
@@ -219,13 +199,28 @@ class SteppedCompilation:
             ),
         )
 
-    def _lowered(self, mod: tvm.IRModule, stage: str) -> tvm.IRModule:
+    def _finishing(self, cut: ModuleSnapshot) -> list[PassStep]:
+        """What makes kernels of a cut's module."""
         plain = load_pipelines()["O0"]
-        names = plain.lower if stage == "lower" else [*plain.graph, *plain.lower]
-        steps = [PassStep(registry.get(name), {}) for name in names]
-        mod = PassRunner().run(steps, mod)
-        require_lowered(mod, self._imported.name, shapes_of(self._imported.inputs))
-        return mod
+        lower = plain.lower if cut.stage in ("import", "graph", "lower") else []
+        graph = plain.graph if cut.stage in ("import", "graph") else []
+        return [PassStep(registry.get(name), {}) for name in (*graph, *lower)]
+
+    def _planning(self, cut: ModuleSnapshot) -> list[PassStep]:
+        """What makes a program of its kernels."""
+        if cut.stage == "target":
+            return []
+        if cut.stage == "memory":
+            names = [step.entry.name for step in self._memory]
+            rest = self._memory[names.index(cut.name) + 1 :]
+            return [step for step in rest if step.entry.required]
+        names = load_pipelines()["O0"].memory
+        scheduled = cut.stage == "tile" or cut.name in ("ScheduleKernels", "PlanWorkspaces")
+        # A GPU runs no kernel whose loops are bound to no threads.
+        if scheduling_of(self._machine).is_bound is not None and not scheduled:
+            names = ["ScheduleKernels", *names]
+        options: dict[str, dict[str, Any]] = {"ShareStorage": {"reuse": False}}
+        return [PassStep(registry.get(name), options.get(name, {})) for name in names]
 
 
 def changed_kernels(
@@ -257,10 +252,6 @@ def _kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
         for var, func in mod.functions.items()
         if isinstance(func, tirx.PrimFunc)
     }
-
-
-def _comes_before(stage: str, other: str) -> bool:
-    return STAGES.index(stage) < STAGES.index(other)
 
 
 # Finds the first ONNX node that a compiled model computes otherwise than ONNX Runtime.
@@ -443,7 +434,7 @@ class _Judge:
     ) -> OutputDifference | None:
         """The worst output of the program that a cut makes; None when it makes none."""
         try:
-            outputs = compilation.finish(cut.mod, cut.stage).run(self._inputs)
+            outputs = compilation.finish(cut).run(self._inputs)
         except CANNOT_RUN:
             # Between two passes that belong together a module need not be one that can run.
             return None
@@ -487,7 +478,7 @@ def _with_kernel(
     after: ModuleSnapshot,
 ) -> StepFinding:
     """The finding with the kernel at fault, when the step does nothing but rewrite kernels."""
-    if after.stage not in ("schedule", "kernels", "tile"):
+    if after.stage not in ("schedule", "tile"):
         return finding
     names = changed_kernels(before.mod, after.mod, compilation.calls)
     if not names:

@@ -109,7 +109,7 @@ class StepFinding:
         kernel = f"kernel {self.kernel}"
         if self.kernel_nodes:
             kernel += f" (nodes {', '.join(self.kernel_nodes)})"
-        if self.stage == "kernels":
+        if "ScheduleKernels" in self.names:
             return f"the schedule of {kernel}" if self.kernel else self.names[-1]
         if self.source == "compiler":
             return passes.replace("'", "")

@@ -28,6 +28,7 @@ def compile_command(
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
@@ -63,6 +64,7 @@ def compile_command(
         records,
         require_records,
         tf32,
+        pipeline,
     )
     if dry_run:
         from tvm_ext.cli.tables import print_operators

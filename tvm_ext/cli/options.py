@@ -71,6 +71,16 @@ PassConfig = Annotated[
         help="Set an option of a pass; repeatable.",
     ),
 ]
+OwnPipeline = Annotated[
+    Path | None,
+    typer.Option(
+        "--pipeline",
+        metavar="FILE.toml",
+        rich_help_panel=_COMPILE,
+        help="Run the passes that a file names, in its order and with its options (docs/passes.md);"
+        " stages that it leaves open are those of the level.",
+    ),
+]
 Threads = Annotated[
     int | None,
     typer.Option(
@@ -153,7 +163,7 @@ class CompileOptions:
         As for ``tvm_ext.compile``.
     threads : int, optional
         Cores to compile for instead of all that the target has.
-    records, require_records, tf32
+    records, require_records, tf32, pipeline
         As for ``tvm_ext.compile``.
     """
 
@@ -167,6 +177,7 @@ class CompileOptions:
     records: tuple[Path, ...] = ()
     require_records: bool = False
     tf32: bool = False
+    pipeline: Path | None = None
 
     @classmethod
     def parsed(
@@ -181,6 +192,7 @@ class CompileOptions:
         records: Sequence[Path] | None = None,
         require_records: bool = False,
         tf32: bool = False,
+        pipeline: Path | None = None,
     ) -> "CompileOptions":
         """From the texts of the command line; raises InputError for one of another form."""
         return cls(
@@ -194,6 +206,7 @@ class CompileOptions:
             records=tuple(records or ()),
             require_records=require_records,
             tf32=tf32,
+            pipeline=pipeline,
         )
 
     def machine(self) -> "Description":
@@ -240,6 +253,7 @@ class CompileOptions:
                 records=self.records,
                 require_records=self.require_records,
                 tf32=self.tf32,
+                pipeline=self.pipeline,
                 **self.keywords(),
             )
 
@@ -272,6 +286,7 @@ class CompileOptions:
             "--records": self.records,
             "--require-records": self.require_records,
             "--tf32": self.tf32,
+            "--pipeline": self.pipeline is not None,
         }
         names = ", ".join(name for name, present in given.items() if present)
         if names:

@@ -56,6 +56,7 @@ def explain_command(
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     json_output: options.Json = False,
 ) -> None:
@@ -64,7 +65,7 @@ def explain_command(
     With the name of a pass in place of a model: its documentation.
     """
     chosen = CompileOptions.parsed(
-        target, input_shape, opt_level, disable_pass, pass_config, threads
+        target, input_shape, opt_level, disable_pass, pass_config, threads, pipeline=pipeline
     )
     if not subject.exists() and not is_saved_model(subject) and subject.suffix != ".onnx":
         _explain_pass(str(subject), json_output)

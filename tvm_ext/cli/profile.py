@@ -28,6 +28,7 @@ def profile_command(
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
@@ -44,6 +45,7 @@ def profile_command(
         threads,
         records=records,
         require_records=require_records,
+        pipeline=pipeline,
     )
     compiled = chosen.open(model)
     measured = compiled.profile(source.arrays(compiled.inputs), repeat)

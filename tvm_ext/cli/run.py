@@ -42,6 +42,7 @@ def run_command(
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
@@ -58,6 +59,7 @@ def run_command(
         threads,
         records=records,
         require_records=require_records,
+        pipeline=pipeline,
     )
     from tvm_ext.cli import output as out
 

@@ -15,8 +15,8 @@ from tvm_ext.errors import REPORT_IT, BuildError
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.description import CudaDescription, Processor
+from tvm_ext.passes import registry
 from tvm_ext.passes.cuda_graphs import captured_kernels, launches_only, without_capture
-from tvm_ext.passes.propagate_nan import with_nan_passed_on
 from tvm_ext.report.records import DeviceRecord
 from tvm_ext.tensor_spec import listed
 from tvm_ext.tir_schedules.backend import scheduling_of
@@ -138,7 +138,7 @@ def build_with_fallback(
                 changed[name] = _explained(choice, choices[name])
         if changed == choices:
             raise
-    mod = with_nan_passed_on(tvm.IRModule(functions, attrs=planned.attrs))
+    mod = registry.get("PropagateNan").make({})(tvm.IRModule(functions, attrs=planned.attrs))
     return Built(build(mod, target, origins), mod, changed)
 
 

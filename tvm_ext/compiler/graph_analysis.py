@@ -2,6 +2,8 @@
 what was left without a kernel.
 """
 
+import functools
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,8 +14,9 @@ from tvm import relax, tirx
 from tvm_ext.errors import REPORT_IT, ModelError
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import bindings_of, describe_origin, origins_of
+from tvm_ext.report.records import ModuleCounts
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 
 # Operators that the virtual machine runs itself, by prefix.
 _RUN_BY_VM = (
@@ -90,6 +93,36 @@ def operator_counts(mod: tvm.IRModule) -> dict[str, int]:
     """How often each Relax operator is called, most frequent first."""
     names = (operator_name(binding.value) for binding in relax_bindings(mod))
     return dict(Counter(name.removeprefix("relax.") for name in names if name).most_common())
+
+
+def module_counts(mod: tvm.IRModule) -> ModuleCounts:
+    """Operators, kernels, and bytes of the tensors between them."""
+    operators = kernels = intermediate = 0
+    for func in mod.functions.values():
+        if not isinstance(func, relax.Function):
+            kernels += isinstance(func, tirx.PrimFunc)
+            continue
+        for binding in bindings_of(func):
+            value = binding.value
+            if isinstance(value, relax.Call):
+                operators += isinstance(value.op, tvm.ir.Op)
+                intermediate += _tensor_bytes(binding.var.ty)
+    return ModuleCounts(operators, kernels, intermediate)
+
+
+def _tensor_bytes(ty: tvm.ir.Type) -> int:
+    if isinstance(ty, relax.TupleType):
+        return sum(_tensor_bytes(inner) for inner in ty.fields)
+    shape = ty.shape if isinstance(ty, relax.TensorType) else None
+    if not isinstance(shape, relax.ShapeExpr):
+        return 0
+    elements = math.prod(static_extent(size) or 1 for size in shape.values)
+    return elements * _element_bytes(str(ty.dtype))
+
+
+@functools.cache
+def _element_bytes(dtype: str) -> int:
+    return (tvm.DataType(dtype).bits + 7) // 8
 
 
 def weight_bytes(mod: tvm.IRModule) -> int:

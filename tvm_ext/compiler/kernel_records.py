@@ -13,6 +13,8 @@ from tvm_ext.report.records import KernelRecord
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 
+_UNSCHEDULED = ScheduleChoice("as written", "as written", "ScheduleKernels did not run")
+
 
 def kernel_records(
     unscheduled: tvm.IRModule,
@@ -31,7 +33,7 @@ def kernel_records(
     records = []
     for name, places in origins.items():
         func = unscheduled[name]
-        choice = choices[name]
+        choice = choices.get(name, _UNSCHEDULED)
         known = has_known_sizes(func)
         records.append(
             KernelRecord(

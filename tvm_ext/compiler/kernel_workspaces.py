@@ -8,22 +8,38 @@ from tvm import relax, s_tir, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_walk
 
+from tvm_ext.compiler.backend import programs_of
+from tvm_ext.hardware.targets import current_description
+from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.statements import changed_block
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 
-def plan_workspaces(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with each array in global memory inside of a kernel as one more of its results.
+@graph_pass
+class PlanWorkspaces:
+    """Makes each array in global memory inside of a kernel one more of its results.
 
     Before: ``y = call_tir(k, (x,), out=Y)``, where ``k`` allocates ``partial: P`` in each call
     After:  ``pair = call_tir(k, (x,), out=(Y, P))``, ``y = pair[0]``
 
     Memory planning then knows of it, and a CUDA graph can hold the kernel.
 
-    Leaves alone: kernels with symbolic sizes, and those that are named other than in a call.
+    Leaves alone: programs for other machines than GPUs; kernels with symbolic sizes, and those that
+    are named other than in a call.
+
+    Run after: ScheduleKernels. Run before: the planning of storage.
     """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself when no kernel has such an array."""
+        keeps = programs_of(current_description()).keeps_workspaces
+        return plan_workspaces(mod) if keeps else mod
+
+
+def plan_workspaces(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with workspaces as results; see ``PlanWorkspaces``."""
     allocated = {
         str(variable.name_hint): workspaces
         for variable, func in mod.functions.items()

@@ -18,15 +18,12 @@ from tvm_ext.compiler.graph_analysis import (
     kernel_calls,
     require_lowered,
 )
-from tvm_ext.compiler.packed_weights import mark_constant_parameters
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError, TvmExtError
-from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.pipeline import Pipeline
 from tvm_ext.passes.runner import PassRunner
-from tvm_ext.relay_passes.empty_constants import without_empty_constants
-from tvm_ext.relay_passes.fresh_outputs import with_fresh_outputs
+from tvm_ext.relax_frontend import import_relax
 from tvm_ext.report.records import PhaseRecord
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, shapes_of
 
@@ -80,7 +77,7 @@ class Phases:
         return f"{hint}, or " if hint else ""
 
 
-ModelSource: TypeAlias = "str | Path | onnx.ModelProto | PreparedModel"
+ModelSource: TypeAlias = "str | Path | onnx.ModelProto | PreparedModel | tvm.IRModule"
 
 
 @dataclass(frozen=True)
@@ -94,7 +91,7 @@ class LoweredModel:
     graph : tvm.IRModule
         After the graph passes.
     kernels : tvm.IRModule
-        After lowering and fusion; each kernel notes which of its parameters are constants.
+        Right before ScheduleKernels; each kernel notes which of its parameters are constants.
     calls : list[KernelCall]
         In the order of a run.
     kernels_before_fusion : int
@@ -117,7 +114,8 @@ def lower_model(
 ) -> LoweredModel:
     """Imports the model, runs the graph passes, lowers and fuses; raises as ``compile``."""
     with phases.timed("import"):
-        imported = import_model(model, input_shapes)
+        from_relax = isinstance(model, tvm.IRModule)
+        imported = (import_relax if from_relax else import_model)(model, input_shapes)
     phases.model, phases.inputs = imported.name, shapes_of(imported.inputs)
     runner.inputs = phases.inputs
     with phases.timed("graph passes"):
@@ -126,9 +124,6 @@ def lower_model(
         fusion = FusionObserver()
         kernels = runner.run(pipeline.lower, graph, extra=[fusion])
         require_lowered(kernels, imported.name, phases.inputs)
-        if current_cpu() is None:
-            kernels = with_fresh_outputs(kernels)
-        kernels = without_empty_constants(kernels)
-        kernels = mark_constant_parameters(runner.run(pipeline.schedule, kernels))
+        kernels = runner.run(pipeline.ahead_of_schedules, kernels)
     calls = kernel_calls(kernels)
     return LoweredModel(imported, graph, kernels, calls, fusion.kernel_calls or len(calls))

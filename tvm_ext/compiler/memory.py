@@ -11,12 +11,14 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 
 from tvm_ext.compiler.backend import programs_of
+from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.compiler.graph_analysis import relax_bindings, weight_bytes
 from tvm_ext.errors import BuildError
 from tvm_ext.hardware.cuda.host import driver_state
 from tvm_ext.hardware.description import Processor
 from tvm_ext.hardware.targets import current_cpu
 from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import bindings_of
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
@@ -97,15 +99,19 @@ _CPU_STEPS = 1
 _DEVICE_STEPS = 4
 
 
-@relax.transform.function_pass(opt_level=0, name="RoundStorage")
+@graph_pass
 class RoundStorage:
-    """Rounds the bytes of storage of symbolic size up, to a few sizes for each power of two."""
+    """Rounds the bytes of storage of symbolic size up, to a few sizes for each power of two.
 
-    def transform_function(
-        self, func: relax.Function, mod: tvm.IRModule, ctx: tvm.transform.PassContext
-    ) -> relax.Function:
+    Leaves alone: storage of known size.
+
+    Run after: sizes that are known are filled in. Run before: VMShapeLower, which computes them.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns the module with rounded sizes."""
         steps = _CPU_STEPS if current_cpu() is not None else _DEVICE_STEPS
-        return _Rounder(steps).visit_expr(func)
+        return _with_functions(mod, lambda func: _Rounder(steps).visit_expr(func))
 
 
 @mutator
@@ -137,69 +143,104 @@ def rounded_up(size: tirx.Expr, steps: int) -> tirx.Expr:
     return tirx.bitwise_and(at_least + step - 1, -step)
 
 
-def plan_memory(
-    mod: tvm.IRModule,
-    reuse: bool = True,
-    ranges: Mapping[str, SizeRange] | None = None,
-    passes: Callable[[tvm.IRModule], tvm.IRModule] | None = None,
-) -> tuple[tvm.IRModule, MemoryRecord]:
-    """The module with explicit storage, ready for code generation, and its memory figures.
+@graph_pass
+class BoundSizes:
+    """Notes the ranges of symbolic sizes, which users gave, where TVM's planner reads them.
 
-    Without ``reuse`` every value gets storage of its own, which shows whether sharing is at fault.
-    ``ranges`` are those of symbolic dimensions of the inputs, by name: what depends on them alone
-    gets storage for the largest size, which all sizes share. ``passes`` see the module with its
-    storage, before that is turned into calls of the virtual machine.
+    Before: ``main(x: Tensor((n, 4)))``
+    After:  the same with ``tir_var_upper_bound = {"n": 8}``
+
+    What depends on sizes with ranges alone gets storage for the largest one, which all share.
+
+    Leaves alone: sizes without a range.
+
+    Run before: ShareStorage.
     """
-    ranges = ranges or {}
-    mod = _allocate_explicitly(_with_ranges(mod, ranges))
-    unplanned, _ = _allocated(mod, "relax.builtin.alloc_tensor", ranges)
-    if reuse:
-        mod = without_far_limits(_share_storage(mod), ranges)
-    planned, symbolic = _allocated(mod, "relax.memory.alloc_storage", ranges)
-    left, left_symbolic = _allocated(mod, "relax.builtin.alloc_tensor", ranges)
-    record = MemoryRecord(
-        planned_peak_bytes=planned + left,
-        unplanned_bytes=unplanned,
-        weights_bytes=weight_bytes(mod),
-        dynamic=symbolic or left_symbolic,
-    )
-    if passes is not None:
-        mod = passes(mod)
-    finish = tvm.transform.Sequential(
-        [
-            relax.transform.LowerAllocTensor(),
-            relax.transform.KillAfterLastUse(),
-            relax.transform.LowerRuntimeBuiltin(),
-            relax.transform.ComputePrimValue(),
-            RoundStorage(),
-            relax.transform.VMShapeLower(),
-            _DropResultChecks(),
-            relax.transform.AttachGlobalSymbol(),
-        ]
-    )
-    return finish(mod), record
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself when there are no ranges."""
+        return _with_ranges(mod, _ranges())
+
+
+@graph_pass
+class ShareStorage:
+    """Lets tensors whose lives do not overlap share storage, and counts the bytes.
+
+    Before: ``a = alloc_tensor(...)``, ``b = alloc_tensor(...)``, each with storage of its own
+    After:  ``s = alloc_storage(...)``, ``a = alloc_tensor(s, ...)``, ``b = alloc_tensor(s, ...)``
+
+    With ``reuse`` false every value keeps storage of its own, which shows whether sharing is at
+    fault. The figures go into the compilation's context.
+
+    Leaves alone: functions with branches, and storage whose only limit stands in the model.
+
+    Run after: CallTIRRewrite, which makes the allocations. Run before: LowerAllocTensor.
+    """
+
+    reuse: bool = True
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns the module with planned storage."""
+        ranges = _ranges()
+        unplanned, _ = _allocated(mod, "relax.builtin.alloc_tensor", ranges)
+        if self.reuse:
+            mod = without_far_limits(_share_storage(mod), ranges)
+        planned, symbolic = _allocated(mod, "relax.memory.alloc_storage", ranges)
+        left, left_symbolic = _allocated(mod, "relax.builtin.alloc_tensor", ranges)
+        context = current_compilation()
+        if context is not None:
+            context.memory = MemoryRecord(
+                planned_peak_bytes=planned + left,
+                unplanned_bytes=unplanned,
+                weights_bytes=weight_bytes(mod),
+                dynamic=symbolic or left_symbolic,
+            )
+        return mod
+
+
+def _ranges() -> Mapping[str, SizeRange]:
+    context = current_compilation()
+    return {} if context is None else context.ranges
+
+
+def _with_functions(
+    mod: tvm.IRModule, changed: Callable[[relax.Function], relax.Function]
+) -> tvm.IRModule:
+    """The module with its Relax functions changed."""
+    functions = {
+        global_var: changed(func) if isinstance(func, relax.Function) else func
+        for global_var, func in mod.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=mod.attrs)
 
 
 _CHECKS = ("vm.builtin.match_shape", "vm.builtin.check_tensor_info")
 
 
-@relax.transform.function_pass(opt_level=0, name="DropResultChecks")
-class _DropResultChecks:
+@graph_pass
+class DropResultChecks:
     """Drops the checks that VMShapeLower writes behind the last value of a function.
 
     Results have the sizes that they were allocated with; checking them anew takes a tenth of the
     time of a program of one small kernel.
+
+    Leaves alone: checks of inputs, and of what a function calls in between.
+
+    Run after: VMShapeLower.
     """
 
-    def transform_function(
-        self, func: relax.Function, mod: tvm.IRModule, ctx: tvm.transform.PassContext
-    ) -> relax.Function:
-        *before, last = func.body.blocks
-        bindings = list(last.bindings)
-        while bindings and _is_check(bindings[-1].value) and bindings[-1].var != func.body.body:
-            bindings.pop()
-        body = relax.SeqExpr([*before, relax.BindingBlock(bindings)], func.body.body)
-        return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns the module without these checks."""
+        return _with_functions(mod, _without_result_checks)
+
+
+def _without_result_checks(func: relax.Function) -> relax.Function:
+    *before, last = func.body.blocks
+    bindings = list(last.bindings)
+    while bindings and _is_check(bindings[-1].value) and bindings[-1].var != func.body.body:
+        bindings.pop()
+    body = relax.SeqExpr([*before, relax.BindingBlock(bindings)], func.body.body)
+    return relax.Function(func.params, body, func.ret_ty, func.is_pure, func.attrs)
 
 
 def _is_check(value: relax.Expr) -> bool:
@@ -220,16 +261,6 @@ def _with_ranges(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> tvm.IRMo
     return tvm.IRModule(
         {**dict(mod.functions.items()), mod.get_global_var("main"): main}, attrs=mod.attrs
     )
-
-
-def _allocate_explicitly(mod: tvm.IRModule) -> tvm.IRModule:
-    return tvm.transform.Sequential(
-        [
-            relax.transform.ToNonDataflow(),
-            relax.transform.RemovePurityChecking(),
-            relax.transform.CallTIRRewrite(),
-        ]
-    )(mod)
 
 
 def _share_storage(mod: tvm.IRModule) -> tvm.IRModule:

@@ -8,7 +8,9 @@ from tvm import relax, tirx
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
+from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.compiler.graph_analysis import relax_bindings
+from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
@@ -16,11 +18,40 @@ from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
 
 
-def mark_constant_parameters(mod: tvm.IRModule) -> tvm.IRModule:
+@graph_pass
+class MarkConstantParameters:
     """Notes on every kernel which of its parameters are constants wherever it is called.
 
-    A kernel that some other function or kernel names as well, not in a call, gets no note.
+    Templates ask for weights in another order only where the note allows it.
+
+    Leaves alone: kernels that some other function or kernel names as well, not in a call.
+
+    Run after: legalisation and fusion. Run before: ScheduleKernels.
     """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns the module with the notes."""
+        return mark_constant_parameters(mod)
+
+
+@graph_pass
+class PackWeights:
+    """Puts each constant in the order in which its kernel reads it.
+
+    Leaves alone: constants whose kernels read them as they are.
+
+    Run after: ScheduleKernels, whose choices say which constants those are; without any choice
+    nothing changes.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself when no kernel asks for a packed constant."""
+        context = current_compilation()
+        return mod if context is None else pack_weights(mod, context.choices)
+
+
+def mark_constant_parameters(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module with the notes of ``MarkConstantParameters``."""
     always: dict[str, set[int]] = {}
     for binding in relax_bindings(mod):
         call = binding.value

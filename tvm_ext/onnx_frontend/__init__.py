@@ -39,8 +39,6 @@ class ImportedModel:
         Names as in the ONNX model, dtypes and shapes after freezing.
     onnx_operators, prepared_operators : dict[str, int]
         Operator counts as given and after preparation.
-    prepared : onnx.ModelProto
-        The model that was imported: the given one with shapes and constants propagated.
     ranges : dict[str, SizeRange]
         The sizes that symbolic dimensions may have, by name, where they are limited.
     warnings : tuple[str, ...]
@@ -53,7 +51,6 @@ class ImportedModel:
     outputs: tuple[TensorSpec, ...]
     onnx_operators: dict[str, int]
     prepared_operators: dict[str, int]
-    prepared: onnx.ModelProto
     ranges: dict[str, SizeRange]
     warnings: tuple[str, ...] = ()
 
@@ -170,7 +167,6 @@ def import_prepared(
         outputs=output_specs(prepared.graph, mod["main"]),
         onnx_operators=operator_counts(model.graph),
         prepared_operators=operator_counts(prepared.graph),
-        prepared=prepared,
         ranges=dict(ranges or {}),
         warnings=warnings,
     )

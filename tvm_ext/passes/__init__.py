@@ -6,9 +6,14 @@ from typing import Any
 import tvm
 from tvm import relax
 
+from tvm_ext.compiler.kernel_workspaces import PlanWorkspaces
+from tvm_ext.compiler.memory import BoundSizes, DropResultChecks, RoundStorage, ShareStorage
+from tvm_ext.compiler.packed_weights import MarkConstantParameters, PackWeights
+from tvm_ext.compiler.schedule_pass import ScheduleKernels
 from tvm_ext.passes.attention_fusion import AttentionFusion
 from tvm_ext.passes.cuda_graphs import CudaGraphs
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
+from tvm_ext.passes.propagate_nan import PropagateNan
 from tvm_ext.passes.registry import Level, PassEntry, add, first_line
 from tvm_ext.passes.threads_for_large_runs import ThreadsForLargeRuns
 from tvm_ext.passes.vector_math import VectorMath
@@ -35,22 +40,77 @@ _TVM_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
 }
 
 
-def _add_ours(factory: Any, level: Level) -> None:
-    doc = factory.options_class.__doc__ or ""
-    name = factory.options_class.__name__
-    add(PassEntry(name, level, factory, "built-in", first_line(doc), doc))
+# The same of the steps that give a program its storage and turn it into calls of the machine.
+_TVM_MEMORY_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
+    "AttachGlobalSymbol": relax.transform.AttachGlobalSymbol,
+    "CallTIRRewrite": relax.transform.CallTIRRewrite,
+    "ComputePrimValue": relax.transform.ComputePrimValue,
+    "KillAfterLastUse": relax.transform.KillAfterLastUse,
+    "LowerAllocTensor": relax.transform.LowerAllocTensor,
+    "LowerRuntimeBuiltin": relax.transform.LowerRuntimeBuiltin,
+    "RemovePurityChecking": relax.transform.RemovePurityChecking,
+    "ToNonDataflow": relax.transform.ToNonDataflow,
+    "VMShapeLower": relax.transform.VMShapeLower,
+}
+
+_OURS: dict[Level, tuple[Any, ...]] = {
+    "graph": (*BUILTIN_PASSES, AttentionFusion),
+    "schedule": (MarkConstantParameters, ScheduleKernels, PackWeights, PlanWorkspaces),
+    "tile": (VectorMath, ThreadsForLargeRuns, PropagateNan),
+    "memory": (BoundSizes, ShareStorage, CudaGraphs, RoundStorage, DropResultChecks),
+}
+
+# Without these no program can be built; they can be moved around, not left out.
+_REQUIRED = (
+    *("DispatchSampling", "DispatchSortScan", "LegalizeOps", "PackWeights", "ToNonDataflow"),
+    *("RemovePurityChecking", "CallTIRRewrite", "ShareStorage", "LowerAllocTensor"),
+    *("LowerRuntimeBuiltin", "ComputePrimValue", "VMShapeLower", "AttachGlobalSymbol"),
+)
+
+# What has to stand before a pass, wherever both are in a pipeline.
+_BEHIND: dict[str, tuple[str, ...]] = {
+    "LegalizeOps": ("DispatchSampling", "DispatchSortScan"),
+    "AnnotateTIROpPattern": ("LegalizeOps",),
+    "FuseOperators": ("LegalizeOps",),
+    "FuseTIR": ("FuseOperators",),
+    "FreshOutputs": ("LegalizeOps", "FuseTIR"),
+    "EmptyConstants": ("LegalizeOps", "FuseTIR"),
+    "ScheduleKernels": ("MarkConstantParameters",),
+    "PackWeights": ("ScheduleKernels",),
+    "PlanWorkspaces": ("ScheduleKernels", "PackWeights"),
+    "CallTIRRewrite": ("ToNonDataflow", "RemovePurityChecking"),
+    "ShareStorage": ("BoundSizes", "CallTIRRewrite"),
+    "CudaGraphs": ("ShareStorage",),
+    "LowerAllocTensor": ("ShareStorage", "CudaGraphs"),
+    "KillAfterLastUse": ("LowerAllocTensor",),
+    "LowerRuntimeBuiltin": ("LowerAllocTensor", "KillAfterLastUse"),
+    "ComputePrimValue": ("LowerRuntimeBuiltin",),
+    "RoundStorage": ("LowerRuntimeBuiltin", "ComputePrimValue"),
+    "VMShapeLower": ("ComputePrimValue", "RoundStorage"),
+    "DropResultChecks": ("VMShapeLower",),
+    "AttachGlobalSymbol": ("VMShapeLower",),
+}
+# What has to be in a pipeline, ahead of a pass, for it to do its work.
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "FuseOperators": ("AnnotateTIROpPattern",),
+    "FuseTIR": ("FuseOperators",),
+}
+
+
+def _add(name: str, level: Level, factory: Any, source: str, doc: str) -> None:
+    rules = (_BEHIND.get(name, ()), _NEEDS.get(name, ()), name in _REQUIRED)
+    add(PassEntry(name, level, factory, source, first_line(doc), doc, *rules))
 
 
 def _register_builtin() -> None:
-    for factory in BUILTIN_PASSES:
-        _add_ours(factory, "graph")
-    _add_ours(AttentionFusion, "graph")
-    _add_ours(VectorMath, "tile")
-    _add_ours(ThreadsForLargeRuns, "tile")
-    _add_ours(CudaGraphs, "memory")
+    for level, factories in _OURS.items():
+        for factory in factories:
+            options = factory.options_class
+            _add(options.__name__, level, factory, "built-in", options.__doc__ or "")
     for name, tvm_factory in _TVM_PASSES.items():
-        doc = tvm_factory.__doc__ or ""
-        add(PassEntry(name, "graph", tvm_factory, "tvm", first_line(doc), doc))
+        _add(name, "graph", tvm_factory, "tvm", tvm_factory.__doc__ or "")
+    for name, tvm_factory in _TVM_MEMORY_PASSES.items():
+        _add(name, "memory", tvm_factory, "tvm", tvm_factory.__doc__ or "")
 
 
 _register_builtin()

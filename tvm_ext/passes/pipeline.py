@@ -1,21 +1,41 @@
-"""Optimisation levels O0 to O3: lists of passes, read from ``configs/pipelines``."""
+"""Pipelines of passes: the optimisation levels O0 to O3, read from ``configs/pipelines``, and those
+that users compose.
+"""
 
 import functools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Annotated, Any, TypeAlias
 
 import tvm
 from pydantic import AfterValidator, Field
 
 from tvm_ext.configs.errors import nearest_hint
-from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml
+from tvm_ext.configs.loader import ConfigModel, check_config, config_folder, load_toml
 from tvm_ext.errors import ConfigError, PassError
 from tvm_ext.passes import registry
 from tvm_ext.passes.registry import load_plugins
 
 # Without these nothing can be built; they can be moved around, not left out.
-REQUIRED = frozenset({"DispatchSampling", "DispatchSortScan", "LegalizeOps"})
+REQUIRED = frozenset(entry.name for entry in registry.all_entries() if entry.required)
+
+# The parts of a pipeline in their order, with the level of the passes in each.
+STAGES: dict[str, registry.Level] = {
+    "graph": "graph",
+    "lower": "graph",
+    "schedule": "schedule",
+    "tile": "tile",
+    "memory": "memory",
+    "target": "target",
+}
+# Users' passes without a neighbour go ahead of these, to the end of what their level is about.
+_CLOSING = {
+    "graph": "PropagateSpans",
+    "schedule": "MarkConstantParameters",
+    "tile": "PropagateNan",
+    "memory": "LowerAllocTensor",
+}
 
 
 PassName = Annotated[str, AfterValidator(registry.current_name)]
@@ -24,15 +44,76 @@ PassName = Annotated[str, AfterValidator(registry.current_name)]
 class PipelineConfig(ConfigModel):
     """One file of ``configs/pipelines``: names of passes in their order.
 
-    ``graph`` runs on Relax operators, ``lower`` turns them into fused kernels, ``tile`` runs on
-    kernels whose loops are final, ``memory`` on programs whose storage is planned.
+    ``graph`` runs on Relax operators, ``lower`` turns them into fused kernels, ``schedule`` chooses
+    the kernels' loops, ``tile`` runs on kernels whose loops are final, ``memory`` plans storage and
+    turns the program into calls of the virtual machine, ``target`` runs right before code
+    generation.
     """
 
     summary: str
     graph: list[PassName]
     lower: list[PassName]
-    tile: list[PassName] = Field(default_factory=list)
-    memory: list[PassName] = Field(default_factory=list)
+    schedule: list[PassName]
+    tile: list[PassName]
+    memory: list[PassName]
+    target: list[PassName] = Field(default_factory=list)
+
+
+class _PipelineFile(ConfigModel):
+    """The file of a ``PassPipeline``."""
+
+    summary: str = ""
+    graph: list[PassName] | None = None
+    lower: list[PassName] | None = None
+    schedule: list[PassName] | None = None
+    tile: list[PassName] | None = None
+    memory: list[PassName] | None = None
+    target: list[PassName] | None = None
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PassPipeline:
+    """A user's pipeline.
+
+    Attributes
+    ----------
+    graph, lower, schedule, tile, memory, target : sequence of str, optional
+        Names of passes in their order, by stage (see ``PipelineConfig``). A stage that is left out
+        is that of the optimisation level.
+    options : mapping of str to mapping
+        Options by pass.
+    summary : str
+        What the report calls it, and the file's name where it came from one.
+
+    Raises
+    ------
+    ConfigError
+        A field has another type.
+    """
+
+    graph: Sequence[str] | None = None
+    lower: Sequence[str] | None = None
+    schedule: Sequence[str] | None = None
+    tile: Sequence[str] | None = None
+    memory: Sequence[str] | None = None
+    target: Sequence[str] | None = None
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    summary: str = ""
+
+    def __post_init__(self) -> None:
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        plain = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
+        check_config(plain, _PipelineFile, "the pipeline")
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> "PassPipeline":
+        """Reads a TOML file; raises ConfigError for one that is no pipeline."""
+        read = load_toml(Path(path), _PipelineFile)
+        return cls(**{**read.model_dump(), "summary": read.summary or Path(path).stem})
+
+
+PipelineSource: TypeAlias = PassPipeline | str | Path
 
 
 @dataclass(frozen=True)
@@ -60,6 +141,27 @@ class Pipeline:
     memory: tuple[PassStep, ...]
     target: tuple[PassStep, ...]
 
+    @property
+    def ahead_of_schedules(self) -> tuple[PassStep, ...]:
+        """The part of the schedule stage that leaves kernels as a tuner starts from them."""
+        return self.schedule[: self._scheduling]
+
+    @property
+    def schedules(self) -> tuple[PassStep, ...]:
+        """The rest of that stage: ScheduleKernels, and what follows it."""
+        return self.schedule[self._scheduling :]
+
+    @property
+    def _scheduling(self) -> int:
+        names = [step.entry.name for step in self.schedule]
+        # Without it, packing is the first step that takes kernels as they are.
+        return min(names.index(n) for n in ("ScheduleKernels", "PackWeights") if n in names)
+
+    @property
+    def schedules_kernels(self) -> bool:
+        """Whether ScheduleKernels runs."""
+        return any(s.entry.name == "ScheduleKernels" and not s.skipped for s in self.schedule)
+
 
 @functools.cache
 def load_pipelines() -> dict[str, PipelineConfig]:
@@ -85,6 +187,7 @@ def build_pipeline(
     opt_level: int | str = "O3",
     disabled_passes: Iterable[str] = (),
     pass_config: Mapping[str, Mapping[str, Any]] | None = None,
+    own: PipelineSource | None = None,
 ) -> Pipeline:
     """The passes of an optimisation level with users' passes placed among them.
 
@@ -96,29 +199,73 @@ def build_pipeline(
         Names of passes to leave out; they stay in the report as skipped.
     pass_config : mapping of pass name to options
         Options by pass, for example ``{"LayoutPlanning": {"machine": machine}}``.
+    own : PassPipeline, or the path of its file, optional
+        A user's pipeline; what it leaves open is as at ``opt_level``.
 
     Raises
     ------
     PassError, ConfigError
-        A name is unknown, a required pass is disabled, or options do not fit their pass.
+        A name is unknown, a required pass is missing or disabled, passes stand at another level or
+        in another order than they can run in, or options do not fit their pass.
     """
     load_plugins()
     name = opt_level_name(opt_level)
+    if isinstance(own, str | Path):
+        own = PassPipeline.from_file(own)
     disabled = _checked_names(
         [disabled_passes] if isinstance(disabled_passes, str) else disabled_passes
     )
-    options = _plain_options(pass_config or {})
+    options = _plain_options(own.options if own is not None else {})
+    for key, given in _plain_options(pass_config or {}).items():
+        options[key] = {**options.get(key, {}), **given}
     for key, value in options.items():
         registry.get(key).make(value)
-    config = load_pipelines()[name]
+    listed = {stage: list(getattr(load_pipelines()[name], stage)) for stage in STAGES}
+    if own is not None:
+        given = {stage: getattr(own, stage) for stage in STAGES}
+        listed |= {stage: list(names) for stage, names in given.items() if names is not None}
+        _check_rules(listed)
+        name = own.summary or "own pipeline"
+    placed = _with_user_passes(listed)
+    steps = {
+        stage: tuple(_step(registry.get(one), options, disabled) for one in names)
+        for stage, names in placed.items()
+    }
+    return Pipeline(name, **steps)
 
-    def steps(names: list[str]) -> tuple[PassStep, ...]:
-        return tuple(_step(registry.get(n), options, disabled) for n in names)
 
-    graph, lower = _place_user_passes(config.graph, config.lower)
-    listed = {"schedule": [], "tile": config.tile, "memory": config.memory, "target": []}
-    others = {level: steps(_ordered(level, names)) for level, names in listed.items()}
-    return Pipeline(name, steps(graph), steps(lower), **others)
+def _check_rules(listed: Mapping[str, Sequence[str]]) -> None:
+    """Raises PassError for the first rule that a user's pipeline breaks."""
+    for stage, names in listed.items():
+        for name in names:
+            level = registry.get(name).level
+            if level != STAGES[stage]:
+                fitting = next(s for s, own_level in STAGES.items() if own_level == level)
+                raise PassError(
+                    f"pass '{name}' of level {level} stands in stage '{stage}' of the pipeline; "
+                    f"expected passes of level {STAGES[stage]} there: move it to '{fitting}'"
+                )
+    order = [name for names in listed.values() for name in names]
+    for name in sorted(REQUIRED):
+        if name not in order:
+            stage = next(s for s, names in _default_stages().items() if name in names)
+            raise PassError(
+                f"the pipeline has no pass '{name}', without which no program can be built; "
+                f"expected it in stage '{stage}': add it"
+            )
+    for position, name in enumerate(order):
+        entry = registry.get(name)
+        late = [other for other in entry.behind if other in order[position:]]
+        for other in [*late, *(one for one in entry.needs if one not in order[:position])]:
+            raise PassError(
+                f"pass '{name}' of the pipeline needs '{other}' before it; expected the order "
+                f"'{other}', '{name}': see 'tvm-ext passes list'"
+            )
+
+
+def _default_stages() -> dict[str, list[str]]:
+    top = list(load_pipelines().values())[-1]
+    return {stage: getattr(top, stage) for stage in STAGES}
 
 
 def _plain_options(pass_config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -150,36 +297,30 @@ def _checked_names(names: Iterable[str]) -> frozenset[str]:
     return checked
 
 
-def _user_entries(level: str) -> list[registry.PassEntry]:
-    return [e for e in registry.all_entries() if e.level == level and not e.in_pipelines]
+def _with_user_passes(listed: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    """The stages with users' passes, each next to the neighbour it names, else at the level's end.
 
-
-def _place_user_passes(graph: list[str], lower: list[str]) -> tuple[list[str], list[str]]:
-    """Users' graph passes go next to the neighbour they name, else to the end of the graph stage.
-
-    The neighbour may be missing at a low optimisation level: the pass then goes to the end too.
+    The neighbour may be missing at a low optimisation level: the pass then goes to the end too. One
+    that the pipeline lists itself stays where it is.
     """
-    graph, lower = list(graph), list(lower)
-    for entry in _user_entries("graph"):
-        neighbour = entry.after or entry.before
-        stage = lower if neighbour in lower and neighbour not in graph else graph
-        stage.insert(_position(stage, entry), entry.name)
-    return graph, lower
+    stages = {stage: list(names) for stage, names in listed.items()}
+    for entry in registry.all_entries():
+        if entry.in_pipelines or any(entry.name in names for names in listed.values()):
+            continue
+        stage = _stage_of(entry, stages)
+        stages[stage].insert(_position(stages[stage], entry, stage), entry.name)
+    return stages
 
 
-def _position(names: list[str], entry: registry.PassEntry) -> int:
+def _stage_of(entry: registry.PassEntry, stages: Mapping[str, Sequence[str]]) -> str:
+    neighbour = entry.after or entry.before
+    own = [stage for stage, level in STAGES.items() if level == entry.level]
+    return next((stage for stage in own if neighbour in stages[stage]), own[0])
+
+
+def _position(names: Sequence[str], entry: registry.PassEntry, stage: str) -> int:
     if entry.after and entry.after in names:
         # Behind the last one of that name: what it waits for is then done.
-        return len(names) - names[::-1].index(entry.after)
-    if entry.before and entry.before in names:
-        return names.index(entry.before)
-    # PropagateSpans closes the graph stage, so that added bindings get a span as well.
-    return names.index("PropagateSpans") if "PropagateSpans" in names else len(names)
-
-
-def _ordered(level: str, listed: list[str]) -> list[str]:
-    """The listed passes of a level with users' passes placed among them."""
-    names = list(listed)
-    for entry in _user_entries(level):
-        names.insert(_position(names, entry), entry.name)
-    return names
+        return len(names) - list(names)[::-1].index(entry.after)
+    closing = entry.before if entry.before in names else _CLOSING.get(stage, "")
+    return list(names).index(closing) if closing in names else len(names)

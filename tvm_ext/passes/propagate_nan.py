@@ -1,27 +1,39 @@
-"""NaN through Relu and its like."""
+"""The pass that hands NaN on through Relu and its like."""
 
 import tvm
 from tvm import tirx
 from tvm_ffi import structural_map
 
+from tvm_ext.relay_passes.graph_pass import graph_pass
 
-def with_nan_passed_on(mod: tvm.IRModule) -> tvm.IRModule:
-    """The kernels with constants first in ``max`` and ``min`` of floating-point numbers.
+
+@graph_pass
+class PropagateNan:
+    """Puts constants first in ``max`` and ``min`` of floating-point numbers.
+
+    Before: ``T.max(x[i], 0.0)``, which is 0 where ``x[i]`` is NaN
+    After:  ``T.max(0.0, x[i])``, which is NaN there
 
     TVM's ``max(a, b)`` is ``b`` where one of them is NaN. It writes Relu as ``max(x, 0)``, which
     hides that a model has gone astray; ONNX Runtime's passes NaN on, and so does ``max(0, x)``.
-    After the schedules, which know kernels by their text.
+
+    Leaves alone: calls of two computed values, and integers, which have no NaN.
+
+    Run after: the schedules, which know kernels by their text.
     """
-    changed = {}
-    for global_var, func in mod.functions.items():
-        if not isinstance(func, tirx.PrimFunc):
-            continue
-        body = structural_map(func.body, ((tirx.Max, tirx.Min), _constant_first))
-        if not body.same_as(func.body):
-            changed[global_var] = func.with_body(body)
-    if not changed:
-        return mod
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself when no kernel has such a call."""
+        changed = {}
+        for global_var, func in mod.functions.items():
+            if not isinstance(func, tirx.PrimFunc):
+                continue
+            body = structural_map(func.body, ((tirx.Max, tirx.Min), _constant_first))
+            if not body.same_as(func.body):
+                changed[global_var] = func.with_body(body)
+        if not changed:
+            return mod
+        return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
 
 
 def _constant_first(node: tirx.Max | tirx.Min) -> tirx.Expr:

@@ -8,7 +8,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,7 +20,7 @@ import tvm_ext
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.configs.former_names import PASSES as FORMER_NAMES
 from tvm_ext.errors import PassError, own_words
-from tvm_ext.relay_passes.graph_pass import build_options
+from tvm_ext.relay_passes.graph_pass import build_options, option_defaults
 
 # What code of a user raised, in its own words.
 
@@ -64,6 +64,12 @@ class PassEntry:
         First line of its documentation.
     doc : str
         All of its documentation.
+    behind : tuple of str
+        Passes that have to stand before it, wherever a pipeline has them too.
+    needs : tuple of str
+        Passes that have to stand before it, and that no pipeline with it may lack.
+    required : bool
+        Whether no pipeline may lack it.
     after, before : str
         The pass that it is placed behind or ahead of; empty for the end of its level.
     in_pipelines : bool
@@ -76,6 +82,9 @@ class PassEntry:
     source: str
     summary: str
     doc: str = ""
+    behind: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    required: bool = False
     after: str = ""
     before: str = ""
     in_pipelines: bool = True
@@ -85,7 +94,7 @@ class PassEntry:
         options_class = getattr(self.factory, "options_class", None)
         if options_class is None or not is_dataclass(options_class):
             return {}
-        return {field.name: field.default for field in fields(options_class)}
+        return option_defaults(options_class)
 
     def make(self, options: dict[str, Any]) -> tvm.transform.Pass:
         """The pass with these options; raises ConfigError or PassError for wrong ones."""

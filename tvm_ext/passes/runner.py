@@ -10,13 +10,21 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_equal
 
+from tvm_ext.compiler.graph_analysis import module_counts
 from tvm_ext.configs.progress import tell
-from tvm_ext.errors import REPORT_IT, ConfigError, PassError, own_words
+from tvm_ext.errors import (
+    REPORT_IT,
+    ConfigError,
+    PassError,
+    RecordsError,
+    ScheduleRefusedError,
+    own_words,
+)
 from tvm_ext.passes.pipeline import PassStep
 from tvm_ext.passes.registry import PassEntry, users_words
-from tvm_ext.relay_passes.graph_pass import PassDecision, recording
+from tvm_ext.relay_passes.graph_pass import PassDecision, raised_in_pass, recording
 from tvm_ext.relay_passes.spans import bindings_of, origins_of
-from tvm_ext.report.records import Decision, PassRecord
+from tvm_ext.report.records import Decision, ModuleCounts, PassRecord
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
 
 # Says of a pass that failed on which of the model's nodes it does, and what can be done.
@@ -25,6 +33,8 @@ from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
 # Parts of a large module are tried no longer than this.
 _SECONDS = 10.0
 _OURS = ("built-in", "tvm")
+# What says itself what to do, and what is no fault of a pass.
+_HANDED_ON = (ScheduleRefusedError, RecordsError, ConfigError, MemoryError, KeyboardInterrupt)
 
 
 @dataclass(frozen=True)
@@ -63,9 +73,10 @@ class PassFailure:
             )
         # An expected error of a pass, say for a wrong option, says itself what to do.
         reason = reason or own_words(raised)
+        remedy = "--opt-level 0" if self.entry.required else f"--disable-pass {name}"
         return PassError(
             f"bug in tvm-ext: pass '{name}' failed{where}{f': {reason}' if reason else ''}; "
-            f"expected a valid module: {self._advice()}try --disable-pass {name}, and {REPORT_IT}",
+            f"expected a valid module: {self._advice()}try {remedy}, and {REPORT_IT}",
             defect=True,
         )
 
@@ -198,17 +209,20 @@ class PassRunner:
             tvm.transform.PassContext(opt_level=3, instruments=[*self._instruments, *extra]),
             recording() as decisions,
         ):
+            counts = module_counts(mod)
             for step, made in zip(steps, passes, strict=True):
                 name, level = step.entry.name, step.entry.level
                 if made is None:
-                    self.records.append(PassRecord(name, level, 0.0, False, 0, 0, step.skipped, []))
+                    skipped = PassRecord(name, level, 0.0, False, 0, 0, step.skipped, [], counts)
+                    self.records.append(skipped)
                     continue
                 first = len(decisions)
                 begun = time.perf_counter()
                 after = self._applied(step, made, mod)
                 seconds = time.perf_counter() - begun
                 changed = not after.same_as(mod) and not structural_equal(after, mod)
-                self.records.append(_record(step, seconds, changed, decisions[first:]))
+                counts = module_counts(after) if changed else counts
+                self.records.append(_record(step, seconds, changed, decisions[first:], counts))
                 mod = after
         return mod
 
@@ -217,9 +231,13 @@ class PassRunner:
         runnable = tvm.transform.Sequential([made]) if made.info.required else made
         tell(f"pass {step.entry.name}")
         failure = PassFailure(step.entry, runnable, mod, self.inputs)
+        raised_in_pass()
         try:
             after = runnable(mod)
         except Exception as error:
+            raised = raised_in_pass()
+            if isinstance(raised, _HANDED_ON):
+                raise raised from None
             raise failure.error(error) from error
         if not after.same_as(mod) and not is_well_formed(after):
             raise failure.error(None)
@@ -239,7 +257,11 @@ def _dump_instrument(folder: Path) -> object:
 
 
 def _record(
-    step: PassStep, seconds: float, changed: bool, decided: Sequence[PassDecision]
+    step: PassStep,
+    seconds: float,
+    changed: bool,
+    decided: Sequence[PassDecision],
+    counts: ModuleCounts,
 ) -> PassRecord:
     # A pass speaks for itself only; a nested one has its own name in the log.
     decisions = [Decision(d.pass_name, d.applied, d.where, d.reason) for d in decided]
@@ -253,4 +275,5 @@ def _record(
         len(decisions) - applied,
         "",
         decisions,
+        counts,
     )

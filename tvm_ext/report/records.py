@@ -60,6 +60,25 @@ class PhaseRecord:
 
 
 @dataclass(frozen=True)
+class ModuleCounts:
+    """A module in numbers.
+
+    Attributes
+    ----------
+    operators : int
+        Calls of Relax operators, those of a branch or a loop's body once.
+    kernels : int
+        Kernels, whatever calls them.
+    intermediate_bytes : int
+        Bytes of all tensors that bindings compute; a size that a run decides counts as 1.
+    """
+
+    operators: int = 0
+    kernels: int = 0
+    intermediate_bytes: int = 0
+
+
+@dataclass(frozen=True)
 class PassRecord:
     """One pass of the pipeline.
 
@@ -77,6 +96,8 @@ class PassRecord:
         Why the pass did not run, for example "disabled by --disable-pass"; "" if it ran.
     decisions : list[Decision]
         The matches, in the order in which the pass met them.
+    after : ModuleCounts
+        The module behind the pass.
     """
 
     name: str
@@ -87,6 +108,7 @@ class PassRecord:
     refused: int
     skipped: str = ""
     decisions: list[Decision] = field(default_factory=list)
+    after: ModuleCounts = field(default_factory=ModuleCounts)
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,13 @@ def _passes(report: "CompileReport") -> Table | None:
 def _effect(record: "PassRecord") -> str:
     if record.skipped:
         return f"skipped: {record.skipped}"
-    return "changed" if record.changed else "no change"
+    if not record.changed:
+        return "no change"
+    after = record.after
+    return (
+        f"changed: {after.operators:,} operators, {after.kernels:,} kernels, "
+        f"{format_bytes(after.intermediate_bytes)} between them"
+    )
 
 
 def _kernels(report: "CompileReport") -> Table | None:

@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import tvm
+from memory_planning import plan_memory
 from tvm import relax, te
 from tvm.script import ir as I
 from tvm.script import relax as R
 
 from tvm_ext.compiler.build import build
-from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 

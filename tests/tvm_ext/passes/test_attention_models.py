@@ -9,6 +9,7 @@ import pytest
 import tvm
 from attention_models import BATCH, HEADS, KEYS, QUERIES, RESULT, Graph
 from emulated_models import emulated_model
+from memory_planning import plan_memory
 from onnx import TensorProto
 from tvm import relax
 from unoptimised import LLVM
@@ -16,7 +17,6 @@ from unoptimised import LLVM
 import tvm_ext
 from tvm_ext.compiler.build import build
 from tvm_ext.compiler.lower_model import Phases, lower_model
-from tvm_ext.compiler.memory import plan_memory
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner

@@ -1,0 +1,63 @@
+"""What the passes of one compilation know beside the module, and what they leave for others."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import tvm
+
+from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.targets import compiling_for
+from tvm_ext.report.records import MemoryRecord
+from tvm_ext.tensor_spec import SizeRange
+from tvm_ext.tir_schedules.recorded_schedule import RecordSource
+from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
+
+
+@dataclass
+class CompileContext:
+    """One compilation.
+
+    Attributes
+    ----------
+    machine : Description
+        What is compiled for.
+    target : tvm.target.Target
+        The same for TVM.
+    records : RecordSource, optional
+        The tuned records that ScheduleKernels looks in.
+    ranges : mapping of str to SizeRange
+        The sizes that symbolic dimensions may have, by name, where they are limited.
+    choices : dict of str to ScheduleChoice
+        How each kernel was scheduled, by its name: ScheduleKernels writes it.
+    memory : MemoryRecord
+        Memory of one run: ShareStorage writes it.
+    """
+
+    machine: Description
+    target: tvm.target.Target
+    records: RecordSource | None = None
+    ranges: Mapping[str, SizeRange] = field(default_factory=dict)
+    choices: dict[str, ScheduleChoice] = field(default_factory=dict)
+    memory: MemoryRecord = field(default_factory=MemoryRecord)
+
+
+_current: ContextVar[CompileContext | None] = ContextVar("compile_context", default=None)
+
+
+@contextmanager
+def compiling(machine: Description) -> Iterator[CompileContext]:
+    """A compilation for ``machine``, which is the current target as long as it lasts."""
+    with compiling_for(machine) as target:
+        context = CompileContext(machine, target)
+        token = _current.set(context)
+        try:
+            yield context
+        finally:
+            _current.reset(token)
+
+
+def current_compilation() -> CompileContext | None:
+    """The compilation that runs; None where passes are used without one."""
+    return _current.get()
