@@ -8,15 +8,15 @@ import tvm
 
 from tvm_ext.configs.former_names import MACHINE_KINDS, PASSES, TEMPLATES
 from tvm_ext.configs.loader import config_folder
+from tvm_ext.hardware.backend import get_backend
 from tvm_ext.hardware.targets import load_description, preset
 from tvm_ext.passes import registry
-from tvm_ext.passes.pipeline import PipelineConfig, build_pipeline
+from tvm_ext.passes.pipeline import PassPipeline, build_pipeline
 from tvm_ext.report import CompileReport, Decision, KernelRecord, PassRecord
 from tvm_ext.run_errors import FAILED_BRANCH
-from tvm_ext.tir_schedules.cuda import CUDA_TEMPLATES
+from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.recorded_schedule import recorded_schedule, template_trace
 from tvm_ext.tir_schedules.template import FixedDecisions
-from tvm_ext.tir_schedules.wafer import WAFER_TEMPLATES
 from tvm_ext.tuning.logs.trial_log import parse_trial
 
 
@@ -27,7 +27,8 @@ def kernel() -> tvm.tirx.PrimFunc:
 
 
 def test_present_names_exist():
-    templates = {template.name for template in (*CUDA_TEMPLATES, *WAFER_TEMPLATES)}
+    schedulings = [get_backend(name).part(Scheduling) for name in ("cuda", "wafer")]
+    templates = {template.name for each in schedulings for template in each.recordable}
     assert set(TEMPLATES.values()) <= templates
     assert not set(TEMPLATES) & templates
     assert not set(PASSES) & {entry.name for entry in registry.all_entries()}
@@ -43,8 +44,8 @@ def test_passes(former, present):
 
 
 def test_pipeline_files():
-    config = PipelineConfig(summary="", graph=["DelayReshapes", "GemmFusion"], lower=[])
-    assert config.graph == ["SinkReshapes", "GemmFusion"]
+    pipeline = PassPipeline(graph=["DelayReshapes", "GemmFusion"])
+    assert pipeline.graph == ["SinkReshapes", "GemmFusion"]
 
 
 def test_neighbours():

@@ -22,7 +22,7 @@ TARGETS = {"cpu": "avx512", "cuda": "nvidia-h200", "wafer": "wse3"}
 
 # Backends for which a pass has nothing to do; the passes' own words say why ("Leaves alone").
 NOT_FOR = {
-    "cpu": ("AccumulateInFloat32", "AttentionFusion", "FuseCastIntoSoftmax"),
+    "cpu": ("AccumulateInFloat32", "AttentionFusion", "FreshOutputs", "FuseCastIntoSoftmax"),
     "cuda": ("FlattenPointwise", "PadOutputChannels", "PadOutputWidth", "WinogradConvolution"),
     "wafer": (
         *("AccumulateInFloat32", "AttentionFusion", "ConvTransposeToConv"),
@@ -95,6 +95,10 @@ def every_other(emit, x):
     return [emit(nn.relu(emit(nn.max_pool2d(x, (3, 3), strides=(2, 2), padding=(1, 1)))))]
 
 
+def with_no_rows(emit, x):
+    return [emit(op.concat([x, relax.const(np.zeros((0, 6), np.float32))], 0))]
+
+
 def half_with_origins() -> tvm.IRModule:
     """Of two bindings one has an origin."""
     mod = build([4, 6], lambda emit, x: [emit(op.tanh(emit(op.exp(x))))])
@@ -118,6 +122,8 @@ MADE_FOR: dict[str, Callable[[], list[tvm.IRModule]]] = {
     "DispatchSampling": lambda: [build([4, 100], drawn)],
     "NameSymbolicSizes": lambda: [build([1, 4, H, W], every_other)],
     "PropagateSpans": lambda: [half_with_origins()],
+    "FreshOutputs": lambda: [build([4, 6], lambda emit, x: [x, emit(op.tanh(x))])],
+    "EmptyConstants": lambda: [build([4, 6], with_no_rows)],
 }
 PLACES = {**RUNS_AFTER, "NameSymbolicSizes": (*ANNOTATED, "FuseOperators", "FuseTIR")}
 

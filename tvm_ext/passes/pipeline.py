@@ -104,7 +104,10 @@ class PassPipeline:
     def __post_init__(self) -> None:
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in given.items()}
-        check_config(plain, _PipelineFile, "the pipeline")
+        checked = check_config(plain, _PipelineFile, "the pipeline")
+        for stage in STAGES:
+            # Under the present names of passes.
+            object.__setattr__(self, stage, getattr(checked, stage))
 
     @classmethod
     def from_file(cls, path: str | Path) -> "PassPipeline":

@@ -43,7 +43,7 @@ def compiler(monkeypatch) -> Compiler:
     """The only one that is installed."""
     one = Compiler()
     monkeypatch.setenv(compilers.VARIABLE, "")
-    monkeypatch.setattr(compilers, "_found", lambda wanted: one)
+    monkeypatch.setattr(compilers, "_installed", lambda wanted: one)
     return one
 
 
@@ -127,7 +127,7 @@ def test_other_users_of_tvm_get_what_tvm_does(monkeypatch) -> None:
 )
 def test_the_variable_is_checked(monkeypatch, setting: str, words: str) -> None:
     monkeypatch.setenv(compilers.VARIABLE, setting)
-    monkeypatch.setattr(compilers, "_found", lambda wanted: None)
+    monkeypatch.setattr(compilers, "_installed", lambda wanted: None)
     with pytest.raises(BuildError, match=words):
         compilers.find_compiler()
 
@@ -135,5 +135,5 @@ def test_the_variable_is_checked(monkeypatch, setting: str, words: str) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="the folders are those of Linux")
 def test_what_is_missing_is_named(monkeypatch) -> None:
     monkeypatch.setenv(compilers.VARIABLE, "")
-    monkeypatch.setattr(compilers, "_found", lambda wanted: None)
+    monkeypatch.setattr(compilers, "_installed", lambda wanted: None)
     assert "neither nvcc nor NVRTC" in compilers.missing_compilers()
