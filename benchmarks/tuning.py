@@ -172,7 +172,7 @@ def own_default(pair: KernelPair, machine: CpuDescription, *, rival: bool) -> Ca
     """The kernel with our default schedule: what its candidates take turns with."""
     task = pair.rival_task if rival else pair.task
     kernels = pair.rival_kernels if rival else pair.kernels
-    found = TemplateSpace(task, machine, kernels.finish).closed_form()
+    found = TemplateSpace(task, machine, kernels.finish).default_candidate()
     if found is None:
         raise RuntimeError(f"{pair.name} has no default schedule")
     return found
