@@ -18,10 +18,13 @@ def _root(context: typer.Context) -> None:
         typer.echo(context.get_help())
 
 
-@app.command("list", epilog="Example: tvm-ext passes list --opt-level O2")
+@app.command("list", epilog="Example: tvm-ext passes list O2")
 def list_command(
+    level: Annotated[
+        str | None, typer.Argument(metavar="[LEVEL]", help="Only this level.", show_default="all")
+    ] = None,
     opt_level: Annotated[
-        str | None, typer.Option("--opt-level", "-O", help="Only this level.", show_default="all")
+        str | None, typer.Option("--opt-level", "-O", help="The same.", show_default="all")
     ] = None,
     json_output: options.Json = False,
 ) -> None:
@@ -29,7 +32,7 @@ def list_command(
     from tvm_ext.cli import output as out
     from tvm_ext.cli.pass_tables import catalogue, catalogue_parts
 
-    found = catalogue(opt_level)
+    found = catalogue(level if level is not None else opt_level)
     if json_output:
         out.print_json(found)
     else:

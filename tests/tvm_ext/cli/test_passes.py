@@ -32,6 +32,7 @@ def test_list_has_levels_in_order_and_all_passes():
 
 def test_list_of_one_level():
     assert list(json.loads(succeed("passes", "list", "-O2", "--json"))["levels"]) == ["O2"]
+    assert list(json.loads(succeed("passes", "list", "O2", "--json"))["levels"]) == ["O2"]
     text = succeed("passes", "list", "--opt-level", "0")
     assert "O0:" in text
     assert "O1:" not in text
