@@ -28,11 +28,11 @@ $(STAMP): pyproject.toml setup.py
 demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, save, load, run
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## the tests, about eleven minutes on two cores
+test: $(STAMP) ## the tests, about ten minutes on two cores
 	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "not slow and not cuda"
 
 test-all: $(STAMP) ## all tests, the long ones too
-	TEST_DRAWS=8 TEST_LLVM_LEVEL=3 $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal
+	TEST_DRAWS=8 TEST_LLVM_LEVEL=3 TEST_ALL_LEVELS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal
 
 test-cuda: $(STAMP) ## the tests that need a GPU; most time goes to nvcc: TEST_WORKERS=8 (TVM_EXT_CUDA_CORPUS=folder: more models)
 	$(BIN)/pytest -n $(TEST_WORKERS) -m cuda

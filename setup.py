@@ -12,6 +12,7 @@ setup(
     package_data={
         "tvm_ext": ["py.typed"],
         "tvm_ext.report": ["*.j2"],
+        "tvm_ext.wafer": ["*.j2"],
         "tvm_ext.configs": [
             "targets/*.toml",
             "wafer/*.toml",

@@ -31,8 +31,8 @@ from table import kernels_table, models_table, roofline_table
 from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError, TvmExtError
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 
 _DEFAULT_PEERS = "onnxruntime,openvino"
 _LOG_WIDTH = 200

@@ -27,7 +27,7 @@ from roofline import Peak, model_roofline
 
 import tvm_ext
 from tvm_ext.check.inputs import load_inputs, random_inputs
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.timing import Timer, interleaved_seconds, timed
 
 # Several programs on one model: prepared, checked against the reference, and timed in turn.

@@ -13,7 +13,7 @@ from results import CaseResult, geometric_means
 from roofline import MachinePeaks
 
 from tvm_ext.configs.atomic_file import write_text
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 
 SCHEMA = 1
 

@@ -11,8 +11,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 import tvm_ext
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.threads import use_threads
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.timing import interleaved_seconds, timed
 from tvm_ext.profiling import KernelTime
 from tvm_ext.report.records import KernelRecord

@@ -21,8 +21,8 @@ from tvm import te, tirx
 from tvm.rpc.tracker import Tracker
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
 from tvm_ext.tuning.candidate import Candidate, kernel_task

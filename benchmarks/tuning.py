@@ -29,8 +29,8 @@ from rich.table import Table
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE

@@ -27,6 +27,9 @@ TEMPLATES = {
     "warp group contraction": "warpgroup contraction",
 }
 
+# Of what a report says of the graph.
+GRAPH_FIELDS = {"divides_by_data": "may_divide_by_zero"}
+
 MACHINE_KINDS = {"mesh": "wafer"}
 
 

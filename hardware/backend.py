@@ -8,9 +8,11 @@ composed in ``tvm_ext/backends``.
 import functools
 import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar, get_args
+
+import tvm
 
 from tvm_ext.configs.errors import TargetError, nearest_hint
 from tvm_ext.hardware.machine import MachineDescription
@@ -37,8 +39,14 @@ class Backend:
         For each layer what it asks for; see the module's text.
     default : callable, optional
         The machine that the backend's name stands for as a target.
+    tvm_targets : mapping of str to callable
+        By kind of TVM's targets ("llvm"): the machine that such a target stands for, None if it
+        stands for one of another backend. Those that were registered last are asked first.
     facts : callable
         What ``tvm-ext targets show`` says of this installation besides the description.
+    commands : str
+        "module:name" of a Typer application with commands of the backend's own, which come under
+        its name: ``tvm-ext NAME``.
     no_programs : str
         Where no program is compiled for a machine of this kind: why, and what to do instead, behind
         the target's name; "{name}" stands for it.
@@ -50,7 +58,11 @@ class Backend:
     machine_type: type[MachineDescription]
     parts: Sequence[object] = field(repr=False)
     default: Callable[[], MachineDescription] | None = None
+    tvm_targets: Mapping[str, Callable[[tvm.target.Target], MachineDescription | None]] = field(
+        default_factory=dict
+    )
     facts: Callable[[], dict[str, str]] = dict
+    commands: str = ""
     no_programs: str = ""
     source: str = "user"
 

@@ -14,7 +14,7 @@ kernel's bytes, as if the kernel before had left them there.
 from dataclasses import dataclass
 from typing import Protocol
 
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Roofline:
     That of a mesh is for comparisons between graphs: all PEs at work, and no communication.
     """
 
-    description: Description
+    description: MachineDescription
 
     def seconds(self, work: Work) -> float:
         """Time in seconds of one kernel that does ``work``, its start included.
@@ -80,11 +80,11 @@ class Roofline:
         return self.seconds(Work(flops=0, bytes=2 * nbytes))
 
 
-def cost_model(description: Description) -> CostModel:
+def cost_model(description: MachineDescription) -> CostModel:
     """The cost model for ``description``: a roofline for CPUs, GPUs and meshes."""
     return Roofline(description)
 
 
-def _bound(machine: Description, work: Work) -> float:
+def _bound(machine: MachineDescription, work: Work) -> float:
     arithmetic = work.flops / (machine.peak_flops(work.dtype) * work.vector_fraction)
     return max(arithmetic, work.bytes / machine.bandwidth(work.bytes))

@@ -1,11 +1,21 @@
-"""What all descriptions of machines have in common, whatever backend they belong to."""
+"""What all descriptions of machines have in common, whatever backend they belong to.
+
+A description is read-only, and the content of a file in configs/targets, a preset or a user's own,
+or what is found out about this machine (``tvm_ext.hardware.cpu.host``). Units are part of each
+name: ``_bytes``, ``_bits``, ``_ghz``, ``_gbs`` (1e9 bytes a second), ``_us`` (microseconds). Those
+of our machines are in ``description`` of the folder of each.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import tvm
 
+from tvm_ext.configs.errors import TargetError
 from tvm_ext.configs.loader import ConfigModel
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class MachineDescription(ConfigModel):
@@ -38,6 +48,19 @@ class MachineDescription(ConfigModel):
     def with_cores(self, cores: int) -> "MachineDescription":
         """The same machine with ``cores`` cores at work."""
         raise NotImplementedError
+
+    def with_count(self, field: str, count: int) -> "Self":
+        """The same machine with another number of cores, which ``field`` counts."""
+        if count < 1:
+            raise TargetError(f"'{self.name}' with {count} cores was asked for; expected 1 or more")
+        return self.model_copy(update={field: count})
+
+    def with_tf32(self) -> "MachineDescription":
+        """The same machine with products of float32 in tf32. Raises TargetError for most."""
+        raise TargetError(
+            f"tf32 was asked for and target '{self.name}' is no GPU; expected one, whose "
+            "tensor cores know tf32: leave it out"
+        )
 
     def vector_lanes(self, dtype: str) -> int:
         """Elements of ``dtype`` that one load or one instruction takes."""

@@ -18,7 +18,8 @@ WARPGROUP_ARCHITECTURE = "sm_90a"
 
 WARP_SHARE = 0.63
 """Share of Hopper's arithmetic rate that instructions of single warps reach: Luo et al.,
-"Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024."""
+"Benchmarking and Dissecting the Nvidia Hopper GPU Architecture via Microbenchmarking", 2024.
+"""
 
 
 @dataclass(frozen=True)

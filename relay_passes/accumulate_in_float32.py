@@ -6,7 +6,7 @@ import numpy as np
 import tvm
 from tvm import relax
 
-from tvm_ext.hardware.targets import current_gpu
+from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import constant_value, numpy_dtype
 from tvm_ext.relay_passes.graph_pass import graph_pass

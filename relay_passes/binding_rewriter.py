@@ -6,8 +6,10 @@ graph freely; they are mapped to the new ones here.
 """
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import tvm
 from tvm import relax
@@ -38,16 +40,22 @@ class GraphView:
     """Values and uses of the variables of one function, as they are before a rewrite."""
 
     def __init__(self, func: relax.Function) -> None:
+        self._func = func
         self._values = relax.analysis.get_var2val(func)
-        self._uses: dict[relax.Var, int] = {}
-        self._count_uses(func.body)
 
-    def _count_uses(self, expr: relax.Expr) -> None:
-        if isinstance(expr, relax.Var):
-            self._uses[expr] = self._uses.get(expr, 0) + 1
-            return
-        for child in _children(expr):
-            self._count_uses(child)
+    @cached_property
+    def _uses(self) -> Counter[int]:
+        # Made when it is asked for: in nearly all functions a pass finds nothing to do. By hash,
+        # which is that of the node, as TVM takes long to find two variables equal.
+        found: Counter[int] = Counter()
+        left = [self._func.body]
+        while left:
+            expr = left.pop()
+            if isinstance(expr, relax.Var):
+                found[hash(expr)] += 1
+            else:
+                left += _children(expr)
+        return found
 
     def bindings(self) -> Mapping[relax.Var, relax.Expr]:
         """All variables that are bound to a value, with that value, in no promised order."""
@@ -68,16 +76,16 @@ class GraphView:
 
     def uses(self, expr: relax.Expr) -> int:
         """How many values, branches and results use the variable ``expr``."""
-        return self._uses.get(expr, 0)
+        return self._uses[hash(expr)]
 
 
 def _children(expr: relax.Expr) -> Iterable[relax.Expr]:
     """What ``expr`` uses; a nested function counts what it takes from outside as uses too."""
     if isinstance(expr, relax.Call):
         # The callee may be a nested function.
-        return (expr.op, *expr.args)
+        return (expr.op, *expr.args[:])
     if isinstance(expr, relax.Tuple):
-        return expr.fields
+        return expr.fields[:]
     if isinstance(expr, relax.TupleGetItem):
         return (expr.tuple_value,)
     if isinstance(expr, relax.If):
@@ -86,7 +94,7 @@ def _children(expr: relax.Expr) -> Iterable[relax.Expr]:
         return (expr.body,)
     if isinstance(expr, relax.SeqExpr):
         # A variable that is bound as it is (an alias, a match_cast) is used by that binding.
-        bound = [binding.value for block in expr.blocks for binding in block.bindings]
+        bound = [binding.value for block in expr.blocks[:] for binding in block.bindings[:]]
         return (*bound, expr.body)
     return ()
 

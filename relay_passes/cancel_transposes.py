@@ -70,7 +70,9 @@ class _Canceller(PyExprMutator):
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.DataflowBlock:
         return self._in_block(block, super().visit_dataflow_block_)
 
-    def _in_block(self, block: relax.BindingBlock, visit: Callable[[Any], Any]) -> Any:
+    def _in_block(
+        self, block: relax.BindingBlock, visit: Callable[[Any], Any]
+    ) -> relax.BindingBlock:
         outer = self.made, self.local
         self.made, self.local = {}, {binding.var for binding in block.bindings}
         new_block = visit(block)

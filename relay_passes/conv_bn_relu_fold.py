@@ -241,7 +241,7 @@ class ConvBnReluFold:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _AffineRun:
     """Steps on top of a linear operator, the last one first; ``problem`` says why not to fold."""
 
     steps: tuple[AffineStep, ...]
@@ -275,7 +275,7 @@ class _Folder(BindingRewriter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._runs: dict[relax.Var, _Run] = {}
+        self._runs: dict[relax.Var, _AffineRun] = {}
         self._inner: set[relax.Var] = set()
 
     def replace(self, var: relax.Var, _value: relax.Expr) -> Replacement | None:
@@ -302,7 +302,7 @@ class _Folder(BindingRewriter):
             inner for run in self._runs.values() if run.problem is None for inner in run.inner_vars
         }
 
-    def _fold(self, run: _Run) -> Replacement:
+    def _fold(self, run: _AffineRun) -> Replacement:
         if run.problem is not None or run.linear is None:
             raise NotApplicable(run.problem or "")
         linear = run.linear
@@ -327,11 +327,11 @@ def _compose(steps: tuple[AffineStep, ...], linear: LinearOp) -> tuple[np.ndarra
     return scale, shift
 
 
-def _trace(view: GraphView, steps: dict[relax.Var, AffineStep], var: relax.Var) -> _Run:
+def _trace(view: GraphView, steps: dict[relax.Var, AffineStep], var: relax.Var) -> _AffineRun:
     """Follows the steps below ``var`` down to the operator they belong to."""
     top = steps[var]
     if top.problem is not None:
-        return _Run((top,), top.source, problem=top.problem)
+        return _AffineRun((top,), top.source, problem=top.problem)
     run = [top]
     below = steps.get(top.source)
     while below is not None and below.problem is None and view.uses(run[-1].source) == 1:
@@ -340,13 +340,13 @@ def _trace(view: GraphView, steps: dict[relax.Var, AffineStep], var: relax.Var) 
     source = run[-1].source
     call = view.bindings().get(source)
     if call is None or view.call(call, *LINEAR_OPS) is None:
-        return _Run(tuple(run), source, problem=_no_linear_operator(view, source))
+        return _AffineRun(tuple(run), source, problem=_no_linear_operator(view, source))
     try:
         linear = read_linear(view, call)
         _check(view, tuple(run), var, linear)
     except NotApplicable as refused:
-        return _Run(tuple(run), source, problem=str(refused))
-    return _Run(tuple(run), source, linear)
+        return _AffineRun(tuple(run), source, problem=str(refused))
+    return _AffineRun(tuple(run), source, linear)
 
 
 def _check(view: GraphView, run: tuple[AffineStep, ...], var: relax.Var, linear: LinearOp) -> None:

@@ -11,15 +11,15 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from tvm_ext.hardware.cost_model import Work, cost_model
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.hardware.targets import current_processor
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.hardware.targets import current_program_target
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import constant_value, shape_obstacle
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.layout_cost import (
     LAYOUT_NAMES,
+    ChannelLayout,
     DescribedMachine,
-    Layout,
     planned_convolution_seconds,
     tensor_bytes,
 )
@@ -322,7 +322,7 @@ class ConvTransposeToConv:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
-        machine = current_processor()
+        machine = current_program_target()
         if machine is None:
             return mod
         return _ConvTransposeRewriter(DescribedMachine(machine, cost_model(machine))).run(mod)
@@ -411,7 +411,8 @@ class _ConvTransposeRewriter(BindingRewriter):
         convolution = self.builder.normalize(_stacked_call(operator, stacked, weight))
         conversion = self.machine.conversion_seconds(tensor_bytes(operator.call.ty))
         layouts = (
-            planned_convolution_seconds(convolution, layout, self.machine) for layout in Layout
+            planned_convolution_seconds(convolution, layout, self.machine)
+            for layout in ChannelLayout
         )
         return conversion + min(layouts)
 
@@ -419,7 +420,9 @@ class _ConvTransposeRewriter(BindingRewriter):
         self, operator: _Transposed, kernel: InterleavedKernel, var: relax.Var
     ) -> relax.Expr:
         ndim = len(kernel.axes) + 2
-        last = relax.op.permute_dims(operator.x, list(conversion_axes(ndim, Layout.CHANNELS_LAST)))
+        last = relax.op.permute_dims(
+            operator.x, list(conversion_axes(ndim, ChannelLayout.CHANNELS_LAST))
+        )
         made = self.builder.call_te(
             kernel.compute,
             self.bind(last, var),
@@ -430,7 +433,7 @@ class _ConvTransposeRewriter(BindingRewriter):
         batch, channels = (int(extent) for extent in list(operator.call.ty.shape)[:2])
         image = relax.op.reshape(made, [batch, *kernel.output_spatial, channels])
         first = relax.op.permute_dims(
-            self.bind(image, var), list(conversion_axes(ndim, Layout.CHANNELS_FIRST))
+            self.bind(image, var), list(conversion_axes(ndim, ChannelLayout.CHANNELS_FIRST))
         )
         return self._cropped(operator, first, kernel.output_spatial, [0] * len(kernel.axes), var)
 
@@ -470,7 +473,7 @@ class _ConvTransposeRewriter(BindingRewriter):
 def _refusal(call: relax.Call) -> str:
     """Why ``call`` is left alone, weights aside; empty when nothing speaks against it."""
     attrs: Any = call.attrs
-    data, weight = LAYOUT_NAMES[_rank(call) + 2][Layout.CHANNELS_FIRST]
+    data, weight = LAYOUT_NAMES[_rank(call) + 2][ChannelLayout.CHANNELS_FIRST]
     found = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
     expected = (data, weight.replace("OI", "IO"), data)
     if found != expected:

@@ -7,8 +7,7 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import shape_obstacle, static_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass

@@ -135,7 +135,7 @@ def _constant_bindings(func: relax.Function) -> dict[relax.Var, relax.Expr]:
     if func.attrs is not None and "Primitive" in func.attrs:
         return found
     for block in blocks_of(func.body):
-        for binding in block.bindings:
+        for binding in block.bindings[:]:
             if isinstance(binding, relax.VarBinding) and _is_constant(binding.value, found):
                 found[binding.var] = binding.value
     return found
@@ -161,7 +161,7 @@ def _computed(
     """The values of ``wanted``, by their kernels; None where one of those cannot run here."""
     lowered = _lowered(mod, bindings, wanted)
     func = lowered["constants"]
-    known = _Known(lowered)
+    known = _ComputedVariables(lowered)
     for block in func.body.blocks:
         for binding in block.bindings:
             known.look_at(binding.var, binding.value)
@@ -182,7 +182,7 @@ def _lowered(
     return relax.transform.LegalizeOps()(alone)
 
 
-class _Known:
+class _ComputedVariables:
     """Which variables can be computed, and their values, from kernels that are built together."""
 
     def __init__(self, mod: tvm.IRModule) -> None:

@@ -5,7 +5,7 @@ from tvm import relax, te
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import bindings_of
 

@@ -3,7 +3,7 @@
 import tvm
 from tvm import relax, te, topi
 
-from tvm_ext.hardware.targets import current_gpu
+from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
 

@@ -22,7 +22,7 @@ ATTRIBUTE = "tvm_ext.gemm"
 
 
 @dataclass(frozen=True)
-class Activation:
+class EpilogueActivation:
     """An activation by its Relax operator, with its numbers: clip has low and high, leakyrelu has
     the slope.
     """
@@ -51,7 +51,7 @@ class GemmCompute:
     out_dtype: str
     scale: float = 1.0
     addend_scale: float = 1.0
-    activation: Activation | None = None
+    activation: EpilogueActivation | None = None
     columns: int | None = None
     extra_columns: int = 0
 
@@ -64,7 +64,7 @@ class GemmCompute:
         """What ``to_attribute`` wrote."""
         given = json.loads(text)
         act = given.pop("activation")
-        activation = Activation(act["op_name"], tuple(act["numbers"])) if act else None
+        activation = EpilogueActivation(act["op_name"], tuple(act["numbers"])) if act else None
         return cls(**given, activation=activation)
 
     def name(self, batched: bool, has_addend: bool) -> str:
@@ -185,7 +185,7 @@ ACTIVATIONS: dict[str, Callable[..., te.Tensor]] = {
 }
 
 
-def _activate(x: te.Tensor, activation: Activation) -> te.Tensor:
+def _activate(x: te.Tensor, activation: EpilogueActivation) -> te.Tensor:
     return ACTIVATIONS[activation.op_name](x, *activation.numbers)
 
 
@@ -233,7 +233,7 @@ class Epilogue:
     scale: float = 1.0
     scale_steps: int = 0
     addend: Operand | None = None
-    activation: Activation | None = None
+    activation: EpilogueActivation | None = None
 
     @property
     def product(self) -> relax.Var:
@@ -412,7 +412,7 @@ class Surroundings:
         numbers = None if call is None else _activation_numbers(call)
         if call is None or numbers is None:
             return epilogue
-        activation = Activation(call.op.name, numbers)
+        activation = EpilogueActivation(call.op.name, numbers)
         variables = (*epilogue.variables, user)
         return Epilogue(
             variables, epilogue.scale, epilogue.scale_steps, epilogue.addend, activation

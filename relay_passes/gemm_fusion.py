@@ -30,7 +30,7 @@ from tvm_ext.relay_passes.graph_pass import graph_pass
 
 
 class ActivationNamer(BindingRewriter):
-    """Replaces what is spelled out in several operators, x being from a matmul::
+    """Names activations that several operators spell out, x being from a matmul.
 
     0.5 * x * (1 + erf(x / sqrt(2)))  ->  gelu(x)
     x * sigmoid(x)                    ->  silu(x)

@@ -7,11 +7,12 @@ from typing import Any, TypeAlias
 import tvm
 from tvm import relax, te, tirx, topi
 
-from tvm_ext.hardware.targets import current_gpu, current_processor
+from tvm_ext.hardware.cuda.description import current_gpu
+from tvm_ext.hardware.targets import current_program_target
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import shape_obstacle
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, Layout
+from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 from tvm_ext.relay_passes.sink_reshapes import ATTRIBUTE
 
@@ -39,7 +40,7 @@ class GroupedConvolution:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
-        machine = current_processor()
+        machine = current_program_target()
         if machine is None:
             return mod
         return _GroupedConvolutionRewriter(current_gpu() is not None).run(mod)
@@ -219,6 +220,6 @@ def _kernel_of(call: relax.Call) -> GroupedKernel:
         before=padding[:rank],
         after=padding[rank:],
         dilation=tuple(int(step) for step in attrs.dilation),
-        channels_last=names == LAYOUT_NAMES[rank + 2][Layout.CHANNELS_LAST],
+        channels_last=names == LAYOUT_NAMES[rank + 2][ChannelLayout.CHANNELS_LAST],
         out_dtype=str(call.ty.dtype),
     )

@@ -35,7 +35,7 @@ class LayerNormFusion:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The rewritten module; ``mod`` itself when nothing matches."""
-        return _Fuser().run(mod)
+        return _LayerNormFuser().run(mod)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class _Norm:
         return [i for axis, i in enumerate(index) if axis not in self.axes] or [0]
 
 
-class _Fuser(BindingRewriter):
+class _LayerNormFuser(BindingRewriter):
     pass_name = "LayerNormFusion"
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:

@@ -17,7 +17,8 @@ import tvm
 from tvm import relax
 
 from tvm_ext.hardware.cost_model import CostModel, Work
-from tvm_ext.hardware.description import CudaDescription, Description
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.hardware.machine import MachineDescription
 
 # What a symbolic extent is taken to be: one image, and a side common after some strided layers.
 DEFAULT_BATCH = 1
@@ -28,7 +29,7 @@ DEFAULT_SIDE = 64
 UNALIGNED_FACTOR = 0.75
 
 
-class Layout(IntEnum):
+class ChannelLayout(IntEnum):
     """Where the channels of a feature map are."""
 
     CHANNELS_FIRST = 0
@@ -63,7 +64,7 @@ class LayoutMachine(Protocol):
 class DescribedMachine:
     """The machine of a hardware description, with a cost model for it."""
 
-    description: Description
+    description: MachineDescription
     costs: CostModel
 
     def seconds(self, work: Work) -> float:
@@ -120,7 +121,7 @@ class ShapeOfConvolution:
         return prod(self.out_sides) if plain else self.out_sides[-1]
 
 
-def convolution_seconds(call: relax.Call, layout: Layout, machine: LayoutMachine) -> float:
+def convolution_seconds(call: relax.Call, layout: ChannelLayout, machine: LayoutMachine) -> float:
     """Modelled time in seconds of the convolution ``call``, had it the layout ``layout``.
 
     ``call`` calls relax.nn.conv1d, conv2d or conv3d in any of the layouts of ``LAYOUT_NAMES``;
@@ -138,9 +139,9 @@ def tensor_bytes(ty: relax.TensorType) -> float:
     return element * prod(_extents(ty))
 
 
-def _vector_fraction(convolution: ShapeOfConvolution, layout: Layout, lanes: int) -> float:
+def _vector_fraction(convolution: ShapeOfConvolution, layout: ChannelLayout, lanes: int) -> float:
     """Share of vector lanes with useful values; the extent of the vector axis is padded up."""
-    if layout is Layout.CHANNELS_LAST:
+    if layout is ChannelLayout.CHANNELS_LAST:
         return _filled(convolution.vectorised_channels, lanes)
     fraction = _filled(convolution.vectorised_columns, lanes)
     if convolution.kernel[-1] > 1:
@@ -205,7 +206,9 @@ DEPTHWISE_RESULTS = 2048
 INSTRUCTIONS_PER_COPY = 3.5
 
 
-def planned_convolution_seconds(call: relax.Call, layout: Layout, machine: LayoutMachine) -> float:
+def planned_convolution_seconds(
+    call: relax.Call, layout: ChannelLayout, machine: LayoutMachine
+) -> float:
     """Modelled time in seconds of ``call`` in ``layout``, by the model for the kind of machine."""
     if isinstance(machine, DescribedMachine) and isinstance(machine.description, CudaDescription):
         return cuda_convolution_seconds(call, layout, machine, machine.description)
@@ -213,7 +216,7 @@ def planned_convolution_seconds(call: relax.Call, layout: Layout, machine: Layou
 
 
 def cuda_convolution_seconds(
-    call: relax.Call, layout: Layout, machine: LayoutMachine, gpu: CudaDescription
+    call: relax.Call, layout: ChannelLayout, machine: LayoutMachine, gpu: CudaDescription
 ) -> float:
     """The same on ``gpu``: the roofline's time, and that of the instructions that copy."""
     shape = shape_of_convolution(call)
@@ -244,9 +247,9 @@ def _elements_copied(shape: ShapeOfConvolution) -> float:
     return positions * taps * shape.group_inputs * shape.groups * columns
 
 
-def _neighbours(shape: ShapeOfConvolution, layout: Layout, lanes: int) -> int:
+def _neighbours(shape: ShapeOfConvolution, layout: ChannelLayout, lanes: int) -> int:
     """Elements that one copy moves."""
-    if layout is Layout.CHANNELS_LAST:
+    if layout is ChannelLayout.CHANNELS_LAST:
         channels = shape.out_channels if shape.is_depthwise else shape.group_inputs
         return math.gcd(channels, lanes)
     plain = math.prod(shape.kernel) == 1 and math.prod(shape.strides) == 1 and not shape.padded

@@ -16,7 +16,12 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 
-from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, Layout, LayoutMachine, tensor_bytes
+from tvm_ext.relay_passes.layout_cost import (
+    LAYOUT_NAMES,
+    ChannelLayout,
+    LayoutMachine,
+    tensor_bytes,
+)
 from tvm_ext.relay_passes.layout_roles import (
     CHANNELS_FIRST_ONLY,
     CONVOLUTIONS,
@@ -159,7 +164,7 @@ def _edges(problem: LayoutProblem) -> Iterator[tuple[int, int, float | None]]:
 
 _KNOWN_LAYOUTS = {data for names in LAYOUT_NAMES.values() for data, _ in names}
 
-ConvolutionCost = Callable[[relax.Call, Layout, LayoutMachine], float]
+ConvolutionCost = Callable[[relax.Call, ChannelLayout, LayoutMachine], float]
 
 # The tensors in a value: the number of one, None for what has no layout, or those of a tuple.
 Leaves: TypeAlias = "int | list[Leaves] | None"
@@ -208,7 +213,7 @@ def layout_graph(
     func: relax.Function, machine: LayoutMachine, convolution_cost: ConvolutionCost
 ) -> LayoutGraph:
     """The layout problem of ``func``; times are modelled seconds on ``machine``."""
-    return _Reader(machine, convolution_cost).read(func)
+    return _LayoutGraphReader(machine, convolution_cost).read(func)
 
 
 def refusal_of(call: relax.Call) -> str:
@@ -218,7 +223,7 @@ def refusal_of(call: relax.Call) -> str:
         return "transposed convolution has no channels-last lowering"
     attrs, ndim = call.attrs, CONVOLUTIONS[name]
     names = (str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout))
-    data, weight = LAYOUT_NAMES[ndim][Layout.CHANNELS_FIRST]
+    data, weight = LAYOUT_NAMES[ndim][ChannelLayout.CHANNELS_FIRST]
     if names != (data, weight, data):
         return f"layout {' '.join(names)} is not {data} {weight} {data}"
     if not all(isinstance(ty.shape, relax.ShapeExpr) for ty in _types(call)):
@@ -252,9 +257,9 @@ def blocks_of(expr: relax.Expr) -> Iterator[relax.BindingBlock]:
         yield from blocks_of(expr.true_branch)
         yield from blocks_of(expr.false_branch)
     elif isinstance(expr, relax.SeqExpr):
-        for block in expr.blocks:
+        for block in expr.blocks[:]:
             yield block
-            for binding in block.bindings:
+            for binding in block.bindings[:]:
                 if isinstance(binding, relax.VarBinding):
                     yield from blocks_of(binding.value)
 
@@ -273,7 +278,7 @@ class _Tensor:
     consumers: set[int] = field(default_factory=set)
 
 
-class _Reader:
+class _LayoutGraphReader:
     def __init__(self, machine: LayoutMachine, convolution_cost: ConvolutionCost) -> None:
         self.machine = machine
         self.convolution_cost = convolution_cost
@@ -320,8 +325,8 @@ class _Reader:
                 self.graph.refused.append((var, reason))
             self._read_fixed(var, call, convertible)
             return
-        first = self.convolution_cost(call, Layout.CHANNELS_FIRST, self.machine)
-        last = self.convolution_cost(call, Layout.CHANNELS_LAST, self.machine)
+        first = self.convolution_cost(call, ChannelLayout.CHANNELS_FIRST, self.machine)
+        last = self.convolution_cost(call, ChannelLayout.CHANNELS_LAST, self.machine)
         data, weight = call.args
         if not isinstance(weight, GenericConst):
             last += self.machine.conversion_seconds(tensor_bytes(weight.ty))
@@ -349,8 +354,8 @@ class _Reader:
         taken, made = FIRST_NODE, FIRST_NODE
         if is_planned(call.args[0].ty) and is_planned(call.ty):
             axes = permutation_of(call)
-            to_first = axes == conversion_axes(len(axes), Layout.CHANNELS_FIRST)
-            to_last = axes == conversion_axes(len(axes), Layout.CHANNELS_LAST)
+            to_first = axes == conversion_axes(len(axes), ChannelLayout.CHANNELS_FIRST)
+            to_last = axes == conversion_axes(len(axes), ChannelLayout.CHANNELS_LAST)
             # With one spatial axis both are the same: what never has channels last is turned back.
             if to_first and (not to_last or self._is_fixed(call.args[0])):
                 made = LAST_NODE

@@ -19,8 +19,8 @@ from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
 from tvm_ext.relay_passes.layout_cost import (
     LAYOUT_NAMES,
+    ChannelLayout,
     DescribedMachine,
-    Layout,
     LayoutMachine,
     planned_convolution_seconds,
     tensor_bytes,
@@ -105,17 +105,17 @@ class _Pinner(PyExprMutator):
 
     def __init__(self, mod: tvm.IRModule) -> None:
         super().__init__(mod)
-        self.desired: dict[relax.Call, Layout] = {}
+        self.desired: dict[relax.Call, ChannelLayout] = {}
         self.pin_weights: list[GenericConst] = []
         self.graph = LayoutGraph()
         self.channels_last: list[bool] = []
-        self.convolutions: dict[relax.Var, Layout] = {}
+        self.convolutions: dict[relax.Var, ChannelLayout] = {}
 
     def start(self, graph: LayoutGraph, channels_last: list[bool]) -> None:
         """Takes up the plan of the function that is visited next."""
         self.graph, self.channels_last = graph, channels_last
         self.convolutions = {
-            convolution.var: Layout(channels_last[convolution.node])
+            convolution.var: ChannelLayout(channels_last[convolution.node])
             for convolution in graph.convolutions
         }
 
@@ -126,21 +126,21 @@ class _Pinner(PyExprMutator):
             call = self._emit(var, self.visit_expr(binding.value), layout)
             self.desired[call] = layout
         elif var in self.graph.wants:
-            layout = Layout(self.channels_last[self.graph.wants[var]])
+            layout = ChannelLayout(self.channels_last[self.graph.wants[var]])
             call = canonical_call(binding.value)
             args = [self._pinned(arg, layout) for arg in call.args]
             self._emit(var, relax.Call(call.op, args, call.attrs, call.ty_args, call.span), layout)
         else:
             super().visit_var_binding_(binding)
 
-    def _emit(self, var: relax.Var, call: relax.Expr, layout: Layout) -> relax.Call:
+    def _emit(self, var: relax.Var, call: relax.Expr, layout: ChannelLayout) -> relax.Call:
         """Binds ``var`` to ``call``; a result with channels last by way of an inner variable.
 
         ConvertLayout would bind the call to a variable of its own, without origin, and give
         ``var`` to the conversion.
         """
         call = self.builder_.normalize(call)
-        if isinstance(var, relax.DataflowVar) or layout is Layout.CHANNELS_FIRST:
+        if isinstance(var, relax.DataflowVar) or layout is ChannelLayout.CHANNELS_FIRST:
             self.builder_.emit_normalized(relax.VarBinding(var, call))
             return call
         inner = relax.DataflowVar(var.name, var.ty, var.span)
@@ -148,16 +148,18 @@ class _Pinner(PyExprMutator):
         self.builder_.emit_normalized(relax.VarBinding(var, inner))
         return call
 
-    def _pinned(self, arg: relax.Expr, layout: Layout) -> relax.Expr:
+    def _pinned(self, arg: relax.Expr, layout: ChannelLayout) -> relax.Expr:
         """``arg`` as an operator reads it that wants its inputs in ``layout``."""
         if isinstance(arg, relax.Tuple):
             return relax.Tuple([self._pinned(part, layout) for part in arg.fields])
         new_arg = self.visit_expr(arg)
         if isinstance(arg, GenericConst):
-            return self._pin(new_arg, layout) if layout is Layout.CHANNELS_LAST else new_arg
+            return self._pin(new_arg, layout) if layout is ChannelLayout.CHANNELS_LAST else new_arg
         return self._pinned_leaves(new_arg, self.graph.leaves.get(arg), layout)
 
-    def _pinned_leaves(self, value: relax.Expr, leaves: Leaves, layout: Layout) -> relax.Expr:
+    def _pinned_leaves(
+        self, value: relax.Expr, leaves: Leaves, layout: ChannelLayout
+    ) -> relax.Expr:
         if all(self._layout_held(n) == layout for n in flat(leaves)):
             return value
         if not isinstance(leaves, list):
@@ -170,17 +172,17 @@ class _Pinner(PyExprMutator):
             ]
         )
 
-    def _layout_held(self, number: int) -> Layout:
+    def _layout_held(self, number: int) -> ChannelLayout:
         """The layout in which ConvertLayout will have the tensor ``number``."""
         if number in self.graph.transposed:
-            return Layout.CHANNELS_FIRST
-        return Layout(self.channels_last[self.graph.problem.tensors[number].producer])
+            return ChannelLayout.CHANNELS_FIRST
+        return ChannelLayout(self.channels_last[self.graph.problem.tensors[number].producer])
 
-    def _pin(self, value: relax.Expr, layout: Layout) -> relax.Expr:
+    def _pin(self, value: relax.Expr, layout: ChannelLayout) -> relax.Expr:
         ndim = value.ty.ndim
         if ndim not in LAYOUT_NAMES:
             return value
-        if layout is Layout.CHANNELS_FIRST:
+        if layout is ChannelLayout.CHANNELS_FIRST:
             return self.builder_.emit(relax.op.permute_dims(value, list(range(ndim))))
         channels = int(value.ty.shape[1])
         shape = (channels,) + (1,) * (ndim - 1)
@@ -259,7 +261,7 @@ class LayoutPlanning:
     layout: str = ""
 
     def __post_init__(self) -> None:
-        if self.layout.upper() not in ("", *Layout.__members__):
+        if self.layout.upper() not in ("", *ChannelLayout.__members__):
             raise ConfigError(
                 f"option 'layout' of LayoutPlanning is '{self.layout}'; expected 'channels_first' "
                 "or 'channels_last', or leave it out"
@@ -270,7 +272,7 @@ class LayoutPlanning:
         if not any(_convolutions(func) for func in _relax_functions(mod).values()):
             return mod
         cost = _stated(self.layout, self.convolution_cost)
-        planner = _Planner(self.machine or _current_machine(), cost)
+        planner = _LayoutPlanner(self.machine or _current_machine(), cost)
         return planner.run(mod)
 
 
@@ -278,15 +280,15 @@ def _stated(layout: str, convolution_cost: ConvolutionCost) -> ConvolutionCost:
     """The cost with which all convolutions get ``layout``; the given one where that is empty."""
     if not layout:
         return convolution_cost
-    wanted = Layout[layout.upper()]
+    wanted = ChannelLayout[layout.upper()]
 
-    def cost(call: relax.Call, asked: Layout, machine: LayoutMachine) -> float:
+    def cost(call: relax.Call, asked: ChannelLayout, machine: LayoutMachine) -> float:
         return convolution_cost(call, asked, machine) + (0.0 if asked is wanted else _NEVER)
 
     return cost
 
 
-class _Planner:
+class _LayoutPlanner:
     def __init__(self, machine: LayoutMachine, convolution_cost: ConvolutionCost) -> None:
         self.machine = machine
         self.convolution_cost = convolution_cost
@@ -331,7 +333,7 @@ class _Planner:
         if name == "relax.permute_dims" and isinstance(binding.var.ty.shape, relax.ShapeExpr):
             return self.machine.conversion_seconds(tensor_bytes(binding.var.ty))
         if name in CONVOLUTIONS and is_described(binding.value):
-            layout = Layout(is_channels_last(binding.value))
+            layout = ChannelLayout(is_channels_last(binding.value))
             return self.convolution_cost(binding.value, layout, self.machine)
         return 0.0
 
@@ -376,7 +378,7 @@ def _too_dear(item: PlannedConvolution, graph: LayoutGraph, channels_last: list[
 
 def _layout_names(item: PlannedConvolution) -> str:
     ndim = CONVOLUTIONS[operator_name(item.call)]
-    return "/".join(LAYOUT_NAMES[ndim][Layout.CHANNELS_LAST])
+    return "/".join(LAYOUT_NAMES[ndim][ChannelLayout.CHANNELS_LAST])
 
 
 def _us(seconds: float) -> str:

@@ -17,7 +17,7 @@ from tvm import relax
 from tvm.ir import GenericConst, Op
 
 from tvm_ext.relay_passes.expressions import operator_name
-from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, Layout
+from tvm_ext.relay_passes.layout_cost import LAYOUT_NAMES, ChannelLayout
 
 # Layout functions (``FRelaxInferLayout``) for operators that TVM 0.27 has none or a bad one for.
 #
@@ -233,9 +233,9 @@ def canonical_call(call: relax.Call) -> relax.Call:
     return relax.Call(call.op, args, call.attrs, call.ty_args)
 
 
-def conversion_axes(ndim: int, to: Layout) -> tuple[int, ...]:
+def conversion_axes(ndim: int, to: ChannelLayout) -> tuple[int, ...]:
     """Axes of the ``permute_dims`` that converts an image of rank ``ndim`` to the layout ``to``."""
-    if to is Layout.CHANNELS_LAST:
+    if to is ChannelLayout.CHANNELS_LAST:
         return (0, *range(2, ndim), 1)
     return (0, ndim - 1, *range(1, ndim - 1))
 
@@ -311,7 +311,7 @@ def _is_converted(letters: str) -> bool:
     if len(letters) not in LAYOUT_NAMES:
         return _is_first(letters)
     first = sorted(letters)
-    axes = conversion_axes(len(letters), Layout.CHANNELS_LAST)
+    axes = conversion_axes(len(letters), ChannelLayout.CHANNELS_LAST)
     return list(letters) == [first[axis] for axis in axes]
 
 
@@ -323,5 +323,5 @@ def _last_decision(ndim: int) -> Any:
     weight = relax.const(np.zeros((1,) * ndim, "float32"))
     image = relax.Var("image", relax.TensorType((1,) * ndim, "float32"))
     call = relax.BlockBuilder().normalize(convolve(image, weight))
-    names = LAYOUT_NAMES[ndim][Layout.CHANNELS_LAST]
+    names = LAYOUT_NAMES[ndim][ChannelLayout.CHANNELS_LAST]
     return call.op.get_attr("FRelaxInferLayout")(call, {name: list(names)}, {}).input_layouts[0]

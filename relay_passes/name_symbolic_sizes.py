@@ -73,7 +73,7 @@ def _undefined_sizes(func: tvm.ir.BaseFunc) -> dict[Any, tuple[Any, int]]:
     return sizes
 
 
-def _without_number(size: Any) -> tuple[Any, int]:
+def _without_number(size: tirx.Expr) -> tuple[Any, int]:
     """``size`` as a sum of something and a number."""
     if isinstance(size, tirx.Add | tirx.Sub) and isinstance(size.b, tirx.IntImm):
         base, added = _without_number(size.a)

@@ -9,8 +9,7 @@ import tvm
 from tvm import relax, te, topi
 from tvm.ir import GenericConst
 
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import static_shape
 from tvm_ext.relay_passes.gemm_epilogue import ATTRIBUTE, GemmCompute, cropped

@@ -5,8 +5,7 @@ from typing import Any
 import tvm
 from tvm import relax, te, topi
 
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.pad_output_channels import LEAST_GAIN, cropped, lane_use

@@ -33,11 +33,12 @@ class PropagateSpans:
 
 def _missing_origins(func: relax.Function) -> dict[relax.Var, tuple[str, ...]]:
     bindings = bindings_of(func)
-    known = {b.var: origins_of(b.var) for b in bindings if origins_of(b.var)}
+    origins = ((b.var, origins_of(b.var)) for b in bindings)
+    known = {var: names for var, names in origins if names}
     if len(known) == len(bindings):
         return {}
     # Of an If these are also the variables bound in its branches: they belong to it.
-    operands = {b.var: relax.analysis.all_vars(b.value) for b in bindings}
+    operands = {b.var: relax.analysis.all_vars(b.value)[:] for b in bindings}
     missing: dict[relax.Var, tuple[str, ...]] = {}
     wanted: dict[relax.Var, tuple[str, ...]] = {}
     for binding in reversed(bindings):

@@ -5,7 +5,7 @@ loses its own span as soon as it is legalised. So the variable is what carries t
 imported graph down to the call of the finished kernel.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import tvm
 from tvm import relax
@@ -59,6 +59,33 @@ def bindings_of(func: relax.Function) -> list[relax.VarBinding]:
     return [found for found in all_bindings_of(func) if isinstance(found, relax.VarBinding)]
 
 
+def relax_bindings(mod: tvm.IRModule) -> Iterator[relax.VarBinding]:
+    """All variable bindings of all Relax functions, in the order of a run.
+
+    Those of a function that another one calls (a branch, an iteration of a loop) come once, before
+    its first call.
+    """
+    functions = {
+        str(var.name_hint): func
+        for var, func in mod.functions.items()
+        if isinstance(func, relax.Function)
+    }
+    entered: set[str] = set()
+
+    def inside(name: str) -> Iterator[relax.VarBinding]:
+        if name in entered or name not in functions:
+            return
+        entered.add(name)
+        for binding in bindings_of(functions[name]):
+            callee = binding.value.op if isinstance(binding.value, relax.Call) else None
+            if isinstance(callee, tvm.ir.GlobalVar):
+                yield from inside(str(callee.name_hint))
+            yield binding
+
+    for name in ("main", *functions):
+        yield from inside(name)
+
+
 def all_bindings_of(func: relax.Function) -> list[relax.Binding]:
     """As ``bindings_of``, with the casts to a shape among them."""
     found: list[relax.Binding] = []
@@ -69,7 +96,8 @@ def all_bindings_of(func: relax.Function) -> list[relax.Binding]:
 def _collect_bindings(body: relax.Expr, bindings: list[relax.Binding]) -> None:
     if not isinstance(body, relax.SeqExpr):
         return
-    for binding in (binding for block in body.blocks for binding in block.bindings):
+    # A slice is a list: element by element, TVM's arrays take several times as long.
+    for binding in (binding for block in body.blocks[:] for binding in block.bindings[:]):
         value = binding.value
         if isinstance(value, relax.If):
             _collect_bindings(value.true_branch, bindings)

@@ -18,8 +18,7 @@ from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 
 from tvm_ext.hardware.cost_model import Work, cost_model
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import shape_obstacle
 from tvm_ext.relay_passes.graph_pass import OUT_ELEMENTWISE_FUSABLE, graph_pass

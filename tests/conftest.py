@@ -1,5 +1,6 @@
 """Fixtures for every test: small ONNX models on the disk."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -25,6 +26,12 @@ os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 # Without a GPU nothing runs the device code, and making it takes seconds a model.
 if driver_state().problem:
     os.environ.setdefault("TVM_EXT_CUDA_COMPILER", "none")
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of cases and all modules stay to the end: no need to look at them for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -29,7 +29,7 @@ MAY_IMPORT = {
 KNOW_ONNX = (
     "tvm_ext/onnx_frontend/",
     "tvm_ext/check/",
-    "tvm_ext/compiler/lower_model.py",
+    "tvm_ext/compiler/stages.py",
 )
 
 COMPAT = Path("hardware/tvm_compat.py")

@@ -5,16 +5,11 @@ from dataclasses import dataclass
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.packing import Packed, packed_operand, without_notes
-from tvm_ext.tir_schedules.template import (
-    DEFAULT_DECISIONS,
-    DecisionError,
-    Decisions,
-    Machine,
-    Template,
-)
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, DecisionError, Decisions, Template
 
 # Set on a kernel whose loops are final; TVM's own rules use the same name.
 SCHEDULED_ATTRIBUTE = "tirx.is_scheduled"
@@ -39,7 +34,7 @@ class ScheduledKernel:
 def apply_template(
     template: Template,
     func: tirx.PrimFunc,
-    machine: Machine,
+    machine: MachineDescription,
     decisions: Decisions = DEFAULT_DECISIONS,
 ) -> ScheduledKernel | NotApplicable:
     """``func`` scheduled by ``template``, or why not.
@@ -60,7 +55,9 @@ def apply_template(
     return ScheduledKernel(finished_schedule(scheduled, func, machine), packed_operand(scheduled))
 
 
-def finished_schedule(sch: s_tir.Schedule, func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
+def finished_schedule(
+    sch: s_tir.Schedule, func: tirx.PrimFunc, machine: MachineDescription
+) -> tirx.PrimFunc:
     """The kernel of a template's schedule, under the name of ``func``, ready to be built."""
     finished = marked_as_scheduled(sch.mod["main"], func)
     for step in scheduling_of(machine).finishing:

@@ -8,7 +8,8 @@ from tvm import tirx
 
 from tvm_ext.configs.errors import TargetError, nearest_hint
 from tvm_ext.hardware.backend import backend_of, get_backend
-from tvm_ext.tir_schedules.template import Machine, Template
+from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.tir_schedules.template import Template
 
 
 @dataclass(eq=False)
@@ -50,7 +51,7 @@ class Scheduling:
         return (*self.templates, *self.rules, *self.libraries, *self.fallbacks)
 
 
-def scheduling_of(machine: Machine) -> Scheduling:
+def scheduling_of(machine: MachineDescription) -> Scheduling:
     """How kernels are scheduled for a machine."""
     return backend_of(machine).part(Scheduling)
 

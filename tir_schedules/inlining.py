@@ -1,7 +1,7 @@
 """Moves cheap data-parallel blocks of a kernel into the blocks that use them."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -14,12 +14,6 @@ from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 # Nodes of an expression beyond which nothing more is inlined into it. Kernels of real networks
 # stay far below; the time for code generation grows with the square.
 MAX_NODES = 1000
-
-_CHILDREN = (
-    *("a", "b", "value", "condition", "true_value", "false_value", "body"),
-    *("then_case", "else_case"),
-)
-_CHILD_LISTS = ("args", "indices", "seq")
 
 
 def inlined_schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
@@ -63,26 +57,24 @@ def reduction_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
     return [block for block in kernel_blocks(sch) if not is_data_parallel(sch, block)]
 
 
+def same_block(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
+    """Whether two handles are of one block."""
+    return bool(sch.get(block).same_as(sch.get(other)))
+
+
 def is_data_parallel(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether no iteration of the block depends on another one."""
-    return all(v.iter_type == tirx.IterVar.DataPar for v in sch.get(block).iter_vars)
+    return runs_in_any_order(sch.get(block))
+
+
+def runs_in_any_order(stmt: s_tir.SBlock) -> bool:
+    """The same of a block as a statement."""
+    return all(v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars)
 
 
 def count_calls(expr: Any) -> int:
     """Function calls (exp, if_then_else, ...) below a statement or expression."""
     return len(nodes(expr, tvm.ir.Call))
-
-
-def walk(node: Any) -> Iterator[Any]:
-    """All that is below ``node``, a shared expression as often as it is used."""
-    yield node
-    for name in _CHILDREN:
-        child = getattr(node, name, None)
-        if child is not None and not isinstance(child, int | float | str):
-            yield from walk(child)
-    for name in _CHILD_LISTS:
-        for child in getattr(node, name, None) or ():
-            yield from walk(child)
 
 
 @lru_cache(maxsize=1)
@@ -147,5 +139,5 @@ def would_bloat(sch: s_tir.Schedule, block: SBlockRV, consumer: SBlockRV) -> boo
     return added + _size(body) > MAX_NODES
 
 
-def _size(expr: Any) -> int:
+def _size(expr: tvm.ir.Expr | tirx.Stmt) -> int:
     return len(nodes(expr, tvm.ir.Expr))

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     constant_parameter,
+    depends,
     operands_of,
     read_position,
     static_extent,
@@ -132,7 +134,7 @@ def _pack(sch: s_tir.Schedule, block: SBlockRV, read_index: int, variable: int, 
         return False
     position = read_position(stmt, region.source)
 
-    def packed(*indices: Any) -> tuple[Any, ...]:
+    def packed(*indices: Any) -> tuple[tvm.ir.Expr, ...]:
         others = [index for i, index in enumerate(indices) if i != axis]
         return (indices[axis] // size, *others, indices[axis] % size)
 
@@ -165,13 +167,9 @@ def packed_annotations(packed: Packed | None) -> dict[str, Any]:
     return {_PACKED_ANNOTATION: [packed.parameter, packed.axis, packed.block]}
 
 
-def _axis_of(region: Any, variable: tirx.Var) -> int | None:
+def _axis_of(region: tvm.ir.TensorRegion, variable: tirx.Var) -> int | None:
     """The only axis whose index is the variable itself; None when it appears anywhere else."""
-    axes = [
-        axis
-        for axis, dim in enumerate(region.region)
-        if any(v.same_as(variable) for v in tirx.analysis.undefined_vars(dim.min))
-    ]
+    axes = [axis for axis, dim in enumerate(region.region) if depends(dim.min, variable)]
     if len(axes) != 1 or not region.region[axes[0]].min.same_as(variable):
         return None
     return axes[0]

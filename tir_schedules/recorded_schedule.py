@@ -10,6 +10,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.configs.former_names import TEMPLATES as FORMER_NAMES
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.apply_template import (
     ScheduledKernel,
@@ -18,7 +19,7 @@ from tvm_ext.tir_schedules.apply_template import (
 )
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.statements import without_scope_marks
-from tvm_ext.tir_schedules.template import FixedDecisions, Machine
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 # What a kernel is: the same work has the same workload and the same hash, whatever its name.
 
@@ -129,7 +130,7 @@ def recorded_schedule(
 
 
 def schedule_as_recorded(
-    func: tirx.PrimFunc, machine: Machine, recorded: RecordedSchedule
+    func: tirx.PrimFunc, machine: MachineDescription, recorded: RecordedSchedule
 ) -> ScheduledKernel | NotApplicable:
     """``func`` scheduled as a record says, or why it cannot be any more."""
     if not recorded.template:

@@ -8,6 +8,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable, TvmExtError
 from tvm_ext.configs.progress import tell
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.apply_template import (
     SCHEDULED_ATTRIBUTE,
     ScheduledKernel,
@@ -18,7 +19,7 @@ from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.statements import without_scope_marks
-from tvm_ext.tir_schedules.template import FixedDecisions, Machine, StatedDecisions, Template
+from tvm_ext.tir_schedules.template import FixedDecisions, StatedDecisions, Template
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class ScheduleChoice:
 
 def schedule_kernels(
     mod: tvm.IRModule,
-    machine: Machine,
+    machine: MachineDescription,
     records: RecordSource | None = None,
     stated: StatedDecisions | None = None,
 ) -> tuple[tvm.IRModule, dict[str, ScheduleChoice]]:
@@ -81,7 +82,7 @@ def schedule_kernels(
 
 def schedule_kernel(
     func: tirx.PrimFunc,
-    machine: Machine,
+    machine: MachineDescription,
     records: RecordSource | None = None,
     name: str = "",
     stated: StatedDecisions | None = None,
@@ -99,7 +100,7 @@ def schedule_kernel(
     return scheduled, replace(choice, miss=found.reason)
 
 
-def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]:
+def accepting_templates(func: tirx.PrimFunc, machine: MachineDescription) -> list[Template]:
     """The templates that take a kernel, the one that is used without a record first.
 
     The fallback of a machine that runs no other loops than bound ones is among them only where no
@@ -123,7 +124,7 @@ def accepting_templates(func: tirx.PrimFunc, machine: Machine) -> list[Template]
 
 
 def schedule_by_fallback(
-    func: tirx.PrimFunc, machine: Machine
+    func: tirx.PrimFunc, machine: MachineDescription
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """``func`` by the template that takes any kernel; raises ScheduleRefusedError."""
     return _by_fallback(without_scope_marks(func), machine, [], {}, {})
@@ -132,7 +133,7 @@ def schedule_by_fallback(
 def _schedule_by_record(
     name: str,
     func: tirx.PrimFunc,
-    machine: Machine,
+    machine: MachineDescription,
     records: RecordSource,
     stated: StatedDecisions,
 ) -> tuple[tirx.PrimFunc, ScheduleChoice] | NotApplicable:
@@ -150,7 +151,7 @@ def _schedule_by_record(
 
 
 def _schedule_by_rule(
-    func: tirx.PrimFunc, machine: Machine, stated: StatedDecisions
+    func: tirx.PrimFunc, machine: MachineDescription, stated: StatedDecisions
 ) -> tuple[tirx.PrimFunc, ScheduleChoice]:
     """The first template of ours, or rule of TVM's, that takes the kernel."""
     reason = "its loops are written by hand, without blocks to reorder"
@@ -176,7 +177,7 @@ def _schedule_by_rule(
 def _tried(
     template: Template,
     func: tirx.PrimFunc,
-    machine: Machine,
+    machine: MachineDescription,
     failures: dict[str, Exception],
     decisions: FixedDecisions,
 ) -> ScheduledKernel | NotApplicable:
@@ -205,7 +206,7 @@ def _has_blocks(func: tirx.PrimFunc) -> bool:
 
 def _by_fallback(
     func: tirx.PrimFunc,
-    machine: Machine,
+    machine: MachineDescription,
     refusals: list[str],
     failures: dict[str, Exception],
     stated: StatedDecisions,

@@ -1,8 +1,9 @@
 """Small tools for TensorIR statements: sequences, blocks, stack arrays, conditions, marks."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
+import tvm
 from tvm import s_tir, tirx
 from tvm_ffi import structural_map
 
@@ -29,13 +30,21 @@ def changed_block(block: s_tir.SBlock, **changes: Any) -> s_tir.SBlock:
 _ON_STACK = {"disable_lower_tvm_builtin": True}
 
 
-def stack_array(size: Any, dtype: str, name: str) -> tuple[Any, tirx.Stmt]:
+def stack_array(size: tirx.Expr | int, dtype: str, name: str) -> tuple[Any, tirx.Stmt]:
     """An array of ``size`` elements, and the statement that declares it for what follows."""
     array = tirx.decl_buffer((size,), dtype, name)
     return array, tirx.AllocBuffer(array, annotations=_ON_STACK)
 
 
-def conjuncts(condition: Any) -> list[Any]:
+_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
+
+
+def is_conditional(node: tvm.ir.Expr) -> TypeGuard[tvm.ir.Call]:
+    """Whether an expression is a branch, of which one side only is computed."""
+    return isinstance(node, tvm.ir.Call) and bool(node.op.same_as(_IF_THEN_ELSE))
+
+
+def conjuncts(condition: tvm.ir.Expr) -> list[tvm.ir.Expr]:
     """The conditions that all have to hold for ``condition`` to hold."""
     if isinstance(condition, tirx.And):
         return [*conjuncts(condition.a), *conjuncts(condition.b)]

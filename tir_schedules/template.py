@@ -1,8 +1,8 @@
 """What a template is: it schedules the kernels that it knows and says why it leaves the others.
 
-A template asks for each decision (tile size, order, threads) by name, with the options that
-make sense for the kernel and the machine, and its own default among them.
-A tuner samples the same.
+A template asks for each decision (tile size, order, threads) by name, with the options that make
+sense for the kernel and the machine, and its own default among them; options may depend on
+decisions taken before. A tuner samples the same.
 """
 
 import random
@@ -14,12 +14,6 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.machine import MachineDescription
-
-# Decisions of a template: taken by the default heuristic, or sampled by a tuner.
-#
-# A template asks for each decision by name, with the options that make sense for the kernel and
-# the machine, and its own default among them. Options may depend on decisions taken
-# before.
 
 
 class DecisionError(ValueError):
@@ -165,9 +159,6 @@ class NumberedDecisions:
 
 def _listed(options: tuple[int, ...]) -> str:
     return ", ".join(str(option) for option in options)
-
-
-Machine = MachineDescription
 
 
 class Template(Protocol):

@@ -10,7 +10,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Trace
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel
 from tvm_ext.tir_schedules.packing import Packed
@@ -21,7 +21,6 @@ from tvm_ext.tir_schedules.recorded_schedule import (
     schedule_as_recorded,
     workload,
 )
-from tvm_ext.tir_schedules.template import Machine
 from tvm_ext.tuning.logs.lines import last_line
 
 
@@ -155,7 +154,7 @@ class Candidate:
 def candidate_of(
     task: KernelTask,
     trace: s_tir.schedule.Trace,
-    machine: Machine,
+    machine: MachineDescription,
     finish: Finish,
 ) -> Candidate | NotApplicable:
     """What a trace makes of the kernel, or why it makes nothing."""
@@ -170,7 +169,7 @@ def candidate_of(
 
 
 def candidate_again(
-    task: KernelTask, trace: Any, candidate: str, machine: Machine, finish: Finish
+    task: KernelTask, trace: Any, candidate: str, machine: MachineDescription, finish: Finish
 ) -> Candidate | None:
     """What a log's trace makes of the kernel; None where it leads to other loops by now.
 
@@ -203,7 +202,7 @@ def plain_json(value: Any) -> Any:
     raise TypeError(f"no JSON for a {type(value).__name__}")
 
 
-def lowered(mod: tvm.IRModule, machine: Description) -> tirx.PrimFunc:
+def lowered(mod: tvm.IRModule, machine: MachineDescription) -> tirx.PrimFunc:
     """The kernel "main" of ``mod`` without blocks, its buffers flat and as small as they can be.
 
     What cannot be vectorised is a loop over single elements, as it will be when it runs.

@@ -7,7 +7,7 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import among, nodes, static_extent
 
 # Differences relative to an element, or to the median magnitude where that is larger: sums cancel.
 # Sums in another order differ by some 1e-6, Winograd's transforms by 1e-5; a lost term of a sum of
@@ -56,7 +56,7 @@ def kernel_arguments(func: tirx.PrimFunc) -> KernelArguments:
     return KernelArguments(
         tuple(tuple(static_extent(size) or 0 for size in p.shape) for p in func.params),
         tuple(str(param.dtype) for param in func.params),
-        tuple(i for i, p in enumerate(func.params) if any(p.same_as(b) for b in written)),
+        tuple(i for i, p in enumerate(func.params) if among(p, written)),
         tuple(_index_limit(func, param) for param in func.params),
     )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tvm_ext.hardware.cuda.resources import ResourceLimitError
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate, KernelTask, plain_json
 from tvm_ext.tuning.jobs import RunJob, Timing, TimingPlan, build, build_job, check_and_time
@@ -92,7 +92,7 @@ class Measurer:
 
     Parameters
     ----------
-    machine : Description
+    machine : MachineDescription
         What code is generated for; its cores are the threads of a kernel.
     limits : Limits
         What one candidate may take.
@@ -109,7 +109,7 @@ class Measurer:
 
     def __init__(
         self,
-        machine: Description,
+        machine: MachineDescription,
         limits: Limits | None = None,
         plan: TimingPlan | None = None,
         seed: int = 0,

@@ -4,8 +4,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol
 
-STATES = ("waiting", "tuning", "done", "skipped")
-
 
 @dataclass
 class KernelProgress:
@@ -61,11 +59,6 @@ class KernelProgress:
         if self.default_seconds is None or not self.best_seconds:
             return None
         return self.default_seconds / self.best_seconds
-
-    @property
-    def model_seconds(self) -> float:
-        """Time of all its calls in one run of the model, as of now; 0 before it is measured."""
-        return (self.best_seconds or 0.0) * self.calls
 
 
 @dataclass

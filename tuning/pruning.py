@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription, Description
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.cost_models.choose import model_file
@@ -126,6 +127,6 @@ class NoPruner:
         return ""
 
 
-def new_pruner(machine: Description, folder: Path, note: Note) -> Pruner | NoPruner:
+def new_pruner(machine: MachineDescription, folder: Path, note: Note) -> Pruner | NoPruner:
     """What dismisses candidates for a machine; see ``Pruner``."""
     return tuning_of(machine).new_pruner(machine, folder, note) or NoPruner()

@@ -17,7 +17,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ffi import structural_map
 
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.backend import scheduling_of
@@ -127,7 +127,7 @@ class PlainKernel:
     is_here: bool = False
 
 
-def plain_kernel(task: KernelTask, machine: Description) -> PlainKernel:
+def plain_kernel(task: KernelTask, machine: MachineDescription) -> PlainKernel:
     """The kernel without a schedule; where that does not run, as on a GPU, one of two others.
 
     What a CPU computes within a second, this one computes, loop by loop. More than that the GPU
@@ -147,7 +147,7 @@ def plain_kernel(task: KernelTask, machine: Description) -> PlainKernel:
     return PlainKernel(wide, _attributes(host_description()), is_here=True)
 
 
-def _attributes(machine: Description) -> dict[str, Any]:
+def _attributes(machine: MachineDescription) -> dict[str, Any]:
     attributes: dict[str, Any] = plain_json(dict(machine.tvm_target().export()))
     return attributes
 
@@ -186,7 +186,7 @@ class References:
 
     Parameters
     ----------
-    machine : Description
+    machine : MachineDescription
         What candidates are for.
     target : dict
         Attributes of its TVM target.
@@ -204,7 +204,7 @@ class References:
 
     def __init__(
         self,
-        machine: Description,
+        machine: MachineDescription,
         target: dict[str, Any],
         limits: Limits,
         seed: int,

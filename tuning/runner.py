@@ -18,7 +18,7 @@ from tvm import rpc
 
 from tvm_ext.configs.errors import TuningError
 from tvm_ext.hardware.cpu.threads import use_threads
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.cuda.build import BEGIN_GPU, CudaUnavailable, begin_gpu
 from tvm_ext.tuning.worker import Worker
@@ -27,7 +27,7 @@ from tvm_ext.tuning.worker import Worker
 _MOST_FLUSHED = 50
 
 
-def device_kind(machine: Description) -> str:
+def device_kind(machine: MachineDescription) -> str:
     """TVM's name of the device that runs code for a machine: "cpu" or "cuda"."""
     return tuning_of(machine).device
 

@@ -14,6 +14,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.tvm_compat import tune_context
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.recorded_schedule import (
@@ -22,7 +23,7 @@ from tvm_ext.tir_schedules.recorded_schedule import (
     template_trace,
 )
 from tvm_ext.tir_schedules.schedule_kernels import accepting_templates
-from tvm_ext.tir_schedules.template import FixedDecisions, Knob, Machine, SampledDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions, Knob, SampledDecisions
 from tvm_ext.tuning.candidate import (
     Candidate,
     Finish,
@@ -80,7 +81,7 @@ class TemplateSpace:
         Those that take the kernel, the one that is used without a record first.
     """
 
-    def __init__(self, task: KernelTask, machine: Machine, finish: Finish) -> None:
+    def __init__(self, task: KernelTask, machine: MachineDescription, finish: Finish) -> None:
         self._task = task
         self._machine = machine
         self._finish = finish
@@ -353,7 +354,7 @@ class KernelSearch:
     ----------
     task : KernelTask
         The kernel.
-    machine : Machine
+    machine : MachineDescription
         What it is scheduled for.
     cost_model : ms.cost_model.CostModel
         Ranks candidates; shared by all kernels.
@@ -368,7 +369,7 @@ class KernelSearch:
     def __init__(
         self,
         task: KernelTask,
-        machine: Machine,
+        machine: MachineDescription,
         cost_model: ms.cost_model.CostModel,
         finish: Finish,
         batch: int,

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tvm_ext.hardware.cpu.host import host_cpu_name
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Candidate, Finish, KernelTask, refusal
 from tvm_ext.tuning.cost_models.choose import choose_model
@@ -235,7 +235,7 @@ class TuningSession:
         Its name.
     tasks : Sequence[KernelTask]
         Its kernels, each once.
-    machine : Description
+    machine : MachineDescription
         What they are scheduled for. For a mesh, all times are modelled.
     folder : Path
         Where the records are.
@@ -255,7 +255,7 @@ class TuningSession:
         self,
         model: str,
         tasks: Sequence[KernelTask],
-        machine: Description,
+        machine: MachineDescription,
         folder: Path,
         finish: Finish,
         cost_model: str,

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from tvm_ext.configs.errors import TuningError, nearest_hint
 from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.runner import RunDeviceAddress
 
@@ -102,6 +102,6 @@ class SessionOptions:
     versions: dict[str, str] = field(default_factory=dict)
     l2: Literal["cold", "warm"] = "cold"
 
-    def flush_bytes(self, machine: Description) -> int:
+    def flush_bytes(self, machine: MachineDescription) -> int:
         """Size of the cache that is emptied before each call that is timed; 0 for none."""
         return tuning_of(machine).cache_bytes(machine) if self.l2 == "cold" else 0

@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "CompiledModel": "tvm_ext.compiled_model",
     "PassPipeline": "tvm_ext.passes.pipeline",
-    "ScheduleKernels": "tvm_ext.compiler.schedule_pass",
+    "ScheduleKernels": "tvm_ext.passes.schedule_kernels",
     "TensorSpec": "tvm_ext.tensor_spec",
     "TvmExtError": "tvm_ext.errors",
     "compile": "tvm_ext.api",
@@ -47,11 +47,11 @@ __all__ = [
 if TYPE_CHECKING:
     from tvm_ext.api import compile, load
     from tvm_ext.compiled_model import CompiledModel
-    from tvm_ext.compiler.schedule_pass import ScheduleKernels
     from tvm_ext.errors import TvmExtError
     from tvm_ext.hardware.backend import register_backend
     from tvm_ext.passes.pipeline import PassPipeline
     from tvm_ext.passes.registry import register_pass
+    from tvm_ext.passes.schedule_kernels import ScheduleKernels
     from tvm_ext.tensor_spec import TensorSpec
     from tvm_ext.tir_schedules.backend import register_template
     from tvm_ext.tune_model import tune

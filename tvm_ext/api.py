@@ -14,20 +14,23 @@ from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
-from tvm_ext.compiler.graph_analysis import divides_by_data, operator_counts, sizes_from_data
+from tvm_ext.compiler.graph_analysis import may_divide_by_zero, operator_counts, sizes_from_data
 from tvm_ext.compiler.kernel_records import kernel_records, largest_result
-from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, Phases, lower_model
-from tvm_ext.compiler.memory import default_limit, require_memory
-from tvm_ext.compiler.tuned_kernels import (
-    RecordsSource,
-    find_records,
-    record_folders,
-    require_hits,
+from tvm_ext.compiler.memory_limit import default_limit, require_memory
+from tvm_ext.compiler.stages import (
+    LoweredModel,
+    ModelSource,
+    Phases,
+    lower_model,
+    plan_module,
+    require_schedules,
+    schedule_module,
 )
-from tvm_ext.errors import REPORT_IT, DefectWarning, PassError
+from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, require_hits
+from tvm_ext.errors import REPORT_IT, DefectWarning
 from tvm_ext.hardware.cost_model import cost_model
-from tvm_ext.hardware.description import Description, Processor
-from tvm_ext.hardware.targets import resolve_processor, with_tf32
+from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import HostedModel, with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
@@ -35,10 +38,9 @@ from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import DeviceRecord, GraphRecord
-from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 
-TargetSource: TypeAlias = "str | Path | tvm.target.Target | Description"
+TargetSource: TypeAlias = "str | Path | tvm.target.Target | MachineDescription"
 
 
 def compile(
@@ -99,9 +101,10 @@ def compile(
         A subclass says what is wrong: ModelError, UnsupportedOperatorError, InputError,
         TargetError, ConfigError, PassError, BuildError or RecordsError.
     """
-    machine = with_tf32(resolve_processor(target)) if tf32 else resolve_processor(target)
+    machine = program_target(target)
+    machine = machine.with_tf32() if tf32 else machine
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
-    _require_schedules(passes, machine)
+    require_schedules(passes, machine)
     request = _Request(
         machine,
         passes,
@@ -112,19 +115,11 @@ def compile(
     return _compiled_for(model, request, input_shapes)
 
 
-def _require_schedules(pipeline: Pipeline, machine: Processor) -> None:
-    if not pipeline.schedules_kernels and scheduling_of(machine).is_bound is not None:
-        raise PassError(
-            f"pass 'ScheduleKernels' is left out and target '{machine.name}' runs only "
-            "kernels that are bound to threads; expected the pass: leave it in"
-        )
-
-
 @dataclass(frozen=True)
 class _Request:
     """How a model, or each part of one with host steps, is compiled; see ``compile``."""
 
-    machine: Processor
+    machine: MachineDescription
     pipeline: Pipeline
     dump_ir: Path | None
     records: RecordsSource
@@ -167,22 +162,17 @@ def _compiled(
     with compiling(machine) as context:
         lowered = lower_model(model, input_shapes, pipeline, runner, phases)
         context.ranges = lowered.imported.ranges
-        with phases.timed("schedule"):
-            context.records = lookup = find_records(records, machine, lowered.calls)
-            scheduled = runner.run(pipeline.schedules, lowered.kernels)
-            _warn_of_defects(context.choices, lowered)
-            if request.require_records:
-                require_hits(context.choices, lowered.kernels, lowered.calls)
-            scheduled = runner.run(pipeline.tile, scheduled)
-        with phases.timed("memory"):
-            planned = runner.run(pipeline.memory, scheduled)
-            require_memory(
-                context.memory,
-                lowered.imported.name,
-                default_limit(machine),
-                lambda: largest_result(lowered.kernels, lowered.calls),
-            )
-            planned = runner.run(pipeline.target, planned)
+        scheduled = schedule_module(lowered, pipeline, runner, phases, context, records)
+        _warn_of_defects(context.choices, lowered)
+        if request.require_records:
+            require_hits(context.choices, lowered.kernels, lowered.calls)
+        planned = plan_module(scheduled, pipeline, runner, phases)
+        require_memory(
+            context.memory,
+            lowered.imported.name,
+            default_limit(machine),
+            lambda: largest_result(lowered.kernels, lowered.calls),
+        )
         with phases.timed("build"):
             program = build_program(
                 planned, context.target, machine, lowered.kernels, context.choices, lowered.calls
@@ -199,7 +189,7 @@ def _compiled(
     report.passes = runner.records
     report.memory = context.memory.without_bounds()
     report.device = _with_graph_refusal(program.device, report)
-    problems = (str(problem) for problem in lookup.problems)
+    problems = [str(problem) for problem in context.records.problems] if context.records else []
     report.warnings = [*lowered.imported.warnings, *_warnings(report), *problems]
     model_to_run = CompiledModel(
         program=program.executable,
@@ -245,7 +235,7 @@ def _warn_of_defects(choices: Mapping[str, ScheduleChoice], lowered: LoweredMode
         warnings.warn(warning, stacklevel=3)
 
 
-def _report(lowered: LoweredModel, opt_level: str, machine: Processor) -> CompileReport:
+def _report(lowered: LoweredModel, opt_level: str, machine: MachineDescription) -> CompileReport:
     imported = lowered.imported
     return CompileReport(
         model=imported.name,
@@ -292,6 +282,6 @@ def _graph_record(lowered: LoweredModel) -> GraphRecord:
         kernels_before_fusion=lowered.kernels_before_fusion,
         kernels=len(lowered.calls),
         batch_norms_left=after.get("nn.batch_norm", 0),
-        divides_by_data=divides_by_data(lowered.kernels),
+        may_divide_by_zero=may_divide_by_zero(lowered.kernels),
         sizes_from_data=sizes_from_data(lowered.graph),
     )

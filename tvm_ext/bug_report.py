@@ -16,10 +16,11 @@ from tvm_ext.check.inputs import random_inputs
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.configs.atomic_file import OutputPathError, check_writable, replacing
 from tvm_ext.errors import ModelError, TvmExtError
-from tvm_ext.hardware.targets import resolve_processor
+from tvm_ext.hardware.targets import program_target
 from tvm_ext.onnx_frontend.weights import KEPT_INTEGERS, KEPT_NUMBERS, without_weights
 
 _MODEL, _ABOUT, _FACTS, _TRACEBACK = "model.onnx", "README.txt", "facts.json", "traceback.txt"
+_PIPELINE = "pipeline.toml"
 # The module ahead of the step that failed, and the one before that.
 _MODULES_KEPT = 2
 
@@ -98,8 +99,11 @@ def write_bug_report(
     facts = _facts(model, target, options, error, reproduces)
     files[_FACTS] = (
         "versions, machine, target, options and the message",
-        json.dumps(facts, indent=2),
+        json.dumps(facts, indent=2, default=str),
     )
+    own = options.get("pipeline")
+    if isinstance(own, str | Path) and Path(own).is_file():
+        files[_PIPELINE] = "the pipeline that the model was compiled with", Path(own).read_bytes()
     if error is not None:
         text = "".join(traceback.format_exception(error)).replace(str(Path.home()), "~")
         files[_TRACEBACK] = "where it failed, with paths of this machine", text
@@ -119,7 +123,7 @@ def _failure(model: Path, target: TargetSource, options: Mapping[str, Any]) -> E
     """How the model fails to compile or to run; None when it does not."""
     try:
         compiled = compile(model, target, **options)
-        if programs_of(resolve_processor(target)).device == "cpu":
+        if programs_of(program_target(target)).device == "cpu":
             compiled.run(random_inputs(compiled.inputs))
     except Exception as error:  # noqa: BLE001
         # Whatever it is, it is what the report is about.
@@ -146,7 +150,7 @@ def _facts(
     reproduces: bool | None,
 ) -> dict[str, Any]:
     try:
-        machine: Any = resolve_processor(target).model_dump(mode="json")
+        machine: Any = program_target(target).model_dump(mode="json")
     except TvmExtError as refusal:
         machine = str(refusal)
     return {

@@ -21,7 +21,7 @@ from tvm_ext.cuda.program import TVM_ERRORS, CudaProgram, DeviceCode, require_no
 from tvm_ext.errors import RunError, TargetError, TvmExtError
 from tvm_ext.hardware.cpu.host import host_cpu_features
 from tvm_ext.hardware.cpu.threads import use_threads
-from tvm_ext.hardware.description import Processor
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.model_inputs import (
     HOLDERS,
     ContradictingSizesError,
@@ -61,7 +61,7 @@ def zeros_to_run(
     graph = report.graph
     if (report.estimated_seconds or 0.0) >= _SECONDS or _CONTROL_FLOW & graph.prepared_nodes.keys():
         return None
-    if graph.divides_by_data or graph.sizes_from_data:
+    if graph.may_divide_by_zero or graph.sizes_from_data:
         return None
     shapes = [_usual_shape(spec) for spec in inputs]
     guessed = {size for spec in inputs for size in spec.shape[1:] if isinstance(size, str)}
@@ -419,7 +419,7 @@ class CompiledModel:
         return loaded
 
 
-def target_record(machine: Processor) -> TargetRecord:
+def target_record(machine: MachineDescription) -> TargetRecord:
     """What a saved model says of the machine that it was compiled for."""
     programs = programs_of(machine)
     return TargetRecord(name=machine.name, kind=programs.device, **programs.built_for(machine))

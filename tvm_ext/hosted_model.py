@@ -21,11 +21,11 @@ from tvm_ext.artifact import (
 from tvm_ext.artifact.manifest import HOST_MEMBER, part_member
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.graph_analysis import KernelCall
-from tvm_ext.compiler.lower_model import Phases
+from tvm_ext.compiler.stages import Phases
 from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.cuda.program import CudaProgram, require_no_device
 from tvm_ext.errors import TargetError
-from tvm_ext.hardware.description import Processor
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.model_inputs import HOLDERS, check_inputs
 from tvm_ext.onnx_frontend import PreparedModel
 from tvm_ext.onnx_frontend.host.partition import GraphPartition
@@ -197,7 +197,7 @@ def with_host_steps(
     whole: PreparedModel,
     partition: GraphPartition,
     parts: Sequence[CompiledModel],
-    machine: Processor,
+    machine: MachineDescription,
     opt_level: str,
     phases: Phases,
 ) -> HostedModel:
@@ -247,7 +247,7 @@ def _whole_graph(whole: PreparedModel, reports: Sequence[CompileReport]) -> Grap
         kernels_before_fusion=sum(graph.kernels_before_fusion for graph in graphs),
         kernels=sum(graph.kernels for graph in graphs),
         batch_norms_left=sum(graph.batch_norms_left for graph in graphs),
-        divides_by_data=any(graph.divides_by_data for graph in graphs),
+        may_divide_by_zero=any(graph.may_divide_by_zero for graph in graphs),
         sizes_from_data=any(graph.sizes_from_data for graph in graphs),
     )
 

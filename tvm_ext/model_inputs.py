@@ -157,7 +157,7 @@ def require_fits(spec: TensorSpec, array: Any, sizes: dict[str, int]) -> None:
             raise ContradictingSizesError(
                 f"input '{spec.name}' is {describe(array)}, expected size {expected} on axis "
                 f"{axis} ({spec.describe()}), which is the size of '{wanted}' in an input before: "
-                "resize it, or compile with a name of its own for this axis"
+                "resize it, or compile with shapes of all inputs that name the two sizes apart"
             )
         if size != expected:
             raise InputError(

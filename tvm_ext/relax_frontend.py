@@ -34,9 +34,7 @@ def import_relax(
     sizes, ranges = _sizes(main, input_shapes or {})
     if sizes:
         mod = relax.transform.BindSymbolicVars(sizes, "main")(mod)
-    # Passes look at dataflow blocks alone; what is pure in a module written by hand becomes one.
-    steps = [relax.transform.Normalize(), relax.transform.ConvertToDataflow(min_size=1)]
-    mod = tvm.transform.Sequential(steps)(_with_unfused_kernels(mod))
+    mod = normalized(mod)
     main = mod["main"]
     result = main.ret_ty
     types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
@@ -50,6 +48,15 @@ def import_relax(
         prepared_operators={},
         ranges=ranges,
     )
+
+
+def normalized(mod: tvm.IRModule) -> tvm.IRModule:
+    """A module that was written by hand, or by an importer, in the form that graph passes expect.
+
+    They look at dataflow blocks alone: what is pure becomes one.
+    """
+    steps = [relax.transform.Normalize(), relax.transform.ConvertToDataflow(min_size=1)]
+    return tvm.transform.Sequential(steps)(_with_unfused_kernels(mod))
 
 
 def _with_unfused_kernels(mod: tvm.IRModule) -> tvm.IRModule:

@@ -12,11 +12,11 @@ from tvm import tirx
 from tvm_ext.api import TargetSource
 from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiler.kernel_records import kernel_seconds
-from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, Phases, lower_model
+from tvm_ext.compiler.stages import LoweredModel, ModelSource, Phases, lower_model
 from tvm_ext.errors import TuningError
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.targets import compiling_for, resolve_target
-from tvm_ext.passes.pipeline import Pipeline, build_pipeline
+from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Finish, KernelTask, distinct_tasks, kernel_task
@@ -68,6 +68,7 @@ def tune(
     opt_level: int | str = "O3",
     disabled_passes: Iterable[str] = (),
     pass_config: Mapping[str, Mapping[str, Any]] | None = None,
+    pipeline: PipelineSource | None = None,
     listener: ProgressListener | None = None,
 ) -> SessionProgress:
     """Tunes the kernels of an ONNX model; ``compile(..., records=work_dir)`` uses what it finds.
@@ -77,7 +78,7 @@ def tune(
 
     Parameters
     ----------
-    model, target, input_shapes, opt_level, disabled_passes, pass_config
+    model, target, input_shapes, opt_level, disabled_passes, pass_config, pipeline
         As for ``compile``, which has to be given the same ones for the records to fit.
     work_dir : path
         Folder of the records; made if needed.
@@ -130,10 +131,10 @@ def tune(
         l2="warm" if l2 == "warm" else "cold",
     )
     ranking = model_name(cost_model_name or tuning.usual_model or options.effort.cost_model)
-    pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
+    passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     folder = Path(work_dir)
     with compiling_for(machine):
-        found = model_kernels(model, input_shapes, pipeline)
+        found = model_kernels(model, input_shapes, passes)
         session = TuningSession(
             found.model,
             _selected(found.tasks, list(only), list(skip)),

@@ -1,7 +1,6 @@
 """The CPU that this process runs on: what the system says of it, and its description.
 
-The CPU name LLVM finds is used only if it stands for exactly the instructions that the CPU's
-own
+The CPU name LLVM finds is used only if it stands for exactly the instructions that the CPU's own
 flags name. Every question to the system has an answer: what cannot be found out is None.
 """
 
@@ -16,19 +15,16 @@ from dataclasses import dataclass
 
 import psutil
 
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.features import (
     architecture_of,
     features_from_flags,
     llvm_features,
     vector_bits,
 )
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.tvm_compat import llvm_codegen
 
-# Asks the operating system about this machine's CPU: flags, caches, clock, usable cores.
-#
-# Every question has an answer on every system: what cannot be read is None or empty, and the
-# caller decides what to assume. Nothing is measured.
+# Flags, caches, clock and usable cores, as the operating system says; nothing is measured.
 
 
 _CPUINFO = pathlib.Path("/proc/cpuinfo")

@@ -1,7 +1,6 @@
 """The GPUs of this machine: what the NVIDIA driver says of them, and the target "cuda".
 
-The driver is asked without TVM, which only knows that a device "does not exist"; the driver
-says
+The driver is asked without TVM, which only knows that a device "does not exist"; the driver says
 why. CUDA Driver API, "Device Management".
 """
 
@@ -13,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.hardware.targets import presets_of
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
@@ -152,7 +152,27 @@ def _device(library: Any, index: int) -> CudaDevice:
     )
 
 
+def gpu_memory() -> float | None:
+    """GiB of this machine's GPU, if it has one.
+
+    For programs for GPUs only: the driver takes time to start, and a process cannot fork after it.
+    """
+    devices = driver_state().devices
+    return devices[0].memory_bytes / 2**30 if devices else None
+
+
 # This machine's GPU as the target "cuda": a preset where there is one of it, else the nearest.
+
+
+# What "cuda" means on a machine without a GPU: every later one has the instructions of this one.
+DEFAULT_CUDA = "nvidia-a100"
+
+
+def default_gpu() -> CudaDescription:
+    """This machine's GPU, or that preset."""
+    presets = presets_of(CudaDescription)
+    default = next(item for item in presets if item.name == DEFAULT_CUDA)
+    return host_gpu(presets) or default
 
 
 def host_gpu(presets: Sequence[CudaDescription]) -> CudaDescription | None:
@@ -175,9 +195,7 @@ def described(device: CudaDevice, presets: Sequence[CudaDescription]) -> CudaDes
         whole = device.multiprocessors in (0, preset.sms)
         if whole and preset.name.removeprefix("nvidia-").replace("-", "") in name:
             return preset
-    older = [item for item in presets if capability_of(item.arch) <= device.capability]
-    chosen, pool = (max, older) if older else (min, presets)
-    base = chosen(pool, key=lambda item: capability_of(item.arch))
+    base = nearest(presets, device.capability)
     known = {
         "sms": device.multiprocessors,
         "l2_bytes": device.l2_bytes,
@@ -193,7 +211,14 @@ def described(device: CudaDevice, presets: Sequence[CudaDescription]) -> CudaDes
     return CudaDescription.model_validate(base.model_dump() | changed)
 
 
+def nearest(presets: Sequence[CudaDescription], capability: tuple[int, int]) -> CudaDescription:
+    """The first preset with the highest compute capability up to this one, else with the lowest."""
+    older = [item for item in presets if capability_of(item.arch) <= capability]
+    chosen, pool = (max, older) if older else (min, presets)
+    return chosen(pool, key=lambda item: capability_of(item.arch))
+
+
 def capability_of(arch: str) -> tuple[int, int]:
-    """The compute capability of an architecture: (9, 0) of "sm_90a"."""
-    digits = "".join(sign for sign in arch if sign.isdigit())
+    """The compute capability of an architecture: (9, 0) of "sm_90a"; (0, 0) of what is none."""
+    digits = "".join(sign for sign in arch if sign.isdigit()).zfill(2)
     return (int(digits[:-1]), int(digits[-1]))

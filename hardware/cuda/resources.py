@@ -12,8 +12,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_walk
 
-from tvm_ext.hardware.cuda.compilers import find_nvcc
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 
 # A warp gets its registers in blocks of 256, eight for each of its threads. CUDA C++ Programming
 # Guide, table "Technical Specifications per Compute Capability".
@@ -126,30 +125,6 @@ def check_resources(
             f"{resources.registers} registers in each of {threads} threads; a block has "
             f"{machine.registers_per_block}"
         )
-
-
-def resource_report(source: str, arch: str) -> list[KernelResources] | None:
-    """What the kernels of some CUDA code take when nvcc compiles it as it does for models.
-
-    Parameters
-    ----------
-    source : str
-        The code.
-    arch : str
-        What it is compiled for, such as "sm_90a".
-
-    Returns
-    -------
-    list[KernelResources] or None
-        In the order of ptxas; None where there is no nvcc.
-
-    Raises
-    ------
-    BuildError
-        nvcc refuses the code.
-    """
-    nvcc = find_nvcc()
-    return parse_report(nvcc.compile_with_report(source, arch)[1]) if nvcc is not None else None
 
 
 def parse_report(report: str) -> list[KernelResources]:

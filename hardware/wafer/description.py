@@ -15,6 +15,7 @@ configs/targets.
 """
 
 import hashlib
+import re
 from typing import Annotated, Literal
 
 import tvm
@@ -23,6 +24,7 @@ from pydantic import Field, model_validator
 from tvm_ext.configs.errors import TargetError, TvmExtError
 from tvm_ext.configs.loader import Count, Positive
 from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.targets import presets_of
 
 Amount = Annotated[int, Field(ge=0)]
 
@@ -52,7 +54,8 @@ class WaferDescription(MachineDescription):
     bank_bytes: Count
     cycles_per_element: dict[str, Positive]
     """Cycles that a long vector instruction takes for each element, by dtype, float32 among them,
-    with the operands in different banks."""
+    with the operands in different banks.
+    """
     conflict_factor: Annotated[float, Field(ge=1)]
     """How many times as long it takes with both operands in the same bank."""
     issue_cycles: Amount
@@ -261,6 +264,27 @@ def _check_dtype(dtype: str) -> None:
         raise ValueError(
             f"cycles_per_element has '{dtype}', which is no type; expected such as 'float16'"
         ) from error
+
+
+# What ``WaferDescription.device`` looks like.
+_DEVICE = re.compile(r".*-[0-9a-f]{8}")
+
+
+def mesh_of_tvm_target(target: tvm.target.Target) -> WaferDescription | None:
+    """The preset that ``WaferDescription.tvm_target`` made a target of; None for a CPU's.
+
+    Raises TargetError for a device that is no preset's.
+    """
+    device = str(target.attrs.get("device", ""))
+    if not _DEVICE.fullmatch(device):
+        return None
+    for machine in presets_of(WaferDescription):
+        if machine.device == device:
+            return machine
+    raise TargetError(
+        f"device '{device}' of the TVM target is no preset's mesh; expected one of "
+        "those: give the mesh's name or .toml file instead"
+    )
 
 
 class WaferLimitError(TvmExtError):

@@ -71,11 +71,6 @@ def interleaved_shift(mesh: WaferDescription, words: float, extent: int) -> Comm
     return _shift(mesh, words, extent, min(2, extent - 1))
 
 
-def interleaved_order(extent: int) -> list[int]:
-    """The places of a line in the order of MeshGEMM's ring: 0, 2, 4, ..., 5, 3, 1."""
-    return [*range(0, extent, 2), *range(1, extent, 2)[::-1]]
-
-
 def _shift(mesh: WaferDescription, words: float, extent: int, longest: int) -> Communication:
     check_words(words)
     check_extent("extent", extent)

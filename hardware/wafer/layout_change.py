@@ -141,7 +141,7 @@ class _Load:
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _CoordinateShares:
     """Shares of coordinates that some dimensions give, and how many elements have each of them.
 
     ``places`` is int64 [4, n]: source row, source column, target row, target column.
@@ -230,15 +230,17 @@ def _groups(
     return found or [((), ())]
 
 
-def _parts(have: Layout, need: Layout, mine: Sequence[int], other: Sequence[int]) -> _Parts:
+def _parts(
+    have: Layout, need: Layout, mine: Sequence[int], other: Sequence[int]
+) -> _CoordinateShares:
     """What the dimensions ``mine`` of ``have`` and ``other`` of ``need`` give."""
     size = math.prod(have.shape[dim] for dim in mine)
     if not _cut(have, mine) and not _cut(need, other):
-        return _Parts(np.zeros((4, 1), np.int64), np.array([float(size)]))
+        return _CoordinateShares(np.zeros((4, 1), np.int64), np.array([float(size)]))
     step = -(-size // _MOST_ELEMENTS)
     index = np.arange(0, size, step)
     places = np.stack([*_coordinates(have, mine, index), *_coordinates(need, other, index)])
-    return _Parts(places, np.full(len(index), size / len(index)))
+    return _CoordinateShares(places, np.full(len(index), size / len(index)))
 
 
 def _cut(layout: Layout, dims: Sequence[int]) -> bool:
@@ -268,21 +270,21 @@ def _stride(layout: Layout, dim: int) -> int:
     )
 
 
-def _merged(parts: _Parts, wanted: tuple[int, int, int]) -> _Parts:
+def _merged(parts: _CoordinateShares, wanted: tuple[int, int, int]) -> _CoordinateShares:
     """The coordinates ``wanted``, each combination of them once."""
     places = parts.places[list(wanted)]
     sizes = places.max(axis=1) + 1
     keys = np.ravel_multi_index(tuple(places), tuple(sizes))
     distinct, inverse = np.unique(keys, return_inverse=True)
     weights = np.bincount(inverse, parts.weights)
-    return _Parts(np.stack(np.unravel_index(distinct, tuple(sizes))), weights)
+    return _CoordinateShares(np.stack(np.unravel_index(distinct, tuple(sizes))), weights)
 
 
-def _few_lines(parts: _Parts) -> _Parts:
+def _few_lines(parts: _CoordinateShares) -> _CoordinateShares:
     """Of the lines, which are the first coordinate, only the first ones."""
     lines = np.unique(parts.places[0])[:_LINES]
     kept = np.isin(parts.places[0], lines)
-    return _Parts(parts.places[:, kept], parts.weights[kept])
+    return _CoordinateShares(parts.places[:, kept], parts.weights[kept])
 
 
 def _busiest(lines: np.ndarray, low: np.ndarray, high: np.ndarray, weights: np.ndarray) -> float:

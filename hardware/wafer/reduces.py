@@ -1,7 +1,6 @@
 """Reduces and allreduces over a line of PEs, as closed forms."""
 
 import math
-from dataclasses import replace
 from itertools import pairwise
 
 from tvm_ext.hardware.wafer.communication import (
@@ -10,7 +9,6 @@ from tvm_ext.hardware.wafer.communication import (
     check_extent,
     check_words,
     communication,
-    in_sequence,
     in_turn,
     multicast,
     step_cycles,
@@ -166,8 +164,8 @@ def best_group(extent: int) -> int:
 
 # Allreduces: every PE of a line ends with the sum of all vectors.
 #
-# P. Luczynski et al., "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888 (ring;
-# reduce and broadcast); C. He et al., "WaferLLM: large language model inference at wafer scale",
+# P. Luczynski et al., "Near-optimal wafer-scale reduce", HPDC 2024, arXiv 2404.15888 (ring);
+# C. He et al., "WaferLLM: large language model inference at wafer scale",
 # OSDI 2025 (K-tree). B is the length of the vectors in words, P the number of PEs.
 
 
@@ -198,15 +196,6 @@ def ring(mesh: WaferDescription, words: float, extent: int) -> Communication:
         colours=min(3, extent),
         buffer_words=part,
     )
-
-
-def reduce_broadcast(
-    mesh: WaferDescription, words: float, extent: int, reduced: Communication
-) -> Communication:
-    """``reduced``, a reduce to the first PE of the line, and a multicast from there."""
-    spread = multicast(mesh, words, extent)
-    # Back over the line, by the links of the other direction.
-    return replace(in_sequence([reduced, spread]), links=reduced.links + spread.links)
 
 
 def k_tree(mesh: WaferDescription, words: float, extent: int, levels: int = 2) -> Communication:

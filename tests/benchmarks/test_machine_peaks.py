@@ -5,8 +5,8 @@ import re
 import pytest
 from roofline import MachinePeaks, copy_peak, fma_module, fma_peak, large_bytes
 
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.targets import resolve_target
 
 # Multiply-adds whose operands are all full-width registers.

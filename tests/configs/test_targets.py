@@ -10,7 +10,8 @@ from tvm.script import tirx as T
 
 from tvm_ext.configs.errors import ConfigError
 from tvm_ext.configs.loader import ConfigModel, config_folder, load_toml, read_toml
-from tvm_ext.hardware.description import CpuDescription, CudaDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.targets import load_description
 from tvm_ext.hardware.wafer.description import WaferDescription
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cuda_emulation.accesses import KernelAccesses, Site
 
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 
 # Exponentials a cycle of a multiprocessor: CUDA C++ Programming Guide, "Arithmetic Instructions".
 _FUNCTIONS_PER_CYCLE = 16

@@ -37,7 +37,7 @@ from emulated_models import emulated_model  # noqa: E402
 from tvm_ext.check.check import check_compiled  # noqa: E402
 from tvm_ext.check.inputs import random_inputs  # noqa: E402
 from tvm_ext.errors import TvmExtError  # noqa: E402
-from tvm_ext.hardware.description import CudaDescription  # noqa: E402
+from tvm_ext.hardware.cuda.description import CudaDescription  # noqa: E402
 from tvm_ext.hardware.targets import resolve_target  # noqa: E402
 
 

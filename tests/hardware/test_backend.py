@@ -3,6 +3,7 @@
 from typing import Literal
 
 import pytest
+import tvm
 from pydantic import ValidationError
 
 import tvm_ext
@@ -16,9 +17,10 @@ from tvm_ext.hardware.backend import (
     register_backend,
     remove_backend,
 )
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription, CudaDescription
-from tvm_ext.hardware.targets import load_description, preset, preset_names
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.hardware.targets import load_description, preset, preset_names, resolve_target
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.backend import (
     Scheduling,
@@ -95,6 +97,23 @@ def test_files_describe_machines_of_a_registered_backend(other, tmp_path) -> Non
     file = tmp_path / "mine.toml"
     file.write_text(text.replace('kind = "cpu"', 'kind = "other-cpu"'))
     assert isinstance(load_description(file), OtherCpu)
+
+
+def test_a_backend_says_which_tvm_targets_are_its_machines() -> None:
+    machine = OtherCpu(**(host_description().model_dump() | {"kind": "other-cpu"}))
+    kinds = {
+        "llvm": lambda target: machine if "mine" in target.keys else None,
+        "opencl": lambda target: machine,
+    }
+    register_backend(Backend("other", OtherCpu, (), tvm_targets=kinds))
+    try:
+        assert resolve_target(tvm.target.Target("opencl")) is machine
+        assert resolve_target(tvm.target.Target({"kind": "llvm", "keys": ["mine"]})) is machine
+        assert backend_of(resolve_target(tvm.target.Target("llvm"))).name == "cpu"
+        with pytest.raises(TargetError, match="expected 'llvm' or 'cuda' or 'opencl', or a target"):
+            resolve_target(tvm.target.Target("c"))
+    finally:
+        remove_backend("other")
 
 
 def test_a_name_or_type_that_is_taken_is_refused() -> None:

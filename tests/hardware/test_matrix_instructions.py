@@ -6,7 +6,7 @@ import pytest
 import tvm
 from tvm import te
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.matrix_instructions import (
     CPU_INSTRUCTIONS,
     CUDA_INSTRUCTIONS,

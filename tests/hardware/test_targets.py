@@ -6,14 +6,8 @@ import tvm
 from tvm_ext.configs.errors import ConfigError, TargetError
 from tvm_ext.configs.loader import config_folder
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.targets import (
-    DEFAULT_CUDA,
-    compiling_for,
-    list_targets,
-    resolve_target,
-)
-
-ARM = "aarch64-linux-gnu"
+from tvm_ext.hardware.cuda.host import DEFAULT_CUDA
+from tvm_ext.hardware.targets import compiling_for, list_targets, resolve_target
 
 
 def test_every_listed_target_resolves_to_its_kind():
@@ -26,7 +20,7 @@ def test_every_listed_target_resolves_to_its_kind():
 
 
 def test_cpu_is_this_machine_and_cuda_the_default_gpu_without_one(monkeypatch):
-    monkeypatch.setattr("tvm_ext.hardware.targets.host_gpu", lambda presets: None)
+    monkeypatch.setattr("tvm_ext.hardware.cuda.host.host_gpu", lambda presets: None)
     assert resolve_target("cpu") is host_description()
     assert resolve_target("cuda").name == DEFAULT_CUDA
 
@@ -88,74 +82,10 @@ def test_tvm_target_and_back(name):
     assert str(resolve_target(target).tvm_target()) == str(target)
 
 
-def test_tvm_target_for_this_machines_features_has_this_machines_numbers():
-    host = host_description()
-    config = {"kind": "llvm", "mtriple": host.mtriple, "mcpu": "generic", "num-cores": 1}
-    description = resolve_target(tvm.target.Target(config))
-    assert description.l2_bytes == host.l2_bytes
-    assert description.vector_bits == 128
-    assert description.cores == 1
-
-
-def test_tvm_target_for_another_machine_has_the_closest_presets_numbers():
-    config = {"kind": "llvm", "mtriple": ARM, "mcpu": "neoverse-n1", "num-cores": 3}
-    description = resolve_target(tvm.target.Target(config))
-    assert (description.name, description.cores) == ("neoverse-n1", 3)
-    assert "dotprod" in description.features
-    if host_description().architecture != "aarch64":
-        assert "aarch64-neon" in description.summary
-
-
-def test_tvm_target_keeps_its_other_options():
-    config = {"kind": "llvm", "mtriple": ARM, "fast-math": True, "cl-opt": ["-x=1"], "num-cores": 2}
-    rebuilt = resolve_target(tvm.target.Target(config)).tvm_target()
-    assert rebuilt.attrs["fast-math"] is True
-    assert list(rebuilt.attrs["cl-opt"]) == ["-x=1"]
-
-
-@pytest.mark.parametrize(
-    ("arch", "numbers_of"),
-    [
-        ("sm_80", "nvidia-a100"),
-        ("sm_86", "nvidia-a100"),
-        ("sm_89", "nvidia-rtx4090"),
-        ("sm_90", "nvidia-h100"),
-        ("sm_70", "nvidia-a100"),
-        ("sm_120", "nvidia-h100"),
-    ],
-)
-def test_cuda_target_by_capability(arch, numbers_of):
-    description = resolve_target(tvm.target.Target({"kind": "cuda", "arch": arch}))
-    assert description.arch == arch
-    assert description.sms == resolve_target(numbers_of).sms
-
-
-def test_cuda_target_keeps_what_it_was_given():
-    host = {"kind": "llvm", "mtriple": ARM, "mcpu": "neoverse-n1"}
-    config = {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 512, "host": host}
-    rebuilt = resolve_target(tvm.target.Target(config)).tvm_target()
-    assert rebuilt.attrs["max_threads_per_block"] == 512
-    assert rebuilt.host.attrs["mcpu"] == "neoverse-n1"
-
-
 @pytest.mark.parametrize("kind", ["opencl", "c", "vulkan"])
 def test_unsupported_kind(kind):
     with pytest.raises(TargetError, match=f"kind '{kind}' is not supported"):
         resolve_target(tvm.target.Target(kind))
-
-
-def test_unknown_architecture():
-    target = tvm.target.Target({"kind": "llvm", "mtriple": "riscv64-linux-gnu"})
-    if host_description().architecture == "riscv64":
-        pytest.skip("this machine is one")
-    with pytest.raises(TargetError, match="architecture 'riscv64'"):
-        resolve_target(target)
-
-
-def test_impossible_core_count_in_a_tvm_target():
-    target = tvm.target.Target({"kind": "llvm", "mtriple": ARM, "num-cores": -1})
-    with pytest.raises(ConfigError, match="'cores' in the TVM target is -1"):
-        resolve_target(target)
 
 
 def test_the_machine_compiled_for_keeps_its_numbers():

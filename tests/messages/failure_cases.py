@@ -144,23 +144,23 @@ def _(folder):
 
 @case("planning of storage that fails", "bug in tvm-ext", "ShareStorage", "freeze N")
 def _(folder):
-    from tvm_ext.compiler import memory
+    from tvm_ext.passes import plan_memory
 
     def broken(*_, **__):
         raise INTERNAL
 
-    with replaced(memory, "_share_storage", broken):
+    with replaced(plan_memory, "_share_storage", broken):
         compiled(layers())
 
 
 @case("no memory while compiling", "memory")
 def _(folder):
-    from tvm_ext.compiler import memory
+    from tvm_ext.passes import plan_memory
 
     def exhausted(*_, **__):
         raise MemoryError
 
-    with replaced(memory, "_share_storage", exhausted):
+    with replaced(plan_memory, "_share_storage", exhausted):
         compiled(layers())
 
 

@@ -9,14 +9,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
-from typer.testing import CliRunner
+from commands import invoke
+from small_models import model, node, value
 
 import tvm_ext
-from tvm_ext.cli import main as cli_main
 from tvm_ext.errors import TvmExtError
-
-node = helper.make_node
 
 
 @dataclass(frozen=True)
@@ -63,18 +60,6 @@ def case(name: str, *says: str) -> Callable[[Callable[[Path], Any]], Callable[[P
     return register
 
 
-def value(name: str, shape: Any, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, kind, shape)
-
-
-def model(nodes, inputs, outputs, opset=18, domains=(), **stored) -> onnx.ModelProto:
-    """A model of these nodes; ``stored`` become initializers."""
-    tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in stored.items()]
-    graph = helper.make_graph(nodes, "small", inputs, outputs, tensors)
-    opsets = [helper.make_opsetid("", opset)] + [helper.make_opsetid(d, 1) for d in domains]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
-
-
 def one(op: str, inputs: dict[str, Any], out: Any = None, name: str = "it", **more) -> Any:
     """A model of one node; arrays among the inputs are stored."""
     stored = {k: v for k, v in inputs.items() if isinstance(v, np.ndarray)}
@@ -98,7 +83,7 @@ def compiled(made: Any, **options: Any) -> tvm_ext.CompiledModel:
 
 def command(*arguments: Any) -> str:
     """The line that a command prints on stderr, without what begins it."""
-    result = CliRunner().invoke(cli_main.app, [str(argument) for argument in arguments])
+    result = invoke(*arguments)
     if result.exit_code not in (2, 3):
         raise AssertionError(f"exit code {result.exit_code}: {result.output}")
     lines = [line for line in result.stderr.splitlines() if not line.startswith("warning: ")]

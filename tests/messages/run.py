@@ -11,7 +11,9 @@ import tempfile
 import traceback
 from pathlib import Path
 
+# The test folders are no packages: what they share has one of its own.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))
 
 import failure_cases  # noqa: F401
 import file_cases  # noqa: F401

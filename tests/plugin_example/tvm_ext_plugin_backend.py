@@ -1,8 +1,10 @@
 """A backend, a template and a cost model in a package of its own, none of which tvm-ext knows."""
 
-from typing import Literal
+import json
+from typing import Annotated, Literal
 
 import tvm
+import typer
 from tvm import s_tir, tirx
 from tvm.ir.utils import derived_object
 
@@ -11,8 +13,8 @@ from tvm_ext.compiler.backend import Programs
 from tvm_ext.compiler.build import cpu_program
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.backend import Backend
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
@@ -76,10 +78,32 @@ def _this_machine() -> PlainCpu:
     return PlainCpu(**{**host_description().model_dump(), "kind": "plain-cpu", "name": "plain"})
 
 
+commands = typer.Typer(help="Ask about the plain CPU.")
+
+
+@commands.callback()
+def _root() -> None:
+    pass
+
+
+@commands.command("cores")
+def cores(json_output: Annotated[bool, typer.Option("--json")] = False) -> None:
+    """Print how many cores it has."""
+    count = _this_machine().cores
+    typer.echo(json.dumps({"cores": count}) if json_output else count)
+
+
+def _of_tvm(target: tvm.target.Target) -> PlainCpu | None:
+    """TVM targets with the key "plain" are this machine; others are left to other backends."""
+    return _this_machine() if "plain" in target.keys else None
+
+
 PLAIN = Backend(
     name="plain",
     machine_type=PlainCpu,
     default=_this_machine,
+    tvm_targets={"llvm": _of_tvm},
+    commands="tvm_ext_plugin_backend:commands",
     parts=(
         Scheduling(templates=(), fallback=Blockwise()),
         Tuning(cost_models={"shortest": CostModelEntry(ShortestText), "random": RANDOM}),

@@ -45,6 +45,24 @@ def module(
     return builder.get()
 
 
+def conv_relu(
+    conv: Callable[..., relax.Expr],
+    shape: Sequence[int],
+    weight: np.ndarray,
+    constant: bool = True,
+    **attrs: object,
+) -> tvm.IRModule:
+    """A ReLU behind a convolution, whose weight is a constant or the second input."""
+    w = relax.const(weight)
+    if not constant:
+        w = relax.Var("w", relax.TensorType(weight.shape, str(weight.dtype)))
+    return module(
+        shape,
+        lambda emit, x: [relax.op.nn.relu(emit(conv(x, w, **attrs)))],
+        extra=[] if constant else [w],
+    )
+
+
 def apply(*passes: tvm.transform.Pass) -> Callable[[tvm.IRModule], tvm.IRModule]:
     """Runs the passes for a CPU with AVX-512, and checks what holds for every pass."""
 
@@ -79,6 +97,15 @@ def run(mod: tvm.IRModule, *arrays: np.ndarray) -> list[np.ndarray]:
     result = machine["main"](*map(tvm.runtime.tensor, arrays))
     values = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
     return [value.numpy() for value in values]
+
+
+def assert_same_numbers(new: tvm.IRModule, mod: tvm.IRModule, rtol: float = 1e-5) -> None:
+    """Both modules compute the same of random inputs."""
+    random = np.random.default_rng(1)
+    shapes = [[int(size) for size in param.ty.shape] for param in mod["main"].params]
+    arrays = [random.normal(size=shape).astype("float32") for shape in shapes]
+    for got, wanted in zip(run(new, *arrays), run(mod, *arrays), strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=rtol, atol=1e-5)
 
 
 def conv_transpose(

@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
+from conv_modules import operators, run
 from tvm import relax, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.tirx import Var
-from unoptimised import LLVM
 
 from tvm_ext.relay_passes.cancel_transposes import CancelTransposes
 from tvm_ext.relay_passes.fold_constant_calls import FoldConstantCalls
@@ -29,11 +29,6 @@ def build(body: Callable[[Emit, relax.Var], list[relax.Expr]], *shape: object) -
     return builder.get()
 
 
-def operators(mod: tvm.IRModule) -> list[str]:
-    values = [b.value for block in mod["main"].body.blocks for b in block.bindings]
-    return [str(v.op.name) for v in values if isinstance(v, relax.Call)]
-
-
 def fold(mod: tvm.IRModule) -> tvm.IRModule:
     """Folds, and checks what holds for every graph pass."""
     before = mod.script(show_meta=True)
@@ -42,13 +37,6 @@ def fold(mod: tvm.IRModule) -> tvm.IRModule:
     relax.analysis.well_formed(new)
     assert FoldConstantCalls()(new).same_as(new)
     return new
-
-
-def run(mod: tvm.IRModule, x: np.ndarray) -> list[np.ndarray]:
-    machine = relax.VirtualMachine(tvm.compile(mod, target=LLVM), tvm.cpu())
-    result = machine["main"](tvm.runtime.tensor(x))
-    results = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
-    return [each.numpy() for each in results]
 
 
 def assert_same(mod: tvm.IRModule, new: tvm.IRModule, *shape: int) -> None:
@@ -90,7 +78,7 @@ def test_shape_from_a_tensor() -> None:
         return [relax.op.reshape(x, shape)]
 
     new = fold(build(body))
-    assert operators(new) == ["relax.reshape"]
+    assert operators(new) == ["reshape"]
     x = np.random.default_rng(1).normal(size=(4, 3)).astype("float32")
     np.testing.assert_array_equal(run(new, x)[0], x.reshape(2, 6))
 
@@ -102,7 +90,7 @@ def test_constant_results() -> None:
 
     mod = build(body)
     new = fold(mod)
-    assert operators(new) == ["relax.add"]
+    assert operators(new) == ["add"]
     assert_same(mod, new, 4, 3)
 
 
@@ -114,7 +102,7 @@ def test_part_of_a_computed_tuple() -> None:
     mod = build(body)
     new = fold(mod)
     live = relax.transform.DeadCodeElimination()(new)
-    assert operators(live) == ["relax.multiply"]
+    assert operators(live) == ["multiply"]
     assert_same(mod, new, 4, 3)
 
 
@@ -143,7 +131,7 @@ def test_outside_of_a_dataflow_block() -> None:
             return R.add(x, w)
 
     new = fold(Module)
-    assert operators(new) == ["relax.add"]
+    assert operators(new) == ["add"]
     assert_same(Module, new, 2)
 
 
@@ -166,7 +154,7 @@ def test_kernels_are_built_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None
     mod = build(body)
     new = fold(mod)
     assert built == [{"tir_exp", "tir_tanh", "concatenate", "reshape"}]
-    assert operators(relax.transform.DeadCodeElimination()(new)) == ["relax.exp", "relax.matmul"]
+    assert operators(relax.transform.DeadCodeElimination()(new)) == ["exp", "matmul"]
     assert_same(mod, new, 4, 3)
 
 
@@ -208,7 +196,7 @@ def test_arithmetic_builds_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tirx, "build", None)
     new = fold(mod)
     monkeypatch.undo()
-    assert operators(new) == ["relax.divide"]
+    assert operators(new) == ["divide"]
     assert_same(mod, new, 4, 3)
 
 
@@ -219,4 +207,4 @@ def test_arithmetic_of_rows_and_columns_is_left_to_the_rule_for_large_results() 
         return [emit(relax.op.add(emit(relax.op.multiply(row, column)), x))]
 
     mod = build(body, 1, 1)
-    assert operators(fold(mod)) == ["relax.multiply", "relax.add"]
+    assert operators(fold(mod)) == ["multiply", "add"]

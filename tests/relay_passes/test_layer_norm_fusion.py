@@ -5,11 +5,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import tvm
+from conv_modules import kernels, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
-from unoptimised import LLVM
 
 from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.layer_norm_fusion import LayerNormFusion
@@ -53,17 +53,6 @@ def fused(mod):
     return tvm.transform.Sequential([LayerNormFusion()])(mod)
 
 
-def kernels(mod):
-    return [str(g.name_hint) for g, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)]
-
-
-def run(mod, *arrays):
-    vm = relax.VirtualMachine(
-        tvm.compile(relax.transform.LegalizeOps()(mod), target=LLVM), tvm.cpu()
-    )
-    return vm["main"](*[tvm.runtime.tensor(array) for array in arrays]).numpy()
-
-
 def expected(x, axes):
     x = x.astype("float64")
     return (x - x.mean(axes, keepdims=True)) / np.sqrt(x.var(axes, keepdims=True) + EPS)
@@ -93,7 +82,7 @@ def test_spellings(square, quotient):
 def test_numbers(shape, chosen):
     axes = sorted({axis % len(shape) for axis in chosen})
     x = np.random.default_rng(1).normal(size=shape).astype("float32")
-    found = run(fused(spelled_out(shape, axes)), x)
+    (found,) = run(fused(spelled_out(shape, axes)), x)
     np.testing.assert_allclose(found, expected(x, tuple(axes)), rtol=2e-5, atol=2e-5)
 
 
@@ -108,7 +97,8 @@ def test_operator_with_scale_and_shift_keeps_its_digits_far_from_zero():
     mod = fused(module((4, 64), build, others=[(64,), (64,)]))
     assert kernels(mod) == ["layer_norm"]
     wanted = expected(x, (1,)) * scale + shift
-    np.testing.assert_allclose(run(mod, x, scale, shift), wanted, rtol=1e-3, atol=1e-3)
+    (found,) = run(mod, x, scale, shift)
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.relay_passes.layout_cost import (
     DEFAULT_SIDE,
     UNALIGNED_FACTOR,
+    ChannelLayout,
     DescribedMachine,
-    Layout,
     convolution_seconds,
     planned_convolution_seconds,
     tensor_bytes,
@@ -35,7 +35,7 @@ class Recorder:
         return 512 // tvm.DataType(dtype).bits
 
 
-def work_of(data: tuple, weight: tuple, layout: Layout, **attrs: object) -> Work:
+def work_of(data: tuple, weight: tuple, layout: ChannelLayout, **attrs: object) -> Work:
     x = relax.Var("x", relax.TensorType(data, "float32"))
     convolve = (relax.op.nn.conv1d, relax.op.nn.conv2d, relax.op.nn.conv3d)[len(data) - 3]
     call = convolve(x, relax.const(np.zeros(weight, "float32")), **attrs)
@@ -44,7 +44,7 @@ def work_of(data: tuple, weight: tuple, layout: Layout, **attrs: object) -> Work
     return recorder.work[0]
 
 
-FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
+FIRST, LAST = ChannelLayout.CHANNELS_FIRST, ChannelLayout.CHANNELS_LAST
 
 
 @pytest.mark.parametrize(
@@ -59,13 +59,15 @@ FIRST, LAST = Layout.CHANNELS_FIRST, Layout.CHANNELS_LAST
         ((16, 1, 3, 3), {"padding": 1, "groups": 8}, LAST, 2 / 16),
     ],
 )
-def test_vector_fraction(weight: tuple, attrs: dict, layout: Layout, fraction: float) -> None:
+def test_vector_fraction(
+    weight: tuple, attrs: dict, layout: ChannelLayout, fraction: float
+) -> None:
     work = work_of((1, 8, 13, 13), weight, layout, **attrs)
     assert work.vector_fraction == pytest.approx(fraction)
 
 
 def test_layouts_do_the_same_work() -> None:
-    first, last = (work_of((2, 8, 5, 6), (4, 8, 3, 3), layout) for layout in Layout)
+    first, last = (work_of((2, 8, 5, 6), (4, 8, 3, 3), layout) for layout in ChannelLayout)
     assert first.flops == last.flops == 2 * (2 * 4 * 3 * 4) * (8 * 9)
     assert first.bytes == last.bytes == 4 * (2 * 8 * 30 + 4 * 72 + 2 * 4 * 12)
 
@@ -94,7 +96,7 @@ def test_symbolic_extents_have_defaults() -> None:
 GPU = resolve_target("nvidia-h100")
 
 
-def cuda_seconds(data: tuple, weight: tuple, layout: Layout, **attrs: object) -> float:
+def cuda_seconds(data: tuple, weight: tuple, layout: ChannelLayout, **attrs: object) -> float:
     x = relax.Var("x", relax.TensorType(data, "float32"))
     call = relax.op.nn.conv2d(x, relax.const(np.zeros(weight, "float32")), **attrs)
     machine = DescribedMachine(GPU, cost_model(GPU))

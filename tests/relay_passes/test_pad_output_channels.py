@@ -3,47 +3,27 @@
 import numpy as np
 import pytest
 import tvm
-from padded_modules import AVX512, kernels, padded, run
+from conv_modules import AVX512, apply, conv_relu, kernels, run
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.graph_pass import recording
-from tvm_ext.relay_passes.pad_output_channels import (
-    lane_use,
-)
+from tvm_ext.relay_passes.pad_output_channels import PadOutputChannels, lane_use
+
+padded = apply(PadOutputChannels())
 
 
 def conv_module(channels, layout=("NHWC", "HWIO"), groups=1, constant=True, batch=1):
     random = np.random.default_rng(0)
     inputs = 6 if groups == 1 else channels
     x_shape = (batch, 5, 7, inputs) if layout[0] == "NHWC" else (batch, inputs, 5, 7)
-    x = relax.Var("x", relax.TensorType(x_shape, "float32"))
     weight = random.normal(size=(channels, inputs // groups, 3, 3)).astype("float32")
     if layout[1] == "HWIO":
         weight = np.ascontiguousarray(weight.transpose(2, 3, 1, 0))
-    w = relax.const(weight)
-    params = [x]
-    if not constant:
-        w = relax.Var("w", relax.TensorType(weight.shape, "float32"))
-        params.append(w)
-    builder = relax.BlockBuilder()
-    with builder.function("main", params):
-        with builder.dataflow():
-            conv = builder.emit(
-                relax.op.nn.conv2d(
-                    x,
-                    w,
-                    padding=1,
-                    groups=groups,
-                    data_layout=layout[0],
-                    kernel_layout=layout[1],
-                )
-            )
-            result = builder.emit_output(relax.op.nn.relu(conv))
-        builder.emit_func_output(result)
-    return builder.get()
+    attrs = {"data_layout": layout[0], "kernel_layout": layout[1], "groups": groups}
+    return conv_relu(relax.op.nn.conv2d, x_shape, weight, constant, padding=1, **attrs)
 
 
 def matmul_module(shape, columns):
@@ -217,6 +197,6 @@ def test_other_ranks_and_types(convolve, x_shape, w_shape, options, dtype):
     after = padded(before)
     assert len(kernels(after)) == 1
     values = random.normal(size=x_shape).astype(dtype)
-    got, wanted = run(after, values), run(before, values)
+    (got,), (wanted,) = run(after, values), run(before, values)
     assert got.dtype == wanted.dtype
     np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-3)

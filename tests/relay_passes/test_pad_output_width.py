@@ -3,45 +3,31 @@
 import numpy as np
 import pytest
 import tvm
+from conv_modules import AVX512, assert_same_numbers, conv_relu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tvm import relax, tirx
 from tvm_ffi import structural_equal
-from unoptimised import LLVM
 
-from tvm_ext.hardware.targets import compiling_for, resolve_target
+from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.relay_passes.graph_pass import recording
 from tvm_ext.relay_passes.pad_output_width import PadOutputWidth
-
-AVX512 = resolve_target("avx512")
 
 
 def conv_module(width, taps=(3, 1), **attrs):
     random = np.random.default_rng(0)
     one = isinstance(taps, int)
     shape = (2, 3, width) if one else (2, 3, 5, width)
-    x = relax.Var("x", relax.TensorType(shape, "float32"))
     groups = attrs.get("groups", 1)
     kernel = (taps,) if one else taps
-    w = relax.const(random.normal(size=(6, 3 // groups, *kernel)).astype("float32"))
+    weight = random.normal(size=(6, 3 // groups, *kernel)).astype("float32")
     conv = relax.op.nn.conv1d if one else relax.op.nn.conv2d
-    builder = relax.BlockBuilder()
-    with builder.function("main", [x]):
-        with builder.dataflow():
-            result = builder.emit_output(relax.op.nn.relu(builder.emit(conv(x, w, **attrs))))
-        builder.emit_func_output(result)
-    return builder.get()
+    return conv_relu(conv, shape, weight, **attrs)
 
 
 def padded(mod):
     with compiling_for(AVX512):
         return tvm.transform.Sequential([PadOutputWidth()])(mod)
-
-
-def run(mod, x):
-    lowered = relax.transform.LegalizeOps()(mod)
-    vm = relax.VirtualMachine(tvm.compile(lowered, target=LLVM), tvm.cpu())
-    return vm["main"](tvm.runtime.tensor(x)).numpy()
 
 
 def test_kernel_and_log():
@@ -68,9 +54,7 @@ def test_same_numbers(width, taps, padding, dilation):
     if width + 2 * padding <= (last - 1) * dilation or 5 + 2 * padding <= (first - 1) * dilation:
         return
     mod = conv_module(width, taps, padding=padding, dilation=dilation)
-    x = np.random.default_rng(1).normal(size=[int(size) for size in mod["main"].params[0].ty.shape])
-    before, after = (run(m, x.astype("float32")) for m in (mod, padded(mod)))
-    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-5)
+    assert_same_numbers(padded(mod), mod)
 
 
 @pytest.mark.parametrize(

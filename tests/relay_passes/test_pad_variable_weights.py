@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import tvm
+from conv_modules import apply, kernels, run
 from gemm_modules import fused_kernels, half, module, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from padded_modules import kernels, padded, run
 from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 from unoptimised import LLVM
@@ -14,7 +14,9 @@ from unoptimised import LLVM
 from tvm_ext.relay_passes.gemm_epilogue import GemmCompute
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.graph_pass import recording
-from tvm_ext.relay_passes.pad_output_channels import LEAST_ROWS, whole_vectors
+from tvm_ext.relay_passes.pad_output_channels import LEAST_ROWS, PadOutputChannels, whole_vectors
+
+padded = apply(PadOutputChannels())
 
 
 def variable_product(left, right, transposed="", dtype="float32"):
@@ -86,7 +88,7 @@ def test_weight_that_is_not_constant(case):
     random = np.random.default_rng(9)
     a, b = (random.normal(size=shape).astype("float32") for shape in (left, right))
     wanted = np.tanh(transpose(a, "a", transposed) @ transpose(b, "b", transposed))
-    np.testing.assert_allclose(run(after, a, b), wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(after, a, b)[0], wanted, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int32"])
@@ -97,7 +99,7 @@ def test_types_of_weights_that_are_not_constant(dtype):
     assert kernels(after) == ["matmul_padded"]
     random = np.random.default_rng(10)
     values = [random.integers(-3, 4, shape).astype(dtype) for shape in ((40, 24), (24, 67))]
-    got = run(after, *values)
+    (got,) = run(after, *values)
     assert got.dtype == dtype
     np.testing.assert_array_equal(got, values[0] @ values[1])
 
@@ -161,7 +163,7 @@ def test_weight_that_two_products_share():
         random.normal(size=shape).astype("float32") for shape in ((40, 24), (20, 24), (24, 19))
     )
     wanted = np.concatenate([a @ b, c @ b])
-    np.testing.assert_allclose(run(after, a, c, b), wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(after, a, c, b)[0], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_function_with_an_addend_and_a_weight_that_is_not_constant():
@@ -180,7 +182,7 @@ def test_function_with_an_addend_and_a_weight_that_is_not_constant():
     random = np.random.default_rng(12)
     a, b, c = (random.normal(size=shape).astype("float32") for shape in ((40, 24), (19, 24), 19))
     wanted = np.maximum(a @ b.T / 2 + c, 0)
-    np.testing.assert_allclose(run(after, a, b, c), wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(run(after, a, b, c)[0], wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_weight_that_is_not_constant_for_a_model_with_symbolic_images():

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
+from opt_levels import levels_of
 from small_models import node, value
 from unoptimised import HOST
 
@@ -44,16 +45,17 @@ def by_runtime(proto: onnx.ModelProto, feed: Mapping[str, np.ndarray]) -> list[n
 def assert_same(
     proto: onnx.ModelProto,
     *feeds: Mapping[str, np.ndarray],
-    levels: Sequence[str] = ("O0", "O3"),
+    levels: Sequence[str] = (),
     input_shapes: Mapping[str, Sequence[int]] | None = None,
     reference: onnx.ModelProto | None = None,
 ) -> None:
     """Compiles at each level, runs every feed and compares shapes, types and numbers.
 
-    ``reference`` is the same model in a form that ONNX Runtime takes.
+    Without ``levels`` at those of ``levels_of``. ``reference`` is the same model in a form that
+    ONNX Runtime takes.
     """
     wanted = [by_runtime(reference or proto, feed) for feed in feeds]
-    for level in levels:
+    for level in levels or levels_of(proto):
         compiled = tvm_ext.compile(proto, HOST, opt_level=level, input_shapes=input_shapes)
         for feed, arrays in zip(feeds, wanted, strict=True):
             found = compiled.run(dict(feed))
@@ -64,13 +66,13 @@ def assert_same(
                 np.testing.assert_allclose(got, array, rtol=1e-5, atol=1e-6)
 
 
-def assert_as_reference(proto: onnx.ModelProto, *feeds: dict, levels=("O0", "O3")) -> None:
+def assert_as_reference(proto: onnx.ModelProto, *feeds: dict, levels=()) -> None:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    for level in levels:
+    for level in levels or levels_of(proto):
         compiled = tvm_ext.compile(proto, HOST, opt_level=level)
         for feed in feeds:
             found = list(compiled.run(feed).values())

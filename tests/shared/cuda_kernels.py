@@ -16,11 +16,11 @@ from tvm_ffi import structural_map, structural_walk
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.cuda.compilers import find_nvcc
-from tvm_ext.hardware.cuda.resources import KernelResources, resource_report
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.hardware.cuda.resources import KernelResources, parse_report
+from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
-from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Template
 
 # Built once and run once: LLVM's optimisations would take longer than they save.
@@ -90,7 +90,9 @@ def _without_shuffles(call: tvm.ir.Call) -> Any:
 def _checked(store: tirx.BufferStore) -> tirx.Stmt:
     """The store after a check that neither it nor its loads leave their buffers."""
     checks: Any = tirx.const(True, "bool")
-    reads = [(load.source, load.indices, cond) for load, cond in guarded_loads(store.value)]
+    reads = [
+        (load.source, load.indices, cond) for load, cond in guarded_loads(store.value, certain=True)
+    ]
     for buffer, indices, condition in [*reads, (store.buffer, store.indices, None)]:
         for size, index in zip(buffer.shape, indices, strict=True):
             inside = tirx.And(index >= 0, index < size)
@@ -166,6 +168,6 @@ def resources(source: str, arch: str, folder: Path | None = None) -> list[Kernel
 
     No file is left, in ``folder`` or elsewhere.
     """
-    found = resource_report(source, arch)
-    assert found is not None, "nvcc is not installed"
-    return found
+    nvcc = find_nvcc()
+    assert nvcc is not None, "nvcc is not installed"
+    return parse_report(nvcc.compile_with_report(source, arch)[1])

@@ -12,11 +12,12 @@ from tvm_ffi import structural_equal
 from unoptimised import unoptimised
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.apply_template import finished_schedule
 from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
-from tvm_ext.tir_schedules.template import FixedDecisions, Knob, Machine, Template
+from tvm_ext.tir_schedules.template import FixedDecisions, Knob, Template
 
 # Random sets of decisions that are tried for each kernel; `make test-all` asks for more.
 DRAWS = int(os.environ.get("TEST_DRAWS", "2"))
@@ -38,19 +39,23 @@ class SampledDecisions(FixedDecisions):
 
 
 def random_decisions(
-    template: Template, func: tirx.PrimFunc, machine: Machine, count: int, seed: int
+    template: Template, func: tirx.PrimFunc, machine: MachineDescription, count: int, seed: int
 ) -> list[Values]:
     """``count`` sets of decisions, all of a set drawn while the template asks for them."""
     return [_sampled(template, func, machine, f"{seed} {index}") for index in range(count)]
 
 
-def _sampled(template: Template, func: tirx.PrimFunc, machine: Machine, seed: str) -> Values:
+def _sampled(
+    template: Template, func: tirx.PrimFunc, machine: MachineDescription, seed: str
+) -> Values:
     decisions = SampledDecisions(random.Random(seed).randrange(2**32))
     scheduled_with(template, func, machine, decisions)
     return decisions.values
 
 
-def single_decisions(template: Template, func: tirx.PrimFunc, machine: Machine) -> list[Values]:
+def single_decisions(
+    template: Template, func: tirx.PrimFunc, machine: MachineDescription
+) -> list[Values]:
     """One set for each option of each decision that is not the template's own, alone."""
     return [
         {knob.name: option}
@@ -61,7 +66,10 @@ def single_decisions(template: Template, func: tirx.PrimFunc, machine: Machine) 
 
 
 def knobs_of(
-    template: Template, func: tirx.PrimFunc, machine: Machine, values: Mapping[str, int] = {}
+    template: Template,
+    func: tirx.PrimFunc,
+    machine: MachineDescription,
+    values: Mapping[str, int] = {},
 ) -> dict[str, Knob]:
     """What the template asks when it is answered with ``values``."""
     decisions = FixedDecisions(values)
@@ -70,7 +78,7 @@ def knobs_of(
 
 
 def scheduled_with(
-    template: Template, func: tirx.PrimFunc, machine: Machine, decisions: FixedDecisions
+    template: Template, func: tirx.PrimFunc, machine: MachineDescription, decisions: FixedDecisions
 ) -> s_tir.Schedule | NotApplicable:
     """The schedule, or why TVM or the template refuses these decisions."""
     try:
@@ -80,7 +88,7 @@ def scheduled_with(
 
 
 def assert_defaults_give_the_default_schedule(
-    template: Template, func: tirx.PrimFunc, machine: Machine
+    template: Template, func: tirx.PrimFunc, machine: MachineDescription
 ) -> dict[str, Knob]:
     """No values and the defaults as values both give the default schedule; returns the knobs.
 

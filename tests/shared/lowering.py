@@ -10,8 +10,8 @@ from tvm import relax, s_tir, tirx
 from unoptimised import HOST
 
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
-from tvm_ext.tir_schedules.template import Machine
 
 Spec = tuple[Sequence[int], str]
 Kernels = dict[str, tirx.PrimFunc]
@@ -102,7 +102,7 @@ def _loops(root: Any, path: tuple[str, ...]) -> Iterator[Loop]:
         yield from _loops(child, path)
 
 
-def lowered(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
+def lowered(func: tirx.PrimFunc, machine: MachineDescription) -> tirx.PrimFunc:
     """The loops as vectorisation leaves them: what it could not do is a serial loop again."""
     mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
     steps = [
@@ -123,7 +123,7 @@ def lowered(func: tirx.PrimFunc, machine: Machine) -> tirx.PrimFunc:
 
 
 def run(
-    functions: Mapping[str, tirx.PrimFunc], seed: int = 0, machine: Machine = HOST
+    functions: Mapping[str, tirx.PrimFunc], seed: int = 0, machine: MachineDescription = HOST
 ) -> dict[str, list[np.ndarray]]:
     """All buffers of every function after a run; same seed and shapes, same contents before it."""
     symbols = {f"f{i}": name for i, name in enumerate(functions)}
@@ -166,7 +166,7 @@ def assert_same(plain: Sequence[np.ndarray], scheduled: Sequence[np.ndarray], na
         )
 
 
-def scalar_stores(func: tirx.PrimFunc, machine: Machine) -> int:
+def scalar_stores(func: tirx.PrimFunc, machine: MachineDescription) -> int:
     """Stores of single elements in the code that goes to LLVM."""
     stores = [s for s in statements(lowered(func, machine).body) if isinstance(s, tirx.BufferStore)]
     return sum("x" not in str(store.value.ty) for store in stores)

@@ -1,6 +1,7 @@
 """The CPU and the GPU that structure is tested for, whatever machine the tests run on."""
 
-from tvm_ext.hardware.description import CpuDescription, CudaDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.targets import resolve_target
 
 

@@ -6,7 +6,7 @@ from cuda_kernels import assert_numbers, scheduled
 from machines import GPU
 from tvm import relax, te, tirx
 
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
 from tvm_ext.tir_schedules.template import FixedDecisions
 

@@ -8,6 +8,7 @@ import onnx
 import onnxruntime
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from opt_levels import levels_of
 from unoptimised import HOST
 
 import tvm_ext
@@ -88,14 +89,14 @@ def element_type(array: np.ndarray) -> int:
 
 
 def assert_as_runtime(proto: onnx.ModelProto, rtol: float = 1e-6, **inputs: np.ndarray) -> None:
-    """Compiles a model of one output without and with all passes; compares with ONNX Runtime."""
+    """Compiles a model of one output; compares with ONNX Runtime."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
     (wanted,) = session.run(None, inputs)
-    for level in ("O0", "O3"):
+    for level in levels_of(proto):
         (found,) = tvm_ext.compile(proto, HOST, opt_level=level).run(inputs).values()
         assert found.dtype == wanted.dtype
         np.testing.assert_allclose(found, wanted, rtol=rtol)
@@ -115,5 +116,5 @@ def array_info(name: str, shape: list, dtype: object = np.float32) -> onnx.Value
 
 
 def run_at_levels(proto: onnx.ModelProto, **inputs: np.ndarray) -> list[dict[str, np.ndarray]]:
-    """What the model gives without and with all passes."""
-    return [tvm_ext.compile(proto, HOST, opt_level=level).run(inputs) for level in ("O0", "O3")]
+    """What the model gives at each of ``levels_of`` it."""
+    return [tvm_ext.compile(proto, HOST, opt_level=one).run(inputs) for one in levels_of(proto)]

@@ -9,17 +9,17 @@ import tvm_ext
 node = helper.make_node
 
 
-def value(name: str, shape: list, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+def value(name: str, shape: list | None, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
     """An input or output of a graph."""
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
-def model(nodes, inputs, outputs, opset: int = 17, **weights: np.ndarray) -> onnx.ModelProto:
-    """A model of these nodes; ``weights`` become initializers."""
+def model(nodes, inputs, outputs, opset: int = 17, domains=(), **weights) -> onnx.ModelProto:
+    """A model of these nodes; ``weights``, arrays or numbers, become initializers."""
     stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
-    opsets = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    opsets = [helper.make_opsetid("", opset), *(helper.make_opsetid(d, 1) for d in domains)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def rand(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:

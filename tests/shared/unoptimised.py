@@ -8,15 +8,15 @@ import os
 
 import tvm
 
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.template import Machine
+from tvm_ext.hardware.machine import MachineDescription
 
 # 0 to 3, as of LLVM's own tools.
 LLVM_LEVEL = int(os.environ.get("TEST_LLVM_LEVEL", "0"))
 
 
-def unoptimised(machine: Machine) -> Machine:
+def unoptimised(machine: MachineDescription) -> MachineDescription:
     """``machine``, but for what LLVM does to code for a CPU."""
     if not isinstance(machine, CpuDescription):
         return machine

@@ -7,7 +7,7 @@ import tvm
 from small_kernels import matmul_task
 from tvm.s_tir import meta_schedule as ms
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.hardware.tvm_compat import tune_context
 from tvm_ext.tuning.candidate import Candidate, KernelTask

@@ -12,7 +12,7 @@ from cuda_kernels import SERIAL_TARGET, in_series
 from lowering import kernel_of
 from tvm import relax, tirx
 
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.cuda.cublas import LIBRARY_CALL

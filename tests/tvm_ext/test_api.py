@@ -16,6 +16,7 @@ from tvm_ext.errors import (
     ConfigError,
     InputError,
     PassError,
+    RunError,
     TargetError,
     TvmExtError,
 )
@@ -148,7 +149,7 @@ def test_integers_are_not_divided_by_the_zeros_of_a_run_ahead(operator):
     made = tvm_ext.compile(
         model([node(operator, ["x", "by"], ["y"])], given, [value("y", [4], TensorProto.INT32)])
     )
-    assert made.report.graph.divides_by_data
+    assert made.report.graph.may_divide_by_zero
     arrays = {"x": np.arange(4, dtype="int32"), "by": np.full(4, 2, "int32")}
     found = made.run(arrays)["y"]
     np.testing.assert_array_equal(found, [0, 0, 1, 1] if operator == "Div" else [0, 1, 0, 1])
@@ -290,3 +291,15 @@ def test_importing_the_package_does_not_import_tvm(tmp_path):
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "False"
+
+
+def test_no_run_ahead_at_sizes_that_a_kernel_cannot_divide_by():
+    """With a batch of one, each of two groups of output channels would have none."""
+    x, w = value("x", ["b", 4, 6, 6]), value("w", ["b", 2, 3, 3])
+    made = tvm_ext.compile(
+        model([node("Conv", ["x", "w"], ["y"], group=2)], [x, w], [value("y", None)]),
+        input_shapes={"w": ["m", 2, 3, 3], "x": ["b", 4, 6, 6]},
+    )
+    with pytest.raises(RunError):
+        made.run({"x": rand(1, 4, 6, 6), "w": rand(1, 2, 3, 3)})
+    assert made.run({"x": rand(1, 4, 6, 6), "w": rand(4, 2, 3, 3)})["y"].shape == (1, 4, 4, 4)

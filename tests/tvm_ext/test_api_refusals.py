@@ -2,21 +2,12 @@
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
+from small_models import model as model_of
+from small_models import node
+from small_models import value as tensor
 
 import tvm_ext
 from tvm_ext.errors import InputError, ModelError, TargetError, TvmExtError
-
-node = helper.make_node
-
-
-def tensor(name, shape):
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-
-
-def model_of(nodes, inputs, outputs):
-    graph = helper.make_graph(nodes, "tiny", inputs, outputs)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 def relu_model(shape=(2, 3)):

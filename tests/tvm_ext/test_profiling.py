@@ -6,30 +6,18 @@ import threading
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from rich.console import Console
+from small_models import model, node, rand, value
 
 import tvm_ext
 from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.errors import InputError
 from tvm_ext.profiling import KernelTime, Profile, _medians, _Stopwatch
 
-node = helper.make_node
-
-
-def value(name: str, shape: list | None, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, dtype, shape)
-
 
 def compiled(nodes, inputs, outputs, opt_level="O3", **weights) -> tvm_ext.CompiledModel:
-    stored = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    return tvm_ext.compile(proto, opt_level=opt_level)
-
-
-def rand(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).uniform(-1, 1, shape).astype(np.float32)
+    return tvm_ext.compile(model(nodes, inputs, outputs, **weights), opt_level=opt_level)
 
 
 def layers(opt_level: str = "O3") -> tvm_ext.CompiledModel:

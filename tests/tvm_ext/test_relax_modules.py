@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm import relax, tirx
 from tvm.script import ir as I
 from tvm.script import relax as R
 from tvm.script import tirx as T
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import InputError, ModelError
@@ -55,24 +56,24 @@ def check_dense(compiled, rows: int) -> None:
 
 
 def test_a_module_of_relax_compiles_and_runs():
-    compiled = tvm_ext.compile(dense())
+    compiled = tvm_ext.compile(dense(), HOST)
     assert [spec.describe() for spec in compiled.inputs] == ["x: float32['n', 16]"]
     check_dense(compiled, 5)
     check_dense(compiled, 1)
 
 
 def test_sizes_are_frozen_and_limited():
-    frozen = tvm_ext.compile(dense(), input_shapes={"x": [4, 16]})
+    frozen = tvm_ext.compile(dense(), HOST, input_shapes={"x": [4, 16]})
     assert frozen.inputs[0].shape == (4, 16)
     check_dense(frozen, 4)
-    limited = tvm_ext.compile(dense(), input_shapes={"x": ["1:8", 16]})
+    limited = tvm_ext.compile(dense(), HOST, input_shapes={"x": ["1:8", 16]})
     assert not limited.report.memory.dynamic
     check_dense(limited, 8)
 
 
 def test_kernels_written_by_hand_stay_part_of_it():
     x = np.random.default_rng(2).standard_normal((4, 8)).astype("float32")
-    found = tvm_ext.compile(ByHand).run({"x": x})["output"]
+    found = tvm_ext.compile(ByHand, HOST).run({"x": x})["output"]
     np.testing.assert_allclose(found, np.exp(2 * x), rtol=1e-5)
 
 
@@ -82,14 +83,14 @@ def test_a_tuple_of_one_is_one_output():
     builder = relax.BlockBuilder()
     with builder.function("main", [x]):
         builder.emit_func_output(relax.Tuple([builder.emit(relax.op.negative(x))]))
-    found = tvm_ext.compile(builder.get()).run({"x": np.ones((2, 3), np.float32)})
+    found = tvm_ext.compile(builder.get(), HOST).run({"x": np.ones((2, 3), np.float32)})
     np.testing.assert_array_equal(found["output"], -np.ones((2, 3)))
 
 
 def test_the_given_module_stays_as_it_is():
     mod = dense()
     text = mod.script()
-    tvm_ext.compile(mod)
+    tvm_ext.compile(mod, HOST)
     assert mod.script() == text
 
 
@@ -104,7 +105,7 @@ def test_the_given_module_stays_as_it_is():
 )
 def test_shapes_that_do_not_fit_are_named(shapes, words):
     with pytest.raises(InputError, match=words):
-        tvm_ext.compile(dense(), input_shapes=shapes)
+        tvm_ext.compile(dense(), HOST, input_shapes=shapes)
 
 
 def test_a_module_without_main_is_refused():
@@ -119,6 +120,26 @@ def test_the_pipeline_has_a_name_in_tvm():
     x = np.ones((3, 16), "float32")
     result = relax.VirtualMachine(built, tvm.cpu())["main"](tvm.runtime.tensor(x))
     np.testing.assert_allclose(result[0].numpy(), np.maximum(x @ WEIGHT, 0), rtol=1e-5, atol=1e-5)
+
+
+def test_the_named_pipeline_goes_the_road_of_compile():
+    """Without dataflow blocks, which passes look at, too: the product and its Relu are fused."""
+    with resolve_target("cpu").tvm_target():
+        planned = relax.get_pipeline("tvm_ext")(dense())
+    compiled = tvm_ext.compile(dense())
+    kernels = [name for name, func in by_name(planned).items() if isinstance(func, tirx.PrimFunc)]
+    assert {kernel.name for kernel in compiled.report.kernels} <= set(kernels)
+    assert any("matmul" in name and "relu" in name for name in kernels)
+
+
+def by_name(mod: tvm.IRModule) -> dict:
+    return {str(var.name_hint): func for var, func in mod.functions.items()}
+
+
+def test_a_gpu_needs_schedules_in_the_named_pipeline_too():
+    pipeline = relax.get_pipeline("tvm_ext", disabled_passes=["ScheduleKernels"])
+    with resolve_target("nvidia-a100").tvm_target(), pytest.raises(RuntimeError, match="left out"):
+        pipeline(dense())
 
 
 def test_kernels_are_scheduled_in_a_sequential():
@@ -138,9 +159,13 @@ def test_a_model_of_pytorch_through_tvms_importer():
     torch = pytest.importorskip("torch")
     from tvm.relax.frontend.torch import from_exported_program
 
-    layers = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
-    x = torch.randn(3, 16)
-    mod = from_exported_program(torch.export.export(layers, (x,)))
-    compiled = tvm_ext.compile(mod)
+    nn = torch.nn
+    features = (nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2))
+    network = nn.Sequential(*features, nn.Flatten(), nn.Linear(8 * 16, 4)).eval()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    example = torch.randn(4, 3, 8, 8)
+    program = torch.export.export(network, (example,), dynamic_shapes=({0: batch},))
+    compiled = tvm_ext.compile(from_exported_program(program), HOST)
+    x = torch.randn(6, 3, 8, 8)
     (found,) = compiled.run({compiled.inputs[0].name: x.numpy()}).values()
-    np.testing.assert_allclose(found, layers(x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found, network(x).detach().numpy(), rtol=1e-4, atol=1e-5)

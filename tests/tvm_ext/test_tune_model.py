@@ -4,9 +4,11 @@ import numpy as np
 import onnx
 import pytest
 from small_models import model, node, rand, value
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import RecordsError, TuningError
+from tvm_ext.passes.pipeline import load_pipelines
 from tvm_ext.tuning.logs.trial_log import read_trials
 
 
@@ -32,7 +34,7 @@ def workers(worker_stock):
 def tuned(tmp_path_factory):
     """The folder of records of the network, and what the session said."""
     folder = tmp_path_factory.mktemp("records")
-    progress = tvm_ext.tune(network(), work_dir=folder, effort="quick", trials=14)
+    progress = tvm_ext.tune(network(), HOST, work_dir=folder, effort="quick", trials=14)
     return folder, progress
 
 
@@ -40,31 +42,31 @@ def test_all_kernels_hit(tuned):
     folder, progress = tuned
     assert {kernel.state for kernel in progress.kernels} == {"done"}
     assert progress.trials_done == 14
-    compiled = tvm_ext.compile(network(), records=folder, require_records=True)
+    compiled = tvm_ext.compile(network(), HOST, records=folder, require_records=True)
     assert [kernel.tuned for kernel in compiled.report.kernels] == ["hit"] * len(progress.kernels)
     assert {kernel.source for kernel in compiled.report.kernels} == {"record"}
     x = rand(8, 24, seed=3)
-    plain = tvm_ext.compile(network()).run({"x": x})["y"]
+    plain = tvm_ext.compile(network(), HOST).run({"x": x})["y"]
     np.testing.assert_allclose(compiled.run({"x": x})["y"], plain, rtol=1e-4, atol=1e-6)
 
 
 def test_the_same_command_goes_on(tuned):
     folder, _ = tuned
     before = len(read_trials(folder).trials)
-    again = tvm_ext.tune(network(), work_dir=folder, effort="quick", trials=14)
+    again = tvm_ext.tune(network(), HOST, work_dir=folder, effort="quick", trials=14)
     assert again.trials_done == 0
     assert len(read_trials(folder).trials) == before
 
 
 def test_changed_graph_is_a_miss_with_the_reason(tuned):
     folder, _ = tuned
-    report = tvm_ext.compile(network(width=40), records=folder).report
+    report = tvm_ext.compile(network(width=40), HOST, records=folder).report
     missed = [kernel for kernel in report.kernels if kernel.tuned == "miss"]
     assert len(missed) == 2
     assert all("was tuned as part of another kernel" in kernel.miss for kernel in missed)
     assert all(kernel.source == "template" for kernel in missed)
     with pytest.raises(RecordsError, match=r"2 of 3 kernels have no record.*first.*tvm-ext tune"):
-        tvm_ext.compile(network(width=40), records=folder, require_records=True)
+        tvm_ext.compile(network(width=40), HOST, records=folder, require_records=True)
 
 
 def test_other_target_is_a_miss_with_the_reason(tuned):
@@ -75,40 +77,52 @@ def test_other_target_is_a_miss_with_the_reason(tuned):
 
 
 def test_no_records_no_word_of_them():
-    report = tvm_ext.compile(network()).report
+    report = tvm_ext.compile(network(), HOST).report
     assert {kernel.tuned for kernel in report.kernels} == {""}
 
 
 def test_only_and_skip(tmp_path):
     progress = tvm_ext.tune(
-        network(), work_dir=tmp_path, effort="quick", trials=2, only=["first*", "softmax"],
+        network(), HOST, work_dir=tmp_path, effort="quick", trials=2, only=["first*", "softmax"],
         skip=["softmax"],
     )  # fmt: skip
     assert [kernel.origins for kernel in progress.kernels] == [("first + relu",)]
     with pytest.raises(TuningError, match="no kernel or node matches 'third'"):
-        tvm_ext.tune(network(), work_dir=tmp_path, only=["third"])
+        tvm_ext.tune(network(), HOST, work_dir=tmp_path, only=["third"])
+
+
+def test_a_pipeline_of_ones_own(tmp_path):
+    """Its kernels are tuned: without fusion the activation is one by itself."""
+    fusing = ("AnnotateTIROpPattern", "FuseOperators", "FuseTIR")
+    lower = [name for name in load_pipelines()["O3"].lower if name not in fusing]
+    pipeline = tvm_ext.PassPipeline(lower=lower)
+    options = {"work_dir": tmp_path, "effort": "quick", "trials": 4, "only": ["relu"]}
+    progress = tvm_ext.tune(network(), pipeline=pipeline, **options)
+    assert [kernel.origins for kernel in progress.kernels] == [("relu",)]
+    report = tvm_ext.compile(network(), records=tmp_path, pipeline=pipeline).report
+    assert {one.tuned for one in report.kernels if one.origins == ["relu"]} == {"hit"}
 
 
 def test_refusals(tmp_path):
     with pytest.raises(TuningError, match="unknown effort 'quik'; nearest known: 'quick'"):
-        tvm_ext.tune(network(), work_dir=tmp_path, effort="quik")
+        tvm_ext.tune(network(), HOST, work_dir=tmp_path, effort="quik")
     with pytest.raises(TuningError, match=r"unknown cost model 'xgbost'.*'xgboost'"):
-        tvm_ext.tune(network(), work_dir=tmp_path, cost_model_name="xgbost")
+        tvm_ext.tune(network(), HOST, work_dir=tmp_path, cost_model_name="xgbost")
     with pytest.raises(TuningError, match="trials is 0; expected 1 or more"):
-        tvm_ext.tune(network(), work_dir=tmp_path, trials=0)
+        tvm_ext.tune(network(), HOST, work_dir=tmp_path, trials=0)
     with pytest.raises(TuningError, match="l2 is 'lukewarm'; expected 'cold' or 'warm'"):
-        tvm_ext.tune(network(), work_dir=tmp_path, l2="lukewarm")
+        tvm_ext.tune(network(), HOST, work_dir=tmp_path, l2="lukewarm")
     with pytest.raises(RecordsError, match="there is no folder of records"):
-        tvm_ext.compile(network(), records=tmp_path / "none")
+        tvm_ext.compile(network(), HOST, records=tmp_path / "none")
     (tmp_path / "empty").mkdir()
     with pytest.raises(RecordsError, match="holds no records"):
-        tvm_ext.compile(network(), records=tmp_path / "empty")
+        tvm_ext.compile(network(), HOST, records=tmp_path / "empty")
 
 
 def test_symbolic_kernels_are_skipped(tmp_path):
     nodes = [node("Relu", ["x"], ["y"], name="relu")]
     dynamic = model(nodes, [value("x", ["N", 4])], [value("y", ["N", 4])])
-    progress = tvm_ext.tune(dynamic, work_dir=tmp_path, effort="quick")
+    progress = tvm_ext.tune(dynamic, HOST, work_dir=tmp_path, effort="quick")
     (kernel,) = progress.kernels
     assert kernel.state == "skipped"
     assert "known only at run time" in kernel.reason

@@ -101,13 +101,15 @@ class LoopAxis:
 # By how much an index moves with loops.
 
 
-def linear_form(expr: Any, variables: Sequence[tirx.Var]) -> tuple[list[Any], Any] | None:
+def linear_form(expr: tvm.ir.Expr, variables: Sequence[tirx.Var]) -> tuple[list[Any], Any] | None:
     """By how much an expression moves with each variable, and the rest; None if not linearly."""
     found = list(detect_linear_equation(expr, list(variables)))
     return (found[:-1], found[-1]) if len(found) == len(variables) + 1 else None
 
 
-def linear_numbers(expr: Any, variables: Sequence[tirx.Var]) -> tuple[list[int], int] | None:
+def linear_numbers(
+    expr: tvm.ir.Expr, variables: Sequence[tirx.Var]
+) -> tuple[list[int], int] | None:
     """The same where all of them are numbers."""
     found = linear_form(expr, variables)
     numbers = [static_extent(number) for number in (*found[0], found[1])] if found else []
@@ -115,7 +117,7 @@ def linear_numbers(expr: Any, variables: Sequence[tirx.Var]) -> tuple[list[int],
     return (known[:-1], known[-1]) if known and len(known) == len(numbers) else None
 
 
-def slope(expr: Any, var: tirx.Var) -> int | None:
+def slope(expr: tvm.ir.Expr, var: tirx.Var) -> int | None:
     """By how much an index moves with a variable; None when that is not one number."""
     found = linear_form(expr, [var])
     return static_extent(found[0][0]) if found else None
@@ -213,6 +215,11 @@ def nodes(root: Any, *kinds: type) -> list[Any]:
     return found
 
 
+def depends(expr: tvm.ir.Expr, *variables: tirx.Var) -> bool:
+    """Whether one of ``variables`` is in ``expr``."""
+    return any(var.same_as(used) for used in nodes(expr, tvm.ir.Var) for var in variables)
+
+
 class FlatViews:
     """The flat views of a kernel's buffers.
 
@@ -228,7 +235,7 @@ class FlatViews:
         self.symbolic_sizes = symbolic_sizes
         self._pairs: list[tuple[Any, Any]] = []
 
-    def of(self, buffer: Any) -> Any:
+    def of(self, buffer: tirx.Buffer) -> tirx.Buffer:
         """The flat view of ``buffer``, the same one at every call."""
         for original, flat in self._pairs:
             if original.same_as(buffer):
@@ -255,12 +262,12 @@ class FlatViews:
             if among(original, func.params)
         ]
 
-    def allocated(self, func: tirx.PrimFunc) -> list[Any]:
+    def allocated(self, func: tirx.PrimFunc) -> list[tirx.Buffer]:
         """The views that are not of parameters."""
         return [flat for original, flat in self._pairs if not among(original, func.params)]
 
 
-def among(buffer: Any, buffers: Sequence[Any]) -> bool:
+def among(buffer: tirx.Buffer, buffers: Sequence[Any]) -> bool:
     """Whether ``buffer`` is one of ``buffers``."""
     return any(buffer.same_as(other) for other in buffers)
 
@@ -271,7 +278,7 @@ def flattened(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferStore | N
     if not all(is_compact(buffer, views.symbolic_sizes) for buffer in buffers):
         return None
 
-    def flat_load(load: tvm.ir.TensorLoad) -> Any:
+    def flat_load(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
         return tirx.BufferLoad(views.of(load.source), [flat_address(load.source, load.indices)])
 
     address = flat_address(store.buffer, store.indices)
@@ -291,14 +298,14 @@ def with_flat_memory(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferSt
         A buffer's layout is not plain.
     """
 
-    def in_memory(buffer: Any, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
+    def in_memory(buffer: tirx.Buffer, indices: Sequence[tvm.ir.Expr]) -> tuple[Any, list[Any]]:
         zero = tirx.const(0, str(buffer.dtype))
         found = flattened(tirx.BufferStore(buffer, zero, list(indices)), views)
         if found is None:
             raise ValueError(f"buffer {buffer.name} is not laid out row by row")
         return found.buffer, list(found.indices)
 
-    def flat(load: tvm.ir.TensorLoad) -> Any:
+    def flat(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
         if str(load.source.scope()) != "global":
             return load
         return tirx.BufferLoad(*in_memory(load.source, load.indices))
@@ -310,7 +317,7 @@ def with_flat_memory(store: tirx.BufferStore, views: FlatViews) -> tirx.BufferSt
     return tirx.BufferStore(buffer, value, indices)
 
 
-def elements(buffer: Any) -> Any:
+def elements(buffer: tirx.Buffer) -> Any:
     """How many elements a buffer has: an int, or an expression of what is known in the run only."""
     known = [static_extent(extent) for extent in buffer.shape]
     rest = [extent for extent, n in zip(buffer.shape, known, strict=True) if n is None]
@@ -318,17 +325,22 @@ def elements(buffer: Any) -> Any:
     return math.prod([extent.astype("int64") for extent in rest], start=count) if rest else count
 
 
-def is_compact(buffer: Any, symbolic_sizes: bool = False) -> bool:
+def is_compact(buffer: tirx.Buffer, symbolic_sizes: bool = False) -> bool:
     """Whether a buffer has known sizes, or any, and lies in memory row by row, without gaps."""
     known = symbolic_sizes or all(static_extent(size) is not None for size in buffer.shape)
     return known and not buffer.strides and static_extent(buffer.elem_offset) in (None, 0)
 
 
-def flat_address(buffer: Any, indices: Sequence[Any]) -> Any:
-    """Position of an element in the buffer's memory, counted in elements."""
+def flat_address(
+    buffer: tirx.Buffer, indices: Sequence[tvm.ir.Expr], dtype: str = ""
+) -> tvm.ir.Expr:
+    """Position of an element in the buffer's memory, counted in elements.
+
+    Its type is ``dtype``, or else that of the indices, int64 if they have several.
+    """
     # A cast hides from the solver that an index is linear, so the loops' own type is kept.
     dtypes = {str(index.ty) for index in indices}
-    dtype = dtypes.pop() if len(dtypes) == 1 else "int64"
+    dtype = dtype or (dtypes.pop() if len(dtypes) == 1 else "int64")
     flat: Any = tirx.const(0, dtype)
     for size, index in zip(buffer.shape, indices, strict=True):
         known = static_extent(size)

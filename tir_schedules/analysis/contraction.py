@@ -1,258 +1,180 @@
-"""Contractions whose extents need not be known: what is summed up, and what becomes of it."""
+"""Contractions: reductions that add up products of two operands, as matmuls and convolutions do.
 
-from collections.abc import Callable, Sequence
+What a loop is, of M, N, K or the batch, follows from which of the operands and the result it moves.
+"""
+
+import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Self
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
+from tvm.ir import TensorLoad, TensorRegion
 from tvm.s_tir.schedule import SBlockRV
-from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, slope, static_extent
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    substitute,
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    BlockAccess,
+    access_of,
+    depends,
+    operands_of,
+    static_extent,
 )
-from tvm_ext.tir_schedules.inlining import is_data_parallel
+from tvm_ext.tir_schedules.inlining import kernel_blocks, reduction_blocks
 
 
 @dataclass(frozen=True)
-class SymbolicContraction:
-    """``result[spatial] = finish(start + sum over reduction of product)``.
+class Contraction:
+    """The loops of a block by what they are in ``C[b, i, j] += A[b, i, k] * B[b, k, j]``.
+
+    Each is a tuple of positions among the block's loops. Loops of extent 1 are in none.
 
     Attributes
     ----------
-    spatial, reduction : tuple[LoopAxis, ...]
-        The loops, without those of one iteration.
-    product : Expr
-        What one iteration adds.
-    start : Expr
-        Where the sum starts.
-    store : tirx.BufferStore
-        Writes a result; in its value, ``total`` stands for the finished sum.
-    total : tirx.Var
-        See ``store``.
-    views : tuple[tuple[Buffer, Buffer], ...]
-        Buffers in place of parameters, with two dimensions as one, and those parameters.
+    batch, m, n, k : tuple[int, ...]
+        ``b``, ``i``, ``j`` and ``k``.
+    operands : tuple[int, int]
+        Which of the block's two operands is A, and which B.
+    extents : tuple[int, ...]
+        Trip count of every loop.
     """
 
-    spatial: tuple[LoopAxis, ...]
-    reduction: tuple[LoopAxis, ...]
-    product: Any
-    start: Any
-    store: tirx.BufferStore
-    total: tirx.Var
-    views: tuple[tuple[Any, Any], ...] = ()
+    batch: tuple[int, ...]
+    m: tuple[int, ...]
+    n: tuple[int, ...]
+    k: tuple[int, ...]
+    operands: tuple[int, int]
+    extents: tuple[int, ...]
 
-    def with_expressions(self, change: Callable[[Any], Any]) -> "SymbolicContraction":
-        """The contraction with ``change`` applied to the product, the result and its place."""
-        indices = [change(index) for index in self.store.indices]
-        store = tirx.BufferStore(self.store.buffer, change(self.store.value), indices)
-        return replace(self, product=change(self.product), store=store)
+    def size(self, positions: tuple[int, ...]) -> int:
+        """Trip count of some loops together."""
+        return math.prod(self.extents[position] for position in positions)
 
-    def operands(self) -> list[Any]:
-        """What the product reads."""
-        return nodes(self.product, tvm.ir.TensorLoad)
+    def longest(self, positions: tuple[int, ...]) -> int | None:
+        """The loop with the most iterations among ``positions``; None if there is none."""
+        return max(positions, key=lambda position: self.extents[position], default=None)
 
-    def step(self, place: Any, axis: LoopAxis) -> int | None:
-        """0 where a load or store does not move with ``axis``, 1 for neighbours, None otherwise."""
-        buffer = place.buffer if isinstance(place, tirx.BufferStore) else place.source
-        moving = [p for p, index in enumerate(place.indices) if depends(index, axis.var)]
-        if not moving:
-            return 0
-        last = max((p for p, n in enumerate(buffer.shape) if static_extent(n) != 1), default=None)
-        if moving != [last]:
-            return None
-        return 1 if slope(place.indices[last], axis.var) == 1 else None
+    def swapped(self) -> Self:
+        """The transposed matmul, whose first operand is B."""
+        return replace(self, m=self.n, n=self.m, operands=self.operands[::-1])
 
 
-def depends(expr: Any, var: tirx.Var) -> bool:
-    """Whether ``var`` is in ``expr``."""
-    return any(var.same_as(found) for found in nodes(expr, tvm.ir.Var))
+def contraction_of(block: s_tir.SBlock) -> Contraction | NotApplicable:
+    """The contraction that a block is, with the operands and loops in their order."""
+    extents = [static_extent(v.dom.extent) for v in block.iter_vars]
+    regions = operands_of(block)
+    if any(v.iter_type not in _KNOWN for v in block.iter_vars):
+        return NotApplicable("a loop is neither data-parallel nor a reduction")
+    if None in extents:
+        return NotApplicable("a loop has a symbolic extent")
+    if len(regions) != 2:
+        return NotApplicable(f"it reads {len(regions)} operands besides the sum, not two")
+    moved = [moved_by(region, block) for region in (*regions, block.writes[0])]
+    groups: dict[str, list[int]] = {"batch": [], "m": [], "n": [], "k": []}
+    for position, (iter_var, extent) in enumerate(zip(block.iter_vars, extents, strict=True)):
+        if extent == 1:
+            continue
+        reduces = iter_var.iter_type == tirx.IterVar.CommReduce
+        group = _ROLES.get((reduces, *(position in positions for positions in moved)))
+        if group is None:
+            return NotApplicable(
+                "a loop moves neither both operands nor one of them and the result"
+            )
+        groups[group].append(position)
+    batch, m, n, k = (tuple(positions) for positions in groups.values())
+    return Contraction(batch, m, n, k, (0, 1), tuple(extent or 0 for extent in extents))
 
 
-def contraction_of(
-    sch: s_tir.Schedule, anchor: SBlockRV, epilogue: SBlockRV | None
-) -> SymbolicContraction | NotApplicable:
-    """The contraction of ``anchor``, finished as ``epilogue`` does where there is one."""
-    stmt = sch.get(anchor)
-    summed = _summed(stmt)
-    if isinstance(summed, NotApplicable):
-        return summed
-    product, start = summed
-    kinds = {v.var: v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars}
-    axes = {
-        v.var: LoopAxis(tirx.Var(v.var.name, v.var.ty), v.dom.extent, position)
-        for position, v in enumerate(stmt.iter_vars)
+_KNOWN = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+
+# Whether a loop reduces and which of A, B and C it moves, and what it then is.
+_ROLES = {
+    (True, True, True, False): "k",
+    (False, True, True, True): "batch",
+    (False, True, False, True): "m",
+    (False, False, True, True): "n",
+}
+
+
+def moved_by(region: TensorRegion, block: s_tir.SBlock) -> set[int]:
+    """Positions of the loops that move a region."""
+    return {
+        position
+        for position, iter_var in enumerate(block.iter_vars)
+        if any(depends(dim.min, iter_var.var) for dim in region.region)
     }
-    if len({str(axis.var.ty) for axis in axes.values()}) > 1:
-        return NotApplicable("its loops count in different types of integers")
-    total = tirx.Var("total", str(start.ty))
-    store = tirx.BufferStore(stmt.body.buffer, total, list(stmt.body.indices))
-    if epilogue is not None:
-        finished = _finished(sch.get(epilogue), stmt, total)
-        if finished is None:
-            return NotApplicable("what follows the sum reads it in another order")
-        store, extents = finished
-        axes = {v: replace(a, extent=extents.get(v, a.extent)) for v, a in axes.items()}
-    found = SymbolicContraction(
-        tuple(axes[v] for v, is_spatial in kinds.items() if is_spatial),
-        tuple(axes[v] for v, is_spatial in kinds.items() if not is_spatial),
-        product,
-        start,
-        store,
-        total,
-    )
-    names = {v: axis.var for v, axis in axes.items()}
-    return _without_single(found.with_expressions(lambda expr: substitute(expr, names)))
 
 
-def _summed(stmt: s_tir.SBlock) -> tuple[Any, Any] | NotApplicable:
-    """What a block adds up, and where it starts."""
-    body, init = stmt.body, stmt.init
-    stores = isinstance(body, tirx.BufferStore) and isinstance(init, tirx.BufferStore)
-    if not stores or not isinstance(body.value, tirx.Add):
-        return NotApplicable("its reduction is no sum")
-    sides = (body.value.a, body.value.b)
-    own = [tvm_ffi.structural_equal(side, _load_of(body)) for side in sides]
-    if own.count(True) != 1 or any(static_extent(v.dom.min) != 0 for v in stmt.iter_vars):
-        return NotApplicable("its reduction is no plain sum")
-    product = sides[own.index(False)]
-    factors = product.value if isinstance(product, tirx.Cast) else product
-    if not isinstance(factors, tirx.Mul):
-        return NotApplicable("it sums up something other than products")
-    if not isinstance(init.value, tirx.IntImm | tirx.FloatImm):
-        return NotApplicable("its sums do not start with a number")
-    return product, init.value
-
-
-def _load_of(store: tirx.BufferStore) -> Any:
-    return tirx.BufferLoad(store.buffer, list(store.indices))
-
-
-def _finished(
-    stmt: s_tir.SBlock, anchor: s_tir.SBlock, total: tirx.Var
-) -> tuple[tirx.BufferStore, dict[Any, Any]] | None:
-    """The assignment of an epilogue in the loops of the sum, and what it needs of them."""
-    sums = anchor.body.buffer
-    loads = [load for load in nodes(stmt.body, tvm.ir.TensorLoad) if load.source.same_as(sums)]
-    if not isinstance(stmt.body, tirx.BufferStore) or not loads:
-        return None
-    domains = {v.var: v.dom.extent for v in stmt.iter_vars}
-    own = {v.var: v.dom.extent for v in anchor.iter_vars}
-    names: dict[Any, Any] = {}
-    extents: dict[Any, Any] = {}
-    for written, read in zip(anchor.body.indices, loads[0].indices, strict=True):
-        if written not in own or read not in domains or read in names:
-            return None
-        if not _is_within(domains[read], own[written]):
-            return None
-        names[read], extents[written] = written, domains[read]
-    others = [v for v in domains if v not in names]
-    same = all(tvm_ffi.structural_equal(load, loads[0]) for load in loads)
-    if not same or any(static_extent(domains[v]) != 1 for v in others):
-        return None
-    names |= {v: tirx.const(0, str(v.ty)) for v in others}
-
-    def replaced(load: tvm.ir.TensorLoad) -> Any:
-        return total if load.source.same_as(sums) else load
-
-    value = tvm_ffi.structural_map(stmt.body.value, (tvm.ir.TensorLoad, replaced))
-    indices = [substitute(index, names) for index in stmt.body.indices]
-    return tirx.BufferStore(stmt.body.buffer, substitute(value, names), indices), extents
-
-
-def _is_within(part: Any, whole: Any) -> bool:
-    """Whether an epilogue reads all of the sums along a loop, or known to be fewer (a crop)."""
-    few, many = static_extent(part), static_extent(whole)
-    if few is not None and many is not None:
-        return few <= many
-    return Analyzer().can_prove_equal(part, whole)
-
-
-def _without_single(contraction: SymbolicContraction) -> SymbolicContraction:
-    axes = (*contraction.spatial, *contraction.reduction)
-    once = {a.var: tirx.const(0, str(a.var.ty)) for a in axes if a.length == 1}
-    analyzer = Analyzer()
-    changed = contraction.with_expressions(lambda expr: analyzer.simplify(substitute(expr, once)))
-    return replace(
-        changed,
-        spatial=tuple(axis for axis in contraction.spatial if axis.length != 1),
-        reduction=tuple(axis for axis in contraction.reduction if axis.length != 1),
+def loops_of_dimensions(region: TensorRegion, block: s_tir.SBlock) -> tuple[int | None, ...]:
+    """For each dimension the loop that is its index; None for any other index."""
+    return tuple(
+        next((p for p, v in enumerate(block.iter_vars) if v.var.same_as(dim.min)), None)
+        for dim in region.region
     )
 
 
-def joined(
-    contraction: SymbolicContraction,
-    outer: LoopAxis,
-    inner: LoopAxis,
-    params: Sequence[Any],
-) -> tuple[SymbolicContraction, LoopAxis] | None:
-    """The contraction with two loops as one, and that one; None where addresses do not allow it.
+# What a reduction adds up.
 
-    Every buffer with one of the two has both as neighbouring dimensions, is a parameter and lies in
-    memory without gaps: it is looked at as if the two were one dimension.
+
+def accumulation_of(block: s_tir.SBlock) -> tuple[type, tvm.ir.Expr] | None:
+    """How a reduction combines what it has with the next element, and that element.
+
+    The operator is ``tirx.Add``, ``tirx.Max`` or ``tirx.Min``; None for anything else.
     """
-    axis = LoopAxis(tirx.Var(inner.var.name, inner.var.ty), outer.extent * inner.extent)
-    views = list(contraction.views)
-    made: list[tuple[Any, int, Any]] = []
-    refused: list[Any] = []
-
-    def place(buffer: Any, indices: Sequence[Any]) -> tuple[Any, list[Any]]:
-        moved = [depends(i, outer.var) or depends(i, inner.var) for i in indices]
-        if not any(moved):
-            return buffer, list(indices)
-        first = moved.index(True)
-        plain = moved.count(True) == 2 and indices[first].same_as(outer.var)
-        plain = plain and first + 1 < len(indices) and indices[first + 1].same_as(inner.var)
-        if not plain or not _is_dense(buffer, first, outer, inner):
-            refused.append(buffer)
-            return buffer, list(indices)
-        source = next((own for view, own in views if view.same_as(buffer)), buffer)
-        if not any(source.same_as(param) for param in params):
-            refused.append(buffer)
-        known = (v for b, dim, v in made if b.same_as(buffer) and dim == first)
-        view = next(known, None)
-        if view is None:
-            shape = [*buffer.shape[:first], axis.extent, *buffer.shape[first + 2 :]]
-            view = tirx.decl_buffer(shape, str(buffer.dtype), buffer.name)
-            made.append((buffer, first, view))
-            views.append((view, source))
-        return view, [*indices[:first], axis.var, *indices[first + 2 :]]
-
-    def load(node: tvm.ir.TensorLoad) -> Any:
-        view, indices = place(node.source, node.indices)
-        return node if view.same_as(node.source) else tirx.BufferLoad(view, indices)
-
-    product, value = (
-        tvm_ffi.structural_map(expr, (tvm.ir.TensorLoad, load))
-        for expr in (contraction.product, contraction.store.value)
-    )
-    buffer, indices = place(contraction.store.buffer, contraction.store.indices)
-    left = [e for e in (product, value) if depends(e, outer.var) or depends(e, inner.var)]
-    if refused or left:
+    body = block.body
+    if not isinstance(body, tirx.BufferStore) or not isinstance(block.init, tirx.BufferStore):
         return None
-    spatial = [axis if a is inner else a for a in contraction.spatial if a is not outer]
-    store = tirx.BufferStore(buffer, value, indices)
-    changed = replace(
-        contraction, spatial=tuple(spatial), product=product, store=store, views=tuple(views)
-    )
-    return changed, axis
+    value = body.value
+    if not isinstance(value, tirx.Add | tirx.Max | tirx.Min):
+        return None
+    if not isinstance(value.a, TensorLoad) or not value.a.source.same_as(body.buffer):
+        return None
+    return type(value), value.b
 
 
-def _is_dense(buffer: Any, first: int, outer: LoopAxis, inner: LoopAxis) -> bool:
-    """Whether the two loops pass all of two dimensions, which follow each other in memory."""
-    if buffer.strides or static_extent(buffer.elem_offset) not in (None, 0):
+def summed_product(block: s_tir.SBlock) -> tirx.Mul | None:
+    """The product that a block adds up, without casts around it; None if it is another sum."""
+    operator, element = accumulation_of(block) or (None, None)
+    while isinstance(element, tirx.Cast):
+        element = element.value
+    return element if operator is tirx.Add and isinstance(element, tirx.Mul) else None
+
+
+def factors_of(block: s_tir.SBlock) -> list[TensorLoad]:
+    """The two loads whose product a block adds up, each under at most a cast; empty if other."""
+    operator, product = accumulation_of(block) or (None, None)
+    if operator is not tirx.Add or not isinstance(product, tirx.Mul):
+        return []
+    factors = [f.value if isinstance(f, tirx.Cast) else f for f in (product.a, product.b)]
+    return factors if all(isinstance(factor, TensorLoad) for factor in factors) else []
+
+
+# The reduction of a kernel.
+
+
+def only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
+    """The kernel's only reduction."""
+    reductions = reduction_blocks(sch)
+    if len(reductions) != 1:
+        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
+    return reductions[0]
+
+
+def access_of_reduction(sch: s_tir.Schedule, anchor: SBlockRV) -> BlockAccess | NotApplicable:
+    """What a reduction reads and writes, in a kernel all of whose blocks are as plain."""
+    access = access_of(sch, anchor)
+    if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
+        return NotApplicable("a loop has a symbolic extent, scans, or writes several buffers")
+    return access
+
+
+def one_operand_moves_with_results(access: BlockAccess) -> bool:
+    """Whether just one of two operands moves with each of the result's loops.
+
+    Depthwise convolutions have such an input; of a matmul or a whole convolution, rows share
+    columns.
+    """
+    if len(access.read_strides) != 2 or not access.trip_count():
         return False
-    pairs = zip(buffer.shape[first : first + 2], (outer.extent, inner.extent), strict=True)
-    return all(Analyzer().can_prove_equal(size, extent) for size, extent in pairs)
-
-
-def epilogue_of(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
-    """The only block that reads the sums, if it computes element by element."""
-    consumers = sch.get_consumers(anchor)
-    if len(consumers) != 1 or not is_data_parallel(sch, consumers[0]):
-        return None
-    return consumers[0]
+    axes = [axis for axis in access.spatial if access.extents[axis] > 1]
+    return sum(all(strides[axis] for axis in axes) for strides in access.read_strides) == 1

@@ -22,6 +22,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     slope,
     static_extent,
 )
+from tvm_ext.tir_schedules.inlining import runs_in_any_order
 
 # Rounds of splitting loops by the divisors found in indices; each takes a division away.
 _MAX_DIGIT_SPLITS = 12
@@ -52,7 +53,7 @@ class Nest:
         indices = [change(index) for index in store.indices]
         return replace(self, store=tirx.BufferStore(store.buffer, change(store.value), indices))
 
-    def loads(self) -> list[Any]:
+    def loads(self) -> list[tvm.ir.Expr]:
         """What the value reads, each element once, those that are read for an index included."""
         unique: dict[Any, Any] = {}
         for load in nodes(self.store.value, tvm.ir.TensorLoad):
@@ -90,7 +91,7 @@ def nest_of(stmt: s_tir.SBlock, views: FlatViews) -> Nest | None:
         return None
     if any(extent is None for extent in extents) or not isinstance(stmt.body, tirx.BufferStore):
         return None
-    if any(v.iter_type != tirx.IterVar.DataPar for v in stmt.iter_vars):
+    if not runs_in_any_order(stmt):
         return None
     flat = flattened(stmt.body, views)
     if flat is None:
@@ -107,12 +108,12 @@ def _with_floor_divisions(nest: Nest) -> Nest:
     """Division that rounds to zero, of what is never negative, as division that rounds down."""
     analyzer = _analyzer(nest)
 
-    def never_negative(expr: Any) -> bool:
+    def never_negative(expr: tvm.ir.Expr) -> bool:
         if "int" not in str(expr.ty):
             return False
         return all(analyzer.const_int_bound(side).min_value >= 0 for side in (expr.a, expr.b))
 
-    def division(expr: tirx.Div) -> Any:
+    def division(expr: tirx.Div) -> tvm.ir.Expr:
         return tirx.floordiv(expr.a, expr.b) if never_negative(expr) else expr
 
     def remainder(expr: tirx.Mod) -> Any:
@@ -195,7 +196,7 @@ def _digit(nest: Nest) -> tuple[int, int] | None:
     return None
 
 
-def _piece(dividend: Any, axis: LoopAxis, divisor: int | None) -> int | None:
+def _piece(dividend: tvm.ir.Expr, axis: LoopAxis, divisor: int | None) -> int | None:
     step = slope(dividend, axis.var)
     if divisor is None or not step or divisor % step:
         return None
@@ -203,7 +204,7 @@ def _piece(dividend: Any, axis: LoopAxis, divisor: int | None) -> int | None:
     return size if 1 < size < axis.extent and axis.extent % size == 0 else None
 
 
-def _strides(nest: Nest, indices: Sequence[Any]) -> tuple[int | None, ...]:
+def _strides(nest: Nest, indices: Sequence[tvm.ir.Expr]) -> tuple[int | None, ...]:
     return tuple(slope(indices[0], axis.var) for axis in nest.axes)
 
 
@@ -243,7 +244,7 @@ def joined(nest: Nest) -> Nest:
     return simplified(nest)
 
 
-def _step(expr: Any, var: tirx.Var) -> Any:
+def _step(expr: tvm.ir.Expr, var: tirx.Var) -> Any:
     """By how much an index moves with a variable: an int, an expression, or None."""
     found = linear_form(expr, [var])
     if found is None:
@@ -285,6 +286,6 @@ def _fresh(var: tirx.Var) -> tirx.Var:
     return tirx.Var(var.name, str(var.ty))
 
 
-def index_of(value: Any, like: tirx.Var) -> Any:
+def index_of(value: Any, like: tirx.Var) -> tvm.ir.Expr:
     """``value`` as an index of the type of ``like``; expressions as they are."""
     return tirx.const(value, str(like.ty)) if isinstance(value, int) else value

@@ -1,5 +1,6 @@
 """A kernel as blocks that all run over the same rows: its axes, strides and combining operators."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,12 +11,12 @@ from tvm_ffi import WalkResult, structural_equal, structural_map, structural_mut
 
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
-    elements,
+    flat_address,
     linear_form,
+    nodes,
     slope,
     static_extent,
 )
-from tvm_ext.tir_schedules.inlining import walk
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class RowBlock:
     @property
     def length(self) -> Any:
         """Elements of the row that the block works on; an expression where they are symbolic."""
-        return product(axis.extent for axis in self.columns)
+        return math.prod(axis.extent for axis in self.columns)
 
 
 @dataclass(frozen=True)
@@ -87,22 +88,18 @@ class RowKernel:
     @property
     def count(self) -> Any:
         """Number of rows; an expression where it is known in the run only."""
-        return product(axis.extent for axis in self.rows)
+        return math.prod(axis.extent for axis in self.rows)
 
     @property
     def length(self) -> int:
         """Elements of the longest row."""
         return max(block.length for block in self.blocks)
 
-    def size_of(self, buffer: tvm.ir.Var) -> Any:
-        """Elements of a buffer; an expression where they are known in the run only."""
-        return elements(buffer)
-
     def loads(self) -> Iterator[tvm.ir.TensorLoad]:
         """All that the blocks read."""
         for block in self.blocks:
             for store in block.stores:
-                yield from loads_of(store.value)
+                yield from nodes(store.value, tvm.ir.TensorLoad)
 
 
 def is_reduction_only(kernel: RowKernel) -> bool:
@@ -120,29 +117,16 @@ def has_waiting_rows(kernel: RowKernel) -> bool:
     )
 
 
-def product(values: Any) -> Any:
-    """The product of some integers; an expression when one of them is."""
-    result: Any = 1
-    for value in values:
-        result *= value
-    return result
-
-
 def buffer_key(buffer: tvm.ir.Var) -> int:
     """What a dictionary knows a buffer or a variable by: comparing them makes an expression."""
     return hash(buffer)
-
-
-def loads_of(expr: Any) -> list[tvm.ir.TensorLoad]:
-    """All loads in an expression."""
-    return [node for node in walk(expr) if isinstance(node, tvm.ir.TensorLoad)]
 
 
 def accesses(stores: Iterable[Store]) -> Iterator[tuple[tvm.ir.Var, tuple[Any, ...]]]:
     """All that ``stores`` write and read: buffers with indices."""
     for store in stores:
         yield store.buffer, store.indices
-        for load in loads_of(store.value):
+        for load in nodes(store.value, tvm.ir.TensorLoad):
             yield load.source, tuple(load.indices)
 
 
@@ -164,7 +148,7 @@ def substituted(
 # By how much the addresses of a row kernel move with its loops.
 
 
-def unfused(value: Any, axes: Sequence[LoopAxis], dtype: str) -> dict[int, Any]:
+def unfused(value: tvm.ir.Expr, axes: Sequence[LoopAxis], dtype: str) -> dict[int, Any]:
     """The values of ``axes`` at one iteration of the loop that they are fused into."""
     values: dict[int, Any] = {}
     step: Any = 1
@@ -179,12 +163,14 @@ def unfused(value: Any, axes: Sequence[LoopAxis], dtype: str) -> dict[int, Any]:
     return values
 
 
-def sized(count: Any, dtype: str) -> Any:
+def sized(count: Any, dtype: str) -> tvm.ir.Expr:
     """A number of iterations as an expression of a type."""
     return tirx.const(count, dtype) if isinstance(count, int) else count.astype(dtype)
 
 
-def index_in_row(kernel: RowKernel, buffer: tvm.ir.Var, indices: Sequence[Any]) -> Any:
+def index_in_row(
+    kernel: RowKernel, buffer: tvm.ir.Var, indices: Sequence[tvm.ir.Expr]
+) -> tvm.ir.Expr:
     """The position in its row of an element of an inner buffer."""
     index: Any = tirx.const(0, kernel.index_dtype)
     for d in kernel.inner[buffer_key(buffer)]:
@@ -220,7 +206,7 @@ def strides(
 ) -> list[int | None]:
     """By how much each address moves with the fused loop of ``axes``; None: not by a number."""
     dtype = kernel.index_dtype
-    fused = LoopAxis(tirx.Var("fused", dtype), product(axis.extent for axis in axes))
+    fused = LoopAxis(tirx.Var("fused", dtype), math.prod(axis.extent for axis in axes))
     values = unfused(fused.var, axes, dtype)
     found: list[int | None] = []
     for block in blocks:
@@ -228,21 +214,18 @@ def strides(
         for axis in [*kernel.rows, *block.columns, fused]:
             analyzer.bind(axis.var, tvm.ir.Range(0, axis.extent))
         for buffer, indices in accesses(block.stores):
-            address = substituted(address_of(kernel, buffer, indices), values)
+            address = substituted(element_address(kernel, buffer, indices), values)
             found.append(slope(analyzer.simplify(address), fused.var))
     return found
 
 
-def address_of(kernel: RowKernel, buffer: tvm.ir.Var, indices: Sequence[Any]) -> Any:
+def element_address(
+    kernel: RowKernel, buffer: tvm.ir.Var, indices: Sequence[tvm.ir.Expr]
+) -> tvm.ir.Expr:
     """The flat position of an element in the buffer, or in its row when it is an inner one."""
     if buffer_key(buffer) in kernel.inner:
         return index_in_row(kernel, buffer, indices)
-    address: Any = tirx.const(0, kernel.index_dtype)
-    for size, index in zip(buffer.shape, indices, strict=True):
-        known = static_extent(size)
-        length = sized(size if known is None else known or 1, kernel.index_dtype)
-        address = address * length + index.astype(kernel.index_dtype)
-    return address
+    return flat_address(buffer, indices, kernel.index_dtype)
 
 
 # How two partial results of a reduction become one.
@@ -270,11 +253,11 @@ def combine_of(block: RowBlock) -> Combine | None:
     return _picking(block)
 
 
-def accumulated(value: Any, buffers: Sequence[tvm.ir.Var], values: Values) -> Any:
+def accumulated(value: tvm.ir.Expr, buffers: Sequence[tvm.ir.Var], values: Values) -> tvm.ir.Expr:
     """``value`` with other accumulators: loads of ``buffers`` become ``values``."""
     by_key = {buffer_key(b): new for b, new in zip(buffers, values, strict=True)}
 
-    def load(node: tvm.ir.TensorLoad, mutator: Any) -> Any:
+    def load(node: tvm.ir.TensorLoad, mutator: Any) -> tvm.ir.Expr:
         new = by_key.get(buffer_key(node.source))
         return mutator.default_mutate(node) if new is None else new
 
@@ -296,7 +279,7 @@ def _operation(block: RowBlock, number: int) -> Callable[[Any, Any], Any] | None
     return None
 
 
-def _accumulators(expr: Any, keys: list[int]) -> set[int]:
+def _accumulators(expr: tvm.ir.Expr, keys: list[int]) -> set[int]:
     return {buffer_key(v) for v in tirx.analysis.undefined_vars(expr)} & set(keys)
 
 
@@ -323,7 +306,7 @@ def _picking(block: RowBlock) -> Combine | None:
     return None if _depends_on(left_over, block.columns) else combine
 
 
-def _replaced(value: Any, old: Values, new: Values) -> Any:
+def _replaced(value: tvm.ir.Expr, old: Values, new: Values) -> tvm.ir.Expr:
     def visit(node: Any, mutator: Any) -> Any:
         for candidate, replacement in zip(old, new, strict=True):
             if structural_equal(node, candidate):
@@ -373,7 +356,9 @@ def _joined(
     found = []
     for group in groups:
         last = group[-1].var
-        joined = LoopAxis(tirx.Var(last.name, str(last.ty)), product(axis.extent for axis in group))
+        joined = LoopAxis(
+            tirx.Var(last.name, str(last.ty)), math.prod(axis.extent for axis in group)
+        )
         values |= {buffer_key(axis.var): tirx.const(0, str(last.ty)) for axis in group}
         values[buffer_key(last)] = joined.var
         found.append(joined)
@@ -400,7 +385,7 @@ def _is_dense(kernel: RowKernel, block: RowBlock, outer: LoopAxis, inner: LoopAx
     for buffer, indices in accesses(block.stores):
         if buffer_key(buffer) in kernel.inner:
             continue
-        address = address_of(kernel, buffer, indices)
+        address = element_address(kernel, buffer, indices)
         linear = linear_form(analyzer.simplify(address), [outer.var, inner.var])
         if linear is None:
             return False
@@ -410,7 +395,7 @@ def _is_dense(kernel: RowKernel, block: RowBlock, outer: LoopAxis, inner: LoopAx
     return True
 
 
-def _is_free(value: Any, axes: Sequence[LoopAxis]) -> bool:
+def _is_free(value: tvm.ir.Expr, axes: Sequence[LoopAxis]) -> bool:
     """Whether a value uses one of some loops other than in an address."""
     keys = {buffer_key(axis.var) for axis in axes}
     found: list[bool] = []

@@ -1,11 +1,12 @@
 """Recognises row kernels: softmax, normalisations, reductions.
 
-Softmax and the normalisations reduce rows and then use the results for the same rows
-again. When every block reads of other blocks only what belongs to its own row, the whole kernel
-can run for one row after the other. What does not change along a row is
-computed once; products and windows are left to templates that tile.
+Softmax and the normalisations reduce rows and then use the results for the same rows again. When
+every block reads of other blocks only what belongs to its own row, the whole kernel can run for one
+row after the other. What does not change along a row is computed once; products and windows are
+left to templates that tile.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,8 +18,10 @@ from tvm_ffi import structural_mutate
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
+    elements,
     flat_address,
     is_compact,
+    nodes,
     operands_of,
     slope,
     static_extent,
@@ -30,11 +33,10 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     accesses,
     buffer_key,
     combine_of,
-    loads_of,
-    product,
     substituted,
 )
-from tvm_ext.tir_schedules.inlining import kernel_blocks, walk
+from tvm_ext.tir_schedules.inlining import kernel_blocks, runs_in_any_order
+from tvm_ext.tir_schedules.statements import is_conditional
 
 
 def simplifier(axes: Any) -> Callable[[Any], Any]:
@@ -46,8 +48,8 @@ def simplifier(axes: Any) -> Callable[[Any], Any]:
     def simplified(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
         return tirx.BufferLoad(load.source, [analyzer.simplify(i) for i in load.indices])
 
-    def simplify(expr: Any) -> Any:
-        if not loads_of(expr):
+    def simplify(expr: tvm.ir.Expr) -> tvm.ir.Expr:
+        if not nodes(expr, tvm.ir.TensorLoad):
             return analyzer.simplify(expr)
         return substituted(expr, {}, simplified)
 
@@ -121,7 +123,7 @@ class _RowReader:
         return kernel
 
     def _bind_first_reduction(self) -> list[LoopAxis]:
-        first = next((b for b in self.blocks if not _is_data_parallel(b)), None)
+        first = next((b for b in self.blocks if not runs_in_any_order(b)), None)
         if first is None:
             raise NotApplicable("the kernel has no reduction")
         rows: list[LoopAxis] = []
@@ -145,7 +147,7 @@ class _RowReader:
                         self._match(buffer_key(buffer), dimension, simplify(index), rows)
         return len(self.bound) + len(self.dimensions) > before
 
-    def _match(self, buffer: int, dimension: int, index: Any, rows: list[LoopAxis]) -> None:
+    def _match(self, buffer: int, dimension: int, index: tvm.ir.Expr, rows: list[LoopAxis]) -> None:
         """Makes ``index`` and the dimension that it indexes know of each other."""
         step = 1
         if isinstance(index, tirx.FloorDiv) and static_extent(index.b) is not None:
@@ -214,7 +216,7 @@ class _RowReader:
                         d for d in range(len(indices)) if (key, d) not in self.dimensions
                     )
 
-    def _check_access(self, kernel: RowKernel, key: int, indices: Sequence[Any]) -> None:
+    def _check_access(self, kernel: RowKernel, key: int, indices: Sequence[tvm.ir.Expr]) -> None:
         rows = [buffer_key(axis.var) for axis in kernel.rows]
         found = []
         for dimension, index in enumerate(indices):
@@ -250,12 +252,8 @@ def _same_count(count: Any, other: Any) -> bool:
     return bool(sym.Analyzer().can_prove_equal(count, other))
 
 
-def _is_data_parallel(block: s_tir.SBlock) -> bool:
-    return all(v.iter_type == tirx.IterVar.DataPar for v in block.iter_vars)
-
-
 def _is_result_axis(block: s_tir.SBlock, iter_var: tirx.IterVar) -> bool:
-    return not _is_data_parallel(block) and iter_var.iter_type == tirx.IterVar.DataPar
+    return not runs_in_any_order(block) and iter_var.iter_type == tirx.IterVar.DataPar
 
 
 def _body(block: s_tir.SBlock) -> tuple[list[Store], list[Any]]:
@@ -291,15 +289,20 @@ def refuse_early(sch: s_tir.Schedule) -> NotApplicable | None:
     """What ``refuse_rows`` would say of convolutions and matmuls, at little cost."""
     for block in kernel_blocks(sch):
         stmt = sch.get(block)
-        if all(v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars):
+        if runs_in_any_order(stmt):
             continue
-        extents = [static_extent(v.dom.extent) for v in stmt.iter_vars]
-        sizes = [[static_extent(s) for s in read.source.shape] for read in operands_of(stmt)]
-        if None in extents or any(None in size for size in sizes):
-            continue
-        if all(product(size) != product(extents) for size in sizes):
+        iterations = _known_product(v.dom.extent for v in stmt.iter_vars)
+        sizes = [_known_product(read.source.shape) for read in operands_of(stmt)]
+        if iterations is not None and all(size not in (None, iterations) for size in sizes):
             return SEVERAL_ROWS
     return None
+
+
+def _known_product(extents: Iterable[tvm.ir.Expr]) -> int | None:
+    """The product of some extents; None where one of them is symbolic."""
+    found = [static_extent(extent) for extent in extents]
+    known = [extent for extent in found if extent is not None]
+    return math.prod(known) if len(known) == len(found) else None
 
 
 def refuse_rows(kernel: RowKernel, most_mixed: int = 1) -> NotApplicable | None:
@@ -325,11 +328,10 @@ def is_matmul(kernel: RowKernel, block: RowBlock) -> bool:
     factors = [
         side
         for store in block.stores
-        for node in walk(store.value)
-        if isinstance(node, tirx.Mul)
+        for node in nodes(store.value, tirx.Mul)
         for side in (node.a, node.b)
     ]
-    for load in (load for factor in factors for load in loads_of(factor)):
+    for load in (load for factor in factors for load in nodes(factor, tvm.ir.TensorLoad)):
         used = {
             buffer_key(v) for index in load.indices for v in tirx.analysis.undefined_vars(index)
         }
@@ -344,25 +346,24 @@ def _reads_once(kernel: RowKernel, block: RowBlock, most_mixed: int) -> bool:
     columns = {buffer_key(axis.var) for axis in block.columns}
     steps = kernel.count * block.length
     own = {buffer_key(store.buffer) for store in block.stores}
-    loads = [load for store in block.stores for load in loads_of(store.value)]
+    loads = [load for store in block.stores for load in nodes(store.value, tvm.ir.TensorLoad)]
     for load in (load for load in loads if buffer_key(load.source) not in own):
         used = [_variables(index) for index in load.indices]
         mixed = sum(bool(u & rows and u & columns) for u in used)
         if not rows | columns <= set().union(*used) or mixed > most_mixed:
             continue
-        if sym.Analyzer().can_prove_equal(kernel.size_of(load.source), steps):
+        if sym.Analyzer().can_prove_equal(elements(load.source), steps):
             return True
     return False
 
 
-def _variables(index: Any) -> set[int]:
+def _variables(index: tvm.ir.Expr) -> set[int]:
     return {buffer_key(v) for v in tirx.analysis.undefined_vars(index)}
 
 
 # Computes once a row what does not change along it.
 
 
-_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
 _RECIPROCAL_TYPES = ("float32", "float64")
 
 
@@ -397,13 +398,13 @@ class _Hoist:
         self.zero = tirx.const(0, index_dtype)
         self.hoisted: list[Store] = []
 
-    def visited(self, value: Any) -> Any:
+    def visited(self, value: tvm.ir.Expr) -> tvm.ir.Expr:
         return structural_mutate(value, [(tvm.ir.Expr, self._visit)])
 
-    def _visit(self, node: Any, mutator: Any) -> Any:
+    def _visit(self, node: tvm.ir.Expr, mutator: Any) -> tvm.ir.Expr:
         if isinstance(node, tvm.ir.TensorLoad | tvm.ir.Var):
             return node
-        if isinstance(node, tvm.ir.Call) and node.op.same_as(_IF_THEN_ELSE):
+        if is_conditional(node):
             # What is under a condition may only be computed where it holds.
             return node
         if self._is_fixed(node):
@@ -413,20 +414,20 @@ class _Hoist:
             return mutator.mutate(node.a) * self._once(tirx.Div(one, node.b))
         return mutator.default_mutate(node)
 
-    def _is_fixed(self, node: Any) -> bool:
+    def _is_fixed(self, node: tvm.ir.Expr) -> bool:
         used = {buffer_key(var) for var in tirx.analysis.undefined_vars(node)}
         return not used & self.changing
 
-    def _once(self, value: Any) -> tvm.ir.Expr:
+    def _once(self, value: tvm.ir.Expr) -> tvm.ir.Expr:
         buffer = tirx.decl_buffer([1], str(value.ty), "once")
         self.hoisted.append(Store(buffer, (self.zero,), value))
         return tirx.BufferLoad(buffer, [self.zero])
 
 
-def _is_costly(node: Any) -> bool:
-    return any(isinstance(part, tvm.ir.Call | tirx.Div) for part in walk(node))
+def _is_costly(node: tvm.ir.Expr) -> bool:
+    return bool(nodes(node, tvm.ir.Call, tirx.Div))
 
 
-def _has_reciprocal(node: Any) -> bool:
+def _has_reciprocal(node: tvm.ir.Expr) -> bool:
     """Whether a denominator is worth its reciprocal: a constant would be rounded for nothing."""
     return str(node.ty) in _RECIPROCAL_TYPES and not isinstance(node, tirx.FloatImm)

@@ -13,12 +13,14 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     FlatViews,
     LoopAxis,
+    depends,
     flattened,
     linear_form,
     nodes,
     slope,
     static_extent,
 )
+from tvm_ext.tir_schedules.analysis.contraction import accumulation_of, only_reduction
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     index_of,
@@ -30,14 +32,11 @@ from tvm_ext.tir_schedules.inlining import (
     inlined_schedule,
     is_data_parallel,
     kernel_blocks,
-    reduction_blocks,
 )
-from tvm_ext.tir_schedules.statements import conjuncts
+from tvm_ext.tir_schedules.statements import conjuncts, is_conditional
 
 # No tensor is as long as this.
 _FAR = 1 << 62
-
-_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class Window:
 
 def takes_plain_elements(stmt: s_tir.SBlock) -> bool:
     """Whether a reduction takes elements of a buffer as they are: quick to find out."""
-    parts = _operator_and_element(stmt)
+    parts = accumulation_of(stmt)
     return parts is not None and isinstance(parts[1], tvm.ir.TensorLoad)
 
 
@@ -113,7 +112,7 @@ def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotApplica
 
     ``weighted``: of elements multiplied by weights, which are not padded.
     """
-    parts = _operator_and_element(stmt)
+    parts = accumulation_of(stmt)
     if parts is None:
         return NotApplicable("it is not a sum, a maximum or a minimum")
     operator, element = parts
@@ -142,7 +141,7 @@ def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotApplica
             return strange
     slides = [slide for slide in found if isinstance(slide, Slide)]
     known = [v for slide in slides for v in (slide.output.var, slide.position.var)]
-    if not all(any(_uses(c, v) for v in known) for c in conditions):
+    if not all(depends(condition, *known) for condition in conditions):
         return NotApplicable("the padding is along an axis on which the window does not slide")
     if factors[1] is not None:
         value = value * substitute(factors[1], zero)
@@ -150,7 +149,7 @@ def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotApplica
     return Window(outputs, tuple(slides), store, operator, start)
 
 
-def _is_same_number(fill: Any, start: Any) -> bool:
+def _is_same_number(fill: tvm.ir.Expr, start: tvm.ir.Expr) -> bool:
     """Whether two constants are equal, whatever their types."""
     if tvm_ffi.structural_equal(fill, start):
         return True
@@ -159,7 +158,10 @@ def _is_same_number(fill: Any, start: Any) -> bool:
 
 
 def _unmoved(
-    value: Any, window: list[LoopAxis], outputs: tuple[LoopAxis, ...], conditions: list[Any]
+    value: tvm.ir.Expr,
+    window: list[LoopAxis],
+    outputs: tuple[LoopAxis, ...],
+    conditions: list[tvm.ir.Expr],
 ) -> list[LoopAxis]:
     """The window's axes of one position along which nothing slides.
 
@@ -169,25 +171,12 @@ def _unmoved(
         axis
         for axis in window
         if axis.extent == 1
-        and not any(_uses(c, axis.var) for c in conditions)
+        and not any(depends(c, axis.var) for c in conditions)
         and isinstance(_slide(axis, window, outputs, value, conditions), NotApplicable)
     ]
 
 
-def _operator_and_element(stmt: s_tir.SBlock) -> tuple[Any, Any] | None:
-    """How a reduction combines what it has with the next element, and that element."""
-    body = stmt.body
-    if not isinstance(body, tirx.BufferStore) or not isinstance(stmt.init, tirx.BufferStore):
-        return None
-    value = body.value
-    if not isinstance(value, tirx.Add | tirx.Max | tirx.Min):
-        return None
-    if not isinstance(value.a, tvm.ir.TensorLoad) or not value.a.source.same_as(body.buffer):
-        return None
-    return type(value), value.b
-
-
-def _factors(element: Any) -> tuple[Any, Any] | None:
+def _factors(element: tvm.ir.Expr) -> tuple[Any, Any] | None:
     """The element of the input and the weight that it is multiplied by.
 
     The weight is the load with fewer indices that move with the window and the result at once.
@@ -202,17 +191,17 @@ def _factors(element: Any) -> tuple[Any, Any] | None:
     return (sides[0], sides[1]) if isinstance(weight, tvm.ir.TensorLoad) else None
 
 
-def _terms_of_indices(side: Any) -> int:
+def _terms_of_indices(side: tvm.ir.Expr) -> int:
     (load,) = nodes(side, tvm.ir.TensorLoad)
     return sum(len(nodes(index, tvm.ir.Var)) for index in load.indices)
 
 
-def _without_padding(value: Any) -> tuple[Any, list[Any], Any | None]:
+def _without_padding(value: tvm.ir.Expr) -> tuple[Any, list[Any], Any | None]:
     """What is read where there is no padding, when that is, and what is read where there is."""
     if isinstance(value, tirx.Cast):
         inside, conditions, fill = _without_padding(value.value)
         return inside.astype(str(value.ty)), conditions, fill
-    if not isinstance(value, tvm.ir.Call) or not value.op.same_as(_IF_THEN_ELSE):
+    if not is_conditional(value):
         return value, [], None
     condition, inside, outside = value.args
     return inside, conjuncts(condition), outside
@@ -222,8 +211,8 @@ def _slide(
     position: LoopAxis,
     window: list[LoopAxis],
     outputs: tuple[LoopAxis, ...],
-    value: Any,
-    conditions: list[Any],
+    value: tvm.ir.Expr,
+    conditions: list[tvm.ir.Expr],
 ) -> Slide | NotApplicable:
     indices = [i for load in nodes(value, tvm.ir.TensorLoad) for i in load.indices]
     steps = {_step(index, position, window, outputs) for index in indices}
@@ -245,13 +234,13 @@ def _slide(
 
 
 def _step(
-    index: Any, position: LoopAxis, window: list[LoopAxis], outputs: tuple[LoopAxis, ...]
+    index: tvm.ir.Expr, position: LoopAxis, window: list[LoopAxis], outputs: tuple[LoopAxis, ...]
 ) -> tuple[int | None, int, int] | None:
     """(output axis, stride, dilation) of an index along the window; None if it does not move.
 
     A stride of 0 says that the index is not of that kind.
     """
-    if not _uses(index, position.var):
+    if not depends(index, position.var):
         return None
     everything = [*outputs, *window]
     linear = linear_form(index, [axis.var for axis in everything])
@@ -271,7 +260,7 @@ def _step(
 
 
 def _bound(
-    condition: Any, output: LoopAxis, position: LoopAxis, step: int, spread: int
+    condition: tvm.ir.Expr, output: LoopAxis, position: LoopAxis, step: int, spread: int
 ) -> tuple[int, int] | NotApplicable | None:
     """Positions for which a condition of the padding holds; None when it is about another axis."""
     strange = NotApplicable("the padding is not a range of positions along the window")
@@ -298,22 +287,18 @@ def _bound(
     return -_FAR, offset + isinstance(condition, tirx.GE)
 
 
-def _uses(expr: Any, var: tirx.Var) -> bool:
-    return any(node.same_as(var) for node in nodes(expr, tvm.ir.Var))
-
-
 def _unused(like: LoopAxis) -> tirx.Var:
     return tirx.Var("single", str(like.var.ty))
 
 
-def at_position(value: Any, slide: Slide, position: Any) -> Any:
+def at_position(value: tvm.ir.Expr, slide: Slide, position: Any) -> tvm.ir.Expr:
     """``value`` with its addresses moved to a position along an axis of the window."""
     zero = {
         slide.output.var: tirx.const(0, str(slide.output.var.ty)),
         slide.position.var: tirx.const(0, str(slide.position.var.ty)),
     }
 
-    def moved(load: tvm.ir.TensorLoad) -> Any:
+    def moved(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
         step = slope(load.indices[0], slide.position.var) or 0
         address = substitute(load.indices[0], zero) + position * (step // slide.spread)
         return tirx.BufferLoad(load.source, [address])
@@ -373,7 +358,7 @@ class WindowKernel:
 def window_kernel(func: tirx.PrimFunc, weighted: bool = False) -> WindowKernel | NotApplicable:
     """The kernel ``func``, whose padding is inlined; ``weighted`` as ``window_of`` has it."""
     sch = inlined_schedule(func)
-    anchor = _only_reduction(sch)
+    anchor = _window_block(sch)
     if isinstance(anchor, NotApplicable):
         return anchor
     window = window_of(sch.get(anchor), weighted)
@@ -394,12 +379,11 @@ def window_kernel(func: tirx.PrimFunc, weighted: bool = False) -> WindowKernel |
     return WindowKernel(window, store, result, once, views, sch, anchor, fused is not None)
 
 
-def _only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
+def _window_block(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
     """The kernel's one reduction, with all that computes its input inlined."""
-    reductions = reduction_blocks(sch)
-    if len(reductions) != 1:
-        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
-    (anchor,) = reductions
+    anchor = only_reduction(sch)
+    if isinstance(anchor, NotApplicable):
+        return anchor
     if len(sch.get(anchor).writes) != 1 or sch.get(anchor).init is None:
         return NotApplicable("the reduction has several results, or no start")
     while producers := sch.get_producers(anchor):
@@ -438,7 +422,7 @@ def _epilogue(
         return None
     names = {v: axis.var for v, axis in zip(variables, window.outputs, strict=True)}
 
-    def replaced(load: tvm.ir.TensorLoad) -> Any:
+    def replaced(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
         return result if load.source.same_as(window.store.buffer) else load
 
     value = tvm_ffi.structural_map(stmt.body.value, (tvm.ir.TensorLoad, replaced))
@@ -505,12 +489,12 @@ class DepthwiseWindow:
         axes += [self.channels] if self.channels is not None else []
         return math.prod(axis.extent for axis in axes)
 
-    def data_at(self, row: Any, column: Any) -> Any:
+    def data_at(self, row: Any, column: Any) -> tvm.ir.Expr:
         """Address of the input at a row and a column, both counted from the padding's start."""
         data = self.data if self.rows is None else at_position(self.data, self.rows, row)
         return at_position(data, self.columns, column).indices[0]
 
-    def weight_at(self, row: Any, column: Any) -> Any:
+    def weight_at(self, row: Any, column: Any) -> tvm.ir.Expr:
         """Address of the weight for a row and a column of the window."""
         values = {self.columns.position.var: index_of(column, self.columns.position.var)}
         if self.rows is not None:
@@ -573,14 +557,14 @@ def _checked(depthwise: DepthwiseWindow, window: Window) -> DepthwiseWindow | No
     return depthwise
 
 
-def _is_single_input(slide: Slide, weight: Any) -> bool:
+def _is_single_input(slide: Slide, weight: tvm.ir.TensorLoad) -> bool:
     """Whether it is the loop over the input channels of a group, of which there is one."""
     alone = slide.position.extent == 1 and slide.output.extent == 1
     unpadded = (slide.first, slide.last) == (0, slide.length)
     return (alone and unpadded) or slope(weight.indices[0], slide.output.var) != 0
 
 
-def _data_step(data: Any, slide: Slide) -> int | None:
+def _data_step(data: tvm.ir.TensorLoad, slide: Slide) -> int | None:
     """Elements of the input from one position of the window to the next."""
     step = slope(data.indices[0], slide.position.var)
     return None if not step or step % slide.spread else step // slide.spread

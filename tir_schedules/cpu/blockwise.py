@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, access_of, static_extent
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
@@ -24,6 +24,7 @@ from tvm_ext.tir_schedules.inlining import (
     is_data_parallel,
     kernel_blocks,
 )
+from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
@@ -83,7 +84,7 @@ def _vectorize_reduction(
         return
     _, lane_loop = sch.split(loops[axis], factors=[None, length])
     try:
-        partial = sch.rfactor(lane_loop, len(access.spatial))
+        partial = rfactor(sch, access.block, lane_loop, len(access.spatial))
     except ScheduleError:
         # Results of several values at once (argmax) have no identity to start a lane from.
         _vectorize_outputs(sch, access, machine, lanes)
@@ -158,6 +159,8 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
     pairs = list(zip(loops, kinds, strict=True))
     spatial = [loop for loop, kind in pairs if kind == tirx.IterVar.DataPar]
     others = [loop for loop, kind in pairs if kind != tirx.IterVar.DataPar]
+    if not spatial and _reduce_in_lanes(sch, block, machine):
+        return
     lanes = min(machine.vector_lanes(str(write.source.dtype)) for write in stmt.writes)
     vector = None
     if spatial and len(stmt.writes) == 1:
@@ -177,6 +180,33 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
     init = sch.decompose_reduction(block, others[0])
     if vector is not None:
         sch.vectorize(sch.get_loops(init)[-1])
+
+
+def _reduce_in_lanes(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> bool:
+    """Partial results in vectors where all of a tensor is reduced, its last axis of a known size.
+
+    Whether that could be done. As scalars, LLVM unrolls such loops for minutes.
+    """
+    stmt, loops = sch.get(block), list(sch.get_loops(block))
+    extent = static_extent(sch.get(loops[-1]).extent)
+    if extent is None or len(stmt.writes) != 1 or len(stmt.reads) != 1:
+        return False
+    if not stmt.reads[0].region[-1].min.same_as(stmt.iter_vars[-1].var):
+        return False
+    lanes = machine.vector_lanes(str(stmt.writes[0].source.dtype))
+    length = vector_length(extent, lanes, REGISTERS_PER_VECTOR_LOOP)
+    if length < 2:
+        return False
+    _, lane_loop = sch.split(loops[-1], factors=[None, length])
+    try:
+        partial = rfactor(sch, block, lane_loop, 0)
+    except ScheduleError:
+        return False
+    first, *_, lane_loop = sch.get_loops(partial)
+    sch.vectorize(lane_loop)
+    init = sch.decompose_reduction(partial, first)
+    sch.vectorize(sch.get_loops(init)[-1])
+    return True
 
 
 def _rows(sch: s_tir.Schedule, spatial: list[LoopRV], machine: CpuDescription) -> list[LoopRV]:

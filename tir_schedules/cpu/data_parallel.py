@@ -12,8 +12,8 @@ from typing import Union
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis, nodes
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis, among, nodes
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -385,7 +385,7 @@ def with_body(func: tirx.PrimFunc, views: FlatViews, statements: list[tirx.Stmt]
     """``func`` with other statements, which use flat views of its buffers."""
     body = sequence([*views.declarations(func), *statements])
     used = [store.buffer for store in nodes(body, tirx.BufferStore)]
-    arrays = [a for a in views.allocated(func) if any(a.same_as(buffer) for buffer in used)]
+    arrays = [a for a in views.allocated(func) if among(a, used)]
     block = s_tir.SBlock([], [], [], "root", body, None, arrays, [], {})
     realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
     return s_tir.Schedule(func.with_body(realize))

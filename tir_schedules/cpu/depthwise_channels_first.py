@@ -5,9 +5,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import tirx
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.loop_nest import Nest, substitute
 from tvm_ext.tir_schedules.analysis.sliding_window import DepthwiseWindow, Slide
 from tvm_ext.tir_schedules.cpu.data_parallel import leaf_code
@@ -140,7 +141,7 @@ class ChannelsFirst:
         body = sequence([tirx.AllocBuffer(self.copy), self._fill(first), self._tiles(first)])
         return loops_around(axes, body, machine.cores if decision.threads else 1)
 
-    def _fill(self, first: Any) -> tirx.Stmt:
+    def _fill(self, first: tirx.Expr) -> tirx.Stmt:
         """The rows that the windows of a stretch of results cover, with their borders."""
         like = self.window.columns.position.var
         row = new_axis("copied_row", self.copied_rows, like)
@@ -153,7 +154,7 @@ class ChannelsFirst:
         place = row.var * self.row_size
         return loop(row, tirx.IfThenElse(condition, inside, self._zeros(place, self.row_size)))
 
-    def _copied_row(self, first: Any, row: Any) -> list[tirx.Stmt]:
+    def _copied_row(self, first: Any, row: tvm.ir.Expr) -> list[tirx.Stmt]:
         columns = self.window.columns
         position = 0 if self.window.rows is None else first * self.window.rows.step + row
         found = []
@@ -175,24 +176,24 @@ class ChannelsFirst:
                 found.append(self._zeros(place + end, self.phase - end))
         return found
 
-    def _zeros(self, place: Any, count: int) -> tirx.Stmt:
+    def _zeros(self, place: tvm.ir.Expr, count: int) -> tirx.Stmt:
         axis = new_axis("border", count, self.window.columns.position.var)
         zero = tirx.const(0.0, self.window.dtype)
         return self._leaf(Nest((axis,), self._put(place + axis.var, zero)))
 
-    def _put(self, place: Any, value: Any) -> tirx.BufferStore:
+    def _put(self, place: tvm.ir.Expr, value: tvm.ir.Expr) -> tirx.BufferStore:
         return tirx.BufferStore(self.copy, value, [place])
 
     def _leaf(self, nest: Nest) -> tirx.Stmt:
         return leaf_code(nest, None, self.decision.lanes, 1)
 
-    def _tiles(self, first: Any) -> tirx.Stmt:
+    def _tiles(self, first: tirx.Expr) -> tirx.Stmt:
         like = self.window.columns.position.var
         rows, row = chunks(self.decision.staged_rows, self.decision.rows, like)
         across, column = chunks(self.window.columns.output.extent, self.decision.lanes, like)
         return loop(rows, loop(across, self._tile(first, row, column)))
 
-    def _tile(self, first: Any, row: Any, column: Any) -> tirx.Stmt:
+    def _tile(self, first: Any, row: tvm.ir.Expr, column: tvm.ir.Expr) -> tirx.Stmt:
         """Results from ``row`` of the stretch and from ``column`` on: sums in registers."""
         decision, window = self.decision, self.window
         sums, declaration = stack_array(decision.rows * decision.lanes, window.dtype, "sums")
@@ -209,7 +210,9 @@ class ChannelsFirst:
             taps = [loop(axis, self._multiply(sums, row, column, axis.var))]
         return sequence([declaration, *starts, *taps, *self._write(sums, first + row, column)])
 
-    def _multiply(self, sums: Any, row: Any, column: Any, tap: Any) -> tirx.Stmt:
+    def _multiply(
+        self, sums: tirx.Buffer, row: tvm.ir.Expr, column: tvm.ir.Expr, tap: Any
+    ) -> tirx.Stmt:
         columns, lanes = self.window.columns, self.decision.lanes
         rows = self.window.rows
         step, spread = (1, 1) if rows is None else (rows.step, rows.spread)
@@ -232,7 +235,7 @@ class ChannelsFirst:
             found.append(tirx.BufferStore(sums, total, [where]))
         return sequence(found)
 
-    def _write(self, sums: Any, row: Any, column: Any) -> list[tirx.Stmt]:
+    def _write(self, sums: tirx.Buffer, row: tvm.ir.Expr, column: tvm.ir.Expr) -> list[tirx.Stmt]:
         found = []
         for result in range(self.decision.rows):
             lane = new_axis("lane", self.decision.lanes, self.window.columns.position.var)
@@ -250,7 +253,7 @@ class ChannelsFirst:
             found.append(loop(lane, store, tirx.ForKind.VECTORIZED))
         return found
 
-    def _vector(self, first: Any) -> tirx.Ramp:
+    def _vector(self, first: tirx.Expr | int) -> tirx.Ramp:
         dtype = str(self.window.columns.position.var.ty)
         base = tirx.const(first, dtype) if isinstance(first, int) else first
         return tirx.Ramp(base, tirx.const(1, dtype), self.decision.lanes)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import tirx
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     index_of,
@@ -198,17 +199,17 @@ class ChannelsLast:
         block, channel = chunks(self.channels.extent, width, self.channels.var)
         return loop(block, body(channel))
 
-    def _rows(self, first: Any, length: int, channel: Any | None) -> tirx.Stmt:
+    def _rows(self, first: tvm.ir.Expr, length: int, channel: Any | None) -> tirx.Stmt:
         row = new_axis("row", length, self.channels.var)
         return loop(row, self._row(first + row.var, channel))
 
-    def _row(self, row: Any, channel: Any | None = None) -> tirx.Stmt:
+    def _row(self, row: tvm.ir.Expr, channel: Any | None = None) -> tirx.Stmt:
         """A row of results: tiles at its ends with the taps that they have, others in a loop.
 
         For one block of channels, or tile by tile for all of them.
         """
 
-        def tile(first: Any, at_end: bool) -> tirx.Stmt:
+        def tile(first: tirx.Expr | int, at_end: bool) -> tirx.Stmt:
             if channel is not None:
                 return self._tile(row, first, channel, at_end)
             return self._channel_blocks(lambda block: self._tile(row, first, block, at_end))
@@ -221,7 +222,7 @@ class ChannelsLast:
             parts.append(loop(axis, tile(first, False)))
         return sequence(parts)
 
-    def _tile(self, row: Any, first: Any, channel: Any, at_end: bool) -> tirx.Stmt:
+    def _tile(self, row: tvm.ir.Expr, first: Any, channel: tvm.ir.Expr, at_end: bool) -> tirx.Stmt:
         """Results of ``row`` from column ``first`` on: a number where the tile is at an end."""
         decision, dtype = self.decision, self.window.dtype
         size = decision.columns * decision.vectors * self.lanes
@@ -236,7 +237,9 @@ class ChannelsLast:
         )
         return sequence([declaration, *starts, taps, *self._write(sums, row, first, channel)])
 
-    def _multiply(self, sums: Any, at: tuple[Any, Any, Any], tap: Any, at_end: bool) -> tirx.Stmt:
+    def _multiply(
+        self, sums: tirx.Buffer, at: tuple[Any, Any, Any], tap: tvm.ir.Expr, at_end: bool
+    ) -> tirx.Stmt:
         """One row of the window for all results of a tile: each input serves while it is there."""
         row, first, channel = at
         rows, columns = self.window.rows, self.window.columns
@@ -262,7 +265,9 @@ class ChannelsLast:
         # A narrow tile may have nothing but padding under it.
         return sequence(found) if found else tirx.Evaluate(tirx.const(0, "int32"))
 
-    def _write(self, sums: Any, row: Any, first: Any, channel: Any) -> list[tirx.Stmt]:
+    def _write(
+        self, sums: tirx.Buffer, row: tvm.ir.Expr, first: Any, channel: tvm.ir.Expr
+    ) -> list[tirx.Stmt]:
         found = []
         for place, (result, vector) in enumerate(self._results()):
             lane = new_axis("lane", self.lanes, self.channels.var)
@@ -284,15 +289,15 @@ class ChannelsLast:
         """Column and vector of each place among a tile's sums."""
         return itertools.product(range(self.decision.columns), range(self.decision.vectors))
 
-    def _vector(self, first: Any) -> tirx.Ramp:
+    def _vector(self, first: tirx.Expr | int) -> tirx.Ramp:
         dtype = str(self.channels.var.ty)
         return tirx.Ramp(index_of(first, self.channels.var), tirx.const(1, dtype), self.lanes)
 
-    def _load(self, like: Any, address: Any) -> Any:
+    def _load(self, like: tvm.ir.Expr, address: tvm.ir.Expr) -> tvm.ir.Expr:
         return tirx.BufferLoad(like.source, [self._vector(address)])
 
 
-def tap_rows(rows: Slide | None, row: Any, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
+def tap_rows(rows: Slide | None, row: tvm.ir.Expr, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
     """``body`` for each row of the window at a row of results that is not padding."""
     if rows is None:
         return body(0)

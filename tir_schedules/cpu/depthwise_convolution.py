@@ -9,8 +9,12 @@ few rows of one channel are copied into L1 with their borders, and stay there fo
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import access_of
+from tvm_ext.tir_schedules.analysis.contraction import (
+    one_operand_moves_with_results,
+    only_reduction,
+)
 from tvm_ext.tir_schedules.analysis.sliding_window import (
     DepthwiseWindow,
     WindowKernel,
@@ -28,7 +32,6 @@ from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
     decide_channels_last,
     multiply_adds_written_out,
 )
-from tvm_ext.tir_schedules.inlining import reduction_blocks
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
@@ -43,7 +46,9 @@ class CpuDepthwiseConvolution:
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         sch = s_tir.Schedule(func)
-        if not _every_result_has_its_own_input(sch):
+        anchor = only_reduction(sch)
+        access = None if isinstance(anchor, NotApplicable) else access_of(sch, anchor)
+        if access is None or not one_operand_moves_with_results(access):
             return NotApplicable("it is not one reduction in which no two channels share an input")
         kernel = window_kernel(func, weighted=True)
         if isinstance(kernel, NotApplicable):
@@ -73,19 +78,3 @@ def _code(
     if last.lanes < 2:
         return NotApplicable("there are too few channels for vectors")
     return ChannelsLast(window, window.channels, last, kernel.store, kernel.result)
-
-
-def _every_result_has_its_own_input(sch: s_tir.Schedule) -> bool:
-    """Whether the only reduction reads one input that moves with each of the result's loops.
-
-    A matmul or a whole convolution has none: rows share columns.
-    """
-    reductions = reduction_blocks(sch)
-    if len(reductions) != 1:
-        return False
-    access = access_of(sch, reductions[0])
-    if access is None or len(access.read_strides) != 2 or not access.trip_count():
-        return False
-    axes = [axis for axis in access.spatial if access.extents[axis] > 1]
-    moving = [all(strides[axis] for axis in axes) for strides in access.read_strides]
-    return sum(moving) == 1

@@ -6,7 +6,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis, access_of, nodes
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
@@ -94,7 +94,7 @@ def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
     return _in_tiles(nest, across, machine) if across else _in_vectors(nest, machine)
 
 
-def _is_gathered(load: Any) -> bool:
+def _is_gathered(load: tvm.ir.TensorLoad) -> bool:
     """Whether the place of what is read is read itself: no order of the loops changes that."""
     return bool(nodes(load.indices[0], tvm.ir.TensorLoad))
 

@@ -19,15 +19,13 @@ from tvm_ffi import (
     structural_walk,
 )
 
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, slope, static_extent
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes, slope, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     substitute,
 )
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import COMPARISONS
-from tvm_ext.tir_schedules.statements import conjuncts, stack_array
-
-_CONDITIONAL = tvm.ir.Op.get("prim.if_then_else")
+from tvm_ext.tir_schedules.statements import conjuncts, is_conditional, stack_array
 
 
 def has_masked_memory(machine: CpuDescription) -> bool:
@@ -92,24 +90,24 @@ class _Vector:
         self.refused = False
         self._params = params
 
-    def terms(self, condition: Any) -> tuple[list[Any], list[Any]]:
+    def terms(self, condition: tvm.ir.Expr) -> tuple[list[Any], list[Any]]:
         """What all has to hold: the parts that differ between lanes, and the others."""
         parts = [
             part
             for part in conjuncts(condition)
             if not (isinstance(part, tirx.IntImm) and part.value)
         ]
-        differing = [part for part in parts if self._differs(part)]
-        return differing, [part for part in parts if not self._differs(part)]
+        differing = [part for part in parts if depends(part, self.lane)]
+        return differing, [part for part in parts if not depends(part, self.lane)]
 
-    def masked(self, value: Any, conditions: Sequence[Any]) -> Any:
+    def masked(self, value: tvm.ir.Expr, conditions: Sequence[tvm.ir.Expr]) -> tvm.ir.Expr:
         """``value`` with its loads masked by ``conditions`` and by the branches around them."""
         around = list(conditions)
         in_branch = False
 
-        def call(node: tvm.ir.Call, mutator: StructuralMutator) -> Any:
+        def call(node: tvm.ir.Call, mutator: StructuralMutator) -> tvm.ir.Expr:
             nonlocal around, in_branch
-            if not node.op.same_as(_CONDITIONAL):
+            if not is_conditional(node):
                 return mutator.default_mutate(node)
             condition, *values = node.args
             self.refused |= bool(nodes(condition, tvm.ir.TensorLoad))
@@ -120,16 +118,16 @@ class _Vector:
                 chosen.append(mutator.mutate(part))
             around, in_branch = outside
             # Both sides are computed: their loads are masked, which a division would not be.
-            choose = tirx.Select if self._differs(condition) else tirx.if_then_else
+            choose = tirx.Select if depends(condition, self.lane) else tirx.if_then_else
             return choose(condition, *chosen)
 
-        def load(node: tvm.ir.TensorLoad, mutator: StructuralMutator) -> Any:
+        def load(node: tvm.ir.TensorLoad, mutator: StructuralMutator) -> tvm.ir.Expr:
             if not around:
                 return mutator.default_mutate(node)
             self.refused |= any(nodes(index, tvm.ir.TensorLoad) for index in node.indices)
-            if not self._is_parameter(node.source):
+            if not among(node.source, self._params):
                 return self._own(node, in_branch)
-            if any(self._differs(index) for index in node.indices):
+            if any(depends(index, self.lane) for index in node.indices):
                 return self._load(node, self._mask(around))
             self.refused |= in_branch
             return node
@@ -138,12 +136,16 @@ class _Vector:
         return structural_mutate(value, [(tvm.ir.Call, call), (tvm.ir.TensorLoad, load)])
 
     def store(
-        self, buffer: Any, value: Any, indices: Sequence[Any], conditions: Sequence[Any]
+        self,
+        buffer: tirx.Buffer,
+        value: tvm.ir.Expr,
+        indices: Sequence[tvm.ir.Expr],
+        conditions: Sequence[tvm.ir.Expr],
     ) -> list[tirx.Stmt]:
         """The loop that computes ``value``, and stores it where ``conditions`` hold."""
         if not conditions:
             return [self._loop(tirx.BufferStore(buffer, value, list(indices)))]
-        self.refused |= not self._is_parameter(buffer)
+        self.refused |= not among(buffer, self._params)
         array = self._array(str(value.ty))
         whole = tirx.BufferLoad(array, [self._ramp(0)])
         mask = self._mask(conditions)
@@ -155,7 +157,7 @@ class _Vector:
         zero, end = (tirx.const(n, str(self.lane.ty)) for n in (0, self.lanes))
         return tirx.For(self.lane, zero, end, tirx.ForKind.VECTORIZED, body)
 
-    def _load(self, node: tvm.ir.TensorLoad, mask: Any) -> Any:
+    def _load(self, node: tvm.ir.TensorLoad, mask: tvm.ir.Expr) -> tvm.ir.Expr:
         array = self._array(str(node.ty))
         indices = self._vector_indices(node.indices)
         value = masked_load(f"{node.ty}x{self.lanes}", node.source, *indices, mask)
@@ -171,40 +173,34 @@ class _Vector:
         self.refused |= in_branch or size is None or size % self.lanes != 0
         return node
 
-    def _array(self, dtype: str) -> Any:
+    def _array(self, dtype: str) -> tirx.Buffer:
         array, declaration = stack_array(self.lanes, dtype, f"vector{len(self.declarations)}")
         self.declarations.append(declaration)
         return array
 
-    def _is_parameter(self, buffer: Any) -> bool:
-        return any(param.same_as(buffer) for param in self._params)
-
-    def _differs(self, expr: Any) -> bool:
-        return any(var.same_as(self.lane) for var in nodes(expr, tvm.ir.Var))
-
-    def _ramp(self, first: Any) -> Any:
+    def _ramp(self, first: Any) -> tvm.ir.Expr:
         dtype = str(self.lane.ty)
         base = tirx.const(first, dtype) if isinstance(first, int) else first
         return tirx.Ramp(base, tirx.const(1, dtype), self.lanes)
 
-    def _vector_indices(self, indices: Sequence[Any]) -> list[Any]:
+    def _vector_indices(self, indices: Sequence[tvm.ir.Expr]) -> list[tvm.ir.Expr]:
         *outer, last = indices
-        across = any(self._differs(index) for index in outer)
+        across = any(depends(index, self.lane) for index in outer)
         self.refused |= across or slope(last, self.lane) != 1
         return [*outer, self._ramp(self._at_first_lane(last))]
 
-    def _at_first_lane(self, expr: Any) -> Any:
+    def _at_first_lane(self, expr: tvm.ir.Expr) -> tvm.ir.Expr:
         return substitute(expr, {self.lane: tirx.const(0, str(self.lane.ty))})
 
-    def _mask(self, conditions: Sequence[Any]) -> Any:
+    def _mask(self, conditions: Sequence[tvm.ir.Expr]) -> tvm.ir.Expr:
         *rest, mask = [self._lanes_of(condition) for condition in conditions]
         for other in rest:
             mask = tirx.And(other, mask)
         return mask
 
-    def _lanes_of(self, expr: Any) -> Any:
+    def _lanes_of(self, expr: tvm.ir.Expr) -> tvm.ir.Expr:
         """The vector of what ``expr`` is in each lane."""
-        if not self._differs(expr):
+        if not depends(expr, self.lane):
             return tirx.Broadcast(expr, self.lanes)
         if isinstance(expr, tirx.Not):
             return tirx.Not(self._lanes_of(expr.a))
@@ -216,7 +212,7 @@ class _Vector:
         return tirx.Ramp(self._at_first_lane(expr), stride, self.lanes)
 
 
-def _divides_integers(value: Any) -> bool:
+def _divides_integers(value: tvm.ir.Expr) -> bool:
     """Whether integers are divided by anything but numbers, other than for an address."""
     found: list[Any] = []
 

@@ -72,7 +72,7 @@ def _fills(loop: tirx.For) -> bool:
     return found
 
 
-def _reads(expr: Any, variables: set[tirx.Var]) -> bool:
+def _reads(expr: tvm.ir.Expr, variables: set[tirx.Var]) -> bool:
     return any(var in variables for var in tirx.analysis.undefined_vars(expr))
 
 

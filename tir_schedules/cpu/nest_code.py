@@ -8,7 +8,7 @@ import tvm
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, depends, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     index_of,
@@ -41,7 +41,7 @@ def loop(axis: LoopAxis, body: tirx.Stmt, kind: tirx.ForKind = tirx.ForKind.SERI
     return tirx.For(axis.var, first, count, kind, body)
 
 
-def new_axis(name: str, extent: Any, like: tirx.Var) -> LoopAxis:
+def new_axis(name: str, extent: tirx.Expr | int, like: tirx.Var) -> LoopAxis:
     """A loop of the same integer type as another."""
     return LoopAxis(tirx.Var(name, str(like.ty)), extent)
 
@@ -112,7 +112,7 @@ def _parallel(axes: Sequence[LoopAxis], body: tirx.Stmt) -> tirx.Stmt:
     return loop(fused, sequence([*indices, body]), tirx.ForKind.PARALLEL)
 
 
-def chunks(extent: Any, length: int, like: tirx.Var) -> tuple[LoopAxis, tvm.ir.Expr]:
+def chunks(extent: tirx.Expr | int, length: int, like: tirx.Var) -> tuple[LoopAxis, tvm.ir.Expr]:
     """A loop over stretches of ``length`` iterations, and the first iteration of each.
 
     The last stretch starts earlier when ``extent`` is no multiple of ``length``: it repeats what
@@ -124,7 +124,7 @@ def chunks(extent: Any, length: int, like: tirx.Var) -> tuple[LoopAxis, tvm.ir.E
     return axis, chunk_start(axis.var, length, index_of(extent, like))
 
 
-def chunk_start(chunk: Any, length: int, extent: Any) -> Any:
+def chunk_start(chunk: tvm.ir.Expr, length: int, extent: tvm.ir.Expr) -> tvm.ir.Expr:
     """The first of the iterations of a chunk, of an extent that is at least one chunk long."""
     known = static_extent(extent)
     if length == 1 or (known is not None and known % length == 0):
@@ -197,7 +197,7 @@ def _tail(nest: Nest, start: int, lanes: int) -> tuple[list[LoopAxis], tirx.Stmt
     return outer, sequence([_vector(rest, *piece) for piece in vector_pieces(count, lanes, True)])
 
 
-def _vector(nest: Nest, start: Any, length: int) -> tirx.Stmt:
+def _vector(nest: Nest, start: tirx.Expr | int, length: int) -> tirx.Stmt:
     axis = nest.axes[-1]
     if length == 1:
         return _at(nest, {axis.var: tirx.const(start, str(axis.var.ty))})
@@ -246,5 +246,4 @@ def walks_in_steps_of_one(nest: Nest) -> bool:
 def _branches_inside(nest: Nest) -> bool:
     """Whether a branch is left that neighbours may take differently: vectors would fall apart."""
     inner = nest.axes[-1].var
-    used = [v for c in branch_comparisons(nest.store.value) for v in nodes(c, tvm.ir.Var)]
-    return any(var.same_as(inner) for var in used)
+    return any(depends(c, inner) for c in branch_comparisons(nest.store.value))

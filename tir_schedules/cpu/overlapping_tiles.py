@@ -14,7 +14,7 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_equal, structural_map
 
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, slope, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes, slope, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     substitute,
 )
@@ -67,12 +67,14 @@ class _Shift:
     """
 
     position: int
-    first: Any
+    first: tirx.Expr
     row: tirx.Var
-    term: Any
+    term: tirx.Expr
 
 
-def _shifts(realize: Any, loops: dict[Any, int | None], analyzer: Analyzer) -> list[_Shift]:
+def _shifts(
+    realize: s_tir.SBlockRealize, loops: dict[Any, int | None], analyzer: Analyzer
+) -> list[_Shift]:
     return [
         shift
         for term in conjuncts(realize.predicate)
@@ -81,7 +83,10 @@ def _shifts(realize: Any, loops: dict[Any, int | None], analyzer: Analyzer) -> l
 
 
 def _shift(
-    realize: Any, term: Any, loops: dict[Any, int | None], analyzer: Analyzer
+    realize: s_tir.SBlockRealize,
+    term: tvm.ir.Expr,
+    loops: dict[Any, int | None],
+    analyzer: Analyzer,
 ) -> _Shift | None:
     """For a condition ``first + row < end`` on an iteration variable with just that value."""
     end = static_extent(term.b) if isinstance(term, tirx.LT) else None
@@ -117,7 +122,7 @@ def _is_same(shifted: Sequence[tuple[Any, list[_Shift]]]) -> bool:
 
 def _is_private(
     func: tirx.PrimFunc,
-    realizes: Sequence[Any],
+    realizes: Sequence[s_tir.SBlockRealize],
     shifted: Sequence[tuple[Any, list[_Shift]]],
 ) -> bool:
     """Whether arrays of the kernel that have the shifted rows are used by shifted blocks only."""
@@ -129,38 +134,33 @@ def _is_private(
         buffer
         for realize, variables in rows
         for buffer, indices in _accesses(realize.block.body)
-        if not any(buffer.same_as(param) for param in func.params) and _use(indices, variables)
+        if not among(buffer, func.params) and any(depends(i, *variables) for i in indices)
     ]
     others = [r for r in realizes if not any(r.same_as(realize) for realize, _ in shifted)]
     for realize in others:
         body = realize.block.body
         if nodes(body, s_tir.SBlockRealize):
             continue
-        if any(buffer.same_as(mine) for buffer, _ in _accesses(body) for mine in own):
+        if any(among(buffer, own) for buffer, _ in _accesses(body)):
             return False
     # Sums are only taken in arrays of a tile's own.
     return all(_is_pure(realize) or _writes(realize, own) for realize, _ in shifted)
 
 
-def _accesses(body: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
+def _accesses(body: tirx.BufferStore) -> Iterator[tuple[Any, Sequence[Any]]]:
     for store in nodes(body, tirx.BufferStore):
         yield store.buffer, store.indices
     for load in nodes(body, tvm.ir.TensorLoad):
         yield load.source, load.indices
 
 
-def _use(indices: Sequence[Any], variables: Sequence[Any]) -> bool:
-    used = [var for index in indices for var in nodes(index, tvm.ir.Var)]
-    return any(variable.same_as(var) for variable in variables for var in used)
-
-
-def _is_pure(realize: Any) -> bool:
+def _is_pure(realize: s_tir.SBlockRealize) -> bool:
     """Whether the block reads nothing that it writes."""
     if realize.block.init is not None:
         return False
     read = [read.source for read in realize.block.reads]
-    return not any(write.source.same_as(r) for write in realize.block.writes for r in read)
+    return not any(among(write.source, read) for write in realize.block.writes)
 
 
-def _writes(realize: Any, own: Sequence[Any]) -> bool:
-    return all(any(w.source.same_as(mine) for mine in own) for w in realize.block.writes)
+def _writes(realize: s_tir.SBlockRealize, own: Sequence[Any]) -> bool:
+    return all(among(write.source, own) for write in realize.block.writes)

@@ -10,13 +10,14 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     BlockAccess,
     linear_numbers,
     slope,
     static_extent,
 )
+from tvm_ext.tir_schedules.statements import is_conditional
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Where a block that picks one of several inputs (concatenation, padding) changes its choice.
@@ -25,7 +26,6 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 # More pieces than this are more code than they are worth.
 MAX_PIECES = 32
 
-_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
 COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
 
 # A comparison asks whether the difference of its sides is below these numbers.
@@ -77,12 +77,12 @@ def split_at_borders(sch: s_tir.Schedule, loop: LoopRV, borders: Borders) -> Non
         return
 
 
-def branch_comparisons(root: Any) -> list[Any]:
+def branch_comparisons(root: Any) -> list[tvm.ir.Expr]:
     """The comparisons that the branches (not the selections) below ``root`` ask for."""
     conditions: list[Any] = []
 
     def look(call: tvm.ir.Call) -> None:
-        if call.op.same_as(_IF_THEN_ELSE):
+        if is_conditional(call):
             conditions.append(call.args[0])
 
     tvm_ffi.structural_walk(root, (tvm.ir.Call, look))
@@ -93,7 +93,7 @@ def branch_comparisons(root: Any) -> list[Any]:
 
 
 def changes(
-    comparison: Any, loops: Sequence[tuple[tirx.Var, int]]
+    comparison: tvm.ir.Expr, loops: Sequence[tuple[tirx.Var, int]]
 ) -> tuple[int, tuple[int, ...]] | None:
     """The loop that decides a comparison most, and the iterations of it where it changes.
 
@@ -127,7 +127,7 @@ def _crossings(slope: int, low: int, high: int, threshold: int) -> set[int]:
     return {(high - threshold) // -slope + 1, (low - threshold) // -slope + 1}
 
 
-def _borders(comparisons: list[Any], variable: tirx.Var, extent: Any) -> Borders:
+def _borders(comparisons: list[tvm.ir.Expr], variable: tirx.Var, extent: tvm.ir.Expr) -> Borders:
     size = static_extent(extent)
     if size == 1:
         return Borders()
@@ -140,7 +140,9 @@ def _borders(comparisons: list[Any], variable: tirx.Var, extent: Any) -> Borders
     return Borders(tuple(sorted(found)))
 
 
-def _positions(comparison: Any, variable: tirx.Var, size: int | None) -> tuple[int, ...] | None:
+def _positions(
+    comparison: tvm.ir.Expr, variable: tirx.Var, size: int | None
+) -> tuple[int, ...] | None:
     """Where the comparison changes along ``variable``; None when that is not one number."""
     step = slope(comparison.a - comparison.b, variable)
     if step is None:

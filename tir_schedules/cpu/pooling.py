@@ -17,7 +17,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, slope
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
@@ -140,7 +140,7 @@ class PoolCode:
     def _loops(self, nest: Nest, lanes: int) -> tirx.Stmt:
         return leaf_code(joined(simplified(nest)), None, lanes, 1, self.once, self.decision.vectors)
 
-    def _place(self, column: Any) -> Any:
+    def _place(self, column: tvm.ir.Expr) -> tvm.ir.Expr:
         """Where in the combined row an element is."""
         place = column * self.width
         inner = self.width
@@ -194,7 +194,7 @@ class PoolCode:
             body = loop(axis, body)
         return sequence([start, body])
 
-    def _row_nest(self, value: Any) -> Nest:
+    def _row_nest(self, value: tvm.ir.Expr) -> Nest:
         """``value``, in terms of the column and of what is inside of a row, for the whole row."""
         column = new_axis("column", self.along.last - self.along.first, self.along.position.var)
         position = column.var + self.along.first
@@ -202,7 +202,7 @@ class PoolCode:
         store = tirx.BufferStore(self.row, moved, [self._place(position)])
         return Nest((column, *self.inside), store)
 
-    def _element(self, place: Any) -> Any:
+    def _element(self, place: Any) -> tvm.ir.Expr:
         value = self.window.store.value
         for slide, number in zip(self.across, place, strict=True):
             output = slide.output.var * slide.step if slide.output.extent > 1 else 0
@@ -222,14 +222,14 @@ class PoolCode:
         return Nest((along.output, *axes) if along.output.extent > 1 else tuple(axes), store)
 
 
-def _is_covered(slide: Slide) -> list[Any]:
+def _is_covered(slide: Slide) -> list[tvm.ir.Expr]:
     start, end = slide.covered()
     output = slide.output.var if slide.output.extent > 1 else tirx.const(0, "int64")
     found = [output >= start] if start > 0 else []
     return [*found, output < end] if end < slide.output.extent else found
 
 
-def _is_inside(slide: Slide, number: Any) -> list[Any]:
+def _is_inside(slide: Slide, number: tvm.ir.Expr) -> list[tvm.ir.Expr]:
     if (slide.first, slide.last) == (0, slide.length):
         return []
     output = slide.output.var * slide.step if slide.output.extent > 1 else 0

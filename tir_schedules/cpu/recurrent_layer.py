@@ -7,10 +7,11 @@ beginning to end: contiguous vectors, one multiply-add each, and nothing else in
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import pick_threads, worth_threads
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
@@ -59,11 +60,11 @@ class Group:
     operands: RecurrenceOperands
     loops: RecurrenceLoops
     functions: tuple[Activation, ...]
-    direction: Any
-    rows: tuple[Any, ...]
+    direction: tirx.Expr
+    rows: tuple[tirx.Expr, ...]
     states: dict[str, Any]
 
-    def at(self, row: int, unit: Any) -> Any:
+    def at(self, row: int, unit: tvm.ir.Expr) -> tvm.ir.Expr:
         """Index into an array of states."""
         return number(row * self.operands.recurrence.padded) + unit
 
@@ -77,8 +78,8 @@ class Block:
         index: int,
         product: RecurrentMatmul,
         times: list[SequenceTime],
-        block: Any,
-        offset: Any,
+        block: tvm.ir.Expr,
+        offset: tvm.ir.Expr,
     ) -> None:
         self.group = group
         self.index = index
@@ -100,16 +101,16 @@ class Block:
         steps = loop(self.recurrence.summed // SUM_UNROLL, self._multiplied)
         return sequence([self.declaration, *self._started(), steps, *self._added(), *self._used()])
 
-    def sum_index(self, way: int, row: int, place: int, lane: Any) -> Any:
+    def sum_index(self, way: int, row: int, place: int, lane: tvm.ir.Expr) -> tvm.ir.Expr:
         """Where the partial sum number ``way`` of the product's gate number ``place`` is."""
         before = (way * len(self.times) + row) * len(self.product.gates) + place
         return number(before * self.units) + lane
 
-    def sum_at(self, way: int, row: int, place: int, lane: Any) -> Any:
+    def sum_at(self, way: int, row: int, place: int, lane: tvm.ir.Expr) -> tvm.ir.Expr:
         """That partial sum."""
         return tirx.BufferLoad(self.sums, [self.sum_index(way, row, place, lane)])
 
-    def projected(self, row: int, gate: int, lane: Any) -> Any:
+    def projected(self, row: int, gate: int, lane: tvm.ir.Expr) -> tvm.ir.Expr:
         """The part of a sum that comes from the input."""
         shape = (self.recurrence.blocks, self.recurrence.gates, self.recurrence.units)
         column = self.group.direction * number(shape[0]) + self.block
@@ -117,7 +118,7 @@ class Block:
         where = self.times[row].position, self.group.rows[row]
         return self.operands.projected(*where, column + self.offset + lane)
 
-    def unit(self, lane: Any) -> Any:
+    def unit(self, lane: tvm.ir.Expr) -> tvm.ir.Expr:
         """The unit's number in the layer."""
         return self.block * number(self.recurrence.units) + self.offset + lane
 
@@ -132,7 +133,7 @@ class Block:
         way, row, place = at
         gate = self.product.gates[place]
 
-        def start(lane: Any) -> Any:
+        def start(lane: tvm.ir.Expr) -> tvm.ir.Expr:
             if way:
                 return tirx.const(0, self.operands.dtype)
             if gate == 2 and "b_candidate" in self.operands.arrays:
@@ -141,10 +142,10 @@ class Block:
 
         return vectors(self.units, lambda lane: self._put(at, start(lane), lane))
 
-    def _put(self, at: tuple[int, int, int], value: Any, lane: Any) -> tirx.Stmt:
+    def _put(self, at: tuple[int, int, int], value: tvm.ir.Expr, lane: tvm.ir.Expr) -> tirx.Stmt:
         return tirx.BufferStore(self.sums, value, [self.sum_index(*at, lane)])
 
-    def _multiplied(self, four: Any) -> tirx.Stmt:
+    def _multiplied(self, four: tvm.ir.Expr) -> tirx.Stmt:
         """``SUM_UNROLL`` steps of all sums."""
         state = self.group.states[self.product.state]
         found: list[tirx.Stmt] = []
@@ -156,8 +157,10 @@ class Block:
                 found += self._multiply_add((way, row, place), k, scalar)
         return sequence(found)
 
-    def _multiply_add(self, at: tuple[int, int, int], k: Any, scalar: Any) -> list[tirx.Stmt]:
-        def lanes(lane: Any) -> tirx.Stmt:
+    def _multiply_add(
+        self, at: tuple[int, int, int], k: tvm.ir.Expr, scalar: tvm.ir.Expr
+    ) -> list[tirx.Stmt]:
+        def lanes(lane: tvm.ir.Expr) -> tirx.Stmt:
             where = (self.group.direction, self.block, k, number(at[2]), self.offset + lane)
             weight = self.operands.load(self.product.weights, *where)
             return self._put(at, self.sum_at(*at, lane) + scalar * weight, lane)
@@ -177,7 +180,7 @@ class Block:
     def _added_at(self, at: tuple[int, int, int], further: int) -> list[tirx.Stmt]:
         way, row, place = at
 
-        def add(lane: Any) -> tirx.Stmt:
+        def add(lane: tvm.ir.Expr) -> tirx.Stmt:
             other = self.sum_at(way + further, row, place, lane)
             return self._put(at, self.sum_at(*at, lane) + other, lane)
 
@@ -188,7 +191,7 @@ class Block:
         found: list[tirx.Stmt] = []
         for row in range(len(self.times)):
 
-            def cell(lane: Any, row: int = row) -> tirx.Stmt:
+            def cell(lane: tvm.ir.Expr, row: int = row) -> tirx.Stmt:
                 unit = _CellUnit(self, row, lane)
                 functions = self.group.functions
                 return sequence(cell_statements(self.recurrence, self.index, functions, unit))
@@ -200,34 +203,34 @@ class Block:
 class _CellUnit:
     """See ``cell.Unit``."""
 
-    def __init__(self, block: Block, row: int, lane: Any) -> None:
+    def __init__(self, block: Block, row: int, lane: tvm.ir.Expr) -> None:
         self.block = block
         self.row = row
         self.lane = lane
         self.active = block.times[row].active
 
-    def gate(self, index: int) -> Any:
+    def gate(self, index: int) -> tvm.ir.Expr:
         """See ``cell.Unit``."""
         return self.block.sum_at(0, self.row, self.block.product.gates.index(index), self.lane)
 
-    def projected(self, index: int) -> Any:
+    def projected(self, index: int) -> tirx.Expr:
         """See ``cell.Unit``."""
         return self.block.projected(self.row, index, self.lane)
 
-    def peephole(self, index: int) -> Any:
+    def peephole(self, index: int) -> tirx.Expr:
         """See ``cell.Unit``."""
         where = self.block.group.direction, number(index), self.block.unit(self.lane)
         return self.block.operands.load("peepholes", *where)
 
-    def state(self, name: str) -> Any:
+    def state(self, name: str) -> tvm.ir.Expr:
         """See ``cell.Unit``."""
         return tirx.BufferLoad(self.block.group.states[name], [self._index()])
 
-    def put(self, name: str, value: Any) -> tirx.Stmt:
+    def put(self, name: str, value: tvm.ir.Expr) -> tirx.Stmt:
         """See ``cell.Unit``."""
         return tirx.BufferStore(self.block.group.states[name], value, [self._index()])
 
-    def _index(self) -> Any:
+    def _index(self) -> tvm.ir.Expr:
         return self.block.group.at(self.row, self.block.unit(self.lane))
 
 
@@ -271,7 +274,7 @@ class QuantizedState:
     def _const(self, value: float) -> Any:
         return tirx.const(value, self.dtype)
 
-    def _stored(self, array: Any, value: Any) -> list[tirx.Stmt]:
+    def _stored(self, array: tirx.Buffer, value: Any) -> list[tirx.Stmt]:
         return vectors(self.width, lambda lane: tirx.BufferStore(array, value(lane), [lane]))
 
     def _place(self, part: Any, lane: Any) -> Any:
@@ -285,7 +288,7 @@ class QuantizedState:
         higher = self._stored(high, lambda lane: tirx.Max(_at(high, lane), element(lane)))
         return sequence([*lower, *higher])
 
-    def _joined(self, array: Any, bound: Any) -> tirx.Stmt:
+    def _joined(self, array: tirx.Buffer, bound: Any) -> tirx.Stmt:
         """The bound of all lanes in the first one."""
         first = number(0)
         return loop(
@@ -315,7 +318,7 @@ class QuantizedState:
         return sequence(vectors(self.width, store))
 
 
-def _at(array: Any, place: Any) -> Any:
+def _at(array: tirx.Buffer, place: Any) -> Any:
     return tirx.BufferLoad(array, [place])
 
 
@@ -346,13 +349,17 @@ def recurrence_code(operands: RecurrenceOperands, loops: RecurrenceLoops) -> tir
 
 
 def _part(
-    operands: RecurrenceOperands, loops: RecurrenceLoops, first: Any, rows: int, groups: Any
+    operands: RecurrenceOperands,
+    loops: RecurrenceLoops,
+    first: tvm.ir.Expr,
+    rows: int,
+    groups: tvm.ir.Expr,
 ) -> tirx.Stmt:
     """All directions of ``groups`` groups of ``rows`` sequences from the one numbered ``first``."""
     recurrence = operands.recurrence
     kind = tirx.ForKind.PARALLEL if loops.threads else tirx.ForKind.SERIAL
 
-    def group(task: Any) -> tirx.Stmt:
+    def group(task: tvm.ir.Expr) -> tirx.Stmt:
         direction, place = tirx.FloorDiv(task, groups), tirx.FloorMod(task, groups)
         if recurrence.directions == 1:
             direction, place = number(0), task
@@ -360,7 +367,7 @@ def _part(
             direction, place = task, number(0)
         start = first + place * number(rows)
 
-        def one_direction(index: int, direction: Any) -> tirx.Stmt:
+        def one_direction(index: int, direction: tvm.ir.Expr) -> tirx.Stmt:
             functions = recurrence.activations[index]
             numbers = tuple(start + number(row) for row in range(rows))
             states = _states(operands, rows)
@@ -411,7 +418,7 @@ class _Sequences:
         return found
 
     def _initial(self, name: str, row: int) -> tirx.Stmt:
-        def store(unit: Any) -> tirx.Stmt:
+        def store(unit: tirx.Expr) -> tirx.Stmt:
             which = self.group.direction, self.group.rows[row]
             where = self.operands.state_indices(*which, unit)
             value = self.operands.load(f"initial_{name}", *where)
@@ -429,7 +436,7 @@ class _Sequences:
         return [self._last(name, row) for name in names for row in self.rows]
 
     def _last(self, name: str, row: int) -> tirx.Stmt:
-        def store(unit: Any) -> tirx.Stmt:
+        def store(unit: tvm.ir.Expr) -> tirx.Stmt:
             where = self.operands.state_indices(self.group.direction, self.group.rows[row], unit)
             value = tirx.BufferLoad(self.states[name], [self.group.at(row, unit)])
             return tirx.BufferStore(self.operands.arrays[f"last_{name}"], value, where)
@@ -456,11 +463,11 @@ class _Sequences:
     def _width(self) -> int:
         return _COPIED if self.group.loops.units > 1 else 1
 
-    def _filled(self, array: Any, value: Any) -> list[tirx.Stmt]:
+    def _filled(self, array: tirx.Buffer, value: tvm.ir.Expr) -> list[tirx.Stmt]:
         size = len(self.rows) * self.recurrence.padded
         return self._over(size, lambda i: tirx.BufferStore(array, value, [i]))
 
-    def _step(self, step: Any) -> tirx.Stmt:
+    def _step(self, step: tvm.ir.Expr) -> tirx.Stmt:
         rows, direction = self.group.rows, self.group.direction
         times = [SequenceTime(self.operands, direction, row, step) for row in rows]
         found: list[tirx.Stmt] = [bind for time in times for bind in time.binds]
@@ -480,10 +487,10 @@ class _Sequences:
         """One product of a step, and what follows on it, block by block."""
         units = self.group.loops.units
 
-        def block(j: Any) -> tirx.Stmt:
+        def block(j: tvm.ir.Expr) -> tirx.Stmt:
             return loop(self.recurrence.units // units, lambda part: part_of(j, part))
 
-        def part_of(j: Any, part: Any) -> tirx.Stmt:
+        def part_of(j: tvm.ir.Expr, part: tvm.ir.Expr) -> tirx.Stmt:
             offset = part * number(units)
             return Block(self.group, index, product, times, j, offset).statement()
 
@@ -493,11 +500,11 @@ class _Sequences:
         """The new state becomes the state and the step's output; zeros behind a sequence's end."""
         y = self.operands.arrays["y"]
 
-        def where(unit: Any) -> list[Any]:
+        def where(unit: tvm.ir.Expr) -> list[tvm.ir.Expr]:
             which = self.group.direction, self.group.rows[row]
             return self.operands.y_indices(time.position, *which, unit)
 
-        def store(unit: Any) -> tirx.Stmt:
+        def store(unit: tvm.ir.Expr) -> tirx.Stmt:
             place = [self.group.at(row, unit)]
             new = tirx.BufferLoad(self.states["next_h"], place)
             kept = tirx.BufferStore(self.states["h"], new, place)

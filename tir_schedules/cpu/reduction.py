@@ -1,5 +1,6 @@
 """Reductions over any axes, with what comes before and after for the same output element."""
 
+import math
 from dataclasses import dataclass
 
 import tvm
@@ -7,8 +8,8 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.row_kernel import RowKernel, is_reduction_only, product
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.row_kernel import RowKernel, is_reduction_only
 from tvm_ext.tir_schedules.analysis.row_reader import (
     PRODUCT,
     hoisted,
@@ -20,12 +21,13 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import distinct, largest_divis
 from tvm_ext.tir_schedules.cpu.row_code import rows_nest, with_body
 from tvm_ext.tir_schedules.cpu.row_decision import decide_rows, operations
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
 @dataclass
-class Reduction:
+class CpuReduction:
     """Sums, means, extrema, positions of extrema, variances, global pooling.
 
     Attributes
@@ -123,7 +125,7 @@ def _reduced_length(sch: s_tir.Schedule) -> int:
     reductions = reduction_blocks(sch)
     pairs = _loops_and_kinds(sch, reductions[0]) if len(reductions) == 1 else []
     reducing = [loop for loop, kind in pairs if kind == tirx.IterVar.CommReduce]
-    return product(int(sch.get(loop).extent) for loop in reducing)
+    return math.prod(int(sch.get(loop).extent) for loop in reducing)
 
 
 def _cut(length: int, parts: int) -> int:
@@ -152,6 +154,6 @@ def _partial(sch: s_tir.Schedule, block: SBlockRV, parts: int) -> SBlockRV | Non
             sch.add_unit_loop(other)
     outer, _ = sch.split(fused, factors=[count, None])
     try:
-        return sch.rfactor(outer, 0)
+        return rfactor(sch, block, outer, 0)
     except ScheduleError:
         return None

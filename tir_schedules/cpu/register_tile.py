@@ -12,7 +12,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     BlockAccess,
     access_of,
@@ -20,6 +20,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     operands_of,
     static_extent,
 )
+from tvm_ext.tir_schedules.analysis.contraction import access_of_reduction, only_reduction
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     borders_of,
     flatten,
@@ -40,6 +41,7 @@ from tvm_ext.tir_schedules.inlining import (
     inlined_schedule,
     is_data_parallel,
     kernel_blocks,
+    same_block,
 )
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -186,7 +188,7 @@ class RegisterTile:
             return decision
         blocks = kernel_blocks(sch)
         anchor = access.block
-        others = [block for block in blocks if not sch.get(block).same_as(sch.get(anchor))]
+        others = [block for block in blocks if not same_block(sch, block, anchor)]
         write_back = self._write_back_block(sch, anchor, access)
         columns_first = _columns_outermost(sch, access, decision, machine)
         stage = column_panel(sch, access, decision, machine, columns_first, decisions)
@@ -200,7 +202,7 @@ class RegisterTile:
         if self._place_write_back(sch, write_back, tile_loop):
             done.append(write_back)
         for block in others:
-            if not any(sch.get(block).same_as(sch.get(known)) for known in done):
+            if not any(same_block(sch, block, known) for known in done):
                 schedule_beside(sch, block, machine)
         return sch
 
@@ -283,14 +285,13 @@ class RegisterTile:
 
 def _anchor_access(sch: s_tir.Schedule) -> BlockAccess | NotApplicable:
     """The access of the kernel's only reduction."""
-    blocks = kernel_blocks(sch)
-    reductions = [block for block in blocks if not is_data_parallel(sch, block)]
-    if len(reductions) != 1:
-        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
-    access = access_of(sch, reductions[0])
-    if access is None or any(access_of(sch, block) is None for block in blocks):
-        return NotApplicable("a loop has a symbolic extent, scans, or writes several buffers")
-    return access if access.trip_count() else NotApplicable("a loop has no iterations")
+    anchor = only_reduction(sch)
+    if isinstance(anchor, NotApplicable):
+        return anchor
+    access = access_of_reduction(sch, anchor)
+    if isinstance(access, NotApplicable) or access.trip_count():
+        return access
+    return NotApplicable("a loop has no iterations")
 
 
 def schedule_beside(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:

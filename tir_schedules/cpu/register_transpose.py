@@ -10,7 +10,7 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, slope
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
@@ -31,7 +31,7 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 Name = Callable[[Any], Any]
 
 
-def transposed(rows: Sequence[Any], size: int, name: Name) -> list[Any]:
+def transposed(rows: Sequence[tvm.ir.Expr], size: int, name: Name) -> list[tvm.ir.Expr]:
     """The columns of ``size`` vectors of ``size`` lanes, a power of two.
 
     Halves of pairs of vectors change places, then quarters, and so on: Eklundh, "A fast computer
@@ -50,7 +50,7 @@ def transposed(rows: Sequence[Any], size: int, name: Name) -> list[Any]:
     return vectors
 
 
-def interleaved(rows: Sequence[Any], size: int, name: Name) -> list[Any]:
+def interleaved(rows: Sequence[tvm.ir.Expr], size: int, name: Name) -> list[tvm.ir.Expr]:
     """As many vectors as rows: lane 0 of every row, then lane 1 of every row, and so on."""
     count = len(rows)
     flat = [(number % count, number // count) for number in range(count * size)]
@@ -79,7 +79,9 @@ def strided_starts(stride: int, size: int) -> list[int]:
     return [number * (size - 1) for number in range(stride)]
 
 
-def picked(rows: Sequence[Any], places: Sequence[tuple[int, int]], name: Name) -> Any:
+def picked(
+    rows: Sequence[tvm.ir.Expr], places: Sequence[tuple[int, int]], name: Name
+) -> tvm.ir.Expr:
     """A vector of the elements at (row, lane), by exchanges between two vectors at a time."""
     size = len(places)
     result, first = rows[0], [lane if row == 0 else 0 for row, lane in places]
@@ -92,7 +94,7 @@ def picked(rows: Sequence[Any], places: Sequence[tuple[int, int]], name: Name) -
     return result
 
 
-def _shuffle(vectors: Sequence[Any], lanes: Sequence[int]) -> Any:
+def _shuffle(vectors: Sequence[tvm.ir.Expr], lanes: Sequence[int]) -> tvm.ir.Expr:
     return tirx.Shuffle(list(vectors), [tirx.const(lane, "int32") for lane in lanes])
 
 
@@ -146,7 +148,7 @@ def tile_count(nest: Nest, decision: TransposeTileDecision) -> int:
 def tile_code(nest: Nest, decision: TransposeTileDecision) -> tuple[list[LoopAxis], tirx.Stmt]:
     """The nest in tiles: the loops outside of a tile, and its body."""
     write, read = nest.axes[decision.write_axis], nest.axes[decision.read_axis]
-    tile = _Tile(nest, decision)
+    tile = _TransposeTile(nest, decision)
     outer = [axis for axis in nest.axes if axis is not write and axis is not read]
     write_chunk, write_start = chunks(write.extent, tile.rows, write.var)
     read_chunk, read_start = chunks(read.extent, tile.columns, read.var)
@@ -164,7 +166,7 @@ def tile_code(nest: Nest, decision: TransposeTileDecision) -> tuple[list[LoopAxi
     return [*outer, *pair], substitute(body, once)
 
 
-class _Tile:
+class _TransposeTile:
     """One tile: ``rows`` along the axis that is written, ``columns`` along the one that is read."""
 
     def __init__(self, nest: Nest, decision: TransposeTileDecision) -> None:
@@ -195,8 +197,14 @@ class _Tile:
             arrays.append((expr, array))
         return [*found, *self._write_back(arrays, first_write, first_read)]
 
-    def _fill(self, array: Any, expr: Any, first_write: Any, first_read: Any) -> list[tirx.Stmt]:
-        def row(number: Any) -> tirx.Stmt:
+    def _fill(
+        self,
+        array: tirx.Buffer,
+        expr: tvm.ir.Expr,
+        first_write: tvm.ir.Expr,
+        first_read: tvm.ir.Expr,
+    ) -> list[tirx.Stmt]:
+        def row(number: tvm.ir.Expr) -> tirx.Stmt:
             lane = new_axis("lane", self.columns, self.read.var)
             values = {self.write.var: first_write + number, self.read.var: first_read + lane.var}
             return self._store_row(array, number * self.size, substitute(expr, values), lane)
@@ -210,7 +218,9 @@ class _Tile:
             return self._for_each(self.columns, self.read, dense, expr)
         return self._for_each(self.rows, self.write, row, expr)
 
-    def _store_row(self, array: Any, start: Any, expr: Any, lane: LoopAxis) -> tirx.Stmt:
+    def _store_row(
+        self, array: tirx.Buffer, start: tvm.ir.Expr, expr: tvm.ir.Expr, lane: LoopAxis
+    ) -> tirx.Stmt:
         expr = Analyzer().simplify(expr)
         plain = isinstance(expr, tvm.ir.TensorLoad) and lane.extent == self.size
         step = slope(expr.indices[0], lane.var) if plain else None
@@ -218,7 +228,7 @@ class _Tile:
             store = tirx.BufferStore(array, _as_type(expr, array.dtype), [start + lane.var])
             return loop(lane, store, tirx.ForKind.VECTORIZED)
         first = substitute(expr.indices[0], {lane.var: tirx.const(0, str(lane.var.ty))})
-        names = _Names(f"{array.dtype}x{self.size}")
+        names = _VectorNames(f"{array.dtype}x{self.size}")
         rows = [
             names(_as_type(_vector(expr.source, first + offset, self.size), names.dtype))
             for offset in strided_starts(step, self.size)
@@ -237,8 +247,8 @@ class _Tile:
         axis = new_axis("row", count, like.var)
         return [loop(axis, body(axis.var))]
 
-    def _turn(self, array: Any) -> list[tirx.Stmt]:
-        size, names = self.size, _Names(f"{array.dtype}x{self.size}")
+    def _turn(self, array: tirx.Buffer) -> list[tirx.Stmt]:
+        size, names = self.size, _VectorNames(f"{array.dtype}x{self.size}")
         count = self.columns if self.shape == "deinterleave" else self.rows
         starts = [tirx.const(number * size, "int32") for number in range(size)]
         rows = [names(_vector(array, start, size)) for start in starts[:count]]
@@ -257,21 +267,21 @@ class _Tile:
         return [*names.statements, *stores]
 
     def _write_back(
-        self, arrays: list[tuple[Any, Any]], first_write: Any, first_read: Any
+        self, arrays: list[tuple[Any, Any]], first_write: tvm.ir.Expr, first_read: tvm.ir.Expr
     ) -> list[tirx.Stmt]:
         store = self.nest.store
 
-        def column(number: Any) -> tirx.Stmt:
+        def column(number: tvm.ir.Expr) -> tirx.Stmt:
             lane = new_axis("lane", self.rows, self.write.var)
             values = {self.write.var: first_write + lane.var, self.read.var: first_read + number}
             return written(number * self.size + lane.var, values, lane)
 
-        def dense(number: Any) -> tirx.Stmt:
+        def dense(number: tvm.ir.Expr) -> tirx.Stmt:
             lane = new_axis("lane", self.size, self.write.var)
             values = {self.write.var: number * self.size + lane.var, self.read.var: first_read}
             return written(number * self.size + lane.var, values, lane)
 
-        def written(index: Any, values: dict[Any, Any], lane: LoopAxis) -> tirx.Stmt:
+        def written(index: tvm.ir.Expr, values: dict[Any, Any], lane: LoopAxis) -> tirx.Stmt:
             places = [
                 (expr, _as_type(tirx.BufferLoad(array, [index]), str(expr.ty)))
                 for expr, array in arrays
@@ -287,14 +297,14 @@ class _Tile:
         return self._for_each(self.columns, self.read, column, value)
 
 
-class _Names:
+class _VectorNames:
     """Collects the statements that name vectors."""
 
     def __init__(self, dtype: str) -> None:
         self.statements: list[tirx.Stmt] = []
         self.dtype = dtype
 
-    def __call__(self, value: Any) -> Any:
+    def __call__(self, value: tvm.ir.Expr) -> tvm.ir.Expr:
         var = tirx.Var("vector", self.dtype)
         self.statements.append(tirx.Bind(var, value))
         return var
@@ -310,22 +320,22 @@ def _carrier(dtype: str) -> str:
     return "uint8" if dtype.startswith("float8") else dtype
 
 
-def _as_type(value: Any, dtype: str) -> Any:
+def _as_type(value: tvm.ir.Expr, dtype: str) -> tvm.ir.Expr:
     """The same bits as another type."""
     return value if str(value.ty) == dtype else tirx.reinterpret(dtype, value)
 
 
-def _vector(array: Any, start: Any, size: int) -> Any:
+def _vector(array: tirx.Buffer, start: tvm.ir.Expr, size: int) -> tvm.ir.Expr:
     return tirx.BufferLoad(array, [tirx.Ramp(start, tirx.const(1, str(start.ty)), size)])
 
 
-def _with_loads(value: Any, places: Sequence[tuple[Any, Any]]) -> Any:
+def _with_loads(value: tvm.ir.Expr, places: Sequence[tuple[Any, Any]]) -> tvm.ir.Expr:
     """``value`` with some of what it reads, or all of it, taken from tiles."""
     loads = {tvm_ffi.StructuralKey(expr): load for expr, load in places}
     if tvm_ffi.StructuralKey(value) in loads:
         return loads[tvm_ffi.StructuralKey(value)]
 
-    def replaced(expr: Any) -> Any:
+    def replaced(expr: tvm.ir.Expr) -> tvm.ir.Expr:
         return loads.get(tvm_ffi.StructuralKey(expr), expr)
 
     return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, replaced))

@@ -1,5 +1,6 @@
 """Writes the loops of a row kernel: one row after the other in vectors, or a row in each lane."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import tvm
 from tvm import s_tir, tirx
 
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     Combine,
     RowBlock,
@@ -18,8 +19,6 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     combine_of,
     dense_suffix,
     index_in_row,
-    loads_of,
-    product,
     sized,
     substituted,
     unfused,
@@ -53,11 +52,13 @@ class Writer:
         self.locals: dict[int, tvm.ir.Var] = {}
         self.aliases: dict[int, tvm.ir.Var] = {}
 
-    def number(self, value: Any) -> tvm.ir.Expr:
+    def number(self, value: tirx.Expr | int) -> tvm.ir.Expr:
         """A number of the type of the loops, or an expression for one."""
         return sized(value, self.dtype)
 
-    def loop(self, extent: Any, body: Body, kind: tirx.ForKind = tirx.ForKind.SERIAL) -> tirx.Stmt:
+    def loop(
+        self, extent: tirx.Expr | int, body: Body, kind: tirx.ForKind = tirx.ForKind.SERIAL
+    ) -> tirx.Stmt:
         """A loop from 0; the body alone when it runs once."""
         if static_extent(extent) == 1:
             return body(self.number(0))
@@ -89,20 +90,22 @@ class Writer:
         key = buffer_key(buffer)
         if key not in self.locals:
             shape = [static_extent(buffer.shape[d]) or 1 for d in self.kernel.inner[key]]
-            size = product(shape) * self.width
+            size = math.prod(shape) * self.width
             self.locals[key] = self.allocate(buffer.name, size, str(buffer.dtype))
         return self.locals[key]
 
-    def at(self, expr: Any, values: dict[int, Any], lane: Any) -> Any:
+    def at(self, expr: tvm.ir.Expr, values: dict[int, Any], lane: Any) -> tvm.ir.Expr:
         """``expr`` at some row and column, with inner buffers replaced by their copies."""
 
-        def load(node: tvm.ir.TensorLoad) -> Any:
+        def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
             buffer, indices = self.place(node.source, list(node.indices), lane)
             return tirx.BufferLoad(buffer, indices)
 
         return substituted(expr, values, load)
 
-    def place(self, buffer: tvm.ir.Var, indices: list[Any], lane: Any) -> tuple[Any, list[Any]]:
+    def place(
+        self, buffer: tvm.ir.Var, indices: list[tvm.ir.Expr], lane: Any
+    ) -> tuple[Any, list[Any]]:
         """Where an element really is."""
         key = buffer_key(buffer)
         if key in self.aliases:
@@ -114,7 +117,7 @@ class Writer:
             index = index * self.number(self.width) + lane
         return self.local(buffer), [index]
 
-    def put(self, store: Store, value: Any, values: dict[int, Any], lane: Any) -> tirx.Stmt:
+    def put(self, store: Store, value: tvm.ir.Expr, values: dict[int, Any], lane: Any) -> tirx.Stmt:
         """Stores ``value`` where ``store`` says."""
         indices = [substituted(index, values) for index in store.indices]
         buffer, indices = self.place(store.buffer, indices, lane)
@@ -135,7 +138,7 @@ class Writer:
         """Declarations of ``partial``, and the values it starts from."""
         width = largest_divisor(size, 4 * self.decision.lanes)
 
-        def fill(i: Any) -> tirx.Stmt:
+        def fill(i: tvm.ir.Expr) -> tirx.Stmt:
             return self.vector(
                 width,
                 lambda lane: sequence(
@@ -162,7 +165,7 @@ class Writer:
             return self._in_symbolic_chunks(self.number(count), chunks, body, around)
         size = -(-count // chunks)
 
-        def part(chunk: Any) -> tirx.Stmt:
+        def part(chunk: tvm.ir.Expr) -> tirx.Stmt:
             start = chunk * self.number(size)
             length: Any = self.number(size)
             if count % size:
@@ -173,11 +176,11 @@ class Writer:
         return self.loop(-(-count // size), part, tirx.ForKind.PARALLEL)
 
     def _in_symbolic_chunks(
-        self, count: Any, chunks: int, body: Body, around: Callable[[], list[tirx.Stmt]]
+        self, count: tvm.ir.Expr, chunks: int, body: Body, around: Callable[[], list[tirx.Stmt]]
     ) -> tirx.Stmt:
         size = tirx.truncdiv(count + (chunks - 1), self.number(chunks))
 
-        def part(chunk: Any) -> tirx.Stmt:
+        def part(chunk: tvm.ir.Expr) -> tirx.Stmt:
             length = tirx.Max(tirx.Min(size, count - chunk * size), self.number(0))
             loop = self.loop(length, lambda i: body(chunk * size + i))
             return sequence([*around(), loop])
@@ -193,7 +196,9 @@ def with_body(
     return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), root))
 
 
-def assign(buffers: Sequence[tvm.ir.Var], values: Sequence[Any], index: Any) -> tirx.Stmt:
+def assign(
+    buffers: Sequence[tvm.ir.Var], values: Sequence[tvm.ir.Expr], index: tvm.ir.Expr
+) -> tirx.Stmt:
     """Stores all values, none of which is to see what another one stores."""
     stores = []
     left = list(zip(buffers, values, strict=True))
@@ -216,7 +221,7 @@ def _is_read_by_others(buffer: tvm.ir.Var, stores: Sequence[tuple[tvm.ir.Var, An
         buffer_key(load.source) == key
         for other, value in stores
         if not other.same_as(buffer)
-        for load in loads_of(value)
+        for load in nodes(value, tvm.ir.TensorLoad)
     )
 
 
@@ -238,9 +243,9 @@ class AcrossRows(Writer):
         rows = self.kernel.rows
         first = dense_suffix(self.kernel, rows, self.kernel.blocks)
         outer, inner = rows[:first], rows[first:]
-        count = product(axis.extent for axis in outer)
+        count = math.prod(axis.extent for axis in outer)
         decision = self.decision
-        length = product(axis.extent for axis in inner)
+        length = math.prod(axis.extent for axis in inner)
         parts = stretches_across(length, count, decision.lanes, decision.registers, decision.chunks)
         if count >= decision.chunks:
             # Whole groups of rows for each thread: the narrow tiles are spread as well.
@@ -251,9 +256,9 @@ class AcrossRows(Writer):
     def _over_groups(
         self, outer: Sequence[LoopAxis], inner: Sequence[LoopAxis], count: int, parts: Any
     ) -> tirx.Stmt:
-        tiles = [(_Tile(self.kernel, self.decision, part[2]), part) for part in parts]
+        tiles = [(_AcrossRows(self.kernel, self.decision, part[2]), part) for part in parts]
 
-        def group(i: Any) -> tirx.Stmt:
+        def group(i: tvm.ir.Expr) -> tirx.Stmt:
             values = unfused(i, outer, self.dtype)
             return sequence([tile.loop_over(part, inner, values) for tile, part in tiles])
 
@@ -272,9 +277,9 @@ class AcrossRows(Writer):
         start, many, width = part
         serial = replace(self.decision, chunks=1)
         decision = self.decision if start == 0 else serial
-        tile = _Tile(self.kernel, decision, width)
+        tile = _AcrossRows(self.kernel, decision, width)
 
-        def iteration(i: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             group = tirx.FloorDiv(i, self.number(many))
             place = tirx.FloorMod(i, self.number(many))
             base = self.number(start) + place * self.number(width)
@@ -283,7 +288,7 @@ class AcrossRows(Writer):
         return tile.in_chunks(count * many, iteration, lambda: tile.allocated([]))
 
 
-class _Tile(Writer):
+class _AcrossRows(Writer):
     """As many neighbouring rows as there are lanes in work."""
 
     def __init__(self, kernel: RowKernel, decision: RowDecision, width: int) -> None:
@@ -296,15 +301,17 @@ class _Tile(Writer):
         """All tiles of one width."""
         start, many, width = part
 
-        def iteration(i: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             return self.rows(self.number(start) + i * self.number(width), inner, values)
 
         return self.loop(many, iteration)
 
-    def rows(self, base: Any, inner: Sequence[LoopAxis], values: dict[int, Any]) -> tirx.Stmt:
+    def rows(
+        self, base: tvm.ir.Expr, inner: Sequence[LoopAxis], values: dict[int, Any]
+    ) -> tirx.Stmt:
         """All blocks for the rows from ``base`` on."""
 
-        def at_lane(lane: Any) -> dict[int, Any]:
+        def at_lane(lane: tvm.ir.Expr) -> dict[int, Any]:
             return {**values, **unfused(base + lane, inner, self.dtype)}
 
         return sequence(
@@ -316,7 +323,7 @@ class _Tile(Writer):
         )
 
     def _each(self, block: RowBlock, at_lane: Any) -> list[tirx.Stmt]:
-        def element(columns: dict[int, Any], lane: Any) -> tirx.Stmt:
+        def element(columns: dict[int, Any], lane: tvm.ir.Expr) -> tirx.Stmt:
             point = {**at_lane(lane), **columns}
             return sequence(
                 [self.put(s, self.at(s.value, point, lane), point, lane) for s in block.stores]
@@ -340,10 +347,10 @@ class _Tile(Writer):
             done = []
             for start, count, size in stretches(last.extent, [STEPS]):
 
-                def part(i: Any, s: int = start, n: int = size) -> tirx.Stmt:
+                def part(i: tvm.ir.Expr, s: int = start, n: int = size) -> tirx.Stmt:
                     first = self.number(s) + i * self.number(n)
 
-                    def some(lane: Any) -> tirx.Stmt:
+                    def some(lane: tvm.ir.Expr) -> tirx.Stmt:
                         at = [first + self.number(k) for k in range(n)]
                         return sequence(
                             [update({**values, buffer_key(last.var): k}, lane) for k in at]
@@ -363,7 +370,7 @@ class _Tile(Writer):
         widths = [self.decision.lanes * n for n in (IN_REGISTERS, 4, 2, 1)]
         for start, count, width in stretches(self.width, widths):
 
-            def part(i: Any, s: int = start, w: int = width) -> tirx.Stmt:
+            def part(i: tvm.ir.Expr, s: int = start, w: int = width) -> tirx.Stmt:
                 begin = self.number(s) + i * self.number(w)
                 return self.vector(w, lambda lane: body(begin + lane))
 
@@ -374,13 +381,13 @@ class _Tile(Writer):
         partial = self.partial(block, self.width)
         buffers = [store.buffer for store in block.stores]
 
-        def update(columns: dict[int, Any], lane: Any) -> tirx.Stmt:
+        def update(columns: dict[int, Any], lane: tvm.ir.Expr) -> tirx.Stmt:
             point = {**at_lane(lane), **columns}
             old = [tirx.BufferLoad(p, [lane]) for p in partial]
             new = [self.at(accumulated(s.value, buffers, old), point, lane) for s in block.stores]
             return assign(partial, new, lane)
 
-        def finish(lane: Any) -> tirx.Stmt:
+        def finish(lane: tvm.ir.Expr) -> tirx.Stmt:
             point = at_lane(lane)
             return sequence(
                 [
@@ -423,7 +430,7 @@ class AlongRows(Writer):
         passes = passes_of(self.kernel)
         rows = [_Row(self.kernel, self.decision) for _ in range(width)]
 
-        def some(i: Any) -> tirx.Stmt:
+        def some(i: tvm.ir.Expr) -> tirx.Stmt:
             base = self.number(start) + i * self.number(width)
             at = [
                 unfused(base + self.number(k), self.kernel.rows, self.dtype) for k in range(width)
@@ -461,7 +468,7 @@ class _Row(Writer):
             return self._reduce(block, before, combine, values)
         columns = self._split_columns([block])
 
-        def element(at: dict[int, Any], lane: Any) -> tirx.Stmt:
+        def element(at: dict[int, Any], lane: tvm.ir.Expr) -> tirx.Stmt:
             return sequence(self._elements(block, {**values, **at}))
 
         return [self._over_columns(columns, [self.decision.lanes], element)]
@@ -481,12 +488,12 @@ class _Row(Writer):
         Vectors narrower than the first of ``widths`` count their lanes on from one to the next.
         """
         outer, inner = columns
-        length = product(axis.extent for axis in inner)
+        length = math.prod(axis.extent for axis in inner)
         is_symbolic = not isinstance(length, int)
         parts = symbolic_stretches(length, [*widths, 1] if is_symbolic else widths, self.dtype)
 
         def row(at: dict[int, Any]) -> tirx.Stmt:
-            def at_row(columns: dict[int, Any], lane: Any) -> tirx.Stmt:
+            def at_row(columns: dict[int, Any], lane: tvm.ir.Expr) -> tirx.Stmt:
                 return body({**at, **columns}, lane)
 
             done = []
@@ -510,13 +517,13 @@ class _Row(Writer):
     ) -> tirx.Stmt:
         start, count, width = part
 
-        def step(i: Any) -> tirx.Stmt:
+        def step(i: tvm.ir.Expr) -> tirx.Stmt:
             offset = i * self.number(width)
 
-            def counted(lane: Any) -> Any:
+            def counted(lane: tvm.ir.Expr) -> tvm.ir.Expr:
                 return lane if lanes is None else self.number(lanes) + offset + lane
 
-            def iteration(lane: Any) -> tirx.Stmt:
+            def iteration(lane: tvm.ir.Expr) -> tirx.Stmt:
                 position = self.number(start) + offset + lane
                 return body(unfused(position, inner, self.dtype), counted(lane))
 
@@ -532,12 +539,12 @@ class _Row(Writer):
         columns = self._split_columns([block] if before is None else [block, before])
         # What comes before takes long enough to hide the latency of one accumulator.
         registers = self.decision.registers if before is None else 1
-        length = product(axis.extent for axis in columns[1])
+        length = math.prod(axis.extent for axis in columns[1])
         lanes, size = partial_size(length, self.decision.lanes, registers)
         partial = self.partial(block, size)
         buffers = [store.buffer for store in block.stores]
 
-        def update(at: dict[int, Any], lane: Any) -> tirx.Stmt:
+        def update(at: dict[int, Any], lane: tvm.ir.Expr) -> tirx.Stmt:
             old = [tirx.BufferLoad(p, [lane]) for p in partial]
             point = {**values, **at}
             first = [] if before is None else self._elements(before, point)
@@ -562,7 +569,7 @@ class _Row(Writer):
         while size > 1:
             size //= 2
 
-            def step(lane: Any, half: int = size) -> tirx.Stmt:
+            def step(lane: tvm.ir.Expr, half: int = size) -> tirx.Stmt:
                 left = [tirx.BufferLoad(p, [lane]) for p in partial]
                 right = [tirx.BufferLoad(p, [lane + self.number(half)]) for p in partial]
                 return assign(partial, combine(left, right), lane)

@@ -1,5 +1,6 @@
 """How the rows of a kernel run: along or across, passes, lengths, by default and as options."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,8 +10,8 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_equal
 
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
     RowKernel,
@@ -19,8 +20,6 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     dense_suffix,
     is_dense,
     is_reduction_only,
-    loads_of,
-    product,
     sized,
     substituted,
 )
@@ -68,7 +67,7 @@ def _shared(before: RowBlock, block: RowBlock) -> RowBlock | None:
     (store,) = before.stores
     indices = tuple(substituted(index, values) for index in store.indices)
     key = buffer_key(store.buffer)
-    loads = [load for s in block.stores for load in loads_of(s.value)]
+    loads = [load for s in block.stores for load in nodes(s.value, tvm.ir.TensorLoad)]
     reads = [list(load.indices) for load in loads if buffer_key(load.source) == key]
     if not reads or not all(structural_equal(read, list(indices)) for read in reads):
         return None
@@ -98,7 +97,7 @@ def row_in_output(kernel: RowKernel) -> tuple[tvm.ir.Var, tvm.ir.Var] | None:
         return None
     if any(buffer_key(load.source) == out for load in kernel.loads()):
         return None
-    for load in loads_of(store.value):
+    for load in nodes(store.value, tvm.ir.TensorLoad):
         if _fits_output(kernel, load, store):
             return load.source, store.buffer
     return None
@@ -107,7 +106,7 @@ def row_in_output(kernel: RowKernel) -> tuple[tvm.ir.Var, tvm.ir.Var] | None:
 def _fits_output(kernel: RowKernel, load: tvm.ir.TensorLoad, store: Store) -> bool:
     buffer = load.source
     key = buffer_key(buffer)
-    reads = [n for n in loads_of(store.value) if buffer_key(n.source) == key]
+    reads = [n for n in nodes(store.value, tvm.ir.TensorLoad) if buffer_key(n.source) == key]
     return (
         key in kernel.inner
         and str(buffer.dtype) == str(store.buffer.dtype)
@@ -226,7 +225,7 @@ class AcrossOptions:
         """Groups of rows, and rows of a group, which lie side by side."""
         first = dense_suffix(self.kernel, self.kernel.rows, self.kernel.blocks)
         extents = [axis.extent for axis in self.kernel.rows]
-        return product(extents[:first]), product(extents[first:])
+        return math.prod(extents[:first]), math.prod(extents[first:])
 
 
 class AlongOptions:
@@ -275,7 +274,7 @@ class AlongOptions:
 
     def _inner_length(self, block: RowBlock) -> int:
         first = dense_suffix(self._written, block.columns, [block])
-        return product(axis.extent for axis in block.columns[first:])
+        return math.prod(axis.extent for axis in block.columns[first:])
 
 
 # Accumulators of a reduction: latency of an add times the adds that start in a cycle.
@@ -446,7 +445,7 @@ def _bytes_waiting(kernel: RowKernel) -> int:
     """What one row keeps for later blocks; 1 at least."""
     buffers = {buffer_key(s.buffer): s.buffer for k in kernel.blocks for s in k.stores}
     waiting = sum(
-        product(static_extent(buffer.shape[d]) or 1 for d in kernel.inner[key])
+        math.prod(static_extent(buffer.shape[d]) or 1 for d in kernel.inner[key])
         * tvm.DataType(str(buffer.dtype)).bits
         // 8
         for key, buffer in buffers.items()
@@ -457,7 +456,7 @@ def _bytes_waiting(kernel: RowKernel) -> int:
 
 def _bytes_read(kernel: RowKernel) -> int:
     sizes = {
-        buffer_key(load.source): product(static_extent(s) or 1 for s in load.source.shape)
+        buffer_key(load.source): math.prod(static_extent(s) or 1 for s in load.source.shape)
         * tvm.DataType(str(load.source.dtype)).bits
         // 8
         for load in kernel.loads()

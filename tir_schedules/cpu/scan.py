@@ -1,13 +1,12 @@
 """Cumulative sums and products: several independent scans at a time."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     accumulated,
@@ -162,7 +161,7 @@ def _groups(scans: _Scans, part: tuple[int, int, int], threads: bool) -> tirx.St
     return tirx.For(group.var, number(0), number(group.extent), kind, body)
 
 
-def _group(scans: _Scans, group: LoopAxis, scan: Any, width: int) -> tirx.Stmt:
+def _group(scans: _Scans, group: LoopAxis, scan: tirx.Expr, width: int) -> tirx.Stmt:
     """``width`` scans from the one numbered ``scan`` on, with their running results in a buffer."""
     dtype = str(scans.scan.ty)
     buffer = scans.step.buffer

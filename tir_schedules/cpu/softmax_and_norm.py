@@ -7,8 +7,8 @@ of the whole row in a register.
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import among, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowKernel,
     buffer_key,
@@ -65,7 +65,7 @@ def _refuse_symbolic(kernel: RowKernel) -> NotApplicable | None:
     for buffer in buffers:
         inside = kernel.inner.get(buffer_key(buffer), ())
         known = all(static_extent(buffer.shape[d]) is not None for d in inside)
-        if not known and not any(buffer.same_as(other) for other in kept):
+        if not known and not among(buffer, kept):
             return NotApplicable(
                 "a row of a length known in the run only waits outside of the output"
             )

@@ -14,24 +14,20 @@ from tvm.s_tir.schedule import SBlockRV, ScheduleError
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
+    among,
     buffer_bytes,
     constant_parameter,
+    depends,
     element_bytes,
     linear_form,
     nodes,
     operands_of,
     static_extent,
 )
-from tvm_ext.tir_schedules.analysis.contraction import (
-    SymbolicContraction,
-    contraction_of,
-    depends,
-    epilogue_of,
-    joined,
-)
+from tvm_ext.tir_schedules.analysis.contraction import only_reduction
 from tvm_ext.tir_schedules.cpu.blockwise import schedule_block
 from tvm_ext.tir_schedules.cpu.nest_code import vector_chunk
 from tvm_ext.tir_schedules.cpu.register_blocking import (
@@ -41,8 +37,14 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     row_limit,
     swapped_copy,
 )
+from tvm_ext.tir_schedules.cpu.symbolic_contraction import (
+    SymbolicContraction,
+    epilogue_of,
+    joined,
+    symbolic_contraction,
+)
 from tvm_ext.tir_schedules.cpu.symbolic_tile_code import Panel, SymbolicTile, symbolic_tile_code
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, same_block
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -79,12 +81,12 @@ class SymbolicTiles:
         if isinstance(anchor, NotApplicable):
             return anchor
         epilogue = _epilogue(sch, anchor)
-        found = contraction_of(sch, anchor, epilogue)
+        found = symbolic_contraction(sch, anchor, epilogue)
         if isinstance(found, NotApplicable):
             return found
         columns = _vector_axis(found)
         if columns is None and _transpose_operand(sch, anchor, found):
-            found = contraction_of(sch, anchor, epilogue)
+            found = symbolic_contraction(sch, anchor, epilogue)
             if isinstance(found, NotApplicable):
                 return found
             columns = _vector_axis(found)
@@ -92,7 +94,7 @@ class SymbolicTiles:
             return NotApplicable("no loop walks the output and the operands without a stride")
         tile = _decide(found, columns, machine)
         sch = _packed(sch, anchor, tile)
-        packed = contraction_of(sch, anchor, epilogue)
+        packed = symbolic_contraction(sch, anchor, epilogue)
         if isinstance(packed, NotApplicable):
             return packed
         func = sch.mod["main"]
@@ -102,17 +104,16 @@ class SymbolicTiles:
         code = symbolic_tile_code(found, tile, machine.cores > 1)
         done = [block for block in (anchor, epilogue) if block is not None]
         for block in kernel_blocks(sch):
-            if not any(sch.get(block).same_as(sch.get(known)) for known in done):
+            if not any(same_block(sch, block, known) for known in done):
                 schedule_block(sch, block, machine)
         return _with_code(sch, found, code, done)
 
 
 def _anchor(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
     """The kernel's only reduction, where a loop of it is symbolic."""
-    reductions = reduction_blocks(sch)
-    if len(reductions) != 1:
-        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
-    (anchor,) = reductions
+    anchor = only_reduction(sch)
+    if isinstance(anchor, NotApplicable):
+        return anchor
     stmt = sch.get(anchor)
     if len(stmt.writes) != 1:
         return NotApplicable("its reduction has several results")
@@ -133,14 +134,11 @@ def _epilogue(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
     from, and what overlapping tiles repeat would be computed from the result.
     """
     block = epilogue_of(sch, anchor)
-    if block is None or isinstance(contraction_of(sch, anchor, block), NotApplicable):
+    if block is None or isinstance(symbolic_contraction(sch, anchor, block), NotApplicable):
         return None
-    results = [_is_result(sch, sch.get(one).writes[0].source) for one in (anchor, block)]
+    params = sch.mod["main"].params
+    results = [among(sch.get(one).writes[0].source, params) for one in (anchor, block)]
     return block if results == [False, True] else None
-
-
-def _is_result(sch: s_tir.Schedule, array: tirx.Buffer) -> bool:
-    return any(array.same_as(param) for param in sch.mod["main"].params)
 
 
 def _vector_axis(contraction: SymbolicContraction) -> LoopAxis | None:
@@ -227,19 +225,26 @@ def _moved(tile: SymbolicTile, old: SymbolicContraction, new: SymbolicContractio
     return replace(tile, columns=columns, rows=rows)
 
 
+def _with_joined_outer(
+    contraction: SymbolicContraction, loop: LoopAxis, end: LoopAxis | None, func: tirx.PrimFunc
+) -> tuple[SymbolicContraction, LoopAxis]:
+    """``loop`` made one with the loops around it, as far as they can be and up to ``end``."""
+    while (position := contraction.spatial.index(loop)) > 0:
+        outer = contraction.spatial[position - 1]
+        one = joined(contraction, outer, loop, func.params) if outer is not end else None
+        if one is None:
+            break
+        contraction, loop = one
+    return contraction, loop
+
+
 def _with_joined_rows(
     contraction: SymbolicContraction, tile: SymbolicTile, func: tirx.PrimFunc
 ) -> tuple[SymbolicContraction, SymbolicTile]:
     """The rows of a tile across all the loops that can be one: rows of several short sequences."""
     if tile.rows is None:
         return contraction, tile
-    rows = tile.rows
-    while (position := contraction.spatial.index(rows)) > 0:
-        outer = contraction.spatial[position - 1]
-        one = joined(contraction, outer, rows, func.params) if outer is not tile.columns else None
-        if one is None:
-            break
-        contraction, rows = one
+    contraction, rows = _with_joined_outer(contraction, tile.rows, tile.columns, func)
     if rows is tile.rows:
         return contraction, tile
     return contraction, replace(tile, rows=rows, row_sizes=_row_sizes(rows, max(tile.row_sizes)))
@@ -252,13 +257,7 @@ def _with_joined_columns(
     machine: CpuDescription,
 ) -> tuple[SymbolicContraction, SymbolicTile]:
     """The columns of a tile across all the loops that can be one: pixels of all lines."""
-    columns = tile.columns
-    while (position := contraction.spatial.index(columns)) > 0:
-        outer = contraction.spatial[position - 1]
-        one = joined(contraction, outer, columns, func.params) if outer is not tile.rows else None
-        if one is None:
-            break
-        contraction, columns = one
+    contraction, columns = _with_joined_outer(contraction, tile.columns, tile.rows, func)
     if columns is tile.columns:
         return contraction, tile
     sizes = _column_sizes(columns, machine.vector_lanes(str(contraction.start.ty)))
@@ -351,14 +350,14 @@ def _with_code(
     statements = []
     for statement in root.body.seq if isinstance(root.body, tirx.SeqStmt) else [root.body]:
         inside = [realize.block for realize in nodes(statement, s_tir.SBlockRealize)]
-        if not any(b.same_as(old) for b in inside for old in replaced):
+        if not any(among(b, replaced) for b in inside):
             statements.append(statement)
         elif any(b.same_as(replaced[-1]) for b in inside):
             # Here all that the last of them reads is there.
             statements.append(s_tir.SBlockRealize([], tirx.const(True, "bool"), block))
     body = sequence(statements)
     used = [s.buffer for s in nodes(body, tirx.BufferStore)]
-    arrays = [a for a in root.alloc_buffers if any(a.same_as(buffer) for buffer in used)]
+    arrays = [a for a in root.alloc_buffers if among(a, used)]
     whole = s_tir.SBlock([], [], [], "root", body, None, arrays, [], root.annotations)
     realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), whole)
     return s_tir.Schedule(func.with_body(realize))

@@ -19,13 +19,9 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, static_extent
-from tvm_ext.tir_schedules.analysis.contraction import (
-    SymbolicContraction,
-)
-from tvm_ext.tir_schedules.analysis.loop_nest import (
-    substitute,
-)
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.nest_code import chunk_start
+from tvm_ext.tir_schedules.cpu.symbolic_contraction import SymbolicContraction
 from tvm_ext.tir_schedules.statements import sequence, stack_array
 
 # A tile that is at most so many times as long as the next smaller one is used for loops of so many
@@ -48,7 +44,7 @@ class Panel:
         Tiles along the columns whose columns are copied together.
     """
 
-    load: Any
+    load: tvm.ir.TensorLoad
     rows: LoopAxis
     tiles: int
 
@@ -109,11 +105,11 @@ def _first_that_fits(axis: LoopAxis, versions: Sequence[tuple[int, tirx.Stmt]]) 
     return code
 
 
-def _quotient(place: Any, divisor: Any) -> Any:
+def _quotient(place: tvm.ir.Expr, divisor: tvm.ir.Expr) -> tvm.ir.Expr:
     return place if static_extent(divisor) == 1 else tirx.truncdiv(place, _not_zero(divisor))
 
 
-def _not_zero(divisor: Any) -> Any:
+def _not_zero(divisor: tvm.ir.Expr) -> tvm.ir.Expr:
     """A number of tiles in a loop over them: not zero, which TVM finds it to be in a branch for
     sizes that cannot be, and stops at.
     """
@@ -218,7 +214,7 @@ class _Version:
         self.values[axis.var] = start
         return LoopAxis(var, self._count(axis.extent, size)), binds
 
-    def _count(self, extent: Any, size: int) -> Any:
+    def _count(self, extent: tvm.ir.Expr, size: int) -> tvm.ir.Expr:
         count = extent if size == 1 else tirx.truncdiv(extent + (size - 1), size)
         return Analyzer().simplify(count)
 
@@ -254,7 +250,7 @@ class _Version:
             place = place * axis.extent + axis.var
         return place * self.columns + self.column
 
-    def _product(self) -> Any:
+    def _product(self) -> tvm.ir.Expr:
         """What is added, its operand read from the panel where there is one."""
         panel = self.tile.panel
         if panel is None:
@@ -270,15 +266,15 @@ class _Version:
         reduction, steps = self._reduction()
         product = self._product()
 
-        def zero(array: Any, place: Any, _: dict[Any, Any]) -> tirx.Stmt:
+        def zero(array: tirx.Buffer, place: tvm.ir.Expr, _: dict[Any, Any]) -> tirx.Stmt:
             return tirx.BufferStore(array, self.contraction.start, [place])
 
-        def add(array: Any, place: Any, values: dict[Any, Any]) -> tirx.Stmt:
+        def add(array: tirx.Buffer, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
             more = self._at(product, {**values, **steps})
             value = tirx.BufferLoad(array, [place]) + more
             return tirx.BufferStore(array, value, [place])
 
-        def finish(array: Any, place: Any, values: dict[Any, Any]) -> tirx.Stmt:
+        def finish(array: tirx.Buffer, place: tvm.ir.Expr, values: dict[Any, Any]) -> tirx.Stmt:
             values = {**values, self.contraction.total: tirx.BufferLoad(array, [place])}
             store = self.contraction.store
             indices = [self._at(index, values) for index in store.indices]
@@ -306,7 +302,7 @@ class _Version:
             return body
         return self._loop(lane, self.columns, body, tirx.ForKind.VECTORIZED)
 
-    def _at(self, expr: Any, values: dict[Any, Any]) -> Any:
+    def _at(self, expr: tvm.ir.Expr, values: dict[Any, Any]) -> tvm.ir.Expr:
         analyzer = Analyzer()
         moved = substitute(expr, values)
         for var in tirx.analysis.undefined_vars(moved):
@@ -315,7 +311,7 @@ class _Version:
         return analyzer.simplify(moved)
 
     def _loop(
-        self, var: tirx.Var, extent: Any, body: tirx.Stmt, kind: Any = tirx.ForKind.SERIAL
+        self, var: tirx.Var, extent: Any, body: tirx.Stmt, kind: tirx.ForKind = tirx.ForKind.SERIAL
     ) -> tirx.Stmt:
         if isinstance(extent, int):
             extent = tirx.const(extent, self.index)

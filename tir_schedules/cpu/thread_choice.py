@@ -14,7 +14,7 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_map, structural_walk
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import PARALLEL_GAIN
 from tvm_ext.tir_schedules.statements import changed_block
 
@@ -126,7 +126,7 @@ def _version(loop: tirx.For, kind: tirx.ForKind) -> tirx.For:
     return tirx.For(loop.loop_var, loop.min, loop.extent, kind, loop.body, None, marks)
 
 
-def _work(stmt: Any, inner: frozenset[tirx.Var]) -> Any:
+def _work(stmt: tirx.Stmt, inner: frozenset[tirx.Var]) -> tvm.ir.Expr:
     """Statements that run, int64; None where the variables ``inner`` decide it."""
     match stmt:
         case tirx.For():
@@ -154,7 +154,7 @@ def _work(stmt: Any, inner: frozenset[tirx.Var]) -> Any:
             return tirx.const(1, "int64")
 
 
-def _sequence_work(parts: list[Any], inner: frozenset[tirx.Var]) -> Any:
+def _sequence_work(parts: list[tirx.Stmt], inner: frozenset[tirx.Var]) -> tvm.ir.Expr:
     total: Any = tirx.const(0, "int64")
     for part in parts:
         work = _work(part, inner)
@@ -167,7 +167,7 @@ def _sequence_work(parts: list[Any], inner: frozenset[tirx.Var]) -> Any:
     return total
 
 
-def _known(extent: Any, inner: frozenset[tirx.Var]) -> Any:
+def _known(extent: tvm.ir.Expr, inner: frozenset[tirx.Var]) -> Any:
     """The extent where the variables inside do not decide it, or what bounds it."""
     if not any(variable in inner for variable in tirx.analysis.undefined_vars(extent)):
         return extent.astype("int64")

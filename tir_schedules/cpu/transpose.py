@@ -3,7 +3,7 @@
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.data_parallel import plan_blocks, scheduled
 from tvm_ext.tir_schedules.inlining import inlined_schedule, is_data_parallel, kernel_blocks
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions

@@ -11,7 +11,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import access_of, operands_of, static_extent
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     flatten,
@@ -28,7 +28,12 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     rows_with_tail,
 )
 from tvm_ext.tir_schedules.cpu.register_tile import schedule_beside
-from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.inlining import (
+    inline_blocks,
+    is_data_parallel,
+    kernel_blocks,
+    same_block,
+)
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -253,16 +258,13 @@ class _Scheduler:
         others = [
             block
             for block in kernel_blocks(self.sch)
-            if not any(self._same(block, known) for known in (*stages.values(), last))
+            if not any(same_block(self.sch, block, known) for known in (*stages.values(), last))
         ]
         block_loop = self._output(last, stages)
         self._products(stages["products"], block_loop)
         self._input(stages, block_loop)
         for block in others:
             schedule_beside(self.sch, block, self.machine)
-
-    def _same(self, block: SBlockRV, other: SBlockRV) -> bool:
-        return bool(self.sch.get(block).same_as(self.sch.get(other)))
 
     def _last_block(self, output: SBlockRV) -> SBlockRV:
         """The elementwise block that ends the kernel when it goes the way of the output."""
@@ -295,7 +297,7 @@ class _Scheduler:
         sch.reorder(image, block_row, block_column, tile_row, tile_column, channel, y, x, vector)
         flatten(sch, [y, x, vector])
         blocks = sch.fuse(image, block_row, block_column)
-        if not self._same(last, stages["output"]):
+        if not same_block(self.sch, last, stages["output"]):
             sch.compute_at(stages["output"], channel, preserve_unit_loops=True)
             flatten(sch, list(sch.get_loops(stages["output"]))[-4:])
         sch.compute_at(stages["output_rows"], channel, preserve_unit_loops=True)

@@ -17,22 +17,22 @@ from tvm.sym import Analyzer
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.runtime_library import CODE_GENERATORS, vendor_libraries
-from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     FlatViews,
     among,
     flattened,
     is_compact,
     nodes,
+    operands_of,
 )
-from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
-    MatmulAxes,
+from tvm_ext.tir_schedules.analysis.contraction import (
     access_of_reduction,
-    loads_of,
-    matmul_axes,
+    factors_of,
     only_reduction,
 )
+from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.inlining import kernel_blocks
 from tvm_ext.tir_schedules.statements import sequence
@@ -271,16 +271,16 @@ def _operands(
     func: tirx.PrimFunc, block: s_tir.SBlock, axes: MatmulAxes
 ) -> _Operands | NotApplicable:
     """The operands of products that are added up as a library adds them."""
-    loads = loads_of(block)
+    loads = factors_of(block)
     plain = flattened(block.body, FlatViews())
-    if len(loads or ()) != len(axes.operands) or plain is None:
+    if not loads or plain is None:
         return NotApplicable("it adds up something other than products of two operands")
     dtypes = {str(load.source.dtype) for load in loads}
     if len(dtypes) != 1 or not dtypes <= set(DTYPES):
         return NotApplicable(f"operands are of {', '.join(sorted(dtypes))}; known are {DTYPES}")
     if str(block.writes[0].source.dtype) not in ("float32", *dtypes):
         return NotApplicable(f"it adds up in {block.writes[0].source.dtype}")
-    reads = [r.source for r in block.reads if not r.source.same_as(block.writes[0].source)]
+    reads = [region.source for region in operands_of(block)]
     first, second = (reads[operand] for operand in axes.operands)
     if not all(among(buffer, func.params) for buffer in (first, second)):
         return NotApplicable("an operand is computed in the kernel")
@@ -308,7 +308,9 @@ def _fused(block: s_tir.SBlock, positions: tuple[int, ...]) -> Any:
     return fused
 
 
-def _is_read_at(block: s_tir.SBlock, loads: list[Any], buffer: Any, place: Any) -> bool:
+def _is_read_at(
+    block: s_tir.SBlock, loads: list[tvm.ir.TensorLoad], buffer: tirx.Buffer, place: Any
+) -> bool:
     """Whether an operand's element is at an address, counted in elements."""
     load = next(one for one in loads if one.source.same_as(buffer))
     alone = flattened(tirx.BufferStore(buffer, load, load.indices), FlatViews())
@@ -347,7 +349,9 @@ def _following(
     return NotApplicable("what follows is no epilogue of cuBLAS")
 
 
-def _is_bias(func: tirx.PrimFunc, load: Any, columns: int, plain: Any, block: Any) -> bool:
+def _is_bias(
+    func: tirx.PrimFunc, load: tvm.ir.TensorLoad, columns: int, plain: Any, block: s_tir.SBlock
+) -> bool:
     """Whether a parameter has one element for each column, of the type of the result."""
     if not isinstance(load, tvm.ir.TensorLoad) or not is_compact(load.source):
         return False
@@ -381,11 +385,13 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, tirx.FloatImm) and float(value.value) == 0
 
 
-def _is_load(value: Any, buffer: Any) -> bool:
+def _is_load(value: Any, buffer: tirx.Buffer) -> bool:
     return isinstance(value, tvm.ir.TensorLoad) and bool(value.source.same_as(buffer))
 
 
-def _with_call(func: tirx.PrimFunc, product: LibraryMatmul, buffers: list[Any]) -> tirx.PrimFunc:
+def _with_call(
+    func: tirx.PrimFunc, product: LibraryMatmul, buffers: list[tirx.Buffer]
+) -> tirx.PrimFunc:
     """``func`` calling the library on its parameters, which it sees as matrices."""
     matrices = [
         tirx.decl_buffer(shape, dtype, f"{buffer.name}_matrix")

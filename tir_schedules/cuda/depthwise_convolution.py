@@ -9,12 +9,12 @@ it has elements of its own.
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import access_of
+from tvm_ext.tir_schedules.analysis.contraction import only_reduction
 from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
 from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
 from tvm_ext.tir_schedules.cuda.strip_window import StripWindow, strip_window
-from tvm_ext.tir_schedules.inlining import reduction_blocks
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Products of one result up to which tensor cores would be fed with little but padding: two steps
@@ -78,10 +78,10 @@ class DirectConvolution:
 def read_convolution(func: tirx.PrimFunc) -> StripWindow | NotApplicable:
     """The window of products that slides over the kernel's input."""
     sch = s_tir.Schedule(func)
-    reductions = reduction_blocks(sch)
-    if len(reductions) != 1:
-        return NotApplicable(f"the kernel has {len(reductions)} reductions, not one")
-    access = access_of(sch, reductions[0])
+    anchor = only_reduction(sch)
+    if isinstance(anchor, NotApplicable):
+        return anchor
+    access = access_of(sch, anchor)
     if access is None or len(access.read_strides) != 2 or not access.trip_count():
         return NotApplicable("it is not one sum over known extents of products of two operands")
     kernel = window_kernel(func, weighted=True)

@@ -11,7 +11,12 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 from tvm_ffi import structural_map
 
-from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    depends,
+    element_bytes,
+    nodes,
+    static_extent,
+)
 from tvm_ext.tir_schedules.inlining import (
     inline_blocks,
     is_data_parallel,
@@ -40,7 +45,7 @@ def host_call(body: tirx.Stmt) -> str | None:
     return None
 
 
-class DeviceCode:
+class ThreadStatements:
     """Makes statements fit for a thread.
 
     Attributes
@@ -52,7 +57,7 @@ class DeviceCode:
     def __init__(self) -> None:
         self.workspace: list[Any] = []
 
-    def shared_by_launches(self, buffer: Any) -> Callable[[tirx.Stmt], tirx.Stmt]:
+    def shared_by_launches(self, buffer: tirx.Buffer) -> Callable[[tirx.Stmt], tirx.Stmt]:
         """What puts ``buffer`` into memory that the host allocates, in a statement."""
         new = tirx.decl_buffer(list(buffer.shape), str(buffer.dtype), buffer.name)
         self.workspace.append(new)
@@ -104,10 +109,10 @@ def with_sums_in_registers(body: tirx.Stmt) -> tirx.Stmt:
     name = f"{first.buffer.name}_sum"
     held = tirx.decl_buffer([1], str(first.buffer.dtype), name, scope="local")
 
-    def load(node: tvm.ir.TensorLoad) -> Any:
+    def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
         return tirx.BufferLoad(held, [zero]) if node.source.same_as(first.buffer) else node
 
-    def store(node: tirx.BufferStore) -> Any:
+    def store(node: tirx.BufferStore) -> tirx.BufferStore:
         mine = node.buffer.same_as(first.buffer)
         return tirx.BufferStore(held, node.value, [zero]) if mine else node
 
@@ -116,14 +121,12 @@ def with_sums_in_registers(body: tirx.Stmt) -> tirx.Stmt:
     return sequence([tirx.AllocBuffer(held), inside, last])
 
 
-def _bytes(buffer: Any, sizes: Sequence[int | None]) -> int:
+def _bytes(buffer: tirx.Buffer, sizes: Sequence[int | None]) -> int:
     return math.prod(size or 0 for size in sizes) * element_bytes(buffer)
 
 
 def _reads(size: Any, inner: set[Any]) -> bool:
-    if nodes(size, tvm.ir.TensorLoad):
-        return True
-    return any(v.same_as(other) for v in nodes(size, tvm.ir.Var) for other in inner)
+    return bool(nodes(size, tvm.ir.TensorLoad)) or depends(size, *inner)
 
 
 def _in_series(loop: tirx.For) -> tirx.For:
@@ -136,24 +139,24 @@ def _in_series(loop: tirx.For) -> tirx.For:
 
 
 def _with_buffer(
-    body: tirx.Stmt, old: Any, new: Any, before: Sequence[Any], kept: bool = False
+    body: tirx.Stmt, old: tirx.Buffer, new: tirx.Buffer, before: Sequence[Any], kept: bool = False
 ) -> tirx.Stmt:
     """``body`` with another buffer, in which ``before`` are the first indices.
 
     The statement that allocates it goes away unless it is ``kept`` for the new one.
     """
 
-    def load(node: tvm.ir.TensorLoad) -> Any:
+    def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
         if not node.source.same_as(old):
             return node
         return tirx.BufferLoad(new, [*before, *node.indices])
 
-    def store(node: tirx.BufferStore) -> Any:
+    def store(node: tirx.BufferStore) -> tirx.BufferStore:
         if not node.buffer.same_as(old):
             return node
         return tirx.BufferStore(new, node.value, [*before, *node.indices])
 
-    def alloc(node: tirx.AllocBuffer) -> Any:
+    def alloc(node: tirx.AllocBuffer) -> tirx.Stmt:
         if not node.buffer.same_as(old):
             return node
         return tirx.AllocBuffer(new) if kept else tirx.Evaluate(tirx.const(0, "int32"))

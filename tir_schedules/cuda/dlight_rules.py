@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 from tvm.s_tir import dlight
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.launch import is_bound
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Template
 
@@ -66,4 +66,5 @@ TVM_RULES: tuple[Template, ...] = tuple(
     )
 )
 """In the order in which they are asked. Without GEMV, whose threads write behind the result where
-its rows are no multiple of its tile."""
+its rows are no multiple of its tile.
+"""

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, nodes, static_extent
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, among, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -69,7 +70,7 @@ def _schedule(
     sch.bind(thread, "threadIdx.x")
 
 
-def _deals_with_threads(block: Any) -> bool:
+def _deals_with_threads(block: s_tir.SBlock) -> bool:
     """Whether a block binds loops itself, or has memory that not every thread can allocate."""
     loops = nodes(block.body, tirx.For)
     bound = any(tirx.ForKind(loop.kind) == tirx.ForKind.THREAD_BINDING for loop in loops)
@@ -104,10 +105,10 @@ def symbolic_code(decision: FlatDecision, arrays: Arrays) -> tirx.Stmt:
     groups = _up(elements, width) if tail else tirx.floordiv(elements, _number(width, elements))
     groups = groups.astype(dtype)
 
-    def thread(index: Any, t: Any) -> tirx.Stmt:
+    def thread(index: tvm.ir.Expr, t: tvm.ir.Expr) -> tirx.Stmt:
         mine = [(t, threads)]
 
-        def iteration(i: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             at = (index * repeats + i) * threads + t
             group = _symbolic_group(nest, at, groups, width, arrays, mine)
             if tail:
@@ -128,7 +129,7 @@ def symbolic_code(decision: FlatDecision, arrays: Arrays) -> tirx.Stmt:
 
 
 def _symbolic_group(
-    nest: Nest, at: Any, groups: Any, width: int, arrays: Arrays, threads: Threads
+    nest: Nest, at: tvm.ir.Expr, groups: tvm.ir.Expr, width: int, arrays: Arrays, threads: Threads
 ) -> tirx.Stmt:
     """Group number ``at``: ``width`` elements of the innermost loop."""
     store, lane, width, ranges = with_lane(nest, width)
@@ -145,12 +146,12 @@ def _symbolic_group(
     return sequence([found, substitute(code, _values(code, ranges, places, arrays.index_dtype))])
 
 
-def _rest(nest: Nest, at: Any, width: int, arrays: Arrays, threads: Threads) -> tirx.Stmt:
+def _rest(nest: Nest, at: tvm.ir.Expr, width: int, arrays: Arrays, threads: Threads) -> tirx.Stmt:
     """The elements after the last whole vector of a single loop."""
     dtype = arrays.index_dtype
     end = nest.axes[-1].extent.astype(dtype)
 
-    def single(i: Any) -> tirx.Stmt:
+    def single(i: tvm.ir.Expr) -> tirx.Stmt:
         place = at * width + i
         return guarded(place < end, _symbolic_group(nest, place, end, 1, arrays, threads))
 
@@ -158,7 +159,7 @@ def _rest(nest: Nest, at: Any, width: int, arrays: Arrays, threads: Threads) -> 
 
 
 def _places(
-    at: Any,
+    at: tvm.ir.Expr,
     ranges: Ranges,
     places: ThreadArray,
     arrays: Arrays,
@@ -173,7 +174,7 @@ def _places(
     left = arrays.registers("left", len(ranges), counted, threads)
     dtype = arrays.index_dtype
 
-    def number(value: int) -> Any:
+    def number(value: int) -> tvm.ir.Expr:
         return tirx.const(value, dtype)
 
     statements = [left.put(number(len(ranges) - 1), at.astype(counted))]
@@ -196,16 +197,14 @@ def _values(code: tirx.Stmt, ranges: Ranges, places: ThreadArray, dtype: str) ->
     return values
 
 
-def _up(value: Any, step: int) -> Any:
+def _up(value: tvm.ir.Expr, step: int) -> tvm.ir.Expr:
     """How many steps there are in ``value``, the last one perhaps not whole."""
     return tirx.floordiv(value + _number(step - 1, value), _number(step, value))
 
 
-def _number(value: int, like: Any) -> Any:
+def _number(value: int, like: tvm.ir.Expr) -> tvm.ir.Expr:
     return tirx.const(value, str(like.ty))
 
-
-"""A thread's indices with their extents."""
 
 # Kernels with more blocks than this are asked nothing: their space would be too large.
 _MOST_ASKED = 3
@@ -307,7 +306,7 @@ def flat_code(decision: FlatDecision, arrays: Arrays) -> tirx.Stmt:
     if repeats == 1 or outer is None:
         groups = -(-nest.volume() // decision.vector)
 
-        def single(at: Any, mine: Threads) -> tirx.Stmt:
+        def single(at: tvm.ir.Expr, mine: Threads) -> tirx.Stmt:
             return _with_tail(nest, at, decision.vector, arrays, mine)
 
         return _grid(decision, groups, repeats, arrays, single)
@@ -316,8 +315,8 @@ def flat_code(decision: FlatDecision, arrays: Arrays) -> tirx.Stmt:
     again = outer + (nest.axes[outer].extent > repeats)
     groups = nest.volume() // (decision.vector * repeats)
 
-    def several(at: Any, mine: Threads) -> tirx.Stmt:
-        def iteration(i: Any) -> tirx.Stmt:
+    def several(at: tvm.ir.Expr, mine: Threads) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             known = {split.axes[again].var: i}
             return _group(split, at, decision.vector, arrays, mine, known)
 
@@ -337,9 +336,9 @@ def _grid(
     dtype, threads = arrays.index_dtype, decision.threads
     blocks = -(-groups // (threads * repeats))
 
-    def block(index: Any) -> tirx.Stmt:
-        def thread(t: Any) -> tirx.Stmt:
-            def iteration(i: Any) -> tirx.Stmt:
+    def block(index: tvm.ir.Expr) -> tirx.Stmt:
+        def thread(t: tvm.ir.Expr) -> tirx.Stmt:
+            def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
                 at = (index * repeats + i) * threads + t
                 whole = blocks * threads * repeats == groups
                 inside = None if whole else at < tirx.const(groups, dtype)
@@ -352,7 +351,9 @@ def _grid(
     return bound("blockIdx.x", blocks, dtype, block)
 
 
-def _with_tail(nest: Nest, at: Any, width: int, arrays: Arrays, threads: Threads) -> tirx.Stmt:
+def _with_tail(
+    nest: Nest, at: tvm.ir.Expr, width: int, arrays: Arrays, threads: Threads
+) -> tirx.Stmt:
     """Group number ``at``; the last one of a single loop may be a few elements only."""
     vector = _group(nest, at, width, arrays, threads, {})
     tail = nest.axes[-1].extent % width
@@ -361,7 +362,7 @@ def _with_tail(nest: Nest, at: Any, width: int, arrays: Arrays, threads: Threads
     dtype = arrays.index_dtype
     last = nest.volume() // width
 
-    def single(i: Any) -> tirx.Stmt:
+    def single(i: tvm.ir.Expr) -> tirx.Stmt:
         return _group(nest, i + tirx.const(last * width, dtype), 1, arrays, threads, {})
 
     rest = repeated(tail, dtype, single)
@@ -369,12 +370,12 @@ def _with_tail(nest: Nest, at: Any, width: int, arrays: Arrays, threads: Threads
 
 
 def _group(
-    nest: Nest, at: Any, width: int, arrays: Arrays, threads: Threads, known: dict[Any, Any]
+    nest: Nest, at: tvm.ir.Expr, width: int, arrays: Arrays, threads: Threads, known: dict[Any, Any]
 ) -> tirx.Stmt:
     """Group number ``at`` of the loops without a ``known`` value: ``width`` of the innermost."""
     store, lane, width, ranges = with_lane(nest, width)
     code = Lanes(store, lane, width, ranges).code(arrays, threads)
-    symbolic_ranges = [(v, n) for v, n in ranges if not any(v.same_as(k) for k in known)]
+    symbolic_ranges = [(v, n) for v, n in ranges if not among(v, list(known))]
     return substitute(code, {**digits(at, symbolic_ranges), **known})
 
 
@@ -385,6 +386,6 @@ def with_arrays(
     nothing = [tirx.Evaluate(tirx.const(0, "int32"))]
     body = sequence([*views.declarations(func), *(code or nothing)])
     used = [store.buffer for store in nodes(body, tirx.BufferStore)]
-    inside = [a for a in views.allocated(func) if any(a.same_as(buffer) for buffer in used)]
+    inside = [a for a in views.allocated(func) if among(a, used)]
     root = s_tir.SBlock([], [], [], "root", body, None, [*inside, *arrays.buffers])
     return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), root))

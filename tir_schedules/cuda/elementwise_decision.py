@@ -15,7 +15,7 @@ from tvm import tirx
 from tvm.sym import Analyzer
 from tvm_ffi import structural_mutate
 
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     element_bytes,
@@ -112,7 +112,7 @@ class _Form:
 
     nest: Nest
     width: int
-    singles: list[Any]
+    singles: list[tirx.Expr]
 
     def pays(self, machine: CudaDescription) -> bool:
         """Whether single loads leave the cache enough time, measured by that of device memory."""
@@ -122,7 +122,7 @@ class _Form:
         rate = machine.memory_gbs / (machine.sms * machine.clock_ghz)
         return lines <= _SHARE * self._bytes() * machine.warp_size * self.width / rate
 
-    def _lines(self, load: Any, threads: int) -> int:
+    def _lines(self, load: tvm.ir.TensorLoad, threads: int) -> int:
         """Lines of the cache that a warp touches by one load for each of its threads."""
         step = slope(load.indices[0], self.nest.axes[-1].var)
         apart = abs(step) if step else self._share(load)
@@ -134,7 +134,7 @@ class _Form:
         loads = sum(element_bytes(x.source) * self._share(x) for x in self.nest.loads())
         return float(element_bytes(self.nest.store.buffer) + loads)
 
-    def _share(self, load: Any) -> float:
+    def _share(self, load: tvm.ir.TensorLoad) -> float:
         """Elements of a buffer for one element of the result; at most one is loaded."""
         size = nominal_extent(elements(load.source))
         return min(1.0, size / nominal_extent(self.nest.volume()))
@@ -214,12 +214,12 @@ def _as_one(nest: Nest, first: int, extent: int) -> Nest:
     start = {axis.var: tirx.const(0, dtype) for axis in inner}
     dense = {axis.var: math.prod(a.extent for a in inner[i + 1 :]) for i, axis in enumerate(inner)}
 
-    def placed(index: Any) -> Any:
+    def placed(index: tvm.ir.Expr) -> tvm.ir.Expr:
         if all(slope(index, var) == step for var, step in dense.items()):
             return substitute(index, start) + flat.var
         return substitute(index, values)
 
-    def load(node: Any, mutator: Any) -> Any:
+    def load(node: tvm.ir.TensorLoad, mutator: Any) -> tvm.ir.Expr:
         if nodes(node.indices[0], tvm.ir.TensorLoad):
             return mutator.default_mutate(node)
         return tirx.BufferLoad(node.source, [placed(node.indices[0])])
@@ -231,7 +231,7 @@ def _as_one(nest: Nest, first: int, extent: int) -> Nest:
     return simplified(Nest((*nest.axes[:first], flat), store))
 
 
-def digits(value: Any, axes: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+def digits(value: tvm.ir.Expr, axes: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
     """The loop variables at iteration ``value`` of all loops together."""
     values: dict[Any, Any] = {}
     for position, (var, extent) in reversed(list(enumerate(axes))):

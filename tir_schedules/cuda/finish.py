@@ -61,7 +61,7 @@ def _rewritten(loop: tirx.For) -> tirx.For:
     )
 
 
-def _is_aligned(value: Any, lane: tirx.Var, lanes: int) -> bool:
+def _is_aligned(value: tvm.ir.Expr, lane: tirx.Var, lanes: int) -> bool:
     """Whether an index is a multiple of ``lanes`` and the lane."""
     analyzer = Analyzer()
     analyzer.bind(lane, tvm.ir.Range(0, lanes))
@@ -75,22 +75,22 @@ def _in_two_steps(body: tirx.Stmt, variable: tirx.Var, lanes: int) -> tirx.Stmt:
     length = tirx.const(lanes, dtype)
     vector = tirx.FloorDiv(variable, length)
 
-    def vectors_in(divisor: Any) -> Any:
+    def vectors_in(divisor: tvm.ir.Expr) -> Any:
         size = static_extent(divisor)
         return None if size is None or size % lanes or size == lanes else size // lanes
 
-    def quotient(node: tirx.FloorDiv) -> Any:
+    def quotient(node: tirx.FloorDiv) -> tvm.ir.Expr:
         count = vectors_in(node.b) if node.a.same_as(variable) else None
         return node if count is None else tirx.FloorDiv(vector, tirx.const(count, dtype))
 
-    def remainder(node: tirx.FloorMod) -> Any:
+    def remainder(node: tirx.FloorMod) -> tvm.ir.Expr:
         count = vectors_in(node.b) if node.a.same_as(variable) else None
         if count is None:
             return node
         whole = tirx.FloorMod(vector, tirx.const(count, dtype))
         return whole * length + tirx.FloorMod(variable, length)
 
-    def below(node: tirx.LT) -> Any:
+    def below(node: tirx.LT) -> tvm.ir.Expr:
         count = vectors_in(node.b) if node.a.same_as(variable) else None
         return node if count is None else tirx.LT(vector, tirx.const(count, dtype))
 

@@ -15,11 +15,11 @@ from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import linear_form, nodes, static_extent
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import depends, linear_form, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cuda.device_code import (
-    DeviceCode,
+    ThreadStatements,
     as_loops,
     host_call,
     in_few_launches,
@@ -74,7 +74,7 @@ def accesses_of(body: tirx.Stmt) -> Accesses | None:
     return Accesses(written, {loop.loop_var: loop for loop in nodes(body, tirx.For)})
 
 
-def independent(var: Any, accesses: Accesses | None) -> bool:
+def independent(var: tirx.Var, accesses: Accesses | None) -> bool:
     """Whether the iterations of the loop over ``var`` may run in any order, and at once."""
     if accesses is None:
         return False
@@ -87,7 +87,7 @@ def _has_unknown_effects(body: tirx.Stmt) -> bool:
     return bool(calls or aliases or buffers_as_arguments(body))
 
 
-def buffers_as_arguments(body: Any) -> list[Any]:
+def buffers_as_arguments(body: tirx.Stmt) -> list[Any]:
     """Calls that are handed a buffer, or a part of one, rather than its elements."""
     found = []
     for call in nodes(body, tvm.ir.Call):
@@ -97,7 +97,7 @@ def buffers_as_arguments(body: Any) -> list[Any]:
     return found
 
 
-def _indices_of(written: list[tuple[Any, list[list[Any]]]], buffer: Any) -> list[list[Any]]:
+def _indices_of(written: list[tuple[Any, list[list[Any]]]], buffer: tirx.Buffer) -> list[list[Any]]:
     for other, indices in written:
         if other.same_as(buffer):
             return indices
@@ -105,7 +105,7 @@ def _indices_of(written: list[tuple[Any, list[list[Any]]]], buffer: Any) -> list
     return written[-1][1]
 
 
-def _is_cut(indices: Sequence[list[Any]], var: Any, accesses: Accesses) -> bool:
+def _is_cut(indices: Sequence[list[Any]], var: tirx.Var, accesses: Accesses) -> bool:
     if len(indices) > _MOST_ACCESSES:
         return False
     return any(
@@ -114,7 +114,7 @@ def _is_cut(indices: Sequence[list[Any]], var: Any, accesses: Accesses) -> bool:
     )
 
 
-def _is_cut_along(indices: Sequence[Any], var: Any, accesses: Accesses) -> bool:
+def _is_cut_along(indices: Sequence[tvm.ir.Expr], var: tirx.Var, accesses: Accesses) -> bool:
     """Whether all of ``indices`` are windows of one step that do not meet."""
     steps, rests = [], []
     for index in indices:
@@ -129,7 +129,7 @@ def _is_cut_along(indices: Sequence[Any], var: Any, accesses: Accesses) -> bool:
     return all(_within(a, b, steps[0], accesses) for a in rests for b in rests)
 
 
-def _within(left: Any, right: Any, step: int, accesses: Accesses) -> bool:
+def _within(left: tvm.ir.Expr, right: tvm.ir.Expr, step: int, accesses: Accesses) -> bool:
     """Whether two rests, each at any iteration of the inner loops, differ by less than a step."""
     analyzer = Analyzer()
     others: dict[Any, Any] = {}
@@ -173,7 +173,7 @@ class Generic:
 def launched(func: tirx.PrimFunc, plain: tirx.PrimFunc) -> s_tir.Schedule | NotApplicable:
     """``func`` with the loops of ``plain``, which has no blocks, as launches."""
     try:
-        launches = _Launches(DeviceCode())
+        launches = _Launches(ThreadStatements())
         body = launches.of(plain.body)
     except NotApplicable as refusal:
         return NotApplicable(str(refusal))
@@ -190,11 +190,11 @@ class _Launches:
 
     Attributes
     ----------
-    device : DeviceCode
+    device : ThreadStatements
         What makes loops fit for a thread, and collects memory that launches share.
     """
 
-    device: DeviceCode
+    device: ThreadStatements
     _inside: list[Any] = field(default_factory=list)
 
     def of(self, stmt: tirx.Stmt) -> tirx.Stmt:
@@ -253,7 +253,7 @@ class _Launches:
         self, alloc: tirx.AllocBuffer, parts: list[tuple[bool, tirx.Stmt]]
     ) -> list[tuple[bool, tirx.Stmt]]:
         """``parts`` with the array that they use: in the only launch, or of the host's memory."""
-        users = [i for i, (_, stmt) in enumerate(parts) if _mentions(stmt, alloc.buffer)]
+        users = [i for i, (_, stmt) in enumerate(parts) if depends(stmt, alloc.buffer)]
         if not users:
             return parts
         between = parts[users[0] : users[-1] + 1]
@@ -301,8 +301,8 @@ class _Launches:
         threads = _THREADS if count is None else min(_THREADS, max(1, count))
         blocks = tirx.FloorDiv(total + tirx.const(threads - 1, dtype), tirx.const(threads, dtype))
 
-        def block(x: Any) -> tirx.Stmt:
-            def thread(t: Any) -> tirx.Stmt:
+        def block(x: tvm.ir.Expr) -> tirx.Stmt:
+            def thread(t: tvm.ir.Expr) -> tirx.Stmt:
                 place = x * tirx.const(threads, dtype) + t
                 values: dict[Any, Any] = {}
                 left = place
@@ -336,8 +336,8 @@ def dealt_loops(loop: tirx.For) -> tuple[list[tirx.For], tirx.Stmt]:
     dealt: list[tirx.For] = []
     kept: list[tirx.For] = []
     for one in nest:
-        depends = any(_uses(end, other) for end in (one.min, one.extent) for other in nest)
-        apart = not depends and on_host(one.min) and on_host(one.extent)
+        around = [other.loop_var for other in nest]
+        apart = all(on_host(end) and not depends(end, *around) for end in (one.min, one.extent))
         # Of a parallel loop, whoever wrote it says so.
         promised = tirx.ForKind(one.kind) == tirx.ForKind.PARALLEL
         free = apart and (promised or independent(one.loop_var, accesses))
@@ -349,17 +349,9 @@ def dealt_loops(loop: tirx.For) -> tuple[list[tirx.For], tirx.Stmt]:
     return dealt, body
 
 
-def on_host(value: Any) -> bool:
+def on_host(value: tvm.ir.Expr) -> bool:
     """Whether the host can compute ``value``: it reads no memory, which is the device's."""
     return not nodes(value, tvm.ir.TensorLoad)
-
-
-def _mentions(stmt: tirx.Stmt, buffer: Any) -> bool:
-    return any(buffer.same_as(v) for v in nodes(stmt, tvm.ir.Var))
-
-
-def _uses(value: Any, loop: tirx.For) -> bool:
-    return any(loop.loop_var.same_as(v) for v in nodes(value, tvm.ir.Var))
 
 
 def _is_wide(loop: tirx.For) -> bool:

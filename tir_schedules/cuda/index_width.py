@@ -18,6 +18,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, elements
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
 )
+from tvm_ext.tir_schedules.statements import is_conditional
 
 _LEAST, _MOST = -(2**31), 2**31 - 1
 _ARITHMETIC = (
@@ -25,7 +26,6 @@ _ARITHMETIC = (
     *(tirx.FloorDiv, tirx.FloorMod, tirx.Div, tirx.Mod),
 )
 _COMPARISONS = (tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.EQ, tirx.NE)
-_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
 _ROUNDED = tuple(
     function(tirx.Var("x", "float32")).op
     for function in (tirx.floor, tirx.ceil, tirx.round, tirx.trunc, tirx.nearbyint)
@@ -64,10 +64,10 @@ class _Narrowing:
         for axis in (*old, *new):
             self.analyzer.bind(axis.var, tvm.ir.Range(0, axis.extent))
 
-    def visited(self, expr: Any) -> Any:
+    def visited(self, expr: tvm.ir.Expr) -> tvm.ir.Expr:
         return structural_mutate(expr, [(tvm.ir.Expr, self._visit)])
 
-    def _visit(self, node: Any, mutator: Any) -> Any:
+    def _visit(self, node: tvm.ir.Expr, mutator: Any) -> tvm.ir.Expr:
         if isinstance(node, tvm.ir.TensorLoad):
             indices = [self.address(index) for index in node.indices]
             return tirx.BufferLoad(node.source, indices)
@@ -88,7 +88,7 @@ class _Narrowing:
                 return tirx.Cast("int64", value)
         return mutator.default_mutate(node)
 
-    def address(self, index: Any) -> Any:
+    def address(self, index: tvm.ir.Expr) -> tvm.ir.Expr:
         """An address in int32: it is inside of a buffer, whatever its parts look like.
 
         Of sums and products, the lower 32 bits are those of the operands' lower 32 bits.
@@ -100,10 +100,10 @@ class _Narrowing:
             return type(index)(self.address(index.a), self.address(index.b))
         return tirx.Cast("int32", self.visited(index))
 
-    def _variable(self, var: Any) -> Any:
+    def _variable(self, var: tirx.Var) -> tvm.ir.Expr:
         return next((new for old, new in self.pairs if old.same_as(var)), None)
 
-    def number(self, node: Any) -> Any:
+    def number(self, node: tvm.ir.Expr) -> Any:
         """An integer in int32; None when it may not fit."""
         if not _is_wide(node):
             kind = str(node.ty)
@@ -121,12 +121,12 @@ class _Narrowing:
         known = self._by_operands(node)
         return self._limited(node) if known is None else known
 
-    def _by_operands(self, node: Any) -> Any:
+    def _by_operands(self, node: tvm.ir.Expr) -> Any:
         """The same operation in int32; None when an operand may not fit."""
         build: Callable[..., Any]
         if type(node) in _ARITHMETIC:
             operands, build = (node.a, node.b), type(node)
-        elif isinstance(node, tvm.ir.Call) and node.op.same_as(_IF_THEN_ELSE):
+        elif is_conditional(node):
             operands, build = node.args[1:], partial(tirx.if_then_else, self.visited(node.args[0]))
         elif isinstance(node, tirx.Select):
             operands = (node.true_value, node.false_value)
@@ -136,7 +136,7 @@ class _Narrowing:
         found = [self.number(operand) for operand in operands]
         return build(*found) if _all_known(found) else None
 
-    def _limited(self, node: Any) -> Any:
+    def _limited(self, node: tvm.ir.Expr) -> tvm.ir.Expr:
         """What something wider is limited to: by its bounds it fits in 32 bits."""
         bound = self.analyzer.const_int_bound(node)
         rounded = self._as_float(node)
@@ -148,12 +148,12 @@ class _Narrowing:
         same = structural_mutate(node, [(tvm.ir.Expr, self._below(node))])
         return tirx.Cast("int32", same)
 
-    def _below(self, root: Any) -> Any:
+    def _below(self, root: tvm.ir.Expr) -> Any:
         return lambda node, mutator: (
             mutator.default_mutate(node) if node.same_as(root) else self._visit(node, mutator)
         )
 
-    def _as_float(self, node: Any) -> Any:
+    def _as_float(self, node: tvm.ir.Expr) -> Any:
         """A rounded number, shifted and limited, in the floating-point type it was rounded in.
 
         Limits between which all whole numbers are exact come out the same before and after the
@@ -171,14 +171,14 @@ class _Narrowing:
                 return type(node)(left, tirx.const(float(int(node.b.value)), str(left.ty)))
         return None
 
-    def _fits(self, node: Any) -> bool:
+    def _fits(self, node: tvm.ir.Expr) -> bool:
         bound = self.analyzer.const_int_bound(node)
         return int(bound.min_value) >= _LEAST and int(bound.max_value) <= _MOST
 
 
-def _is_wide(node: Any) -> bool:
+def _is_wide(node: tvm.ir.Expr) -> bool:
     return str(node.ty) == "int64"
 
 
-def _all_known(values: Sequence[Any]) -> bool:
+def _all_known(values: Sequence[tirx.Expr | None]) -> bool:
     return all(value is not None for value in values)

@@ -78,7 +78,7 @@ def repeated(
     return tirx.For(var, tirx.const(0, dtype), tirx.const(extent, dtype), kind, body(var))
 
 
-def guarded(condition: Any, body: tirx.Stmt) -> tirx.Stmt:
+def guarded(condition: tirx.Expr | None, body: tirx.Stmt) -> tirx.Stmt:
     """``body`` where ``condition`` holds; None is true everywhere."""
     if condition is None:
         return body
@@ -96,13 +96,13 @@ class ThreadArray:
     """
 
     buffer: tvm.ir.Var
-    thread: tuple[Any, ...]
+    thread: tuple[tirx.Expr, ...]
 
-    def at(self, index: Any) -> Any:
+    def at(self, index: Any) -> tvm.ir.Expr:
         """The element at ``index``."""
         return tirx.BufferLoad(self.buffer, [*self.thread, index])
 
-    def put(self, index: Any, value: Any) -> tirx.Stmt:
+    def put(self, index: Any, value: tvm.ir.Expr) -> tirx.Stmt:
         """Stores an element."""
         return tirx.BufferStore(self.buffer, value, [*self.thread, index])
 
@@ -158,18 +158,18 @@ class ThreadPlane:
         self.arrays = Arrays(dtype)
         self.y = self.x = self.number(0)
 
-    def number(self, value: int) -> Any:
+    def number(self, value: int) -> tvm.ir.Expr:
         """A constant of the type of the loops."""
         return tirx.const(value, self.dtype)
 
     def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
         """``body`` for all threads: what stands between two barriers."""
 
-        def column(x: Any) -> tirx.Stmt:
+        def column(x: tvm.ir.Expr) -> tirx.Stmt:
             self.x = x
             return body()
 
-        def line(y: Any) -> tirx.Stmt:
+        def line(y: tvm.ir.Expr) -> tirx.Stmt:
             self.y = y
             return bound("threadIdx.x", self.extents[1], self.dtype, column)
 
@@ -194,7 +194,7 @@ def binds_threads(body: tirx.Stmt) -> bool:
     return any(_launches(stmt) for stmt in nodes(body, tirx.For, tirx.AttrStmt))
 
 
-def _launches(stmt: Any) -> bool:
+def _launches(stmt: tirx.Stmt) -> bool:
     """Whether ``stmt`` is a loop over threads or blocks."""
     if isinstance(stmt, tirx.For):
         return tirx.ForKind(stmt.kind) == tirx.ForKind.THREAD_BINDING
@@ -224,7 +224,7 @@ def _is_bound(stmt: tirx.Stmt) -> bool:
     return isinstance(stmt, tirx.AllocBuffer | tirx.DeclBuffer)
 
 
-def _reads(*values: Any) -> bool:
+def _reads(*values: tirx.Expr) -> bool:
     return any(nodes(value, tvm.ir.TensorLoad) for value in values)
 
 
@@ -235,7 +235,7 @@ NOMINAL = 16
 """What a symbolic size, such as a batch, is taken for where tiles are chosen."""
 
 
-def nominal_extent(extent: Any) -> int:
+def nominal_extent(extent: tirx.Expr | int) -> int:
     """An extent with every symbolic size in it at its nominal value."""
     known = static_extent(extent)
     if known is not None:

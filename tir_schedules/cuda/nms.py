@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, is_compact, static_extent
 from tvm_ext.tir_schedules.cuda.device_code import without_offsets
 from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
@@ -48,12 +49,12 @@ INDEX = "int64"
 TAKEN, ACTIVE = 0, 1
 
 
-def number(value: int) -> Any:
+def number(value: int) -> tvm.ir.Expr:
     """A constant of the type of the indices."""
     return tirx.const(value, INDEX)
 
 
-def flag(value: int) -> Any:
+def flag(value: int) -> tvm.ir.Expr:
     """A constant of the type of bits, flags and places of boxes."""
     return tirx.const(value, "int32")
 
@@ -66,7 +67,7 @@ class NMSThreads:
         self.bits = tile // WORDS
         self.arrays = Arrays(INDEX)
 
-        def shared(name: str, size: int, dtype: str) -> Any:
+        def shared(name: str, size: int, dtype: str) -> tirx.Buffer:
             return self.arrays.allocated(name, [size], dtype, "shared")
 
         self.corners = [shared(f"corner{i}", tile, "float32") for i in range(4)]
@@ -81,17 +82,17 @@ class NMSThreads:
     def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
         """``body`` for all threads: what stands between two barriers."""
 
-        def thread(x: Any) -> tirx.Stmt:
+        def thread(x: tvm.ir.Expr) -> tirx.Stmt:
             self.x = x
             return body()
 
         return bound("threadIdx.x", THREADS, INDEX, thread)
 
-    def registers(self, name: str, size: int) -> Any:
+    def registers(self, name: str, size: int) -> tirx.Buffer:
         """Flags or places in registers of every thread, for ``own``."""
         return self.arrays.allocated(name, [THREADS, size], "int32", "local")
 
-    def own(self, array: Any) -> ThreadArray:
+    def own(self, array: tirx.Buffer) -> ThreadArray:
         """The registers of the thread that is written just now."""
         return ThreadArray(array, (self.x,))
 
@@ -99,27 +100,27 @@ class NMSThreads:
         """What one thread does."""
         return guarded(self.x.equal(number(0)), sequence(statements))
 
-    def set_state(self, place: int, value: Any) -> tirx.Stmt:
+    def set_state(self, place: int, value: tvm.ir.Expr) -> tirx.Stmt:
         """Changes what the block knows between tiles."""
         return tirx.BufferStore(self.state, value, [number(place)])
 
-    def taken(self) -> Any:
+    def taken(self) -> tvm.ir.Expr:
         """How many boxes stay so far."""
         return tirx.BufferLoad(self.state, [number(TAKEN)])
 
-    def option(self, name: str) -> Any:
+    def option(self, name: str) -> tvm.ir.Expr:
         """A limit that all blocks have, such as "overlap"."""
         return tirx.BufferLoad(self.boxes.buffers[name], [number(0)])
 
-    def box(self, place: Any) -> list[Any]:
+    def box(self, place: tvm.ir.Expr) -> list[tvm.ir.Expr]:
         """A box of the tile."""
         return [tirx.BufferLoad(shared, [place]) for shared in self.corners]
 
-    def is_near(self, first: Sequence[Any], second: Sequence[Any]) -> Any:
+    def is_near(self, first: Sequence[tvm.ir.Expr], second: Sequence[tvm.ir.Expr]) -> tvm.ir.Expr:
         """Whether two boxes overlap by more than they may."""
         return overlap(first, second) > self.option("overlap")
 
-    def corners_of(self, box: Any) -> list[Any]:
+    def corners_of(self, box: tvm.ir.Expr) -> list[tvm.ir.Expr]:
         """The corners of a box of the block's batch, from memory."""
         batch = tirx.floordiv(self.group, number(self.boxes.classes))
         at = (batch * number(self.boxes.count) + box.astype(INDEX)) * number(4)
@@ -127,7 +128,7 @@ class NMSThreads:
         four = [tirx.BufferLoad(boxes, [at + number(i)]) for i in range(4)]
         return corners(four, self.boxes.centered)
 
-    def kept_at(self, place: Any) -> list[Any]:
+    def kept_at(self, place: tvm.ir.Expr) -> list[tvm.ir.Expr]:
         """Where a box that stays is among those of all classes."""
         return [self.group * number(self.boxes.most) + place]
 
@@ -146,12 +147,12 @@ class NMSCode(NMSThreads):
     def write(self) -> tirx.Stmt:
         """The grid."""
 
-        def block(group: Any) -> tirx.Stmt:
+        def block(group: tvm.ir.Expr) -> tirx.Stmt:
             self.group = group
             tiles = -(-self.boxes.count // self.tile)
             wait = block_barrier("shared")
 
-            def iteration(tile: Any) -> tirx.Stmt:
+            def iteration(tile: tvm.ir.Expr) -> tirx.Stmt:
                 goes_on = tirx.BufferLoad(self.state, [number(ACTIVE)]).equal(flag(1))
                 return tirx.IfThenElse(goes_on, sequence(self._tile(tile)), None)
 
@@ -175,7 +176,7 @@ class NMSCode(NMSThreads):
         taken = self.taken().astype("int64")
         return self.first([tirx.BufferStore(self.boxes.buffers["taken"], taken, [self.group])])
 
-    def _tile(self, tile: Any) -> list[tirx.Stmt]:
+    def _tile(self, tile: tvm.ir.Expr) -> list[tirx.Stmt]:
         wait = block_barrier("shared")
         turns = -(-self.tile // (THREADS // _WARP))
         return [
@@ -188,7 +189,7 @@ class NMSCode(NMSThreads):
             wait,
         ]
 
-    def _load(self, tile: Any) -> tirx.Stmt:
+    def _load(self, tile: tvm.ir.Expr) -> tirx.Stmt:
         """A box by each of the first threads, and whether its score is high enough."""
         boxes, buffers = self.boxes, self.boxes.buffers
         rank = tile * number(self.tile) + self.x
@@ -223,11 +224,11 @@ class NMSCode(NMSThreads):
         """A box of the tile with some of those in front of it: one bit for each."""
         hit, zero = self.own(self.hit), number(0)
 
-        def some(turn: Any) -> tirx.Stmt:
+        def some(turn: tvm.ir.Expr) -> tirx.Stmt:
             item = turn * number(THREADS) + self.x
             box, word = tirx.floordiv(item, number(WORDS)), tirx.floormod(item, number(WORDS))
 
-            def iteration(bit: Any) -> tirx.Stmt:
+            def iteration(bit: tvm.ir.Expr) -> tirx.Stmt:
                 other = word * number(self.bits) + bit
                 near = self.is_near(self.box(box), self.box(other))
                 added = tirx.bitwise_or(hit.at(zero), flag(1) << bit.astype("int32"))
@@ -246,11 +247,11 @@ class NMSCode(NMSThreads):
 
         return repeated(-(-self.tile * WORDS // THREADS), INDEX, some, _SERIAL)
 
-    def _compare_with_kept(self, turn: Any) -> list[tirx.Stmt]:
+    def _compare_with_kept(self, turn: tvm.ir.Expr) -> list[tirx.Stmt]:
         """One box of the tile by each warp, with all that stayed before."""
         zero = number(0)
 
-        def place() -> Any:
+        def place() -> tvm.ir.Expr:
             warp = tirx.floordiv(self.x, number(_WARP))
             return turn * number(THREADS // _WARP) + warp
 
@@ -258,7 +259,7 @@ class NMSCode(NMSThreads):
             hit, lane = self.own(self.hit), tirx.floormod(self.x, number(_WARP))
             rest = _long(self.taken()) + number(_WARP - 1) - lane
 
-            def iteration(i: Any) -> tirx.Stmt:
+            def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
                 at = self.kept_at(i * number(_WARP) + lane)
                 stayed = self.corners_of(tirx.BufferLoad(self.boxes.buffers["kept"], at))
                 return guarded(self.is_near(self.box(place()), stayed), hit.put(zero, flag(1)))
@@ -313,12 +314,12 @@ class NMSCode(NMSThreads):
             ]
         )
 
-    def _choose_of_word(self, word: int, free: Any) -> tirx.Stmt:
+    def _choose_of_word(self, word: int, free: tvm.ir.Expr) -> tirx.Stmt:
         """The boxes of a tile whose bits are in one number."""
         zero = number(0)
         count, chosen = self.own(self.count), self.own(self.chosen)
 
-        def iteration(bit: Any) -> tirx.Stmt:
+        def iteration(bit: tvm.ir.Expr) -> tirx.Stmt:
             box = number(word * self.bits) + bit
             bits: Any = flag(0)
             for other in range(word + 1):
@@ -339,7 +340,7 @@ class NMSCode(NMSThreads):
         return repeated(self.bits, INDEX, iteration, _SERIAL)
 
 
-def _long(value: Any) -> Any:
+def _long(value: tvm.ir.Expr) -> tvm.ir.Expr:
     return value.astype(INDEX)
 
 

@@ -12,8 +12,8 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import among, nodes, static_extent
 from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
 from tvm_ext.tir_schedules.cuda.device_code import as_loops, in_few_launches
 from tvm_ext.tir_schedules.cuda.generic import launched
@@ -97,11 +97,11 @@ def _refused(blocks: list[s_tir.SBlock]) -> NotApplicable | None:
     return None if reductions else NotApplicable("the kernel has no reduction")
 
 
-def _operands(block: s_tir.SBlock) -> list[Any]:
+def _operands(block: s_tir.SBlock) -> list[tirx.Buffer]:
     """The buffers with numbers that a reduction reads, without its results."""
     own = [write.source for write in block.writes]
     found: list[Any] = []
     for load in nodes(block.body, tvm.ir.TensorLoad):
-        if not any(load.source.same_as(other) for other in [*own, *found]):
+        if not among(load.source, [*own, *found]):
             found.append(load.source)
     return found

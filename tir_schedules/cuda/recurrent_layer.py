@@ -11,10 +11,11 @@ launch takes, each step is one, shared by many multiprocessors.
 from dataclasses import replace
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, static_extent
 from tvm_ext.tir_schedules.cuda.device_code import without_offsets
 from tvm_ext.tir_schedules.cuda.launch import bound, guarded
@@ -78,7 +79,7 @@ class StepKernel(RecurrenceKernel):
         padded = self.recurrence.padded
         count = self.recurrence.directions * self.sequences * padded
 
-        def state(block: Any, thread: Any) -> tirx.Stmt:
+        def state(block: tvm.ir.Expr, thread: Any) -> tirx.Stmt:
             at = block * number(_THREADS) + thread
             unit, rest = tirx.FloorMod(at, number(padded)), tirx.FloorDiv(at, number(padded))
             row = tirx.FloorMod(rest, number(self.sequences))
@@ -97,19 +98,19 @@ class StepKernel(RecurrenceKernel):
             lambda b: bound("threadIdx.x", _THREADS, INDEX, lambda t: state(b, t)),
         )
 
-    def _launch(self, step: Any) -> tirx.Stmt:
+    def _launch(self, step: tirx.Expr) -> tirx.Stmt:
         self.step = step
         groups = -(-self.sequences // self.launch.rows)
 
-        def units(block: Any) -> tirx.Stmt:
+        def units(block: tvm.ir.Expr) -> tirx.Stmt:
             self.first_unit = block * number(self.units_of_block)
             return sequence([*self._states(), self._step(step)])
 
-        def sequences(group: Any) -> tirx.Stmt:
+        def sequences(group: tirx.Expr) -> tirx.Stmt:
             self.first = group * number(self.launch.rows)
             return bound("blockIdx.x", self.launch.blocks, INDEX, units)
 
-        def directions(direction: Any) -> tirx.Stmt:
+        def directions(direction: tirx.Expr) -> tirx.Stmt:
             self.direction = direction
             return bound("blockIdx.y", groups, INDEX, sequences)
 
@@ -123,7 +124,7 @@ class StepKernel(RecurrenceKernel):
         def shared() -> tirx.Stmt:
             thread = self.y * number(self.launch.units) + self.x
 
-            def element(n: Any) -> tirx.Stmt:
+            def element(n: tirx.Expr) -> tirx.Stmt:
                 at = n * number(threads) + thread
                 row, unit = tirx.FloorDiv(at, number(padded)), tirx.FloorMod(at, number(padded))
                 store = tirx.BufferStore(self.shared["h"], self._before("h", row, unit), [at])
@@ -131,7 +132,7 @@ class StepKernel(RecurrenceKernel):
 
             return loop(-(-count // threads), element)
 
-        def own(part: int, unit: Any) -> tirx.Stmt:
+        def own(part: int, unit: tirx.Expr) -> tirx.Stmt:
             found = []
             for row in self.rows:
                 for name in (name for name in ("h", "c") if name in self.own):
@@ -142,13 +143,15 @@ class StepKernel(RecurrenceKernel):
 
         return [self.threads(shared), self.by_first_way(own, padded)]
 
-    def _before(self, name: str, row: Any, unit: Any) -> Any:
+    def _before(self, name: str, row: tirx.Expr, unit: tirx.Expr) -> tirx.Expr:
         """A state before the step; behind the last sequence that of the last."""
         place = tirx.Min(self.first + row, number(self.sequences - 1))
         kept = self._kept_state(name, self.step, self.direction, place, unit)
         return tirx.BufferLoad(*kept)
 
-    def _first_state(self, name: str, direction: Any, row: Any, unit: Any) -> Any:
+    def _first_state(
+        self, name: str, direction: tirx.Expr, row: tirx.Expr, unit: tirx.Expr
+    ) -> tirx.Expr:
         """What the layer begins with."""
         zero = tirx.const(0, self.operands.dtype)
         if not (self.recurrence.initial_h if name == "h" else self.recurrence.initial_c):
@@ -163,17 +166,17 @@ class StepKernel(RecurrenceKernel):
         return tirx.if_then_else(condition, value, zero)
 
     def _kept_state(
-        self, name: str, step: Any, direction: Any, row: Any, unit: Any
+        self, name: str, step: tirx.Expr, direction: tirx.Expr, row: tirx.Expr, unit: tirx.Expr
     ) -> tuple[Any, list[Any]]:
         at = [direction, row, unit]
         if name == "h":
             return self.state_h, [tirx.FloorMod(step, number(2)), *at]
         return self.state_c, at
 
-    def _publish(self, state: Any, row: int, unit: Any) -> list[tirx.Stmt]:
+    def _publish(self, state: tirx.Expr, row: int, unit: tirx.Expr) -> list[tirx.Stmt]:
         return []
 
-    def _commit(self, row: int, part: int, unit: Any, time: SequenceTime) -> tirx.Stmt:
+    def _commit(self, row: int, part: int, unit: tirx.Expr, time: SequenceTime) -> tirx.Stmt:
         found = [super()._commit(row, part, unit, time)]
         last = self.step.equal(number(self.steps - 1))
         for name in ("h", "c") if "c" in self.own else ("h",):
@@ -253,7 +256,7 @@ def decide_recurrence(
     units = recurrence.padded if recurrence.padded <= most else most // 2
     batch = static_extent(operands.batch)
     rows = [n for n in _ROWS if n == 1 or (batch is not None and n <= batch)]
-    rows = [n for n in rows if _bytes(operands, units, n, 1) <= machine.shared_memory_bytes]
+    rows = [n for n in rows if _bytes(operands, n, 1) <= machine.shared_memory_bytes]
     if not rows:
         return NotApplicable("the state of a sequence does not fit in shared memory")
     shared = 1 if batch is None else batch * recurrence.directions // machine.sms
@@ -263,7 +266,7 @@ def decide_recurrence(
         for n in _WAYS
         if units * n <= most
         and n * SUM_UNROLL <= recurrence.summed
-        and _bytes(operands, units, row, n) <= machine.shared_memory_bytes
+        and _bytes(operands, row, n) <= machine.shared_memory_bytes
     ]
     if not ways:
         return NotApplicable("the sums of a step do not fit in shared memory")
@@ -302,7 +305,7 @@ def _shared_launches(
             continue
         ways = [n for n in _SHARED_WAYS if n * SUM_UNROLL <= recurrence.summed]
         launch = RecurrenceLaunch(rows, units, max(ways, default=1), False, blocks)
-        if _bytes(operands, units, rows, launch.ways, blocks) <= machine.shared_memory_bytes:
+        if _bytes(operands, rows, launch.ways, blocks) <= machine.shared_memory_bytes:
             found.append(launch)
     return found
 
@@ -339,7 +342,7 @@ def _weights(operands: RecurrenceOperands, launch: RecurrenceLaunch) -> int:
     return parts * gates * launch.depth(recurrence) * words
 
 
-def _bytes(operands: RecurrenceOperands, units: int, rows: int, ways: int, blocks: int = 1) -> int:
+def _bytes(operands: RecurrenceOperands, rows: int, ways: int, blocks: int = 1) -> int:
     """Shared memory of a block: states, and partial sums of several ways."""
     recurrence = operands.recurrence
     states = len(recurrence.products()) * recurrence.padded

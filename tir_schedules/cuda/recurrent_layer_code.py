@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
@@ -85,21 +86,21 @@ class RecurrencePlaces:
             self.weights = [self._held(product) for product in self.recurrence.products()]
         self.partial = self._partial() if launch.ways > 1 else None
 
-    def _allocated(self, name: str, shape: list[int], scope: str) -> Any:
+    def _allocated(self, name: str, shape: list[int], scope: str) -> tirx.Buffer:
         return self.arrays.allocated(name, shape, self.operands.dtype, scope)
 
-    def _of_threads(self, name: str, count: int) -> Any:
+    def _of_threads(self, name: str, count: int) -> tirx.Buffer:
         return self._allocated(name, [self.launch.ways, self.launch.units, count], "local")
 
-    def _sums(self, product: RecurrentMatmul) -> Any:
+    def _sums(self, product: RecurrentMatmul) -> tirx.Buffer:
         count = self.launch.rows * len(self.parts) * len(product.gates)
         return self._of_threads(f"sums_{product.weights}", count)
 
-    def _held(self, product: RecurrentMatmul) -> Any:
+    def _held(self, product: RecurrentMatmul) -> tirx.Buffer:
         count = len(self.parts) * self.depth * len(product.gates)
         return self._of_threads(f"held_{product.weights}", count)
 
-    def _partial(self) -> Any:
+    def _partial(self) -> tirx.Buffer:
         # One for all products, which is in use all the time: TVM would put a state into the memory
         # of one that has been read, and a barrier between the read and the store, in a branch.
         gates = max(len(product.gates) for product in self.recurrence.products())
@@ -114,11 +115,11 @@ class RecurrencePlaces:
     def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
         """``body`` for all threads: what stands between two barriers."""
 
-        def unit(x: Any) -> tirx.Stmt:
+        def unit(x: tvm.ir.Expr) -> tirx.Stmt:
             self.x = x
             return body()
 
-        def way(y: Any) -> tirx.Stmt:
+        def way(y: tvm.ir.Expr) -> tirx.Stmt:
             self.y = y
             return bound("threadIdx.x", self.launch.units, INDEX, unit)
 
@@ -142,7 +143,7 @@ class RecurrencePlaces:
 
         return self.threads(first)
 
-    def row(self, row: int) -> Any:
+    def row(self, row: int) -> tvm.ir.Expr:
         """The sequence's number in the batch; behind the last one it is the last."""
         place = self.first + number(row)
         if self.all_inside:
@@ -154,28 +155,28 @@ class RecurrencePlaces:
         batch = static_extent(self.operands.batch)
         return self.launch.rows == 1 or (batch is not None and batch % self.launch.rows == 0)
 
-    def inside(self, row: int) -> Any:
+    def inside(self, row: int) -> tirx.Expr | None:
         """Whether there is the sequence; None where there are all."""
         return None if self.all_inside else self.first + number(row) < self.operands.batch
 
-    def element(self, name: str, row: int, part: int, unit: Any) -> tuple[Any, list[Any]]:
+    def element(self, name: str, row: int, part: int, unit: tvm.ir.Expr) -> tuple[Any, list[Any]]:
         """A state of a unit, of which the thread that computes the cell knows."""
         if name == "rh":
             return self.published(name, row, unit)
         index = number(row * len(self.parts) + part)
         return self.own[name], [self.y, self.x, index]
 
-    def published(self, name: str, row: int, unit: Any) -> tuple[Any, list[Any]]:
+    def published(self, name: str, row: int, unit: tvm.ir.Expr) -> tuple[Any, list[Any]]:
         """A state of a unit where all threads see it."""
         return self.shared[name], [number(row * self.recurrence.padded) + unit]
 
-    def sum_at(self, index: int, row: int, part: int, place: int) -> list[Any]:
+    def sum_at(self, index: int, row: int, part: int, place: int) -> list[tvm.ir.Expr]:
         """Where a thread has the sum of a gate."""
         gates = len(self.recurrence.products()[index].gates)
         at = (row * len(self.parts) + part) * gates + place
         return [self.y, self.x, number(at)]
 
-    def projected_at(self, row: int, part: int, gate: int) -> list[Any]:
+    def projected_at(self, row: int, part: int, gate: int) -> list[tvm.ir.Expr]:
         """Where a thread has the part of a gate's sum that comes from the input."""
         at = (row * len(self.parts) + part) * self.recurrence.gates + gate
         return [self.y, self.x, number(at)]
@@ -185,21 +186,25 @@ class RecurrencePlaces:
         """Elements of the state over which a thread sums, the last ``ways`` over fewer."""
         return self.launch.depth(self.recurrence)
 
-    def in_depth(self, k: Any) -> Any:
+    def in_depth(self, k: tvm.ir.Expr) -> Any:
         """Whether the state has element ``k`` of the thread's part; None where it always has."""
         summed = self.recurrence.summed
         if self.depth * self.launch.ways == summed:
             return None
         return self.depth_start() + k < number(summed)
 
-    def depth_start(self) -> Any:
+    def depth_start(self) -> tvm.ir.Expr:
         return self.y * number(self.depth)
 
-    def held_at(self, product: RecurrentMatmul, part: int, k: Any, place: int) -> list[Any]:
+    def held_at(
+        self, product: RecurrentMatmul, part: int, k: tvm.ir.Expr, place: int
+    ) -> list[tvm.ir.Expr]:
         gates = number(len(product.gates))
         return [self.y, self.x, (number(part * self.depth) + k) * gates + number(place)]
 
-    def weight(self, product: RecurrentMatmul, unit: Any, k: Any, place: int) -> Any:
+    def weight(
+        self, product: RecurrentMatmul, unit: tvm.ir.Expr, k: tvm.ir.Expr, place: int
+    ) -> tvm.ir.Expr:
         units = number(self.recurrence.units)
         block, lane = tirx.FloorDiv(unit, units), tirx.FloorMod(unit, units)
         return self.operands.load(product.weights, self.direction, block, k, number(place), lane)
@@ -209,33 +214,39 @@ class UnitPlaces:
     """See ``cell.Unit``."""
 
     def __init__(
-        self, kernel: RecurrencePlaces, index: int, row: int, part: int, unit: Any, active: Any
+        self,
+        kernel: RecurrencePlaces,
+        index: int,
+        row: int,
+        part: int,
+        unit: tvm.ir.Expr,
+        active: Any,
     ) -> None:
         self.kernel, self.index, self.active = kernel, index, active
         self.place = (row, part, unit)
 
-    def gate(self, index: int) -> Any:
+    def gate(self, index: int) -> tvm.ir.Expr:
         """See ``cell.Unit``."""
         row, part, _ = self.place
         kernel = self.kernel
         place = kernel.recurrence.products()[self.index].gates.index(index)
         return tirx.BufferLoad(kernel.sums[self.index], kernel.sum_at(self.index, row, part, place))
 
-    def projected(self, index: int) -> Any:
+    def projected(self, index: int) -> tirx.Expr:
         """See ``cell.Unit``."""
         row, part, _ = self.place
         return tirx.BufferLoad(self.kernel.projected, self.kernel.projected_at(row, part, index))
 
-    def peephole(self, index: int) -> Any:
+    def peephole(self, index: int) -> tirx.Expr:
         """See ``cell.Unit``."""
         where = self.kernel.direction, number(index), self.place[2]
         return self.kernel.operands.load("peepholes", *where)
 
-    def state(self, name: str) -> Any:
+    def state(self, name: str) -> tvm.ir.Expr:
         """See ``cell.Unit``."""
         return tirx.BufferLoad(*self.kernel.element(name, *self.place))
 
-    def put(self, name: str, value: Any) -> tirx.Stmt:
+    def put(self, name: str, value: tvm.ir.Expr) -> tirx.Stmt:
         """See ``cell.Unit``."""
         buffer, at = self.kernel.element(name, *self.place)
         return tirx.BufferStore(buffer, value, at)
@@ -260,7 +271,7 @@ class RecurrenceKernel(RecurrencePlaces):
         if known is not None:
             groups = number(-(-known // rows))
 
-        def block(index: Any) -> tirx.Stmt:
+        def block(index: tvm.ir.Expr) -> tirx.Stmt:
             self.direction = tirx.FloorDiv(index, groups)
             self.first = tirx.FloorMod(index, groups) * number(rows)
             return sequence([*self._start(), loop(self.operands.steps, self._step), *self._end()])
@@ -274,7 +285,7 @@ class RecurrenceKernel(RecurrencePlaces):
     def _start(self) -> list[tirx.Stmt]:
         zero = tirx.const(0, self.operands.dtype)
 
-        def states(part: int, unit: Any) -> tirx.Stmt:
+        def states(part: int, unit: tvm.ir.Expr) -> tirx.Stmt:
             found: list[tirx.Stmt] = []
             for row in self.rows:
                 for name in (name for name in ("h", "c") if name in self.own):
@@ -291,7 +302,7 @@ class RecurrenceKernel(RecurrencePlaces):
             phases.append(self.threads(functools.partial(self._kept, product, held)))
         return phases
 
-    def _initial(self, name: str, row: int, part: int, unit: Any) -> list[tirx.Stmt]:
+    def _initial(self, name: str, row: int, part: int, unit: tvm.ir.Expr) -> list[tirx.Stmt]:
         given = self.recurrence.initial_h if name == "h" else self.recurrence.initial_c
         if not given:
             return []
@@ -305,9 +316,9 @@ class RecurrenceKernel(RecurrencePlaces):
             condition = tirx.And(condition, length > tirx.const(0, str(length.ty)))
         return [guarded(condition, tirx.BufferStore(buffer, value, at))]
 
-    def _kept(self, product: RecurrentMatmul, held: Any) -> tirx.Stmt:
-        def weights(part: int, unit: Any) -> tirx.Stmt:
-            def iteration(k: Any) -> tirx.Stmt:
+    def _kept(self, product: RecurrentMatmul, held: tirx.Buffer) -> tirx.Stmt:
+        def weights(part: int, unit: tvm.ir.Expr) -> tirx.Stmt:
+            def iteration(k: tvm.ir.Expr) -> tirx.Stmt:
                 where = self.depth_start() + k
                 loads = [
                     tirx.BufferStore(
@@ -323,14 +334,14 @@ class RecurrenceKernel(RecurrencePlaces):
 
         return self.of_units(weights, self.recurrence.padded)
 
-    def _step(self, step: Any) -> tirx.Stmt:
+    def _step(self, step: tvm.ir.Expr) -> tirx.Stmt:
         phases = []
         for index, product in enumerate(self.recurrence.products()):
             phases += self._product(index, product, step)
             phases.append(self._cell(index, product, step))
         return sequence(phases)
 
-    def _product(self, index: int, product: RecurrentMatmul, step: Any) -> list[tirx.Stmt]:
+    def _product(self, index: int, product: RecurrentMatmul, step: tvm.ir.Expr) -> list[tirx.Stmt]:
         # The step's input is asked for before the sums, which take the time that it needs.
         found = []
         if index == 0:
@@ -347,7 +358,7 @@ class RecurrenceKernel(RecurrencePlaces):
         )
         return found
 
-    def _fetched(self, part: int, unit: Any, step: Any) -> tirx.Stmt:
+    def _fetched(self, part: int, unit: tvm.ir.Expr, step: tvm.ir.Expr) -> tirx.Stmt:
         recurrence = self.recurrence
         units = number(recurrence.units)
         block, lane = tirx.FloorDiv(unit, units), tirx.FloorMod(unit, units)
@@ -363,7 +374,9 @@ class RecurrenceKernel(RecurrencePlaces):
                 found.append(tirx.BufferStore(self.projected, value, at))
         return sequence(found)
 
-    def _summed(self, index: int, product: RecurrentMatmul, part: int, unit: Any) -> tirx.Stmt:
+    def _summed(
+        self, index: int, product: RecurrentMatmul, part: int, unit: tvm.ir.Expr
+    ) -> tirx.Stmt:
         """All sums of a unit over the thread's part of the state."""
         sums = self.sums[index]
         places = range(len(product.gates))
@@ -374,7 +387,7 @@ class RecurrenceKernel(RecurrencePlaces):
             for place in places
         ]
 
-        def add(k: Any) -> list[tirx.Stmt]:
+        def add(k: tvm.ir.Expr) -> list[tirx.Stmt]:
             found = []
             for place in places:
                 weight = self.weight(product, unit, self.depth_start() + k, place)
@@ -388,7 +401,7 @@ class RecurrenceKernel(RecurrencePlaces):
                     found.append(tirx.BufferStore(sums, tirx.BufferLoad(sums, at) + term, at))
             return found
 
-        def four(i: Any) -> tirx.Stmt:
+        def four(i: tvm.ir.Expr) -> tirx.Stmt:
             first = i * number(SUM_UNROLL)
             steps = [add(first + number(n)) for n in range(SUM_UNROLL)]
             return guarded(self.in_depth(first), sequence([t for step in steps for t in step]))
@@ -408,12 +421,14 @@ class RecurrenceKernel(RecurrencePlaces):
             ]
         return sequence(found)
 
-    def _partial_at(self, way: Any, row: int, place: int, gates: int, unit: Any) -> Any:
+    def _partial_at(
+        self, way: tvm.ir.Expr, row: int, place: int, gates: int, unit: tvm.ir.Expr
+    ) -> tvm.ir.Expr:
         before = (way * number(self.launch.rows) + number(row)) * number(gates) + number(place)
         return before * number(self.units_of_block) + unit - self.first_unit
 
-    def _cell(self, index: int, product: RecurrentMatmul, step: Any) -> tirx.Stmt:
-        def cells(part: int, unit: Any) -> tirx.Stmt:
+    def _cell(self, index: int, product: RecurrentMatmul, step: tvm.ir.Expr) -> tirx.Stmt:
+        def cells(part: int, unit: tvm.ir.Expr) -> tirx.Stmt:
             found = []
             for row in self.rows:
                 found += self._started(index, product, row, part, unit)
@@ -428,7 +443,7 @@ class RecurrenceKernel(RecurrencePlaces):
         return self.by_first_way(cells, self.recurrence.padded)
 
     def _started(
-        self, index: int, product: RecurrentMatmul, row: int, part: int, unit: Any
+        self, index: int, product: RecurrentMatmul, row: int, part: int, unit: tvm.ir.Expr
     ) -> list[tirx.Stmt]:
         """The whole sums: the input's part, or the inner bias, and what all ways have summed."""
         found: list[tirx.Stmt] = []
@@ -461,14 +476,14 @@ class RecurrenceKernel(RecurrencePlaces):
             return of(functions[0])
         return tirx.IfThenElse(self.direction.equal(number(0)), of(functions[0]), of(functions[1]))
 
-    def _commit(self, row: int, part: int, unit: Any, time: SequenceTime) -> tirx.Stmt:
+    def _commit(self, row: int, part: int, unit: tvm.ir.Expr, time: SequenceTime) -> tirx.Stmt:
         """The new state becomes the state and the step's output; zeros behind a sequence's end."""
         next_h = tirx.BufferLoad(*self.element("next_h", row, part, unit))
         state, at = self.element("h", row, part, unit)
         where = self.operands.y_indices(time.position, self.direction, self.row(row), unit)
         y = self.operands.arrays["y"]
 
-        def stored(value: Any) -> tirx.Stmt:
+        def stored(value: tvm.ir.Expr) -> tirx.Stmt:
             return guarded(self.inside(row), tirx.BufferStore(y, value, where))
 
         new = [tirx.BufferStore(state, next_h, at), *self._publish(next_h, row, unit)]
@@ -480,13 +495,13 @@ class RecurrenceKernel(RecurrencePlaces):
         whole = self.recurrence.hidden == self.recurrence.padded
         return guarded(None if whole else unit < number(self.recurrence.hidden), running)
 
-    def _publish(self, state: Any, row: int, unit: Any) -> list[tirx.Stmt]:
+    def _publish(self, state: tvm.ir.Expr, row: int, unit: tvm.ir.Expr) -> list[tirx.Stmt]:
         """What shows a unit's new state to all threads."""
         shared, place = self.published("h", row, unit)
         return [tirx.BufferStore(shared, state, place)]
 
     def _end(self) -> list[tirx.Stmt]:
-        def last(part: int, unit: Any) -> tirx.Stmt:
+        def last(part: int, unit: tvm.ir.Expr) -> tirx.Stmt:
             found = []
             for row in self.rows:
                 where = self.operands.state_indices(self.direction, self.row(row), unit)

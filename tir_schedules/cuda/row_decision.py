@@ -1,21 +1,21 @@
 """How a row kernel is dealt to threads: along the rows or across them, and how many."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, element_bytes
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, element_bytes, nodes
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
     RowKernel,
     Store,
     accesses,
     buffer_key,
-    loads_of,
-    product,
     strides,
 )
 from tvm_ext.tir_schedules.cuda.launch import nominal_extent
@@ -176,7 +176,7 @@ def inner_buffers(kernel: RowKernel) -> list[tuple[Any, int]]:
             if buffer_key(store.buffer) in kernel.inner:
                 found[buffer_key(store.buffer)] = store.buffer
     return [
-        (buffer, product(int(buffer.shape[d].value) for d in kernel.inner[key]))
+        (buffer, math.prod(int(buffer.shape[d].value) for d in kernel.inner[key]))
         for key, buffer in found.items()
     ]
 
@@ -191,7 +191,11 @@ def _widest(kernel: RowKernel, machine: CudaDescription) -> int:
         stores = block.stores if not block.starts else ()
         moved = [(store.buffer, store.indices) for store in stores]
         values = [store.value for store in block.stores]
-        moved += [(load.source, load.indices) for value in values for load in loads_of(value)]
+        moved += [
+            (load.source, load.indices)
+            for value in values
+            for load in nodes(value, tvm.ir.TensorLoad)
+        ]
         for buffer, indices in moved:
             used = {buffer_key(v) for i in indices for v in tirx.analysis.undefined_vars(i)}
             if used & columns and buffer_key(buffer) not in kernel.inner:

@@ -4,6 +4,7 @@ Rows that are long, and fewer than multiprocessors, are shared by several blocks
 kernels.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,13 +14,16 @@ from tvm import s_tir, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     FlatViews,
     LoopAxis,
+    among,
     element_bytes,
     is_compact,
+    nodes,
 )
+from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     Limit,
     RowBlock,
@@ -28,8 +32,6 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     accumulated,
     buffer_key,
     combine_of,
-    loads_of,
-    product,
     substituted,
     unfused,
 )
@@ -50,7 +52,6 @@ from tvm_ext.tir_schedules.cuda.row_decision import (
 )
 from tvm_ext.tir_schedules.cuda.row_symbolic import has_symbolic_length, symbolic_length_rows
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
-from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
@@ -78,7 +79,7 @@ def staged(kernel: RowKernel) -> RowKernel:
     held = []
     copies = []
     for load in shared:
-        size = tirx.const(product(extents), kernel.index_dtype)
+        size = tirx.const(math.prod(extents), kernel.index_dtype)
         buffer = tirx.decl_buffer([size], str(load.source.dtype), f"{load.source.name}_row")
         inner[buffer_key(buffer)] = (0,)
         index = _fused(columns, kernel.index_dtype)
@@ -97,14 +98,16 @@ def _renaming(block: RowBlock, columns: tuple[LoopAxis, ...]) -> dict[int, Any]:
     return {buffer_key(old.var): new.var for old, new in pairs}
 
 
-def _row_loads(kernel: RowKernel, block: RowBlock, columns: tuple[LoopAxis, ...]) -> list[Any]:
+def _row_loads(
+    kernel: RowKernel, block: RowBlock, columns: tuple[LoopAxis, ...]
+) -> list[tvm.ir.Expr]:
     """What a block always reads of the kernel's inputs for each of its columns."""
     names = _renaming(block, columns)
     written = {buffer_key(store.buffer) for b in kernel.blocks for store in b.stores}
     last = columns[-1].var
     loads = []
     for store in block.stores:
-        for load, condition in guarded_loads(substituted(store.value, names)):
+        for load, condition in guarded_loads(substituted(store.value, names), certain=True):
             used = [v for i in load.indices for v in tirx.analysis.undefined_vars(i)]
             inside = buffer_key(load.source) in written
             rows = not kernel.rows or any(v.same_as(a.var) for v in used for a in kernel.rows)
@@ -113,7 +116,7 @@ def _row_loads(kernel: RowKernel, block: RowBlock, columns: tuple[LoopAxis, ...]
     return loads
 
 
-def _note(noted: list[tuple[Any, list[int]]], load: Any, user: int) -> None:
+def _note(noted: list[tuple[Any, list[int]]], load: tvm.ir.TensorLoad, user: int) -> None:
     for other, users in noted:
         if _same(other, load):
             users.append(user)
@@ -121,13 +124,13 @@ def _note(noted: list[tuple[Any, list[int]]], load: Any, user: int) -> None:
     noted.append((load, [user]))
 
 
-def _same(load: Any, other: Any) -> bool:
+def _same(load: tvm.ir.TensorLoad, other: tvm.ir.TensorLoad) -> bool:
     return load.source.same_as(other.source) and structural_equal(
         list(load.indices), list(other.indices)
     )
 
 
-def _fused(columns: tuple[LoopAxis, ...], dtype: str) -> Any:
+def _fused(columns: tuple[LoopAxis, ...], dtype: str) -> tvm.ir.Expr:
     index: Any = tirx.const(0, dtype)
     for axis in columns:
         index = index * tirx.const(axis.extent, dtype) + axis.var
@@ -156,7 +159,7 @@ def _with_rows(
     back = {buffer_key(new.var): old.var for old, new in zip(block.columns, columns, strict=True)}
     index = _fused(block.columns, dtype)
 
-    def load(node: tvm.ir.TensorLoad) -> Any:
+    def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
         buffer = next((b for other, b in held if _same(other, node)), None)
         return node if buffer is None else tirx.BufferLoad(buffer, [index])
 
@@ -181,14 +184,14 @@ _CHUNK_UNIT = 16
 
 
 @dataclass(frozen=True)
-class _Parts:
+class _RowParts:
     """How rows of a kernel are cut."""
 
     kernel: RowKernel
     splits: int
     part: LoopAxis
 
-    def number(self, value: int) -> Any:
+    def number(self, value: int) -> tirx.Expr:
         return tirx.const(value, self.kernel.index_dtype)
 
     @property
@@ -196,7 +199,7 @@ class _Parts:
         """The loops over parts of rows: neighbouring rows stay neighbours."""
         return (self.part, *self.kernel.rows)
 
-    def place(self) -> Any:
+    def place(self) -> tirx.Expr:
         """Of a part's result among those of all rows."""
         row: Any = self.number(0)
         for axis in self.kernel.rows:
@@ -232,7 +235,7 @@ def split_rows(kernel: RowKernel, splits: int) -> list[RowKernel] | NotApplicabl
     refusal = _refusal(kernel)
     if refusal is not None:
         return refusal
-    parts = _Parts(kernel, splits, LoopAxis(tirx.Var("part", kernel.index_dtype), splits))
+    parts = _RowParts(kernel, splits, LoopAxis(tirx.Var("part", kernel.index_dtype), splits))
     launches: list[RowKernel] = []
     known: list[RowBlock] = []
     ends: list[RowBlock] = []
@@ -263,10 +266,10 @@ def _refusal(kernel: RowKernel) -> NotApplicable | None:
     return None
 
 
-def _other_loads(block: RowBlock) -> list[Any]:
+def _other_loads(block: RowBlock) -> list[tirx.Expr]:
     """All loads of a block but those of what it accumulates."""
     own = {buffer_key(store.buffer) for store in block.stores} if block.starts else set()
-    loads = [load for store in block.stores for load in loads_of(store.value)]
+    loads = [load for store in block.stores for load in nodes(store.value, tvm.ir.TensorLoad)]
     return [load for load in loads if buffer_key(load.source) not in own]
 
 
@@ -274,7 +277,7 @@ def _is_inner(kernel: RowKernel, block: RowBlock) -> bool:
     return all(buffer_key(store.buffer) in kernel.inner for store in block.stores)
 
 
-def _in_two_steps(parts: _Parts, block: RowBlock) -> tuple[RowBlock, RowBlock]:
+def _in_two_steps(parts: _RowParts, block: RowBlock) -> tuple[RowBlock, RowBlock]:
     """The reduction of one part, and that of the parts' results."""
     combine = combine_of(block)
     if combine is None:
@@ -302,7 +305,7 @@ def _in_two_steps(parts: _Parts, block: RowBlock) -> tuple[RowBlock, RowBlock]:
 
 
 def _launch_of_parts(
-    parts: _Parts, known: Sequence[RowBlock], blocks: Sequence[RowBlock]
+    parts: _RowParts, known: Sequence[RowBlock], blocks: Sequence[RowBlock]
 ) -> RowKernel:
     return replace(parts.kernel, rows=parts.rows, blocks=(*_needed(known, blocks), *blocks))
 
@@ -371,8 +374,8 @@ def _row_bytes(block: RowBlock) -> int:
     if not block.columns:
         return 0
     own = [store.buffer for store in block.stores] if block.starts else []
-    loads = [load.source for store in block.stores for load in loads_of(store.value)]
-    moved = [source for source in loads if not any(source.same_as(b) for b in own)]
+    loads = [load for store in block.stores for load in nodes(store.value, tvm.ir.TensorLoad)]
+    moved = [load.source for load in loads if not among(load.source, own)]
     moved += [] if block.starts else [store.buffer for store in block.stores]
     return block.length * sum(element_bytes(buffer) for buffer in moved)
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, is_compact, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
@@ -149,7 +150,7 @@ class SymbolicRows(ThreadRows):
         super().__init__(kernel, version.launch, views)
         self.condition = version.condition
 
-    def blocks(self) -> Any:
+    def blocks(self) -> tvm.ir.Expr:
         """Blocks of threads, none when another version is to run."""
         count = super().blocks()
         if self.condition is None:
@@ -202,7 +203,7 @@ class SymbolicRows(ThreadRows):
         steps = tirx.floordiv(vectors + self.number(stride - 1), self.number(stride))
         var = tirx.Var("i", self.dtype)
 
-        def iteration(i: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             step = var * self.number(flight) + i
             at = step * parts + self.part
             condition = at < vectors
@@ -214,7 +215,12 @@ class SymbolicRows(ThreadRows):
         return tirx.For(var, self.number(0), steps, tirx.ForKind.SERIAL, body)
 
     def _group(
-        self, block: RowBlock, partial: Sequence[Any] | None, row: Any, at: Any, step: Any
+        self,
+        block: RowBlock,
+        partial: Sequence[Any] | None,
+        row: tvm.ir.Expr,
+        at: tvm.ir.Expr,
+        step: tvm.ir.Expr,
     ) -> tirx.Stmt:
         if isinstance(block.length, int) or len(block.stores) > 1:
             return super()._group(block, partial, row, at, step)

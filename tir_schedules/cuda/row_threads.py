@@ -46,7 +46,7 @@ class RowPlaces(ThreadPlane):
         self.sizes = {buffer_key(buffer): size for buffer, size in inner_buffers(kernel)}
 
     @property
-    def part(self) -> Any:
+    def part(self) -> tvm.ir.Expr:
         return self.y if self.launch.across else self.x
 
     def row(self) -> tuple[Any, Any]:
@@ -62,7 +62,9 @@ class RowPlaces(ThreadPlane):
     def is_inner(self, block: RowBlock) -> bool:
         return all(buffer_key(store.buffer) in self.kernel.inner for store in block.stores)
 
-    def flat(self, store: Store, block: RowBlock, row: Any, column: Any, held: Any) -> Any:
+    def flat(
+        self, store: Store, block: RowBlock, row: tvm.ir.Expr, column: tvm.ir.Expr, held: Any
+    ) -> tirx.BufferStore:
         """The store at a row and a column, to and from flat buffers and registers.
 
         ``held`` is the position of the column among those of the thread.
@@ -78,13 +80,13 @@ class RowPlaces(ThreadPlane):
             moved = tirx.BufferStore(buffer, moved.value, at)
         return substituted(with_flat_memory(moved, self.views), values)
 
-    def _placed(self, load: Any, held: Any) -> Any:
+    def _placed(self, load: tvm.ir.TensorLoad, held: Any) -> tvm.ir.Expr:
         if buffer_key(load.source) not in self.kernel.inner:
             return load
         buffer, at = self._place(load.source, held)
         return tirx.BufferLoad(buffer, at)
 
-    def _place(self, buffer: Any, held: Any) -> tuple[Any, list[Any]]:
+    def _place(self, buffer: tirx.Buffer, held: Any) -> tuple[Any, list[Any]]:
         """The registers of a buffer that only the kernel sees, and where an element is in them."""
         key = buffer_key(buffer)
         size = self.sizes[key]
@@ -112,7 +114,7 @@ _EVERYONE = tirx.const(0xFFFFFFFF, "uint32")
 class RowCombining(RowPlaces):
     """The combination of the results of several threads."""
 
-    def by_shuffles(self, partial: Sequence[Any], combine: Combine) -> list[tirx.Stmt]:
+    def by_shuffles(self, partial: Sequence[tirx.Buffer], combine: Combine) -> list[tirx.Stmt]:
         """Neighbouring threads exchange partial results until all of a row have all of it.
 
         In a warp by butterflies (D. E. Knuth, "The Art of Computer Programming" 4A, 7.1.3); with
@@ -129,7 +131,7 @@ class RowCombining(RowPlaces):
             for p in partial
         ]
 
-        def place(warp: Any) -> list[Any]:
+        def place(warp: tvm.ir.Expr) -> list[tvm.ir.Expr]:
             return [self.y * self.number(warps) + warp]
 
         def publish() -> tirx.Stmt:
@@ -153,11 +155,13 @@ class RowCombining(RowPlaces):
         rest = self._butterflies(partial, combine, warps)
         return [*statements, self.threads(publish), self.threads(fetch), *rest]
 
-    def _own(self) -> list[Any]:
+    def _own(self) -> list[tvm.ir.Expr]:
         """The thread's place in an array with one element for each."""
         return [self.y, self.x, self.number(0)]
 
-    def _butterflies(self, partial: Sequence[Any], combine: Combine, width: int) -> list[tirx.Stmt]:
+    def _butterflies(
+        self, partial: Sequence[tirx.Buffer], combine: Combine, width: int
+    ) -> list[tirx.Stmt]:
         """``partial`` combined over every ``width`` neighbouring threads of a warp, in each."""
         others = [
             self.arrays.allocated(f"{p.name}_other", [*self.extents, 1], str(p.dtype), "local")
@@ -187,7 +191,7 @@ class RowCombining(RowPlaces):
             statements.append(self.threads(lambda: self._of_first_lane(partial)))
         return statements
 
-    def _of_first_lane(self, partial: Sequence[Any]) -> tirx.Stmt:
+    def _of_first_lane(self, partial: Sequence[tirx.Buffer]) -> tirx.Stmt:
         stores = []
         for own in partial:
             value = tirx.BufferLoad(own, self._own())
@@ -196,7 +200,7 @@ class RowCombining(RowPlaces):
         return sequence(stores)
 
     def through_shared_memory(
-        self, partial: Sequence[Any], combine: Combine
+        self, partial: Sequence[tirx.Buffer], combine: Combine
     ) -> tuple[list[Any], list[tirx.Stmt]]:
         """Every thread folds the partial results of its row, each from shared memory."""
         rows, parts = self.launch.rows, self.launch.parts
@@ -209,7 +213,7 @@ class RowCombining(RowPlaces):
             self.arrays.allocated(f"{p.name}_all", shape, str(p.dtype), "local") for p in partial
         ]
 
-        def place(part: Any) -> Any:
+        def place(part: tvm.ir.Expr) -> tvm.ir.Expr:
             if self.launch.across:
                 return part * self.number(rows) + self.x
             return self.y * self.number(parts) + part
@@ -230,7 +234,7 @@ class RowCombining(RowPlaces):
                 for r, s in zip(results, shared, strict=True)
             ]
 
-            def more(i: Any) -> tirx.Stmt:
+            def more(i: tvm.ir.Expr) -> tirx.Stmt:
                 left = [tirx.BufferLoad(r, at) for r in results]
                 right = [tirx.BufferLoad(s, [place(i + self.number(1))]) for s in shared]
                 return self._stored(results, combine(left, right), at)
@@ -240,7 +244,9 @@ class RowCombining(RowPlaces):
 
         return results, [self.threads(publish), self.threads(fold)]
 
-    def _stored(self, buffers: Sequence[Any], values: Sequence[Any], at: list[Any]) -> tirx.Stmt:
+    def _stored(
+        self, buffers: Sequence[tirx.Buffer], values: Sequence[tvm.ir.Expr], at: list[tvm.ir.Expr]
+    ) -> tirx.Stmt:
         """Stores all values, none of which is to see what another one stores."""
         if len(buffers) == 1:
             return tirx.BufferStore(buffers[0], values[0], at)
@@ -267,7 +273,7 @@ class ThreadRows(RowCombining):
     def write(self) -> tirx.Stmt:
         """The grid."""
 
-        def block(index: Any) -> tirx.Stmt:
+        def block(index: tvm.ir.Expr) -> tirx.Stmt:
             self.block = index
             return sequence([stmt for b in self.kernel.blocks for stmt in self._block(b)])
 
@@ -344,7 +350,7 @@ class ThreadRows(RowCombining):
         steps = launch.steps(block.length)
         vectors = block.length // launch.vector
 
-        def iteration(i: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             at = i * self.number(launch.parts) + self.part
             whole = steps * launch.parts == vectors
             condition = None if whole else at < self.number(vectors)
@@ -361,7 +367,7 @@ class ThreadRows(RowCombining):
         kind = tirx.ForKind.UNROLLED if unrolled else tirx.ForKind.SERIAL
         return repeated(steps, self.dtype, iteration, kind)
 
-    def _within(self, block: RowBlock, row: Any, at: Any) -> Any:
+    def _within(self, block: RowBlock, row: tirx.Expr, at: tirx.Expr) -> tirx.Expr:
         """Whether the row has a vector number ``at`` in this block."""
         if block.limit is None:
             return tirx.const(True, "bool")
@@ -374,7 +380,12 @@ class ThreadRows(RowCombining):
         return substituted(block.limit.position, values) < length
 
     def _group(
-        self, block: RowBlock, partial: Sequence[Any] | None, row: Any, at: Any, step: Any
+        self,
+        block: RowBlock,
+        partial: Sequence[Any] | None,
+        row: tvm.ir.Expr,
+        at: tvm.ir.Expr,
+        step: tvm.ir.Expr,
     ) -> tirx.Stmt:
         """``vector`` neighbouring elements of a row, number ``at`` among the row's vectors."""
         width = self.launch.vector
@@ -390,7 +401,12 @@ class ThreadRows(RowCombining):
         return substituted(code, {buffer_key(rows.var): row, buffer_key(columns.var): at})
 
     def _together(
-        self, block: RowBlock, partial: Sequence[Any] | None, row: Any, at: Any, step: Any
+        self,
+        block: RowBlock,
+        partial: Sequence[Any] | None,
+        row: tvm.ir.Expr,
+        at: tvm.ir.Expr,
+        step: tvm.ir.Expr,
     ) -> tirx.Stmt:
         """Several results of one element, none of which is to see what another one stores."""
         news = []
@@ -456,7 +472,9 @@ class ThreadRows(RowCombining):
 
         return [*statements, self.threads(finish)]
 
-    def _results(self, block: RowBlock, results: Sequence[Any], index: list[Any]) -> tirx.Stmt:
+    def _results(
+        self, block: RowBlock, results: Sequence[tirx.Buffer], index: list[tvm.ir.Expr]
+    ) -> tirx.Stmt:
         """What was reduced goes where later blocks, or the caller, look for it."""
         names = [tirx.BufferLoad(result, index) for result in results]
         stores = tuple(

@@ -11,7 +11,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     FlatViews,
     LoopAxis,
@@ -66,12 +66,12 @@ class ScanPlaces(ThreadPlane):
         # What is carried where a result sees it, for each of the thread's neighbours.
         self.values: Any = None
 
-    def registers(self, name: str, size: int = 1) -> Any:
+    def registers(self, name: str, size: int = 1) -> tirx.Buffer:
         """An array of the carried type in each thread, for ``held``."""
         shape = [*self.extents, size]
         return self.arrays.allocated(name, shape, self.kernel.dtype, "local")
 
-    def held(self, array: Any) -> ThreadArray:
+    def held(self, array: tirx.Buffer) -> ThreadArray:
         """The own part of an array in registers of the thread that is written just now."""
         return ThreadArray(array, (self.y, self.x))
 
@@ -83,7 +83,7 @@ class ScanPlaces(ThreadPlane):
             return row, None
         return tirx.Min(row, self.number(count - 1)), row < self.number(count)
 
-    def neighbours(self, make: AtPosition, row: Any, vector: Any) -> tirx.Stmt:
+    def neighbours(self, make: AtPosition, row: tvm.ir.Expr, vector: tvm.ir.Expr) -> tirx.Stmt:
         """What ``make`` assigns at the elements of a vector, number ``vector`` of the row."""
         lanes, row_var, vector_var = self._lanes(make)
         code = lanes.code(self.arrays, self.mine())
@@ -105,21 +105,23 @@ class ScanPlaces(ThreadPlane):
         ranges = [(row, kernel.count), (vector, -(-kernel.length // width))]
         return Lanes(substituted(flat, values), lane, width, ranges), row, vector
 
-    def combined(self, left: Any, right: Any) -> Any:
+    def combined(self, left: tvm.ir.Expr, right: tvm.ir.Expr) -> tvm.ir.Expr:
         """The operation on the value in front and the one behind it."""
         return self.kernel.operation(left, right)
 
-    def result(self, store: tirx.BufferStore, value: Any) -> tirx.BufferStore:
+    def result(self, store: tirx.BufferStore, value: tvm.ir.Expr) -> tirx.BufferStore:
         """A result of the scan, with ``value`` for what is carried."""
 
-        def load(node: Any) -> Any:
+        def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
             return value if node.source.same_as(self.kernel.carried) else node
 
         return tirx.BufferStore(
             store.buffer, substituted(store.value, {}, load), list(store.indices)
         )
 
-    def results(self, stores: Sequence[tirx.BufferStore], row: Any, vector: Any) -> list[Any]:
+    def results(
+        self, stores: Sequence[tirx.BufferStore], row: tvm.ir.Expr, vector: tvm.ir.Expr
+    ) -> list[tirx.BufferStore]:
         """All of ``stores`` at a vector, from the array ``values``."""
         values = self.held(self.values)
 
@@ -144,7 +146,7 @@ _SERIAL = tirx.ForKind.SERIAL
 class ScanAlong(ScanPlaces):
     """The statements of scans of which every thread has some neighbouring elements."""
 
-    def along(self, totals: Any) -> list[tirx.Stmt]:
+    def along(self, totals: tirx.Buffer) -> list[tirx.Stmt]:
         """Scans whose neighbouring elements belong to neighbouring threads."""
         launch = self.launch
         self.carry, self.base = self.registers("carry"), self.registers("base")
@@ -159,7 +161,7 @@ class ScanAlong(ScanPlaces):
         tiles = repeated(steps, self.dtype, lambda i: sequence(self._tile(i)), _SERIAL)
         return [*self._first_carry(totals), tiles]
 
-    def _first_carry(self, totals: Any) -> list[tirx.Stmt]:
+    def _first_carry(self, totals: tirx.Buffer) -> list[tirx.Stmt]:
         """What is in front of the chunk: in every thread of the scan the totals of all before."""
         zero, carry, other = self.number(0), self.carry, self.other
         start, identity = self.kernel.start, self.kernel.identity
@@ -201,10 +203,10 @@ class ScanAlong(ScanPlaces):
 
         return [*statements, self.threads(begin)]
 
-    def _lane(self) -> Any:
+    def _lane(self) -> tvm.ir.Expr:
         return tirx.floormod(self.x, self.number(_WARP))
 
-    def _tile(self, step: Any) -> list[tirx.Stmt]:
+    def _tile(self, step: tvm.ir.Expr) -> list[tirx.Stmt]:
         """``parts * width`` elements of every scan of the block."""
         statements = [self.threads(lambda: self._load(step)), *self._scan_of_warp()]
         if self.warps == 1:
@@ -213,13 +215,13 @@ class ScanAlong(ScanPlaces):
             statements += self._through_shared_memory()
         return [*statements, self.threads(lambda: self._store(step))]
 
-    def _vector(self, step: Any) -> Any:
+    def _vector(self, step: tvm.ir.Expr) -> tvm.ir.Expr:
         """The number of the thread's vector in the row."""
         launch = self.launch
         first = self.chunk * self.number(launch.chunk // launch.width)
         return first + step * self.number(launch.parts) + self.x
 
-    def _inside(self, step: Any, row_inside: Any) -> Any:
+    def _inside(self, step: tvm.ir.Expr, row_inside: Any) -> tvm.ir.Expr:
         """Whether the thread's vector exists."""
         launch = self.launch
         vectors = -(-self.kernel.length // launch.width)
@@ -229,13 +231,13 @@ class ScanAlong(ScanPlaces):
             return row_inside
         return inside if row_inside is None else tirx.And(inside, row_inside)
 
-    def _load(self, step: Any) -> tirx.Stmt:
+    def _load(self, step: tvm.ir.Expr) -> tirx.Stmt:
         """The terms of the thread's neighbours, each combined with those in front of it."""
         width, zero = self.launch.width, self.number(0)
         terms, sums = self.held(self.terms), self.held(self.sums)
         row, _ = self.row()
 
-        def term(_: Any, lane: Any) -> tirx.BufferStore:
+        def term(_: tvm.ir.Expr, lane: tvm.ir.Expr) -> tirx.BufferStore:
             return tirx.BufferStore(terms.buffer, self.kernel.term, [*terms.thread, lane])
 
         nothing = repeated(width, self.dtype, lambda i: terms.put(i, self.kernel.identity))
@@ -273,7 +275,7 @@ class ScanAlong(ScanPlaces):
             statements += [self.threads(exchange), self.threads(fold)]
         return [*statements, self.threads(lambda: moved(1))]
 
-    def _behind(self, base: Any) -> tirx.Stmt:
+    def _behind(self, base: tvm.ir.Expr) -> tirx.Stmt:
         """In ``base``, what is in front of the thread, from what is in front of its warp."""
         zero, mine = self.number(0), self.held(self.base)
         more = self.combined(base, self.held(self.other).at(zero))
@@ -332,7 +334,7 @@ class ScanAlong(ScanPlaces):
         wait = block_barrier("shared")
         return [wait, self.threads(publish), wait, self.threads(fold)]
 
-    def _store(self, step: Any) -> tirx.Stmt:
+    def _store(self, step: tvm.ir.Expr) -> tirx.Stmt:
         width, zero = self.launch.width, self.number(0)
         row, row_inside = self.row()
         base, terms, values = (self.held(a) for a in (self.base, self.terms, self.values))
@@ -357,7 +359,7 @@ _SERIAL_ACROSS = tirx.ForKind.SERIAL
 class ScanAcross(ScanPlaces):
     """The statements of scans of which neighbouring threads have neighbouring ones."""
 
-    def across(self, totals: Any) -> list[tirx.Stmt]:
+    def across(self, totals: tirx.Buffer) -> list[tirx.Stmt]:
         """Totals of the parts of a block's chunk first, where there are several; then the scans."""
         self.carry, self.values = self.registers("carry"), self.registers("values")
         self.segment = -(-self.launch.chunk // self.launch.parts)
@@ -389,7 +391,7 @@ class ScanAcross(ScanPlaces):
         publish = tirx.BufferStore(shared, sums.at(zero), [place])
         return sequence([sums.put(zero, self.kernel.identity), walk, publish])
 
-    def _scan(self, totals: Any, shared: Any) -> tirx.Stmt:
+    def _scan(self, totals: tirx.Buffer, shared: Any) -> tirx.Stmt:
         """The thread's part, from what all in front of it come to."""
         carry, (row, row_inside), zero = self.held(self.carry), self.row(), self.number(0)
         begin = [carry.put(zero, self.kernel.start)]
@@ -412,7 +414,7 @@ class ScanAcross(ScanPlaces):
 
         return repeated(self.launch.parts - 1, self.dtype, iteration, _SERIAL_ACROSS)
 
-    def _position(self, i: Any) -> tuple[Any, Any]:
+    def _position(self, i: tvm.ir.Expr) -> tuple[Any, Any]:
         """Step ``i`` of a thread across the scans, and whether it is one of its chunk."""
         launch, length = self.launch, self.kernel.length
         within = self.y * self.number(self.segment) + i
@@ -435,12 +437,12 @@ class ScanAcross(ScanPlaces):
 
         return repeated(self.launch.chunks - 1, self.dtype, iteration, _SERIAL_ACROSS)
 
-    def _step(self, i: Any, row: Any, row_inside: Any) -> tirx.Stmt:
+    def _step(self, i: tvm.ir.Expr, row: tvm.ir.Expr, row_inside: Any) -> tirx.Stmt:
         """One element of a scan by one thread."""
         carry, values, zero = self.held(self.carry), self.held(self.values), self.number(0)
         position, inside = self._position(i)
 
-        def update(_: Any, __: Any) -> tirx.BufferStore:
+        def update(_: tvm.ir.Expr, __: tvm.ir.Expr) -> tirx.BufferStore:
             value = self.combined(carry.at(zero), self.kernel.term)
             return tirx.BufferStore(carry.buffer, value, [*carry.thread, zero])
 
@@ -468,12 +470,12 @@ class ScanAcross(ScanPlaces):
 class ScanCode(ScanAlong, ScanAcross):
     """The statements of a scan under a launch."""
 
-    def write(self, totals: Any) -> tirx.Stmt:
+    def write(self, totals: tirx.Buffer) -> tirx.Stmt:
         """The grid; ``totals`` holds one value for every chunk but the last of every scan."""
         groups = -(-self.kernel.count // self.launch.rows)
         chunks = self.launch.chunks
 
-        def block(index: Any) -> tirx.Stmt:
+        def block(index: tvm.ir.Expr) -> tirx.Stmt:
             self.group = tirx.floordiv(index, self.number(chunks)) if chunks > 1 else index
             self.chunk = tirx.floormod(index, self.number(chunks)) if chunks > 1 else self.number(0)
             statements = self.across(totals) if self.launch.across else self.along(totals)

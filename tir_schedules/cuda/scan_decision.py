@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
     nodes,
@@ -17,9 +17,6 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     substitute,
-)
-from tvm_ext.tir_schedules.analysis.row_kernel import (
-    product,
 )
 from tvm_ext.tir_schedules.analysis.row_reader import result_strides, simplifier
 from tvm_ext.tir_schedules.cuda.vector_group import powers_down
@@ -69,7 +66,7 @@ class ScanKernel:
     @property
     def count(self) -> int:
         """Number of scans."""
-        return product(axis.extent for axis in self.rows)
+        return math.prod(axis.extent for axis in self.rows)
 
     @property
     def length(self) -> int:
@@ -93,7 +90,7 @@ class ScanKernel:
         return abs(position) != 1 and bool(rows) and rows[-1] == 1
 
     @property
-    def identity(self) -> Any:
+    def identity(self) -> tvm.ir.Expr:
         """What the operation combines with any value without changing it."""
         if self.operation in (tirx.Max, tirx.Min):
             lowest = self.operation is tirx.Max
@@ -117,7 +114,7 @@ def scan_of(body: tirx.Stmt) -> ScanKernel | NotApplicable:
     ):
         return NotApplicable("the kernel is no scan: it carries no value along a loop")
     axes = [_axis(one) for one in (*rows, loop)]
-    if product(static_extent(size) or 0 for size in alloc.buffer.shape) != 1 or None in axes:
+    if math.prod(static_extent(size) or 0 for size in alloc.buffer.shape) != 1 or None in axes:
         return NotApplicable("the sizes of the scan are known in the run only, or nothing")
     *outer, position = [axis for axis in axes if axis is not None]
     return _of_steps(tuple(outer), position, alloc.buffer, first, loop.body)
@@ -126,7 +123,7 @@ def scan_of(body: tirx.Stmt) -> ScanKernel | NotApplicable:
 def _of_steps(
     rows: tuple[LoopAxis, ...],
     position: LoopAxis,
-    carried: Any,
+    carried: tirx.Buffer,
     first: tirx.BufferStore,
     body: tirx.Stmt,
 ) -> ScanKernel | NotApplicable:
@@ -179,11 +176,11 @@ def _axis(loop: tirx.For) -> LoopAxis | None:
     return LoopAxis(loop.loop_var, extent) if extent and static_extent(loop.min) == 0 else None
 
 
-def _is_load(value: Any, buffer: Any) -> bool:
+def _is_load(value: tvm.ir.Expr, buffer: tirx.Buffer) -> bool:
     return isinstance(value, tvm.ir.TensorLoad) and value.source.same_as(buffer)
 
 
-def _loads(value: Any, buffer: Any) -> bool:
+def _loads(value: tvm.ir.Expr, buffer: tirx.Buffer) -> bool:
     return any(load.source.same_as(buffer) for load in nodes(value, tvm.ir.TensorLoad))
 
 

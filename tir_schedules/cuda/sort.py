@@ -10,10 +10,11 @@ runs.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import (
@@ -181,7 +182,7 @@ class TileSort:
         )
         self.x = self.block = self.number(0)
 
-    def number(self, value: int) -> Any:
+    def number(self, value: int) -> tvm.ir.Expr:
         """A constant of the type of the loops."""
         return tirx.const(value, self.dtype)
 
@@ -190,7 +191,7 @@ class TileSort:
         tiling = self.tiling
         blocks = -(-self.row_count // tiling.rows) * tiling.tiles
 
-        def block(index: Any) -> tirx.Stmt:
+        def block(index: tvm.ir.Expr) -> tirx.Stmt:
             self.block = index
             body = [self._threads(lambda: self._load(load)), block_barrier("shared")]
             size, runs = 2, tiling.tile // tiling.run
@@ -211,7 +212,7 @@ class TileSort:
     def _threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
         """``body`` for all threads: what stands between two barriers."""
 
-        def thread(x: Any) -> tirx.Stmt:
+        def thread(x: tvm.ir.Expr) -> tirx.Stmt:
             self.x = x
             return body()
 
@@ -221,7 +222,7 @@ class TileSort:
         """``body`` of a turn and an item, for the thread's share of ``count`` items."""
         threads = self.tiling.threads
 
-        def iteration(turn: Any) -> tirx.Stmt:
+        def iteration(turn: tvm.ir.Expr) -> tirx.Stmt:
             item = turn * self.number(threads) + self.x
             inside = None if count % threads == 0 else item < self.number(count)
             return guarded(inside, body(turn, item))
@@ -235,7 +236,7 @@ class TileSort:
             return self.block * rows, self.number(0)
         return tirx.floordiv(self.block, tiles) * rows, tirx.floormod(self.block, tiles)
 
-    def _row_inside(self, row: Any) -> Any:
+    def _row_inside(self, row: tvm.ir.Expr) -> tvm.ir.Expr:
         whole = self.row_count % self.tiling.rows == 0
         return tirx.const(True, "bool") if whole else row < self.number(self.row_count)
 
@@ -244,7 +245,7 @@ class TileSort:
         first, tile = self._tile()
         size = self.number(tiling.tile)
 
-        def iteration(_: Any, item: Any) -> tirx.Stmt:
+        def iteration(_: tvm.ir.Expr, item: tvm.ir.Expr) -> tirx.Stmt:
             row = first + tirx.floordiv(item, size)
             position = tile * size + tirx.floormod(item, size)
             inside = tirx.And(position < self.number(tiling.length), self._row_inside(row))
@@ -258,7 +259,7 @@ class TileSort:
         first, tile = self._tile()
         kept = self.number(tiling.kept)
 
-        def iteration(_: Any, item: Any) -> tirx.Stmt:
+        def iteration(_: tvm.ir.Expr, item: tvm.ir.Expr) -> tirx.Stmt:
             place, rank = tirx.floordiv(item, kept), tirx.floormod(item, kept)
             row, position = first + place, tile * kept + rank
             found = self._at(place * self.number(tiling.run) + rank)
@@ -267,19 +268,21 @@ class TileSort:
 
         return self._dealt(tiling.rows * tiling.kept, iteration)
 
-    def _at(self, place: Any) -> list[Any]:
+    def _at(self, place: tvm.ir.Expr) -> list[tvm.ir.Expr]:
         """The words of an element in shared memory."""
         return [tirx.BufferLoad(buffer, [place]) for buffer in self.shared]
 
-    def _put(self, place: Any, words: Sequence[Any]) -> tirx.Stmt:
+    def _put(self, place: tvm.ir.Expr, words: Sequence[tvm.ir.Expr]) -> tirx.Stmt:
         pairs = zip(self.shared, words, strict=True)
         return sequence([tirx.BufferStore(buffer, word, [place]) for buffer, word in pairs])
 
-    def _held(self, arrays: Sequence[Any], turn: Any) -> list[Any]:
+    def _held(self, arrays: Sequence[tirx.Buffer], turn: tvm.ir.Expr) -> list[tvm.ir.Expr]:
         """The words of an element in registers of the thread."""
         return [ThreadArray(array, (self.x,)).at(turn) for array in arrays]
 
-    def _hold(self, arrays: Sequence[Any], turn: Any, words: Sequence[Any]) -> tirx.Stmt:
+    def _hold(
+        self, arrays: Sequence[tirx.Buffer], turn: tvm.ir.Expr, words: Sequence[tvm.ir.Expr]
+    ) -> tirx.Stmt:
         pairs = zip(arrays, words, strict=True)
         return sequence([ThreadArray(a, (self.x,)).put(turn, word) for a, word in pairs])
 
@@ -291,17 +294,17 @@ class TileSort:
         far, statements = steps - within, []
         wait = block_barrier("shared")
 
-        def compared(stride: Any, waits: bool) -> tirx.Stmt:
+        def compared(stride: tvm.ir.Expr, waits: bool) -> tirx.Stmt:
             def body() -> tirx.Stmt:
                 compare = self._compare(size, stride, pairs, alternating)
                 return sequence([compare, warp_barrier()]) if waits else compare
 
             return self._threads(body)
 
-        def distant(step: Any) -> tirx.Stmt:
+        def distant(step: tvm.ir.Expr) -> tirx.Stmt:
             return sequence([compared(self.number(first) >> step, False), wait])
 
-        def near(step: Any) -> tirx.Stmt:
+        def near(step: tvm.ir.Expr) -> tirx.Stmt:
             return compared(self.number(first >> far) >> step, True)
 
         serial = tirx.ForKind.SERIAL
@@ -309,10 +312,10 @@ class TileSort:
             statements += [wait, repeated(far, self.dtype, distant, serial)]
         return [*statements, repeated(within, self.dtype, near, serial)]
 
-    def _compare(self, size: int, stride: Any, pairs: int, alternating: bool) -> tirx.Stmt:
+    def _compare(self, size: int, stride: tvm.ir.Expr, pairs: int, alternating: bool) -> tirx.Stmt:
         """Puts the elements of each pair, ``stride`` apart, in order."""
 
-        def iteration(turn: Any, pair: Any) -> tirx.Stmt:
+        def iteration(turn: tvm.ir.Expr, pair: tvm.ir.Expr) -> tirx.Stmt:
             place = pair * self.number(2) - tirx.bitwise_and(pair, stride - self.number(1))
             other = place + stride
             left, right = self._held(self.left, turn), self._held(self.right, turn)
@@ -335,7 +338,7 @@ class TileSort:
         """Of pairs of runs, one sorted and one backwards, the better half, side by side."""
         run = self.number(self.tiling.run)
 
-        def choose(turn: Any, item: Any) -> tirx.Stmt:
+        def choose(turn: tvm.ir.Expr, item: tvm.ir.Expr) -> tirx.Stmt:
             offset = tirx.bitwise_and(item, run - self.number(1))
             place = item * self.number(2) - offset
             left, right = self._held(self.left, turn), self._held(self.right, turn)
@@ -347,7 +350,7 @@ class TileSort:
                 ]
             )
 
-        def gather(turn: Any, item: Any) -> tirx.Stmt:
+        def gather(turn: tvm.ir.Expr, item: tvm.ir.Expr) -> tirx.Stmt:
             return self._put(item, self._held(self.left, turn))
 
         wait = block_barrier("shared")
@@ -420,7 +423,7 @@ class _SortCode:
             launches.append(merge.write(source, run, store))
         return launches
 
-    def number(self, value: int) -> Any:
+    def number(self, value: int) -> tvm.ir.Expr:
         """A constant of the type of the loops."""
         return tirx.const(value, self.dtype)
 
@@ -432,7 +435,7 @@ class _SortCode:
             for i, dtype in enumerate(self.words.dtypes)
         ]
 
-    def _place(self, row: Any, position: Any, length: int) -> Any:
+    def _place(self, row: tvm.ir.Expr, position: tvm.ir.Expr, length: int) -> tvm.ir.Expr:
         """Where an element of a tensor is, ``length`` of them along the axis."""
         after, along = self.number(self.problem.after), self.number(length)
         if self.problem.after == 1:
@@ -440,14 +443,16 @@ class _SortCode:
         before = tirx.floordiv(row, after) * along + position
         return before * after + tirx.floormod(row, after)
 
-    def _source(self, row: Any, position: Any) -> Any:
+    def _source(self, row: tvm.ir.Expr, position: tvm.ir.Expr) -> tvm.ir.Expr:
         place = self._place(row, position, self.problem.length)
         return tirx.BufferLoad(self.views.of(self.problem.source), [place])
 
-    def _of_source(self, row: Any, position: Any) -> list[Any]:
+    def _of_source(self, row: tvm.ir.Expr, position: tvm.ir.Expr) -> list[tvm.ir.Expr]:
         return self.words.of(self._source(row, position), position)
 
-    def _to_results(self, row: Any, rank: Any, words: Sequence[Any]) -> tirx.Stmt:
+    def _to_results(
+        self, row: tvm.ir.Expr, rank: tvm.ir.Expr, words: Sequence[tvm.ir.Expr]
+    ) -> tirx.Stmt:
         """An element to its place, if it is one of those that are wanted."""
         problem = self.problem
         place = self._place(row, rank, problem.kept)
@@ -462,11 +467,11 @@ class _SortCode:
         return guarded(rank < self.number(problem.kept), sequence(stores))
 
 
-def _loading(buffers: Sequence[Any], length: Any) -> Load:
+def _loading(buffers: Sequence[Any], length: tvm.ir.Expr) -> Load:
     return lambda row, position: [tirx.BufferLoad(b, [row * length + position]) for b in buffers]
 
 
-def _storing(buffers: Sequence[Any], length: Any) -> Store:
+def _storing(buffers: Sequence[tirx.Buffer], length: Any) -> Store:
     def store(row: Any, position: Any, words: Sequence[Any]) -> tirx.Stmt:
         place = row * length + position
         pairs = zip(buffers, words, strict=True)

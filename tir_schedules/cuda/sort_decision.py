@@ -9,7 +9,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import is_compact, nodes, static_extent
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -53,7 +53,7 @@ class Words:
         """Of an element's integers together."""
         return 8 if len(self.dtypes) == 1 else 12
 
-    def of(self, value: Any, position: Any) -> list[Any]:
+    def of(self, value: tvm.ir.Expr, position: tvm.ir.Expr) -> list[tvm.ir.Expr]:
         """The integers of an element at a position of its row."""
         key = self._key(value)
         if len(self.dtypes) == 1:
@@ -61,22 +61,22 @@ class Words:
             return [key.astype("int64") * half + position.astype("int64")]
         return [key, position.astype("int32")]
 
-    def position(self, words: Sequence[Any]) -> Any:
+    def position(self, words: Sequence[tvm.ir.Expr]) -> tvm.ir.Expr:
         """The position of an element, of type int32."""
         return words[-1].astype("int32")
 
-    def nothing(self) -> list[Any]:
+    def nothing(self) -> list[tvm.ir.Expr]:
         """What comes behind every element."""
         return [tirx.const(_NOWHERE[dtype], dtype) for dtype in self.dtypes]
 
-    def is_worse(self, left: Sequence[Any], right: Sequence[Any]) -> Any:
+    def is_worse(self, left: Sequence[tvm.ir.Expr], right: Sequence[tvm.ir.Expr]) -> tvm.ir.Expr:
         """Whether the first element comes behind the second one."""
         worse = left[-1] > right[-1]
         for a, b in list(zip(left, right, strict=True))[-2::-1]:
             worse = tirx.Or(a > b, tirx.And(a.equal(b), worse))
         return worse
 
-    def _key(self, value: Any) -> Any:
+    def _key(self, value: tvm.ir.Expr) -> tvm.ir.Expr:
         bits = 32 if self.dtype.endswith("32") else 64
         integer = f"int{bits}"
         if self.dtype.startswith("int"):
@@ -194,7 +194,7 @@ def _sorting_call(func: tirx.PrimFunc) -> Any:
     return calls[0] if str(calls[0].args[0].value) in _FUNCTIONS else None
 
 
-def _results(what: str, results: Sequence[Any]) -> tuple[Any, Any]:
+def _results(what: str, results: Sequence[tirx.Buffer]) -> tuple[Any, Any]:
     """The buffers of values and of places among a kernel's results."""
     if what == "sort":
         return results[0], None

@@ -12,7 +12,7 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, element_bytes
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
@@ -72,7 +72,7 @@ class StripCode:
         """A block of threads for each tile of strips."""
         blocks = [-(-n // t) for n, t in zip(self.counts, self.decision.tile, strict=True)]
 
-        def block(index: Any) -> tirx.Stmt:
+        def block(index: tvm.ir.Expr) -> tirx.Stmt:
             places = []
             for count in blocks:
                 places.append(index % count)
@@ -81,7 +81,7 @@ class StripCode:
 
         return bound("blockIdx.x", math.prod(blocks), self.dtype, block)
 
-    def _threads(self, places: list[Any], left: int) -> tirx.Stmt:
+    def _threads(self, places: list[tvm.ir.Expr], left: int) -> tirx.Stmt:
         """Loops over threads, x innermost; ``places`` are of the block along each axis."""
         if left == 0:
             return self._placed(places)
@@ -90,7 +90,7 @@ class StripCode:
             return self._threads(places, axis)
         size = self.decision.tile[axis]
 
-        def thread(index: Any) -> tirx.Stmt:
+        def thread(index: tvm.ir.Expr) -> tirx.Stmt:
             self.threads.append((index, size))
             moved = [*places]
             moved[axis] = places[axis] * size + index
@@ -98,7 +98,7 @@ class StripCode:
 
         return bound(_THREADS[axis], size, self.dtype, thread)
 
-    def _placed(self, places: Sequence[Any]) -> tirx.Stmt:
+    def _placed(self, places: Sequence[tvm.ir.Expr]) -> tirx.Stmt:
         """The thread's code at its place, where that is within the result."""
         code: tirx.Stmt = self._strip()
         for place, count, tile in zip(places, self.counts, self.decision.tile, strict=True):
@@ -106,7 +106,7 @@ class StripCode:
                 code = guarded(place < tirx.const(count, self.dtype), code)
         return substitute(code, dict(zip(self._variables(), places, strict=True)))
 
-    def _variables(self) -> list[Any]:
+    def _variables(self) -> list[tvm.ir.Expr]:
         """What the code calls the number of the strip along each axis."""
         found = []
         for number, axis in enumerate(self.window.axes()):
@@ -143,13 +143,13 @@ class StripCode:
     def _array(self, name: str, count: int, kind: str, dtype: str) -> VectorArray:
         return VectorArray(name, count, kind, dtype, self.loads, self.arrays, self.threads)
 
-    def _planes(self, numbers: list[Any]) -> tirx.Stmt:
+    def _planes(self, numbers: list[tvm.ir.Expr]) -> tirx.Stmt:
         """Loops over the axes of the window other than rows and columns."""
         if len(numbers) == len(self.window.planes):
             return self._window(numbers)
         slide = self.window.planes[len(numbers)]
 
-        def iteration(number: Any) -> tirx.Stmt:
+        def iteration(number: tvm.ir.Expr) -> tirx.Stmt:
             position = plane_position(slide, number)
             reach = slide.spread * (slide.position.extent - 1)
             farthest = slide.step * (slide.output.extent - 1) + reach
@@ -158,7 +158,7 @@ class StripCode:
 
         return repeated(slide.position.extent, self.dtype, iteration, tirx.ForKind.SERIAL)
 
-    def _window(self, planes: list[Any]) -> tirx.Stmt:
+    def _window(self, planes: list[tvm.ir.Expr]) -> tirx.Stmt:
         """The window's rows and columns."""
         statements = []
         if self.weights is not None and self.decision.kept:
@@ -180,7 +180,7 @@ class StripCode:
         return sequence([*statements, loop])
 
     def _row(
-        self, planes: list[Any], place: Any, farthest: int, users: list[tuple[int, Any]]
+        self, planes: list[tvm.ir.Expr], place: Any, farthest: int, users: list[tuple[int, Any]]
     ) -> tirx.Stmt:
         """A row of the input under the strip, at most ``farthest`` rows below its first."""
         slide = self.window.rows
@@ -192,7 +192,9 @@ class StripCode:
         inside = _inside(slide, first + place, place if isinstance(place, int) else 0, last)
         return guarded(inside, self._columns(planes, first + place, users))
 
-    def _columns(self, planes: list[Any], row: Any, users: list[tuple[int, Any]]) -> tirx.Stmt:
+    def _columns(
+        self, planes: list[tvm.ir.Expr], row: Any, users: list[tuple[int, Any]]
+    ) -> tirx.Stmt:
         """The columns of a row: all taps at once, or some of them at a time."""
         taps, across = self.decision.taps, self.shape.taps[1]
         if taps == across:
@@ -206,7 +208,7 @@ class StripCode:
         )
 
     def _taps(
-        self, planes: list[Any], row: Any, users: list[tuple[int, Any]], first: Any
+        self, planes: list[tvm.ir.Expr], row: Any, users: list[tuple[int, Any]], first: Any
     ) -> tirx.Stmt:
         """The taps from ``first`` on: loads the input under them, then adds it to the results."""
         slide, spread = self.window.columns, self.shape.spreads[1]
@@ -233,7 +235,9 @@ class StripCode:
                 statements.append(guarded(inside, added))
         return sequence(statements)
 
-    def _tap(self, planes: list[Any], result: int, down: Any, first: Any, tap: int) -> tirx.Stmt:
+    def _tap(
+        self, planes: list[tvm.ir.Expr], result: int, down: Any, first: Any, tap: int
+    ) -> tirx.Stmt:
         """Adds what is under one tap to the results of a row of the strip."""
         statements = []
         slot: Any = tap
@@ -248,7 +252,7 @@ class StripCode:
             for column in range(self.decision.columns)
         ]
 
-        def lane(i: Any) -> tirx.Stmt:
+        def lane(i: tvm.ir.Expr) -> tirx.Stmt:
             return sequence(
                 [
                     self._added(result * self.decision.columns + column, place, slot, i)
@@ -259,7 +263,7 @@ class StripCode:
         statements.append(repeated(self.decision.width, self.dtype, lane))
         return sequence(statements)
 
-    def _added(self, number: int, place: int, slot: Any, lane: Any) -> tirx.Stmt:
+    def _added(self, number: int, place: int, slot: Any, lane: tvm.ir.Expr) -> tirx.Stmt:
         dtype = self.window.sum_dtype
         value = self.data.at(place, lane).astype(dtype)
         if self.weights is not None:
@@ -271,7 +275,7 @@ class StripCode:
         """Writes the results of the strip, with what follows the window applied to them."""
         decision = self.decision
 
-        def iteration(row: Any, column: Any) -> tirx.Stmt:
+        def iteration(row: tvm.ir.Expr, column: tvm.ir.Expr) -> tirx.Stmt:
             number = (row * decision.columns + column) * decision.width
             store = self.loads.result_store(self.sums.array.at(number + self.loads.lane))
             ranges = [*self.loads.ranges]
@@ -283,12 +287,12 @@ class StripCode:
             )
             return self._at_result(code, row, column)
 
-        def line(row: Any) -> tirx.Stmt:
+        def line(row: tvm.ir.Expr) -> tirx.Stmt:
             return repeated(decision.columns, self.dtype, lambda column: iteration(row, column))
 
         return repeated(decision.rows, self.dtype, line)
 
-    def _at_result(self, code: tirx.Stmt, row: Any, column: Any) -> tirx.Stmt:
+    def _at_result(self, code: tirx.Stmt, row: tvm.ir.Expr, column: tvm.ir.Expr) -> tirx.Stmt:
         """The code of one result of the strip, where there is one."""
         values = {}
         for axis, number, size in (
@@ -304,7 +308,7 @@ class StripCode:
         return substitute(code, values)
 
 
-def _inside(slide: Slide, position: Any, least: int, most: int) -> Any | None:
+def _inside(slide: Slide, position: tvm.ir.Expr, least: int, most: int) -> Any | None:
     """Whether a position between ``least`` and ``most`` is not padding; None where none is."""
     found = None
     if least < slide.first:

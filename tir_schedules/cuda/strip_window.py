@@ -10,8 +10,8 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, slope
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, depends, nodes, slope
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     index_of,
     substitute,
@@ -52,8 +52,8 @@ class StripWindow:
     rows: Slide | None
     columns: Slide
     lanes: LoopAxis | None
-    data: Any
-    weight: Any
+    data: tirx.Expr
+    weight: tirx.Expr | None
     kernel: WindowKernel
 
     @property
@@ -63,14 +63,14 @@ class StripWindow:
         return "float32" if dtype in _SUMMED_WIDER else dtype
 
     @property
-    def plain(self) -> Any:
+    def plain(self) -> tvm.ir.Expr:
         """The load behind ``data`` where that is all there is, None where it is computed."""
         if self.weight is None:
             return self.data if is_load(self.data) else None
         return widened(self.data)
 
     @property
-    def weight_load(self) -> Any:
+    def weight_load(self) -> tvm.ir.Expr:
         """The load behind ``weight``; None for pooling."""
         return None if self.weight is None else widened(self.weight)
 
@@ -109,7 +109,7 @@ class StripWindow:
         """How many elements the result has."""
         return math.prod(axis.extent for axis in self.axes())
 
-    def data_at(self, planes: Sequence[Any], row: Any, column: Any) -> Any:
+    def data_at(self, planes: Sequence[tvm.ir.Expr], row: Any, column: tvm.ir.Expr) -> tvm.ir.Expr:
         """The element at a row and a column, both counted from the padding's start.
 
         Where it is a widened copy, the element as it is in memory.
@@ -121,7 +121,7 @@ class StripWindow:
             value = at_position(value, slide, plane_position(slide, number))
         return value
 
-    def weight_at(self, planes: Sequence[Any], row: Any, column: Any) -> Any:
+    def weight_at(self, planes: Sequence[Any], row: Any, column: Any) -> tvm.ir.Expr:
         """The weight for a row and a column of the window, as it is in memory."""
         numbers = [*zip(self.planes, planes, strict=True), (self.columns, column)]
         if self.rows is not None:
@@ -130,7 +130,7 @@ class StripWindow:
         return substitute(self.weight_load, values)
 
 
-def plane_position(slide: Slide, number: Any) -> Any:
+def plane_position(slide: Slide, number: tvm.ir.Expr) -> tvm.ir.Expr:
     """Where the window's position ``number`` is for the result at hand."""
     first = slide.output.var * slide.step if slide.output.extent > 1 else 0
     return first + number * slide.spread
@@ -169,7 +169,7 @@ def strip_window(kernel: WindowKernel, weighted: bool) -> StripWindow | NotAppli
     return StripWindow(outer, planes, rows, columns, lanes, data, weight, kernel)
 
 
-def _is_single_input(slide: Slide, weight: Any) -> bool:
+def _is_single_input(slide: Slide, weight: tirx.Expr | None) -> bool:
     """Whether it is no axis of the window: one position, unpadded, and none moves along it.
 
     The only input channel of a group is counted with the group's number.
@@ -182,12 +182,12 @@ def _is_single_input(slide: Slide, weight: Any) -> bool:
     return weight is not None and slope(_flat(weight), slide.output.var) != 0
 
 
-def is_load(value: Any) -> bool:
+def is_load(value: tvm.ir.Expr) -> bool:
     """Whether a value is an element as it is in memory."""
     return isinstance(value, tvm.ir.TensorLoad)
 
 
-def widened(value: Any) -> Any:
+def widened(value: tvm.ir.Expr) -> tvm.ir.Expr:
     """The load of which ``value`` is a copy in a type that holds no less; None if it is not one."""
     if not isinstance(value, tirx.Cast):
         return value if is_load(value) else None
@@ -196,7 +196,7 @@ def widened(value: Any) -> Any:
     return inner if is_load(inner) and narrow <= wide else None
 
 
-def _flat(weight: Any) -> Any:
+def _flat(weight: tvm.ir.Expr) -> tvm.ir.Expr:
     (load,) = nodes(weight, tvm.ir.TensorLoad)
     return load.indices[0]
 
@@ -207,7 +207,7 @@ def _stride(kernel: WindowKernel, axis: LoopAxis) -> int:
     return (written or slope(kernel.window.store.indices[0], axis.var)) or 0
 
 
-def _is_linear(load: Any, slide: Slide) -> bool:
+def _is_linear(load: tvm.ir.TensorLoad, slide: Slide) -> bool:
     step = slope(load.indices[0], slide.position.var)
     return step is not None and step % slide.spread == 0
 
@@ -250,7 +250,7 @@ class StripLoads:
         store = self.result_store(tirx.BufferLoad(probe, [self.lane]))
         return Lanes(store, self.lane, width, self.ranges).fits()
 
-    def result_store(self, total: Any) -> tirx.BufferStore:
+    def result_store(self, total: tvm.ir.Expr) -> tirx.BufferStore:
         """Writes what becomes of ``total``, the window's result for the lane."""
         store, result = self.window.kernel.store, self.window.kernel.result
         value = substitute(store.value, {result: total.astype(str(result.ty))})
@@ -258,38 +258,38 @@ class StripLoads:
             store.buffer, self._in_lanes(value), [self._in_lanes(i) for i in store.indices]
         )
 
-    def data(self, planes: Sequence[Any], row: Any, column: Any) -> Any:
+    def data(self, planes: Sequence[tvm.ir.Expr], row: Any, column: tvm.ir.Expr) -> tvm.ir.Expr:
         """The input at a place, in the variables of lane and step."""
         return self._in_lanes(self.window.data_at(planes, row, column))
 
-    def weight(self, planes: Sequence[Any], row: Any, column: Any) -> Any:
+    def weight(self, planes: Sequence[Any], row: Any, column: Any) -> tvm.ir.Expr:
         """The weight of a row and a column of the window, in the same variables."""
         return self._in_lanes(self.window.weight_at(planes, row, column))
 
-    def _in_lanes(self, expr: Any) -> Any:
+    def _in_lanes(self, expr: tvm.ir.Expr) -> tvm.ir.Expr:
         if self.window.lanes is None:
             return expr
         return substitute(expr, {self.window.lanes.var: self.step * self.width + self.lane})
 
-    def _some_data(self) -> Any:
+    def _some_data(self) -> tvm.ir.Expr:
         """The input anywhere."""
         slides = [self.window.rows, self.window.columns]
         places = [None if slide is None else self._any(slide.length) for slide in slides]
         return self.data([self._any(p.position.extent) for p in self.window.planes], *places)
 
-    def _some_weight(self) -> Any:
+    def _some_weight(self) -> tvm.ir.Expr:
         slides = [self.window.rows, self.window.columns]
         taps = [None if s is None else self._any(s.position.extent) for s in slides]
         return self.weight([self._any(p.position.extent) for p in self.window.planes], *taps)
 
-    def _any(self, extent: int) -> Any:
+    def _any(self, extent: int) -> tvm.ir.Expr:
         var = tirx.Var("place", self.dtype)
         self.ranges.append((var, extent))
         return var
 
-    def _kind(self, value: Any) -> str:
+    def _kind(self, value: tvm.ir.Expr) -> str:
         """ "vector", "same" for all lanes, or "each" on its own."""
-        if self.width == 1 or not any(v.same_as(self.lane) for v in nodes(value, tvm.ir.Var)):
+        if self.width == 1 or not depends(value, self.lane):
             return "same"
         if not isinstance(value, tvm.ir.TensorLoad):
             return "each"
@@ -316,20 +316,20 @@ class VectorArray:
         size = count if kind == "same" else count * loads.width
         self.array: ThreadArray = arrays.registers(name, size, dtype, threads)
 
-    def at(self, number: Any, lane: Any) -> Any:
+    def at(self, number: Any, lane: tvm.ir.Expr) -> tvm.ir.Expr:
         """An element of a vector."""
         return self.array.at(number if self.kind == "same" else number * self.loads.width + lane)
 
-    def fill(self, number: Any, value: Any) -> tirx.Stmt:
+    def fill(self, number: Any, value: tvm.ir.Expr) -> tirx.Stmt:
         """Sets a whole vector to a value that has no lane."""
         return self._each(number, lambda _: value, tirx.ForKind.UNROLLED)
 
-    def load(self, number: Any, value: Any) -> tirx.Stmt:
+    def load(self, number: Any, value: tvm.ir.Expr) -> tirx.Stmt:
         """Loads a vector, an expression in the variable of the lane."""
         kind = tirx.ForKind.VECTORIZED if self.kind == "vector" else tirx.ForKind.UNROLLED
         lane = self.loads.lane
 
-        def element(i: Any) -> Any:
+        def element(i: tvm.ir.Expr) -> tvm.ir.Expr:
             same = lane.same_as
             moved = tvm_ffi.structural_map(value, (tvm.ir.Var, lambda v: i if same(v) else v))
             return moved.astype(self.dtype)

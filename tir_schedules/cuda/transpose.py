@@ -15,8 +15,9 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, slope
+from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -33,7 +34,7 @@ from tvm_ext.tir_schedules.cuda.elementwise import (
 )
 from tvm_ext.tir_schedules.cuda.elementwise_decision import decide_flat
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
-from tvm_ext.tir_schedules.cuda.vector_group import guarded_loads, same_load
+from tvm_ext.tir_schedules.cuda.vector_group import same_load
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -61,7 +62,7 @@ class SharedTranspose:
 
     read_axis: int
     write_axis: int
-    loads: list[Any]
+    loads: list[tirx.Expr]
 
 
 class CudaTranspose:
@@ -112,7 +113,7 @@ def shared_transpose_of(nest: Nest) -> SharedTranspose | None:
     if slope(nest.store.indices[0], nest.axes[write].var) != 1:
         return None
     found: dict[int, list[Any]] = {}
-    for load, condition in guarded_loads(nest.store.value):
+    for load, condition in guarded_loads(nest.store.value, certain=True):
         across = _read_axis(nest, load, write)
         if condition is None and across is not None:
             loads = found.setdefault(across, [])
@@ -125,7 +126,7 @@ def shared_transpose_of(nest: Nest) -> SharedTranspose | None:
     return None if short else SharedTranspose(read, write, loads)
 
 
-def _read_axis(nest: Nest, load: Any, write: int) -> int | None:
+def _read_axis(nest: Nest, load: tvm.ir.TensorLoad, write: int) -> int | None:
     """The axis along which a load is contiguous, when it is not along the result's."""
     steps = [slope(load.indices[0], axis.var) for axis in nest.axes]
     if steps[write] in (None, 0, 1):
@@ -181,7 +182,7 @@ class _Tiles:
         count = self.across * self.along * math.prod(axis.extent for axis in self.others)
         return bound("blockIdx.x", count, self.dtype, self._block)
 
-    def _block(self, index: Any) -> tirx.Stmt:
+    def _block(self, index: tvm.ir.Expr) -> tirx.Stmt:
         values: dict[Any, Any] = {}
         along, left = index % self.along, index // self.along
         across, left = left % self.across, left // self.across
@@ -199,7 +200,7 @@ class _Tiles:
     def _over_tile(self, first: Any, second: Any, body: Any) -> tirx.Stmt:
         """``body`` with the axis of ``first`` along threadIdx.x and ``second``'s down the tile."""
 
-        def iteration(y: Any, x: Any) -> tirx.Stmt:
+        def iteration(y: tvm.ir.Expr, x: tvm.ir.Expr) -> tirx.Stmt:
             at = {}
             inside = None
             for (axis, number), place in ((first, x), (second, y)):
@@ -209,8 +210,8 @@ class _Tiles:
                     inside = test if inside is None else tirx.And(inside, test)
             return guarded(inside, body(at, y, x))
 
-        def row(ty: Any) -> tirx.Stmt:
-            def thread(tx: Any) -> tirx.Stmt:
+        def row(ty: tvm.ir.Expr) -> tirx.Stmt:
+            def thread(tx: tvm.ir.Expr) -> tirx.Stmt:
                 steps = self.tile // self.deep
                 return repeated(steps, self.dtype, lambda i: iteration(i * self.deep + ty, tx))
 
@@ -218,7 +219,7 @@ class _Tiles:
 
         return bound("threadIdx.y", self.deep, self.dtype, row)
 
-    def _load(self, at: dict[Any, Any], y: Any, x: Any) -> tirx.Stmt:
+    def _load(self, at: dict[Any, Any], y: tvm.ir.Expr, x: tvm.ir.Expr) -> tirx.Stmt:
         return sequence(
             [
                 tirx.BufferStore(held, substitute(load, at), [_place(held, self.tile, y, x)])
@@ -226,7 +227,7 @@ class _Tiles:
             ]
         )
 
-    def _store(self, at: dict[Any, Any], y: Any, x: Any) -> tirx.Stmt:
+    def _store(self, at: dict[Any, Any], y: tvm.ir.Expr, x: tvm.ir.Expr) -> tirx.Stmt:
         store = self.nest.store
         value = _from_tiles(store.value, self.turn.loads, self.shared, self.tile, x, y)
         indices = [substitute(index, at) for index in store.indices]
@@ -238,15 +239,20 @@ def _padding(size: int) -> int:
     return max(1, _BANK_BYTES // size)
 
 
-def _place(shared: Any, tile: int, y: Any, x: Any) -> Any:
+def _place(shared: tirx.Buffer, tile: int, y: tvm.ir.Expr, x: tvm.ir.Expr) -> tvm.ir.Expr:
     """Where an element of a tile is: in one dimension, from which TVM takes no padding away."""
     return y * (tile + _padding(element_bytes(shared))) + x
 
 
 def _from_tiles(
-    value: Any, loads: Sequence[Any], shared: Sequence[Any], tile: int, y: Any, x: Any
-) -> Any:
-    def replaced(load: Any, mutator: Any) -> Any:
+    value: tvm.ir.Expr,
+    loads: Sequence[tvm.ir.TensorLoad],
+    shared: Sequence[tirx.Buffer],
+    tile: int,
+    y: tvm.ir.Expr,
+    x: tvm.ir.Expr,
+) -> tvm.ir.Expr:
+    def replaced(load: tvm.ir.TensorLoad, mutator: Any) -> tvm.ir.Expr:
         for other, held in zip(loads, shared, strict=True):
             if same_load(load, other):
                 return tirx.BufferLoad(held, [_place(held, tile, y, x)])

@@ -14,17 +14,22 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import linear_form, nodes, slope, static_extent
+from tvm_ext.hardware.cuda.description import CudaDescription
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    depends,
+    linear_form,
+    nodes,
+    slope,
+    static_extent,
+)
+from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded, repeated
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import is_conditional, sequence
 
 # Types of which CUDA code can move several in one instruction.
 _VECTOR_TYPES = frozenset(
     f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)
 ) | {"float16", "bfloat16", "float32", "float64"}
-
-_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Read:
         Under which the value looks at it; None for always.
     """
 
-    load: Any
+    load: tvm.ir.TensorLoad
     condition: Any
 
 
@@ -82,12 +87,12 @@ class Lanes:
             return True
         return self._is_vector(self.store.buffer, self.store.indices[0])
 
-    def single_loads(self) -> list[Any]:
+    def single_loads(self) -> list[tvm.ir.Expr]:
         """The loads that each lane does on its own, each once."""
         known = [read.load for read in self.reads]
         found: list[Any] = []
         for load in nodes(self.store.value, tvm.ir.TensorLoad):
-            fixed = len(load.indices) == 1 and not self._uses_lane(load.indices[0])
+            fixed = len(load.indices) == 1 and not depends(load.indices[0], self.lane)
             single = not is_vector_type(load.source) or is_local(load.source)
             if not fixed and not single and not any(same_load(load, o) for o in (*known, *found)):
                 found.append(load)
@@ -116,7 +121,7 @@ class Lanes:
             )
         result = arrays.registers("result", self.width, str(self.store.buffer.dtype), threads)
 
-        def computed(i: Any) -> tirx.Stmt:
+        def computed(i: tvm.ir.Expr) -> tirx.Stmt:
             return result.put(i, self._at(_with_loads(self.store.value, staged, self.lane), i))
 
         statements.append(repeated(self.width, dtype, computed))
@@ -134,7 +139,7 @@ class Lanes:
     def _vector(self, body: Any) -> tirx.Stmt:
         return repeated(self.width, str(self.lane.ty), body, tirx.ForKind.VECTORIZED)
 
-    def _at(self, node: Any, lane: Any) -> Any:
+    def _at(self, node: Any, lane: tvm.ir.Expr) -> Any:
         same = self.lane.same_as
         return tvm_ffi.structural_map(node, (tvm.ir.Var, lambda v: lane if same(v) else v))
 
@@ -144,14 +149,14 @@ class Lanes:
             store.buffer, value, [self.analyzer.simplify(i) for i in store.indices]
         )
 
-    def _compared_as_one(self, value: Any) -> Any:
+    def _compared_as_one(self, value: tvm.ir.Expr) -> tvm.ir.Expr:
         """Comparisons without the lane, where it makes no difference to them.
 
         A multiple of ``width`` plus the lane is below zero exactly when the multiple is.
         """
 
-        def less(left: Any, right: Any) -> Any:
-            if "int" not in str(left.ty) or not self._uses_lane(left - right):
+        def less(left: tvm.ir.Expr, right: tvm.ir.Expr) -> Any:
+            if "int" not in str(left.ty) or not depends(left - right, self.lane):
                 return None
             linear = linear_form(self.analyzer.simplify(left - right), [self.lane])
             step = static_extent(linear[0][0]) if linear else None
@@ -164,7 +169,7 @@ class Lanes:
                 return None
             return linear[1] < tirx.const(0, str(left.ty))
 
-        def visit(node: Any, mutator: Any) -> Any:
+        def visit(node: tvm.ir.Expr, mutator: Any) -> tvm.ir.Expr:
             strict = isinstance(node, tirx.LT | tirx.GT)
             left, right = (
                 (node.a, node.b) if isinstance(node, tirx.LT | tirx.GE) else (node.b, node.a)
@@ -182,12 +187,12 @@ class Lanes:
         if self.width == 1:
             return []
         found: list[Read] = []
-        for load, condition in guarded_loads(self.store.value):
+        for load, condition in guarded_loads(self.store.value, certain=True):
             if is_local(load.source):
                 continue  # Registers already; TVM would make an array of vectors of theirs.
             if len(load.indices) != 1 or not self._is_vector(load.source, load.indices[0]):
                 continue
-            if condition is not None and self._uses_lane(condition):
+            if condition is not None and depends(condition, self.lane):
                 continue
             known = next((r for r in found if same_load(r.load, load)), None)
             if known is not None:
@@ -197,7 +202,7 @@ class Lanes:
             found.append(Read(load, condition))
         return found
 
-    def _is_vector(self, buffer: Any, index: Any) -> bool:
+    def _is_vector(self, buffer: tirx.Buffer, index: tvm.ir.Expr) -> bool:
         if not is_vector_type(buffer):
             return False
         if slope(index, self.lane) != 1:
@@ -205,47 +210,17 @@ class Lanes:
         rest = self.analyzer.modular_set(self._at(index, tirx.const(0, str(self.lane.ty))))
         return math.gcd(int(rest.coeff), int(rest.base)) % self.width == 0
 
-    def _uses_lane(self, expr: Any) -> bool:
-        return any(self.lane.same_as(v) for v in nodes(expr, tvm.ir.Var))
-
     def _branches_by_lane(self) -> bool:
         calls = nodes(self.store.value, tvm.ir.Call)
-        return any(
-            call.op.same_as(_IF_THEN_ELSE) and self._uses_lane(call.args[0]) for call in calls
-        )
+        return any(is_conditional(call) and depends(call.args[0], self.lane) for call in calls)
 
 
-def guarded_loads(value: Any) -> list[tuple[Any, Any]]:
-    """Loads of an expression with the condition under which each is done, None for always.
-
-    Loads for an index, and those on the right of a logical operator, are left out.
-    """
-    found: list[tuple[Any, Any]] = []
-
-    def look(node: Any, condition: Any) -> None:
-        if isinstance(node, tvm.ir.TensorLoad):
-            found.append((node, condition))
-        elif isinstance(node, tvm.ir.Call) and node.op.same_as(_IF_THEN_ELSE):
-            test, first, second = node.args
-            look(test, condition)
-            look(first, _both(condition, test))
-            look(second, _both(condition, tirx.Not(test)))
-        elif isinstance(node, tirx.And | tirx.Or):
-            look(node.a, condition)
-        else:
-            for child in _children(node):
-                look(child, condition)
-
-    look(value, None)
-    return found
-
-
-def is_local(buffer: Any) -> bool:
+def is_local(buffer: tirx.Buffer) -> bool:
     """Whether every thread has its own copy of a buffer."""
     return str(buffer.scope()) == "local"
 
 
-def is_vector_type(buffer: Any) -> bool:
+def is_vector_type(buffer: tirx.Buffer) -> bool:
     """Whether CUDA code can move several elements of a buffer in one instruction."""
     return str(buffer.dtype) in _VECTOR_TYPES
 
@@ -263,26 +238,17 @@ def powers_down(widest: int) -> list[int]:
     return [1 << n for n in range(widest.bit_length() - 1, -1, -1)]
 
 
-def _children(node: Any) -> list[Any]:
-    names = ("a", "b", "value", "condition", "true_value", "false_value")
-    children = [getattr(node, name, None) for name in names]
-    children += list(getattr(node, "args", None) or ())
-    return [child for child in children if isinstance(child, tvm.ir.Expr)]
-
-
-def _both(left: Any, right: Any) -> Any:
-    return right if left is None else tirx.And(left, right)
-
-
-def same_load(load: Any, other: Any) -> bool:
+def same_load(load: tvm.ir.TensorLoad, other: tvm.ir.TensorLoad) -> bool:
     """Whether two loads read the same element."""
     return load.source.same_as(other.source) and tvm_ffi.structural_equal(
         list(load.indices), list(other.indices), map_free_vars=False
     )
 
 
-def _with_loads(value: Any, staged: Sequence[tuple[Any, Any]], lane: tirx.Var) -> Any:
-    def replaced(load: Any, mutator: Any) -> Any:
+def _with_loads(
+    value: tvm.ir.Expr, staged: Sequence[tuple[Any, Any]], lane: tirx.Var
+) -> tvm.ir.Expr:
+    def replaced(load: tvm.ir.TensorLoad, mutator: Any) -> tvm.ir.Expr:
         held = next((array for other, array in staged if same_load(load, other)), None)
         return mutator.default_mutate(load) if held is None else held.at(lane)
 

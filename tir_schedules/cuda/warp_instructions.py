@@ -40,7 +40,7 @@ def per_thread(instruction: MatrixInstruction) -> int:
 
 
 def fragment(
-    instruction: MatrixInstruction, operand: Operand, row: Any, step: Any
+    instruction: MatrixInstruction, operand: Operand, row: tvm.ir.Expr, step: tvm.ir.Expr
 ) -> tuple[Any, Any]:
     """Lane and position in it of an operand's element: ``row`` of A or column of B."""
     packed, half = instruction.packed, 4 * instruction.packed
@@ -51,7 +51,7 @@ def fragment(
 
 
 def element(
-    instruction: MatrixInstruction, operand: Operand, lane: Any, position: Any
+    instruction: MatrixInstruction, operand: Operand, lane: tvm.ir.Expr, position: tvm.ir.Expr
 ) -> tuple[Any, Any]:
     """The inverse of ``fragment``."""
     packed, half = instruction.packed, 4 * instruction.packed
@@ -60,20 +60,24 @@ def element(
     return lane // 4 + 8 * high_row, lane % 4 * packed + half * high_step + position % packed
 
 
-def result_fragment(row: Any, column: Any) -> tuple[Any, Any]:
+def result_fragment(row: tvm.ir.Expr, column: tvm.ir.Expr) -> tuple[Any, Any]:
     """Lane and position in it of an element of a 16x16 tile of results."""
     return row % 8 * 4 + column % 8 // 2, column // 8 * 4 + row // 8 * 2 + column % 2
 
 
-def result_element(lane: Any, position: Any) -> tuple[Any, Any]:
+def result_element(lane: tvm.ir.Expr, position: tvm.ir.Expr) -> tuple[Any, Any]:
     """The inverse of ``result_fragment``."""
     row = lane // 4 + position // 2 % 2 * 8
     return row, position // 4 * 8 + lane % 4 * 2 + position % 2
 
 
 def row_of_lane(
-    instruction: MatrixInstruction, operand: Operand, depth_last: bool, lane: Any, stride: Any
-) -> Any:
+    instruction: MatrixInstruction,
+    operand: Operand,
+    depth_last: bool,
+    lane: tvm.ir.Expr,
+    stride: Any,
+) -> tvm.ir.Expr:
     """Where the row of 16 bytes begins that a lane names to ``ldmatrix``, in elements.
 
     Four matrices of 8 such rows become the four registers in order. With the depth along the rows
@@ -98,7 +102,7 @@ def load_matrices(
     registers: tuple[Any, Any],
     shared: tuple[Any, Any],
     stride: int,
-    lane: Any,
+    lane: tvm.ir.Expr,
 ) -> tirx.Stmt:
     """``ldmatrix``: a 16 x depth tile of an operand of 16-bit elements from shared memory.
 
@@ -163,7 +167,7 @@ def block_barrier(scope: str = "shared.dyn") -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", scope))
 
 
-def from_lane(value: Any, distance: int) -> Any:
+def from_lane(value: tvm.ir.Expr, distance: int) -> tvm.ir.Expr:
     """The value of the lane whose number differs from the own one in the bits of ``distance``."""
     mask = tirx.const(ALL_LANES, "uint32")
     return tirx.call_intrin(str(value.ty), "tirx.cuda.__shfl_xor_sync", mask, value, distance, 32)
@@ -186,14 +190,14 @@ def without_added_barriers(body: tirx.Stmt) -> tirx.Stmt:
 # Calls of device functions whose CUDA code the kernel brings along.
 
 
-def call_statement(name: str, params: str, body: str, *args: Any) -> tirx.Stmt:
+def call_statement(name: str, params: str, body: str, *args: tirx.Expr | int) -> tirx.Stmt:
     """A call of a function that returns nothing; see ``call_device_function``."""
     return tirx.Evaluate(call_device_function(name, "void", params, body, *args, dtype="void"))
 
 
 def call_device_function(
     name: str, returned: str, params: str, body: str, *args: Any, dtype: str
-) -> Any:
+) -> tvm.ir.Expr:
     """A call of the function ``name``, which is always inlined.
 
     Parameters
@@ -211,7 +215,7 @@ def call_device_function(
     return cuda_func_call(name, *args, source_code=source, return_type=dtype)
 
 
-def in_use(pointer: Any) -> tirx.Stmt:
+def in_use(pointer: tvm.ir.Expr) -> tirx.Stmt:
     """Says that a kernel uses an array of which it is only given a tensor map.
 
     Without it TVM 0.27 has the array end where its map is made, and puts another one there.
@@ -234,7 +238,7 @@ _SOURCE = f"""static __device__ __forceinline__ float {_NAME}(float x) {{
 """
 
 
-def rounded_to_tf32(value: Any) -> Any:
+def rounded_to_tf32(value: tirx.Expr) -> tirx.Expr:
     """The tf32 nearest to ``value``, float32, and of two as near the larger: PTX ISA, "cvt".
 
     Matrix instructions do not look at the last 13 bits. Left to them, products would be of operands
@@ -433,7 +437,9 @@ def _function(body: Callable[[], None]) -> tirx.PrimFunc:
     return builder.get()
 
 
-def _shared(shape: tuple[int, int], dtype: str, strides: Sequence[Any] | None = None) -> Any:
+def _shared(
+    shape: tuple[int, int], dtype: str, strides: Sequence[Any] | None = None
+) -> tirx.Buffer:
     """The parameter that is a tile in shared memory."""
     extra = {"strides": list(strides)} if strides is not None else {}
     handle = T.arg("shared", T.handle())
@@ -442,7 +448,7 @@ def _shared(shape: tuple[int, int], dtype: str, strides: Sequence[Any] | None = 
     )
 
 
-def _tile(per_thread: int, dtype: str) -> Any:
+def _tile(per_thread: int, dtype: str) -> tirx.Buffer:
     """The parameter that is a tile in the registers of a warp."""
     handle = T.arg("tile", T.handle())
     return T.match_buffer(
@@ -450,7 +456,7 @@ def _tile(per_thread: int, dtype: str) -> Any:
     )
 
 
-def _whole(buffer: Any) -> Any:
+def _whole(buffer: tirx.Buffer) -> tvm.ir.TensorRegion:
     return buffer[tuple(slice(0, int(size)) for size in buffer.shape)]
 
 
@@ -459,5 +465,5 @@ def _accesses(reads: list[Any], writes: list[Any]) -> None:
     T.writes(*writes)
 
 
-def _spatial(shape: Sequence[int], loops: Sequence[Any]) -> list[Any]:
+def _spatial(shape: Sequence[int], loops: Sequence[tvm.ir.Expr]) -> list[tvm.ir.Expr]:
     return [T.axis.spatial(n, loop) for n, loop in zip(shape, loops, strict=True)]

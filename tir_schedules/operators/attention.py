@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import tvm
 from tvm import te, tirx
 
 # The attribute of a function that computes attention: what ``to_attribute`` wrote.
@@ -78,7 +79,7 @@ class AttentionCompute:
         masks = tuple(Mask(**mask) for mask in given.pop("masks"))
         return cls(**given, masks=masks)
 
-    def output_shape(self, query: Sequence[Any], value: Sequence[Any]) -> list[Any]:
+    def output_shape(self, query: Sequence[Any], value: Sequence[Any]) -> list[tirx.Expr]:
         """The result's shape for operands of these shapes."""
         sizes = dict(zip(self.query, query, strict=True))
         sizes["d"] = value[self.value.index("d")]
@@ -101,7 +102,7 @@ class AttentionCompute:
         columns = key.shape[self.key.index("s")]
         step = te.reduce_axis((0, sizes["d"]), "step")
 
-        def product(b: Any, h: Any, i: Any, j: Any) -> Any:
+        def product(b: tvm.ir.Expr, h: tvm.ir.Expr, i: tvm.ir.Expr, j: tvm.ir.Expr) -> tvm.ir.Expr:
             left = _at(query, self.query, b=b, h=h, s=i, d=step)
             right = _at(key, self.key, b=b, h=h // self.group, s=j, d=step)
             return te.sum(left.astype("float32") * right.astype("float32"), axis=step)
@@ -127,7 +128,7 @@ class AttentionCompute:
         )
         last = te.reduce_axis((0, columns), "last")
 
-        def element(*at: Any) -> Any:
+        def element(*at: Any) -> tvm.ir.Expr:
             place = dict(zip(self.output, at, strict=True))
             b, h, i = place["b"], place.get("h", 0), place["s"]
             held = _at(value, self.value, b=b, h=h // self.group, s=last, d=place["d"])
@@ -136,7 +137,7 @@ class AttentionCompute:
         shape = self.output_shape(query.shape, value.shape)
         sums = te.compute(shape, element, "sums")
 
-        def finished(*at: Any) -> Any:
+        def finished(*at: Any) -> tvm.ir.Expr:
             place = dict(zip(self.output, at, strict=True))
             row = (place["b"], place.get("h", 0), place["s"])
             result = sums(*at) / totals(*row)
@@ -147,7 +148,7 @@ class AttentionCompute:
 
         return te.compute(shape, finished, "attention")
 
-    def _masked(self, score: Any, masks: Sequence[Any], *at: Any) -> Any:
+    def _masked(self, score: tvm.ir.Expr, masks: Sequence[Any], *at: Any) -> tvm.ir.Expr:
         place = dict(zip("bhqk", at, strict=True))
         score = score * tirx.const(self.scale, "float32")
         for tensor, mask in zip(masks, self.masks, strict=True):
@@ -163,7 +164,7 @@ class AttentionCompute:
 _OPAQUE = 8
 
 
-def masked_score(score: Any, given: Any, mask: Mask) -> Any:
+def masked_score(score: tvm.ir.Expr, given: tvm.ir.Expr, mask: Mask) -> tvm.ir.Expr:
     """A score of float32 after one mask, of which ``given`` is the element for it."""
     if mask.kind == "add":
         return score + given.astype("float32")
@@ -176,7 +177,7 @@ def masked_score(score: Any, given: Any, mask: Mask) -> Any:
     )
 
 
-def _at(tensor: te.Tensor, axes: str, **place: Any) -> Any:
+def _at(tensor: te.Tensor, axes: str, **place: Any) -> tvm.ir.Expr:
     """The element of a tensor whose axes are named; one of size 1 is the same for all."""
     index = [
         0 if isinstance(size, tirx.IntImm) and int(size) == 1 else place[letter]

@@ -38,7 +38,7 @@ def nms_of(func: tirx.PrimFunc) -> tuple[dict[str, Any], bool] | None:
     return None
 
 
-def corners(numbers: Sequence[Any], centered: bool) -> list[Any]:
+def corners(numbers: Sequence[tvm.ir.Expr], centered: bool) -> list[tvm.ir.Expr]:
     """Low ends of a box in both directions and its high ends, from its four numbers.
 
     The numbers are two opposite corners in any order, or a center and the sizes.
@@ -52,7 +52,7 @@ def corners(numbers: Sequence[Any], centered: bool) -> list[Any]:
     return [*low, *(tirx.max(numbers[k], numbers[k + 2]) for k in range(2))]
 
 
-def overlap(first: Sequence[Any], second: Sequence[Any]) -> Any:
+def overlap(first: Sequence[tvm.ir.Expr], second: Sequence[tvm.ir.Expr]) -> tvm.ir.Expr:
     """Intersection over union of two boxes by their corners; 0 where one of them has no area."""
     zero = tirx.const(0, "float32")
     inner = [

@@ -204,30 +204,34 @@ class RecurrenceOperands:
         return str(self.arrays["x"].dtype)
 
     @property
-    def steps(self) -> Any:
+    def steps(self) -> tvm.ir.Expr:
         """Steps of the longest sequence."""
         return self.arrays["x"].shape[1 if self.recurrence.batch_first else 0]
 
     @property
-    def batch(self) -> Any:
+    def batch(self) -> tvm.ir.Expr:
         """Sequences."""
         return self.arrays["x"].shape[0 if self.recurrence.batch_first else 1]
 
-    def load(self, name: str, *indices: Any) -> Any:
+    def load(self, name: str, *indices: Any) -> tvm.ir.Expr:
         """An element of an operand."""
         return tirx.BufferLoad(self.arrays[name], list(indices))
 
-    def projected(self, step: Any, row: Any, column: Any) -> Any:
+    def projected(self, step: tvm.ir.Expr, row: tvm.ir.Expr, column: tvm.ir.Expr) -> tvm.ir.Expr:
         """An element of ``x``."""
         batch_first = self.recurrence.batch_first
         return self.load("x", *((row, step) if batch_first else (step, row)), column)
 
-    def state_indices(self, direction: Any, row: Any, unit: Any) -> list[Any]:
+    def state_indices(
+        self, direction: tvm.ir.Expr, row: tvm.ir.Expr, unit: tvm.ir.Expr
+    ) -> list[tvm.ir.Expr]:
         """Where a state is in ``initial_h`` and the like."""
         both = [row, direction] if self.recurrence.batch_first else [direction, row]
         return [*both, unit]
 
-    def y_indices(self, step: Any, direction: Any, row: Any, unit: Any) -> list[Any]:
+    def y_indices(
+        self, step: tvm.ir.Expr, direction: tvm.ir.Expr, row: tvm.ir.Expr, unit: tvm.ir.Expr
+    ) -> list[tvm.ir.Expr]:
         """Where a state is in ``y``."""
         if self.recurrence.batch_first:
             return [row, step, direction, unit]
@@ -319,7 +323,7 @@ class _Cell:
         self.functions = functions
         self.unit = unit
 
-    def activated(self, function: int, x: Any) -> Any:
+    def activated(self, function: int, x: tvm.ir.Expr) -> tvm.ir.Expr:
         """An activation of the sum ``x``, which is clipped before."""
         clip = self.recurrence.clip
         if clip is not None:
@@ -328,7 +332,7 @@ class _Cell:
             x = tirx.Max(low, tirx.Min(high, x))
         return self._applied(function, x)
 
-    def _applied(self, function: int, x: Any) -> Any:
+    def _applied(self, function: int, x: tvm.ir.Expr) -> tvm.ir.Expr:
         chosen = self.functions[function]
         return _FUNCTIONS[chosen.name](x, chosen)
 
@@ -348,7 +352,7 @@ class _Cell:
         squashed = self._applied(2, c)
         return [unit.put("c", new_c), unit.put("next_h", o * squashed)]
 
-    def _seen(self, gate: int, peephole: int, c: Any) -> Any:
+    def _seen(self, gate: int, peephole: int, c: tvm.ir.Expr) -> tvm.ir.Expr:
         """The sum of a gate that looks at the cell's state."""
         total = self.unit.gate(gate)
         return total + self.unit.peephole(peephole) * c if self.recurrence.peepholes else total
@@ -369,16 +373,16 @@ class _Cell:
         candidate = self.activated(1, self.unit.gate(2))
         return [self._mixed(self.unit.state("z"), candidate)]
 
-    def _mixed(self, z: Any, candidate: Any) -> tirx.Stmt:
+    def _mixed(self, z: tvm.ir.Expr, candidate: tvm.ir.Expr) -> tirx.Stmt:
         one = tirx.const(1.0, str(z.ty))
         return self.unit.put("next_h", (one - z) * candidate + z * self.unit.state("h"))
 
 
-def _number(value: float, x: Any) -> Any:
+def _number(value: float, x: tirx.Expr) -> tirx.Expr:
     return tirx.const(value, str(x.ty))
 
 
-def _hard_sigmoid(x: Any, f: Activation) -> Any:
+def _hard_sigmoid(x: tirx.Expr, f: Activation) -> tirx.Expr:
     line = _number(f.alpha, x) * x + _number(f.beta, x)
     return tirx.Max(_number(0, x), tirx.Min(_number(1, x), line))
 
@@ -439,12 +443,14 @@ class RecurrenceLoops:
     threads: bool = False
 
 
-def number(value: int) -> Any:
+def number(value: int) -> tvm.ir.Expr:
     """An index."""
     return tirx.const(value, INDEX)
 
 
-def loop(extent: Any, body: Body, kind: tirx.ForKind = tirx.ForKind.SERIAL) -> tirx.Stmt:
+def loop(
+    extent: tirx.Expr | int, body: Body, kind: tirx.ForKind = tirx.ForKind.SERIAL
+) -> tirx.Stmt:
     """A loop from 0; the body alone where it is known to run once."""
     if static_extent(extent) == 1:
         return body(number(0))
@@ -483,7 +489,13 @@ class SequenceTime:
         What has to stand before uses of these.
     """
 
-    def __init__(self, operands: RecurrenceOperands, direction: Any, row: Any, step: Any) -> None:
+    def __init__(
+        self,
+        operands: RecurrenceOperands,
+        direction: tvm.ir.Expr,
+        row: tvm.ir.Expr,
+        step: tvm.ir.Expr,
+    ) -> None:
         recurrence, steps = operands.recurrence, operands.steps
         length = steps
         self.binds: list[tirx.Stmt] = []
@@ -504,7 +516,7 @@ class SequenceTime:
             position = step
         self.position = self._named("time", position)
 
-    def _named(self, name: str, value: Any) -> Any:
+    def _named(self, name: str, value: tvm.ir.Expr) -> tvm.ir.Expr:
         var = tirx.Var(name, INDEX)
         self.binds.append(tirx.Bind(var, value))
         return var

@@ -27,11 +27,11 @@ class Stage:
         Of one element, in these variables.
     """
 
-    buffer: Any
+    buffer: tirx.Buffer
     over: tuple[Any, ...]
     value: Any
 
-    def load(self) -> Any:
+    def load(self) -> tvm.ir.Expr:
         """How the reading block has its element."""
         return tirx.BufferLoad(self.buffer, [one.var for one in self.over])
 
@@ -41,7 +41,7 @@ class Change:
     """What becomes of a block: the tensors it reads from, and its new value."""
 
     stages: tuple[Stage, ...]
-    value: Any
+    value: tirx.Expr
 
 
 def reduces_or_scans(func: tirx.PrimFunc) -> bool:
@@ -86,7 +86,7 @@ def with_changes(func: tirx.PrimFunc, changes: Mapping[int, Change]) -> tirx.Pri
     return with_statements(func, changed, arrays)
 
 
-def statements(func: tirx.PrimFunc) -> list[Any]:
+def statements(func: tirx.PrimFunc) -> list[tirx.Stmt]:
     """What stands in the root block of a kernel; nothing if it has none."""
     if not isinstance(func.body, s_tir.SBlockRealize):
         return []
@@ -95,7 +95,7 @@ def statements(func: tirx.PrimFunc) -> list[Any]:
 
 
 def with_statements(
-    func: tirx.PrimFunc, stmts: Sequence[Any], arrays: Sequence[Any] = ()
+    func: tirx.PrimFunc, stmts: Sequence[tirx.For], arrays: Sequence[tirx.Buffer] = ()
 ) -> tirx.PrimFunc:
     """``func`` with other statements in its root block, and ``arrays`` besides its own."""
     root = func.body.block
@@ -113,7 +113,7 @@ def with_statements(
     return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), block))
 
 
-def _loops(stage: Stage) -> Any:
+def _loops(stage: Stage) -> tirx.For:
     """The loops that fill a tensor."""
     loops = [tirx.Var(f"i{n}", str(one.var.ty)) for n, one in enumerate(stage.over)]
     own = [tirx.Var(f"v{n}", str(one.var.ty)) for n, one in enumerate(stage.over)]
@@ -136,7 +136,7 @@ def _loops(stage: Stage) -> Any:
     return stmt
 
 
-def _with_value(stmt: Any, change: Change) -> Any:
+def _with_value(stmt: tirx.Stmt, change: Change) -> tirx.Stmt:
     """The loops around a block with another value in it."""
     if isinstance(stmt, tirx.For):
         return tirx.For(
@@ -159,7 +159,7 @@ def _with_value(stmt: Any, change: Change) -> Any:
     return s_tir.SBlockRealize(stmt.iter_values, stmt.predicate, changed)
 
 
-def _regions(loads: Sequence[Any]) -> list[Any]:
+def _regions(loads: Sequence[tvm.ir.TensorLoad]) -> list[tvm.ir.TensorRegion]:
     """The elements that ``loads`` read, each once for every tensor."""
     found: dict[int, Any] = {}
     for load in loads:
@@ -186,7 +186,7 @@ def with_separate_sums(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return with_statements(func, [one for some in parts for one in some])
 
 
-def _parts(stmt: Any) -> list[Any]:
+def _parts(stmt: tirx.Stmt) -> list[tirx.Stmt]:
     loops: list[Any] = []
     inner = stmt
     while isinstance(inner, tirx.For):
@@ -205,7 +205,7 @@ def _parts(stmt: Any) -> list[Any]:
     return [_alone(loops, inner, number, stores, starts) for number in range(len(stores))]
 
 
-def _stores(body: Any) -> list[Any]:
+def _stores(body: Any) -> list[tirx.BufferStore]:
     """The assignments of a block, without the names that it gives to values; none for others."""
     if not isinstance(body, tirx.SeqStmt):
         return []
@@ -223,8 +223,12 @@ def _stores(body: Any) -> list[Any]:
 
 
 def _alone(
-    loops: Sequence[Any], realize: Any, number: int, stores: Sequence[Any], starts: Sequence[Any]
-) -> Any:
+    loops: Sequence[tirx.For],
+    realize: s_tir.SBlockRealize,
+    number: int,
+    stores: Sequence[tirx.BufferStore],
+    starts: Sequence[tirx.BufferStore],
+) -> tirx.For:
     """The loops around one of the assignments, with variables of their own."""
     block = realize.block
     fresh = {one.loop_var: _renewed(one.loop_var) for one in loops}
@@ -247,11 +251,11 @@ def _alone(
     return found
 
 
-def _renewed(var: Any) -> Any:
+def _renewed(var: tirx.Var) -> tvm.ir.Expr:
     return tirx.Var(var.name, str(var.ty))
 
 
-def _moved(region: Any, own: dict[Any, Any]) -> Any:
+def _moved(region: tvm.ir.TensorRegion, own: dict[Any, Any]) -> tvm.ir.TensorRegion:
     ranges = [
         tvm.ir.Range.from_min_extent(substitute(dim.min, own), substitute(dim.extent, own))
         for dim in region.region
@@ -259,6 +263,6 @@ def _moved(region: Any, own: dict[Any, Any]) -> Any:
     return tirx.BufferRegion(region.source, ranges)
 
 
-def _assigned(store: Any, own: dict[Any, Any]) -> Any:
+def _assigned(store: tirx.BufferStore, own: dict[Any, Any]) -> tirx.BufferStore:
     indices = [substitute(index, own) for index in store.indices]
     return tirx.BufferStore(store.buffer, substitute(store.value, own), indices)

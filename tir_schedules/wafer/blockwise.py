@@ -8,6 +8,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import read_position, static_extent
+from tvm_ext.tir_schedules.analysis.dimensions import plain_block_refusal
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, HOME
@@ -16,8 +17,7 @@ from tvm_ext.tir_schedules.wafer.block_statements import (
     with_changes,
     with_separate_sums,
 )
-from tvm_ext.tir_schedules.wafer.dimensions import plain_block_refusal
-from tvm_ext.tir_schedules.wafer.mesh_partition import Part, place_block
+from tvm_ext.tir_schedules.wafer.mesh_partition import LoopShare, place_block
 from tvm_ext.tir_schedules.wafer.tile_plan import TilePlan, WaferBlockPlan, plan_tiles
 
 # Schedules a kernel block by block: each in loops of its own, with copies of what it reads.
@@ -51,7 +51,7 @@ def _schedule_block(
         # Loops written by hand, inside of the block.
         return
     parts = [
-        Part(loop, position, plain and one.iter_type == tirx.IterVar.CommReduce)
+        LoopShare(loop, position, plain and one.iter_type == tirx.IterVar.CommReduce)
         for position, (loop, one) in enumerate(zip(loops, stmt.iter_vars, strict=False))
     ]
     placed = place_block(sch, block, parts, plan.cut)

@@ -9,6 +9,7 @@ from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.analysis.window_sum import WindowOperand, WindowSum, window_sum_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, PIPELINE, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
@@ -26,7 +27,6 @@ from tvm_ext.tir_schedules.wafer.result_tiles import (
     state_home,
     tiles_of,
 )
-from tvm_ext.tir_schedules.wafer.window_sum import Operand, WindowSum, window_sum_of
 
 # How a convolution is laid over a mesh, and the sizes that follow.
 
@@ -83,24 +83,24 @@ class ConvolutionLayout:
             for loop, extent in enumerate(self._kernel.sums)
         )
 
-    def shared(self, operand: Operand) -> tuple[bool, bool]:
+    def shared(self, operand: WindowOperand) -> tuple[bool, bool]:
         """Whether PEs of a column need the same of an operand, and whether PEs of a row do."""
         alike = [c for c in self._mapping.cuts if c.count > 1 and not operand.is_moved_by(c.loop)]
         axes = {cut.axis for cut in alike}
         return ROW in axes, COLUMN in axes
 
-    def line(self, operand: Operand) -> PartitionedLoop | None:
+    def line(self, operand: WindowOperand) -> PartitionedLoop | None:
         """The longest line of PEs that need the same of an operand, which they can share out."""
         lines = {cut.axis: cut for cut in self._mapping.cuts}
         alike = [cut for cut in lines.values() if not operand.is_moved_by(cut.loop)]
         return max(alike, key=lambda cut: cut.count, default=None)
 
-    def has_room(self, operand: Operand | None) -> bool:
+    def has_room(self, operand: WindowOperand | None) -> bool:
         """Whether such a line has a PE for the part of each step."""
         line = self.line(operand) if operand is not None else None
         return line is not None and 1 < self._mapping.steps <= line.count
 
-    def pattern(self, operand: Operand) -> str | None:
+    def pattern(self, operand: WindowOperand) -> str | None:
         """How an operand comes; None where it is read from where it lies.
 
         Constants lie wherever they are needed, before the kernel starts.
@@ -114,12 +114,12 @@ class ConvolutionLayout:
             return sent
         return Pattern.HALO if operand.padding is not None or self.halo_bytes() else None
 
-    def _in_steps(self, operand: Operand) -> bool:
+    def _in_steps(self, operand: WindowOperand) -> bool:
         if operand is self._kernel.input:
             return self._mapping.input_in_steps
         return self._mapping.weights_in_steps
 
-    def pieces(self, operand: Operand) -> dict[int, tuple[str, int]]:
+    def pieces(self, operand: WindowOperand) -> dict[int, tuple[str, int]]:
         """By dimension that an operand is cut in, the axis and the number of pieces."""
         found: dict[int, tuple[str, int]] = {}
         line = self.line(operand) if self._in_steps(operand) else None
@@ -133,22 +133,22 @@ class ConvolutionLayout:
                 found[number] = (line.axis, self._mapping.steps)
         return found
 
-    def shard_bytes(self, operand: Operand) -> int:
+    def shard_bytes(self, operand: WindowOperand) -> int:
         """What one PE holds of an operand between kernels."""
         return math.prod(self._shard(operand)) * operand.element_bytes
 
-    def _shard(self, operand: Operand) -> list[int]:
+    def _shard(self, operand: WindowOperand) -> list[int]:
         pieces = self.pieces(operand)
         return [
             -(-dim.size // pieces[number][1]) if number in pieces else dim.size
             for number, dim in enumerate(operand.dims)
         ]
 
-    def tile_bytes(self, operand: Operand) -> int:
+    def tile_bytes(self, operand: WindowOperand) -> int:
         """What one PE needs of an operand in one step."""
         return math.prod(self._spans(operand)) * operand.element_bytes
 
-    def _spans(self, operand: Operand) -> list[int]:
+    def _spans(self, operand: WindowOperand) -> list[int]:
         return [dim.span(self.tiles, self.step_sums) for dim in operand.dims]
 
     def halo_bytes(self) -> int:
@@ -167,7 +167,7 @@ class ConvolutionLayout:
         results = math.prod(self.tiles) * self._kernel.input.element_bytes
         return total + buffers * (2 if self._mapping.overlapped else 1) + 2 * results
 
-    def _operands(self) -> list[Operand]:
+    def _operands(self) -> list[WindowOperand]:
         found = (self._kernel.input, self._kernel.weights)
         return [operand for operand in found if operand is not None]
 
@@ -185,7 +185,7 @@ class ConvolutionLayout:
             return max(compute, messages) + min(compute, messages) / steps
         return compute + messages
 
-    def _moved(self, operand: Operand) -> int:
+    def _moved(self, operand: WindowOperand) -> int:
         pattern = self.pattern(operand)
         if pattern is None:
             return 0

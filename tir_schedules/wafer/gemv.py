@@ -19,7 +19,7 @@ from tvm_ext.tir_schedules.wafer.annotations import (
     WHOLE,
     Pattern,
 )
-from tvm_ext.tir_schedules.wafer.contraction import WaferContraction, contraction_of
+from tvm_ext.tir_schedules.wafer.contraction import WaferContraction
 from tvm_ext.tir_schedules.wafer.mesh_partition import grid_options
 
 # By number, as decisions are.
@@ -47,16 +47,16 @@ class WaferGemv:
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         sch = s_tir.Schedule(func)
-        found = contraction_of(sch)
+        found = WaferContraction.of(sch)
         if isinstance(found, NotApplicable):
             return found
-        left, right = found.longest(found.left), found.longest(found.right)
-        summed = found.longest(found.summed)
+        left, right = found.longest(found.m), found.longest(found.n)
+        summed = found.longest(found.k)
         if found.size(found.batch) > 1:
             return NotApplicable("it is a batch of matmuls")
         if (left is None) == (right is None) or summed is None:
             return NotApplicable("neither operand is a vector, or nothing is summed")
-        if any(None in _cut_dims(found, dims) for dims in found.dims[:2]):
+        if any(None in _cut_dims(found, dims) for dims in found.dims):
             return NotApplicable("an operand is read by windows")
         result = left if left is not None else right
         _schedule(sch, found, result or 0, summed, int(left is not None), machine, decisions)
@@ -104,9 +104,7 @@ def _schedule(
     sch.compute_at(part, n0)
     sch.annotate(part, COMMUNICATION, Pattern.MULTICAST_ROW)
     sch.decompose_reduction(partial, inner[0])
-    _combine(
-        sch, contraction.block, result, rows, columns, f"{COMBINATIONS[pattern]}_{COLUMN}", group
-    )
+    _combine(sch, contraction.block, columns, f"{COMBINATIONS[pattern]}_{COLUMN}", group)
     if contraction.last is not None:
         _cut_columns(sch, contraction.last, columns)
     _state_homes(sch, contraction, result, summed, rows, columns)
@@ -123,8 +121,6 @@ def _is_among(loop: LoopRV, others: tuple[LoopRV, ...]) -> bool:
 def _combine(
     sch: s_tir.Schedule,
     block: SBlockRV,
-    result: int,
-    rows: int,
     columns: int,
     pattern: str,
     group: int,
@@ -161,7 +157,7 @@ def _state_homes(
     params = list(sch.mod["main"].params)
     root = sch.get_sblock("root")
     cut = {summed: f"{ROW}/{rows}", result: f"{COLUMN}/{columns}"}
-    for operand, dims in zip(contraction.operands, contraction.dims, strict=False):
+    for operand, dims in zip(contraction.buffers, contraction.dims, strict=True):
         position = next((i for i, one in enumerate(params) if one.same_as(operand)), None)
         if position is not None:
             words = [cut.get(dim, WHOLE) if dim is not None else WHOLE for dim in dims]

@@ -22,7 +22,7 @@ from tvm_ext.tir_schedules.wafer.annotations import (
     WHOLE,
     Pattern,
 )
-from tvm_ext.tir_schedules.wafer.contraction import WaferContraction, contraction_of
+from tvm_ext.tir_schedules.wafer.contraction import WaferContraction
 from tvm_ext.tir_schedules.wafer.mesh_partition import grid_options
 from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED, ORDER
 
@@ -315,13 +315,13 @@ class WaferMatmul:
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         sch = s_tir.Schedule(func)
-        found = contraction_of(sch)
+        found = WaferContraction.of(sch)
         if isinstance(found, NotApplicable):
             return found
-        loops = [found.longest(group) for group in (found.left, found.right, found.summed)]
+        loops = [found.longest(group) for group in (found.m, found.n, found.k)]
         if None in loops:
             return NotApplicable("an operand is a vector, or nothing is summed")
-        if any(None in dims for dims in found.dims[:2]):
+        if any(None in dims for dims in found.dims):
             return NotApplicable("an operand is read by windows")
         left, right, summed = (loop for loop in loops if loop is not None)
         batch = found.longest(found.batch)
@@ -330,9 +330,9 @@ class WaferMatmul:
             m=found.extents[left],
             n=found.extents[right],
             k=found.extents[summed],
-            right_is_constant=constant_parameter(func, found.operands[1]) is not None,
-            dtype=str(found.operands[0].dtype),
-            element_bytes=element_bytes(found.operands[0]),
+            right_is_constant=constant_parameter(func, found.buffers[1]) is not None,
+            dtype=str(found.buffers[0].dtype),
+            element_bytes=element_bytes(found.buffers[0]),
         )
         mapping = decide_matmul(sizes, machine, decisions)
         _schedule(sch, found, (left, right, summed), mapping)
@@ -412,7 +412,7 @@ def _state_homes(
         words[1][summed] = f"{ROW}/{mapping.rows}"
     params = list(sch.mod["main"].params)
     root = sch.get_sblock("root")
-    for operand, dims, cut in zip(contraction.operands, contraction.dims, words, strict=False):
+    for operand, dims, cut in zip(contraction.buffers, contraction.dims, words, strict=True):
         position = next((i for i, one in enumerate(params) if one.same_as(operand)), None)
         if position is None:
             continue

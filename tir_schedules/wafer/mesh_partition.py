@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.hardware.wafer.description import WaferDescription
@@ -13,6 +12,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     operands_of,
     read_position,
 )
+from tvm_ext.tir_schedules.analysis.dimensions import Dimensions
 from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import (
@@ -25,7 +25,6 @@ from tvm_ext.tir_schedules.wafer.annotations import (
     WHOLE,
     Pattern,
 )
-from tvm_ext.tir_schedules.wafer.dimensions import Dimensions
 
 # Grids that are worth a try: how many PEs to cut an extent over.
 
@@ -146,7 +145,7 @@ def pick_pieces(name: str, extent: int, most: int, decisions: Decisions) -> int:
 
 
 @dataclass(frozen=True)
-class Part:
+class LoopShare:
     """One loop of a block.
 
     Attributes
@@ -169,13 +168,13 @@ class Part:
 
 def parts_of(
     sch: s_tir.Schedule, block: SBlockRV, loops: Sequence[int | None], reduces: Sequence[bool]
-) -> list[Part]:
+) -> list[LoopShare]:
     """The loops of a block that nothing was done to yet, with the dimension of each."""
     found = list(sch.get_loops(block))
     if not found:
         # Without loops, all of a block's iteration variables take one value.
         return []
-    return [Part(*one) for one in zip(found, loops, reduces, strict=True)]
+    return [LoopShare(*one) for one in zip(found, loops, reduces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -195,7 +194,7 @@ class Placed:
 
 
 def place_block(
-    sch: s_tir.Schedule, block: SBlockRV, parts: Sequence[Part], cut: MeshPartition
+    sch: s_tir.Schedule, block: SBlockRV, parts: Sequence[LoopShare], cut: MeshPartition
 ) -> Placed:
     """Puts the loops of the mesh around a block.
 
@@ -204,7 +203,7 @@ def place_block(
     walks through memory with any step.
     """
     mesh: dict[str, LoopRV] = {}
-    inner: list[Part] = []
+    inner: list[LoopShare] = []
     for part in parts:
         inner += _cut_part(sch, part, cut, mesh)
     for axis in (ROW, COLUMN):
@@ -227,8 +226,8 @@ def place_block(
 
 
 def _cut_part(
-    sch: s_tir.Schedule, part: Part, cut: MeshPartition, mesh: dict[str, LoopRV]
-) -> list[Part]:
+    sch: s_tir.Schedule, part: LoopShare, cut: MeshPartition, mesh: dict[str, LoopRV]
+) -> list[LoopShare]:
     """Takes from a loop what goes over PEs; returns what is left of it."""
     loop = part.loop
     if part.axis:
@@ -243,7 +242,7 @@ def _cut_part(
         mesh[ROW], loop = cut_loop(sch, loop, cut.rows)
     else:
         mesh[COLUMN], loop = cut_loop(sch, loop, cut.columns)
-    return [Part(loop, part.dimension, part.reduces)]
+    return [LoopShare(loop, part.dimension, part.reduces)]
 
 
 def cut_loop(sch: s_tir.Schedule, loop: LoopRV, count: int) -> tuple[LoopRV, LoopRV]:
@@ -253,7 +252,7 @@ def cut_loop(sch: s_tir.Schedule, loop: LoopRV, count: int) -> tuple[LoopRV, Loo
     return outer, inner
 
 
-def _vector(sch: s_tir.Schedule, parts: Sequence[Part]) -> Part | None:
+def _vector(sch: s_tir.Schedule, parts: Sequence[LoopShare]) -> LoopShare | None:
     """The longest loop; of several the last one, whose elements lie side by side."""
     return max(reversed(parts), key=lambda item: int(sch.get(item.loop).extent), default=None)
 
@@ -301,7 +300,7 @@ class Broadcasts:
             sch.annotate(copy, COMMUNICATION, Pattern.RESIDENT if key in self._sent else pattern)
             self._sent.add(key)
 
-    def _pattern(self, buffer: Any, idle: tuple[bool, bool]) -> str | None:
+    def _pattern(self, buffer: tirx.Buffer, idle: tuple[bool, bool]) -> str | None:
         """How a tensor comes to the PEs of a block that runs in one row, or column, if ``idle``."""
         if constant_parameter(self._sch.mod["main"], buffer) is not None:
             return None

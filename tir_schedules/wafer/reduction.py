@@ -13,6 +13,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer import reduces
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, operands_of, static_extent
+from tvm_ext.tir_schedules.analysis.dimensions import Dimensions, dimensions_of
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     RowBlock,
     RowKernel,
@@ -22,6 +23,7 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
 )
 from tvm_ext.tir_schedules.analysis.row_reader import hoisted
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, GROUP, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.block_statements import (
@@ -32,12 +34,11 @@ from tvm_ext.tir_schedules.wafer.block_statements import (
     with_changes,
     with_separate_sums,
 )
-from tvm_ext.tir_schedules.wafer.dimensions import Dimensions, dimensions_of
 from tvm_ext.tir_schedules.wafer.elementwise import transposed
 from tvm_ext.tir_schedules.wafer.mesh_partition import (
     Broadcasts,
+    LoopShare,
     MeshPartition,
-    Part,
     Placed,
     cut_loop,
     decide_cut,
@@ -105,7 +106,7 @@ def _change(
     return Change(tuple(stages), value)
 
 
-def _is_slow(value: Any) -> bool:
+def _is_slow(value: tvm.ir.Expr) -> bool:
     """Whether no vector instruction computes it: a quotient by a constant is a product."""
     quotients = nodes(value, tirx.Div)
     return bool(nodes(value, tvm.ir.Call)) or any(
@@ -113,7 +114,7 @@ def _is_slow(value: Any) -> bool:
     )
 
 
-def _axes(variables: Sequence[Any]) -> tuple[LoopAxis, ...]:
+def _axes(variables: Sequence[tvm.ir.Expr]) -> tuple[LoopAxis, ...]:
     return tuple(LoopAxis(one.var, static_extent(one.dom.extent) or 1) for one in variables)
 
 
@@ -326,7 +327,7 @@ def _multiplies_rows(stmt: s_tir.SBlock) -> bool:
     moving = [v.var for v in stmt.iter_vars if v.iter_type == tirx.IterVar.CommReduce]
     fixed = [v.var for v in stmt.iter_vars if v.iter_type == tirx.IterVar.DataPar]
 
-    def rows(expr: Any) -> list[frozenset[int]]:
+    def rows(expr: tvm.ir.Expr) -> list[frozenset[int]]:
         found = []
         for load in nodes(expr, tvm.ir.TensorLoad):
             used = {buffer_key(var) for index in load.indices for var in nodes(index, tvm.ir.Var)}
@@ -352,7 +353,7 @@ class _Step:
     """A block with its loops, and the dimensions that it goes over."""
 
     block: SBlockRV
-    parts: list[Part]
+    parts: list[LoopShare]
     over: set[int]
 
 
@@ -392,24 +393,24 @@ def _in_parts(
     loops = list(zip(dimensions.loops[number], dimensions.reduces[number], strict=True))
     position = dimensions.loops[number].index(split.along)
     outer, _ = cut_loop(sch, list(sch.get_loops(block))[position], split.parts)
-    partial = sch.rfactor(outer, 0)
+    partial = rfactor(sch, block, outer, 0)
     sch.annotate(block, COMMUNICATION, split.pattern)
     if split.group:
         sch.annotate(block, GROUP, split.group)
     over = set(dimensions.spatial(number))
 
     waiting = iter(sch.get_loops(partial))
-    partial_parts: list[Part] = []
+    partial_parts: list[LoopShare] = []
     for i, (dimension, is_reduced) in enumerate(loops):
         if i == position:
             # Two loops, the outer one over PEs.
-            partial_parts.append(Part(next(waiting), dimension, axis=split.axis))
+            partial_parts.append(LoopShare(next(waiting), dimension, axis=split.axis))
             dimension = None
-        partial_parts.append(Part(next(waiting), dimension, is_reduced))
+        partial_parts.append(LoopShare(next(waiting), dimension, is_reduced))
 
     waiting = iter(sch.get_loops(block))
     parts = [
-        Part(next(waiting), dimension, axis=split.axis if i == position else "")
+        LoopShare(next(waiting), dimension, axis=split.axis if i == position else "")
         for i, (dimension, is_reduced) in enumerate(loops)
         if i == position or not is_reduced
     ]

@@ -2,19 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import tvm
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
     constant_parameter,
-    nodes,
     operands_of,
     read_position,
 )
+from tvm_ext.tir_schedules.analysis.contraction import moved_by
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
     COMMUNICATION,
@@ -99,7 +98,7 @@ def longest_loop(tiles: Mapping[int, int]) -> int:
 
 
 def copy_tile(
-    sch: s_tir.Schedule, block: SBlockRV, buffer: Any, under: LoopRV, pattern: str
+    sch: s_tir.Schedule, block: SBlockRV, buffer: tirx.Buffer, under: LoopRV, pattern: str
 ) -> None:
     """Copies what ``block`` reads of ``buffer`` in one iteration of ``under``."""
     position = read_position(sch.get(block), buffer)
@@ -119,11 +118,10 @@ def send_shared(
     func = sch.mod["main"]
     cut_loops = [cut for cut in cuts if cut.count > 1]
     for region in operands_of(stmt):
-        is_param = any(region.source.same_as(one) for one in func.params)
+        is_param = among(region.source, func.params)
         if not is_param or constant_parameter(func, region.source) is not None:
             continue
-        used = [var for dim in region.region for var in nodes(dim.min, tvm.ir.Var)]
-        moving = {p for p, v in enumerate(stmt.iter_vars) if any(v.var.same_as(u) for u in used)}
+        moving = moved_by(region, stmt)
         axes = {cut.axis for cut in cut_loops if cut.loop not in moving}
         pattern = broadcast_pattern(ROW in axes, COLUMN in axes)
         if pattern is not None:
@@ -141,7 +139,7 @@ def aligned_count(size: int, advance: int, cut: PartitionedLoop) -> int:
 
 
 def state_home(
-    sch: s_tir.Schedule, buffer: Any, pieces: Mapping[int, tuple[str, int]], rank: int
+    sch: s_tir.Schedule, buffer: tirx.Buffer, pieces: Mapping[int, tuple[str, int]], rank: int
 ) -> None:
     """Where a parameter lies: ``pieces`` has the axis and the number of pieces by dimension."""
     params = list(sch.mod["main"].params)

@@ -4,8 +4,6 @@ TVM's primitives cannot turn the order of a loop by an amount that depends on ot
 finished kernel is rewritten: in each step, a PE takes another part of the sum, and each part once.
 """
 
-from typing import Any
-
 from tvm import tirx
 from tvm_ffi import structural_map
 
@@ -48,7 +46,7 @@ def with_skewed_steps(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(structural_map(func.body, (tirx.For, transposed)))
 
 
-def _part(order: int, step: Any, count: Any, i: Any, j: Any) -> Any:
+def _part(order: int, step: tirx.Expr, count: tirx.Expr, i: tirx.Expr, j: tirx.Expr) -> tirx.Expr:
     """Which part of the sum PE (i, j) takes in a step."""
     if order == CANNON:
         return tirx.floormod(step + i + j, count)
@@ -56,7 +54,7 @@ def _part(order: int, step: Any, count: Any, i: Any, j: Any) -> Any:
     return tirx.Select(2 * place < count, 2 * place, 2 * (count - 1 - place) + 1)
 
 
-def _ring_place(pe: Any, count: Any) -> Any:
+def _ring_place(pe: tirx.Expr, count: tirx.Expr) -> tirx.Expr:
     """Where a PE of a line is on the interleaved ring."""
     half = tirx.floordiv(pe, 2)
     return tirx.Select(tirx.floormod(pe, 2) == 0, half, count - 1 - half)

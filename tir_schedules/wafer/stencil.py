@@ -13,6 +13,13 @@ from tvm_ffi import structural_map
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.analysis.stencil import (
+    Grid,
+    Offsets,
+    Stencil,
+    load_offsets,
+    stencil_of,
+)
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
@@ -28,13 +35,6 @@ from tvm_ext.tir_schedules.wafer.result_tiles import (
     send_shared,
     state_home,
     tiles_of,
-)
-from tvm_ext.tir_schedules.wafer.stencil_points import (
-    Grid,
-    Offsets,
-    Stencil,
-    load_offsets,
-    stencil_of,
 )
 
 # Copies of a grid's tile with neighbours along one direction each, so that no corner is sent.
@@ -117,7 +117,7 @@ def with_copies(
     root = func.body.block
     splits = [_split(grid, by_point) for grid, by_point in grids.items()]
 
-    def moved(load: Any) -> Any:
+    def moved(load: tvm.ir.TensorLoad) -> Any:
         for split in splits:
             if split.grid.buffer.same_as(load.source):
                 direction = split.by_point[offsets_of(load)]
@@ -182,7 +182,7 @@ def _copy(source: Any, target: Any) -> tirx.Stmt:
     return stmt
 
 
-def _element(buffer: Any, indices: Sequence[Any]) -> Any:
+def _element(buffer: tirx.Buffer, indices: Sequence[Any]) -> Any:
     return tirx.BufferRegion(
         buffer, [Range.from_min_extent(i, tirx.const(1, str(i.ty))) for i in indices]
     )
@@ -299,7 +299,7 @@ def _with_split_grids(
     variables = [v.var for v in sch.get(stencil.block).iter_vars]
     centres = {grid.buffer: grid.centre for grid in split}
 
-    def point(load: Any) -> Offsets:
+    def point(load: tvm.ir.TensorLoad) -> Offsets:
         found = load_offsets(load, variables)
         offsets = found[1] if found is not None else ()
         return tuple(a - b for a, b in zip(offsets, centres[load.source], strict=True))

@@ -14,17 +14,27 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, nodes, static_extent
-from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
-from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, WHOLE, Pattern
-from tvm_ext.tir_schedules.wafer.block_statements import Change, Stage
-from tvm_ext.tir_schedules.wafer.dimensions import (
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    constant_parameter,
+    nodes,
+    static_extent,
+)
+from tvm_ext.tir_schedules.analysis.dimensions import (
     loop_index,
     loop_indices,
     plain_block_refusal,
     volume,
 )
+from tvm_ext.tir_schedules.analysis.guarded_loads import (
+    GuardedLoad,
+    each_element_once,
+    guarded_loads,
+)
+from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, WHOLE, Pattern
+from tvm_ext.tir_schedules.wafer.block_statements import Change, Stage
 from tvm_ext.tir_schedules.wafer.mesh_partition import MeshPartition, broadcast_pattern, pick_pieces
 
 # Where the pieces of a tensor lie on a mesh, and whether a block finds what it reads in its PE.
@@ -40,7 +50,7 @@ def largest_two(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return [pair for pair in pairs if pair in large and pair[1] > 1]
 
 
-def home_layout(buffer: Any, grid: Mapping[str, int], axes: Sequence[str]) -> Layout:
+def home_layout(buffer: tirx.Buffer, grid: Mapping[str, int], axes: Sequence[str]) -> Layout:
     """A tensor cut by its two largest axes over a grid, the first of them over the rows.
 
     A vector lies along the line of PEs that ``axes`` names for it, if it does.
@@ -62,7 +72,7 @@ def home_words(layout: Layout, grid: Mapping[str, int]) -> str:
 
 
 def axes_read(
-    stmt: s_tir.SBlock, buffer: Any, indices: Sequence[Any], cut: MeshPartition
+    stmt: s_tir.SBlock, buffer: tirx.Buffer, indices: Sequence[tvm.ir.Expr], cut: MeshPartition
 ) -> list[str]:
     """For each axis of a tensor, what of the mesh the loop is that goes over all of it.
 
@@ -74,7 +84,9 @@ def axes_read(
     ]
 
 
-def layout_written(stmt: s_tir.SBlock, region: Any, cut: MeshPartition) -> Layout | None:
+def layout_written(
+    stmt: s_tir.SBlock, region: tvm.ir.TensorRegion, cut: MeshPartition
+) -> Layout | None:
     """Which piece of its result a PE writes; None where it is no piece."""
     positions = loop_indices(stmt, region)
     if positions is None:
@@ -86,7 +98,11 @@ def layout_written(stmt: s_tir.SBlock, region: Any, cut: MeshPartition) -> Layou
 
 
 def lines_followed(
-    stmt: s_tir.SBlock, buffer: Any, indices: Sequence[Any], cut: MeshPartition, lies: Layout | None
+    stmt: s_tir.SBlock,
+    buffer: tirx.Buffer,
+    indices: Sequence[tvm.ir.Expr],
+    cut: MeshPartition,
+    lies: Layout | None,
 ) -> set[str] | None:
     """Along which lines of PEs a tensor is cut, if each PE has all that it reads of it.
 
@@ -105,87 +121,7 @@ def lines_followed(
     return {axis for axis, _ in lies}
 
 
-# What a block reads, with the conditions under which it does.
-
-
-CONDITIONAL = tvm.ir.Op.get("prim.if_then_else")
-
-
-@dataclass(frozen=True)
-class GuardedLoad:
-    """Elements of a tensor.
-
-    Attributes
-    ----------
-    load : TensorLoad
-        One of them.
-    condition : Expr or None
-        Where it is evaluated at all; None for everywhere.
-    """
-
-    load: Any
-    condition: Any = None
-
-    def value(self) -> Any:
-        """The element, and zero where it may not be read."""
-        if self.condition is None:
-            return self.load
-        return tirx.if_then_else(self.condition, self.load, tirx.const(0, str(self.load.ty)))
-
-    def is_known(self) -> bool:
-        """Whether its indices can be computed before the kernel runs."""
-        inner = [one for index in self.load.indices for one in nodes(index, *_UNKNOWN)]
-        return all(isinstance(one, tvm.ir.Call) and one.op.same_as(CONDITIONAL) for one in inner)
-
-
-# What the analysis cannot evaluate in an index: other tensors, functions, floating point.
-_UNKNOWN = (tvm.ir.TensorLoad, tvm.ir.Call, tirx.FloatImm)
-
-
-def guarded_loads(value: Any) -> list[GuardedLoad]:
-    """All loads of an expression, each element once; those that indices depend on as well."""
-    reader = _Reader()
-    tvm_ffi.structural_mutate(value, [(tvm.ir.Expr, reader.visit)])
-    return list(reader.loads.values())
-
-
-class _Reader:
-    """Goes through an expression and keeps the condition of the branch that it is in."""
-
-    def __init__(self) -> None:
-        self.loads: dict[Any, GuardedLoad] = {}
-        self._condition: Any = None
-
-    def visit(self, node: Any, mutator: Any) -> Any:
-        """Reads what is below ``node``, which stays as it is."""
-        if isinstance(node, tvm.ir.Call) and node.op.same_as(CONDITIONAL):
-            test, then, otherwise = node.args
-            mutator.mutate(test)
-            self._branch(test, then, mutator)
-            self._branch(tirx.Not(test), otherwise, mutator)
-            return node
-        if isinstance(node, tvm.ir.TensorLoad):
-            self._add(node)
-        mutator.default_mutate(node)
-        return node
-
-    def _branch(self, condition: Any, value: Any, mutator: Any) -> None:
-        before = self._condition
-        self._condition = condition if before is None else tirx.And(before, condition)
-        mutator.mutate(value)
-        self._condition = before
-
-    def _add(self, load: Any) -> None:
-        key = tvm_ffi.StructuralKey(load)
-        condition = self._condition
-        known = self.loads.get(key)
-        if known is not None:
-            everywhere = condition is None or known.condition is None
-            condition = None if everywhere else tirx.Or(known.condition, condition)
-        self.loads[key] = GuardedLoad(load, condition)
-
-
-def with_loads(value: Any, replaced: Mapping[Any, Any]) -> Any:
+def with_loads(value: tvm.ir.Expr, replaced: Mapping[Any, Any]) -> tvm.ir.Expr:
     """``value`` with other expressions in the place of loads, by their structural keys."""
 
     def visit(node: Any, mutator: Any) -> Any:
@@ -250,7 +186,7 @@ def plan_tiles(
     """
     largest = max(range(len(stmts)), key=lambda i: (_results(stmts[i]), volume(stmts[i])))
     most = _cut(stmts[largest], machine.rows, machine.columns, decisions)
-    planner = _Planner(func, most.rows, most.columns)
+    planner = _TilePlanner(func, most.rows, most.columns)
     plan = TilePlan()
     for number, stmt in enumerate(stmts):
         cut = most if number == largest else _cut(stmt, most.rows, most.columns, DEFAULT_DECISIONS)
@@ -287,7 +223,7 @@ def _cut(stmt: s_tir.SBlock, rows: int, columns: int, decisions: Decisions) -> M
     )
 
 
-class _Planner:
+class _TilePlanner:
     """Remembers where tensors lie while it goes through the blocks."""
 
     def __init__(self, func: tirx.PrimFunc, rows: int, columns: int) -> None:
@@ -315,7 +251,7 @@ class _Planner:
         windows: dict[int, tuple[Any, str]] = {}
         replaced: dict[Any, Any] = {}
         written = stmt.writes[0]
-        for one in guarded_loads(stmt.body.value):
+        for one in each_element_once(guarded_loads(stmt.body.value)):
             if one.load.source.same_as(written.source):
                 continue
             pattern = self._pattern(stmt, cut, one)
@@ -354,17 +290,17 @@ class _Planner:
             cut.rows > 1 and ROW not in lines, cut.columns > 1 and COLUMN not in lines
         )
 
-    def _lies(self, buffer: Any, along: Sequence[str]) -> Layout | None:
+    def _lies(self, buffer: tirx.Buffer, along: Sequence[str]) -> Layout | None:
         """Where a tensor lies: where it was written, or by its two largest axes.
 
         ``along`` says for each axis how the first reader has it cut.
         """
         key = buffer_key(buffer)
-        if key not in self._layouts and any(buffer.same_as(one) for one in self._func.params):
+        if key not in self._layouts and among(buffer, self._func.params):
             self._layouts[key] = self._stated[key] = home_layout(buffer, self._grid, along)
         return self._layouts.get(key)
 
-    def _stage(self, guarded: GuardedLoad, over: tuple[Any, ...]) -> Stage:
+    def _stage(self, guarded: GuardedLoad, over: tuple[tvm.ir.Expr, ...]) -> Stage:
         """A tensor of what is read, in the order in which the block goes over it."""
         name = f"{guarded.load.source.name}_tile"
         self._names.append(name)
@@ -374,14 +310,14 @@ class _Planner:
         return Stage(tirx.decl_buffer(shape, str(guarded.load.ty), name), over, guarded.value())
 
 
-def _variables(stmt: s_tir.SBlock, guarded: GuardedLoad) -> tuple[Any, ...]:
+def _variables(stmt: s_tir.SBlock, guarded: GuardedLoad) -> tuple[tvm.ir.Expr, ...]:
     """The iteration variables of a block that move what it reads."""
     roots = [*guarded.load.indices, *([] if guarded.condition is None else [guarded.condition])]
     used = {buffer_key(var) for root in roots for var in nodes(root, tvm.ir.Var)}
     return tuple(var for var in stmt.iter_vars if buffer_key(var.var) in used)
 
 
-def _overlaps(stmt: s_tir.SBlock, load: Any, over: tuple[Any, ...]) -> bool:
+def _overlaps(stmt: s_tir.SBlock, load: tvm.ir.TensorLoad, over: tuple[tvm.ir.Expr, ...]) -> bool:
     """Whether a sum reads elements many times."""
     if all(one.iter_type == tirx.IterVar.DataPar for one in stmt.iter_vars):
         return False

@@ -1,7 +1,6 @@
 """Kernels that only move data, on a mesh: transposition, reshape, concatenation, slices."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
@@ -9,12 +8,14 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
+from tvm_ext.tir_schedules.analysis.dimensions import loop_index, plain_block_refusal
+from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.statements import is_conditional
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
 from tvm_ext.tir_schedules.wafer.blockwise import schedule_tiles
-from tvm_ext.tir_schedules.wafer.dimensions import loop_index, plain_block_refusal
-from tvm_ext.tir_schedules.wafer.tile_plan import CONDITIONAL, guarded_loads, plan_tiles
+from tvm_ext.tir_schedules.wafer.tile_plan import plan_tiles
 
 
 class WaferTranspose:
@@ -62,18 +63,18 @@ def _refuse(stmts: Sequence[s_tir.SBlock]) -> NotApplicable | None:
     return None if elsewhere else NotApplicable("every element stays at its index")
 
 
-def _only_moves(value: Any) -> bool:
+def _only_moves(value: tvm.ir.Expr) -> bool:
     """Whether an expression is one of the elements that it reads, or a constant."""
     if isinstance(value, tirx.Cast):
         return _only_moves(value.value)
     if isinstance(value, tirx.Select):
         return _only_moves(value.true_value) and _only_moves(value.false_value)
-    if isinstance(value, tvm.ir.Call) and value.op.same_as(CONDITIONAL):
+    if is_conditional(value):
         return _only_moves(value.args[1]) and _only_moves(value.args[2])
     return isinstance(value, tvm.ir.TensorLoad | tirx.IntImm | tirx.FloatImm)
 
 
-def _is_elsewhere(stmt: s_tir.SBlock, load: Any) -> bool:
+def _is_elsewhere(stmt: s_tir.SBlock, load: tvm.ir.TensorLoad) -> bool:
     """Whether the axes of what is read are not those of the result, in their order."""
     pairs = zip(load.source.shape, load.indices, strict=True)
     places = [loop_index(stmt, size, index) for size, index in pairs if static_extent(size) != 1]

@@ -12,7 +12,7 @@ from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.configs.errors import TuningError, nearest_hint
 from tvm_ext.hardware.backend import all_backends
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import Tuning, tuning_of
 from tvm_ext.tuning.candidate import Candidate
 from tvm_ext.tuning.logs.database_files import target_key
@@ -190,14 +190,16 @@ def model_name(name: str) -> str:
     return name
 
 
-def _make(name: str, machine: Description) -> Any:
+def _make(name: str, machine: MachineDescription) -> Any:
     models = tuning_of(machine).cost_models
     if name not in models:
         raise TypeError(f"it is not for targets such as '{machine.name}'")
     return models[name].made(machine)
 
 
-def choose_model(name: str, machine: Description, folder: Path, note: Note) -> GuardedCostModel:
+def choose_model(
+    name: str, machine: MachineDescription, folder: Path, note: Note
+) -> GuardedCostModel:
     """The model called ``name``, with what it learned for this target in earlier sessions.
 
     One that fails is replaced by the analytic model, and that one by random scores.
@@ -206,7 +208,7 @@ def choose_model(name: str, machine: Description, folder: Path, note: Note) -> G
     ----------
     name : str
         One of the backend's cost models.
-    machine : Description
+    machine : MachineDescription
         What the kernels are scheduled for.
     folder : Path
         The records; ``remember()`` of what is returned writes the model's file there.
@@ -226,7 +228,7 @@ def choose_model(name: str, machine: Description, folder: Path, note: Note) -> G
     return model
 
 
-def model_file(name: str, machine: Description, folder: Path) -> Path | None:
+def model_file(name: str, machine: MachineDescription, folder: Path) -> Path | None:
     """Where a model keeps what it learned; None for one that learns nothing."""
     models = tuning_of(machine).cost_models
     if name not in models or not models[name].file:

@@ -16,13 +16,12 @@ from typing import Annotated, Any
 import numpy as np
 import tvm
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from scipy.stats import spearmanr
 from tvm.ir.utils import derived_object
 from tvm.s_tir import meta_schedule as ms
 
 from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.configs.errors import NotApplicable, RecordsError
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
 from tvm_ext.tuning.cost_models.base import seconds_of
 from tvm_ext.tuning.cpu.loop_features import FEATURE_NAMES, loop_features
@@ -82,6 +81,9 @@ def judged(samples: int, rankings: Sequence[tuple[np.ndarray, np.ndarray]]) -> P
 
 def rank_correlation(predicted: np.ndarray, measured: np.ndarray) -> float:
     """Spearman's; 0 where one of the two is the same for all."""
+    # Its import takes as long as that of all else that tuning needs.
+    from scipy.stats import spearmanr
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = float(spearmanr(predicted, measured).statistic)

@@ -19,7 +19,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.cost_model.xgb_model import FeatureGroup, XGBConfig, XGBModel
 
 from tvm_ext.configs.atomic_file import replacing
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.recorded_schedule import kernel_hash
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.cost_models.base import seconds_of
@@ -37,11 +37,11 @@ class XGBoostModel(ms.cost_model.PyCostModel):
 
     Parameters
     ----------
-    machine : Description
+    machine : MachineDescription
         What the kernels are scheduled for.
     """
 
-    def __init__(self, machine: Description) -> None:
+    def __init__(self, machine: MachineDescription) -> None:
         # It is found missing here, not in the middle of a search.
         import xgboost  # noqa: F401
 

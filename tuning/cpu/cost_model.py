@@ -9,11 +9,11 @@ from tvm.ir.utils import derived_object
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cost_model import Work, cost_model
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tuning.candidate import lowered
 from tvm_ext.tuning.cost_models.base import FormulaModel
-from tvm_ext.tuning.cpu.cycles import Body, bodies
-from tvm_ext.tuning.cpu.loop_tree import Access, Array, Kernel, LoopNode, kernel_loops
+from tvm_ext.tuning.cpu.cycles import LoopBody, bodies
+from tvm_ext.tuning.cpu.loop_tree import Array, ArrayAccess, Kernel, LoopNode, kernel_loops
 
 # How many bytes loops touch: the lines of each array, those that are touched again counted once.
 #
@@ -39,7 +39,7 @@ def footprints(node: LoopNode) -> dict[int, tuple[float, float]]:
 
 def _collect(
     node: LoopNode, collected: dict[int, tuple[float, float]]
-) -> tuple[dict[Access, None], int]:
+) -> tuple[dict[ArrayAccess, None], int]:
     """Adds ``node`` and all in it; returns its accesses and its loops."""
     accesses = {access: None for statement in node.statements for access in statement.accesses}
     inner = 0
@@ -53,7 +53,7 @@ def _collect(
     return accesses, loops
 
 
-def touched(accesses: Iterable[Access], loops: int) -> float:
+def touched(accesses: Iterable[ArrayAccess], loops: int) -> float:
     """Bytes that ``accesses`` touch while ``loops`` run, all others standing still."""
     intervals: dict[tuple[Array, object], dict[_Interval, None]] = {}
     for access in accesses:
@@ -65,7 +65,7 @@ def touched(accesses: Iterable[Access], loops: int) -> float:
     return sum(min(nbytes, array.nbytes) for array, nbytes in by_array.items())
 
 
-def _interval(access: Access, loops: int) -> _Interval:
+def _interval(access: ArrayAccess, loops: int) -> _Interval:
     """Of one access."""
     address, size = access.address, access.array.element_bytes
     lane_step = address.lane_step
@@ -191,14 +191,14 @@ _EXPOSED = 0.5
 
 
 @dataclass(frozen=True)
-class KernelCost:
+class CpuCost:
     """A kernel's cost, part by part.
 
     Attributes
     ----------
     kernel : Kernel
         Its loops.
-    bodies : tuple[Body, ...]
+    bodies : tuple[LoopBody, ...]
         What they run.
     traffic : Traffic
         Bytes between the caches.
@@ -207,7 +207,7 @@ class KernelCost:
     """
 
     kernel: Kernel
-    bodies: tuple[Body, ...]
+    bodies: tuple[LoopBody, ...]
     traffic: Traffic
     machine: CpuDescription
 
@@ -271,22 +271,20 @@ class KernelCost:
         return "float64" if bits and min(bits) > 32 else "float32"
 
 
-def kernel_cost(mod: tvm.IRModule, machine: CpuDescription) -> KernelCost:
+def kernel_cost(mod: tvm.IRModule, machine: CpuDescription) -> CpuCost:
     """The cost of the scheduled kernel "main" of ``mod``."""
     kernel = kernel_loops(lowered(mod, machine), machine)
-    return KernelCost(
-        kernel, tuple(bodies(kernel, machine)), traffic(kernel.root, machine), machine
-    )
+    return CpuCost(kernel, tuple(bodies(kernel, machine)), traffic(kernel.root, machine), machine)
 
 
-def body_seconds(body: Body, machine: CpuDescription) -> float:
+def body_seconds(body: LoopBody, machine: CpuDescription) -> float:
     """Time of a body's cycles; on threads, those of the busiest."""
     seconds = body.cycles / (machine.clock_ghz * 1e9)
     loop = parallel_loop(body)
     return seconds if loop is None else seconds * busiest_share(loop, machine)
 
 
-def parallel_loop(body: Body) -> LoopNode | None:
+def parallel_loop(body: LoopBody) -> LoopNode | None:
     """The loop around a body that runs on threads."""
     return next((loop for loop in body.around if loop.kind == "parallel"), None)
 

@@ -4,13 +4,21 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.register_blocking import (
     L1_PERIOD,
     L1_WAYS,
     vector_registers,
 )
-from tvm_ext.tuning.cpu.loop_tree import Access, Array, Kernel, LoopNode, Statement, is_odd, pieces
+from tvm_ext.tuning.cpu.loop_tree import (
+    Array,
+    ArrayAccess,
+    Kernel,
+    LoopNode,
+    Statement,
+    is_odd,
+    pieces,
+)
 
 # What a core does in a cycle, and how long a sum waits for itself. A. Fog, "Instruction tables":
 # current cores differ little.
@@ -34,7 +42,7 @@ _OPERAND_REGISTERS = 2
 
 
 @dataclass
-class Body:
+class LoopBody:
     """All statements of one loop that is not unrolled, over one run of the kernel.
 
     Attributes
@@ -99,13 +107,13 @@ class _Use:
 
 
 @dataclass
-class _Uses:
-    loads: dict[Access, _Use] = field(default_factory=dict)
-    sums: dict[Access, _Use] = field(default_factory=dict)
-    stores: dict[Access, _Use] = field(default_factory=dict)
+class _ArrayUses:
+    loads: dict[ArrayAccess, _Use] = field(default_factory=dict)
+    sums: dict[ArrayAccess, _Use] = field(default_factory=dict)
+    stores: dict[ArrayAccess, _Use] = field(default_factory=dict)
 
 
-def bodies(kernel: Kernel, machine: CpuDescription) -> list[Body]:
+def bodies(kernel: Kernel, machine: CpuDescription) -> list[LoopBody]:
     """The bodies of a kernel's loops, in program order."""
     code = list(_straight_code(kernel.root, (), 1.0))
     counter = _CycleCounter(kernel, machine, code)
@@ -172,10 +180,10 @@ class _CycleCounter:
             if array.is_local and array not in moved and array.nbytes <= limit
         }
 
-    def body(self, around: tuple[LoopNode, ...], runs: float, copies: _Copies) -> Body:
+    def body(self, around: tuple[LoopNode, ...], runs: float, copies: _Copies) -> LoopBody:
         """Counts one body."""
-        body = Body(around, runs)
-        uses = _Uses()
+        body = LoopBody(around, runs)
+        uses = _ArrayUses()
         for statement, count in copies:
             self._instructions(body, statement, count)
             self._uses(uses, body, statement, count)
@@ -189,7 +197,7 @@ class _CycleCounter:
         self._memory(body, uses)
         return body
 
-    def _instructions(self, body: Body, statement: Statement, count: float) -> None:
+    def _instructions(self, body: LoopBody, statement: Statement, count: float) -> None:
         found = statement.instructions
         body.arithmetic += count * found.arithmetic * self._oddness(statement)
         body.slow += count * found.slow_cycles
@@ -203,7 +211,7 @@ class _CycleCounter:
         is_tile = any(access.array.is_local for access in statement.accesses)
         return _ODD_VECTORS if is_tile else 1.0
 
-    def _uses(self, uses: _Uses, body: Body, statement: Statement, count: float) -> None:
+    def _uses(self, uses: _ArrayUses, body: LoopBody, statement: Statement, count: float) -> None:
         store = statement.store
         sums = store if store is not None and statement.accumulates() else None
         for access in statement.accesses:
@@ -220,18 +228,18 @@ class _CycleCounter:
             use.vectors = max(use.vectors, vectors)
             use.is_vector = access.address.lanes > 1
 
-    def _vectors(self, access: Access, count: float) -> float:
+    def _vectors(self, access: ArrayAccess, count: float) -> float:
         """Vectors of all its places in the unrolled body."""
         return min(count, access.address.places_within(self._unrolled)) * self._pieces(access)
 
-    def _pieces(self, access: Access) -> float:
+    def _pieces(self, access: ArrayAccess) -> float:
         address = access.address
         if address.lane_step is None or address.lane_step > 1 or address.lane_step < 0:
             # One by one, each put into its lane.
             return 2.0 * address.lanes
         return pieces(address.lanes, access.array.element_bytes * 8, self._machine)
 
-    def _runs(self, access: Access, body: Body) -> float:
+    def _runs(self, access: ArrayAccess, body: LoopBody) -> float:
         """How often it is done: before the innermost loops that do not move it."""
         runs = body.runs
         for node in reversed(body.around):
@@ -240,7 +248,7 @@ class _CycleCounter:
             runs /= max(1.0, node.extent * node.share)
         return runs
 
-    def _memory(self, body: Body, uses: _Uses) -> None:
+    def _memory(self, body: LoopBody, uses: _ArrayUses) -> None:
         """Loads, stores and waiting, with what does not fit into the registers."""
         free = vector_registers(self._machine) - _OPERAND_REGISTERS
         body.accumulators = sum(u.vectors for u in uses.sums.values() if u.runs < body.runs)
@@ -265,14 +273,14 @@ class _CycleCounter:
         if body.conflicts > 1:
             body.loads += body.loads * _LOAD_FROM_L2
 
-    def _waiting(self, body: Body, use: _Use) -> float:
+    def _waiting(self, body: LoopBody, use: _Use) -> float:
         """Cycles in which a sum waits for itself, as far as no other is under way meanwhile."""
         if use.runs >= body.runs or use.runs <= 0:
             return 0.0
         in_a_row = body.issued / use.runs
         return body.runs * _LATENCY * use.updates / (1.0 + _WINDOW / in_a_row)
 
-    def _conflicts(self, access: Access) -> float:
+    def _conflicts(self, access: ArrayAccess) -> float:
         """Lines that the places of an unrolled access need of the few that L1 has for them."""
         worst = 0.0
         for term in access.address.terms:

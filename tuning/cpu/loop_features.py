@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tvm
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
 from tvm_ext.tuning.cpu.cost_model import (
-    KernelCost,
+    CpuCost,
     body_seconds,
     busiest_share,
     kernel_cost,
     parallel_loop,
 )
-from tvm_ext.tuning.cpu.cycles import Body
-from tvm_ext.tuning.cpu.loop_tree import Access, LoopNode, is_odd, pieces
+from tvm_ext.tuning.cpu.cycles import LoopBody
+from tvm_ext.tuning.cpu.loop_tree import ArrayAccess, LoopNode, is_odd, pieces
 
 FEATURE_NAMES = (
     # Seconds, over those of the roofline.
@@ -50,7 +50,7 @@ def loop_features(mod: tvm.IRModule, machine: CpuDescription) -> np.ndarray:
     return features_of(kernel_cost(mod, machine))
 
 
-def features_of(cost: KernelCost) -> np.ndarray:
+def features_of(cost: CpuCost) -> np.ndarray:
     """The features of a kernel that was analysed already."""
     found = {
         **_seconds(cost),
@@ -72,7 +72,7 @@ def _ratio(value: float, whole: float) -> float:
     return math.log2(max(value, 1e-12) / max(whole, 1e-12))
 
 
-def _seconds(cost: KernelCost) -> dict[str, float]:
+def _seconds(cost: CpuCost) -> dict[str, float]:
     roofline = cost.roofline_seconds
     own = roofline - cost.machine.kernel_overhead_us * 1e-6
     # Nothing is told of times a thousand times below the roofline.
@@ -88,7 +88,7 @@ def _seconds(cost: KernelCost) -> dict[str, float]:
     }
 
 
-def _kernel(cost: KernelCost) -> dict[str, float]:
+def _kernel(cost: CpuCost) -> dict[str, float]:
     nbytes = cost.kernel.parameter_bytes
     return {
         "operations": _log(cost.operations),
@@ -100,7 +100,7 @@ def _kernel(cost: KernelCost) -> dict[str, float]:
     }
 
 
-def _vectors(cost: KernelCost) -> dict[str, float]:
+def _vectors(cost: CpuCost) -> dict[str, float]:
     stored = _Mean()
     lanes = _Mean()
     use = _Mean()
@@ -130,7 +130,7 @@ def _vectors(cost: KernelCost) -> dict[str, float]:
     }
 
 
-def _kind(access: Access) -> str:
+def _kind(access: ArrayAccess) -> str:
     step = access.address.lane_step
     if step is None:
         return "gathered"
@@ -139,7 +139,7 @@ def _kind(access: Access) -> str:
     return "consecutive" if step == 1 else "strided"
 
 
-def _threads(cost: KernelCost) -> dict[str, float]:
+def _threads(cost: CpuCost) -> dict[str, float]:
     loops = list(cost.parallel_loops())
     longest = max(loops, key=lambda loop: loop.extent, default=None)
     cores = cost.machine.cores
@@ -156,7 +156,7 @@ def _threads(cost: KernelCost) -> dict[str, float]:
     }
 
 
-def _bodies(cost: KernelCost) -> dict[str, float]:
+def _bodies(cost: CpuCost) -> dict[str, float]:
     cycles = max(sum(body.cycles for body in cost.bodies), 1e-9)
     registers = float(vector_registers(cost.machine))
     limits = {
@@ -175,7 +175,7 @@ def _bodies(cost: KernelCost) -> dict[str, float]:
         for statement in node.statements
     )
     arithmetic = sum(body.arithmetic + body.slow for body in cost.bodies)
-    means: dict[str, Callable[[Body], float]] = {
+    means: dict[str, Callable[[LoopBody], float]] = {
         "accumulators": lambda body: body.accumulators / registers,
         "registers": lambda body: body.registers / registers,
         "spilled": lambda body: max(0.0, body.registers / registers - 1.0),
@@ -189,7 +189,7 @@ def _bodies(cost: KernelCost) -> dict[str, float]:
     return found
 
 
-def _hottest(cost: KernelCost) -> dict[str, float]:
+def _hottest(cost: CpuCost) -> dict[str, float]:
     machine = cost.machine
     seconds = [body_seconds(body, machine) for body in cost.bodies]
     if not seconds:
@@ -208,7 +208,7 @@ def _hottest(cost: KernelCost) -> dict[str, float]:
     }
 
 
-def _traffic(cost: KernelCost) -> dict[str, float]:
+def _traffic(cost: CpuCost) -> dict[str, float]:
     nbytes = max(cost.kernel.parameter_bytes, 1)
     return {
         "l1_traffic": _log(cost.traffic.l1 / nbytes),

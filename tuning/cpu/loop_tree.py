@@ -9,17 +9,11 @@ import numpy as np
 import tvm
 from tvm import tirx
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.tir_schedules.analysis.addresses import Address, Scope, address_of
 from tvm_ext.tir_schedules.analysis.buffer_access import buffer_bytes, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.index_values import POINTS, spread_points, values_of
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import CYCLES_PER_CALL
-from tvm_ext.tuning.index_expressions import (
-    POINTS,
-    Address,
-    Scope,
-    address_of,
-    spread_points,
-    values_of,
-)
 
 # Instructions that an expression takes on a machine's vectors, its loads apart.
 
@@ -82,7 +76,7 @@ def parse(dtype: str) -> tuple[int, int]:
     return int(parsed.lanes), max(8, int(parsed.bits))
 
 
-def instructions_of(value: Any, machine: CpuDescription) -> tuple[Instructions, list[Any]]:
+def instructions_of(value: tirx.Expr, machine: CpuDescription) -> tuple[Instructions, list[Any]]:
     """The instructions of ``value``, what is shared taken once, and its loads (TensorLoad, Call).
 
     Addresses are not counted: they advance with their loops.
@@ -99,7 +93,7 @@ class _Counter:
         self._machine = machine
         self._seen: set[int] = set()
 
-    def visit(self, expr: Any) -> None:
+    def visit(self, expr: tirx.Expr) -> None:
         key = hash(expr)
         if key in self._seen:
             return
@@ -119,14 +113,14 @@ class _Counter:
         for child in _children(expr):
             self.visit(child)
 
-    def _simple(self, expr: Any) -> None:
+    def _simple(self, expr: tirx.Expr) -> None:
         lanes, bits = parse(expr.ty.dtype)
         if type(expr) in (tirx.Add, tirx.Sub, tirx.Mul, tirx.Min, tirx.Max):
             self.total.operations += lanes
         if not _is_contracted(expr):
             self.total.arithmetic += pieces(lanes, bits, self._machine)
 
-    def _division(self, expr: Any) -> None:
+    def _division(self, expr: tirx.Expr) -> None:
         if static_extent(expr.b) is None:
             self._slow(expr, _CYCLES_PER_DIVISION)
         else:
@@ -134,7 +128,7 @@ class _Counter:
             lanes, bits = parse(expr.ty.dtype)
             self.total.arithmetic += 3 * pieces(lanes, bits, self._machine)
 
-    def _slow(self, expr: Any, cycles: float) -> None:
+    def _slow(self, expr: tirx.Expr, cycles: float) -> None:
         lanes, bits = parse(expr.ty.dtype)
         self.total.operations += lanes
         self.total.slow_cycles += cycles * pieces(lanes, bits, self._machine)
@@ -155,7 +149,7 @@ class _Counter:
         self.total.calls += count if is_call else 0
 
 
-def _is_contracted(expr: Any) -> bool:
+def _is_contracted(expr: tirx.Expr) -> bool:
     """Whether an addition takes a product along: a multiply-add is one instruction.
 
     It is counted with the multiplication.
@@ -165,7 +159,7 @@ def _is_contracted(expr: Any) -> bool:
     return any(type(side) is tirx.Mul for side in (expr.a, expr.b))
 
 
-def _children(expr: Any) -> Iterator[Any]:
+def _children(expr: tirx.Expr) -> Iterator[Any]:
     kind = type(expr)
     if kind is tvm.ir.Call:
         # The address and the mask of a masked load are no arithmetic.
@@ -196,7 +190,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Access:
+class ArrayAccess:
     """A load or a store of one statement."""
 
     array: Array
@@ -212,7 +206,7 @@ class Statement:
     ----------
     share : float
         Part of the iterations around it in which its conditions hold.
-    accesses : tuple[Access, ...]
+    accesses : tuple[ArrayAccess, ...]
         Its loads, each place once, and its store.
     instructions : Instructions
         All other work of one execution.
@@ -221,13 +215,13 @@ class Statement:
     """
 
     share: float
-    accesses: tuple[Access, ...]
+    accesses: tuple[ArrayAccess, ...]
     instructions: Instructions
     lanes: int
     bits: int
 
     @property
-    def store(self) -> Access | None:
+    def store(self) -> ArrayAccess | None:
         """Its store; None for a value that only gets a name."""
         return next((access for access in self.accesses if access.is_store), None)
 
@@ -319,7 +313,7 @@ _MASKED_STORE = tvm.ir.Op.get("tirx.masked_store")
 
 def kernel_loops(func: tirx.PrimFunc, machine: CpuDescription) -> Kernel:
     """The loops of a kernel that ``lowered`` returned."""
-    reader = _Reader(machine)
+    reader = _LoopTreeReader(machine)
     for param in func.params:
         if hasattr(param, "shape"):
             reader.arrays[param] = _array(param, is_local=False)
@@ -328,7 +322,7 @@ def kernel_loops(func: tirx.PrimFunc, machine: CpuDescription) -> Kernel:
     return Kernel(root, tuple(dict.fromkeys(reader.arrays.values())))
 
 
-def _array(buffer: Any, is_local: bool) -> Array:
+def _array(buffer: tirx.Buffer, is_local: bool) -> Array:
     bits = parse(str(buffer.dtype))[1]
     return Array(str(buffer.name), buffer_bytes(buffer), bits // 8, is_local)
 
@@ -345,7 +339,7 @@ def _statements(loop: LoopNode) -> float:
     return loop.extent * (len(loop.statements) + sum(map(_statements, loop.children)))
 
 
-class _Reader:
+class _LoopTreeReader:
     def __init__(self, machine: CpuDescription) -> None:
         self.arrays: dict[Any, Array] = {}
         self._machine = machine
@@ -366,7 +360,7 @@ class _Reader:
             tirx.Evaluate: self._evaluate,
         }
 
-    def read(self, stmt: Any, node: LoopNode) -> None:
+    def read(self, stmt: tirx.Stmt, node: LoopNode) -> None:
         """Adds a statement to the loop that it is in."""
         reader = self._readers.get(type(stmt))
         if reader is not None:
@@ -387,7 +381,8 @@ class _Reader:
         node.children.append(inner)
         self._scope.loops[loop.loop_var] = (self._count, extent)
         steps = np.floor(spread_points(self._depth) * np.maximum(extents, 1))
-        self._scope.points[loop.loop_var] = self._at_points(loop.min, 0) + steps.astype(np.int64)
+        first = self._at_points(loop.min, 0)
+        self._scope.points[hash(loop.loop_var)] = first + steps.astype(np.int64)
         self._count += 1
         self._depth += 1
         entered, self._entered = self._entered, reached
@@ -397,7 +392,7 @@ class _Reader:
         if kind == "serial" and static_extent(loop.extent) is not None and _is_short(inner):
             inner.kind = "unrolled"
 
-    def _at_points(self, expr: Any, otherwise: int) -> np.ndarray:
+    def _at_points(self, expr: tirx.Expr, otherwise: int) -> np.ndarray:
         values = values_of(expr, self._scope.points)
         return np.broadcast_to(np.asarray(otherwise if values is None else values), POINTS)
 
@@ -430,7 +425,7 @@ class _Reader:
         self._scope.bound[stmt.var] = stmt.value
         values = values_of(stmt.value, self._scope.points)
         if values is not None:
-            self._scope.points[stmt.var] = np.broadcast_to(values, POINTS)
+            self._scope.points[hash(stmt.var)] = np.broadcast_to(values, POINTS)
         self._assignment(stmt.value, None, node)
 
     def _evaluate(self, stmt: tirx.Evaluate, node: LoopNode) -> None:
@@ -442,7 +437,7 @@ class _Reader:
     def _store(self, stmt: tirx.BufferStore, node: LoopNode) -> None:
         self._assignment(stmt.value, self._access(stmt.buffer, stmt.indices, True), node)
 
-    def _assignment(self, value: Any, store: Access | None, node: LoopNode) -> None:
+    def _assignment(self, value: Any, store: ArrayAccess | None, node: LoopNode) -> None:
         instructions, loads = instructions_of(value, self._machine)
         accesses = [self._loaded(load) for load in loads]
         if store is not None:
@@ -451,14 +446,14 @@ class _Reader:
         unique = tuple(dict.fromkeys(accesses))
         node.statements.append(Statement(self._share(), unique, instructions, lanes, bits))
 
-    def _loaded(self, load: Any) -> Access:
+    def _loaded(self, load: Any) -> ArrayAccess:
         if isinstance(load, tvm.ir.Call):
             buffer, *indices, _ = load.args
             return self._access(buffer, indices, is_store=False)
         return self._access(load.source, load.indices, is_store=False)
 
-    def _access(self, buffer: Any, indices: Any, is_store: bool) -> Access:
+    def _access(self, buffer: Any, indices: Any, is_store: bool) -> ArrayAccess:
         if buffer not in self.arrays:
             self.arrays[buffer] = _array(buffer, is_local=False)
         address = address_of(indices[-1], self._scope)
-        return Access(self.arrays[buffer], address, is_store)
+        return ArrayAccess(self.arrays[buffer], address, is_store)

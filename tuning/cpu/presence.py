@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from tvm_ext.configs.errors import TuningError
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tuning.runner import RunDeviceAddress
 
 

@@ -12,6 +12,7 @@ import tvm
 from tvm.ir.instrument import pass_instrument
 
 from tvm_ext.hardware.cuda.compilers import CodeForm, Nvcc
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.cuda.resources import (
     Launch,
@@ -22,7 +23,6 @@ from tvm_ext.hardware.cuda.resources import (
     parse_report,
 )
 from tvm_ext.hardware.cuda.runtime_library import keep_for_ever, runtime_problem
-from tvm_ext.hardware.description import CudaDescription
 
 
 @dataclass(frozen=True)

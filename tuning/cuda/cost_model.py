@@ -16,12 +16,17 @@ from tvm import tirx
 from tvm.ir.utils import derived_object
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import MatrixInstruction, read_call
-from tvm_ext.tir_schedules.analysis.buffer_access import buffer_bytes, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    buffer_bytes,
+    element_bytes,
+    nodes,
+    static_extent,
+)
+from tvm_ext.tir_schedules.analysis.index_values import values_of
 from tvm_ext.tuning.candidate import lowered
 from tvm_ext.tuning.cost_models.base import FormulaModel
-from tvm_ext.tuning.index_expressions import values_of
 
 # Reads a scheduled kernel for a GPU: its blocks of threads, and what one warp of them does.
 #
@@ -105,20 +110,20 @@ def read_kernel(func: tirx.PrimFunc) -> CudaKernel:
         parameter_bytes=sum(buffer_bytes(p) for p in func.params if hasattr(p, "shape")),
         matrix_flops={},
     )
-    reader = _Reader(kernel, extents)
+    reader = _WarpReader(kernel, extents)
     reader.read(func.body, 1.0)
     return kernel
 
 
-def _tag(stmt: Any) -> str:
+def _tag(stmt: tirx.AttrStmt) -> str:
     return str(stmt.node.thread_tag) if stmt.attr_key == "thread_extent" else ""
 
 
-class _Reader:
+class _WarpReader:
     def __init__(self, kernel: CudaKernel, extents: dict[str, int]) -> None:
         self._kernel, self._extents = kernel, extents
         self._places = _places(extents, kernel.warps)
-        self._known: dict[Any, np.ndarray] = {}
+        self._known: dict[int, np.ndarray] = {}
         self._readers = {
             tirx.SeqStmt: self._sequence,
             tirx.For: self._loop,
@@ -130,7 +135,7 @@ class _Reader:
             tirx.Evaluate: self._evaluate,
         }
 
-    def read(self, stmt: Any, times: float) -> None:
+    def read(self, stmt: tirx.Stmt, times: float) -> None:
         """Adds a statement that each warp runs ``times`` times."""
         reader = self._readers.get(type(stmt))
         if reader is not None:
@@ -145,10 +150,10 @@ class _Reader:
     def _loop(self, loop: tirx.For, times: float) -> None:
         extent = self._turns(loop.extent)
         first = values_of(loop.min, self._known)
-        self._known[loop.loop_var] = np.asarray(0 if first is None else first) + extent // 2
+        self._known[hash(loop.loop_var)] = np.asarray(0 if first is None else first) + extent // 2
         self.read(loop.body, times * extent)
 
-    def _turns(self, extent: Any) -> int:
+    def _turns(self, extent: tirx.Expr) -> int:
         """How often a loop runs, for the threads that are looked at where that differs."""
         fixed = static_extent(extent)
         if fixed is not None:
@@ -164,7 +169,7 @@ class _Reader:
             times *= own / self._extents[tag]
             # The block in the middle; of a cluster, where all do the same, the first.
             block = own // 2 if tag.startswith("blockIdx") else 0
-            self._known[stmt.node.var] = self._places.get(tag, np.asarray(block))
+            self._known[hash(stmt.node.var)] = self._places.get(tag, np.asarray(block))
         self.read(stmt.body, times)
 
     def _branch(self, stmt: tirx.IfThenElse, times: float) -> None:
@@ -187,7 +192,7 @@ class _Reader:
     def _bind(self, stmt: tirx.Bind, times: float) -> None:
         value = values_of(stmt.value, self._known)
         if value is not None:
-            self._known[stmt.var] = value
+            self._known[hash(stmt.var)] = value
         self._value(stmt.value, times)
 
     def _store(self, stmt: tirx.BufferStore, times: float) -> None:
@@ -218,7 +223,7 @@ class _Reader:
         if totals is not None:
             totals[instruction] = totals.get(instruction, 0.0) + flops
 
-    def _value(self, value: Any, times: float) -> None:
+    def _value(self, value: tirx.Expr, times: float) -> None:
         for load in nodes(value, tvm.ir.TensorLoad):
             self._access(load.source, load.indices, _lanes(load), times)
         for kind in _SIMPLE:
@@ -228,11 +233,11 @@ class _Reader:
                 self._kernel.functions += times * _lanes(call)
         self._kernel.functions += times * sum(map(_lanes, nodes(value, tirx.Div)))
 
-    def _access(self, buffer: Any, indices: Any, lanes: int, times: float) -> None:
+    def _access(self, buffer: tirx.Buffer, indices: Any, lanes: int, times: float) -> None:
         scope = buffer.scope()
         if scope.startswith("local") or not len(indices):
             return
-        size = max(1, tvm.DataType(str(buffer.dtype)).bits // 8)
+        size = element_bytes(buffer)
         first = self._addresses(indices[-1], lanes, size)
         kernel = self._kernel
         kernel.memory_instructions += times
@@ -242,7 +247,7 @@ class _Reader:
             kernel.sectors += times * len(_pieces(first, lanes * size, SECTOR_BYTES))
             kernel.widest = max(kernel.widest, lanes * size)
 
-    def _addresses(self, index: Any, lanes: int, size: int) -> np.ndarray:
+    def _addresses(self, index: tirx.Expr, lanes: int, size: int) -> np.ndarray:
         """Byte address of each thread's first element; side by side where it depends on data."""
         base = index.base if isinstance(index, tirx.Ramp) else index
         values = values_of(base, self._known)
@@ -263,7 +268,7 @@ def _places(extents: dict[str, int], warps: int) -> dict[str, np.ndarray]:
     return places
 
 
-def _lanes(expr: Any) -> int:
+def _lanes(expr: tirx.Expr) -> int:
     dtype = getattr(getattr(expr, "ty", None), "dtype", None)
     return int(tvm.DataType(str(dtype)).lanes) if dtype is not None else 1
 

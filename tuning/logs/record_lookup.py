@@ -7,13 +7,13 @@ from pathlib import Path
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable, RecordsError
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.recorded_schedule import (
     RecordedSchedule,
     kernel_hash,
     recorded_schedule,
     workload,
 )
-from tvm_ext.tir_schedules.template import Machine
 from tvm_ext.tuning.logs.best_records import Group, grouped_records, is_timed, records_of_trials
 from tvm_ext.tuning.logs.database_files import (
     RECORDS,
@@ -39,7 +39,7 @@ class RecordLookup:
     ----------
     folders : Sequence[Path]
         The first one that knows a kernel is used.
-    machine : Machine
+    machine : MachineDescription
         Only records for its target are used.
     origins : mapping of str to Sequence of str
         By kernel name, the model's nodes that it computes: with them a miss can be explained.
@@ -60,7 +60,7 @@ class RecordLookup:
     def __init__(
         self,
         folders: Sequence[Path],
-        machine: Machine,
+        machine: MachineDescription,
         origins: Mapping[str, Sequence[str]] | None = None,
         shipped: Sequence[Path] = (),
     ) -> None:

@@ -52,7 +52,7 @@ class SpreadFigures:
 
 
 @dataclass(frozen=True)
-class Figures:
+class FolderFigures:
     """All about a folder.
 
     Attributes
@@ -104,7 +104,7 @@ class Figures:
     versions: list[dict[str, str]] = field(default_factory=list)
 
 
-def figures_of(records: Records) -> Figures:
+def figures_of(records: Records) -> FolderFigures:
     """The figures of a folder."""
     trials = records.trials
     by_run: dict[str, list[Trial]] = {}
@@ -113,7 +113,7 @@ def figures_of(records: Records) -> Figures:
     sessions = [_session(run, found) for run, found in by_run.items()]
     wall = sum(session.wall_seconds for session in sessions)
     texts = {target_key(trial.target): target_text(trial.target) for trial in trials}
-    return Figures(
+    return FolderFigures(
         trials=len(trials),
         statuses=_counts(trial.status for trial in trials),
         purposes=_counts(trial.purpose for trial in trials),

@@ -16,12 +16,11 @@ from tvm_ext.tuning.logs.lines import Problem, append_line, read_lines, strict_j
 FORMAT = 2
 """Version of the lines; a line with a higher one is from a newer tvm-ext.
 
-Version 2 brought the status "resources"."""
+Version 2 brought the status "resources".
+"""
 
 FAILURES = ("resources", "build", "run", "timeout", "wrong")
 """Statuses of trials that came to nothing."""
-
-STATUSES = ("ok", *FAILURES, "modelled")
 
 Status = Literal["ok", "resources", "build", "run", "timeout", "wrong", "modelled"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -68,7 +67,8 @@ class Trial(BaseModel):
     """Whether it was the search's trial, or one of the best measured again beside the default."""
     seconds: Seconds | None = None
     """Of one call, freed of the machine's drift; measured if the status is "ok", a model's answer
-    if it is "modelled", else None."""
+    if it is "modelled", else None.
+    """
     samples: list[Seconds] = Field(default_factory=list)
     """Of one call, turn by turn, as measured."""
     reference_samples: list[Seconds] = Field(default_factory=list)

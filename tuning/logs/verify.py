@@ -8,7 +8,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.configs.errors import NotApplicable, TargetError
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Finish, candidate_of, kernel_task, refusal
 from tvm_ext.tuning.jobs import TimingPlan
@@ -76,7 +76,7 @@ def as_it_is(mod: tvm.IRModule) -> tvm.IRModule:
 
 def verify_records(
     records: Records,
-    machine: Description,
+    machine: MachineDescription,
     finish: Finish = as_it_is,
     limits: Limits | None = None,
     plan: TimingPlan | None = None,
@@ -87,7 +87,7 @@ def verify_records(
     ----------
     records : Records
         The folder.
-    machine : Description
+    machine : MachineDescription
         This machine. Records for other targets are only named.
     finish : Finish
         What happens to kernels between their schedule and code generation.
@@ -127,7 +127,7 @@ def verify_records(
 def _verified(
     best: BestSchedule,
     records: Records,
-    machine: Description,
+    machine: MachineDescription,
     finish: Finish,
     measurer: Measurer,
 ) -> Verified:

@@ -12,15 +12,15 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError, check_limits
 from tvm_ext.hardware.wafer.program import Item, Layout, Steps, Transfer, WaferProgram
 from tvm_ext.hardware.wafer.program_cost import WaferCost, program_cost
-from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes
+from tvm_ext.tir_schedules.analysis.buffer_access import among, element_bytes
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, REDUCTIONS, ROW, Pattern
 from tvm_ext.tuning.cost_models.base import FormulaModel
 from tvm_ext.tuning.wafer.loops import (
-    Access,
     Evaluators,
     Home,
-    Loop,
+    MeshLoop,
     Place,
+    RegionAccess,
     home_from_access,
     loop_of,
     stated_homes,
@@ -44,11 +44,11 @@ class Footprint:
 
     def buffers(self) -> dict[str, int]:
         """By name, bytes in the PE that needs the most."""
-        uses: dict[Any, list[tuple[Place, Access]]] = {}
+        uses: dict[Any, list[tuple[Place, RegionAccess]]] = {}
         patterns: dict[Any, str] = {}
         for place, pattern in self._places:
             for access in (*place.reads, *place.writes):
-                if not any(access.source.same_as(one) for one in self._params):
+                if not among(access.source, self._params):
                     uses.setdefault(access.source, []).append((place, access))
             if pattern:
                 patterns[place.writes[0].source] = pattern
@@ -62,7 +62,7 @@ class Footprint:
         return sizes
 
 
-def _bytes(buffer: Any, uses: Sequence[tuple[Place, Access]], pattern: str) -> int:
+def _bytes(buffer: Any, uses: Sequence[tuple[Place, RegionAccess]], pattern: str) -> int:
     shared = _shared_loops([place for place, _ in uses])
     sizes = [1] * len(buffer.shape)
     for place, access in uses:
@@ -76,7 +76,7 @@ def _bytes(buffer: Any, uses: Sequence[tuple[Place, Access]], pattern: str) -> i
     return math.prod(sizes) * width * (2 if overlapped else 1)
 
 
-def _shared_loops(places: Sequence[Place]) -> tuple[Loop, ...]:
+def _shared_loops(places: Sequence[Place]) -> tuple[MeshLoop, ...]:
     """The loops around all of ``places``."""
     shared = places[0].loops
     for place in places[1:]:
@@ -89,7 +89,7 @@ def _shared_loops(places: Sequence[Place]) -> tuple[Loop, ...]:
     return shared
 
 
-def _span(place: Place, index: Any, extent: int, moving: Sequence[Loop]) -> int:
+def _span(place: Place, index: Any, extent: int, moving: Sequence[MeshLoop]) -> int:
     try:
         return place.span(index, moving) + extent - 1
     except NotApplicable:
@@ -123,13 +123,13 @@ def read_program(
         ``mesh`` has too few PEs or too little memory. This is found without reading the work and
         the messages: most points of a search space have tiles that fit nowhere.
     """
-    reader = _Reader(func, name)
+    reader = _ProgramReader(func, name)
     if mesh is not None:
         check_limits(mesh, reader.rows, reader.columns, reader.bytes_per_pe, 0)
     return reader.program()
 
 
-class _Reader:
+class _ProgramReader:
     """Walks through the statements once."""
 
     def __init__(self, func: tirx.PrimFunc, name: str) -> None:
@@ -176,7 +176,7 @@ class _Reader:
             shards[name] = shards.get(name, 0) + home.shard_bytes
         return shards
 
-    def _read_tree(self, stmt: Any, loops: list[Loop]) -> list[Any]:
+    def _read_tree(self, stmt: Any, loops: list[MeshLoop]) -> list[Any]:
         """Statements as (loop, statements) pairs and places of blocks."""
         if isinstance(stmt, tirx.SeqStmt):
             return [item for one in stmt.seq for item in self._read_tree(one, loops)]
@@ -202,7 +202,7 @@ class _Reader:
         for place, _ in self._places:
             for access in (*place.reads, *place.writes):
                 buffer = access.source
-                if buffer not in self._homes and any(buffer.same_as(one) for one in params):
+                if buffer not in self._homes and among(buffer, params):
                     self._homes[buffer] = home_from_access(buffer, access.indices, place)
 
     def _layouts(self) -> dict[int, Layout]:
@@ -221,7 +221,7 @@ class _Reader:
                 found[position] = Layout(str(buffer.name), *cut, *extents)
         return found
 
-    def _decisive(self, buffer: Any) -> tuple[Place, str]:
+    def _decisive(self, buffer: tirx.Buffer) -> tuple[Place, str]:
         """The block that says where a parameter lies: the last that writes it, or its first
         reader.
         """
@@ -229,7 +229,7 @@ class _Reader:
         readers = (one for one in self._places if _touches(one[0].reads, buffer))
         return writers[-1] if writers else next(readers)
 
-    def _items(self, tree: Sequence[Any], counted: tuple[Loop, ...]) -> tuple[Item, ...]:
+    def _items(self, tree: Sequence[Any], counted: tuple[MeshLoop, ...]) -> tuple[Item, ...]:
         found: list[Item] = []
         for node in tree:
             if isinstance(node, int):
@@ -244,7 +244,7 @@ class _Reader:
             found.append(Steps(loop.extent, loop.pipeline > 1, items))
         return tuple(found)
 
-    def _is_repeated(self, loop: Loop, inner: Sequence[Any]) -> bool:
+    def _is_repeated(self, loop: MeshLoop, inner: Sequence[Any]) -> bool:
         """Whether messages are sent in each iteration, and not by the loop as a whole."""
         if loop.pipeline:
             return True
@@ -252,7 +252,7 @@ class _Reader:
         patterns = {self._places[number][1] for number in numbers}
         return len(numbers) > 1 and bool(patterns - {"", Pattern.RESIDENT})
 
-    def _leaf(self, place: Place, pattern: str, counted: tuple[Loop, ...]) -> list[Item]:
+    def _leaf(self, place: Place, pattern: str, counted: tuple[MeshLoop, ...]) -> list[Item]:
         if pattern == Pattern.RESIDENT:
             return []
         if not pattern:
@@ -264,7 +264,7 @@ class _Reader:
         found: Transfer = copy(place, pattern, counted, home)
         return [found] if found.words else []
 
-    def _inner_home(self, buffer: Any, place: Place) -> Home:
+    def _inner_home(self, buffer: tirx.Buffer, place: Place) -> Home:
         """An intermediate result lies where it was written."""
         for writer, _ in self._places:
             for access in writer.writes:
@@ -273,7 +273,7 @@ class _Reader:
         return home_from_access(buffer, place.reads[0].indices, place)
 
 
-def _touches(accesses: Sequence[Access], buffer: Any) -> bool:
+def _touches(accesses: Sequence[RegionAccess], buffer: Any) -> bool:
     return any(one.source.same_as(buffer) for one in accesses)
 
 

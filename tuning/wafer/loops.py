@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -10,7 +10,9 @@ import numpy as np
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, static_extent
+from tvm_ext.tir_schedules.analysis.affine import Affine, affine_of
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, element_bytes, static_extent
+from tvm_ext.tir_schedules.analysis.index_values import Evaluator, evaluator_of
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
     HOME,
@@ -20,7 +22,6 @@ from tvm_ext.tir_schedules.wafer.annotations import (
     VECTOR,
     WHOLE,
 )
-from tvm_ext.tuning.index_expressions import Affine, Evaluator, affine_of, evaluator_of
 
 Points = Mapping[int, np.ndarray]
 """By a loop's number, values of its variable; all arrays can be broadcast together."""
@@ -31,17 +32,13 @@ Evaluators = dict[int, tuple[Any, Evaluator | None]]
 
 
 @dataclass(frozen=True)
-class Loop:
-    """One loop.
+class MeshLoop(LoopAxis):
+    """A loop of a kernel for a mesh.
 
     Attributes
     ----------
     number : int
         Of its own in the kernel.
-    var : tirx.Var
-        Its variable, which starts at 0.
-    extent : int
-        Iterations.
     axis : str
         "row" or "column" if each iteration is one row or column of PEs, else empty.
     pipeline : int
@@ -50,33 +47,31 @@ class Loop:
         Whether one vector instruction does all iterations.
     """
 
-    number: int
-    var: Any
     extent: int
+    number: int = 0
     axis: str = ""
     pipeline: int = 0
     is_vector: bool = False
 
 
-def loop_of(stmt: tirx.For, number: int) -> Loop:
+def loop_of(stmt: tirx.For, number: int) -> MeshLoop:
     """A loop as the annotations have it. NotApplicable for an extent that is no number."""
     if not isinstance(stmt.extent, tirx.IntImm):
         raise NotApplicable(f"loop {stmt.loop_var.name} has the extent {stmt.extent}, not a number")
+    loop = MeshLoop(stmt.loop_var, int(stmt.extent.value), number=number)
     notes = stmt.annotations
     if not notes:
-        return Loop(number, stmt.loop_var, int(stmt.extent.value))
-    return Loop(
-        number,
-        stmt.loop_var,
-        int(stmt.extent.value),
-        str(notes.get(MESH_AXIS, "")),
-        int(notes.get(PIPELINE, 0)),
-        VECTOR in notes,
+        return loop
+    return replace(
+        loop,
+        axis=str(notes.get(MESH_AXIS, "")),
+        pipeline=int(notes.get(PIPELINE, 0)),
+        is_vector=VECTOR in notes,
     )
 
 
 @dataclass(frozen=True)
-class Access:
+class RegionAccess:
     """What a block reads or writes of one tensor.
 
     Attributes
@@ -89,8 +84,8 @@ class Access:
         Elements along each dimension; 1 where the number is not known.
     """
 
-    source: Any
-    indices: tuple[Any, ...]
+    source: tirx.Buffer
+    indices: tuple[tirx.Expr, ...]
     extents: tuple[int, ...]
 
 
@@ -102,7 +97,7 @@ class Place:
     expressions, so ``evaluators`` is one for all of a kernel.
     """
 
-    def __init__(self, loops: Sequence[Loop], realize: Any, evaluators: Evaluators) -> None:
+    def __init__(self, loops: Sequence[MeshLoop], realize: Any, evaluators: Evaluators) -> None:
         self.loops = tuple(loops)
         self._evaluators = evaluators
         self.block = realize.block
@@ -123,16 +118,16 @@ class Place:
         }
         self._indices: dict[int, tuple[Any, Affine | None]] = {}
 
-    def inner(self, counted: Sequence[Loop] = ()) -> tuple[Loop, ...]:
+    def inner(self, counted: Sequence[MeshLoop] = ()) -> tuple[MeshLoop, ...]:
         """Loops that are neither of the mesh nor among ``counted``."""
         left_out = {one.number for one in counted}
         return tuple(one for one in self.loops if not one.axis and one.number not in left_out)
 
-    def mesh(self, axis: str) -> tuple[Loop, ...]:
+    def mesh(self, axis: str) -> tuple[MeshLoop, ...]:
         """Loops along one axis of the mesh; the inner ones are places within a group of PEs."""
         return self._mesh[axis]
 
-    def line(self, axis: str) -> Loop | None:
+    def line(self, axis: str) -> MeshLoop | None:
         """The innermost loop along one axis: the PEs that take part in one pattern."""
         return next(reversed(self.mesh(axis)), None)
 
@@ -146,14 +141,14 @@ class Place:
         places = np.indices([one.extent for one in loops]).reshape(len(loops), -1)
         return {one.number: places[position] for position, one in enumerate(loops)}
 
-    def affine(self, index: Any) -> Affine | None:
+    def affine(self, index: tirx.Expr) -> Affine | None:
         """An index as a sum of multiples of loop variables; None where it depends on data."""
         key = hash(index)
         if key not in self._indices:
             self._indices[key] = index, affine_of(index, self._affine)
         return self._indices[key][1]
 
-    def values(self, index: Any, points: Points) -> np.ndarray:
+    def values(self, index: tirx.Expr, points: Points) -> np.ndarray:
         """An index for the values of the loops in ``points``, 0 for all others.
 
         Raises NotApplicable when it depends on anything else (an element of a tensor).
@@ -165,12 +160,12 @@ class Place:
                 if number in points:
                     total = total + factor * points[number]
             return np.asarray(total)
-        known = _Known(self._bindings, self._evaluated)
+        known = _KnownValues(self._bindings, self._evaluated)
         for one in self.loops:
             known[hash(one.var)] = np.asarray(points.get(one.number, _ZERO))
         return self._evaluated(index, known)
 
-    def _evaluated(self, expr: Any, known: Mapping[int, np.ndarray]) -> np.ndarray:
+    def _evaluated(self, expr: tirx.Expr, known: Mapping[int, np.ndarray]) -> np.ndarray:
         key = hash(expr)
         if key not in self._evaluators:
             self._evaluators[key] = (expr, evaluator_of(expr))
@@ -179,7 +174,7 @@ class Place:
             raise NotApplicable(f"the index {expr} depends on data")
         return evaluator(known)
 
-    def span(self, index: Any, moving: Sequence[Loop]) -> int:
+    def span(self, index: Any, moving: Sequence[MeshLoop]) -> int:
         """How many values an index takes while ``moving`` run and all other loops stand still."""
         affine = self.affine(index)
         if affine is not None and not any(one.number in affine.others for one in moving):
@@ -194,7 +189,7 @@ class Place:
         found = [int(self.values(index, corner)) for corner in corners]
         return max(found) - min(found) + 1
 
-    def difference(self, condition: Any) -> Affine | None:
+    def difference(self, condition: tirx.Expr) -> Affine | None:
         """What has to be below 0, if a condition is of that form and affine."""
         if not isinstance(condition, tirx.LT):
             return None
@@ -204,7 +199,7 @@ class Place:
         found = left.plus(right, -1)
         return None if found.others else found
 
-    def variables(self, index: Any) -> frozenset[int]:
+    def variables(self, index: tirx.Expr) -> frozenset[int]:
         """Numbers of the loops that an index or a condition depends on.
 
         Raises NotApplicable when it depends on anything else.
@@ -225,16 +220,16 @@ class Place:
                 yield part
 
 
-def _accesses(regions: Any) -> tuple[Access, ...]:
+def _accesses(regions: Any) -> tuple[RegionAccess, ...]:
     found = []
     for one in regions:
         region = list(one.region)
         extents = tuple(int(getattr(dim.extent, "value", 1)) for dim in region)
-        found.append(Access(one.source, tuple(dim.min for dim in region), extents))
+        found.append(RegionAccess(one.source, tuple(dim.min for dim in region), extents))
     return tuple(found)
 
 
-class _Known(dict[int, np.ndarray]):
+class _KnownValues(dict[int, np.ndarray]):
     """Values of variables by their hash; those of a block are found when they are asked for."""
 
     def __init__(self, bindings: Mapping[int, Any], evaluated: Callable[..., np.ndarray]) -> None:
@@ -284,7 +279,7 @@ class Home:
         return math.prod(self.pieces) * self.element_bytes
 
 
-def home_of(buffer: Any, axes: Sequence[str], counts: Sequence[int]) -> Home:
+def home_of(buffer: tirx.Buffer, axes: Sequence[str], counts: Sequence[int]) -> Home:
     """A tensor whose dimensions are cut along ``axes`` into ``counts`` pieces."""
     shape = tuple(static_extent(size) or 1 for size in buffer.shape)
     pieces = tuple(-(-size // count) for size, count in zip(shape, counts, strict=True))
@@ -301,7 +296,7 @@ def stated_homes(root: Any, func: Any, rows: int, columns: int) -> dict[Any, Hom
     return found
 
 
-def _stated(buffer: Any, words: Sequence[str], extents: Mapping[str, int]) -> Home:
+def _stated(buffer: tirx.Buffer, words: Sequence[str], extents: Mapping[str, int]) -> Home:
     if len(words) != len(buffer.shape):
         raise NotApplicable(
             f"the home of {buffer.name} has {len(words)} words, the tensor "
@@ -320,7 +315,7 @@ def _stated(buffer: Any, words: Sequence[str], extents: Mapping[str, int]) -> Ho
     return home_of(buffer, axes, counts)
 
 
-def home_from_access(buffer: Any, indices: Sequence[Any], place: Place) -> Home:
+def home_from_access(buffer: tirx.Buffer, indices: Sequence[tirx.Expr], place: Place) -> Home:
     """A tensor lies where it is used: each dimension follows the axis whose PEs differ in it."""
     axes, counts = [], []
     for index in indices:
@@ -330,7 +325,7 @@ def home_from_access(buffer: Any, indices: Sequence[Any], place: Place) -> Home:
     return home_of(buffer, axes, counts)
 
 
-def _moves(place: Place, index: Any, loop: Loop) -> bool:
+def _moves(place: Place, index: Any, loop: MeshLoop) -> bool:
     try:
         last = place.values(index, {loop.number: np.asarray(loop.extent - 1)})
         return bool((last != place.values(index, {})).any())

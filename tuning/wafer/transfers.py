@@ -16,7 +16,7 @@ from tvm_ext.tir_schedules.wafer.annotations import (
     ROW,
     Pattern,
 )
-from tvm_ext.tuning.wafer.loops import Access, Home, Loop, Place
+from tvm_ext.tuning.wafer.loops import Home, MeshLoop, Place, RegionAccess
 
 # Copies from wherever the data lie: which part comes from other PEs, how far, over which links.
 #
@@ -165,7 +165,7 @@ def pattern_of(place: Place) -> str:
     return name
 
 
-def combination(place: Place, pattern: str, counted: Sequence[Loop]) -> Transfer:
+def combination(place: Place, pattern: str, counted: Sequence[MeshLoop]) -> Transfer:
     """Partial results of a row or column of PEs that are added up."""
     base, _, axis = pattern.rpartition("_")
     written = place.writes[0]
@@ -176,7 +176,7 @@ def combination(place: Place, pattern: str, counted: Sequence[Loop]) -> Transfer
     return Transfer(name, base, words, extent, extent - 1, group=group, axis=axis)
 
 
-def copy(place: Place, pattern: str, counted: Sequence[Loop], home: Home) -> Transfer:
+def copy(place: Place, pattern: str, counted: Sequence[MeshLoop], home: Home) -> Transfer:
     """A tile that comes from the PE, or the PEs, where it lies."""
     read = place.reads[0]
     written = _elements(place, place.writes[0], counted)
@@ -223,13 +223,13 @@ def _reduced(place: Place) -> int:
     return math.prod(one.extent for one in loops)
 
 
-def _elements(place: Place, access: Access, counted: Sequence[Loop]) -> int:
+def _elements(place: Place, access: RegionAccess, counted: Sequence[MeshLoop]) -> int:
     """Elements of an access that one execution goes through."""
     moving = place.inner(counted)
     return math.prod(_spans(place, access, moving))
 
 
-def _spans(place: Place, access: Access, moving: Sequence[Loop]) -> list[int]:
+def _spans(place: Place, access: RegionAccess, moving: Sequence[MeshLoop]) -> list[int]:
     """Elements along each dimension; what is beyond the tensor is padding, and nobody sends it."""
     sizes = [static_extent(size) or 1 for size in access.source.shape]
     spans = [place.span(index, moving) for index in access.indices]
@@ -294,7 +294,7 @@ def _distance(have: np.ndarray, need: np.ndarray, name: str) -> np.ndarray:
     return found - np.arange(have.size)
 
 
-def _halo(place: Place, name: str, counted: Sequence[Loop], home: Home) -> Transfer:
+def _halo(place: Place, name: str, counted: Sequence[MeshLoop], home: Home) -> Transfer:
     """What a region has beyond the shard, on one side; the sides come at the same time."""
     moving = place.inner(counted)
     spans = _spans(place, place.reads[0], moving)

@@ -11,10 +11,10 @@ from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.program import BlockWork
+from tvm_ext.tir_schedules.analysis.affine import Affine
 from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, nodes
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
-from tvm_ext.tuning.index_expressions import Affine
-from tvm_ext.tuning.wafer.loops import Loop, Place
+from tvm_ext.tuning.wafer.loops import MeshLoop, Place
 
 # What one iteration of a block computes: vector instructions, scalar operations, operands.
 
@@ -50,7 +50,7 @@ class Arithmetic:
     vector_instructions: int
     scalar_steps: int
     flops: int
-    loads: tuple[Any, ...]
+    loads: tuple[tirx.Expr, ...]
 
 
 def arithmetic_of(store: tirx.BufferStore, is_array: Callable[[Any], bool]) -> Arithmetic:
@@ -81,7 +81,7 @@ def arithmetic_of(store: tirx.BufferStore, is_array: Callable[[Any], bool]) -> A
     return Arithmetic(max(1, vector) if not scalar else vector, scalar, flops, loads)
 
 
-def _value_nodes(expr: Any) -> list[Any]:
+def _value_nodes(expr: tirx.Expr) -> list[tirx.Expr]:
     """Nodes that compute values; those of indices count for nothing: descriptors walk by them."""
     found, waiting = [], [expr]
     while waiting:
@@ -105,7 +105,7 @@ def _value_nodes(expr: Any) -> list[Any]:
     return found
 
 
-def _is_fused(node: Any, is_array: Callable[[Any], bool]) -> bool:
+def _is_fused(node: tirx.Expr, is_array: Callable[[Any], bool]) -> bool:
     """Whether an addition takes a product in, which then is a multiply-add."""
     if not isinstance(node, tirx.Add):
         return False
@@ -121,14 +121,14 @@ _MOST_POINTS = 1 << 14
 _LOOKED_AT = 3
 
 
-def work_of(place: Place, rows: int, columns: int, counted: Sequence[Loop]) -> BlockWork:
+def work_of(place: Place, rows: int, columns: int, counted: Sequence[MeshLoop]) -> BlockWork:
     """The work of one execution of a block within the loops ``counted``, which are steps."""
     loops = place.inner(counted)
     vector = next((one for one in loops if one.is_vector), loops[-1] if loops else None)
     length = vector.extent if vector is not None else 1
     store = _store(place.block.body)
 
-    def is_array(load: Any) -> bool:
+    def is_array(load: tirx.Expr) -> bool:
         return vector is None or _moves(load, place, vector)
 
     found = arithmetic_of(store, is_array)
@@ -155,14 +155,14 @@ def work_of(place: Place, rows: int, columns: int, counted: Sequence[Loop]) -> B
     )
 
 
-def _adds_to_one(store: Any, is_array: Callable[[Any], bool]) -> bool:
+def _adds_to_one(store: tirx.BufferStore, is_array: Callable[[Any], bool]) -> bool:
     """Whether all elements of an instruction go into one."""
     loads = nodes(store.value, tvm.ir.TensorLoad)
     own = [load for load in loads if load.source.same_as(store.buffer)]
     return bool(own) and not any(map(is_array, own))
 
 
-def _store(body: Any) -> Any:
+def _store(body: tirx.Stmt) -> Any:
     while not hasattr(body, "buffer") or not hasattr(body, "value"):
         inner = getattr(body, "body", None)
         if inner is None:
@@ -171,7 +171,7 @@ def _store(body: Any) -> Any:
     return body
 
 
-def _moves(load: Any, place: Place, vector: Loop) -> bool:
+def _moves(load: Any, place: Place, vector: MeshLoop) -> bool:
     """Whether a load goes through an array with the vector loop; else it is one scalar."""
     try:
         return any(place.span(index, [vector]) > 1 for index in load.indices)
@@ -204,7 +204,10 @@ def _valid(place: Place, rows: int, columns: int) -> tuple[float, np.ndarray, np
 
 
 def _passed(
-    place: Place, condition: Any, variables: frozenset[int], coordinates: dict[int, np.ndarray]
+    place: Place,
+    condition: tirx.Expr,
+    variables: frozenset[int],
+    coordinates: dict[int, np.ndarray],
 ) -> np.ndarray:
     """For each coordinate, the part of the iterations of the other loops that pass a condition."""
     moving = [one for one in place.inner() if one.number in variables]
@@ -227,7 +230,7 @@ def _passed(
     return passed.reshape(count, -1).mean(axis=1)
 
 
-def _part_below(below: Affine, loop: Loop, coordinates: dict[int, np.ndarray]) -> np.ndarray:
+def _part_below(below: Affine, loop: MeshLoop, coordinates: dict[int, np.ndarray]) -> np.ndarray:
     """For each coordinate, the part of a loop's iterations in which ``below`` is below 0."""
     rest: Any = np.full(1, below.constant)
     for number, values in coordinates.items():

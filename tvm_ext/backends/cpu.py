@@ -6,8 +6,9 @@ from tvm_ext.compiler.backend import Programs
 from tvm_ext.compiler.build import cpu_program
 from tvm_ext.compiler.tuned_kernels import shipped_name
 from tvm_ext.hardware.backend import Backend
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.tvm_target import cpu_of_tvm_target
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
@@ -16,7 +17,7 @@ from tvm_ext.tir_schedules.cpu.masked_tails import has_masked_memory, with_maske
 from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
 from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
 from tvm_ext.tir_schedules.cpu.recurrent_layer import CpuRecurrentLayer
-from tvm_ext.tir_schedules.cpu.reduction import Reduction
+from tvm_ext.tir_schedules.cpu.reduction import CpuReduction
 from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
 from tvm_ext.tir_schedules.cpu.scan import CpuScan
 from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
@@ -35,6 +36,7 @@ CPU = Backend(
     name="cpu",
     machine_type=CpuDescription,
     default=host_description,
+    tvm_targets={"llvm": cpu_of_tvm_target},
     source="built-in",
     parts=(
         Scheduling(
@@ -43,13 +45,13 @@ CPU = Backend(
                 CpuElementwise(),
                 CpuPooling(),
                 SoftmaxAndNorm(),
-                Reduction(),
+                CpuReduction(),
                 CpuScan(),
                 CpuRecurrentLayer(),
                 Winograd(),
                 CpuDepthwiseConvolution(),
                 RegisterTile(),
-                Reduction(products=True, name="matrix times vector"),
+                CpuReduction(products=True, name="matrix times vector"),
                 SymbolicTiles(),
             ),
             fallback=Blockwise(),

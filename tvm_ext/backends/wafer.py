@@ -1,7 +1,7 @@
 """The backend for wafer-scale meshes, whose times are modelled."""
 
 from tvm_ext.hardware.backend import Backend
-from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.hardware.wafer.description import WaferDescription, mesh_of_tvm_target
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.wafer.blockwise import WaferBlockwise
 from tvm_ext.tir_schedules.wafer.convolution import WaferConvolution
@@ -18,6 +18,8 @@ from tvm_ext.tuning.wafer.measurer import WaferMeasurer, refuse_servers
 WAFER = Backend(
     name="wafer",
     machine_type=WaferDescription,
+    tvm_targets={"llvm": mesh_of_tvm_target},
+    commands="tvm_ext.cli.wafer:app",
     no_programs=(
         "is a mesh, whose programs are laid out over its PEs and not compiled kernel by kernel; "
         "expected a CPU or a GPU, such as 'cpu', or 'tvm-ext wafer explain MODEL --target {name}'"

@@ -20,7 +20,7 @@ from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import KernelCall, kernel_calls, require_lowered
 from tvm_ext.errors import ReferenceUnavailableError, TvmExtError, own_words
-from tvm_ext.hardware.description import Processor
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.onnx_frontend import ImportedModel, import_prepared, prepare_model
 from tvm_ext.onnx_frontend.expose import (
     expose_intermediates,
@@ -36,6 +36,7 @@ from tvm_ext.passes.pipeline import (
     STAGES,
     PassStep,
     Pipeline,
+    PipelineSource,
     build_pipeline,
     load_pipelines,
 )
@@ -50,17 +51,22 @@ class CheckRequest:
     """A model, how it is compiled, and how exact it has to be; the terms are ``compile``'s."""
 
     source: str | Path | onnx.ModelProto
-    machine: Processor
+    machine: MachineDescription
     input_shapes: Mapping[str, Sequence[int | str]] | None = None
     opt_level: int | str = "O3"
     disabled_passes: tuple[str, ...] = ()
     pass_config: Mapping[str, Mapping[str, Any]] | None = None
+    pipeline: PipelineSource | None = None
     rtol: float | None = None
 
-    def pipeline(self, opt_level: int | str | None = None, without: Iterable[str] = ()) -> Pipeline:
-        """The passes, at another level or without some of them if so asked."""
-        level = self.opt_level if opt_level is None else opt_level
-        return build_pipeline(level, {*self.disabled_passes, *without}, self.pass_config)
+    def passes(self, without: Iterable[str] = ()) -> Pipeline:
+        """The passes, without some of them if so asked."""
+        disabled = {*self.disabled_passes, *without}
+        return build_pipeline(self.opt_level, disabled, self.pass_config, self.pipeline)
+
+    def plain_passes(self) -> Pipeline:
+        """Those of O0 in their place."""
+        return build_pipeline("O0", self.disabled_passes, self.pass_config)
 
 
 # Binary search for the step where agreement ends, when some steps cannot be tried.
@@ -144,7 +150,9 @@ class SteppedCompilation:
         Which kernel computes which nodes.
     """
 
-    def __init__(self, imported: ImportedModel, machine: Processor, pipeline: Pipeline) -> None:
+    def __init__(
+        self, imported: ImportedModel, machine: MachineDescription, pipeline: Pipeline
+    ) -> None:
         self._imported = imported
         self._machine = machine
         self._opt_level = pipeline.opt_level
@@ -276,9 +284,9 @@ def find_node(
         return None, [f"intermediate values cannot be compared: {error}"]
     view = _Exposed(exposed, [v.name for v in prepared.graph.output], inputs, reference)
     notes = []
-    for level in dict.fromkeys(["O0", request.pipeline().opt_level]):
+    pipelines = {one.opt_level: one for one in (request.plain_passes(), request.passes())}
+    for level, pipeline in pipelines.items():
         try:
-            pipeline = request.pipeline(level)
             imported = import_prepared(name, prepared, exposed)
             ours = SteppedCompilation(imported, request.machine, pipeline).program().run(inputs)
         except CANNOT_RUN as error:
@@ -402,7 +410,7 @@ def find_causes(
         result.preparation = of_prepared
         return result
     imported = import_prepared(name, model, prepared, ranges, stored)
-    compilation = SteppedCompilation(imported, request.machine, request.pipeline())
+    compilation = SteppedCompilation(imported, request.machine, request.passes())
     result.step, notes = _find_step(compilation, judge)
     result.notes += notes
     result.remedies = [
@@ -501,7 +509,7 @@ def _agrees_without(
     name: str, request: CheckRequest, imported: ImportedModel, judge: _Judge
 ) -> bool:
     try:
-        pipeline = request.pipeline(without=[name])
+        pipeline = request.passes(without=[name])
         compilation = SteppedCompilation(imported, request.machine, pipeline)
     except TvmExtError:
         return False

@@ -15,10 +15,11 @@ from tvm_ext.check.reference import run_reference
 from tvm_ext.check.result import Bisection, CheckResult
 from tvm_ext.check.tolerance import compare, plain_arrays, worst
 from tvm_ext.compiled_model import CompiledModel
-from tvm_ext.hardware.targets import resolve_processor
+from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import HostedModel
 from tvm_ext.onnx_frontend.expose import value_precision, with_types
 from tvm_ext.onnx_frontend.load import load_model
+from tvm_ext.passes.pipeline import PipelineSource
 
 
 def check_model(
@@ -33,12 +34,13 @@ def check_model(
     bisect: bool = False,
     disabled_passes: Iterable[str] = (),
     pass_config: Mapping[str, Mapping[str, Any]] | None = None,
+    pipeline: PipelineSource | None = None,
 ) -> CheckResult:
     """Compiles a model, runs it, and compares its outputs with ONNX Runtime's.
 
     Parameters
     ----------
-    source, target, input_shapes, opt_level, disabled_passes, pass_config
+    source, target, input_shapes, opt_level, disabled_passes, pass_config, pipeline
         As for ``tvm_ext.compile``.
     inputs : mapping of input name to array, or path of a file of them, optional
         Random ones with ``seed`` when left out; see ``random_inputs`` for what they cannot guess.
@@ -56,11 +58,12 @@ def check_model(
     """
     request = CheckRequest(
         source=source,
-        machine=resolve_processor(target),
+        machine=program_target(target),
         input_shapes=input_shapes,
         opt_level=opt_level,
         disabled_passes=tuple(disabled_passes),
         pass_config=pass_config,
+        pipeline=pipeline,
         rtol=rtol,
     )
     model = compile(
@@ -70,6 +73,7 @@ def check_model(
         opt_level=opt_level,
         disabled_passes=request.disabled_passes,
         pass_config=pass_config,
+        pipeline=pipeline,
     )
     if isinstance(inputs, Path):
         arrays = load_inputs(inputs, model.inputs)

@@ -48,13 +48,14 @@ def check_command(
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     json_output: options.Json = False,
 ) -> None:
     """Compare a model's outputs with ONNX Runtime's; exit code 1 when they differ."""
     source = InputSource.parsed(inputs, seed=seed)
     chosen = CompileOptions.parsed(
-        target, input_shape, opt_level, disable_pass, pass_config, threads
+        target, input_shape, opt_level, disable_pass, pass_config, threads, pipeline=pipeline
     )
     result = check_file(model, chosen, source, against=against, rtol=rtol, bisect=bisect)
     from tvm_ext.cli import output as out

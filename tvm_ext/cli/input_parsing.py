@@ -10,6 +10,12 @@ from typing import TYPE_CHECKING, Any
 from tvm_ext.errors import InputError
 from tvm_ext.tensor_spec import parse_size
 
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tvm_ext.tensor_spec import TensorSpec
+
+
 if sys.version_info >= (3, 11):
     import tomllib
 else:
@@ -109,12 +115,6 @@ def _toml_value(text: str) -> Any:
 
 
 # The inputs of a run: read from a file, or made up.
-
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from tvm_ext.tensor_spec import TensorSpec
 
 
 class Fill(str, Enum):

@@ -2,6 +2,7 @@
 one line on stderr and an exit code.
 """
 
+import importlib
 import io
 import os
 import platform
@@ -10,10 +11,10 @@ import sys
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import contextmanager, redirect_stdout, suppress
+from importlib.metadata import PackageNotFoundError, entry_points, version
 from types import FrameType
-from typing import Annotated, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -32,6 +33,9 @@ from tvm_ext.cli import (
     wafer,
 )
 from tvm_ext.configs.errors import TvmExtError
+
+if TYPE_CHECKING:
+    from tvm_ext.hardware.backend import Backend
 
 # The command group that turns every failure into one line on stderr and an exit code.
 
@@ -73,6 +77,18 @@ class ErrorGroup(TyperGroup):
                 code = BAD_INPUT
         sys.exit(code if isinstance(code, int) else 0)
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Names of the commands, those of plug-ins' backends last."""
+        names = list(super().list_commands(ctx))
+        return names + [one.name for one in plugin_backends() if one.name not in names]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of this name; None if there is none."""
+        found = super().get_command(ctx, cmd_name)
+        if found is not None:
+            return found
+        return next((_commands(one) for one in plugin_backends() if one.name == cmd_name), None)
+
     def invoke(self, ctx: Any) -> Any:
         """Runs the command that ``ctx`` names; its failures become exit codes."""
         debug = bool(ctx.params.get("debug"))
@@ -91,6 +107,36 @@ class ErrorGroup(TyperGroup):
                 raise typer.Exit(INTERRUPTED) from None
             raise _failed(error, debug) from None
         return result
+
+
+def plugin_backends() -> "list[Backend]":
+    """Backends of plug-ins with commands of their own.
+
+    Ours are registered with the other commands below: without plug-ins nobody waits for TVM here.
+    """
+    if not entry_points(group="tvm_ext.backends"):
+        return []
+    from tvm_ext.hardware.backend import all_backends
+
+    # A plug-in may print while it is imported; stdout belongs to the command's own result.
+    with redirect_stdout(sys.stderr):
+        return [one for one in all_backends() if one.commands and one.source != "built-in"]
+
+
+def _commands(backend: "Backend") -> Any:
+    """The command group of a backend; None, with a warning, if it cannot be loaded."""
+    from tvm_ext.passes.registry import users_words
+
+    module, _, name = backend.commands.partition(":")
+    try:
+        return typer.main.get_command(getattr(importlib.import_module(module), name))
+    except Exception as error:  # noqa: BLE001  (a plug-in may raise anything)
+        warnings.warn(
+            f"the commands of backend '{backend.name}' ({backend.source}) were left out: "
+            f"{users_words(error)}",
+            stacklevel=2,
+        )
+        return None
 
 
 def debug_first(arguments: Sequence[str]) -> list[str]:
@@ -194,6 +240,7 @@ app.command("worker", epilog=rpc_server.EXAMPLE, hidden=True)(rpc_server.rpc_ser
 app.add_typer(logs.app, name="logs")
 app.add_typer(passes.app, name="passes")
 app.add_typer(targets.app, name="targets")
+# What our backends name as their commands; those of plug-ins come when they are asked for.
 app.add_typer(wafer.app, name="wafer")
 
 

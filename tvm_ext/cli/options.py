@@ -16,6 +16,11 @@ from tvm_ext.cli.input_parsing import Fill, parse_input_shapes, parse_pass_confi
 from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.errors import InputError, TargetError
 
+if TYPE_CHECKING:
+    from tvm_ext.compiled_model import CompiledModel
+    from tvm_ext.hardware.machine import MachineDescription
+
+
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="ONNX model.")]
 ModelOrCompiled = Annotated[
     Path, typer.Argument(metavar="MODEL", help="ONNX model, or a compiled model (.tvmx).")
@@ -143,10 +148,6 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else
 # The compile options of a command line, checked and ready for ``tvm_ext.compile``.
 
 
-if TYPE_CHECKING:
-    from tvm_ext.compiled_model import CompiledModel
-    from tvm_ext.hardware.description import Description
-
 # A saved model is a ZIP archive; no ONNX file begins like one.
 _SAVED_MODEL_START = b"PK\x03\x04"
 
@@ -209,7 +210,7 @@ class CompileOptions:
             pipeline=pipeline,
         )
 
-    def machine(self) -> "Description":
+    def machine(self) -> "MachineDescription":
         """The target's description with the asked number of cores.
 
         Raises
@@ -217,12 +218,13 @@ class CompileOptions:
         TargetError, ConfigError
             There is no such target, or it is no CPU and ``threads`` was given.
         """
+        from tvm_ext.hardware.cpu.description import CpuDescription
         from tvm_ext.hardware.targets import resolve_target
 
         machine = resolve_target(self.target if self.target is not None else "cpu")
         if self.threads is None:
             return machine
-        if machine.kind != "cpu":
+        if not isinstance(machine, CpuDescription):
             raise TargetError(
                 f"--threads counts CPU cores and target '{machine.name}' is no CPU; "
                 "expected one: leave --threads out"
@@ -230,12 +232,13 @@ class CompileOptions:
         return machine.with_cores(self.threads)
 
     def keywords(self) -> dict[str, Any]:
-        """What ``compile`` and ``check_model`` take alike, besides the model and the target."""
+        """What ``compile``, ``check_model`` and ``tune`` take, besides the model and the target."""
         return {
             "input_shapes": self.input_shapes or None,
             "opt_level": self.opt_level if self.opt_level is not None else "O3",
             "disabled_passes": self.disabled_passes,
             "pass_config": self.pass_config or None,
+            "pipeline": self.pipeline,
         }
 
     def compile(self, model: Path) -> "CompiledModel":
@@ -253,7 +256,6 @@ class CompileOptions:
                 records=self.records,
                 require_records=self.require_records,
                 tf32=self.tf32,
-                pipeline=self.pipeline,
                 **self.keywords(),
             )
 

@@ -9,7 +9,14 @@ from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING, Any
 
 from tvm_ext.passes import registry
-from tvm_ext.passes.pipeline import Pipeline, build_pipeline, load_pipelines, opt_level_name
+from tvm_ext.passes.pipeline import (
+    STAGES,
+    Pipeline,
+    PipelineSource,
+    build_pipeline,
+    load_pipelines,
+    opt_level_name,
+)
 from tvm_ext.passes.registry import load_plugins
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import KernelRecord, PassRecord
@@ -19,20 +26,28 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-def catalogue(opt_level: str | None = None) -> dict[str, Any]:
+def catalogue(opt_level: str | None = None, own: PipelineSource | None = None) -> dict[str, Any]:
     """The levels (all, or the given one) with their passes by stage, and every registered pass.
+
+    With a user's pipeline, that alone in place of the levels.
 
     Raises
     ------
-    ConfigError
-        There is no such level.
+    PassError, ConfigError
+        There is no such level, or the pipeline cannot run.
     """
     _load_plugins()
     configs = load_pipelines()
     names = list(configs) if opt_level is None else [opt_level_name(opt_level)]
-    levels = {
-        name: {"summary": configs[name].summary, **_stages(build_pipeline(name))} for name in names
-    }
+    if own is None:
+        levels = {
+            name: {"summary": configs[name].summary, **_stages(build_pipeline(name))}
+            for name in names
+        }
+    else:
+        pipeline = build_pipeline(names[-1], own=own)
+        summary = f"your own pipeline; stages that it leaves open are those of {names[-1]}"
+        levels = {pipeline.opt_level: {"summary": summary, **_stages(pipeline)}}
     return {"levels": levels, "passes": [describe_pass(entry) for entry in registry.all_entries()]}
 
 
@@ -90,8 +105,7 @@ def catalogue_parts(listed: dict[str, Any]) -> "list[RenderableType]":
 
 
 def _stages(pipeline: Pipeline) -> dict[str, list[str]]:
-    stages = ("graph", "lower", "schedule", "tile", "memory", "target")
-    return {stage: [step.entry.name for step in getattr(pipeline, stage)] for stage in stages}
+    return {stage: [step.entry.name for step in getattr(pipeline, stage)] for stage in STAGES}
 
 
 def _load_plugins() -> None:

@@ -26,13 +26,17 @@ def list_command(
     opt_level: Annotated[
         str | None, typer.Option("--opt-level", "-O", help="The same.", show_default="all")
     ] = None,
+    pipeline: options.OwnPipeline = None,
     json_output: options.Json = False,
 ) -> None:
-    """List the optimisation levels with their passes in order, and every registered pass."""
+    """List the optimisation levels with their passes in order, and every registered pass.
+
+    With --pipeline, what a compilation with that file runs in place of the levels.
+    """
     from tvm_ext.cli import output as out
     from tvm_ext.cli.pass_tables import catalogue, catalogue_parts
 
-    found = catalogue(level if level is not None else opt_level)
+    found = catalogue(level if level is not None else opt_level, pipeline)
     if json_output:
         out.print_json(found)
     else:

@@ -24,12 +24,13 @@ def report_bug_command(
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     json_output: options.Json = False,
 ) -> None:
     """Compile and run a model that fails, and write what a report needs; no weights are in it."""
     chosen = CompileOptions.parsed(
-        target, input_shape, opt_level, disable_pass, pass_config, threads
+        target, input_shape, opt_level, disable_pass, pass_config, threads, pipeline=pipeline
     )
     machine = chosen.machine()
     from tvm_ext.bug_report import write_bug_report

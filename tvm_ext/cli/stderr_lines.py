@@ -8,6 +8,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from tvm_ext.tuning.logs.lines import Problem
+
+
 # Kernels and nodes follow each other faster than anybody reads.
 _SECONDS_BETWEEN = 0.05
 
@@ -49,9 +53,6 @@ def progress_line() -> Iterator[None]:
 
 # Says on stderr which lines of a folder could not be used.
 
-
-if TYPE_CHECKING:
-    from tvm_ext.tuning.logs.lines import Problem
 
 _MOST_LINES = 20
 

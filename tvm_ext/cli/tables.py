@@ -18,6 +18,10 @@ from tvm_ext.cli.output import print_json, print_rich
 from tvm_ext.errors import InputError
 from tvm_ext.report.units import ABSENT, format_percent, format_seconds, plain
 
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
 _TEXT = "OUS"
 
 
@@ -87,9 +91,6 @@ def _json_float(value: float) -> float | str:
 
 # Cells of tuning records.
 
-
-if TYPE_CHECKING:
-    from rich.text import Text
 
 _LONGEST_ORIGIN = 40
 

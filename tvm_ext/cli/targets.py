@@ -9,7 +9,7 @@ from tvm_ext.cli import options
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tvm_ext.hardware.description import Description
+    from tvm_ext.hardware.machine import MachineDescription
 
 app = typer.Typer(help="List the targets, or show one in numbers.")
 
@@ -73,7 +73,7 @@ def show_command(
         out.print_rich(_table(description))
 
 
-def describe_target(description: "Description") -> dict[str, Any]:
+def describe_target(description: "MachineDescription") -> dict[str, Any]:
     """The description as JSON values, with what follows from it.
 
     Besides its own fields, whose names end in their units: ``features`` (LLVM names),
@@ -94,7 +94,7 @@ def describe_target(description: "Description") -> dict[str, Any]:
 _PEAK_DTYPES = ("float32", "float16", "bfloat16", "int8")
 
 
-def _tvm_target(description: "Description") -> dict[str, Any]:
+def _tvm_target(description: "MachineDescription") -> dict[str, Any]:
     """The target as TVM takes it, without what TVM derives at each construction."""
     import json
 
@@ -107,7 +107,7 @@ def _plain(value: Any) -> Any:
     return dict(value) if hasattr(value, "items") else list(value)
 
 
-def _table(description: "Description") -> "Table":
+def _table(description: "MachineDescription") -> "Table":
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -10,6 +10,10 @@ from tvm_ext.cli import options
 from tvm_ext.cli.options import CompileOptions, is_saved_model
 from tvm_ext.errors import InputError
 
+if TYPE_CHECKING:
+    from tvm_ext.hardware.machine import MachineDescription
+
+
 # Parses lengths of time.
 
 
@@ -30,9 +34,6 @@ def parse_duration(option: str, text: str) -> float:
         )
     return seconds
 
-
-if TYPE_CHECKING:
-    from tvm_ext.hardware.description import Description
 
 EXAMPLE = "Example: tvm-ext tune model.onnx --time-budget 10m --output records"
 
@@ -155,6 +156,7 @@ def tune_command(
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
     report: Annotated[
         Path | None,
@@ -182,7 +184,7 @@ def tune_command(
             "--rpc-tracker and --rpc-key belong together; expected both or none: add the other"
         )
     chosen = CompileOptions.parsed(
-        target, input_shape, opt_level, disable_pass, pass_config, threads
+        target, input_shape, opt_level, disable_pass, pass_config, threads, pipeline=pipeline
     )
     folder = output if output is not None else Path(f"{model.stem}.records")
     seconds = parse_duration("--timeout", timeout)
@@ -233,7 +235,7 @@ def tune_command(
     write_text(page, render_tuning_html(progress, facts))
 
 
-def session_facts(machine: "Description", effort: str, seed: int) -> dict[str, str]:
+def session_facts(machine: "MachineDescription", effort: str, seed: int) -> dict[str, str]:
     """What the report says of the circumstances."""
     from tvm_ext.artifact import VersionsRecord
 
@@ -260,6 +262,8 @@ def _compile_arguments(chosen: CompileOptions) -> list[str]:
     for name, values in chosen.pass_config.items():
         for option, value in values.items():
             words += ["--pass-config", f"{name}.{option}={value}"]
+    if chosen.pipeline is not None:
+        words += ["--pipeline", str(chosen.pipeline)]
     if chosen.threads is not None:
         words += ["--threads", str(chosen.threads)]
     return words

@@ -33,11 +33,14 @@ from tvm_ext.report.tuning_figures import (
 from tvm_ext.report.tuning_text import ShortName, times
 from tvm_ext.report.units import ABSENT, format_count, format_percent, plain
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from tvm_ext.tuning.progress import KernelProgress, SessionProgress
+
+
 # A running tuning session as a table that fits a terminal of any size.
 
-
-if TYPE_CHECKING:
-    from tvm_ext.tuning.progress import KernelProgress, SessionProgress
 
 # Columns that a terminal of at least so many characters has room for.
 _COLUMNS = {
@@ -181,11 +184,6 @@ def _cells(
         cells[name] = ShortName(text, mark if name == marked else "")
     return cells
 
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-    from tvm_ext.tuning.progress import SessionProgress
 
 REDRAWS_PER_SECOND = 4
 SECONDS_PER_LINE = 60.0

@@ -12,18 +12,18 @@ from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.cuda.runtime_library import runtime_problem
-from tvm_ext.hardware.description import CudaDescription, Processor
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.passes import registry
-from tvm_ext.passes.cuda_graphs import captured_kernels, launches_only, without_capture
+from tvm_ext.relay_passes.cuda_graphs import captured_kernels, launches_only, without_capture
 from tvm_ext.report.records import DeviceRecord
 from tvm_ext.tensor_spec import listed
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.cuda.cublas import library_modules
 from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels, lowering_pipeline, pass_options
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_by_fallback
-from tvm_ext.tir_schedules.template import Machine
 
 # What code generation raises.
 BUILD_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, AttributeError)
@@ -106,7 +106,7 @@ class Built:
 def build_with_fallback(
     planned: tvm.IRModule,
     target: tvm.target.Target,
-    machine: Machine,
+    machine: MachineDescription,
     unscheduled: tvm.IRModule,
     choices: dict[str, ScheduleChoice],
     origins: Mapping[str, Sequence[str]] | None = None,
@@ -166,7 +166,7 @@ def _explained(choice: ScheduleChoice, before: ScheduleChoice) -> ScheduleChoice
 
 
 @dataclass(frozen=True)
-class Program:
+class BuiltProgram:
     """A program with the schedules that it was built with."""
 
     executable: relax.VMExecutable
@@ -177,17 +177,17 @@ class Program:
 def build_program(
     mod: tvm.IRModule,
     target: tvm.target.Target,
-    machine: Processor,
+    machine: MachineDescription,
     unscheduled: tvm.IRModule,
     choices: dict[str, ScheduleChoice],
     calls: Sequence[KernelCall] = (),
-) -> Program:
+) -> BuiltProgram:
     """The program of a planned module; see ``build_with_fallback``. Raises BuildError.
 
     ``calls`` say which nodes a kernel computes, for messages.
     """
     origins = {call.kernel: call.origins for call in reversed(calls)}
-    program: Program = programs_of(machine).build(
+    program: BuiltProgram = programs_of(machine).build(
         mod, target, machine, unscheduled, choices, origins
     )
     return program
@@ -196,14 +196,14 @@ def build_program(
 def cpu_program(
     mod: tvm.IRModule,
     target: tvm.target.Target,
-    machine: Processor,
+    machine: MachineDescription,
     unscheduled: tvm.IRModule,
     choices: dict[str, ScheduleChoice],
     origins: Mapping[str, Sequence[str]],
-) -> Program:
+) -> BuiltProgram:
     """The program for a CPU."""
     built = build_with_fallback(mod, target, machine, unscheduled, choices, origins)
-    return Program(built.executable, built.choices)
+    return BuiltProgram(built.executable, built.choices)
 
 
 def cuda_program(
@@ -213,7 +213,7 @@ def cuda_program(
     unscheduled: tvm.IRModule,
     choices: dict[str, ScheduleChoice],
     origins: Mapping[str, Sequence[str]],
-) -> Program:
+) -> BuiltProgram:
     """The program for a GPU, with what its device code is."""
     # Where there is a GPU, the code is made for it to be loaded at once.
     runtime_problem()
@@ -227,4 +227,4 @@ def cuda_program(
     graphs, kernels = (0, 0) if unsafe else captured_kernels(built.mod)
     reason = "a kernel allocates memory while it runs" if unsafe else ""
     device = DeviceRecord(job.arch, job.form, job.made_by, graphs, kernels, reason)
-    return Program(built.executable, built.choices, device)
+    return BuiltProgram(built.executable, built.choices, device)

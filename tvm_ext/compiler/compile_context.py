@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 
 import tvm
 
-from tvm_ext.hardware.description import Description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
-from tvm_ext.tir_schedules.recorded_schedule import RecordSource
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
+from tvm_ext.tuning.logs.record_lookup import RecordLookup
 
 
 @dataclass
@@ -21,11 +21,11 @@ class CompileContext:
 
     Attributes
     ----------
-    machine : Description
+    machine : MachineDescription
         What is compiled for.
     target : tvm.target.Target
         The same for TVM.
-    records : RecordSource, optional
+    records : RecordLookup, optional
         The tuned records that ScheduleKernels looks in.
     ranges : mapping of str to SizeRange
         The sizes that symbolic dimensions may have, by name, where they are limited.
@@ -35,9 +35,9 @@ class CompileContext:
         Memory of one run: ShareStorage writes it.
     """
 
-    machine: Description
+    machine: MachineDescription
     target: tvm.target.Target
-    records: RecordSource | None = None
+    records: RecordLookup | None = None
     ranges: Mapping[str, SizeRange] = field(default_factory=dict)
     choices: dict[str, ScheduleChoice] = field(default_factory=dict)
     memory: MemoryRecord = field(default_factory=MemoryRecord)
@@ -47,7 +47,7 @@ _current: ContextVar[CompileContext | None] = ContextVar("compile_context", defa
 
 
 @contextmanager
-def compiling(machine: Description) -> Iterator[CompileContext]:
+def compiling(machine: MachineDescription) -> Iterator[CompileContext]:
     """A compilation for ``machine``, which is the current target as long as it lasts."""
     with compiling_for(machine) as target:
         context = CompileContext(machine, target)

@@ -5,15 +5,15 @@ what was left without a kernel.
 import functools
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tvm
 from tvm import relax, tirx
+from tvm.sym import Analyzer
 
 from tvm_ext.errors import REPORT_IT, ModelError
 from tvm_ext.relay_passes.expressions import operator_name
-from tvm_ext.relay_passes.spans import bindings_of, describe_origin, origins_of
+from tvm_ext.relay_passes.spans import bindings_of, describe_origin, origins_of, relax_bindings
 from tvm_ext.report.records import ModuleCounts
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
@@ -32,41 +32,30 @@ _RUN_BY_VM = (
 )
 
 
-def relax_bindings(mod: tvm.IRModule) -> Iterator[relax.VarBinding]:
-    """All variable bindings of all Relax functions, in the order of a run.
+def may_divide_by_zero(mod: tvm.IRModule) -> bool:
+    """Whether a kernel divides integers by elements of a tensor, or by sizes that can be 0.
 
-    Those of a function that another one calls (a branch, an iteration of a loop) come once, before
-    its first call.
+    A 0 there ends the process.
     """
-    functions = {
-        str(var.name_hint): func
-        for var, func in mod.functions.items()
-        if isinstance(func, relax.Function)
-    }
-    entered: set[str] = set()
-
-    def inside(name: str) -> Iterator[relax.VarBinding]:
-        if name in entered or name not in functions:
-            return
-        entered.add(name)
-        for binding in bindings_of(functions[name]):
-            callee = binding.value.op if isinstance(binding.value, relax.Call) else None
-            if isinstance(callee, tvm.ir.GlobalVar):
-                yield from inside(str(callee.name_hint))
-            yield binding
-
-    for name in ("main", *functions):
-        yield from inside(name)
+    kernels = [func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc)]
+    return any(_divides_by_zero_at_some_size(func) for func in kernels)
 
 
-def divides_by_data(mod: tvm.IRModule) -> bool:
-    """Whether a kernel divides integers by elements of a tensor: a 0 there ends the process."""
-    kernels = (func for func in mod.functions.values() if isinstance(func, tirx.PrimFunc))
-    return any(
-        nodes(division.b, tvm.ir.TensorLoad)
-        for func in kernels
+def _divides_by_zero_at_some_size(func: tirx.PrimFunc) -> bool:
+    divisors = [
+        division.b
         for division in nodes(func.body, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
-        if "int" in str(division.ty.dtype)
+        if "int" in str(division.ty.dtype) and not isinstance(division.b, tirx.IntImm)
+    ]
+    if not divisors:
+        return False
+    analyzer = Analyzer()
+    shapes = [list(param.shape) if hasattr(param, "shape") else [param] for param in func.params]
+    for size in (size for shape in shapes for size in shape if isinstance(size, tirx.Var)):
+        analyzer.bind(size, tvm.ir.Range(1, 1 << 31))
+    return any(
+        nodes(divisor, tvm.ir.TensorLoad) or not analyzer.can_prove(divisor > 0)
+        for divisor in divisors
     )
 
 
@@ -95,28 +84,46 @@ def operator_counts(mod: tvm.IRModule) -> dict[str, int]:
     return dict(Counter(name.removeprefix("relax.") for name in names if name).most_common())
 
 
-def module_counts(mod: tvm.IRModule) -> ModuleCounts:
-    """Operators, kernels, and bytes of the tensors between them."""
-    operators = kernels = intermediate = 0
-    for func in mod.functions.values():
-        if not isinstance(func, relax.Function):
-            kernels += isinstance(func, tirx.PrimFunc)
-            continue
-        for binding in bindings_of(func):
-            value = binding.value
-            if isinstance(value, relax.Call):
-                operators += isinstance(value.op, tvm.ir.Op)
-                intermediate += _tensor_bytes(binding.var.ty)
-    return ModuleCounts(operators, kernels, intermediate)
+class ModuleCounter:
+    """Counts what is in a module that changes from pass to pass."""
+
+    def __init__(self) -> None:
+        # By hash, with the function, which is the same as long as it is kept.
+        self._counted: dict[int, tuple[relax.Function, int, int]] = {}
+
+    def counts(self, mod: tvm.IRModule) -> ModuleCounts:
+        """Operators, kernels, and bytes of the tensors between them."""
+        before, self._counted = self._counted, {}
+        operators = kernels = intermediate = 0
+        for func in mod.functions.values():
+            if not isinstance(func, relax.Function):
+                kernels += isinstance(func, tirx.PrimFunc)
+                continue
+            # Of a model with loops and branches a pass changes few functions.
+            counted = before.get(hash(func)) or (func, *_operators_and_bytes(func))
+            self._counted[hash(func)] = counted
+            operators += counted[1]
+            intermediate += counted[2]
+        return ModuleCounts(operators, kernels, intermediate)
+
+
+def _operators_and_bytes(func: relax.Function) -> tuple[int, int]:
+    operators = intermediate = 0
+    for binding in bindings_of(func):
+        value = binding.value
+        if isinstance(value, relax.Call):
+            operators += isinstance(value.op, tvm.ir.Op)
+            intermediate += _tensor_bytes(binding.var.ty)
+    return operators, intermediate
 
 
 def _tensor_bytes(ty: tvm.ir.Type) -> int:
     if isinstance(ty, relax.TupleType):
-        return sum(_tensor_bytes(inner) for inner in ty.fields)
+        return sum(_tensor_bytes(inner) for inner in ty.fields[:])
     shape = ty.shape if isinstance(ty, relax.TensorType) else None
     if not isinstance(shape, relax.ShapeExpr):
         return 0
-    elements = math.prod(static_extent(size) or 1 for size in shape.values)
+    elements = math.prod(static_extent(size) or 1 for size in shape.values[:])
     return elements * _element_bytes(str(ty.dtype))
 
 

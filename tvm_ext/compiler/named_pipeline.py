@@ -5,11 +5,18 @@ from typing import Any
 import tvm
 
 from tvm_ext.compiler.compile_context import compiling
-from tvm_ext.compiler.graph_analysis import kernel_calls
-from tvm_ext.compiler.tuned_kernels import RecordsSource, find_records
-from tvm_ext.hardware.targets import current_description, resolve_processor
-from tvm_ext.passes.pipeline import STAGES, build_pipeline
+from tvm_ext.compiler.stages import (
+    Phases,
+    lower_module,
+    plan_module,
+    require_schedules,
+    schedule_module,
+)
+from tvm_ext.compiler.tuned_kernels import RecordsSource
+from tvm_ext.hardware.targets import current_description, program_target
+from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner
+from tvm_ext.relax_frontend import normalized
 
 
 def tvm_ext_pipeline(records: RecordsSource = (), **options: Any) -> tvm.transform.Pass:
@@ -26,17 +33,12 @@ def tvm_ext_pipeline(records: RecordsSource = (), **options: Any) -> tvm.transfo
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_ext")
     def run(mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
-        runner = PassRunner()
-        machine = resolve_processor(current_description())
+        runner, phases = PassRunner(), Phases()
+        machine = program_target(current_description())
+        require_schedules(pipeline, machine)
         with compiling(machine) as context:
-            for stage in STAGES:
-                if stage == "schedule":
-                    mod = runner.run(pipeline.ahead_of_schedules, mod)
-                    calls = kernel_calls(mod)
-                    context.records = find_records(records, machine, calls)
-                    mod = runner.run(pipeline.schedules, mod)
-                else:
-                    mod = runner.run(getattr(pipeline, stage), mod)
-        return mod
+            lowered = lower_module(normalized(mod), pipeline, runner, phases)
+            scheduled = schedule_module(lowered, pipeline, runner, phases, context, records)
+            return plan_module(scheduled, pipeline, runner, phases)
 
     return run

@@ -10,7 +10,8 @@ from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.configs.errors import RecordsError
 from tvm_ext.configs.loader import config_folder
-from tvm_ext.hardware.description import CpuDescription, Description, Processor
+from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 from tvm_ext.tuning.candidate import refusal
 from tvm_ext.tuning.logs.record_lookup import RecordLookup
@@ -25,7 +26,7 @@ _UNTUNABLE = ("user", "as written")
 
 
 def find_records(
-    records: RecordsSource, machine: Processor, calls: Sequence[KernelCall]
+    records: RecordsSource, machine: MachineDescription, calls: Sequence[KernelCall]
 ) -> RecordLookup:
     """The records for ``machine``: the user's folders first, then what ships for this very CPU.
 
@@ -45,7 +46,7 @@ def record_folders(records: RecordsSource) -> list[Path]:
     return [Path(records)] if isinstance(records, str | Path) else [Path(one) for one in records]
 
 
-def shipped_folders(machine: Description) -> list[Path]:
+def shipped_folders(machine: MachineDescription) -> list[Path]:
     """The folder of shipped records whose CPU and number of cores are the machine's."""
     name = programs_of(machine).records_name(machine)
     if not name:

@@ -35,8 +35,8 @@ from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.cuda.host import LIBRARY, driver_state
 from tvm_ext.hardware.cuda.runtime_library import keep_for_ever
 from tvm_ext.model_inputs import check_inputs, release
-from tvm_ext.passes.cuda_graphs import PLAIN_RUN, RUN_OR_CAPTURE
 from tvm_ext.profiling import Profile, profile_run
+from tvm_ext.relay_passes.cuda_graphs import PLAIN_RUN, RUN_OR_CAPTURE
 from tvm_ext.run_errors import register_failed_branch
 from tvm_ext.tensor_spec import TensorSpec
 

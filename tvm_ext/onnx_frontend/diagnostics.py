@@ -167,7 +167,7 @@ def described(value: Any, known: Container[str]) -> tuple[str, list[str]]:
     """
     symbols: list[str] = []
 
-    def size(given: Any) -> str:
+    def size(given: tirx.Expr) -> str:
         if isinstance(given, int | tirx.IntImm):
             return str(int(given))
         names = [str(var.name) for var in tirx.analysis.undefined_vars(given)]

@@ -370,7 +370,7 @@ class _OriginImporter(ONNXGraphImporter):
         for name, value in zip(node.output, self._outputs(node, attrs), strict=False):
             self._nodes[name] = value
 
-    def _without_sizes(self, value: Any) -> Any:
+    def _without_sizes(self, value: relax.Expr) -> relax.Expr:
         return value.as_tensor(self.bb) if isinstance(value, SizeValues) else value
 
     def _outputs(self, node: onnx.NodeProto, attrs: dict) -> list[Any]:
@@ -393,7 +393,7 @@ class _OriginImporter(ONNXGraphImporter):
             for known, tensor in zip(sizes, results, strict=True)
         ]
 
-    def _results(self, node: onnx.NodeProto, result: Any) -> list[Any]:
+    def _results(self, node: onnx.NodeProto, result: Any) -> list[relax.Expr]:
         """The values of a node's outputs, which may be fewer than the operator has."""
         if gives_sequence(CONVERTERS.get(operator_key(node))):
             return [result]

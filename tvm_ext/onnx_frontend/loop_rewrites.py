@@ -44,7 +44,6 @@ def _scan_to_loop(node: ir.Node) -> None:
         )
     outer = Inserter(node, f"{node.name}/outside")
     axes = _numbers(node, "scan_input_axes", scanned)
-    directions = _numbers(node, "scan_input_directions", scanned)
     trips = outer.size(node.inputs[states], axes[0])
     one = outer.constant(np.array(1, np.int64))
     last = outer.node("Sub", [trips, one])
@@ -63,22 +62,7 @@ def _scan_to_loop(node: ir.Node) -> None:
     copy.inputs.clear()
     copy.initializers.clear()
     copy.remove(nodes)
-    added, elements = [], {}
-    for index in range(scanned):
-        value, position = node.inputs[states + index], number
-        if directions[index] == _BACKWARD:
-            back = ir.node("Sub", [last, number], name=f"{node.name}/back_{index}")
-            added.append(back)
-            position = back.outputs[0]
-        axis = axes[index]
-        take = ir.node("Gather", [value, position], {"axis": axis}, name=f"{node.name}/x_{index}")
-        added.append(take)
-        element, inside = formal[states + index], take.outputs[0]
-        inside.type, inside.shape = element.type, element.shape
-        element.replace_all_uses_with(inside)
-        elements[element] = inside
-    for extra in added:
-        extra.outputs[0].name = extra.name
+    added, elements = _taken(node, formal[states:], axes, number, last)
     on = ir.node("Identity", [going], name=f"{node.name}/on")
     on.outputs[0].name = on.name
     inner = ir.Graph(
@@ -95,6 +79,31 @@ def _scan_to_loop(node: ir.Node) -> None:
         made.name, made.type = f"{old.name}/loop", old.type
     node.graph.insert_before(node, loop)
     replace_outputs(node, _arranged(node, loop, states, results))
+
+
+def _taken(
+    node: ir.Node, formal: list[ir.Value], axes: list[int], number: ir.Value, last: ir.Value
+) -> tuple[list[ir.Node], dict[ir.Value, ir.Value]]:
+    """Nodes that take the elements of one iteration, and which inputs of the body these replace."""
+    directions = _numbers(node, "scan_input_directions", len(formal))
+    scanned = node.inputs[len(node.inputs) - len(formal) :]
+    added, elements = [], {}
+    for index, (value, element) in enumerate(zip(scanned, formal, strict=True)):
+        position = number
+        if directions[index] == _BACKWARD:
+            back = ir.node("Sub", [last, number], name=f"{node.name}/back_{index}")
+            added.append(back)
+            position = back.outputs[0]
+        attributes = {"axis": axes[index]}
+        take = ir.node("Gather", [value, position], attributes, name=f"{node.name}/x_{index}")
+        added.append(take)
+        inside = take.outputs[0]
+        inside.type, inside.shape = element.type, element.shape
+        element.replace_all_uses_with(inside)
+        elements[element] = inside
+    for extra in added:
+        extra.outputs[0].name = extra.name
+    return added, elements
 
 
 def _arranged(node: ir.Node, loop: ir.Node, states: int, results: list[ir.Value]) -> list[ir.Value]:
@@ -338,15 +347,26 @@ def _append_to_scan(node: ir.Node, fixed: Container[int | ir.SymbolicDim]) -> bo
         if growing is not None:
             _grow(node, body, index, insert, growing)
             return True
-        element = insert.inputs[1]
-        if (
-            element is not None
-            and element.shape is not None
-            and all(isinstance(size, int) or size in fixed for size in element.shape)
-        ):
+        if _alike_elements(node, index, insert.inputs[1], fixed):
             _scan(node, body, index, insert)
             return True
     return False
+
+
+def _alike_elements(
+    node: ir.Node, index: int, element: ir.Value | None, fixed: Container[int | ir.SymbolicDim]
+) -> bool:
+    """Whether all iterations append elements of the same sizes.
+
+    Elements that are joined along an axis of a known size must agree in all others.
+    """
+    if element is None or element.shape is None:
+        return False
+    axes = {_joined_axis(use.node) for use in node.outputs[index].uses()}
+    joined = next(iter(axes)) if len(axes) == 1 else None
+    if joined is not None and element.shape and isinstance(element.shape[joined], int):
+        return True
+    return all(isinstance(size, int) or size in fixed for size in element.shape)
 
 
 def _append(body: ir.Graph, index: int) -> ir.Node | None:

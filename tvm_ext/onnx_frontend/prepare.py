@@ -6,6 +6,7 @@ what was fused and why; and over plain shape inference, which leaves the arithme
 onnxscript's rewriter is left out for the same reason: folding BatchNormalization is a graph pass.
 """
 
+import logging
 from collections import Counter
 
 import numpy as np
@@ -23,6 +24,7 @@ from tvm_ext.onnx_frontend.canonicalize import (
 from tvm_ext.onnx_frontend.containers import resolve_containers, splits_hidden
 from tvm_ext.onnx_frontend.diagnostics import preparation_error
 from tvm_ext.onnx_frontend.fold_tree_ensembles import fold_tree_ensembles
+from tvm_ext.onnx_frontend.loop_carried_shapes import infer_carried_shapes
 from tvm_ext.onnx_frontend.loop_rewrites import (
     appending_loops_to_scans,
     hoist_loop_invariants,
@@ -41,6 +43,11 @@ from tvm_ext.onnx_frontend.value_sizes import known_elements, range_steps, requi
 FOLD_INPUT_LIMIT = 1 << 20
 FOLD_OUTPUT_LIMIT = 1 << 22
 FOLD_ROUNDS = 8
+
+# Where nobody asked for logs, Python prints warnings of libraries: those about what was not folded
+# concern no user.
+for _name in ("onnxscript", "onnx_ir"):
+    logging.getLogger(_name).addHandler(logging.NullHandler())
 
 # Operators whose results can be much larger than all that they read.
 _SIZED_BY_VALUES = frozenset(
@@ -169,12 +176,14 @@ def _holds_map(type_: onnx.TypeProto) -> bool:
 
 
 def _write_out(model: ir.Model) -> bool:
-    """Scan as Loop, short loops unrolled, containers resolved; whether something changed.
+    """Scan as Loop, short loops unrolled, containers resolved, shapes in bodies; if any changed.
 
     A loop that appends to a sequence may have elements of any size where it is unrolled.
     """
     rewrites = (scans_to_loops, hoist_loop_invariants, unroll_loops, resolve_containers)
-    return any([rewrite(model) for rewrite in rewrites]) or appending_loops_to_scans(model)
+    if any([rewrite(model) for rewrite in rewrites]):
+        return True
+    return infer_carried_shapes(model) or appending_loops_to_scans(model)
 
 
 def _fold(model: ir.Model) -> None:

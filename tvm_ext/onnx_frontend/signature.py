@@ -74,7 +74,8 @@ def set_input_shapes(
                 ranges[name, axis] = size.range
                 _require_one_range(size.name, size.range, named, label)
     for value in inputs.values():
-        for dim in value.type.tensor_type.shape.dim:
+        # What was given by name stays, also where it has the former name of another size.
+        for dim in value.type.tensor_type.shape.dim if value.name not in input_shapes else ():
             _set_size(dim, by_symbol.get(dim.dim_param))
         _require_shape(value, ranges, label)
     if input_shapes:

@@ -6,22 +6,19 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ext.compiler.kernel_workspaces import PlanWorkspaces
-from tvm_ext.compiler.memory import BoundSizes, DropResultChecks, RoundStorage, ShareStorage
-from tvm_ext.compiler.packed_weights import MarkConstantParameters, PackWeights
-from tvm_ext.compiler.schedule_pass import ScheduleKernels
 from tvm_ext.passes.attention_fusion import AttentionFusion
-from tvm_ext.passes.cuda_graphs import CudaGraphs
 from tvm_ext.passes.dispatch_sort_scan import DispatchSortScan
+from tvm_ext.passes.pack_weights import MarkConstantParameters, PackWeights
+from tvm_ext.passes.plan_memory import BoundSizes, DropResultChecks, RoundStorage, ShareStorage
+from tvm_ext.passes.plan_workspaces import PlanWorkspaces
 from tvm_ext.passes.propagate_nan import PropagateNan
 from tvm_ext.passes.registry import Level, PassEntry, add, first_line
+from tvm_ext.passes.schedule_kernels import ScheduleKernels
 from tvm_ext.passes.threads_for_large_runs import ThreadsForLargeRuns
 from tvm_ext.passes.vector_math import VectorMath
 from tvm_ext.relay_passes import BUILTIN_PASSES
+from tvm_ext.relay_passes.cuda_graphs import CudaGraphs
 from tvm_ext.relay_passes.legalize_ops import legalize_ops
-
-# Registers the built-in passes and those of TVM that the pipelines name.
-
 
 # What a pipeline may name of TVM's own. LegalizeOps comes without warnings: what it leaves is
 # checked, and named, after the whole pipeline.

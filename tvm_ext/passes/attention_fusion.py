@@ -7,8 +7,7 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.hardware.targets import current_gpu
+from tvm_ext.hardware.cuda.description import CudaDescription, current_gpu
 from tvm_ext.passes.attention_pattern import NARROW, AttentionMatch, find_attention
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import shape_obstacle, static_shape

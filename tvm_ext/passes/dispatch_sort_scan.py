@@ -7,7 +7,7 @@ import tvm
 from tvm import relax, te, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from tvm_ext.hardware.targets import current_gpu
+from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.tir_schedules.cuda.sort_decision import can_sort
 
 

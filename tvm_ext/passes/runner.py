@@ -10,7 +10,7 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ffi import structural_equal
 
-from tvm_ext.compiler.graph_analysis import module_counts
+from tvm_ext.compiler.graph_analysis import ModuleCounter
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import (
     REPORT_IT,
@@ -187,6 +187,7 @@ class PassRunner:
     def __init__(self, dump_dir: Path | None = None) -> None:
         self.records: list[PassRecord] = []
         self.inputs: InputShapes = {}
+        self._counter = ModuleCounter()
         self._instruments: list[object] = []
         if dump_dir is not None:
             self._instruments.append(_dump_instrument(dump_dir))
@@ -209,7 +210,7 @@ class PassRunner:
             tvm.transform.PassContext(opt_level=3, instruments=[*self._instruments, *extra]),
             recording() as decisions,
         ):
-            counts = module_counts(mod)
+            counts = self._counter.counts(mod)
             for step, made in zip(steps, passes, strict=True):
                 name, level = step.entry.name, step.entry.level
                 if made is None:
@@ -221,7 +222,7 @@ class PassRunner:
                 after = self._applied(step, made, mod)
                 seconds = time.perf_counter() - begun
                 changed = not after.same_as(mod) and not structural_equal(after, mod)
-                counts = module_counts(after) if changed else counts
+                counts = self._counter.counts(after) if changed else counts
                 self.records.append(_record(step, seconds, changed, decisions[first:], counts))
                 mod = after
         return mod

@@ -4,7 +4,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.compiler.graph_analysis import kernel_calls
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
 from tvm_ext.tir_schedules.cpu.thread_choice import with_thread_choice
 

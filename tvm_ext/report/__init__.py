@@ -6,6 +6,7 @@ from tvm_ext.report.records import (
     GraphRecord,
     KernelRecord,
     MemoryRecord,
+    ModuleCounts,
     PassRecord,
     PhaseRecord,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "GraphRecord",
     "KernelRecord",
     "MemoryRecord",
+    "ModuleCounts",
     "PassRecord",
     "PhaseRecord",
     "ReportError",

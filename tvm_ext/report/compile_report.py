@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.configs.errors import TvmExtError
-from tvm_ext.configs.former_names import PASSES, current_schedule
+from tvm_ext.configs.former_names import GRAPH_FIELDS, PASSES, current_schedule
 from tvm_ext.report.page import render_html
 from tvm_ext.report.records import (
     DeviceRecord,
@@ -26,6 +26,9 @@ from tvm_ext.report.records import (
 )
 from tvm_ext.report.text import render_text, renderable
 from tvm_ext.tensor_spec import listed
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 
 class ReportError(TvmExtError):
@@ -62,9 +65,6 @@ def not_a_report(problem: str, schema: int) -> ReportError:
         "compile the model again"
     )
 
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
 
 SCHEMA = 1
 
@@ -170,6 +170,9 @@ class CompileReport:
             del values["device"]
         if not self.host:
             del values["host"]
+        for record in values["passes"]:
+            if record["after"] is None:
+                del record["after"]
         return values
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -199,6 +202,8 @@ class CompileReport:
             fields of this version.
         """
         data = parse(text, SCHEMA)
+        if isinstance(graph := data.get("graph"), dict):
+            data["graph"] = {GRAPH_FIELDS.get(name, name): graph[name] for name in graph}
         try:
             report = _ADAPTER.validate_python(data)
         except ValidationError as error:

@@ -1,17 +1,12 @@
 """The compile report as one self-contained HTML page.
 
-How it looks is in the templates next to this file. Names come from model files: the templates
-escape every value, and show it with nothing that does not print.
+This module lays the figures out; how they look is in the templates next to this file.
 """
 
-import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
-
+from tvm_ext.report.page_environment import KeyFigure, page_environment
 from tvm_ext.report.units import (
     ABSENT,
     Scale,
@@ -21,69 +16,16 @@ from tvm_ext.report.units import (
     format_count,
     format_percent,
     format_seconds,
-    plain,
     seconds_scale,
 )
 
-# Renders the templates next to this file into self-contained pages.
-#
-# Names come from model files: every value is escaped, and shown with nothing that does not print.
-
-
-@lru_cache(maxsize=1)
-def page_environment() -> Environment:
-    """Return the environment that every page is rendered with."""
-    # Autoescape is set for every template: the usual rule by file name skips "*.html.j2".
-    environment = Environment(
-        loader=PackageLoader("tvm_ext.report", ""),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_printable,
-    )
-    environment.filters.update(
-        seconds=format_seconds,
-        size=format_bytes,
-        percent=format_percent,
-        counted=format_count,
-        breakable=_breakable,
-    )
-    return environment
-
-
-def _breakable(name: str) -> Markup:
-    """Return a node name, escaped, that a line may break after each inner "/" or "." of."""
-    pieces = re.split(r"(?<=\w[/.])(?=\w)", plain(name))
-    return Markup("<wbr>").join(escape(piece) for piece in pieces)
-
-
-def _printable(value: object) -> object:
-    if isinstance(value, str) and not isinstance(value, Markup):
-        return plain(value)
-    return value
-
-
-# What the HTML page of a compile report shows: key figures and rows, ready to be laid out.
-
-
 if TYPE_CHECKING:
     from tvm_ext.report.compile_report import CompileReport
-    from tvm_ext.report.records import Decision, KernelRecord
+    from tvm_ext.report.records import Decision, KernelRecord, ModuleCounts
 
 _SOURCES = ("record", "template", "tvm rule", "generic")
 _STEPS = 6  # shades of the accent that the style sheet has
 _LABEL_SHARE = 0.13  # a part of a bar at least this long holds its own name
-
-
-@dataclass(frozen=True)
-class KeyFigure:
-    """One key figure at the top of the page."""
-
-    label: str
-    value: str
-    note: str
-    badge: str = ""
 
 
 @dataclass(frozen=True)
@@ -152,7 +94,7 @@ class SourceRow:
 
 @dataclass(frozen=True)
 class PassRow:
-    """One pass, with its decisions split."""
+    """One pass, with the module behind it in numbers and its decisions split."""
 
     name: str
     level: str
@@ -161,6 +103,7 @@ class PassRow:
     applied: int
     refused: int
     skipped: str
+    after: "ModuleCounts | None"
     taken: "list[Decision]"
     left_alone: "list[Decision]"
 
@@ -330,7 +273,7 @@ def pass_rows(report: "CompileReport") -> list[PassRow]:
     return [
         PassRow(
             *(record.name, record.level, record.seconds, record.changed),
-            *(record.applied, record.refused, record.skipped),
+            *(record.applied, record.refused, record.skipped, record.after),
             taken=[decision for decision in record.decisions if decision.applied],
             left_alone=[decision for decision in record.decisions if not decision.applied],
         )
@@ -350,9 +293,6 @@ def memory_parts(report: "CompileReport") -> list[tuple[str, int, float]]:
     longest = max(1, *(value for _, value in known))
     return [(label, value, value / longest) for label, value in known]
 
-
-if TYPE_CHECKING:
-    from tvm_ext.report.compile_report import CompileReport
 
 OPERATORS_SHOWN = 10
 

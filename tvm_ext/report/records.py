@@ -96,8 +96,8 @@ class PassRecord:
         Why the pass did not run, for example "disabled by --disable-pass"; "" if it ran.
     decisions : list[Decision]
         The matches, in the order in which the pass met them.
-    after : ModuleCounts
-        The module behind the pass.
+    after : ModuleCounts, optional
+        The module behind the pass; None in reports that were saved before it was counted.
     """
 
     name: str
@@ -108,7 +108,7 @@ class PassRecord:
     refused: int
     skipped: str = ""
     decisions: list[Decision] = field(default_factory=list)
-    after: ModuleCounts = field(default_factory=ModuleCounts)
+    after: ModuleCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class GraphRecord:
         Kernel calls of one run, before and after fusion.
     batch_norms_left : int
         Batch normalisations that were not folded away.
-    divides_by_data : bool
-        Whether integers are divided by elements of a tensor, which may be 0.
+    may_divide_by_zero : bool
+        Whether a kernel divides integers by elements of a tensor or by sizes that can be 0.
     sizes_from_data : bool
         Whether sizes follow from elements of a tensor, not from sizes of the inputs alone.
     """
@@ -138,7 +138,7 @@ class GraphRecord:
     kernels_before_fusion: int = 0
     kernels: int = 0
     batch_norms_left: int = 0
-    divides_by_data: bool = False
+    may_divide_by_zero: bool = False
     sizes_from_data: bool = False
 
     @property

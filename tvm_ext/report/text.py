@@ -155,7 +155,7 @@ def _passes(report: "CompileReport") -> Table | None:
     if not report.passes:
         return None
     scale = seconds_scale(max(record.seconds for record in report.passes))
-    table = flexible_table("Passes", "Pass", ">Time", ">Applied", ">Refused", "~Effect")
+    table = flexible_table("Passes", "Pass", ">Time", ">Applied", ">Refused", "~Behind it")
     for record in report.passes:
         ran = not record.skipped
         table.add_row(
@@ -177,10 +177,10 @@ def _effect(record: "PassRecord") -> str:
     if not record.changed:
         return "no change"
     after = record.after
-    return (
-        f"changed: {after.operators:,} operators, {after.kernels:,} kernels, "
-        f"{format_bytes(after.intermediate_bytes)} between them"
-    )
+    if after is None:
+        return "changed"
+    counts = (format_count(after.operators, "operator"), format_count(after.kernels, "kernel"))
+    return ", ".join([*counts, format_bytes(after.intermediate_bytes)])
 
 
 def _kernels(report: "CompileReport") -> Table | None:

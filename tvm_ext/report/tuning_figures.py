@@ -13,6 +13,7 @@ from tvm_ext.report.units import ABSENT, format_count, seconds_scale
 if TYPE_CHECKING:
     from tvm_ext.tuning.progress import KernelProgress, SessionProgress
 
+
 NEAR = 1.05
 """A default whose gain is at most this is near the best found."""
 
@@ -177,9 +178,6 @@ def trials_planned(progress: "SessionProgress") -> str:
 
 # A tuning session as JSON values.
 
-
-if TYPE_CHECKING:
-    from tvm_ext.tuning.progress import KernelProgress, SessionProgress
 
 SCHEMA = 1
 

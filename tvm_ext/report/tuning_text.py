@@ -38,6 +38,10 @@ from tvm_ext.report.units import (
     seconds_scale,
 )
 
+if TYPE_CHECKING:
+    from tvm_ext.tuning.progress import KernelProgress, SessionProgress
+
+
 # Node names in a column of a terminal that is too narrow for them.
 
 
@@ -83,9 +87,6 @@ def shortened(name: str, width: int) -> str:
         first = f"…{first}"
     return first + count
 
-
-if TYPE_CHECKING:
-    from tvm_ext.tuning.progress import KernelProgress, SessionProgress
 
 KERNELS_SHOWN = 25
 

@@ -9,8 +9,7 @@ import tvm
 from tvm import relax, tirx
 from tvm.ir import GenericConst
 
-from tvm_ext.compiler.graph_analysis import relax_bindings
-from tvm_ext.relay_passes.spans import origins_of
+from tvm_ext.relay_passes.spans import origins_of, relax_bindings
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm_ext.api import TargetSource
-from tvm_ext.compiler.lower_model import LoweredModel, ModelSource, Phases, lower_model
+from tvm_ext.compiler.stages import LoweredModel, ModelSource, Phases, lower_model
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders
 from tvm_ext.errors import TargetError
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.hardware.wafer.description import WaferDescription
-from tvm_ext.passes.pipeline import build_pipeline
+from tvm_ext.passes.pipeline import PipelineSource, build_pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.tuning.logs.record_lookup import RecordLookup
 from tvm_ext.wafer.dataflow import Dataflow, DataflowTensor, dataflow
@@ -78,12 +78,13 @@ def model_cost(
     opt_level: int | str = "O3",
     disabled_passes: Iterable[str] = (),
     pass_config: Mapping[str, Mapping[str, Any]] | None = None,
+    pipeline: PipelineSource | None = None,
 ) -> ModelCost:
     """The cost of an ONNX model on a mesh.
 
     Parameters
     ----------
-    model, input_shapes, opt_level, disabled_passes, pass_config
+    model, input_shapes, opt_level, disabled_passes, pass_config, pipeline
         As for ``compile``.
     target
         A mesh: a preset's name, a TOML file, or a description.
@@ -97,10 +98,10 @@ def model_cost(
         As ``compile``; TargetError for a target that is no mesh.
     """
     mesh = mesh_target(target)
-    pipeline = build_pipeline(opt_level, disabled_passes, pass_config)
+    passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     with compiling_for(mesh):
-        lowered = lower_model(model, input_shapes, pipeline, PassRunner(), Phases())
-        return lowered_cost(lowered, mesh, records, pipeline.opt_level)
+        lowered = lower_model(model, input_shapes, passes, PassRunner(), Phases())
+        return lowered_cost(lowered, mesh, records, passes.opt_level)
 
 
 def lowered_cost(

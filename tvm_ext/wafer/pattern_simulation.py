@@ -43,7 +43,7 @@ class PatternRun:
 
 
 @dataclass(frozen=True)
-class Pattern:
+class SimulatedPattern:
     """One pattern.
 
     Attributes
@@ -113,24 +113,24 @@ def _ring_part(run: PatternRun) -> int:
     return math.ceil(run.words / run.columns)
 
 
-PATTERNS: dict[str, Pattern] = {
-    "message": Pattern(
+PATTERNS: dict[str, SimulatedPattern] = {
+    "message": SimulatedPattern(
         "from the first PE of a line to the last",
         lambda run: communication.message(run.mesh, run.words, run.columns - 1),
         lambda run: programs.message(run.words, run.columns - 1),
     ),
-    "multicast": Pattern(
+    "multicast": SimulatedPattern(
         "from the first PE of a line to all others",
         lambda run: communication.multicast(run.mesh, run.words, run.columns),
         lambda run: programs.multicast(run.words, run.columns),
     ),
-    "multicast-2d": Pattern(
+    "multicast-2d": SimulatedPattern(
         "from the corner of a grid to all others",
         lambda run: communication.multicast_2d(run.mesh, run.words, run.rows, run.columns),
         lambda run: programs.multicast_2d(run.words, run.rows, run.columns),
         "grid",
     ),
-    "summa": Pattern(
+    "summa": SimulatedPattern(
         "the first column of PEs along the rows, the first row along the columns",
         lambda run: exchanges.summa_broadcast(
             run.mesh, run.words, run.words, run.rows, run.columns
@@ -138,28 +138,28 @@ PATTERNS: dict[str, Pattern] = {
         lambda run: programs.summa_broadcast(run.words, run.words, run.rows, run.columns),
         "grid",
     ),
-    "star": Pattern(
+    "star": SimulatedPattern(
         "reduce: all to the first PE of a line",
         lambda run: reduces.star(run.mesh, run.words, run.columns),
         lambda run: programs.star(run.words, run.columns),
     ),
-    "chain": Pattern(
+    "chain": SimulatedPattern(
         "reduce: each PE of a line adds and passes on",
         lambda run: reduces.chain(run.mesh, run.words, run.columns),
         lambda run: programs.chain(run.words, run.columns),
     ),
-    "tree": Pattern(
+    "tree": SimulatedPattern(
         "reduce: pairs of pairs of a line",
         lambda run: reduces.tree(run.mesh, run.words, run.columns),
         lambda run: programs.tree(run.words, run.columns),
     ),
-    "two-phase": Pattern(
+    "two-phase": SimulatedPattern(
         "reduce: chains within groups of a line, then over their first PEs",
         lambda run: reduces.two_phase(run.mesh, run.words, run.columns, _two_phase_group(run)),
         lambda run: programs.two_phase(run.words, run.columns, _two_phase_group(run)),
         group="PEs of a group",
     ),
-    "k-tree": Pattern(
+    "k-tree": SimulatedPattern(
         "allreduce: to the middle of groups of a line, level by level, and back",
         lambda run: reduces.k_tree(run.mesh, run.words, run.columns, run.group or 2),
         lambda run: programs.k_tree(
@@ -167,25 +167,25 @@ PATTERNS: dict[str, Pattern] = {
         ),
         group="levels",
     ),
-    "ring": Pattern(
+    "ring": SimulatedPattern(
         "allreduce: parts of the vector around a ring over a line, twice",
         lambda run: reduces.ring(run.mesh, run.words, run.columns),
         lambda run: programs.ring(_ring_part(run), run.columns),
         message_words=_ring_part,
     ),
-    "shift": Pattern(
+    "shift": SimulatedPattern(
         "Cannon's shift: each PE of a row to the next, the last to the first",
         lambda run: exchanges.cannon_shift(run.mesh, run.words, run.columns),
         lambda run: programs.cannon_shift(run.words, run.columns, run.rows),
         "rows",
     ),
-    "interleaved-shift": Pattern(
+    "interleaved-shift": SimulatedPattern(
         "MeshGEMM's shift: a ring over a row with neighbours at most two hops apart",
         lambda run: exchanges.interleaved_shift(run.mesh, run.words, run.columns),
         lambda run: programs.interleaved_shift(run.words, run.columns, run.rows),
         "rows",
     ),
-    "halo": Pattern(
+    "halo": SimulatedPattern(
         "each PE of a grid to its nearest in all four directions",
         lambda run: exchanges.halo(
             run.mesh, run.words, run.words, run.rows, run.columns, run.group or 1
@@ -194,7 +194,7 @@ PATTERNS: dict[str, Pattern] = {
         "grid",
         "PEs that an edge goes far",
     ),
-    "transpose": Pattern(
+    "transpose": SimulatedPattern(
         "tile (r, c) of a square grid to PE (c, r)",
         lambda run: exchanges.transpose(run.mesh, run.words, run.columns),
         lambda run: programs.transpose(run.words, run.columns),
@@ -203,7 +203,7 @@ PATTERNS: dict[str, Pattern] = {
 }
 
 
-def pattern_named(name: str) -> Pattern:
+def pattern_named(name: str) -> SimulatedPattern:
     """One of ``PATTERNS``. Raises InputError, with the nearest name, for another one."""
     if name in PATTERNS:
         return PATTERNS[name]
@@ -250,7 +250,7 @@ def simulate_pattern(name: str, run: PatternRun) -> PatternResult:
     )
 
 
-def _check(name: str, pattern: Pattern, run: PatternRun) -> None:
+def _check(name: str, pattern: SimulatedPattern, run: PatternRun) -> None:
     if run.rows * run.columns < 2:
         raise InputError(
             f"'{name}' on {run.rows}x{run.columns} PEs sends nothing; expected 2 PEs or more"

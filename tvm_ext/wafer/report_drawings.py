@@ -15,6 +15,8 @@ from tvm_ext.report.units import format_count, plain
 if TYPE_CHECKING:
     from tvm_ext.hardware.wafer.description import WaferDescription
     from tvm_ext.wafer.kernel_cost import KernelCost
+    from tvm_ext.wafer.model_cost import ModelCost
+    from tvm_ext.wafer.placement import Placement
 
 # The drawing's own units; the page stretches it to the width it has.
 WIDTH, HEIGHT = 640.0, 372.0
@@ -354,11 +356,6 @@ def _runs(line: np.ndarray) -> list[tuple[int, int]]:
 
 
 # The regions of a placement on the wafer, laid out for an SVG drawing.
-
-
-if TYPE_CHECKING:
-    from tvm_ext.wafer.model_cost import ModelCost
-    from tvm_ext.wafer.placement import Placement
 
 
 _LISTED = 8

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from tvm_ext.report.units import Scale, format_count
 
 if TYPE_CHECKING:
+    from tvm_ext.hardware.wafer.program import Item, WaferProgram
     from tvm_ext.hardware.wafer.program_cost import WaferCost
     from tvm_ext.wafer.kernel_cost import KernelCost
     from tvm_ext.wafer.model_cost import ModelCost
     from tvm_ext.wafer.placement import Placement
+
 
 PARTS = ("compute", "memory", "communication", "launch", "idle")
 """Parts of a kernel's time, in the order in which they are shown."""
@@ -121,12 +123,6 @@ def calls_text(kernels: "Sequence[KernelCost]") -> str:
 
 # A model on a mesh as JSON values. All times are modelled; SRAM is in bytes of one PE.
 
-
-if TYPE_CHECKING:
-    from tvm_ext.hardware.wafer.program import Item, WaferProgram
-    from tvm_ext.wafer.kernel_cost import KernelCost
-    from tvm_ext.wafer.model_cost import ModelCost
-    from tvm_ext.wafer.placement import Placement
 
 SCHEMA = 1
 

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvm_ext.report.page import KeyFigure, page_environment
+from tvm_ext.report.page_environment import KeyFigure, page_environment
 from tvm_ext.report.units import (
     ABSENT,
     bytes_scale,
@@ -100,8 +100,8 @@ def render_wafer_html(cost: "ModelCost") -> str:
     dtypes = sorted({report_drawings.main_dtype(kernel.record) for kernel in kernels} - {""})
     pipeline = next((one for one in cost.placements if len(one.stages) > 1), None)
     return (
-        page_environment()
-        .get_template("wafer.html.j2")
+        page_environment("tvm_ext.wafer")
+        .get_template("report_page.html.j2")
         .render(
             cost=cost,
             tiles=_tiles(cost),

@@ -36,6 +36,8 @@ from tvm_ext.wafer.report_figures import (
 )
 
 if TYPE_CHECKING:
+    from tvm_ext.hardware.wafer.description import WaferDescription
+    from tvm_ext.hardware.wafer.program import BlockWork, Item, Layout, Transfer
     from tvm_ext.wafer.kernel_cost import KernelCost
     from tvm_ext.wafer.model_cost import ModelCost
 
@@ -171,13 +173,6 @@ def _table(title: str, *columns: str) -> Table:
 
 
 # One kernel on a mesh, step by step, for a terminal. All times are modelled.
-
-
-if TYPE_CHECKING:
-    from tvm_ext.hardware.wafer.description import WaferDescription
-    from tvm_ext.hardware.wafer.program import BlockWork, Item, Layout, Transfer
-    from tvm_ext.wafer.kernel_cost import KernelCost
-    from tvm_ext.wafer.model_cost import ModelCost
 
 
 def program_text(cost: "ModelCost", kernel: "KernelCost") -> Text:

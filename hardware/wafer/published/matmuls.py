@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
-from scipy.stats import binom
+from scipy.special import bdtr
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.published.family import (
@@ -158,12 +158,12 @@ class _SparseTile:
 
 def expected_maximum(trials: int, share: float, draws: int) -> float:
     """Mean of the largest of ``draws`` independent binomial numbers."""
-    return float(np.sum(1 - binom.cdf(np.arange(trials), trials, share) ** draws))
+    return float(np.sum(1 - bdtr(np.arange(trials), trials, share) ** draws))
 
 
 def median_maximum(trials: int, share: float, draws: int) -> int:
     """Median of the largest of ``draws`` independent binomial numbers."""
-    below = binom.cdf(np.arange(trials + 1), trials, share) ** draws
+    below = bdtr(np.arange(trials + 1), trials, share) ** draws
     return int(np.searchsorted(below, 0.5))
 
 

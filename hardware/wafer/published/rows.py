@@ -219,7 +219,7 @@ _UNIT = re.compile(
 
 
 @dataclass(frozen=True)
-class Unit:
+class TimeUnit:
     """A unit of time: cycles or seconds, of a whole run or of a number of its steps.
 
     Attributes
@@ -246,7 +246,7 @@ class Unit:
         return share if self.seconds is None else share / (clock_mhz * 1e6 * self.seconds)
 
 
-def parse_unit(text: str) -> Unit:
+def parse_unit(text: str) -> TimeUnit:
     """The unit of "cycles", "s per 1000 steps" or "ms". NotApplicable for what is no time."""
     found = _UNIT.fullmatch(text.strip())
     if found is None:
@@ -254,4 +254,4 @@ def parse_unit(text: str) -> Unit:
     name = found["time"].lower()
     seconds = None if name.startswith("cycle") else _SECONDS[name]
     whole_run = found["time"] == found[0]
-    return Unit(seconds, None if whole_run else int((found["count"] or "1").replace(",", "")))
+    return TimeUnit(seconds, None if whole_run else int((found["count"] or "1").replace(",", "")))

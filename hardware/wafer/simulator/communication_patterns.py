@@ -2,7 +2,7 @@
 grids.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from tvm_ext.hardware.wafer.simulator.program import Place, Program
@@ -186,15 +186,6 @@ def ring(part_words: int, extent: int) -> Program:
             program.send(stream, ends[place])
             received[target] = [program.receive((0, target), stream, ends[target])]
         ends = received
-    return program
-
-
-def reduce_broadcast(
-    words: int, extent: int, add_reduce: Callable[[Program], Sequence[int]]
-) -> Program:
-    """What ``add_reduce`` puts into the program, a reduce to the first PE, and a multicast."""
-    program = Program(1, extent)
-    _add_multicast(program, words, extent, 0, add_reduce(program))
     return program
 
 

@@ -28,7 +28,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from tvm_ext.hardware.wafer.description import WaferDescription, WaferLimitError
-from tvm_ext.hardware.wafer.simulator.program import Place, Program, Stream, colours_in_use
+from tvm_ext.hardware.wafer.simulator.program import Place, Program, WaveletStream, colours_in_use
 
 # What depends on what in a program: the way of each stream through links that it shares.
 
@@ -138,7 +138,7 @@ class Topology:
         shared = (server for server, count in uses.items() if count > 1)
         return {server: self._tasks + index for index, server in enumerate(shared)}
 
-    def _connect(self, number: int, stream: Stream) -> None:
+    def _connect(self, number: int, stream: WaveletStream) -> None:
         """Notes the ways between the tasks of a stream and the servers that it shares."""
         if number not in self._senders:
             raise WaferLimitError(f"stream {number} is never sent; expected a task that does")

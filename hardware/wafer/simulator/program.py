@@ -68,7 +68,7 @@ def _towards(place: Place, target: Place) -> int:
 
 
 @dataclass(frozen=True)
-class Stream:
+class WaveletStream:
     """Wavelets from one PE to one or more others.
 
     Attributes
@@ -128,7 +128,7 @@ class Program:
             raise WaferLimitError(f"a grid of {rows}x{columns} PEs; expected 1x1 or more")
         self.rows = rows
         self.columns = columns
-        self.streams: list[Stream] = []
+        self.streams: list[WaveletStream] = []
         self.tasks: list[Task] = []
 
     def stream(
@@ -148,7 +148,7 @@ class Program:
                     f"PE ({row}, {column}) is outside the grid of {self.rows}x{self.columns}"
                 )
         route = route_to(source, targets)
-        self.streams.append(Stream(source, route, words, colour, turn))
+        self.streams.append(WaveletStream(source, route, words, colour, turn))
         return len(self.streams) - 1
 
     def send(self, stream: int, after: Iterable[int] = ()) -> int:
@@ -206,7 +206,7 @@ def colours_in_use(mesh: WaferDescription, program: Program) -> int:
     return max((len(found) for found in colours.values()), default=0)
 
 
-def _outputs(stream: Stream) -> dict[Place, set[int]]:
+def _outputs(stream: WaveletStream) -> dict[Place, set[int]]:
     """Where each router on the way of a stream sends its wavelets."""
     outputs: dict[Place, set[int]] = defaultdict(set)
     for branch in stream.route.branches:

@@ -2,10 +2,10 @@
 
 import pytest
 import tvm
+from cuda_kernels import resources
 from tvm import te
 
 from tvm_ext.errors import BuildError
-from tvm_ext.hardware.cuda import resources as cuda_resources
 from tvm_ext.hardware.cuda.compilers import find_nvcc
 from tvm_ext.hardware.cuda.resources import (
     KernelResources,
@@ -15,7 +15,6 @@ from tvm_ext.hardware.cuda.resources import (
     check_resources,
     launches,
     parse_report,
-    resource_report,
 )
 from tvm_ext.hardware.targets import resolve_target
 
@@ -103,13 +102,8 @@ def test_launches_of_a_module():
 
 @needs_nvcc
 def test_report_of_nvcc():
-    (found,) = resource_report(CODE, "sm_80")
+    (found,) = resources(CODE, "sm_80")
     assert (found.spilled, found.stack) == (0, 0)
     assert 0 < found.registers < 32
     with pytest.raises(BuildError, match=r"error.*nothing"):
-        resource_report(CODE.replace("*=", "= nothing *"), "sm_80")
-
-
-def test_without_nvcc(monkeypatch):
-    monkeypatch.setattr(cuda_resources, "find_nvcc", lambda: None)
-    assert resource_report("no code at all", "sm_80") is None
+        resources(CODE.replace("*=", "= nothing *"), "sm_80")

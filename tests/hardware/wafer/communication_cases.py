@@ -87,22 +87,6 @@ def _ring(rng: random.Random, machine: WaferDescription) -> PatternCase:
     return PatternCase(f"ring {words} words {extent} PEs", machine, form, program)
 
 
-def _reduce_broadcast(rng: random.Random, machine: WaferDescription) -> PatternCase:
-    words, extent = _words(rng), rng.randint(2, 64)
-    group = reduces.best_group(extent)
-    reduced = reduces.two_phase(machine, words, extent, group)
-    form = reduces.reduce_broadcast(machine, words, extent, reduced)
-
-    def program() -> Program:
-        return programs.reduce_broadcast(
-            words, extent, lambda made: programs.add_two_phase(made, words, extent, group)
-        )
-
-    return PatternCase(
-        f"reduce_broadcast {words} words {extent} PEs by {group}", machine, form, program
-    )
-
-
 def _k_tree(rng: random.Random, machine: WaferDescription) -> PatternCase:
     words, extent, levels = _words(rng), rng.randint(2, 64), rng.randint(1, 3)
     form = reduces.k_tree(machine, words, extent, levels)
@@ -152,7 +136,6 @@ _FAMILIES: tuple[Callable[[random.Random, WaferDescription], PatternCase], ...] 
     partial(_simple_reduce, "tree"),
     _two_phase,
     _ring,
-    _reduce_broadcast,
     _k_tree,
     partial(_shift, "cannon_shift"),
     partial(_shift, "interleaved_shift"),

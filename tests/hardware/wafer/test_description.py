@@ -9,7 +9,7 @@ from tvm.script import tirx as T
 from tvm_ext.configs.errors import ConfigError, TargetError
 from tvm_ext.configs.loader import config_folder
 from tvm_ext.hardware.cost_model import Work, cost_model
-from tvm_ext.hardware.targets import compiling_for, resolve_processor, resolve_target
+from tvm_ext.hardware.targets import compiling_for, program_target, resolve_target
 from tvm_ext.hardware.wafer.description import WaferDescription
 
 MESHES = ["wse2", "wse3", "mesh16"]
@@ -163,7 +163,7 @@ def test_a_users_mesh(tmp_path):
 
 
 def test_programs_of_kernels_are_not_for_meshes():
-    assert resolve_processor("avx2").name == "avx2"
+    assert program_target("avx2").name == "avx2"
     with pytest.raises(TargetError, match="target 'mesh16' is a mesh") as caught:
-        resolve_processor("mesh16")
+        program_target("mesh16")
     assert "\n" not in str(caught.value)

@@ -9,8 +9,6 @@ from tvm import s_tir, te, tirx
 
 from tvm_ext.relay_passes.gemm_epilogue import GemmCompute
 from tvm_ext.relay_passes.pad_output_channels import whole_vectors
-from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
-from tvm_ext.tir_schedules.template import Machine
 
 SMALL_CACHE = {"l2_bytes": 1024}
 PANELS = MACHINE.model_copy(update=SMALL_CACHE)
@@ -35,13 +33,6 @@ def with_epilogue(epilogue: Epilogue, *others: te.Tensor) -> tirx.PrimFunc:
     a, b, product = padded_product((40, 20), (20, 197))
     result = te.compute((40, 197), lambda i, j: epilogue(product[i, j], i, j), "result")
     return te.create_prim_func([a, b, *others, result])
-
-
-def tiled(func: tirx.PrimFunc, machine: Machine = MACHINE) -> tirx.PrimFunc:
-    """The register tiles of ``func`` without what is done to them afterwards."""
-    sch = RegisterTile().apply(func, machine)
-    assert isinstance(sch, s_tir.Schedule), sch
-    return sch.mod["main"]
 
 
 def masks(func: tirx.PrimFunc) -> tuple[int, int]:

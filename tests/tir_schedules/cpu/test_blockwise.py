@@ -1,22 +1,21 @@
 """The generic schedule: normalisations, reductions along rows, symbolic extents."""
 
+import math
+from functools import partial
+
 import pytest
+from cpu_kernels import scheduled
 from decision_cases import knobs_of
 from kernel_cases import REDUCTIONS
 from lowering import f32, kernel_of, kernels_of, loops_of
 from machines import MACHINE
-from tvm import relax, s_tir, tirx
+from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 
 op = relax.op
-
-
-def applied(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    sch = Blockwise().apply(func, MACHINE)
-    assert isinstance(sch, s_tir.Schedule)
-    return sch.mod["main"]
+applied = partial(scheduled, Blockwise())
 
 
 def kinds(func: tirx.PrimFunc) -> list[tuple[str, int | None]]:
@@ -60,9 +59,8 @@ def test_softmax_on_threads() -> None:
 
 def test_results_of_extent_1_behind_the_last_loop() -> None:
     func = kernel_of(lambda x: op.max(x, axis=[1], keepdims=True), f32(3, 5, 32))
-    found = Blockwise().apply(func, MACHINE)
-    assert isinstance(found, s_tir.Schedule)
-    assert ("vectorized", 16) in kinds(found.mod["main"])
+    found = applied(func)
+    assert ("vectorized", 16) in kinds(found)
 
 
 @pytest.mark.parametrize("rows", [3, 100_000])
@@ -88,12 +86,29 @@ def test_symbolic_batch() -> None:
 def test_symbolic_only() -> None:
     size = tirx.Var("n", "int64")
     assert kinds(applied(kernel_of(op.exp, ((size,), "float32")))) == [("parallel", None)]
-    one_core = Blockwise().apply(kernel_of(op.exp, ((size,), "float32")), MACHINE.with_cores(1))
-    assert isinstance(one_core, s_tir.Schedule)
-    assert kinds(one_core.mod["main"]) == [("serial", None)]
+    one_core = applied(kernel_of(op.exp, ((size,), "float32")), MACHINE.with_cores(1))
+    assert kinds(one_core) == [("serial", None)]
 
 
 @pytest.mark.parametrize("name", ["layer norm", "instance norm", "softmax last", "log softmax"])
 def test_every_reduction_has_vectors(name: str) -> None:
     for func in kernels_of(REDUCTIONS[name].expression, *REDUCTIONS[name].inputs).values():
         assert "vectorized" in [kind for kind, _ in kinds(applied(func))]
+
+
+@pytest.mark.parametrize("identity", [math.inf, None])
+def test_all_of_a_tensor_of_a_symbolic_size_is_reduced_in_vectors(identity) -> None:
+    """From infinity as well, as models ask for it, of which TVM knows no identity."""
+
+    def minimum(x: te.Tensor) -> te.Tensor:
+        start = tirx.max_value("float32") if identity is None else tirx.const(identity, "float32")
+        least = te.comm_reducer(lambda a, b: tirx.min(a, b), lambda dtype: start)
+        axes = [te.reduce_axis((0, size)) for size in x.shape]
+        return te.compute((), lambda: least(x(*axes), axis=axes), "least")
+
+    x = te.placeholder((tirx.Var("n", "int64"), 3, 32), "float32", "x")
+    func = te.create_prim_func([x, minimum(x)])
+    found = applied(func)
+    assert kinds(found).count(("vectorized", 32)) == 2
+    starts = "inf" if identity else "3402823466"
+    assert found.script().count(starts) == 2

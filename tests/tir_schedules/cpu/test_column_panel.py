@@ -9,7 +9,7 @@ from machines import MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
-from tvm_ext.hardware.description import CpuDescription
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.relay_passes.gemm_epilogue import GemmCompute
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     CONSTANTS_ATTRIBUTE,

@@ -1,34 +1,25 @@
 """Depthwise convolutions: numbers, refusals, and loops without padding in memory."""
 
+from functools import partial
 from typing import Any
 
+from cpu_kernels import check_vectors_and_threads, refusal_of, scheduled
 from decision_cases import DRAWS, assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run
-from machines import MACHINE, NARROW
-from tvm import relax, s_tir, tirx
+from machines import MACHINE
+from tvm import relax, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.depthwise_convolution import CpuDepthwiseConvolution
 from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
-
-
-def applied(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> tirx.PrimFunc:
-    sch = CpuDepthwiseConvolution().apply(func, machine)
-    assert isinstance(sch, s_tir.Schedule), sch
-    return sch.mod["main"]
-
-
-def refusal(func: tirx.PrimFunc, machine: CpuDescription = MACHINE) -> str:
-    found = CpuDepthwiseConvolution().apply(func, machine)
-    assert isinstance(found, NotApplicable)
-    return found.reason
+applied = partial(scheduled, CpuDepthwiseConvolution())
+refusal = partial(refusal_of, CpuDepthwiseConvolution())
 
 
 def convolution(
@@ -58,17 +49,7 @@ def convolution(
     return kernel_of(expression, *specs)
 
 
-def check(functions: dict[str, tirx.PrimFunc]) -> None:
-    found = dict(functions)
-    for name, func in functions.items():
-        for machine in (MACHINE, NARROW):
-            for cores in (1, 4):
-                key = f"{name} {machine.name} {cores}"
-                found[key] = applied(func, machine.with_cores(cores))
-    results = run(found)
-    for name in found:
-        plain = next(key for key in functions if name.startswith(key))
-        assert_same(results[plain], results[name], name)
+check = partial(check_vectors_and_threads, CpuDepthwiseConvolution())
 
 
 sizes = st.integers(1, 5)
@@ -188,9 +169,8 @@ def test_decisions_at_random() -> None:
 
 def test_a_tile_with_nothing_but_padding_under_it() -> None:
     func = convolution((1, 5, 9, 19), (3, 1), padding=(1, 2, 1, 2), epilogue=False)
-    sch = CpuDepthwiseConvolution().apply(func, MACHINE, FixedDecisions({"columns": 1}))
-    assert isinstance(sch, s_tir.Schedule), sch
-    results = run({"plain": func, "narrow": sch.mod["main"]})
+    sch = applied(func, MACHINE, FixedDecisions({"columns": 1}))
+    results = run({"plain": func, "narrow": sch})
     assert_same(results["plain"], results["narrow"], "narrow")
 
 

@@ -1,28 +1,26 @@
 """Kernels without a reduction."""
 
+from functools import partial
+
 import pytest
+from cpu_kernels import scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import MOVES, POINTWISE
 from lowering import assert_same, f32, kernel_of, kernels_of, loops_of, run, scalar_stores
 from machines import MACHINE, NARROW
-from tvm import relax, s_tir, te, tirx
+from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
-
-
-def applied(func: tirx.PrimFunc, decisions: Decisions = DEFAULT_DECISIONS) -> tirx.PrimFunc:
-    sch = CpuElementwise().apply(func, MACHINE, decisions)
-    assert isinstance(sch, s_tir.Schedule)
-    return sch.mod["main"]
+applied = partial(scheduled, CpuElementwise())
 
 
 def test_chain_is_one_parallel_vectorised_nest() -> None:
@@ -42,7 +40,7 @@ def test_decisions() -> None:
         "vectors": (1, 2, 4, 8),
         "threads": (0, 1),
     }
-    found = applied(func, FixedDecisions({"vectors": 1, "threads": 1}))
+    found = applied(func, decisions=FixedDecisions({"vectors": 1, "threads": 1}))
     assert [(loop.kind, loop.extent) for loop in loops_of(found)] == [
         ("parallel", 7 * 63),
         ("vectorized", 16),
@@ -62,7 +60,7 @@ def test_decisions_of_several_blocks_have_numbers() -> None:
 
 def test_threads_for_every_piece_when_none_is_long() -> None:
     func = kernel_of(lambda a, b: op.concat([a, b], 0), f32(40, 24), f32(13, 24))
-    found = applied(func, FixedDecisions({"vectors": 1, "threads": 1}))
+    found = applied(func, decisions=FixedDecisions({"vectors": 1, "threads": 1}))
     assert [loop.kind for loop in loops_of(found)].count("parallel") == 2
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from cpu_kernels import tiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import assert_same, lowered, run, scalar_stores, statements
@@ -17,7 +18,6 @@ from masked_kernels import (
     assert_numbers,
     masks,
     padded_product,
-    tiled,
     vectorised,
     with_epilogue,
 )
@@ -25,10 +25,10 @@ from tvm import s_tir, te, tirx
 from unoptimised import HOST
 
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.relay_passes.gemm_epilogue import GemmCompute
 from tvm_ext.tir_schedules.cpu.masked_tails import with_masked_tails
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-from tvm_ext.tir_schedules.template import Machine
 
 
 def test_store_of_the_last_columns() -> None:
@@ -170,7 +170,7 @@ def test_masks_and_results_of_bool() -> None:
     machine=st.sampled_from([MACHINE, PANELS, NARROW, NARROW.model_copy(update=SMALL_CACHE)]),
 )
 def test_numbers_of_products(
-    rows: int, depth: int, columns: int, batch: int, machine: Machine
+    rows: int, depth: int, columns: int, batch: int, machine: MachineDescription
 ) -> None:
     tensors = [
         padded_product((rows, depth), (depth, columns)),

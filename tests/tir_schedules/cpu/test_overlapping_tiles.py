@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from cpu_kernels import tiled
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import nhwc
@@ -16,21 +17,13 @@ from tvm.sym import Analyzer
 from tvm_ffi import structural_map
 
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.cpu.overlapping_tiles import with_overlapping_tiles
-from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-from tvm_ext.tir_schedules.template import Machine
 
 op = relax.op
-
-
-def tiled(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The register tiles of ``func`` without what is done to them afterwards."""
-    sch = RegisterTile().apply(func, MACHINE)
-    assert isinstance(sch, s_tir.Schedule), sch
-    return sch.mod["main"]
 
 
 def product(*specs: Spec) -> tirx.PrimFunc:
@@ -110,7 +103,9 @@ def test_tiles_that_divide_the_rows_are_left_alone() -> None:
     columns=st.integers(1, 70),
     machine=st.sampled_from([MACHINE, NARROW]),
 )
-def test_numbers_of_products(rows: int, depth: int, columns: int, machine: Machine) -> None:
+def test_numbers_of_products(
+    rows: int, depth: int, columns: int, machine: MachineDescription
+) -> None:
     functions = {
         "plain": kernel_of(op.matmul, f32(rows, depth), f32(depth, columns)),
         "batch": kernel_of(op.matmul, f32(2, rows, depth), f32(2, depth, columns)),

@@ -1,16 +1,16 @@
 """Padding by blocks of rows: where it goes, what it leaves alone, numbers on odd sizes."""
 
 import pytest
+from cpu_kernels import tiled
 from kernel_cases import nhwc
 from lowering import assert_same, f32, kernel_of, loops_of, run
 from machines import MACHINE
 from tvm import s_tir, te, tirx, topi
 
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import access_of
 from tvm_ext.tir_schedules.cpu.register_blocking import OperandStage
-from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile, padding_stage
+from tvm_ext.tir_schedules.cpu.register_tile import padding_stage
 from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
 
 CORES = MACHINE.with_cores(2)
@@ -23,12 +23,6 @@ def depthwise(
     w = te.placeholder((taps, taps, channels, 1), "float32", "w")
     y = topi.nn.depthwise_conv2d_nhwc(x, w, stride, taps // 2, 1)
     return te.create_prim_func([x, w, topi.nn.relu(y)])
-
-
-def tiled(func: tirx.PrimFunc, machine: CpuDescription) -> tirx.PrimFunc:
-    sch = RegisterTile().apply(func, machine)
-    assert isinstance(sch, s_tir.Schedule), sch
-    return sch.mod["main"]
 
 
 def stage_of(func: tirx.PrimFunc) -> OperandStage | None:

@@ -1,47 +1,25 @@
 """Pooling in any layout: numbers, refusals, and loops without a branch inside."""
 
-from typing import Any
+from functools import partial
 
+from cpu_kernels import check_vectors_and_threads, refusal_of, scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run, statements
-from machines import MACHINE, NARROW
-from tvm import relax, s_tir, te, tirx, topi
+from machines import MACHINE
+from tvm import relax, te, tirx, topi
 from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
 from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
-
-
-def applied(func: tirx.PrimFunc, machine: CpuDescription = MACHINE, **kwargs: Any) -> tirx.PrimFunc:
-    sch = CpuPooling().apply(func, machine, **kwargs)
-    assert isinstance(sch, s_tir.Schedule), sch
-    return sch.mod["main"]
-
-
-def refusal(func: tirx.PrimFunc) -> str:
-    found = CpuPooling().apply(func, MACHINE)
-    assert isinstance(found, NotApplicable)
-    return found.reason
-
-
-def check(functions: dict[str, tirx.PrimFunc]) -> None:
-    found = dict(functions)
-    for name, func in functions.items():
-        for machine in (MACHINE, NARROW):
-            for cores in (1, 4):
-                key = f"{name} {machine.name} {cores}"
-                found[key] = applied(func, machine.with_cores(cores))
-    results = run(found)
-    for name in found:
-        plain = next(key for key in functions if name.startswith(key))
-        assert_same(results[plain], results[name], name)
+applied = partial(scheduled, CpuPooling())
+refusal = partial(refusal_of, CpuPooling())
+check = partial(check_vectors_and_threads, CpuPooling())
 
 
 sizes = st.integers(1, 4)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import tvm
+from cpu_kernels import scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from lowering import f32, kernel_of, loops_of
 from machines import MACHINE, NARROW, _cpu
@@ -126,8 +127,7 @@ def test_every_decision_has_a_choice() -> None:
         "ways": (1,),
         "threads": (0,),
     }
-    sch = CpuRecurrentLayer().apply(func, MACHINE, FixedDecisions({"rows": 1}))
-    assert isinstance(sch, s_tir.Schedule)
+    scheduled(CpuRecurrentLayer(), func, MACHINE, FixedDecisions({"rows": 1}))
 
 
 def test_leaves_other_kernels() -> None:

@@ -1,9 +1,11 @@
 """Reductions over any axes: numbers, structure, threads for few results, and what is left."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
+from cpu_kernels import refusal_of, scheduled
 from decision_cases import (
     assert_defaults_give_the_default_schedule,
     check_numbers,
@@ -20,9 +22,8 @@ from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
-from tvm_ext.tir_schedules.cpu.reduction import Reduction
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
+from tvm_ext.tir_schedules.cpu.reduction import CpuReduction
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 
@@ -39,16 +40,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., relax.Expr], Callable[..., np.ndarray]]
 WALKS = ("mean last", "sum middle", "sum outer and inner", "sum all", "argmax last", "variance")
 
 SINGLE = [name for name, case in REDUCTIONS.items() if case.template == "reduction"]
-
-
-def reduced(
-    func: tirx.PrimFunc,
-    machine: CpuDescription = MACHINE,
-    decisions: Decisions = DEFAULT_DECISIONS,
-) -> tirx.PrimFunc:
-    sch = Reduction().apply(func, machine, decisions)
-    assert isinstance(sch, s_tir.Schedule), sch
-    return sch.mod["main"]
+reduced = partial(scheduled, CpuReduction())
 
 
 def kinds(func: tirx.PrimFunc) -> list[tuple[str, int | None]]:
@@ -68,15 +60,17 @@ def test_every_decision_computes_the_same(cores: int) -> None:
     plain["in cache"] = kernel_of(lambda x: op.sum(x, axis=[0]), f32(9, 4321))
     machine = host_description().with_cores(cores)
     if cores > 1:
-        alone = {name: single_decisions(Reduction(), func, machine) for name, func in plain.items()}
-        check_numbers(Reduction(), plain, alone, machine)
-    check_random_numbers(Reduction(), plain, machine=machine)
+        alone = {
+            name: single_decisions(CpuReduction(), func, machine) for name, func in plain.items()
+        }
+        check_numbers(CpuReduction(), plain, alone, machine)
+    check_random_numbers(CpuReduction(), plain, machine=machine)
 
 
 def test_decisions() -> None:
     machine = MACHINE.with_cores(4)
     few = kernel_of(lambda x: op.sum(x, axis=[1]), f32(3, 4096))
-    knobs = assert_defaults_give_the_default_schedule(Reduction(), few, machine)
+    knobs = assert_defaults_give_the_default_schedule(CpuReduction(), few, machine)
     assert {name: knob.options for name, knob in knobs.items()} == {
         "parts": (1, 4, 8, 16),
         "across": (0,),
@@ -86,7 +80,7 @@ def test_decisions() -> None:
         "threads": (0, 1),
     }
     beside = kernel_of(lambda x: op.sum(x, axis=[0]), f32(97, 4096))
-    knobs = assert_defaults_give_the_default_schedule(Reduction(), beside, machine)
+    knobs = assert_defaults_give_the_default_schedule(CpuReduction(), beside, machine)
     assert {name: knob.options for name, knob in knobs.items()} == {
         "parts": (1,),
         "across": (1,),
@@ -116,8 +110,8 @@ def test_any_axes(name: str, shape: list[int], axes: set[int], keepdims: bool) -
     chosen = sorted({axis % len(shape) for axis in axes})
     expression, reference = FUNCTIONS[name]
     func = kernel_of(lambda x: expression(x, axis=chosen, keepdims=keepdims), f32(*shape))
-    if not isinstance(Reduction().apply(func, MACHINE), s_tir.Schedule):
-        pytest.fail(str(Reduction().apply(func, MACHINE)))
+    if not isinstance(CpuReduction().apply(func, MACHINE), s_tir.Schedule):
+        pytest.fail(str(CpuReduction().apply(func, MACHINE)))
     x, found = run({"f": reduced(func)})["f"]
     wanted = reference(x.astype("float64"), axis=tuple(chosen), keepdims=keepdims)
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
@@ -209,8 +203,8 @@ def test_a_prime_length_is_not_cut() -> None:
 def test_products_only_when_asked() -> None:
     func = kernel_of(op.matmul, f32(17, 40), f32(40, 1))
     reason = "a reduction multiplies with something that other rows need as well"
-    assert Reduction().apply(func, MACHINE) == NotApplicable(reason)
-    asked = Reduction(products=True, name="matrix times vector").apply(func, MACHINE)
+    assert CpuReduction().apply(func, MACHINE) == NotApplicable(reason)
+    asked = CpuReduction(products=True, name="matrix times vector").apply(func, MACHINE)
     assert isinstance(asked, s_tir.Schedule)
     a, b, found = run({"f": asked.mod["main"]})["f"]
     np.testing.assert_allclose(found, a @ b, rtol=2e-5)
@@ -229,18 +223,20 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_leaves_other_kernels(name: str) -> None:
     expression, reason = REFUSED[name]
-    assert Reduction().apply(kernel_of(expression, f32(24, 24)), MACHINE) == NotApplicable(reason)
+    assert CpuReduction().apply(kernel_of(expression, f32(24, 24)), MACHINE) == NotApplicable(
+        reason
+    )
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_leaves_windows(layout: str) -> None:
     func = kernel_of(lambda x: nn.max_pool2d(x, (2, 2), (2, 2), layout=layout), f32(1, 8, 8, 8))
     reason = "a reduction reads its input for several rows, as windows do"
-    assert Reduction().apply(func, MACHINE) == NotApplicable(reason)
+    assert CpuReduction().apply(func, MACHINE) == NotApplicable(reason)
 
 
 def test_leaves_symbolic_shapes_and_nothing() -> None:
     func = kernel_of(lambda x: op.sum(x, axis=[1]), ((tirx.Var("n", "int64"), 19), "float32"))
-    assert Reduction().apply(func, MACHINE) == NotApplicable("a loop has a symbolic extent")
+    assert CpuReduction().apply(func, MACHINE) == NotApplicable("a loop has a symbolic extent")
     empty = kernel_of(lambda x: op.sum(x, axis=[1]), f32(3, 0))
-    assert isinstance(Reduction().apply(empty, MACHINE), NotApplicable)
+    assert refusal_of(CpuReduction(), empty)

@@ -1,6 +1,9 @@
 """Register tiles: their shape, the loops around them, and what stays out."""
 
+from functools import partial
+
 import pytest
+from cpu_kernels import refusal_of, scheduled
 from kernel_cases import CONVOLUTIONS, MATMULS, REDUCTIONS, nhwc
 from lowering import assert_same, f32, kernel_of, loops_of, run, scalar_stores
 from machines import MACHINE, NARROW
@@ -8,6 +11,7 @@ from tvm import relax, s_tir, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.analysis.buffer_access import access_of
 from tvm_ext.tir_schedules.cpu.register_blocking import (
@@ -18,18 +22,14 @@ from tvm_ext.tir_schedules.cpu.register_blocking import (
     vector_registers,
 )
 from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
-from tvm_ext.tir_schedules.template import Machine
 
 op = relax.op
+applied = partial(scheduled, RegisterTile())
 
 
-def applied(func: tirx.PrimFunc, machine: Machine = MACHINE) -> tirx.PrimFunc:
-    sch = RegisterTile().apply(func, machine)
-    assert isinstance(sch, s_tir.Schedule), sch
-    return sch.mod["main"]
-
-
-def decided(func: tirx.PrimFunc, block: str, machine: Machine = MACHINE) -> RegisterTileDecision:
+def decided(
+    func: tirx.PrimFunc, block: str, machine: MachineDescription = MACHINE
+) -> RegisterTileDecision:
     sch = s_tir.Schedule(func)
     access = access_of(sch, sch.get_sblock(block))
     assert access is not None
@@ -51,7 +51,7 @@ def test_rows_with_a_rest_are_even_and_below_the_limit(extent: int, count: int) 
 
 @pytest.mark.parametrize("machine", [MACHINE, NARROW], ids=lambda m: m.name)
 @pytest.mark.parametrize(("rows", "columns"), [(56, 64), (14, 96), (17, 24), (149, 40), (1, 80)])
-def test_tile_fits(machine: Machine, rows: int, columns: int) -> None:
+def test_tile_fits(machine: MachineDescription, rows: int, columns: int) -> None:
     func = kernel_of(op.matmul, f32(rows, 13), f32(13, columns))
     decision = decided(func, "matmul", machine)
     lanes = machine.vector_lanes("float32")
@@ -145,10 +145,7 @@ def test_no_scalar_code_in_products(name: str) -> None:
     assert scalar_stores(applied(func), MACHINE) == 0
 
 
-def reason(func: tirx.PrimFunc, machine: Machine = MACHINE) -> str:
-    found = RegisterTile().apply(func, machine)
-    assert isinstance(found, NotApplicable)
-    return found.reason
+reason = partial(refusal_of, RegisterTile())
 
 
 def test_not_applicable() -> None:

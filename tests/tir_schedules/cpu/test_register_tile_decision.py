@@ -16,8 +16,8 @@ from lowering import Loop, f32, kernel_of, loops_of, scalar_stores
 from machines import MACHINE, NARROW
 from tvm import relax, s_tir, te, tirx
 
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE, access_of
 from tvm_ext.tir_schedules.apply_template import finished_schedule
 from tvm_ext.tir_schedules.cpu.register_blocking import (

@@ -1,21 +1,23 @@
 """Cumulative sums and products: numbers, structure, and what is left."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+from cpu_kernels import scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import f32, kernel_of, loops_of, run
 from machines import MACHINE
-from tvm import IRModule, relax, s_tir, te, tirx, topi
+from tvm import IRModule, relax, te, tirx, topi
 from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.scan import CpuScan
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 
 def scan_kernel(
@@ -33,14 +35,7 @@ def scan_kernel(
     return func
 
 
-def scanned(
-    func: tirx.PrimFunc,
-    machine: CpuDescription = MACHINE,
-    decisions: Decisions = DEFAULT_DECISIONS,
-) -> tirx.PrimFunc:
-    sch = CpuScan().apply(func, machine, decisions)
-    assert isinstance(sch, s_tir.Schedule), sch
-    return sch.mod["main"]
+scanned = partial(scheduled, CpuScan())
 
 
 @settings(max_examples=20, deadline=None, derandomize=True)

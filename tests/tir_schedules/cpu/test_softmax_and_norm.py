@@ -1,10 +1,12 @@
 """Softmax and normalisations in one loop over rows: numbers, structure, and what it leaves."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 import tvm
+from cpu_kernels import refusal_of, scheduled
 from decision_cases import (
     assert_defaults_give_the_default_schedule,
     check_numbers,
@@ -21,13 +23,13 @@ from tvm.relax.op import nn
 from unoptimised import HOST
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.row_reader import read_rows
 from tvm_ext.tir_schedules.cpu.row_decision import RowDecision, decide_rows
 from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 
@@ -35,12 +37,7 @@ op = relax.op
 WALKS = ("softmax prime", "softmax middle", "log softmax", "layer norm", "group norm")
 
 NORMALISATIONS = [name for name, case in REDUCTIONS.items() if case.template == "row stitch"]
-
-
-def stitched(func: tirx.PrimFunc, decisions: Decisions = DEFAULT_DECISIONS) -> tirx.PrimFunc:
-    sch = SoftmaxAndNorm().apply(func, MACHINE, decisions)
-    assert isinstance(sch, s_tir.Schedule), sch
-    return sch.mod["main"]
+stitched = partial(scheduled, SoftmaxAndNorm())
 
 
 def kernel_of_te(compute: Callable[..., te.Tensor], *shapes: tuple[int, ...]) -> tirx.PrimFunc:
@@ -114,7 +111,7 @@ def test_decisions() -> None:
 def test_more_chunks_than_threads() -> None:
     func = kernel_of(lambda x: nn.softmax(x, 1), f32(640, 197))
     decisions = FixedDecisions({"threads": 1, "together": 1, "chunks": 4 * MACHINE.cores})
-    (first, *_) = loops_of(stitched(func, decisions))
+    (first, *_) = loops_of(stitched(func, decisions=decisions))
     assert (first.kind, first.extent) == ("parallel", 4 * MACHINE.cores)
 
 
@@ -202,7 +199,7 @@ def test_small_kernels_stay_on_one_thread() -> None:
 def test_rows_wait_in_the_output() -> None:
     func = kernel_of(lambda x: nn.softmax(x, 1), f32(64, 4000))
     assert "4000" not in _allocations(stitched(func))
-    own = stitched(func, FixedDecisions({"in_output": 0}))
+    own = stitched(func, decisions=FixedDecisions({"in_output": 0}))
     assert "4000" in _allocations(own)
 
 
@@ -264,4 +261,4 @@ def test_leaves_rows_that_differ() -> None:
         lambda x: topi.divide(x, topi.add(topi.sum(x, 0, keepdims=True), topi.sum(x, 1, True))),
         (9, 9),
     )
-    assert isinstance(SoftmaxAndNorm().apply(func, MACHINE), NotApplicable)
+    assert refusal_of(SoftmaxAndNorm(), func)

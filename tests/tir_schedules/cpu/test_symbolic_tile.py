@@ -56,7 +56,7 @@ def test_one_core_needs_no_threads() -> None:
 
 def test_sequences_of_a_batch_share_tiles() -> None:
     """The rows of all sequences are one loop where addresses allow it."""
-    text = scheduled(matmul_bias_relu(64)).func.script()
+    text = scheduled(matmul_bias_relu(64), MACHINE).func.script()
     assert "batch * rows >= T.int64(8)" in text
 
 
@@ -67,7 +67,7 @@ def test_rows_of_a_convolution_with_a_border_are_those_of_one_line() -> None:
         f32(3, 3, 3, 32),
         f32(32),
     )
-    text = scheduled(func).func.script()
+    text = scheduled(func, MACHINE).func.script()
     assert "if width >= T.int64(8)" in text
     # TVM's own estimate of what tiles read of the padded input is not used.
     assert "explicit_read_region" in text

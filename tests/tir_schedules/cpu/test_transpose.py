@@ -1,25 +1,27 @@
 """Kernels that are transposed in registers: what is taken, how, and what it computes."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
+from cpu_kernels import check_vectors_and_threads, refusal_of, scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import Spec, assert_same, f32, kernel_of, loops_of, lowered, run, scalar_stores
 from machines import MACHINE, NARROW
-from tvm import relax, s_tir, te, tirx
+from tvm import relax, te, tirx
 from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules import inlining
 from tvm_ext.tir_schedules.cpu.data_parallel import KernelPlan, plan_blocks
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision
 from tvm_ext.tir_schedules.cpu.transpose import CpuTranspose
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 op = relax.op
 MACHINES = [MACHINE, NARROW]
@@ -33,28 +35,12 @@ def decisions(
     return [tile for block in plan.blocks for tile in block.decision.tiles.values()]
 
 
-def applied(
-    func: tirx.PrimFunc,
-    machine: CpuDescription = MACHINE,
-    decisions: Decisions = DEFAULT_DECISIONS,
-) -> tirx.PrimFunc:
-    sch = CpuTranspose().apply(func, machine, decisions)
-    assert isinstance(sch, s_tir.Schedule)
-    return sch.mod["main"]
+applied = partial(scheduled, CpuTranspose())
 
 
 def check(expression: Callable[..., relax.Expr], *inputs: Spec) -> None:
     """The same numbers with wide and with narrow vectors, on one thread and on several."""
-    func = kernel_of(expression, *inputs)
-    found = {"plain": func}
-    for machine in MACHINES:
-        for cores in (1, 4):
-            scheduled = CpuTranspose().apply(func, machine.with_cores(cores))
-            assert isinstance(scheduled, s_tir.Schedule)
-            found[f"{machine.name} {cores}"] = scheduled.mod["main"]
-    results = run(found)
-    for name in found:
-        assert_same(results["plain"], results[name], name)
+    check_vectors_and_threads(CpuTranspose(), {"plain": kernel_of(expression, *inputs)})
 
 
 @given(rows=st.integers(4, 70), columns=st.integers(2, 70))
@@ -203,7 +189,7 @@ def test_no_tile_laps_over_in_the_place_of_what_it_reads(
     last = te.compute(x.shape, lambda i, j: two[i, j] * 0.5, name="last")
     func = te.create_prim_func([x, last])
     if size % 16:
-        assert isinstance(CpuTranspose().apply(func, MACHINE), NotApplicable)
+        assert refusal_of(CpuTranspose(), func)
         return
     knobs = assert_defaults_give_the_default_schedule(CpuTranspose(), func, MACHINE)
     assert not any(name.startswith("tile") for name in knobs)
@@ -240,13 +226,10 @@ def test_threads_share_tiles() -> None:
     ],
 )
 def test_not_applicable(expression: object, inputs: tuple[Spec, ...], reason: str) -> None:
-    found = CpuTranspose().apply(kernel_of(expression, *inputs), MACHINE)  # type: ignore[arg-type]
-    assert isinstance(found, NotApplicable)
-    assert reason in found.reason
+    assert reason in refusal_of(CpuTranspose(), kernel_of(expression, *inputs))  # type: ignore[arg-type]
 
 
 def test_not_applicable_to_symbolic_extents() -> None:
     batch = tirx.Var("n", "int64")
-    found = CpuTranspose().apply(kernel_of(op.permute_dims, ((batch, 5), "float32")), MACHINE)
-    assert isinstance(found, NotApplicable)
-    assert "known extents" in found.reason
+    func = kernel_of(op.permute_dims, ((batch, 5), "float32"))
+    assert "known extents" in refusal_of(CpuTranspose(), func)

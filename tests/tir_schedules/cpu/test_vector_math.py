@@ -14,9 +14,9 @@ from tvm import s_tir, te, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.cpu.vector_math.logarithm import CONSTANT_POWERS
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import FUNCTIONS, with_vector_math
-from tvm_ext.tir_schedules.inlining import walk
 
 HOST = host_description().tvm_target()
 EXACT = {
@@ -50,8 +50,8 @@ def called(name):
 
 def calls(func, name):
     stores = [s for s in statements(func.body) if isinstance(s, tirx.BufferStore)]
-    nodes = [node for store in stores for node in walk(store.value)]
-    return sum(isinstance(n, tvm.ir.Call) and str(n.op.name).endswith(f".{name}") for n in nodes)
+    found = [call for store in stores for call in nodes(store.value, tvm.ir.Call)]
+    return sum(str(call.op.name).endswith(f".{name}") for call in found)
 
 
 def build(func):

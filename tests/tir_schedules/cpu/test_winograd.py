@@ -1,8 +1,10 @@
 """Winograd kernels: decisions, structure, numbers on sizes that are not round."""
 
+from functools import partial
+
 import numpy as np
 import pytest
-import tvm
+from cpu_kernels import refusal_of, scheduled
 from decision_cases import (
     SampledDecisions,
     assert_defaults_give_the_default_schedule,
@@ -12,16 +14,15 @@ from decision_cases import (
 )
 from lowering import assert_same, f32, kernel_of, loops_of, run
 from machines import MACHINE, NARROW
-from tvm import relax, s_tir, te, tirx, topi
+from tvm import relax, te, tirx, topi
 
-from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.description import CpuDescription
 from tvm_ext.relay_passes import winograd_convolution
 from tvm_ext.tir_schedules.cpu import winograd
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
 from tvm_ext.tir_schedules.cpu.winograd import Winograd, WinogradShape, decide_winograd
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, FixedDecisions
+from tvm_ext.tir_schedules.template import FixedDecisions
 
 FORM = winograd_convolution.WinogradForm((4, 4), (3, 3))
 
@@ -45,10 +46,7 @@ def kernel(
     return te.create_prim_func([x, u, bias, result])
 
 
-def scheduled(func: tirx.PrimFunc, decisions: Decisions = DEFAULT_DECISIONS) -> tirx.PrimFunc:
-    sch = Winograd().apply(func, MACHINE, decisions)
-    assert isinstance(sch, s_tir.Schedule), sch
-    return sch.mod["main"]
+applied = partial(scheduled, Winograd())
 
 
 def test_the_pass_and_the_template_use_the_same_words() -> None:
@@ -68,14 +66,9 @@ CASES = {
 
 def test_numbers() -> None:
     machine = host_description()
-    found = {}
-    for name, func in CASES.items():
-        sch = Winograd().apply(func, machine)
-        assert isinstance(sch, s_tir.Schedule), sch
-        found[name] = sch.mod["main"]
-    results = run(found)
+    results = run({name: applied(func, machine) for name, func in CASES.items()})
     wanted = run(CASES)
-    for name in found:
+    for name in CASES:
         assert_same(wanted[name], results[name], name)
 
 
@@ -147,21 +140,19 @@ def test_large_weights_are_read_once() -> None:
 
 
 def test_structure() -> None:
-    loops = loops_of(scheduled(kernel(224, 224, 32, 32)))
+    loops = loops_of(applied(kernel(224, 224, 32, 32)))
     assert [loop.kind for loop in loops].count("parallel") == 1
     assert {loop.extent for loop in loops if loop.kind == "vectorized"} == {16, 32}
 
 
 def test_stages_apart_have_a_parallel_loop_each() -> None:
-    func = scheduled(kernel(28, 28, 256, 256), FixedDecisions({"block_across": 0}))
+    func = applied(kernel(28, 28, 256, 256), decisions=FixedDecisions({"block_across": 0}))
     assert [loop.kind for loop in loops_of(func)].count("parallel") == 3
 
 
 def test_not_mine() -> None:
     func = kernel_of(relax.op.matmul, f32(8, 8), f32(8, 8))
-    refusal = Winograd().apply(func, MACHINE)
-    assert isinstance(refusal, NotApplicable)
-    assert "stages" in refusal.reason
+    assert "stages" in refusal_of(Winograd(), func)
 
 
 def test_an_epilogue_in_another_order_keeps_its_own_loops() -> None:
@@ -169,9 +160,6 @@ def test_an_epilogue_in_another_order_keeps_its_own_loops() -> None:
     u = te.placeholder((36, 16, 16), "float32", "u")
     y = FORM.convolution(x, u, (1, 1, 1, 1), 16)
     func = te.create_prim_func([x, u, topi.transpose(y, (0, 3, 1, 2))])
-    sch = Winograd().apply(func, host_description())
-    assert isinstance(sch, s_tir.Schedule), sch
-    results = run({"plain": func, "scheduled": sch.mod["main"]})
+    results = run({"plain": func, "scheduled": applied(func, host_description())})
     assert_same(results["plain"], results["scheduled"], "transposed")
     assert np.abs(results["plain"][-1]).max() > 0
-    assert isinstance(sch.mod, tvm.IRModule)

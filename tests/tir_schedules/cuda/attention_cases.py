@@ -13,7 +13,7 @@ from emulated_kernels import emulated
 from machines import GPU
 from tvm import tirx
 
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.attention.attention import Attention
 from tvm_ext.tir_schedules.operators.attention import AttentionCompute, Mask
 from tvm_ext.tir_schedules.template import FixedDecisions, Template

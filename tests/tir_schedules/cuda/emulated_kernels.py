@@ -14,7 +14,7 @@ from lowering import _filled, assert_same
 from machines import GPU
 from tvm import tirx
 
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 
 

@@ -9,9 +9,9 @@ from cuda_kernels import SERIAL_TARGET
 from lowering import _filled, assert_same
 from tvm import tirx
 
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.device_code import making_device_code
-from tvm_ext.hardware.description import CudaDescription
-from tvm_ext.hardware.targets import resolve_processor
+from tvm_ext.hardware.targets import program_target
 from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
 
 
@@ -44,6 +44,6 @@ def built(func: tirx.PrimFunc, machine: CudaDescription) -> Callable[..., None]:
 
 def machine() -> CudaDescription:
     """This machine's GPU."""
-    found = resolve_processor("cuda")
+    found = program_target("cuda")
     assert isinstance(found, CudaDescription)
     return found

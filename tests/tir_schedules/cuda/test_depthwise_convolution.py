@@ -20,7 +20,7 @@ from strip_cases import DEPTHWISE, POOLS, SINGLE_OUTPUT, depthwise, first, last,
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.cuda.depthwise_convolution import (

@@ -11,7 +11,7 @@ from lowering import kernel_of
 from tvm import relax, te, tirx
 
 from tvm_ext.hardware.cuda.compilers import find_nvcc
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_contraction import WarpgroupContraction
 from tvm_ext.tir_schedules.template import FixedDecisions

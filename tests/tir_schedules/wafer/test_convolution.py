@@ -3,38 +3,32 @@
 from functools import partial
 
 import pytest
+import wafer_kernels
 from decision_cases import check_random_numbers, knobs_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import CONVOLUTIONS, MOVES, REDUCTIONS, nhwc
 from lowering import f32, kernel_of
 from tvm import relax, tirx
+from wafer_kernels import MESH, refusal
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.targets import resolve_target
-from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.hardware.wafer.program import BlockWork, Steps, Transfer, WaferProgram
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
-from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.apply_template import apply_template
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
 from tvm_ext.tir_schedules.template import FixedDecisions
 from tvm_ext.tir_schedules.wafer.convolution import WaferConvolution
 from tvm_ext.tir_schedules.wafer.result_tiles import PartitionedLoop, aligned_count, axis_pairs
-from tvm_ext.tuning.wafer.cost_model import read_program
 
 nn, op = relax.op.nn, relax.op
 TEMPLATE = WaferConvolution()
+program = partial(wafer_kernels.program, TEMPLATE)
 POOLS = {
     name: REDUCTIONS[name]
     for name in ("max pool", "max pool nhwc", "avg pool ceil", "avg pool padded")
 }
 HEIGHT, WIDTH, CHANNELS = 1, 2, 3
-
-
-def mesh(rows: int = 16, columns: int = 16) -> WaferDescription:
-    found = resolve_target("mesh16")
-    assert isinstance(found, WaferDescription)
-    return found.with_grid(rows, columns)
 
 
 def convolution(
@@ -57,12 +51,6 @@ def axes(func: tirx.PrimFunc, row: int, column: int) -> int:
     return axis_pairs(shape).index((row, column))
 
 
-def program(func: tirx.PrimFunc, machine: WaferDescription, **decisions: int) -> WaferProgram:
-    found = apply_template(TEMPLATE, func, machine, FixedDecisions(decisions))
-    assert isinstance(found, ScheduledKernel), found
-    return read_program(found.func)
-
-
 def transfers(found: WaferProgram) -> list[Transfer]:
     return [leaf for leaf, _ in found.leaves() if isinstance(leaf, Transfer)]
 
@@ -80,7 +68,7 @@ def updates(found: WaferProgram) -> tuple[BlockWork, int]:
 def test_every_way_to_lay_a_kernel_out_computes_the_same(name):
     case = (CONVOLUTIONS | POOLS)[name]
     func = kernel_of(case.expression, *case.inputs)
-    check_random_numbers(TEMPLATE, {name: func}, count=3, machine=mesh(5, 4))
+    check_random_numbers(TEMPLATE, {name: func}, count=3, machine=MESH.with_grid(5, 4))
 
 
 @settings(max_examples=10, deadline=None)
@@ -101,13 +89,15 @@ def test_random_convolutions_compute_the_same(
     func = convolution(
         size, channels, filters, window, strides=(stride, stride), dilation=(dilation, dilation)
     )
-    check_random_numbers(TEMPLATE, {"random": func}, count=3, seed=seed, machine=mesh(4, 3))
+    check_random_numbers(
+        TEMPLATE, {"random": func}, count=3, seed=seed, machine=MESH.with_grid(4, 3)
+    )
 
 
 def test_a_tile_takes_the_edges_of_its_neighbours():
     func = convolution()
     found = program(
-        func, mesh(), axes=axes(func, HEIGHT, WIDTH), rows=4, columns=4, third=1, vector=CHANNELS
+        func, MESH, axes=axes(func, HEIGHT, WIDTH), rows=4, columns=4, third=1, vector=CHANNELS
     )
     assert (found.rows, found.columns) == (4, 4)
     (halo,) = transfers(found)
@@ -126,8 +116,8 @@ def test_a_tile_takes_the_edges_of_its_neighbours():
 def test_pixels_of_one_row_share_their_weights_in_steps():
     func = convolution(channels=8)
     decisions = {"axes": axes(func, HEIGHT, WIDTH), "rows": 4, "columns": 4, "third": 1}
-    whole = program(func, mesh(), **decisions)
-    found = program(func, mesh(), **decisions, steps=4, weights_in_steps=1, overlapped=1)
+    whole = program(func, MESH, **decisions)
+    found = program(func, MESH, **decisions, steps=4, weights_in_steps=1, overlapped=1)
     halo, weights = sorted(transfers(found), key=lambda one: one.pattern)
     assert halo.words == (6 * 6 - 4 * 4) * 2
     # Two of eight channels a step; each PE of a column has the weights of one step.
@@ -141,9 +131,9 @@ def test_pixels_of_one_row_share_their_weights_in_steps():
 
 def test_filters_of_one_row_share_the_input_in_steps():
     func = convolution(size=18, channels=8, padding=(0, 0))
-    decisions = {"axes": axes(func, HEIGHT, CHANNELS), "rows": 4, "columns": 4, "third": 1}
-    whole = program(func, mesh(), **decisions)
-    found = program(func, mesh(), **decisions, steps=4, input_in_steps=1, weights_in_steps=0)
+    decisions = {"axes": axes(func, HEIGHT, CHANNELS), "rows": 4, "columns": 4}
+    whole = program(func, MESH, **decisions)
+    found = program(func, MESH, **decisions, steps=4, input_in_steps=1, weights_in_steps=0)
     (sent,), (streamed,) = transfers(whole), transfers(found)
     # Six rows of 18 pixels for four rows of 16: at once, or two of eight channels a step.
     assert (sent.pattern, sent.words, sent.extent) == ("multicast_row", 6 * 18 * 8, 4)
@@ -155,9 +145,7 @@ def test_filters_of_one_row_share_the_input_in_steps():
 
 def test_a_third_loop_makes_groups_that_share_the_input():
     func = convolution(filters=12)
-    found = program(
-        func, mesh(), axes=axes(func, HEIGHT, WIDTH), rows=4, columns=8, third=3, steps=1
-    )
+    found = program(func, MESH, axes=axes(func, HEIGHT, WIDTH), rows=4, columns=8, third=3, steps=1)
     assert (found.rows, found.columns) == (12, 8)
     (sent,) = transfers(found)
     assert (sent.pattern, sent.extent) == ("multicast_column", 3)
@@ -167,7 +155,7 @@ def test_a_third_loop_makes_groups_that_share_the_input():
 def test_channels_of_a_depthwise_window_need_nothing_of_each_other():
     case = CONVOLUTIONS["conv nhwc depthwise stride"]
     func = kernel_of(case.expression, *case.inputs).with_attr(CONSTANTS_ATTRIBUTE, [1, 2])
-    found = program(func, mesh(), axes=axes(func, WIDTH, CHANNELS), rows=3, columns=10, third=1)
+    found = program(func, MESH, axes=axes(func, WIDTH, CHANNELS), rows=3, columns=10)
     (halo,) = transfers(found)
     # Four channels of nine rows: five pixels of each, of which a PE has two, as it advances by.
     assert (halo.pattern, halo.words, halo.group) == ("halo", 4 * 9 * (5 - 2), 2)
@@ -175,7 +163,7 @@ def test_channels_of_a_depthwise_window_need_nothing_of_each_other():
 
 def test_strided_tiles_begin_where_shards_do():
     func = convolution(size=34, window=3, padding=(0, 0), strides=(2, 2))
-    found = program(func, mesh(), axes=axes(func, HEIGHT, WIDTH), rows=8, columns=1, third=1)
+    found = program(func, MESH, axes=axes(func, HEIGHT, WIDTH), rows=8, columns=1, third=1)
     (halo,) = transfers(found)
     # 16 rows of results, two to a PE: five rows for them, four to the next.
     assert found.shards["x0"] == 4 * 34 * 4 * 4
@@ -185,7 +173,7 @@ def test_strided_tiles_begin_where_shards_do():
 def test_what_is_multiplied_behind_the_sum_is_cut_as_the_result():
     case = CONVOLUTIONS["squeeze and excite"]
     func = kernel_of(case.expression, *case.inputs)
-    found = program(func, mesh(), axes=axes(func, HEIGHT, CHANNELS), rows=7, columns=8, third=1)
+    found = program(func, MESH, axes=axes(func, HEIGHT, CHANNELS), rows=7, columns=8, third=1)
     assert found.shards["x2"] == 13 * 3 * 4
     names = {leaf.name for leaf, _ in found.leaves() if isinstance(leaf, BlockWork)}
     assert any("multiply" in name for name in names)
@@ -193,7 +181,7 @@ def test_what_is_multiplied_behind_the_sum_is_cut_as_the_result():
 
 def test_large_weights_come_in_steps_by_the_default_heuristic():
     func = convolution(size=16, channels=128, filters=128)
-    machine = mesh()
+    machine = MESH
     knobs = knobs_of(TEMPLATE, func, machine)
     found = program(func, machine)
     assert knobs["steps"].default > 1
@@ -203,24 +191,24 @@ def test_large_weights_come_in_steps_by_the_default_heuristic():
 
 
 def test_the_default_heuristic_fills_the_mesh_where_vectors_stay_long():
-    found = program(convolution(size=64, channels=16, filters=64), mesh())
+    found = program(convolution(size=64, channels=16, filters=64), MESH)
     assert (found.rows, found.columns) == (16, 16)
     # Four channels would be four instructions for each tap: the tiles stay as wide as the image.
-    narrow = program(convolution(size=64, channels=4, filters=4), mesh())
+    narrow = program(convolution(size=64, channels=4, filters=4), MESH)
     assert updates(narrow)[0].length == 64
 
 
 def test_an_inner_product_is_a_product_and_a_sum_along_the_channels():
     func = convolution(size=4, channels=24, filters=4, window=1)
     loops = len(func.params[-1].shape)
-    found = program(func, mesh(), axes=axes(func, HEIGHT, WIDTH), third=4, vector=loops)
+    found = program(func, MESH, axes=axes(func, HEIGHT, WIDTH), third=4, vector=loops)
     work, _ = updates(found)
     assert (work.instructions, work.length, work.scalar_operations) == (2, 24, 24)
 
 
 def test_decisions_beyond_the_options_are_refused():
     func = convolution()
-    found = apply_template(TEMPLATE, func, mesh(), FixedDecisions({"rows": 17}))
+    found = apply_template(TEMPLATE, func, MESH, FixedDecisions({"rows": 17}))
     assert isinstance(found, NotApplicable)
     assert "rows=17" in found.reason
 
@@ -239,13 +227,11 @@ def test_decisions_beyond_the_options_are_refused():
     ],
 )
 def test_other_kernels_are_left_alone(func, reason):
-    found = TEMPLATE.apply(func, mesh())
-    assert isinstance(found, NotApplicable)
-    assert reason in found.reason
+    assert reason in refusal(TEMPLATE, func, MESH)
 
 
 def test_it_is_what_a_convolution_is_scheduled_by():
-    _, choice = schedule_kernel(convolution(), mesh())
+    _, choice = schedule_kernel(convolution(), MESH)
     assert choice.schedule == "wafer convolution"
 
 

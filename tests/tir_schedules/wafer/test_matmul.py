@@ -99,7 +99,7 @@ def test_the_default_uses_many_pes_and_fits():
             te.create_prim_func(
                 [a := te.placeholder((4, 4)), te.compute((4, 4), lambda i, j: a[i, j])]
             ),
-            "0 blocks sum; expected one matmul",
+            "the kernel has 0 reductions, not one",
         ),
     ],
 )

@@ -11,11 +11,11 @@ from small_kernels import add_task, matmul_task
 from tvm import s_tir
 from tvm.script import tirx as T
 
+from tvm_ext.tir_schedules.analysis.addresses import Address, Term
 from tvm_ext.tuning.candidate import lowered
 from tvm_ext.tuning.cpu.cost_model import LINE_BYTES, kernel_cost, touched, traffic
 from tvm_ext.tuning.cpu.cycles import bodies
-from tvm_ext.tuning.cpu.loop_tree import Access, Array, Kernel, kernel_loops
-from tvm_ext.tuning.index_expressions import Address, Term
+from tvm_ext.tuning.cpu.loop_tree import Array, ArrayAccess, Kernel, kernel_loops
 
 
 def read(sch: s_tir.Schedule) -> Kernel:
@@ -26,7 +26,7 @@ def read_func(func) -> Kernel:
     return kernel_loops(lowered(plain_module(func), MACHINE), MACHINE)
 
 
-def accesses_of(kernel: Kernel, name: str) -> list[Access]:
+def accesses_of(kernel: Kernel, name: str) -> list[ArrayAccess]:
     found = [a for s in kernel.root.all_statements() for a in s.accesses if a.array.name == name]
     return list(dict.fromkeys(found))
 
@@ -121,11 +121,11 @@ def test_calls_and_divisions_are_slow():
     assert statement.instructions.operations == 2
 
 
-def tile(steps: list[tuple[int, int]], lanes: int = 16) -> tuple[Access, int]:
+def tile(steps: list[tuple[int, int]], lanes: int = 16) -> tuple[ArrayAccess, int]:
     """A load of float32 moved by one loop for each step and extent."""
     terms = tuple(Term(1 << n, step, extent) for n, (step, extent) in enumerate(steps))
     array = Array("x", 1 << 24, 4, is_local=False)
-    return Access(array, Address(terms, 0.0, lanes, 1), is_store=False), (1 << len(steps)) - 1
+    return ArrayAccess(array, Address(terms, 0.0, lanes, 1), is_store=False), (1 << len(steps)) - 1
 
 
 def lines(steps: list[tuple[int, int]], lanes: int = 16) -> int:
@@ -174,7 +174,7 @@ def test_loops_that_stand_still_do_not_count():
 def test_an_array_is_never_larger_than_it_is():
     array = Array("x", 4096, 4, is_local=False)
     scattered = Address((Term(1, 100, 1000),), 0.0, 16, None)
-    assert touched([Access(array, scattered, is_store=False)], 1) == 4096
+    assert touched([ArrayAccess(array, scattered, is_store=False)], 1) == 4096
 
 
 def test_short_loops_are_unrolled_as_llvm_does():

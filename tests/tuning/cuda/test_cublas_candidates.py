@@ -7,7 +7,7 @@ from cublas_stand_in import cublas_stand_in
 from serial_gpu import gpu, serial_gpu
 
 import tvm_ext
-from tvm_ext.compiler.build import Program, build_program
+from tvm_ext.compiler.build import BuiltProgram, build_program
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.cuda.matmul.contraction import CudaContraction
 from tvm_ext.tuning import runner as runner_pool
@@ -82,11 +82,11 @@ def product_model(folder) -> str:
 
 
 @pytest.fixture
-def built(monkeypatch) -> list[Program]:
+def built(monkeypatch) -> list[BuiltProgram]:
     """The programs that were built since."""
-    programs: list[Program] = []
+    programs: list[BuiltProgram] = []
 
-    def build(*arguments) -> Program:
+    def build(*arguments) -> BuiltProgram:
         programs.append(build_program(*arguments))
         return programs[-1]
 

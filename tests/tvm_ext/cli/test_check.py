@@ -4,33 +4,25 @@ import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
-
-from tvm_ext.cli.main import app
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+from commands import as_json, invoke, succeed
 
 
 @pytest.fixture(scope="module")
 def compiled_path(tiny_model_path, tmp_path_factory):
     path = tmp_path_factory.mktemp("compiled") / "tiny.tvmx"
-    assert invoke("compile", tiny_model_path, "-o", path, "-q").exit_code == 0
+    succeed("compile", tiny_model_path, "-o", path, "-q")
     return path
 
 
 def test_a_model_that_agrees(tiny_model_path):
-    result = invoke("check", tiny_model_path, "--input-shape", "x=2,3,8,8", "--seed", 3)
-    assert result.exit_code == 0, result.output
-    assert "agrees" in result.stdout
+    printed = succeed("check", tiny_model_path, "--input-shape", "x=2,3,8,8", "--seed", 3)
+    assert "agrees" in printed
 
 
 def test_inputs_of_a_file(tiny_model_path, tmp_path):
     np.savez(tmp_path / "in.npz", x=np.ones((5, 3, 8, 8), np.float32))
-    result = invoke("check", tiny_model_path, "--inputs", tmp_path / "in.npz", "--json")
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["ok"] is True
+    printed = as_json("check", tiny_model_path, "--inputs", tmp_path / "in.npz")
+    assert printed["ok"] is True
     np.savez(tmp_path / "in.npz", x=np.ones((5, 3, 8, 9), np.float32))
     assert invoke("check", tiny_model_path, "--inputs", tmp_path / "in.npz").exit_code == 2
 
@@ -38,7 +30,7 @@ def test_inputs_of_a_file(tiny_model_path, tmp_path):
 def test_a_saved_model_against_its_own_and_another(
     compiled_path, tiny_model_path, other_tiny_model_path
 ):
-    assert invoke("check", compiled_path, "--against", tiny_model_path).exit_code == 0
+    succeed("check", compiled_path, "--against", tiny_model_path)
     differs = invoke("check", compiled_path, "--against", other_tiny_model_path)
     assert differs.exit_code == 1
     assert "differs" in differs.stdout
@@ -50,4 +42,4 @@ def test_a_saved_model_against_its_own_and_another(
 
 def test_a_given_tolerance_replaces_the_default(compiled_path, other_tiny_model_path):
     arguments = ("check", compiled_path, "--against", other_tiny_model_path, "--rtol", 100)
-    assert invoke(*arguments).exit_code == 0
+    succeed(*arguments)

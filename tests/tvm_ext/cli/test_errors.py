@@ -6,27 +6,11 @@ import numpy as np
 import onnx
 import pytest
 import typer
+from commands import invoke, refused, succeed
 from onnx import TensorProto, helper
-from typer.testing import CliRunner
 
-from tvm_ext.cli import main as cli_main
 from tvm_ext.cli.main import debug_first
 from tvm_ext.errors import TargetError
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(cli_main.app, [str(argument) for argument in arguments])
-
-
-def refused(*arguments) -> str:
-    """The one line that refuses the arguments."""
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert result.stderr.endswith("\n")
-    return result.stderr
 
 
 @pytest.fixture
@@ -175,7 +159,7 @@ def test_outputs_do_not_overwrite_the_inputs(tiny_model_path, tmp_path):
 
 def test_compile_options_do_not_fit_a_saved_model(tiny_model_path, tmp_path):
     saved = tmp_path / "m.tvmx"
-    assert invoke("compile", tiny_model_path, "-q", "-o", saved).exit_code == 0
+    succeed("compile", tiny_model_path, "-q", "-o", saved)
     line = refused("run", saved, "--target", "cpu", "--input-shape", "x=1,3,8,8")
     assert "--target, --input-shape" in line
     assert "compiled model" in refused("compile", saved)

@@ -2,7 +2,9 @@
 
 import csv
 import json
+from functools import partial
 
+import commands
 import pytest
 from record_folders import (
     contents,
@@ -17,9 +19,7 @@ from record_folders import (
     trial,
     write_folder,
 )
-from typer.testing import CliRunner
 
-from tvm_ext.cli.main import app
 from tvm_ext.tuning.candidate import plain_json
 from tvm_ext.tuning.logs.database_files import RECORDS, write_database
 from tvm_ext.tuning.logs.lines import locked
@@ -28,28 +28,10 @@ from tvm_ext.tuning.logs.trial_log import TRIALS, append_trial
 COMMANDS = ("show", "best", "stats", "diff", "verify", "export", "merge", "prune", "repair")
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["logs", *map(str, arguments)])
-
-
-def succeed(*arguments):
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def as_json(*arguments):
-    return json.loads(succeed(*arguments, "--json"))
-
-
-def refused(*arguments):
-    """The one line that refuses the arguments."""
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
+as_json = partial(commands.as_json, "logs")
+invoke = partial(commands.invoke, "logs")
+refused = partial(commands.refused, "logs")
+succeed = partial(commands.succeed, "logs")
 
 
 @pytest.fixture
@@ -232,7 +214,7 @@ def test_diff(folder, tmp_path):
     assert "matmul8 x86-64-v3, 2 cores 1.25 µs 2.00 µs +60.0% 3.0 % slower" in text
     assert "1 slower, 1 only before, 1 only after" in text
     assert invoke("diff", folder, slower, "--fail-on-slower").exit_code == 1
-    assert invoke("diff", slower, folder, "--fail-on-slower").exit_code == 0
+    succeed("diff", slower, folder, "--fail-on-slower")
     assert [one["verdict"] for one in as_json("diff", slower, folder)] == [
         "faster",
         "only before",

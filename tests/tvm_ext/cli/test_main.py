@@ -1,30 +1,18 @@
 """The command line: what each command prints and which files it writes."""
 
+import importlib
 import json
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from commands import as_json, succeed
 
 import tvm_ext
 from tvm_ext.cli.main import app
 from tvm_ext.cli.targets import describe_target, unit_of
+from tvm_ext.hardware.backend import all_backends
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.report import CompileReport
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def succeed(*arguments):
-    result = invoke(*arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def as_json(*arguments):
-    return json.loads(succeed(*arguments, "--json"))
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +27,16 @@ def test_help_names_every_command():
     for command in ("compile", "run", "check", "profile", "passes", "targets"):
         assert command in text
     assert succeed() == text
+
+
+def test_the_commands_of_our_backends_are_there():
+    """They stand in the application as well, so that ``--help`` need not load the backends."""
+    groups = {one.name: one.typer_instance for one in app.registered_groups}
+    named = {one.name: one.commands for one in all_backends() if one.commands}
+    assert named
+    for name, commands in named.items():
+        module, _, attribute = commands.partition(":")
+        assert groups[name] is getattr(importlib.import_module(module), attribute)
 
 
 @pytest.mark.parametrize("group", ["passes", "targets"])

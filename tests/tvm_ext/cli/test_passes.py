@@ -3,24 +3,17 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
+from commands import as_json, invoke, refused, succeed
 
 import tvm_ext
-from tvm_ext.cli.main import app
 from tvm_ext.cli.pass_tables import explain, explanation_text
 from tvm_ext.passes import registry
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.report import CompileReport, Decision, KernelRecord, PassRecord
 
 
-def succeed(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
 def test_list_has_levels_in_order_and_all_passes():
-    listed = json.loads(succeed("passes", "list", "--json"))
+    listed = as_json("passes", "list")
     assert list(listed["levels"]) == ["O0", "O1", "O2", "O3"]
     assert "LayoutPlanning" in listed["levels"]["O3"]["graph"]
     assert "LayoutPlanning" not in listed["levels"]["O2"]["graph"]
@@ -31,8 +24,8 @@ def test_list_has_levels_in_order_and_all_passes():
 
 
 def test_list_of_one_level():
-    assert list(json.loads(succeed("passes", "list", "-O2", "--json"))["levels"]) == ["O2"]
-    assert list(json.loads(succeed("passes", "list", "O2", "--json"))["levels"]) == ["O2"]
+    assert list(as_json("passes", "list", "-O2")["levels"]) == ["O2"]
+    assert list(as_json("passes", "list", "O2")["levels"]) == ["O2"]
     text = succeed("passes", "list", "--opt-level", "0")
     assert "O0:" in text
     assert "O1:" not in text
@@ -58,7 +51,7 @@ def user_pass():
 
 
 def test_a_users_pass_is_listed_where_it_runs_with_its_options(user_pass):
-    listed = json.loads(succeed("passes", "list", "--json"))
+    listed = as_json("passes", "list")
     (entry,) = (entry for entry in listed["passes"] if entry["name"] == user_pass)
     assert entry["source"] == "user"
     assert entry["options"] == {"limit": 3, "names": ["a", 1], "measure": "print"}
@@ -68,8 +61,8 @@ def test_a_users_pass_is_listed_where_it_runs_with_its_options(user_pass):
 
 
 def test_what_a_pass_prints_does_not_reach_the_json(user_pass, tiny_model_path):
-    arguments = ("compile", str(tiny_model_path), "--json", "--pass-config", "Untouched.limit=4")
-    result = CliRunner().invoke(app, arguments)
+    arguments = ("compile", tiny_model_path, "--json", "--pass-config", "Untouched.limit=4")
+    result = invoke(*arguments)
     assert result.exit_code == 0
     json.loads(result.stdout)
     assert "noise of a pass" in result.stderr
@@ -77,14 +70,12 @@ def test_what_a_pass_prints_does_not_reach_the_json(user_pass, tiny_model_path):
 
 def test_a_wrong_option_is_refused(user_pass, tiny_model_path):
     for given, words in (("limit=x", "expected int"), ("limt=4", "nearest known: 'limit'")):
-        arguments = ("compile", str(tiny_model_path), "--pass-config", f"Untouched.{given}")
-        result = CliRunner().invoke(app, arguments)
-        assert result.exit_code == 2
-        assert words in result.stderr
+        arguments = ("compile", tiny_model_path, "--pass-config", f"Untouched.{given}")
+        assert words in refused(*arguments)
 
 
 def test_explain_a_model(tiny_model_path):
-    explained = json.loads(succeed("passes", "explain", tiny_model_path, "-O1", "--json"))
+    explained = as_json("passes", "explain", tiny_model_path, "-O1")
     assert explained["model"] == "tiny"
     assert explained["opt_level"] == "O1"
     assert "ConvBnReluFold" in [record["name"] for record in explained["passes"]]
@@ -109,7 +100,7 @@ def test_explain_one_pass_of_a_model(tiny_model_path):
 def test_explain_a_pass_by_its_name():
     text = succeed("passes", "explain", "LayoutPlanning")
     assert "Leaves alone:" in text
-    assert json.loads(succeed("passes", "explain", "LayoutPlanning", "--json"))["doc"] in text
+    assert as_json("passes", "explain", "LayoutPlanning")["doc"] in text
 
 
 def report_with_decisions():

@@ -37,10 +37,10 @@ def plugin_folder(tmp_path_factory) -> Path:
     return target
 
 
-def tvm_ext_json(site: Path, *arguments) -> tuple[dict, str]:
-    """What the command prints as JSON, and its stderr, with the packages in ``site`` installed."""
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, *map(str, arguments), "--json"],
+def run_tvm_ext(site: Path, *arguments) -> subprocess.CompletedProcess:
+    """Runs the command with the packages in ``site`` installed."""
+    return subprocess.run(
+        [sys.executable, "-c", MAIN, *map(str, arguments)],
         cwd=site,
         env={**os.environ, "PYTHONPATH": str(site)},
         capture_output=True,
@@ -48,8 +48,19 @@ def tvm_ext_json(site: Path, *arguments) -> tuple[dict, str]:
         timeout=600,
         check=False,
     )
+
+
+def tvm_ext_json(site: Path, *arguments) -> tuple[dict, str]:
+    """What the command prints as JSON, and its stderr."""
+    done = run_tvm_ext(site, *arguments, "--json")
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
+
+
+@pytest.fixture(scope="module")
+def compiled(plugin_folder, abs_model_path) -> dict:
+    """What the command prints of a compilation."""
+    return tvm_ext_json(plugin_folder, "compile", abs_model_path)[0]
 
 
 def record_of(printed: dict) -> dict:
@@ -67,12 +78,11 @@ def test_an_installed_plugin_is_listed_with_its_distribution(plugin_folder):
     assert stderr == ""
 
 
-def test_its_pass_runs_in_a_compilation(plugin_folder, abs_model_path):
-    printed, _ = tvm_ext_json(plugin_folder, "compile", abs_model_path)
-    record = record_of(printed)
+def test_its_pass_runs_in_a_compilation(compiled):
+    record = record_of(compiled)
     assert record["changed"] is True
     assert [decision["where"] for decision in record["decisions"]] == ["abs1 + abs2"]
-    assert printed["report"]["graph"]["relax_after"]["abs"] == 1
+    assert compiled["report"]["graph"]["relax_after"]["abs"] == 1
 
 
 def test_its_pass_can_be_disabled(plugin_folder, abs_model_path):
@@ -82,9 +92,8 @@ def test_its_pass_can_be_disabled(plugin_folder, abs_model_path):
     assert printed["report"]["graph"]["relax_after"]["abs"] == 2
 
 
-def test_its_template_wins_for_its_kernel(plugin_folder, abs_model_path):
-    printed, _ = tvm_ext_json(plugin_folder, "compile", abs_model_path)
-    (kernel,) = printed["report"]["kernels"]
+def test_its_template_wins_for_its_kernel(compiled):
+    (kernel,) = compiled["report"]["kernels"]
     assert (kernel["schedule"], kernel["source"]) == ("one loop", "template")
     assert not any("elementwise" in refusal for refusal in kernel["refusals"])
 
@@ -110,14 +119,46 @@ def test_its_backend_is_a_target(plugin_folder, abs_model_path, tmp_path):
     assert "plain" in [target["name"] for target in listed]
 
 
-@pytest.mark.parametrize("content", ["import not_there", "1 / 0", "def Broken(): pass"])
-def test_a_broken_plugin_only_warns(tmp_path, content):
+def test_its_backend_has_commands(plugin_folder):
+    printed, stderr = tvm_ext_json(plugin_folder, "plain", "cores")
+    assert printed["cores"] >= 1
+    assert stderr == ""
+    assert "Ask about the plain CPU." in run_tvm_ext(plugin_folder, "--help").stdout
+    unknown = run_tvm_ext(plugin_folder, "plane")
+    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
+
+
+def test_its_backend_describes_targets_of_tvm(plugin_folder):
+    code = (
+        "import tvm; from tvm_ext.hardware.targets import resolve_target as r;"
+        "T = tvm.target.Target;"
+        "print([r(T({'kind': 'llvm', 'keys': [key]})).kind for key in ('plain', 'cpu')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(plugin_folder)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    assert done.stdout.strip() == "['plain-cpu', 'cpu']"
+
+
+def test_broken_plugins_only_warn(tmp_path):
+    contents = ("import not_there", "1 / 0", "def Broken2(): pass")
     info = tmp_path / "broken-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[tvm_ext.passes]\nBroken = broken_plugin:Broken\n")
-    (tmp_path / "broken_plugin.py").write_text(content)
+    names = [f"Broken{number}" for number in range(len(contents))]
+    entries = "".join(f"{name} = {name.lower()}:{name}\n" for name in names)
+    (info / "entry_points.txt").write_text(f"[tvm_ext.passes]\n{entries}")
+    for name, content in zip(names, contents, strict=True):
+        (tmp_path / f"{name.lower()}.py").write_text(content)
     listed, stderr = tvm_ext_json(tmp_path, "passes", "list")
-    assert "Broken" not in [entry["name"] for entry in listed["passes"]]
-    assert stderr.startswith("warning: plugin 'Broken' of tvm_ext.passes was left out: ")
-    assert stderr.count("\n") == 1
+    assert not set(names) & {entry["name"] for entry in listed["passes"]}
+    lines = stderr.splitlines()
+    assert len(lines) == len(names)
+    for name in names:
+        begin = f"warning: plugin '{name}' of tvm_ext.passes was left out: "
+        assert sum(line.startswith(begin) for line in lines) == 1

@@ -3,28 +3,13 @@
 import json
 
 import pytest
+from commands import invoke, refused, succeed
 from tuning_sessions import session
-from typer.testing import CliRunner
 
-from tvm_ext.cli.main import app
 from tvm_ext.cli.tune import parse_duration
 from tvm_ext.errors import InputError
 from tvm_ext.tuning.cuda import presence as gpu_presence
 from tvm_ext.tuning.logs.trial_log import read_trials
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def refused(*arguments) -> str:
-    """The one line that refuses the arguments."""
-    result = invoke(*arguments)
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    return result.stderr
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -67,9 +52,7 @@ def test_the_report_is_a_page(tuned):
 def test_compiling_with_what_was_found(tuned, tiny_model_path):
     folder, _ = tuned
     arguments = ("compile", tiny_model_path, "--records", folder, "--require-records", "--json")
-    result = invoke(*arguments, "--input-shape", "x=1,3,8,8")
-    assert result.exit_code == 0, result.output
-    kernels = json.loads(result.stdout)["report"]["kernels"]
+    kernels = json.loads(succeed(*arguments, "--input-shape", "x=1,3,8,8"))["report"]["kernels"]
     assert {kernel["tuned"] for kernel in kernels} == {"hit"}
 
 
@@ -80,7 +63,7 @@ def test_records_that_are_required_and_missing(tuned, tiny_model_path):
     line = refused(*arguments, "--require-records")
     assert "have no record" in line
     assert "tvm-ext tune" in line
-    assert invoke(*arguments, "-q").exit_code == 0
+    succeed(*arguments, "-q")
 
 
 def test_folders_of_records_that_are_none(tiny_model_path, tmp_path):
@@ -107,9 +90,7 @@ def test_the_summary_says_how_to_compile(tiny_model_path, tmp_path, monkeypatch)
     (tmp_path / "tiny.records").mkdir()
     monkeypatch.setattr("tvm_ext.tune_model.tune", lambda *_, **options: session(3))
     options = ("--input-shape", "x=1,3,8,8", "--opt-level", "O2", "--threads", "3")
-    result = invoke("tune", tiny_model_path, *options)
-    assert result.exit_code == 0, result.output
-    words = " ".join(result.stdout.replace("\\", " ").split())
+    words = " ".join(succeed("tune", tiny_model_path, *options).replace("\\", " ").split())
     assert words.endswith(
         f"tvm-ext compile {tiny_model_path} --records records {' '.join(options)}"
     )
@@ -141,7 +122,7 @@ def test_bad_options(tiny_model_path, tmp_path, options, words):
 
 def test_a_compiled_model(tiny_model_path, tmp_path):
     path = tmp_path / "tiny.tvmx"
-    assert invoke("compile", tiny_model_path, "-o", path, "-q").exit_code == 0
+    succeed("compile", tiny_model_path, "-o", path, "-q")
     assert "is a compiled model; expected an ONNX model" in refused("tune", path)
 
 

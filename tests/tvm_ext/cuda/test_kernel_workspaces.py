@@ -6,8 +6,8 @@ from emulated_models import emulated_model
 from small_models import model, node, rand, value
 
 import tvm_ext
-from tvm_ext.compiler.kernel_workspaces import plan_workspaces
-from tvm_ext.passes.cuda_graphs import launches_only
+from tvm_ext.passes.plan_workspaces import plan_workspaces
+from tvm_ext.relay_passes.cuda_graphs import launches_only
 
 
 def thin_layers():

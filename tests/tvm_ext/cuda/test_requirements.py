@@ -6,7 +6,7 @@ import pytest
 from small_models import mlp, rand
 
 import tvm_ext
-from tvm_ext.compiler import memory as memory_limit
+from tvm_ext.compiler import memory_limit
 from tvm_ext.cuda import device_errors as requirements
 from tvm_ext.errors import InputError, TargetError
 from tvm_ext.hardware.cuda import runtime_library
@@ -162,7 +162,7 @@ def test_the_limit_of_a_cpu_leaves_the_driver_alone(monkeypatch) -> None:
         asked.append(True)
         return DriverState("", (13, 0), (CudaDevice("Some GPU", (9, 0), 80 << 30),))
 
-    monkeypatch.setattr(memory_limit, "driver_state", state)
+    monkeypatch.setattr("tvm_ext.hardware.cuda.host.driver_state", state)
     assert memory_limit.default_limit(resolve_target("cpu")) == memory_limit.DEFAULT_GIBIBYTES
     assert not asked
     assert memory_limit.default_limit(resolve_target("nvidia-h200")) == 80

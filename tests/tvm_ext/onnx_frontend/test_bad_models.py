@@ -3,23 +3,13 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from small_models import model as model_of
+from small_models import node
+from small_models import value as tensor
 
 import tvm_ext
 from tvm_ext.errors import ModelError, TvmExtError, UnsupportedOperatorError
-
-node = helper.make_node
-
-
-def tensor(name, shape, elem_type=TensorProto.FLOAT):
-    return helper.make_tensor_value_info(name, elem_type, shape)
-
-
-def model_of(nodes, inputs, outputs, stored=None, opset=18, domains=()):
-    tensors = [numpy_helper.from_array(np.asarray(a), n) for n, a in (stored or {}).items()]
-    graph = helper.make_graph(nodes, "tiny", inputs, outputs, tensors)
-    opsets = [helper.make_opsetid("", opset)] + [helper.make_opsetid(d, 1) for d in domains]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def relu_model(shape=(2, 3)):
@@ -28,7 +18,7 @@ def relu_model(shape=(2, 3)):
 
 def add_model(weight):
     return model_of(
-        [node("Add", ["x", "w"], ["y"])], [tensor("x", [2])], [tensor("y", [2])], {"w": weight}
+        [node("Add", ["x", "w"], ["y"])], [tensor("x", [2])], [tensor("y", [2])], w=weight
     )
 
 
@@ -99,7 +89,7 @@ def test_external_data_missing(tmp_path):
         [node("MatMul", ["x", "w"], ["y"])],
         [tensor("x", [1, 64])],
         [tensor("y", [1, 64])],
-        {"w": weight},
+        w=weight,
     )
     onnx.save_model(
         model, path, save_as_external_data=True, location="weights.bin", size_threshold=0
@@ -162,7 +152,7 @@ def test_damaged_initializer():
 def test_nan_weights():
     weight = np.array([[np.nan, 1], [1, 1]], np.float32)
     model = model_of(
-        [node("MatMul", ["x", "w"], ["y"])], [tensor("x", [2])], [tensor("y", [2])], {"w": weight}
+        [node("MatMul", ["x", "w"], ["y"])], [tensor("x", [2])], [tensor("y", [2])], w=weight
     )
     refused_model(model, "'w'", "1 NaN of 4")
 
@@ -253,7 +243,7 @@ def test_unsupported_operators_in_the_body_of_a_loop():
         [node("Loop", ["n", "", "start"], ["y"], "loop", body=body)],
         [tensor("m", [2, 2]), tensor("start", [])],
         [tensor("y", [])],
-        {"n": np.array(3)},
+        n=np.array(3),
         domains=["my.domain"],
     )
     refused_model(model, "determinant", kind=UnsupportedOperatorError)

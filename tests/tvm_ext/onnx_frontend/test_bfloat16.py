@@ -6,6 +6,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from opt_levels import levels_of
 from unoptimised import HOST
 
 import tvm_ext
@@ -39,7 +40,7 @@ def assert_near_float32(
     wide = graph_of(nodes, TensorProto.FLOAT, list(x.shape), exact)
     wanted = ReferenceEvaluator(wide).run(None, {"x": x.astype(np.float32)})[0]
     proto = graph_of(nodes, TensorProto.BFLOAT16, sizes or list(x.shape), stored)
-    for level in ("O0", "O3"):
+    for level in levels_of(proto):
         found = tvm_ext.compile(proto, HOST, opt_level=level).run({"x": x})["y"]
         assert found.shape == wanted.shape
         assert found.dtype == (x.dtype if wanted.dtype == np.float32 else wanted.dtype)

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from opt_levels import levels_of
 from small_models import model, value
 from unoptimised import HOST
 
@@ -18,7 +19,7 @@ RANDOM = np.random.default_rng(0)
 
 def assert_as_reference(proto: onnx.ModelProto, **inputs: np.ndarray) -> onnx.ModelProto:
     wanted = ReferenceEvaluator(proto).run(None, inputs)
-    for level in ("O0", "O3"):
+    for level in levels_of(proto):
         found = list(tvm_ext.compile(proto, HOST, opt_level=level).run(inputs).values())
         for one, other in zip(found, wanted, strict=True):
             assert one.dtype == other.dtype

@@ -2,26 +2,18 @@
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
+from small_models import model as model_of
+from small_models import node
+from small_models import value as tensor
 from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.check.reference import run_reference
-from tvm_ext.compiler.memory import VARIABLE
+from tvm_ext.compiler.memory_limit import VARIABLE
 from tvm_ext.errors import BuildError, ModelError, TvmExtError
 
-node = helper.make_node
 TERA = 1 << 40
-
-
-def tensor(name, shape, elem_type=TensorProto.FLOAT):
-    return helper.make_tensor_value_info(name, elem_type, shape)
-
-
-def model_of(nodes, inputs, outputs, opset=18, **stored):
-    tensors = [numpy_helper.from_array(np.asarray(a), n) for n, a in stored.items()]
-    graph = helper.make_graph(nodes, "tiny", inputs, outputs, tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
 
 
 def total_of(operator, inputs, **stored):

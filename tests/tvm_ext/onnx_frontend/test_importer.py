@@ -77,7 +77,7 @@ def test_windows_that_are_rounded_up_behind_each_other() -> None:
         node("Add", ["r", "s"], ["y"]),
     ]
     proto = model(nodes, [value("x", ["N", 2, "H", "W"])], [value("y", [None] * 4)])
-    compiled = tvm_ext.compile(proto)
+    compiled = tvm_ext.compile(proto, HOST)
     for sides in ((7, 9), (8, 13)):
         x = {"x": rand(1, 2, *sides)}
         np.testing.assert_allclose(compiled.run(x)["y"], by_runtime(proto, x)[0], atol=1e-6)
@@ -106,7 +106,7 @@ def test_a_size_rounded_as_a_float_is_what_a_pad_adds() -> None:
     ]
     arrays = {"eight": np.array([8], np.float32), "none": np.array([0], np.int64)}
     proto = model(nodes, [value("x", ["N", 3])], [value("y", [None, 3])], opset=18, **arrays)
-    compiled = tvm_ext.compile(proto)
+    compiled = tvm_ext.compile(proto, HOST)
     for rows in (3, 8, 17):
         x = {"x": rand(rows, 3)}
         np.testing.assert_array_equal(compiled.run(x)["y"], by_runtime(proto, x)[0])

@@ -3,26 +3,17 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from operator_models import by_runtime
-from small_models import model, rand, value
+from small_models import model, node, rand, value
+from small_models import model as model_of
+from small_models import value as tensor
 from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
 
-node = helper.make_node
 X = np.array([-1, 2], np.float32)
-
-
-def tensor(name: str, shape: list | None, elem_type: int = TensorProto.FLOAT):
-    return helper.make_tensor_value_info(name, elem_type, shape)
-
-
-def model_of(nodes, inputs, outputs, stored=None) -> onnx.ModelProto:
-    tensors = [numpy_helper.from_array(np.asarray(a), n) for n, a in (stored or {}).items()]
-    graph = helper.make_graph(nodes, "tiny", inputs, outputs, tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
 
 
 def branch(operator: str, output: onnx.ValueInfoProto) -> onnx.GraphProto:
@@ -87,7 +78,7 @@ def test_column_plus_row_of_integers() -> None:
         node("Gather", ["x", "places"], ["y"]),
     ]
     stored = {"flat": np.arange(5), "one": np.array([1]), "row": row}
-    proto = model_of(nodes, [tensor("x", [7])], [tensor("y", [5, 3])], stored)
+    proto = model_of(nodes, [tensor("x", [7])], [tensor("y", [5, 3])], **stored)
     x = np.linspace(0, 1, 7, dtype=np.float32)
     np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({"x": x})["y"], x[column + row])
 
@@ -100,7 +91,7 @@ def test_loop_body_that_declares_a_wrong_shape() -> None:
         [tensor("on", [], TensorProto.BOOL), tensor("w", [2, 2])],
     )
     nodes = [node("Loop", ["count", "", "x"], ["y"], name="again", body=body)]
-    proto = model_of(nodes, [tensor("x", [2])], [tensor("y", [2])], {"count": np.array(3)})
+    proto = model_of(nodes, [tensor("x", [2])], [tensor("y", [2])], count=np.array(3))
     x = np.array([1.5, -2], np.float32)
     np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({"x": x})["y"], -x)
 
@@ -108,7 +99,7 @@ def test_loop_body_that_declares_a_wrong_shape() -> None:
 def test_types_that_do_not_fit_are_still_refused() -> None:
     nodes = [node("Add", ["x", "w"], ["y"])]
     stored = {"w": np.ones(2, np.int64)}
-    proto = model_of(nodes, [tensor("x", [2])], [tensor("y", [2])], stored)
+    proto = model_of(nodes, [tensor("x", [2])], [tensor("y", [2])], **stored)
     with pytest.raises(ModelError, match="is not a valid ONNX model"):
         tvm_ext.compile(proto)
 
@@ -116,7 +107,7 @@ def test_types_that_do_not_fit_are_still_refused() -> None:
 def test_shapes_that_do_not_fit_are_still_refused() -> None:
     nodes = [node("MatMul", ["x", "w"], ["y"])]
     stored = {"w": np.ones((3, 4), np.float32)}
-    proto = model_of(nodes, [tensor("x", [2, 5])], [tensor("y", [2, 4])], stored)
+    proto = model_of(nodes, [tensor("x", [2, 5])], [tensor("y", [2, 4])], **stored)
     with pytest.raises(ModelError, match="is not a valid ONNX model"):
         tvm_ext.compile(proto)
 

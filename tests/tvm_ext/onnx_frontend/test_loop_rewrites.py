@@ -78,3 +78,50 @@ def test_parts_along_a_later_axis_are_put_together_again():
         node("ConcatFromSequence", ["parts"], ["y"], axis=-1),
     ]
     assert_same(model(nodes, [X], [value("y", None)]), *FEEDS, levels=["O0"])
+
+
+def test_rows_summed_bag_by_bag():
+    """As torch.export writes an EmbeddingBag: bounds of slices are slices at a carried place."""
+    steps = [
+        node("Reshape", ["at", "minus"], ["place"]),
+        node("Add", ["place", "one"], ["following"]),
+        node("Slice", ["bounds", "place", "following"], ["start"]),
+        node("Add", ["following", "one"], ["after"]),
+        node("Slice", ["bounds", "following", "after"], ["end"]),
+        node("Slice", ["x", "start", "end"], ["rows"]),
+        node("ReduceSum", ["rows", "axes"], ["element"], keepdims=1),
+        node("SequenceInsert", ["list", "element"], ["longer"]),
+        node("Add", ["at", "one"], ["at2"]),
+        node("Less", ["at2", "bags"], ["more"]),
+    ]
+    inner = helper.make_graph(
+        steps,
+        "body",
+        [
+            value("i", [], TensorProto.INT64),
+            value("go", [], TensorProto.BOOL),
+            onnx.ValueInfoProto(name="at"),
+            onnx.ValueInfoProto(name="list"),
+        ],
+        [onnx.ValueInfoProto(name=name) for name in ("more", "at2", "longer")],
+    )
+    nodes = [
+        node("Size", ["offsets"], ["bags"]),
+        node("Shape", ["x"], ["sizes"]),
+        node("Slice", ["sizes", "axes", "axes1"], ["rows_in_all"]),
+        node("Concat", ["offsets", "rows_in_all"], ["bounds"], axis=0),
+        node("SequenceEmpty", [], ["empty"]),
+        node("Less", ["zero", "bags"], ["some"]),
+        node("Loop", ["", "some", "zero", "empty"], ["last", "all"], body=inner),
+        joined(0, 0),
+    ]
+    inputs = [X, value("offsets", ["B"], TensorProto.INT64)]
+    stored = STORED | {"minus": np.array([-1]), "axes1": np.array([1])}
+    proto = model(nodes, inputs, [value("y", None)], **stored)
+    feeds = [
+        {"x": rand(7, 3), "offsets": np.array([0, 2, 5])},
+        {"x": rand(4, 3), "offsets": np.array([0, 1])},
+    ]
+    assert_same(proto, *feeds)
+    left = {n.op_type for n in prepare_model(proto).prepared.graph.node}
+    assert not any("Sequence" in name for name in left)

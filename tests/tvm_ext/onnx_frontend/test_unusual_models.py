@@ -3,24 +3,16 @@
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto
+from small_models import model as model_of
+from small_models import node
+from small_models import value as tensor
 from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.onnx_frontend import import_model
 
-node = helper.make_node
 X = np.array([-1, 2], np.float32)
-
-
-def tensor(name, shape, elem_type=TensorProto.FLOAT):
-    return helper.make_tensor_value_info(name, elem_type, shape)
-
-
-def model_of(nodes, inputs, outputs, stored=None, opset=18):
-    tensors = [numpy_helper.from_array(np.asarray(a), n) for n, a in (stored or {}).items()]
-    graph = helper.make_graph(nodes, "tiny", inputs, outputs, tensors)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
 
 
 def run(model, **inputs):
@@ -77,14 +69,14 @@ def test_no_nodes():
 def test_an_initializer_is_an_output():
     model = model_of(
         [node("Relu", ["x"], ["y"])], [tensor("x", [2])], [tensor("w", [2]), tensor("y", [2])],
-        {"w": X},
+        w=X,
     )  # fmt: skip
     assert run(model, x=X)["w"].tolist() == [-1, 2]
 
 
 def test_an_input_with_an_initializer_is_a_constant():
     inputs = [tensor("x", [2]), tensor("w", [2])]
-    model = model_of([node("Add", ["x", "w"], ["y"])], inputs, [tensor("y", [2])], {"w": X})
+    model = model_of([node("Add", ["x", "w"], ["y"])], inputs, [tensor("y", [2])], w=X)
     compiled = tvm_ext.compile(model, HOST)
     assert [spec.name for spec in compiled.inputs] == ["x"]
     assert compiled.run({"x": X})["y"].tolist() == [-2, 4]
@@ -129,7 +121,7 @@ def test_a_reduction_over_nothing_is_zero():
         [node("ReduceSum", ["x", "a"], ["y"], keepdims=0)],
         [tensor("x", ["N", 70])],
         [tensor("y", [70])],
-        {"a": np.array([0])},
+        a=np.array([0]),
     )
     compiled = tvm_ext.compile(model, HOST)
     assert compiled.run({"x": np.full((3, 70), 5, np.float32)})["y"].tolist() == [15] * 70
@@ -170,7 +162,7 @@ def test_the_odd_element_of_the_padding(mode, pads):
         [node("Conv", ["x", "w"], ["y"], auto_pad=mode)],
         [tensor("x", [1, 1, 4])],
         [tensor("y", [1, 1, 4])],
-        {"w": np.ones((1, 1, 2), np.float32)},
+        w=np.ones((1, 1, 2), np.float32),
     )
     assert f"padding={pads}" in import_model(model).mod.script()
 
@@ -179,7 +171,7 @@ def test_the_odd_element_of_the_padding(mode, pads):
 def test_power_with_an_integer_exponent(dtype):
     model = model_of(
         [node("Pow", ["x", "e"], ["y"])], [tensor("x", [2])], [tensor("y", [2])],
-        {"e": np.array(2, dtype)},
+        e=np.array(2, dtype),
     )  # fmt: skip
     assert run(model, x=np.array([1.5, 2], np.float32))["y"].tolist() == [2.25, 4]
 
@@ -204,7 +196,7 @@ def test_operand_aligned_by_axis_as_before_opset_7():
         [node("Add", ["x", "w"], ["y"], broadcast=1, axis=0)],
         [tensor("x", [3, 3])],
         [tensor("y", [3, 3])],
-        {"w": np.arange(3, dtype=np.float32)},
+        w=np.arange(3, dtype=np.float32),
         opset=6,
     )
     assert run(model, x=x)["y"][:, 0].tolist() == [0, 1, 2]
@@ -220,7 +212,7 @@ def test_arguments_as_attributes_in_old_opsets():
         ],
         [tensor("x", [1, 1, 5])],
         [tensor("y", None)],
-        {"s": np.array([1, 1, 2], np.float32)},
+        s=np.array([1, 1, 2], np.float32),
         opset=9,
     )
     x = np.arange(5, dtype=np.float32).reshape(1, 1, 5)

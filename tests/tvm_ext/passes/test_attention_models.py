@@ -16,7 +16,7 @@ from unoptimised import LLVM
 
 import tvm_ext
 from tvm_ext.compiler.build import build
-from tvm_ext.compiler.lower_model import Phases, lower_model
+from tvm_ext.compiler.stages import Phases, lower_model
 from tvm_ext.hardware.targets import compiling_for, resolve_target
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.passes.runner import PassRunner

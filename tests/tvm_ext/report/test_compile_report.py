@@ -16,12 +16,14 @@ from tvm_ext.report import (
     GraphRecord,
     KernelRecord,
     MemoryRecord,
+    ModuleCounts,
     PassRecord,
     PhaseRecord,
     ReportError,
 )
 
 HOSTILE = "<script>alert(1)</script>"
+COUNTS = ModuleCounts(operators=1234, kernels=56, intermediate_bytes=7 << 20)
 
 
 def _kernel(name: str, calls: int = 1, seconds: float = 1e-4, source: str = "template", **other):
@@ -61,8 +63,11 @@ def _report(kernels: int = 55) -> CompileReport:
             kernels=82,
         ),
         passes=[
-            PassRecord("ConvBatchNormFold", "graph", 0.4, True, 1, 1, "", [applied, refused]),
+            PassRecord(
+                "ConvBatchNormFold", "graph", 0.4, True, 1, 1, "", [applied, refused], COUNTS
+            ),
             PassRecord("LayoutPlan", "graph", 0.0, False, 0, 0, "disabled by --disable-pass"),
+            PassRecord("GemmFusion", "graph", 0.1, False, 0, 0, "", [], ModuleCounts(987, 1, 2048)),
         ],
         kernels=[_kernel(f"fused_conv{i}", 1 + i % 2, (i + 1) * 1e-5) for i in range(kernels)],
         memory=MemoryRecord(9_633_792, 121_110_528, 102_228_128),
@@ -256,6 +261,29 @@ def test_kernels_without_estimates_or_origins_render():
     report.kernels = [_kernel("reshape", seconds=0.0, origins=[], flops=0.0, bytes=0.0)]
     assert "reshape" in Page(report.to_html()).text
     assert "reshape" in report.to_text()
+
+
+def test_what_a_pass_left_behind_is_counted():
+    report = _report()
+    page = " ".join(Page(report.to_html()).text.split())
+    assert "1 refused 1,234 56 7.00 MiB" in page
+    assert "1,234 operators, 56 kernels, 7.00 MiB" in report.to_text()
+    # What did not change the module has no figures of its own.
+    assert "987" not in page + report.to_text()
+
+
+def test_reports_that_were_saved_before_modules_were_counted_are_read():
+    values = _report().to_dict()
+    assert [record.pop("after", None) is not None for record in values["passes"]] == [
+        True,
+        False,
+        True,
+    ]
+    read = CompileReport.from_json(json.dumps(values))
+    assert read.passes[0].after is None
+    assert read.to_dict() == values
+    assert "changed" in read.to_text()
+    assert Page(read.to_html()).open == []
 
 
 def test_saved_page_replaces_the_old_one_and_leaves_nothing_else(tmp_path: Path):

@@ -7,7 +7,6 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
-from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import (
     StructuralMutator,
     structural_equal,
@@ -17,7 +16,7 @@ from tvm_ffi import (
     structural_walk,
 )
 
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import COMPARISONS
 from tvm_ext.tir_schedules.cpu.vector_math import exponential, logarithm, trigonometric
 from tvm_ext.tir_schedules.cpu.vector_math.expression import Let
@@ -90,15 +89,10 @@ def _lanes(loop: tirx.For) -> list[tirx.Var]:
 
     def look(realize: s_tir.SBlockRealize) -> None:
         pairs = zip(realize.block.iter_vars, realize.iter_values, strict=True)
-        lanes.extend(axis.var for axis, value in pairs if _uses(value, lanes))
+        lanes.extend(axis.var for axis, value in pairs if depends(value, *lanes))
 
     structural_walk(loop.body, (s_tir.SBlockRealize, look), order="pre")
     return lanes
-
-
-def _uses(value: tirx.Expr, variables: Sequence[tirx.Var]) -> bool:
-    used = undefined_vars(value)
-    return any(variable.same_as(other) for variable in variables for other in used)
 
 
 def _staged_store(store: tirx.BufferStore, is_function: Callable[[tvm.ir.Call], bool]) -> tirx.Stmt:
@@ -138,7 +132,7 @@ class _Stage:
 
     def varies(self, value: tirx.Expr) -> bool:
         """Whether ``value`` becomes a vector."""
-        return _uses(value, self.lanes)
+        return depends(value, *self.lanes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,18 +288,15 @@ class _StagedSplit:
 
     def _reads_memory(self, value: tirx.Expr) -> bool:
         arrays = [staged.load.source for staged in self._staged]
-        return not all(
-            any(load.source.same_as(array) for array in arrays)
-            for load in nodes(value, tvm.ir.TensorLoad)
-        )
+        return not all(among(load.source, arrays) for load in nodes(value, tvm.ir.TensorLoad))
 
-    def _functions_below(self, value: Any) -> list[tvm.ir.Call]:
+    def _functions_below(self, value: tvm.ir.Expr) -> list[tvm.ir.Call]:
         found: list[tvm.ir.Call] = []
         structural_walk(value, (tvm.ir.Call, found.append))
         return [call for call in found if self._stage.is_function(call)]
 
 
-def _compares(value: Any) -> bool:
+def _compares(value: tvm.ir.Expr) -> bool:
     """Whether a comparison is below: TVM's simplifier fails on some of whole vectors."""
     found: list[Any] = []
     structural_walk(value, (COMPARISONS, found.append))
@@ -322,7 +313,7 @@ def _doubled_by(dtype: str) -> int:
     return _AROUND_FUNCTION + 1 if dtype == _LEGALISED else 1
 
 
-def _is_legalised(value: Any) -> bool:
+def _is_legalised(value: tvm.ir.Expr) -> bool:
     found: list[Any] = []
     structural_walk(value, (tirx.Cast, lambda cast: found.append(str(cast.value.ty))))
     return _LEGALISED in found

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import (
@@ -60,7 +61,7 @@ class LaneAttention(AttentionWalk):
         self.values = arrays.registers("values", self.result_columns, "float32", ())
 
     @property
-    def _first_column(self) -> Any:
+    def _first_column(self) -> tvm.ir.Expr:
         return tirx.floormod(self.lane, number(self.tiles.kind.lanes))
 
     def score_places(self) -> ScorePlaces:
@@ -68,24 +69,24 @@ class LaneAttention(AttentionWalk):
         lanes = self.tiles.kind.lanes
         columns = self.tiles.keys // lanes
 
-        def column(j: Any) -> Any:
+        def column(j: tvm.ir.Expr) -> tvm.ir.Expr:
             return j * number(lanes) + self._first_column
 
-        def register(i: Any, j: Any) -> Any:
+        def register(i: tvm.ir.Expr, j: tvm.ir.Expr) -> tvm.ir.Expr:
             return i * number(columns) + j
 
         return ScorePlaces(self.tiles.thread_rows, columns, self._row, column, register, (1, 2, 4))
 
-    def _row(self, i: Any) -> Any:
+    def _row(self, i: tvm.ir.Expr) -> tvm.ir.Expr:
         first = self.warp * number(self.tiles.warp_rows)
         group = tirx.floordiv(self.lane, number(self.tiles.kind.lanes))
         return first + i * number(WARP // self.tiles.kind.lanes) + group
 
-    def result(self, row: int, j: Any) -> Any:
+    def result(self, row: int, j: tvm.ir.Expr) -> tvm.ir.Expr:
         """See ``AttentionWalk.result``."""
         return number(row * self.result_columns) + j
 
-    def result_column(self, j: int) -> Any:
+    def result_column(self, j: int) -> tvm.ir.Expr:
         """See ``AttentionWalk.result_column``."""
         first = number(j // _VECTOR * WARP + j % _VECTOR)
         return first + self._first_column * number(_VECTOR)
@@ -94,11 +95,11 @@ class LaneAttention(AttentionWalk):
         """See ``AttentionWalk.load_queries``: they stay in shared memory."""
         return []
 
-    def products(self, stage: Any) -> list[tirx.Stmt]:
+    def products(self, stage: tvm.ir.Expr) -> list[tirx.Stmt]:
         """See ``AttentionWalk.products``: four elements of queries and keys at a time."""
         places, stride = self.scores.places, self.layout.key_stride
 
-        def step(at: Any) -> tirx.Stmt:
+        def step(at: tvm.ir.Expr) -> tirx.Stmt:
             depth = at * number(_VECTOR)
             rows = [
                 self._load(self.left, i, self._row(number(i)) * number(stride) + depth)
@@ -109,7 +110,7 @@ class LaneAttention(AttentionWalk):
                 for j in range(places.columns)
             ]
 
-            def multiply(i: Any, j: Any, k: Any) -> tirx.Stmt:
+            def multiply(i: tvm.ir.Expr, j: tvm.ir.Expr, k: tvm.ir.Expr) -> tirx.Stmt:
                 at = places.register(i, j)
                 product = self.left.at(i * number(_VECTOR) + k) * self.right.at(
                     j * number(_VECTOR) + k
@@ -120,12 +121,12 @@ class LaneAttention(AttentionWalk):
 
         return [_loop("depth", self.layout.depth // _VECTOR, step)]
 
-    def weighted_values(self, stage: Any) -> list[tirx.Stmt]:
+    def weighted_values(self, stage: tvm.ir.Expr) -> list[tirx.Stmt]:
         """See ``AttentionWalk.weighted_values``: four keys at a time."""
         values = stage + number(self.tiles.keys * self.layout.key_stride)
         columns = self.result_columns
 
-        def step(at: Any) -> tirx.Stmt:
+        def step(at: tvm.ir.Expr) -> tirx.Stmt:
             key = at * number(_VECTOR)
             weights = [
                 self._load(self.left, i, self._weights_of(number(i)) + key)
@@ -139,7 +140,7 @@ class LaneAttention(AttentionWalk):
                     for j in range(0, columns, _VECTOR)
                 ]
 
-                def multiply(i: Any, j: Any, _: Any) -> tirx.Stmt:
+                def multiply(i: tvm.ir.Expr, j: tvm.ir.Expr, _: tvm.ir.Expr) -> tirx.Stmt:
                     at = i * number(columns) + j
                     product = self.left.at(i * number(_VECTOR) + number(k)) * self.values.at(j)
                     return self.results.put(at, self.results.at(at) + product)
@@ -156,23 +157,23 @@ class LaneAttention(AttentionWalk):
             _loop("key", self.tiles.keys // _VECTOR, step),
         ]
 
-    def _weights_of(self, i: Any) -> Any:
+    def _weights_of(self, i: tvm.ir.Expr) -> tvm.ir.Expr:
         start = number(self.layout.weights_start)
         return start + self._row(i) * number(self.layout.weight_stride)
 
     def _store_weights(self) -> list[tirx.Stmt]:
         places = self.scores.places
 
-        def iteration(i: Any, j: Any, _: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr, j: tvm.ir.Expr, _: tvm.ir.Expr) -> tirx.Stmt:
             value = self.scores.scores.at(places.register(i, j))
             return tirx.BufferStore(self.shared, value, [self._weights_of(i) + places.column(j)])
 
         return [_nested(places.rows, places.columns, 1, iteration)]
 
-    def _load(self, array: ThreadArray, place: int, address: Any) -> tirx.Stmt:
+    def _load(self, array: ThreadArray, place: int, address: tvm.ir.Expr) -> tirx.Stmt:
         """Four neighbours from shared memory."""
 
-        def iteration(i: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             value = tirx.BufferLoad(self.shared, [address + i])
             return array.put(number(place * _VECTOR) + i, value)
 
@@ -182,7 +183,7 @@ class LaneAttention(AttentionWalk):
 def _nested(rows: int, columns: int, steps: int, body: Any) -> tirx.Stmt:
     """``body(row, column, step)``, all written out."""
 
-    def of_row(i: Any, k: Any) -> tirx.Stmt:
+    def of_row(i: tvm.ir.Expr, k: tvm.ir.Expr) -> tirx.Stmt:
         return repeated(columns, INDEX, lambda j: body(i, j, k))
 
     return repeated(steps, INDEX, lambda k: repeated(rows, INDEX, lambda i: of_row(i, k)))
@@ -223,11 +224,11 @@ class WarpAttention(AttentionWalk):
         first = self.warp * number(self.tiles.warp_rows)
         return fragment_places(self.tiles.thread_rows, self.tiles.keys, first, self.lane)
 
-    def result(self, row: int, j: Any) -> Any:
+    def result(self, row: int, j: tvm.ir.Expr) -> tvm.ir.Expr:
         """See ``AttentionWalk.result``."""
         return fragment_register(number(row), j, self.layout.width)
 
-    def result_column(self, j: int) -> Any:
+    def result_column(self, j: int) -> tvm.ir.Expr:
         """See ``AttentionWalk.result_column``."""
         return fragment_column(number(j), self.lane)
 
@@ -239,7 +240,7 @@ class WarpAttention(AttentionWalk):
         steps = self.layout.depth // TILE
         return arrived + [self._load_query(step, step) for step in range(steps)]
 
-    def products(self, stage: Any) -> list[tirx.Stmt]:
+    def products(self, stage: tvm.ir.Expr) -> list[tirx.Stmt]:
         """See ``AttentionWalk.products``."""
         statements = []
         stride, keys = self.layout.key_stride, self.tiles.keys
@@ -254,7 +255,7 @@ class WarpAttention(AttentionWalk):
                 statements += self._multiply(left, (self.scores.scores.buffer, keys), column)
         return statements
 
-    def weighted_values(self, stage: Any) -> list[tirx.Stmt]:
+    def weighted_values(self, stage: tvm.ir.Expr) -> list[tirx.Stmt]:
         """See ``AttentionWalk.weighted_values``."""
         stride = self.layout.value_stride
         values = stage + number(self.tiles.keys * self.layout.key_stride)
@@ -289,14 +290,14 @@ class WarpAttention(AttentionWalk):
         for tile in range(self.tiles.row_tiles):
             first = (tile * self.tiles.keys // 8 + step * 2) * RESULTS
 
-            def iteration(i: Any, tile: int = tile, first: int = first) -> tirx.Stmt:
+            def iteration(i: tvm.ir.Expr, tile: int = tile, first: int = first) -> tirx.Stmt:
                 value = self.scores.scores.at(i + number(first)).astype(dtype)
                 return self.weights.put(i + number(tile * self.per_thread), value)
 
             statements.append(repeated(self.per_thread, INDEX, iteration))
         return statements
 
-    def _load(self, start: Any, stride: int, depth_last: bool) -> tirx.Stmt:
+    def _load(self, start: tvm.ir.Expr, stride: int, depth_last: bool) -> tirx.Stmt:
         """The fragment of 16 columns of keys or values."""
         registers, memory = (self.fragment.buffer, number(0)), (self.shared, start)
         return load_matrices(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import THREAD_INSTRUCTIONS, WARP_INSTRUCTIONS
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
@@ -224,7 +224,8 @@ _MOST_SPLITS = 128
 
 EXPONENTIALS = 16
 """Exponentials that a multiprocessor starts in a cycle: CUDA C++ Programming Guide, "Throughput of
-native arithmetic instructions"."""
+native arithmetic instructions".
+"""
 
 _MOST_BLOCKS = 16
 MAX_GRID = 65_535

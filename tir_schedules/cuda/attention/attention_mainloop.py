@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import (
@@ -49,7 +50,7 @@ class AttentionRows(RowTile):
         self.lane: Any
 
     @property
-    def thread(self) -> Any:
+    def thread(self) -> tvm.ir.Expr:
         """The number of the thread in its block."""
         return self.warp * number(WARP) + self.lane
 
@@ -57,27 +58,27 @@ class AttentionRows(RowTile):
         """``body`` for every thread of the grid; it is given the lane."""
         x, y, z = blocks(self.problem, self.tiles)
 
-        def threads(warp: Any) -> tirx.Stmt:
+        def threads(warp: tvm.ir.Expr) -> tirx.Stmt:
             self.warp = warp
 
-            def iteration(lane: Any) -> tirx.Stmt:
+            def iteration(lane: tvm.ir.Expr) -> tirx.Stmt:
                 self.lane = lane
                 return body(lane)
 
             return bound("threadIdx.x", WARP, INDEX, iteration)
 
-        def tile(index: Any) -> tirx.Stmt:
+        def tile(index: tvm.ir.Expr) -> tirx.Stmt:
             # Of a causal mask the last rows have most to do: they go first.
             splits = number(self.tiles.splits)
             self.tile = number(x - 1) - tirx.floordiv(index, splits)
             self.split = tirx.floormod(index, splits)
             return bound("threadIdx.y", self.tiles.warps, INDEX, threads)
 
-        def head(index: Any) -> tirx.Stmt:
+        def head(index: tvm.ir.Expr) -> tirx.Stmt:
             self.head = index
             return bound("blockIdx.x", x * self.tiles.splits, INDEX, tile)
 
-        def sequence_of(index: Any) -> tirx.Stmt:
+        def sequence_of(index: tvm.ir.Expr) -> tirx.Stmt:
             self.batch = index
             return bound("blockIdx.y", y, INDEX, head)
 
@@ -97,7 +98,7 @@ class AttentionCopies(AttentionRows):
 
     shared: Any
 
-    def stage(self, tile: Any) -> Any:
+    def stage(self, tile: tvm.ir.Expr) -> tvm.ir.Expr:
         """Where the stage of a tile of keys begins in shared memory."""
         place = tirx.floormod(tile, number(self.tiles.stages))
         return number(self.layout.stages_start) + place * number(self.layout.stage_size)
@@ -115,7 +116,7 @@ class AttentionCopies(AttentionRows):
         statements = []
         for start, rows in places:
 
-            def iteration(at: Any, start: int = start) -> tirx.Stmt:
+            def iteration(at: tvm.ir.Expr, start: int = start) -> tirx.Stmt:
                 row, column = tirx.floordiv(at, number(columns)), tirx.floormod(at, number(columns))
                 address = number(start + depth) + row * number(layout.key_stride) + column
                 return tirx.BufferStore(self.shared, zero, [address])
@@ -126,14 +127,14 @@ class AttentionCopies(AttentionRows):
     def copy_rows(self) -> tirx.Stmt:
         """The rows of the query."""
 
-        def address(row: Any) -> Any:
+        def address(row: tvm.ir.Expr) -> tvm.ir.Expr:
             place, _ = self.row(row)
             return self.problem.query.address(b=place.batch, h=place.head, s=place.query)
 
         stride, rows = self.layout.key_stride, self.tiles.rows
         return self._copy(self.problem.query, address, number(0), stride, rows)
 
-    def copy_keys(self, tile: Any) -> tirx.Stmt:
+    def copy_keys(self, tile: tvm.ir.Expr) -> tirx.Stmt:
         """Keys and values of a tile, to its stage."""
         problem, tiles, layout = self.problem, self.tiles, self.layout
         head = self.head
@@ -147,7 +148,7 @@ class AttentionCopies(AttentionRows):
             (problem.value, values, layout.value_stride),
         ):
 
-            def address(row: Any, tensor: NamedTensor = tensor) -> Any:
+            def address(row: tvm.ir.Expr, tensor: NamedTensor = tensor) -> tvm.ir.Expr:
                 at = tile * number(tiles.keys) + row
                 if problem.keys % tiles.keys:
                     # What is beyond the last key has weight zero, whatever stands there.
@@ -157,7 +158,7 @@ class AttentionCopies(AttentionRows):
             statements.append(self._copy(tensor, address, to, stride, tiles.keys))
         return sequence(statements)
 
-    def copy_ahead(self, begin: Any, end: Any) -> list[tirx.Stmt]:
+    def copy_ahead(self, begin: tvm.ir.Expr, end: tvm.ir.Expr) -> list[tirx.Stmt]:
         """The copies that are in flight when the walk along the keys begins, each a group."""
         statements = []
         for ahead in range(self.tiles.stages - 1):
@@ -166,14 +167,14 @@ class AttentionCopies(AttentionRows):
         return statements
 
     def _copy(
-        self, tensor: NamedTensor, address: Any, start: Any, stride: int, rows: int
+        self, tensor: NamedTensor, address: Any, start: tvm.ir.Expr, stride: int, rows: int
     ) -> tirx.Stmt:
         """Copies rows of a tensor to shared memory, in pieces of up to 16 bytes."""
         extent, size = tensor.size("d"), tensor.element_bytes
         piece = math.gcd(extent, _COPY_BYTES // size)
         pieces = extent // piece
 
-        def iteration(at: Any) -> tirx.Stmt:
+        def iteration(at: tvm.ir.Expr) -> tirx.Stmt:
             row, column = tirx.floordiv(at, number(pieces)), tirx.floormod(at, number(pieces))
             column = column * number(piece)
             to, source = start + row * number(stride) + column, address(row) + column
@@ -188,7 +189,7 @@ class AttentionCopies(AttentionRows):
         """``body`` for ``count`` numbers, dealt to the threads of the block."""
         threads = self.tiles.warps * WARP
 
-        def iteration(i: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             at = i * number(threads) + self.thread
             return guarded(at < number(count) if count % threads else None, body(at))
 
@@ -248,7 +249,7 @@ class AttentionWalk(AttentionCopies, ABC):
     def result_column(self, j: int) -> Any:
         """The element of a value that result ``j`` is."""
 
-    def _thread(self, _lane: Any) -> tirx.Stmt:
+    def _thread(self, _lane: tvm.ir.Expr) -> tirx.Stmt:
         self.scores = ThreadScores(
             self.problem, self.score_places(), self.tiles.packed, self.arrays
         )
@@ -269,13 +270,13 @@ class AttentionWalk(AttentionCopies, ABC):
         ]
         return without_added_barriers(sequence(body))
 
-    def _walk(self, begin: Any, end: Any) -> tirx.Stmt:
+    def _walk(self, begin: tvm.ir.Expr, end: tvm.ir.Expr) -> tirx.Stmt:
         index = tirx.Var("step", INDEX)
         count = tirx.max(end - begin, number(0))
         body = self._step(begin + index, end)
         return tirx.For(index, number(0), count, tirx.ForKind.SERIAL, body)
 
-    def _step(self, tile: Any, end: Any) -> tirx.Stmt:
+    def _step(self, tile: tvm.ir.Expr, end: tvm.ir.Expr) -> tirx.Stmt:
         first_key = tile * number(self.tiles.keys)
         later = tile + number(self.tiles.stages - 1)
         hides = self.hides(tile)
@@ -302,7 +303,7 @@ class AttentionWalk(AttentionCopies, ABC):
         statements = []
         for row in range(self.tiles.thread_rows):
 
-            def iteration(j: Any, row: int = row) -> tirx.Stmt:
+            def iteration(j: tvm.ir.Expr, row: int = row) -> tirx.Stmt:
                 at = self.result(row, j)
                 factor = self.scores.factors.at(number(row))
                 return self.results.put(at, self.results.at(at) * factor)
@@ -310,7 +311,7 @@ class AttentionWalk(AttentionCopies, ABC):
             statements.append(repeated(self.result_columns, INDEX, iteration))
         return sequence(statements)
 
-    def _write_results(self, inside: Sequence[Any]) -> list[tirx.Stmt]:
+    def _write_results(self, inside: Sequence[tirx.Expr | None]) -> list[tirx.Stmt]:
         """The results, divided by the sums of the weights; of a part of the keys, as they are."""
         statements = [] if self.parts else [self.scores.divisors(), self._rescale()]
         for row, (place, exists) in enumerate(zip(self.rows, inside, strict=True)):
@@ -343,7 +344,9 @@ class AttentionWalk(AttentionCopies, ABC):
         for first in range(0, self.result_columns, vector):
             column = self.result_column(first)
 
-            def iteration(i: Any, column: Any = column, first: int = first) -> tirx.Stmt:
+            def iteration(
+                i: tvm.ir.Expr, column: tvm.ir.Expr = column, first: int = first
+            ) -> tirx.Stmt:
                 buffer, indices = place(column + i)
                 value = self.results.at(self.result(row, number(first) + i))
                 return tirx.BufferStore(buffer, value.astype(str(buffer.dtype)), indices)

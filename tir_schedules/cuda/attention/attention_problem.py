@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
@@ -23,7 +24,7 @@ _MAX_ELEMENTS = 2**31 - 1
 class NamedTensor:
     """A tensor whose axes have letters; ``buffer`` is its flat view."""
 
-    buffer: Any
+    buffer: tirx.Buffer
     axes: str
     shape: tuple[int, ...]
 
@@ -37,7 +38,7 @@ class NamedTensor:
             return 0
         return math.prod(self.shape[self.axes.index(letter) + 1 :])
 
-    def address(self, **place: Any) -> Any:
+    def address(self, **place: Any) -> tvm.ir.Expr:
         """The address of an element, in elements."""
         total: Any = tirx.const(0, "int32")
         for letter, index in place.items():

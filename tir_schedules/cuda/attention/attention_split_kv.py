@@ -6,6 +6,7 @@ of all before they are added. Dao et al., "Flash-Decoding for long-context infer
 
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import WARP
@@ -57,7 +58,7 @@ class PartialResults:
         shape = [self.warps, self._columns * WARP]
         self._shared = arrays.allocated("warp_sums", shape, "float32", "shared")
 
-    def row(self, place: RowPlace) -> Any:
+    def row(self, place: RowPlace) -> tvm.ir.Expr:
         """The number of a row."""
         heads, queries = number(self.problem.heads), number(self.problem.queries)
         return (place.batch * heads + place.head) * queries + place.query
@@ -65,22 +66,22 @@ class PartialResults:
     def combine(self) -> tirx.Stmt:
         """The second kernel: a block for each row, whose warps share out the parts."""
 
-        def block(row: Any) -> tirx.Stmt:
-            def threads(warp: Any) -> tirx.Stmt:
+        def block(row: tvm.ir.Expr) -> tirx.Stmt:
+            def threads(warp: tvm.ir.Expr) -> tirx.Stmt:
                 return bound("threadIdx.x", WARP, INDEX, lambda lane: self._thread(row, warp, lane))
 
             return bound("threadIdx.y", self.warps, INDEX, threads)
 
         return bound("blockIdx.x", self.rows, INDEX, block)
 
-    def _thread(self, row: Any, warp: Any, lane: Any) -> tirx.Stmt:
+    def _thread(self, row: tvm.ir.Expr, warp: tvm.ir.Expr, lane: tvm.ir.Expr) -> tirx.Stmt:
         zero, top, total = number(0), self._top, self._total
 
-        def higher(part: Any) -> tirx.Stmt:
+        def higher(part: tvm.ir.Expr) -> tirx.Stmt:
             found = tirx.BufferLoad(self.highest, [part, row])
             return top.put(zero, tirx.max(top.at(zero), found))
 
-        def add(part: Any) -> tirx.Stmt:
+        def add(part: tvm.ir.Expr) -> tirx.Stmt:
             some = tirx.BufferLoad(self.totals, [part, row])
             return total.put(zero, total.at(zero) + some * self._weight(part, row))
 
@@ -101,16 +102,16 @@ class PartialResults:
         body = [*statements, *self._sum_up(row, warp, lane), self._write(row, warp, lane)]
         return without_added_barriers(sequence(body))
 
-    def _sum_up(self, row: Any, warp: Any, lane: Any) -> list[tirx.Stmt]:
+    def _sum_up(self, row: tvm.ir.Expr, warp: tvm.ir.Expr, lane: tvm.ir.Expr) -> list[tirx.Stmt]:
         """Each warp's sums of some parts, in shared memory."""
         sums = self._sums
 
-        def column(j: Any) -> tuple[Any, Any]:
+        def column(j: tvm.ir.Expr) -> tuple[Any, Any]:
             at = j * number(WARP) + lane
             return at, at < number(self.problem.width) if self.problem.width % WARP else None
 
-        def add(part: Any) -> tirx.Stmt:
-            def iteration(j: Any) -> tirx.Stmt:
+        def add(part: tvm.ir.Expr) -> tirx.Stmt:
+            def iteration(j: tvm.ir.Expr) -> tirx.Stmt:
                 at, inside = column(j)
                 found = tirx.BufferLoad(self.sums, [part, row, at])
                 weighted = sums.at(j) + found * self._weight(part, row)
@@ -118,7 +119,7 @@ class PartialResults:
 
             return repeated(self._columns, INDEX, iteration)
 
-        def publish(j: Any) -> tirx.Stmt:
+        def publish(j: tvm.ir.Expr) -> tirx.Stmt:
             return tirx.BufferStore(self._shared, sums.at(j), [warp, column(j)[0]])
 
         return [
@@ -128,15 +129,15 @@ class PartialResults:
             block_barrier("shared"),
         ]
 
-    def _write(self, row: Any, warp: Any, lane: Any) -> tirx.Stmt:
+    def _write(self, row: tvm.ir.Expr, warp: tvm.ir.Expr, lane: tvm.ir.Expr) -> tirx.Stmt:
         """The warps' sums added up, each thread for some of the elements."""
         width, zero = self.problem.width, number(0)
         threads, sums = self.warps * WARP, self._sums
 
-        def iteration(i: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             at = i * number(threads) + warp * number(WARP) + lane
 
-            def add(other: Any) -> tirx.Stmt:
+            def add(other: tvm.ir.Expr) -> tirx.Stmt:
                 found = tirx.BufferLoad(self._shared, [other, at])
                 return sums.put(zero, sums.at(zero) + found)
 
@@ -151,22 +152,22 @@ class PartialResults:
 
         return repeated(-(-width // threads), INDEX, iteration)
 
-    def _weight(self, part: Any, row: Any) -> Any:
+    def _weight(self, part: tvm.ir.Expr, row: tvm.ir.Expr) -> tvm.ir.Expr:
         distance = tirx.BufferLoad(self.highest, [part, row]) - self._top.at(number(0))
         return tirx.exp2(distance * tirx.const(exponent(self.problem), "float32"))
 
-    def _each_part(self, first: Any, step: int, body: Any) -> tirx.Stmt:
+    def _each_part(self, first: tvm.ir.Expr, step: int, body: Any) -> tirx.Stmt:
         """``body`` for the parts from ``first`` on, ``step`` apart."""
         times = -(-self.parts // step)
 
-        def iteration(i: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             part = i * number(step) + first
             return guarded(part < number(self.parts) if self.parts % step else None, body(part))
 
         kind = tirx.ForKind.UNROLLED if times <= _MOST_UNROLLED else tirx.ForKind.SERIAL
         return repeated(times, INDEX, iteration, kind)
 
-    def _store(self, row: Any, column: Any, value: Any) -> tirx.Stmt:
+    def _store(self, row: tvm.ir.Expr, column: tvm.ir.Expr, value: tvm.ir.Expr) -> tirx.Stmt:
         output = self.problem.output
         heads, queries = number(self.problem.heads), number(self.problem.queries)
         head = tirx.floordiv(row, queries)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, NamedTensor
@@ -23,7 +24,7 @@ LOWEST = tirx.const(float("-inf"), "float32")
 ZERO = tirx.const(0.0, "float32")
 
 
-def number(value: int) -> Any:
+def number(value: int) -> tvm.ir.Expr:
     """An index."""
     return tirx.const(value, INDEX)
 
@@ -64,9 +65,9 @@ class ScorePlaces:
 class RowPlace:
     """A row of the query's tile: its sequence, head and position, which may be beyond the last."""
 
-    batch: Any
-    head: Any
-    query: Any
+    batch: tirx.Expr
+    head: tirx.Expr
+    query: tirx.Expr
 
 
 class ThreadScores:
@@ -99,7 +100,7 @@ class ThreadScores:
         count = self.places.rows * self.places.columns
         return repeated(count, INDEX, lambda at: self.scores.put(at, ZERO))
 
-    def mask(self, rows: Sequence[RowPlace], first_key: Any) -> list[tirx.Stmt]:
+    def mask(self, rows: Sequence[RowPlace], first_key: tvm.ir.Expr) -> list[tirx.Stmt]:
         """Applies the masks that are tensors; ``first_key`` is that of the tile."""
         if not self.problem.masks:
             return []
@@ -118,7 +119,7 @@ class ThreadScores:
                     statements.append(self._load_mask(tensor, given, row, first_key))
 
                 def iteration(
-                    j: Any, i: int = i, mask: Mask = mask, given: Any = given
+                    j: tvm.ir.Expr, i: int = i, mask: Mask = mask, given: Any = given
                 ) -> tirx.Stmt:
                     at = self._register(i, j)
                     return self.scores.put(at, masked_score(self.scores.at(at), given.at(j), mask))
@@ -126,7 +127,7 @@ class ThreadScores:
                 statements.append(repeated(self.places.columns, INDEX, iteration))
         return statements
 
-    def _register(self, i: int, j: Any) -> Any:
+    def _register(self, i: int, j: tvm.ir.Expr) -> tvm.ir.Expr:
         return self.places.register(number(i), j)
 
     def _differs(self, tensor: NamedTensor) -> bool:
@@ -134,7 +135,7 @@ class ThreadScores:
         return tensor.stride("q") > 0 or (self.packed and tensor.stride("h") > 0)
 
     def _load_mask(
-        self, tensor: NamedTensor, given: ThreadArray, row: RowPlace, first_key: Any
+        self, tensor: NamedTensor, given: ThreadArray, row: RowPlace, first_key: tvm.ir.Expr
     ) -> tirx.Stmt:
         """The elements of a mask for a row; neighbours in one access where they are aligned."""
         keys, places = self.problem.keys, self.places
@@ -142,14 +143,14 @@ class ThreadScores:
         if tensor.element_bytes == 1 or tensor.stride("k") != 1:
             vector = 1
 
-        def group(j: Any) -> tirx.Stmt:
+        def group(j: tvm.ir.Expr) -> tirx.Stmt:
             key = first_key + places.column(j * number(vector))
             if keys % places.keys:
                 key = tirx.min(key, number(keys - vector))
             place = {"b": row.batch, "h": row.head, "q": row.query, "k": key}
             start = tensor.address(**{letter: place[letter] for letter in tensor.axes})
 
-            def iteration(i: Any) -> tirx.Stmt:
+            def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
                 value = tirx.BufferLoad(tensor.buffer, [start + i])
                 return given.put(j * number(vector) + i, value)
 
@@ -157,7 +158,7 @@ class ThreadScores:
 
         return repeated(places.columns // vector, INDEX, group)
 
-    def hide(self, rows: Sequence[RowPlace], first_key: Any) -> tirx.Stmt:
+    def hide(self, rows: Sequence[RowPlace], first_key: tvm.ir.Expr) -> tirx.Stmt:
         """Takes out keys beyond the last one, and those that a causal mask hides.
 
         Only tiles that have such keys do this: the condition is the same in all threads.
@@ -165,7 +166,7 @@ class ThreadScores:
         problem, places = self.problem, self.places
         causal, beyond = problem.compute.causal, problem.keys % places.keys != 0
 
-        def hidden(i: int, j: Any) -> Any:
+        def hidden(i: int, j: tvm.ir.Expr) -> tvm.ir.Expr:
             key = first_key + places.column(j)
             found = key >= number(problem.keys) if beyond else None
             if causal is not None:
@@ -173,7 +174,7 @@ class ThreadScores:
                 found = ahead if found is None else tirx.Or(found, ahead)
             return found
 
-        def iteration(i: int, j: Any) -> tirx.Stmt:
+        def iteration(i: int, j: tvm.ir.Expr) -> tirx.Stmt:
             at = places.register(number(i), j)
             value = tirx.Select(hidden(i, j), LOWEST, self.scores.at(at))
             return self.scores.put(at, value)
@@ -194,11 +195,11 @@ class ThreadScores:
         places, scores, row, zero = self.places, self.scores, number(i), number(0)
         exponent = tirx.const(self.exponent, "float32")
 
-        def higher(j: Any) -> tirx.Stmt:
+        def higher(j: tvm.ir.Expr) -> tirx.Stmt:
             score = scores.at(places.register(row, j))
             return self.highest.put(row, tirx.max(self.highest.at(row), score))
 
-        def weight(j: Any) -> tirx.Stmt:
+        def weight(j: tvm.ir.Expr) -> tirx.Stmt:
             at = places.register(row, j)
             return sequence(
                 [
@@ -226,7 +227,7 @@ class ThreadScores:
             ]
         )
 
-    def _weight(self, score: Any, shift: Any, exponent: Any) -> Any:
+    def _weight(self, score: tvm.ir.Expr, shift: tvm.ir.Expr, exponent: tvm.ir.Expr) -> tvm.ir.Expr:
         # A mask may hold the lowest number of float32, which times log2(e) would be an infinity.
         if self.problem.masks:
             return tirx.exp2((score - shift) * exponent)
@@ -235,7 +236,7 @@ class ThreadScores:
     def finish(self) -> tirx.Stmt:
         """Adds up the sums of the lanes that share rows."""
 
-        def add(i: Any) -> tirx.Stmt:
+        def add(i: tvm.ir.Expr) -> tirx.Stmt:
             total = self.totals.at(i)
             return sequence(
                 [self.totals.put(i, total + from_lane(total, d)) for d in self.places.lanes]
@@ -246,7 +247,7 @@ class ThreadScores:
     def divisors(self) -> tirx.Stmt:
         """``factors`` become what the results are multiplied by in the end."""
 
-        def iteration(i: Any) -> tirx.Stmt:
+        def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
             return self.factors.put(i, inverse(self.totals.at(i), self.problem))
 
         return self._each_row(iteration)
@@ -260,7 +261,7 @@ def exponent(problem: AttentionProblem) -> float:
     return LOG2_E if problem.masks else problem.compute.scale * LOG2_E
 
 
-def inverse(total: Any, problem: AttentionProblem) -> Any:
+def inverse(total: tvm.ir.Expr, problem: AttentionProblem) -> tvm.ir.Expr:
     """One over the sum of the weights: infinity, and so NaN, or zero, where no key is seen."""
     found = tirx.const(1.0, "float32") / total
     return tirx.Select(total == ZERO, ZERO, found) if problem.compute.zero_rows else found
@@ -281,7 +282,7 @@ _LANES = (1, 2)
 _NEIGHBOURS = 2
 
 
-def fragment_register(i: Any, j: Any, columns: int) -> Any:
+def fragment_register(i: tvm.ir.Expr, j: tvm.ir.Expr, columns: int) -> tvm.ir.Expr:
     """The register of the thread's column ``j`` of its row ``i``, of a tile of so many columns."""
     tile, half = tirx.floordiv(i, number(2)), tirx.floormod(i, number(2))
     pair, one = tirx.floordiv(j, number(2)), tirx.floormod(j, number(2))
@@ -289,22 +290,22 @@ def fragment_register(i: Any, j: Any, columns: int) -> Any:
     return eighths * number(RESULTS) + half * number(2) + one
 
 
-def fragment_column(j: Any, lane: Any) -> Any:
+def fragment_column(j: tvm.ir.Expr, lane: tvm.ir.Expr) -> tvm.ir.Expr:
     """The column of the tile that is a thread's column ``j``."""
     pair, one = tirx.floordiv(j, number(2)), tirx.floormod(j, number(2))
     return pair * number(8) + tirx.floormod(lane, number(4)) * number(2) + one
 
 
-def fragment_places(rows: int, keys: int, first_row: Any, lane: Any) -> ScorePlaces:
+def fragment_places(rows: int, keys: int, first_row: tvm.ir.Expr, lane: tvm.ir.Expr) -> ScorePlaces:
     """The scores of ``rows`` rows of a thread, 8 apart, the first of its warp's ``first_row``."""
 
-    def row(i: Any) -> Any:
+    def row(i: tvm.ir.Expr) -> tvm.ir.Expr:
         return first_row + i * number(8) + tirx.floordiv(lane, number(4))
 
-    def column(j: Any) -> Any:
+    def column(j: tvm.ir.Expr) -> tvm.ir.Expr:
         return fragment_column(j, lane)
 
-    def register(i: Any, j: Any) -> Any:
+    def register(i: tvm.ir.Expr, j: tvm.ir.Expr) -> tvm.ir.Expr:
         return fragment_register(i, j, keys)
 
     return ScorePlaces(rows, keys // 4, row, column, register, _LANES, _NEIGHBOURS)
@@ -348,7 +349,7 @@ class RowTile:
         self.tile: Any
         self.split: Any
 
-    def row(self, row: Any) -> tuple[RowPlace, Any]:
+    def row(self, row: tvm.ir.Expr) -> tuple[RowPlace, Any]:
         """Where a row of the tile is, the last one for those beyond, and whether it exists."""
         queries = self.problem.queries
         at = self.tile * number(self.tiles.rows) + row
@@ -378,7 +379,7 @@ class RowTile:
         begin = self.split * number(part)
         return begin, tirx.min(end, begin + number(part))
 
-    def hides(self, tile: Any) -> Any:
+    def hides(self, tile: tvm.ir.Expr) -> Any:
         """Whether a tile has keys that are beyond the last, or ahead of some row; None if none."""
         problem, tiles = self.problem, self.tiles
         found: Any = None

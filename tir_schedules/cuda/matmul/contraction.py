@@ -10,7 +10,6 @@ without tensor cores. Few tiles with a long reduction are split along it (split-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
@@ -18,7 +17,7 @@ from tvm.s_tir.schedule import SBlockRV
 from tvm_ffi import structural_walk
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import (
     THREAD_INSTRUCTIONS,
     WARP_INSTRUCTIONS,
@@ -29,9 +28,15 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     constant_parameter,
     element_bytes,
     nodes,
+    operands_of,
     static_extent,
 )
-from tvm_ext.tir_schedules.analysis.buffer_access import operands_of as regions_of
+from tvm_ext.tir_schedules.analysis.contraction import (
+    access_of_reduction,
+    factors_of,
+    loops_of_dimensions,
+    only_reduction,
+)
 from tvm_ext.tir_schedules.cuda.launch import with_nominal_sizes
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     MAX_BATCH,
@@ -42,15 +47,7 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     rounds_of,
     steps_of_block,
 )
-from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
-    MatmulAxes,
-    access_of_reduction,
-    as_matmul,
-    loads_of,
-    matmul_axes,
-    moved_by_dimension,
-    only_reduction,
-)
+from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, as_matmul, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.matmul_mainloop import (
     OWN,
     REGISTER_DEPTH,
@@ -165,7 +162,7 @@ class ConstantOperand:
         Sizes of the fused axes: batch, and rows, columns or steps in the order of the tile.
     """
 
-    source: Any
+    source: tirx.Buffer
     parameter: int
     order: tuple[int, ...]
     shape: tuple[int, ...]
@@ -181,24 +178,22 @@ def constant_operands(
 def _constant(
     func: tirx.PrimFunc, block: s_tir.SBlock, axes: MatmulAxes, operand: int
 ) -> ConstantOperand | None:
-    region = regions_of(block)[axes.operands[operand]]
+    region = operands_of(block)[axes.operands[operand]]
     parameter = constant_parameter(func, region.source)
     if parameter is None or _reads(func, region.source) > 1:
         return None
     sizes = [static_extent(size) for size in region.source.shape]
-    loops = moved_by_dimension(region, block)
+    loops = loops_of_dimensions(region, block)
     groups = axes.order(operand)
     wanted = [axis for group in groups for axis in group]
     # Every axis is a loop's, all of it, and every loop has an axis.
-    for size, loop, dim in zip(sizes, loops, region.region, strict=True):
+    for size, loop in zip(sizes, loops, strict=True):
         if size == 1:
             continue
-        if loop not in wanted or size != axes.extents[loop]:
-            return None
-        if not dim.min.same_as(block.iter_vars[loop].var):
+        if loop is None or loop not in wanted or size != axes.extents[loop]:
             return None
     moving = [loop for size, loop in zip(sizes, loops, strict=True) if size != 1]
-    if sorted(moving) != sorted(wanted):
+    if sorted(loop for loop in moving if loop is not None) != sorted(wanted):
         return None
     single = [dim for dim, size in enumerate(sizes) if size == 1]
     order = [*single, *(dim for loop in wanted for dim in _dims(loop, loops, sizes))]
@@ -207,11 +202,11 @@ def _constant(
     )
 
 
-def _dims(loop: int, loops: list[int], sizes: list[int | None]) -> list[int]:
+def _dims(loop: int, loops: Sequence[int | None], sizes: list[int | None]) -> list[int]:
     return [dim for dim, found in enumerate(loops) if found == loop and sizes[dim] != 1]
 
 
-def _reads(func: tirx.PrimFunc, buffer: Any) -> int:
+def _reads(func: tirx.PrimFunc, buffer: tirx.Buffer) -> int:
     return sum(load.source.same_as(buffer) for load in nodes(func.body, tvm.ir.TensorLoad))
 
 
@@ -258,7 +253,9 @@ def _padded(
     return changed, changed.get_sblock(name)
 
 
-def _as_parameter(func: tirx.PrimFunc, constant: ConstantOperand, tile: Any) -> tirx.PrimFunc:
+def _as_parameter(
+    func: tirx.PrimFunc, constant: ConstantOperand, tile: tirx.Buffer
+) -> tirx.PrimFunc:
     """The kernel that gets ``tile`` as an argument instead of writing it."""
     root = func.body.block
     statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
@@ -281,7 +278,7 @@ def _as_parameter(func: tirx.PrimFunc, constant: ConstantOperand, tile: Any) -> 
     return tirx.PrimFunc(params, realized, func.ret_type, func.attrs)
 
 
-def _writes(statement: tirx.Stmt, buffer: Any) -> bool:
+def _writes(statement: tirx.Stmt, buffer: tirx.Buffer) -> bool:
     found: list[bool] = []
 
     def look(store: tirx.BufferStore) -> None:
@@ -329,7 +326,7 @@ class Operands:
     staged_bytes: tuple[int, int]
 
 
-def operands_of(sch: s_tir.Schedule, main: SBlockRV) -> Operands:
+def padded_operands(sch: s_tir.Schedule, main: SBlockRV) -> Operands:
     """The operands of a matmul that is padded to whole tiles; ``sch`` stays as it is."""
     narrow, source, staged = [], [], []
     for operand in (0, 1):
@@ -443,7 +440,7 @@ class CudaContraction:
         sch.pad_einsum(main, [1, tiles.rows, tiles.columns, tiles.depth * tiles.splits])
         sch, main = with_padded_constant(sch, main, constants)
         if nominal is func:
-            operands = operands_of(sch, main)
+            operands = padded_operands(sch, main)
             staged = decide_staging(operands, found.product, tiles, machine, decisions)
             for operand in (0, 1):
                 if staged[operand]:
@@ -514,7 +511,7 @@ class MatmulMatch:
 
 def _instruction(block: s_tir.SBlock, tf32: bool) -> MatrixInstruction | NotApplicable:
     """How the products that a block adds up are computed."""
-    loads = loads_of(block)
+    loads = factors_of(block)
     if not loads:
         return NotApplicable("it adds up something other than products of two operands")
     dtypes = {str(load.source.dtype) for load in loads}

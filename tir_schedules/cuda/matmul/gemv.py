@@ -13,18 +13,16 @@ from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARP_INSTRUCTIONS
 from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, element_bytes
-from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MAX_BATCH
-from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
-    MatmulAxes,
+from tvm_ext.tir_schedules.analysis.contraction import (
     access_of_reduction,
-    as_matmul,
-    loads_of,
-    matmul_axes,
+    factors_of,
     only_reduction,
 )
+from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MAX_BATCH
+from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, as_matmul, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     inline_consumers,
     inline_producers,
@@ -207,7 +205,7 @@ class Gemv:
             batch=axes.size(axes.batch),
             m=axes.size(axes.m),
             k=axes.size(axes.k),
-            element_bytes=element_bytes(loads_of(sch.get(main))[axes.operands[0]].source),
+            element_bytes=element_bytes(factors_of(sch.get(main))[axes.operands[0]].source),
             depth_last=axes.depth_last[0],
         )
         if product.batch > MAX_BATCH:
@@ -229,13 +227,7 @@ def _matrix_first(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotA
     if axes.size(axes.k) < 2:
         return NotApplicable("it has a single step")
     if axes.size(axes.n) > 1:
-        axes = replace(
-            axes,
-            m=axes.n,
-            n=(),
-            operands=(axes.operands[1], axes.operands[0]),
-            depth_last=(axes.depth_last[1], axes.depth_last[0]),
-        )
+        axes = axes.swapped()
     strides = access.read_strides[axes.operands[0]]
     neighbours = [a for a, stride in enumerate(strides) if stride == 1 and access.extents[a] > 1]
     if any(axis in axes.batch for axis in neighbours):
@@ -246,7 +238,7 @@ def _matrix_first(access: BlockAccess, block: s_tir.SBlock) -> MatmulAxes | NotA
 
 def _accumulator(block: s_tir.SBlock) -> str | NotApplicable:
     """The type in which the products of a block are added up."""
-    loads = loads_of(block)
+    loads = factors_of(block)
     if not loads:
         return NotApplicable("it adds up something other than products of two operands")
     dtypes = sorted({str(load.source.dtype) for load in loads})

@@ -7,7 +7,8 @@ the next instruction are loaded while the last ones are multiplied.
 from collections.abc import Callable
 from typing import Any
 
-from tvm import s_tir
+import tvm
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.hardware.matrix_instructions import MatrixInstruction
@@ -110,7 +111,7 @@ def _operand_tiles(
 ) -> LoopRV:
     """Cuts the copy of an operand to registers; returns the loop that one load replaces."""
 
-    def place(x: Any, y: Any) -> tuple[Any, Any]:
+    def place(x: tvm.ir.Expr, y: tvm.ir.Expr) -> tuple[Any, Any]:
         return fragment(instruction, operand, *((x, y) if depth_last else (y, x)))
 
     shape = (TILE, instruction.k) if depth_last else (instruction.k, TILE)
@@ -132,7 +133,7 @@ def _in_tiles(
     sch.unroll(outer_i)
     sch.unroll(outer_j)
 
-    def kept(*index: Any) -> list[Any]:
+    def kept(*index: Any) -> list[tvm.ir.Expr]:
         *batch, x, y = index
         return [*batch, x // shape[0], y // shape[1], *place(x % shape[0], y % shape[1])]
 
@@ -203,7 +204,7 @@ def _order(
     if static_extent(_tile(sch, block, side).shape[axis]) is None:
         return
 
-    def places(*indices: Any) -> list[Any]:
+    def places(*indices: Any) -> list[tvm.ir.Expr]:
         at = list(indices)
         at[axis] = place(at[axis])
         return at
@@ -212,12 +213,12 @@ def _order(
     sch.transform_layout(block, (side, 0), places, assume_injective_transform=True)
 
 
-def _tile(sch: s_tir.Schedule, block: SBlockRV, side: str) -> Any:
+def _tile(sch: s_tir.Schedule, block: SBlockRV, side: str) -> tirx.Buffer:
     found = sch.get(block)
     return (found.reads if side == "read" else found.writes)[0].source
 
 
-def _place(at: Any, lanes: int, piece: int, turn: int) -> Any:
+def _place(at: tvm.ir.Expr, lanes: int, piece: int, turn: int) -> tvm.ir.Expr:
     """By the number of a lane's piece, the lane, and the place in the piece."""
     span = OWN * lanes
     number, lane = at % OWN // piece, at % span // OWN

@@ -11,17 +11,22 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.sym import Analyzer
-from tvm.tirx.analysis import undefined_vars
 from tvm_ffi import structural_map
 
-from tvm_ext.tir_schedules.analysis.buffer_access import element_bytes, nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
+    depends,
+    element_bytes,
+    nodes,
+    static_extent,
+)
 from tvm_ext.tir_schedules.cuda.launch import ALL_REGISTERS, nominal_extent
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     MAX_BATCH,
     ROW_PADDING_BYTES,
     MatmulTileSizes,
 )
-from tvm_ext.tir_schedules.inlining import is_data_parallel, kernel_blocks, would_bloat
+from tvm_ext.tir_schedules.inlining import is_data_parallel, kernel_blocks, same_block, would_bloat
 
 VECTOR_BYTES = 16
 """The widest access of a thread."""
@@ -156,7 +161,7 @@ def _repeats_float32(block: s_tir.SBlock) -> bool:
         return True
     return any(
         str(load.source.dtype) == "float32"
-        and not any(lane.same_as(var) for index in load.indices for var in undefined_vars(index))
+        and not any(depends(index, lane) for index in load.indices)
         for load in nodes(value, tvm.ir.TensorLoad)
     )
 
@@ -198,8 +203,7 @@ def inlines(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 
 def writes_parameter(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     """Whether a block writes a result of the kernel."""
-    written = sch.get(block).writes[0].source
-    return any(written.same_as(parameter) for parameter in sch.mod["main"].params)
+    return among(sch.get(block).writes[0].source, sch.mod["main"].params)
 
 
 def _repeats(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlockRV) -> bool:
@@ -213,9 +217,7 @@ def inline_other_inputs(sch: s_tir.Schedule, consumer: SBlockRV, results: SBlock
     """Inlines what the consumer reads besides the matmul: a residual that is computed too."""
     while True:
         others = [
-            block
-            for block in sch.get_producers(consumer)
-            if not sch.get(block).same_as(sch.get(results))
+            block for block in sch.get_producers(consumer) if not same_block(sch, block, results)
         ]
         if not others:
             return
@@ -243,7 +245,7 @@ def _vector(block: s_tir.SBlock, widest: int) -> int:
     return vector
 
 
-def aligned(load: Any, variable: Any, vector: int) -> bool:
+def aligned(load: tvm.ir.TensorLoad, variable: tirx.Var, vector: int) -> bool:
     """Whether ``vector`` neighbours along ``variable`` are one aligned piece of memory."""
     analyzer = Analyzer()
     dtype = str(variable.ty)
@@ -260,8 +262,8 @@ def aligned(load: Any, variable: Any, vector: int) -> bool:
     return known.coeff % vector == 0 and known.base % vector == 0
 
 
-def _at(expression: Any, variable: Any, value: Any) -> Any:
-    def replace(node: Any) -> Any:
+def _at(expression: tvm.ir.Expr, variable: tirx.Var, value: tvm.ir.Expr) -> tvm.ir.Expr:
+    def replace(node: tvm.ir.Expr) -> tvm.ir.Expr:
         return value if node.same_as(variable) else node
 
     return structural_map(expression, (tvm.ir.Var, replace))
@@ -304,7 +306,7 @@ def _following_vector(block: s_tir.SBlock) -> int:
         return 1
     variable = block.iter_vars[-1].var
     accesses: list[Any] = nodes(block.body, tvm.ir.TensorLoad)
-    accesses = [a for a in accesses if any(variable.same_as(v) for v in undefined_vars(a))]
+    accesses = [a for a in accesses if depends(a, variable)]
     buffers = [access.source for access in accesses] + [block.writes[0].source]
     if any(str(buffer.dtype) == "bool" for buffer in buffers):
         return 1

@@ -3,8 +3,7 @@
 Names in brackets are chapters of the PTX ISA 8.5: [barrier.cluster], [mapa], [mbarrier].
 """
 
-from typing import Any
-
+import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.cuda.warp_instructions import call_statement
@@ -29,7 +28,7 @@ def meet(*, barriers_are_new: bool = False) -> tirx.Stmt:
     return call_statement("tvm_ext_cluster_begin", "", fences + asm)
 
 
-def barrier_wait(address: Any, parity: Any) -> tirx.Stmt:
+def barrier_wait(address: tvm.ir.Expr, parity: tvm.ir.Expr) -> tirx.Stmt:
     """As ``warp_group_instructions.barrier_wait``, for arrivals of all blocks of the cluster."""
     asm = (
         "unsigned done = 0;\n"
@@ -44,7 +43,7 @@ def barrier_wait(address: Any, parity: Any) -> tirx.Stmt:
     return call_statement("tvm_ext_cluster_wait", params, asm, address, parity)
 
 
-def barrier_arrive(address: Any, block: Any, wanted: Any) -> tirx.Stmt:
+def barrier_arrive(address: tvm.ir.Expr, block: tvm.ir.Expr, wanted: tvm.ir.Expr) -> tirx.Stmt:
     """An arrival of the threads with ``wanted`` at the barrier of a ``block`` of the cluster.
 
     ``address``: of the barrier at the same place in this block.

@@ -93,11 +93,11 @@ class StepRange:
         Number of the part, for a tile whose steps are shared.
     """
 
-    tile: Any
-    first: Any
-    steps: Any
-    before: Any
-    part: Any = None
+    tile: tirx.Expr
+    first: tirx.Expr
+    steps: tirx.Expr
+    before: tirx.Expr
+    part: tirx.Expr | None = None
 
 
 class WarpgroupTileScheduler:
@@ -118,7 +118,7 @@ class WarpgroupTileScheduler:
         self.parts = (self.ranges + self.stacks - 1) * self.cluster if self.sharing else 0
         """The most parts there can be."""
 
-    def for_each(self, block: Any, body: Callable[[StepRange], tirx.Stmt]) -> tirx.Stmt:
+    def for_each(self, block: tvm.ir.Expr, body: Callable[[StepRange], tirx.Stmt]) -> tirx.Stmt:
         """``body`` for all pieces of a block: whole tiles, then its range of shared ones."""
         loops = []
         if self.whole:
@@ -127,10 +127,10 @@ class WarpgroupTileScheduler:
             loops.append(self._shared_tiles(block, body))
         return sequence(loops)
 
-    def _whole_tiles(self, block: Any, body: Callable[[StepRange], tirx.Stmt]) -> tirx.Stmt:
+    def _whole_tiles(self, block: tvm.ir.Expr, body: Callable[[StepRange], tirx.Stmt]) -> tirx.Stmt:
         depth = self.product.depth
 
-        def tile(turn: Any) -> tirx.Stmt:
+        def tile(turn: tvm.ir.Expr) -> tirx.Stmt:
             before = turn.astype("int32") * depth
             return body(StepRange(block + turn * self.grid, self._int(0), self._int(depth), before))
 
@@ -138,13 +138,15 @@ class WarpgroupTileScheduler:
         turns = rest // self._int(self.grid) if self.whole > self.grid else self._int(1)
         return loop(turns, self.dtype, tile)
 
-    def _shared_tiles(self, block: Any, body: Callable[[StepRange], tirx.Stmt]) -> tirx.Stmt:
+    def _shared_tiles(
+        self, block: tvm.ir.Expr, body: Callable[[StepRange], tirx.Stmt]
+    ) -> tirx.Stmt:
         depth = self.product.depth
         begin, end = (tirx.Var(name, self.dtype) for name in ("begin", "end"))
         own, rank = block // self.cluster, block % self.cluster
         borders = [tirx.Bind(begin, self.border(own)), tirx.Bind(end, self.border(own + 1))]
 
-        def piece(turn: Any) -> tirx.Stmt:
+        def piece(turn: tvm.ir.Expr) -> tirx.Stmt:
             stack, first = tirx.Var("stack", self.dtype), tirx.Var("first", self.dtype)
             binds = [
                 tirx.Bind(stack, begin // depth + turn),
@@ -163,19 +165,19 @@ class WarpgroupTileScheduler:
             turns = tirx.Select(takes_part, turns, self._int(0))
         return sequence([*borders, loop(turns, self.dtype, piece)])
 
-    def border(self, number: Any) -> Any:
+    def border(self, number: tvm.ir.Expr) -> tvm.ir.Expr:
         """The first step of a range."""
         return number * (self.stacks * self.product.depth) // self.ranges
 
-    def owner(self, step: Any) -> Any:
+    def owner(self, step: tvm.ir.Expr) -> tvm.ir.Expr:
         """The range to which a shared step belongs."""
         return ((step + 1) * self.ranges - 1) // (self.stacks * self.product.depth)
 
-    def part(self, number: Any, stack: Any, rank: Any) -> Any:
+    def part(self, number: tvm.ir.Expr, stack: tvm.ir.Expr, rank: tvm.ir.Expr) -> tvm.ir.Expr:
         """The number of the part of a range in one of a ``stack`` of tiles, the ``rank``-th."""
         return (number + stack) * self.cluster + rank
 
-    def place(self, tile: Any) -> tuple[Any, Any, Any]:
+    def place(self, tile: tvm.ir.Expr) -> tuple[Any, Any, Any]:
         """Batch, row and column, counted in tiles, of a tile's number."""
         batch, index = tile // (self.down * self.along), tile % (self.down * self.along)
         rows = self.product.tiles.group
@@ -186,18 +188,18 @@ class WarpgroupTileScheduler:
             height = tirx.Min(height, self._int(self.down) - first)
         return batch, first + inside % height, inside // height
 
-    def results_of(self, tile: Any, thread: Any) -> tuple[Any, Any, Any]:
+    def results_of(self, tile: tvm.ir.Expr, thread: tvm.ir.Expr) -> tuple[Any, Any, Any]:
         """Batch, row and column where the results of a tile's multiplying ``thread`` begin."""
         batch, row, column = self.place(tile)
         inside = thread // 32 * 16 + thread % 32 // 4
         rows, columns = self.product.tiles.rows, self.product.tiles.columns
         return batch, row * rows + inside, column * columns + thread % 4 * COLUMNS
 
-    def _int(self, value: int) -> Any:
+    def _int(self, value: int) -> tvm.ir.Expr:
         return tirx.const(value, self.dtype)
 
 
-def loop(extent: Any, dtype: str, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
+def loop(extent: tvm.ir.Expr, dtype: str, body: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
     """A loop that is not written out, even if it runs once: it scopes its variables."""
     if isinstance(extent, int):
         return repeated(extent, dtype, body, tirx.ForKind.SERIAL)
@@ -236,7 +238,7 @@ class WarpgroupFixup:
         size = work.parts * tiles.rows * tiles.columns
         self.partial = arrays.allocated("partial", (size,), self.total, "global")
 
-    def stored(self, results: Any, part: Any, thread: Any) -> tirx.Stmt:
+    def stored(self, results: tirx.Buffer, part: tvm.ir.Expr, thread: tvm.ir.Expr) -> tirx.Stmt:
         """Writes ``results`` of a multiplying thread to where they are of ``part``."""
         owners = [(thread, self.threads)]
         held = self.arrays.registers("held", _VECTOR, self.total, owners)
@@ -248,7 +250,7 @@ class WarpgroupFixup:
                 place = hopper.position(group, half, first + lane)
                 found.append(held.put(self._int(lane), tirx.BufferLoad(results, [place])))
 
-            def put(lane: Any, start: Any = start) -> Any:
+            def put(lane: tvm.ir.Expr, start: tvm.ir.Expr = start) -> tirx.BufferStore:
                 return tirx.BufferStore(self.partial, held.at(lane), [start + lane])
 
             found.append(self._vectors(put))
@@ -265,7 +267,7 @@ class WarpgroupFixup:
             lambda b: bound("threadIdx.x", threads, self.dtype, lambda t: self._added(b, t)),
         )
 
-    def _added(self, block: Any, thread: Any) -> tirx.Stmt:
+    def _added(self, block: tvm.ir.Expr, thread: tvm.ir.Expr) -> tirx.Stmt:
         """The sum of 8 columns."""
         multiplying, depth = self.work.product.tiles.multiplying, self.work.product.depth
         names = [tirx.Var(name, self.dtype) for name in ("upper", "group", "tile", "number")]
@@ -282,10 +284,10 @@ class WarpgroupFixup:
         stack, rank = tile // self.work.cluster, tile % self.work.cluster
         first, last = (self.work.owner(stack * depth + step) for step in (0, depth - 1))
 
-        def start(column: Any) -> tirx.Stmt:
+        def start(column: tvm.ir.Expr) -> tirx.Stmt:
             return sums.put(column, tirx.const(0, self.total))
 
-        def part(turn: Any) -> tirx.Stmt:
+        def part(turn: tvm.ir.Expr) -> tirx.Stmt:
             place = self.work.part(first + turn, stack, rank)
             return self._part_added(sums, place, group, half, number)
 
@@ -309,25 +311,36 @@ class WarpgroupFixup:
             ]
         )
 
-    def _part_added(self, sums: Any, part: Any, group: Any, half: Any, number: Any) -> tirx.Stmt:
+    def _part_added(
+        self,
+        sums: Any,
+        part: tvm.ir.Expr,
+        group: tvm.ir.Expr,
+        half: tvm.ir.Expr,
+        number: tvm.ir.Expr,
+    ) -> tirx.Stmt:
         found = []
         for vector in range(COLUMNS // _VECTOR):
             start = self._start(part, group, half, vector, number)
 
-            def add(lane: Any, start: Any = start, first: int = vector * _VECTOR) -> tirx.Stmt:
+            def add(
+                lane: tvm.ir.Expr, start: tvm.ir.Expr = start, first: int = vector * _VECTOR
+            ) -> tirx.Stmt:
                 more = tirx.BufferLoad(self.partial, [start + lane])
                 return sums.put(first + lane, sums.at(first + lane) + more)
 
             found.append(self._vectors(add))
         return sequence(found)
 
-    def _int(self, value: int) -> Any:
+    def _int(self, value: int) -> tvm.ir.Expr:
         return tirx.const(value, self.dtype)
 
     def _vectors(self, body: Any) -> tirx.Stmt:
         return repeated(_VECTOR, self.dtype, body, tirx.ForKind.VECTORIZED)
 
-    def _start(self, part: Any, group: Any, half: Any, vector: int, thread: Any) -> Any:
+    def _start(
+        self, part: tvm.ir.Expr, group: Any, half: Any, vector: int, thread: tvm.ir.Expr
+    ) -> tvm.ir.Expr:
         """Where a vector of a thread's results begins."""
         row = (part * self.groups + group) * _HALVES + half
         return ((row * (COLUMNS // _VECTOR) + vector) * self.threads + thread) * _VECTOR

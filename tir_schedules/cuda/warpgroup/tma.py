@@ -46,7 +46,7 @@ class TapSteps:
         """Steps of all taps."""
         return math.prod(self.taps) * self.of_tap
 
-    def split(self, step: Any) -> tuple[list[Any], Any]:
+    def split(self, step: tvm.ir.Expr) -> tuple[list[Any], Any]:
         """The position along each dimension of the window, and the channel."""
         tap, channel = step // self.of_tap, step % self.of_tap
         found = []
@@ -102,7 +102,7 @@ class OperandTensor:
         Steps of a box, where there are taps.
     """
 
-    buffer: Any
+    buffer: tirx.Buffer
     selecting: TensorMapDimension
     steps: TensorMapDimension
     batch: tuple[TensorMapDimension, ...]
@@ -144,7 +144,9 @@ class OperandTensor:
         """Rows or columns that one copy brings of the ``extent`` of a tile."""
         return SWIZZLED_ROW_BYTES // element_bytes(self.buffer) if self.across else extent
 
-    def at(self, batch: Any, selecting: Any, step: Any) -> list[Any]:
+    def at(
+        self, batch: tvm.ir.Expr, selecting: tvm.ir.Expr, step: tvm.ir.Expr
+    ) -> list[tvm.ir.Expr]:
         """The coordinates of an element, fastest dimension first."""
         taps: list[Any] = []
         if self.taps:
@@ -158,9 +160,9 @@ class OperandTensor:
 
 
 def operand_tensor(
-    load: Any,
-    index: Any,
-    variables: Sequence[Any],
+    load: tvm.ir.TensorLoad,
+    index: tvm.ir.Expr,
+    variables: Sequence[tirx.Var],
     extents: Sequence[int],
     axes: tuple[Sequence[int], Sequence[int], Sequence[int]],
     taps: Sequence[int] = (),
@@ -222,7 +224,7 @@ def _accepted(tensor: OperandTensor) -> OperandTensor | NotApplicable:
 
 def encoded_map(
     tensor_map: tirx.Var,
-    buffer: Any,
+    buffer: tirx.Buffer,
     dims: Sequence[TensorMapDimension],
     box: Sequence[int],
     steps: Sequence[int],

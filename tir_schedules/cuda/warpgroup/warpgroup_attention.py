@@ -1,12 +1,11 @@
 """Attention by warpgroup instructions (wgmma), on GPUs of compute capability 9.0a."""
 
-from typing import Any
-
+import tvm
 from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, read_problem
@@ -51,7 +50,7 @@ class WarpgroupAttentionKernel:
     def statements(self) -> list[tirx.Stmt]:
         """Tensor maps on the host, and the launch."""
 
-        def threads(block: Any) -> tirx.Stmt:
+        def threads(block: tvm.ir.Expr) -> tirx.Stmt:
             return bound("threadIdx.x", self.tiles.threads, INDEX, lambda t: self._block(block, t))
 
         launch = bound("blockIdx.x", self.copies.tiles.grid, INDEX, threads)
@@ -60,7 +59,7 @@ class WarpgroupAttentionKernel:
     def _new_tiles(self) -> AttentionTileScheduler:
         return AttentionTileScheduler(self.problem, self.tiles, self.sms)
 
-    def _block(self, block: Any, thread: Any) -> tirx.Stmt:
+    def _block(self, block: tvm.ir.Expr, thread: tvm.ir.Expr) -> tirx.Stmt:
         few, many = REGISTERS[self.tiles.groups]
         first = tirx.EQ(thread, number(0))
         copies = [

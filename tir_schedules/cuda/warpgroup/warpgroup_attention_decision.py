@@ -4,20 +4,15 @@ Operations and bytes. ``B`` sequences of ``S`` queries and keys, ``H`` heads of 
 of 16 bits, no causal mask, on a multiprocessor that does 2048 multiply-adds a cycle by
 instructions of warpgroups (989 TFLOP/s of 132 at 1.83 GHz) and 16 exponentials:
 
-- products: ``2 B H S^2 D`` multiply-adds; for 128 queries and 128 keys 1024 cycles where D is
-64,
+- products: ``2 B H S^2 D`` multiply-adds; for 128 queries and 128 keys 1024 cycles where D is 64,
   2048 where it is 128;
 - exponentials: ``B H S^2``; for 128 x 128 scores 1024 cycles;
-- other arithmetic of the softmax: a score is compared (at half rate), scaled, added and
-rounded,
+- other arithmetic of the softmax: a score is compared (at half rate), scaled, added and rounded,
   5 operations of 128 a cycle: 640 cycles;
-- shared memory, 128 bytes a cycle: a warpgroup reads its 64 queries and all keys for the
-scores
-  and all values for the results, keys and values are written once. For 128 x 128 and D = 128
-this
+- shared memory, 128 bytes a cycle: a warpgroup reads its 64 queries and all keys for the scores
+  and all values for the results, keys and values are written once. For 128 x 128 and D = 128 this
   is 2 x (16 + 32 + 32) + 64 KiB, 1792 cycles, and half of it for D = 64;
-- L2: keys and values once for every tile of rows, 64 KiB for 128 x 128 and D = 128. At 640
-TFLOP/s,
+- L2: keys and values once for every tile of rows, 64 KiB for 128 x 128 and D = 128. At 640 TFLOP/s,
   which kernels were measured at that share no copies between blocks, that is 5 TB/s for all
   multiprocessors: near what L2 gives, so it is no term of the estimate;
 - memory: query, keys, values and result once, ``8 B H S D`` bytes.
@@ -39,10 +34,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import tvm
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.attention.attention_decision import EXPONENTIALS, best_seconds
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, NamedTensor
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import BANKS_BYTES
@@ -103,7 +99,7 @@ class HeadBoxes:
         """What the host does before the launch."""
         return self.operand.encoded(tensor_map, (BOX_ELEMENTS, positions))
 
-    def at(self, box: int, position: Any, **place: Any) -> list[Any]:
+    def at(self, box: int, position: tvm.ir.Expr, **place: Any) -> list[tvm.ir.Expr]:
         """The first element of a box, fastest dimension first; ``place``: b and h."""
         first = [tirx.const(box * BOX_ELEMENTS, "int32"), position]
         return [*first, *(place[letter] for letter in reversed(self.letters))]

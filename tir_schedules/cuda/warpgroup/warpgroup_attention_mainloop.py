@@ -8,6 +8,7 @@ at the same time, and while the latter go on the next scores become weights.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import tvm
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
@@ -66,11 +67,11 @@ class AttentionTileScheduler(RowTile):
         self.key_head: Any
         self.steps: Any
 
-    def over_tiles(self, block: Any, tile: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
+    def over_tiles(self, block: tvm.ir.Expr, tile: Callable[[Any], tirx.Stmt]) -> tirx.Stmt:
         """``tile`` for each tile of a block, given how many came before."""
         each = 2 if self.pairs else 1
 
-        def iteration(turn: Any) -> tirx.Stmt:
+        def iteration(turn: tvm.ir.Expr) -> tirx.Stmt:
             unit = block + tirx.floordiv(turn, number(each)) * number(self.grid)
             second = tirx.floormod(turn, number(2)) == number(1) if self.pairs else None
             return sequence([*self._placed(unit, second), tile(turn)])
@@ -82,7 +83,7 @@ class AttentionTileScheduler(RowTile):
         var = tirx.Var("turn", INDEX)
         return tirx.For(var, number(0), turns, tirx.ForKind.SERIAL, iteration(var))
 
-    def _placed(self, unit: Any, second: Any) -> list[tirx.Stmt]:
+    def _placed(self, unit: tvm.ir.Expr, second: Any) -> list[tirx.Stmt]:
         """Binds the place of a tile, or of the first or second one of a pair."""
         heads = self.problem.batch * self.key_heads
         section = min(self.tiles.section, heads)
@@ -109,7 +110,7 @@ class AttentionTileScheduler(RowTile):
         _, end = self.key_range()
         return [*binds, self._bound("steps", tirx.max(end, number(1)))]
 
-    def _bound(self, name: str, value: Any) -> tirx.Stmt:
+    def _bound(self, name: str, value: tvm.ir.Expr) -> tirx.Stmt:
         var = tirx.Var(name, INDEX)
         setattr(self, name, var)
         return tirx.Bind(var, value)
@@ -151,15 +152,15 @@ class WarpgroupAttentionPipeline:
                 found.append(hopper.barrier_init(self.empty(what, at), arrivals))
         return found
 
-    def full(self, what: str, stage: Any) -> Any:
+    def full(self, what: str, stage: tvm.ir.Expr) -> tvm.ir.Expr:
         """Where the barrier is that waits for copies."""
         return self._barrier(what, stage, 0)
 
-    def empty(self, what: str, stage: Any) -> Any:
+    def empty(self, what: str, stage: tvm.ir.Expr) -> tvm.ir.Expr:
         """Where the barrier is that waits for readers."""
         return self._barrier(what, stage, 1)
 
-    def start(self, what: str, stage: Any) -> Any:
+    def start(self, what: str, stage: tvm.ir.Expr) -> tvm.ir.Expr:
         """Where a tile begins."""
         first, size, _ = self._places[what]
         return self.base + _unsigned(first) + stage * _unsigned(size)
@@ -168,12 +169,12 @@ class WarpgroupAttentionPipeline:
         """Before the first tile of rows."""
         return self._passed.put(tirx.const(0, "int32"), _unsigned(0))
 
-    def passed(self, steps: Any) -> tirx.Stmt:
+    def passed(self, steps: tvm.ir.Expr) -> tirx.Stmt:
         """After a tile of rows that looked at so many tiles of keys."""
         zero = tirx.const(0, "int32")
         return self._passed.put(zero, self._passed.at(zero) + steps.astype("uint32"))
 
-    def at(self, step: Any) -> tuple[Any, Any, tirx.Stmt]:
+    def at(self, step: tvm.ir.Expr) -> tuple[Any, Any, tirx.Stmt]:
         """Stage and parity of a step of the present tile of rows, as variables."""
         stage, parity = tirx.Var("stage", "uint32"), tirx.Var("parity", "uint32")
         place = self._passed.at(tirx.const(0, "int32")) + step.astype("uint32")
@@ -184,22 +185,22 @@ class WarpgroupAttentionPipeline:
         ]
         return stage, parity, sequence(binds)
 
-    def released(self, what: str, stage: Any, lane: Any) -> tirx.Stmt:
+    def released(self, what: str, stage: tvm.ir.Expr, lane: tvm.ir.Expr) -> tirx.Stmt:
         """One thread of each warp says that the warp is done reading."""
         first = tirx.EQ(lane, tirx.const(0, "int32"))
         return hopper.barrier_arrive(self.empty(what, stage), first.astype("uint32"))
 
-    def _barrier(self, what: str, stage: Any, kind: int) -> Any:
+    def _barrier(self, what: str, stage: tvm.ir.Expr, kind: int) -> tvm.ir.Expr:
         first = self.layout.barriers_start + 8 * (self._places[what][2] + kind)
         return self.base + _unsigned(first) + stage * _unsigned(16)
 
 
-def flipped(parity: Any) -> Any:
+def flipped(parity: tvm.ir.Expr) -> tvm.ir.Expr:
     """The parity of the phase before."""
     return _unsigned(1) - parity
 
 
-def _unsigned(value: int) -> Any:
+def _unsigned(value: int) -> tvm.ir.Expr:
     return tirx.const(value, "uint32")
 
 
@@ -214,7 +215,7 @@ _GATHERED, _PAIR = 8, 2
 """Neighbouring columns that a lane has after an exchange with its neighbours, and before."""
 
 
-def write_results(products: Any, inside: Sequence[Any]) -> tirx.Stmt:
+def write_results(products: Any, inside: Sequence[tirx.Expr | None]) -> tirx.Stmt:
     """The statements; ``inside``: for each row of the thread whether it exists.
 
     ``products``: the ``WarpgroupAttentionMatmuls`` whose results they are.
@@ -243,11 +244,11 @@ def _run(products: Any, row: int, run: int, columns: int) -> tirx.Stmt:
     for first in range(0, columns, vector):
         held = products.arrays.registers("rounded", vector, output.dtype, ())
 
-        def fill(i: Any, first: int = first, held: Any = held) -> tirx.Stmt:
+        def fill(i: tvm.ir.Expr, first: int = first, held: Any = held) -> tirx.Stmt:
             at = _register(row, run, number(first) + i, columns, width)
             return held.put(i, products.results.at(at).astype(output.dtype))
 
-        def store(i: Any, first: int = first, held: Any = held) -> tirx.Stmt:
+        def store(i: tvm.ir.Expr, first: int = first, held: Any = held) -> tirx.Stmt:
             return tirx.BufferStore(output.buffer, held.at(i), [start + number(first) + i])
 
         statements.append(repeated(vector, INDEX, fill))
@@ -255,7 +256,7 @@ def _run(products: Any, row: int, run: int, columns: int) -> tirx.Stmt:
     return sequence(statements)
 
 
-def _register(row: int, run: int, column: Any, columns: int, width: int) -> Any:
+def _register(row: int, run: int, column: tvm.ir.Expr, columns: int, width: int) -> tvm.ir.Expr:
     if columns == _GATHERED:
         return hopper.position(number(run), number(row), column)
     return fragment_register(number(row), number(run * _PAIR) + column, width)
@@ -279,7 +280,7 @@ class WarpgroupAttentionMatmuls:
         tiles: AttentionTileScheduler,
         pipeline: WarpgroupAttentionPipeline,
         arrays: Arrays,
-        thread: Any,
+        thread: tvm.ir.Expr,
     ) -> None:
         self.tiles, self.pipeline, self.layout, self.arrays = (
             tiles,
@@ -298,7 +299,7 @@ class WarpgroupAttentionMatmuls:
         self.weights = arrays.registers("weights", self.cut.keys // 4, "uint32", ())
         self.results = arrays.registers("results", self.layout.width // 2, "float32", ())
 
-    def statements(self, block: Any) -> tirx.Stmt:
+    def statements(self, block: tvm.ir.Expr) -> tirx.Stmt:
         """All products."""
         first = []
         if self.cut.turns:
@@ -308,7 +309,7 @@ class WarpgroupAttentionMatmuls:
         walk = self.tiles.over_tiles(block, self._tile)
         return sequence([*first, self.pipeline.nothing_passed(), walk])
 
-    def _tile(self, turn: Any) -> tirx.Stmt:
+    def _tile(self, turn: tvm.ir.Expr) -> tirx.Stmt:
         pipeline, tiles = self.pipeline, self.tiles
         zero = tirx.const(0, "uint32")
         parity = tirx.truncmod(turn.astype("uint32"), tirx.const(2, "uint32"))
@@ -350,7 +351,7 @@ class WarpgroupAttentionMatmuls:
             ]
         )
 
-    def _step(self, index: Any) -> tirx.Stmt:
+    def _step(self, index: tvm.ir.Expr) -> tirx.Stmt:
         """Scores of tile ``index`` + 1, weighted values of tile ``index``."""
         scores, results = self._data(self.scores.scores), self._data(self.results)
         key_stage, key_parity, key_binds = self.pipeline.at(index + number(1))
@@ -402,7 +403,7 @@ class WarpgroupAttentionMatmuls:
             ]
         )
 
-    def _score_matmul(self, stage: Any) -> list[tirx.Stmt]:
+    def _score_matmul(self, stage: tvm.ir.Expr) -> list[tirx.Stmt]:
         """Starts the products of queries and keys, as one group."""
         group = self.group.astype("uint32")
         rows = self.pipeline.start("query", tirx.const(0, "uint32")) + group * tirx.const(
@@ -427,7 +428,7 @@ class WarpgroupAttentionMatmuls:
             found.append(hopper.multiply(scores, a, b, add, self.cut.keys, row, across))
         return [*found, hopper.commit()]
 
-    def _value_matmul(self, stage: Any, add: Any) -> list[tirx.Stmt]:
+    def _value_matmul(self, stage: tvm.ir.Expr, add: tvm.ir.Expr) -> list[tirx.Stmt]:
         """Starts the products of weights and values, as one group; ``add`` to what there is."""
         name = tirx.Var("descriptor_values", "uint64")
         start = self.pipeline.start("values", stage)
@@ -445,14 +446,14 @@ class WarpgroupAttentionMatmuls:
             )
         return [*found, hopper.commit()]
 
-    def _weights(self, tile: Any) -> list[tirx.Stmt]:
+    def _weights(self, tile: tvm.ir.Expr) -> list[tirx.Stmt]:
         """The scores of a tile of keys become weights."""
         first_key = tile * number(self.cut.keys)
         hides = self.tiles.hides(tile)
         hide = [] if hides is None else [guarded(hides, self.scores.hide(self.rows, first_key))]
         return [*self.scores.mask(self.rows, first_key), *hide, self.scores.update()]
 
-    def _weighed(self, stage: Any) -> tirx.Stmt:
+    def _weighed(self, stage: tvm.ir.Expr) -> tirx.Stmt:
         """Has the weights computed before what follows.
 
         The assembler would rather wait for the results first, and compute the weights when nothing
@@ -472,7 +473,7 @@ class WarpgroupAttentionMatmuls:
         width, statements = self.layout.width, []
         for row in range(_ROWS):
 
-            def iteration(j: Any, row: int = row) -> tirx.Stmt:
+            def iteration(j: tvm.ir.Expr, row: int = row) -> tirx.Stmt:
                 at = fragment_register(number(row), j, width)
                 factor = self.scores.factors.at(number(row))
                 return self.results.put(at, self.results.at(at) * factor)
@@ -480,11 +481,11 @@ class WarpgroupAttentionMatmuls:
             statements.append(repeated(width // 4, INDEX, iteration))
         return sequence(statements)
 
-    def _next_group(self) -> Any:
+    def _next_group(self) -> tvm.ir.Expr:
         following = self.group + number(1)
         return tirx.Select(following == number(self.cut.groups), number(0), following)
 
-    def _data(self, array: Any) -> Any:
+    def _data(self, array: tirx.Buffer) -> tvm.ir.Expr:
         return buffer_data(array.buffer)
 
 
@@ -514,12 +515,12 @@ class WarpgroupAttentionLoads:
         """Brings the tensor maps near."""
         return [hopper.prefetch_map(var) for var, _ in self.maps.values()]
 
-    def statements(self, block: Any) -> tirx.Stmt:
+    def statements(self, block: tvm.ir.Expr) -> tirx.Stmt:
         """All copies."""
         walk = self.tiles.over_tiles(block, self._tile)
         return sequence([self.pipeline.nothing_passed(), walk])
 
-    def _tile(self, turn: Any) -> tirx.Stmt:
+    def _tile(self, turn: tvm.ir.Expr) -> tirx.Stmt:
         tiles, layout = self.tiles, self.layout
         zero = tirx.const(0, "uint32")
         parity = tirx.truncmod(turn.astype("uint32"), tirx.const(2, "uint32"))
@@ -539,7 +540,7 @@ class WarpgroupAttentionLoads:
             ]
         )
 
-    def _stage(self, name: str, step: Any) -> tirx.Stmt:
+    def _stage(self, name: str, step: tvm.ir.Expr) -> tirx.Stmt:
         """The copies of a tile of keys or values."""
         stage, parity, binds = self.pipeline.at(step)
         nbytes = self.layout.key_bytes if name == "keys" else self.layout.value_bytes
@@ -547,7 +548,7 @@ class WarpgroupAttentionLoads:
         return sequence([binds, *self._copied(name, stage, parity, nbytes, position)])
 
     def _copied(
-        self, name: str, stage: Any, parity: Any, nbytes: int, position: Any
+        self, name: str, stage: tvm.ir.Expr, parity: tvm.ir.Expr, nbytes: int, position: tvm.ir.Expr
     ) -> list[tirx.Stmt]:
         """Waits until a stage is free, and starts the copies to it."""
         tiles, pipeline, boxes = self.tiles, self.pipeline, self.boxes[name]

@@ -1,32 +1,29 @@
 """Matmul and convolution by warpgroup instructions (wgmma) and TMA, on GPUs of capability 9.0a.
 
 On such a GPU instructions of single warps reach less than two thirds of the tensor cores' rate.
-Operands come to shared memory by TMA copies; the epilogue is applied to the
-results in registers, 8 neighbouring columns of a thread at a time.
+Operands come to shared memory by TMA copies; the epilogue is applied to the results in registers, 8
+neighbouring columns of a thread at a time.
 """
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, element_bytes
-from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
-from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulProblem
-from tvm_ext.tir_schedules.cuda.matmul.matmul_form import (
-    MatmulAxes,
+from tvm_ext.tir_schedules.analysis.contraction import (
     access_of_reduction,
-    fused_map,
-    matmul_axes,
-    moved_by_dimension,
+    loops_of_dimensions,
     only_reduction,
 )
+from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
+from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulProblem
+from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, fused_map, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.cuda.warpgroup.stream_k import WarpgroupGemm
 from tvm_ext.tir_schedules.cuda.warpgroup.tma import ALIGNMENT, TensorMapDimension
@@ -94,14 +91,19 @@ def staged(
 
 
 def _copy(
-    source: Any, dims: list[TensorMapDimension], copy: Any, row: int, unit: int, arrays: Arrays
+    source: tirx.Buffer,
+    dims: list[TensorMapDimension],
+    copy: tirx.Buffer,
+    row: int,
+    unit: int,
+    arrays: Arrays,
 ) -> tirx.Stmt:
     """Every thread writes ``unit`` neighbours; ``row`` of them are a row, with zeros at its end."""
     dtype = arrays.index_dtype
     count = row * math.prod(dim.extent for dim in dims[1:])
     blocks = min(-(-count // _THREADS), _MOST_BLOCKS)
 
-    def vector(block: Any, thread: Any) -> tirx.Stmt:
+    def vector(block: tvm.ir.Expr, thread: tvm.ir.Expr) -> tirx.Stmt:
         number = block * _THREADS + thread
         held = arrays.registers("held", unit, str(copy.dtype), [(thread, _THREADS)])
         first = number % row * unit
@@ -109,13 +111,13 @@ def _copy(
         for dim in dims[1:]:
             address, rest = address + rest % dim.extent * dim.stride, rest // dim.extent
 
-        def element(lane: Any) -> tirx.Stmt:
+        def element(lane: tvm.ir.Expr) -> tirx.Stmt:
             inside = first + lane < tirx.const(dims[0].extent, dtype)
             load = tirx.BufferLoad(source, [address + lane])
             zero = tirx.const(0, str(copy.dtype))
             return held.put(lane, tirx.if_then_else(inside, load, zero))
 
-        def store(lane: Any) -> tirx.Stmt:
+        def store(lane: tvm.ir.Expr) -> tirx.Stmt:
             return tirx.BufferStore(copy, held.at(lane), [number * unit + lane])
 
         body = sequence(
@@ -252,7 +254,7 @@ def _written(
         sch.compute_inline(padding)
     result = sch.reindex(main, ("write", 0))
     block = sch.get(main)
-    used = moved_by_dimension(block.writes[0], block)
+    used = loops_of_dimensions(block.writes[0], block)
     dimensions = (axes.batch, axes.m, axes.n)
     sch.transform_layout(result, ("read", 0), fused_map(used, dimensions, block))
     copy = sch.cache_write(main, 0, "local")

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass, replace
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import WARP_SHARE
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     BANKS_BYTES,

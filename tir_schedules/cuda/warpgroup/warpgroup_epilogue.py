@@ -9,7 +9,7 @@ import tvm_ffi
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.hardware.description import CudaDescription
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, flattened, nodes
 from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, vector_widths
@@ -43,17 +43,17 @@ class EpilogueStore:
     """
 
     store: tirx.BufferStore
-    variables: tuple[Any, ...]
-    product: Any
+    variables: tuple[tirx.Expr, ...]
+    product: tirx.Buffer
 
 
 @dataclass(frozen=True)
 class ResultPosition:
     """Where a thread's results begin: in product ``batch``, at ``row`` and ``column``."""
 
-    batch: Any
-    row: Any
-    column: Any
+    batch: tirx.Expr
+    row: tirx.Expr
+    column: tirx.Expr
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ class WarpgroupEpilogue:
     """
 
     store: tirx.BufferStore
-    variables: tuple[Any, ...]
-    product: Any
+    variables: tuple[tirx.Expr, ...]
+    product: tirx.Buffer
     sizes: tuple[int, int, int]
     tile: tuple[int, int]
     width: int
@@ -135,8 +135,8 @@ class WarpgroupEpilogue:
     def row(
         self,
         at: ResultPosition,
-        group: Any,
-        half: Any,
+        group: tirx.Expr | int,
+        half: tirx.Expr | int,
         result: Result,
         arrays: Arrays,
         threads: Sequence[tuple[Any, int]],
@@ -159,7 +159,7 @@ class WarpgroupEpilogue:
             found.append(guarded(inside, lanes.code(arrays, threads)))
         return sequence(found)
 
-    def _placed(self, row: Any) -> tuple[Any, Any]:
+    def _placed(self, row: tvm.ir.Expr) -> tuple[Any, Any]:
         """Which row of the matmul a row of the tiles is, and under which condition it is one."""
         if self.pixels is not None:
             return self.pixels.placed(row)
@@ -167,7 +167,7 @@ class WarpgroupEpilogue:
         return row, row < rows if self.sizes[1] % self.tile[0] else None
 
     def _lanes(
-        self, result: Result, group: Any, half: Any, part: int
+        self, result: Result, group: tirx.Expr | int, half: tirx.Expr | int, part: int
     ) -> tuple[Lanes, tuple[Any, Any, Any]]:
         """One vector of columns, and the variables of its batch, row, and number in the row."""
         dtype = str(self.variables[0].ty)
@@ -175,11 +175,11 @@ class WarpgroupEpilogue:
         lane = tirx.Var("lane", dtype)
         at = (*names[:2], names[2] * self.width + lane)
 
-        def placed(var: Any) -> Any:
+        def placed(var: tirx.Var) -> Any:
             pairs = zip(self.variables, at, strict=True)
             return next((new for old, new in pairs if old.same_as(var)), var)
 
-        def put(expr: Any) -> Any:
+        def put(expr: tvm.ir.Expr) -> tvm.ir.Expr:
             return tvm_ffi.structural_map(expr, (tvm.ir.Var, placed))
 
         own = result(group, half, part * self.width + lane)
@@ -190,10 +190,10 @@ class WarpgroupEpilogue:
         return Lanes(store, lane, self.width, ranges), names
 
 
-def _replaced(value: Any, product: Any, result: Any) -> Any:
+def _replaced(value: tvm.ir.Expr, product: tirx.Buffer, result: Any) -> tvm.ir.Expr:
     """``value`` with ``result`` in place of what is loaded from ``product``."""
 
-    def replaced(load: Any) -> Any:
+    def replaced(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
         if not load.source.same_as(product):
             return load
         own = tirx.const(0, str(product.dtype)) if result is None else result

@@ -9,8 +9,7 @@ arguments by reference, which must be named one by one, and with a constant for 
 to them.
 """
 
-from typing import Any
-
+import tvm
 from tvm import tirx
 
 from tvm_ext.hardware.matrix_instructions import (
@@ -43,14 +42,14 @@ ACROSS = tuple(a for (a, _), row in WARPGROUP_INSTRUCTIONS.items() if row.across
 _SWIZZLES = {128: 1, 64: 2, 32: 3}
 
 
-def shared_address(pointer: Any) -> Any:
+def shared_address(pointer: tvm.ir.Expr) -> tvm.ir.Expr:
     """Where shared memory begins, as the instructions name it, rounded up to ``BASE_ALIGNMENT``."""
     ones = BASE_ALIGNMENT - 1
     body = f"return ((unsigned)__cvta_generic_to_shared(p) + {ones}u) & ~{ones}u;"
     return _call("tvm_ext_shared_address", "unsigned", "void* p", body, pointer, dtype="uint32")
 
 
-def barrier_init(address: Any, arrivals: int) -> tirx.Stmt:
+def barrier_init(address: tvm.ir.Expr, arrivals: int) -> tirx.Stmt:
     """A barrier in shared memory whose phases end after so many arrivals."""
     asm = 'asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(a), "r"(n) : "memory");'
     return _statement("tvm_ext_barrier_init", "unsigned a, unsigned n", asm, address, arrivals)
@@ -66,7 +65,7 @@ def barrier_init_done() -> tirx.Stmt:
     return _statement("tvm_ext_barrier_init_done", "", asm)
 
 
-def barrier_wait(address: Any, parity: Any) -> tirx.Stmt:
+def barrier_wait(address: tvm.ir.Expr, parity: tvm.ir.Expr) -> tirx.Stmt:
     """Waits for the end of the phase of ``parity``: of the one before the first for 1 at first."""
     asm = (
         "unsigned done = 0;\n"
@@ -79,7 +78,7 @@ def barrier_wait(address: Any, parity: Any) -> tirx.Stmt:
     return _statement("tvm_ext_barrier_wait", "unsigned a, unsigned parity", asm, address, parity)
 
 
-def barrier_arrive(address: Any, wanted: Any) -> tirx.Stmt:
+def barrier_arrive(address: tvm.ir.Expr, wanted: tvm.ir.Expr) -> tirx.Stmt:
     """An arrival of the threads with ``wanted``, without a branch around it."""
     asm = (
         'asm volatile("{ .reg .pred p; setp.ne.u32 p, %1, 0; "\n'
@@ -88,7 +87,7 @@ def barrier_arrive(address: Any, wanted: Any) -> tirx.Stmt:
     return _statement("tvm_ext_barrier_arrive", "unsigned a, unsigned wanted", asm, address, wanted)
 
 
-def barrier_expect(address: Any, count: int) -> tirx.Stmt:
+def barrier_expect(address: tvm.ir.Expr, count: int) -> tirx.Stmt:
     """An arrival; the phase then also waits for ``count`` bytes of TMA copies."""
     asm = (
         'asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"\n'
@@ -97,7 +96,7 @@ def barrier_expect(address: Any, count: int) -> tirx.Stmt:
     return _statement("tvm_ext_barrier_expect", "unsigned a, unsigned n", asm, address, count)
 
 
-def prefetch_map(tensor_map: Any) -> tirx.Stmt:
+def prefetch_map(tensor_map: tvm.ir.Expr) -> tirx.Stmt:
     """Brings a tensor map near before its first use."""
     asm = 'asm volatile("prefetch.tensormap [%0];" :: "l"(map) : "memory");'
     return _statement(
@@ -106,7 +105,11 @@ def prefetch_map(tensor_map: Any) -> tirx.Stmt:
 
 
 def copy_box(
-    destination: Any, tensor_map: Any, at: list[Any], barrier: Any, blocks: int = 0
+    destination: tvm.ir.Expr,
+    tensor_map: tvm.ir.Expr,
+    at: list[tvm.ir.Expr],
+    barrier: tvm.ir.Expr,
+    blocks: int = 0,
 ) -> tirx.Stmt:
     """A TMA copy of a box of a tensor, whose bytes ``barrier`` counts; one thread starts it.
 
@@ -136,7 +139,9 @@ def copy_box(
     )
 
 
-def descriptor(address: Any, leading_bytes: int, stride_bytes: int, row_bytes: int = 128) -> Any:
+def descriptor(
+    address: tvm.ir.Expr, leading_bytes: int, stride_bytes: int, row_bytes: int = 128
+) -> tvm.ir.Expr:
     """What names a matrix in shared memory with swizzled rows of ``row_bytes`` to ``multiply``.
 
     [wgmma], "Matrix Descriptor Format": 14 bits each, in units of 16 bytes. Groups of 8 rows are
@@ -151,10 +156,10 @@ def descriptor(address: Any, leading_bytes: int, stride_bytes: int, row_bytes: i
 
 
 def multiply(
-    results: Any,
-    a: Any,
-    b: Any,
-    add: Any,
+    results: tvm.ir.Expr,
+    a: tvm.ir.Expr,
+    b: tvm.ir.Expr,
+    add: tvm.ir.Expr,
     columns: int,
     instruction: MatrixInstruction,
     across: tuple[bool, bool],
@@ -219,7 +224,7 @@ def finish(pending: int) -> tirx.Stmt:
     return _statement(f"tvm_ext_multiply_finish_{pending}", "", asm)
 
 
-def settle(results: Any, columns: int, dtype: str = "float16") -> tirx.Stmt:
+def settle(results: tvm.ir.Expr, columns: int, dtype: str = "float16") -> tirx.Stmt:
     """Keeps the compiler from reading results before, or writing them after, this place.
 
     ``dtype``: of the products' operand A.
@@ -233,7 +238,7 @@ def settle(results: Any, columns: int, dtype: str = "float16") -> tirx.Stmt:
     return _statement(f"tvm_ext_settle_{columns}{end}", f"{held}* d", body, results)
 
 
-def gather_columns(results: Any, columns: int, dtype: str = "float16") -> tirx.Stmt:
+def gather_columns(results: tvm.ir.Expr, columns: int, dtype: str = "float16") -> tirx.Stmt:
     """Exchanges results among four neighbouring lanes so that each has 8 neighbouring columns.
 
     Before, lane ``t`` of four has columns ``8 j + 2 t`` and the next of every ``j``. A transpose
@@ -263,7 +268,9 @@ def gather_columns(results: Any, columns: int, dtype: str = "float16") -> tirx.S
     return _statement(f"tvm_ext_gather_columns_{columns}{end}", f"{held}* d", body, results)
 
 
-def position(group: Any, half: Any, column: Any) -> Any:
+def position(
+    group: tirx.Expr | int, half: tirx.Expr | int, column: tirx.Expr | int
+) -> tirx.Expr | int:
     """After ``gather_columns``, where one of a thread's results is among them.
 
     The thread has rows ``lane // 4 + 8 half`` of its warp's 16, and of every ``group`` of 32
@@ -298,7 +305,7 @@ DTYPES = tuple(_C_TYPES)
 """Types that results can be packed in."""
 
 
-def pack_columns(results: Any, packed: Any, columns: int, dtype: str) -> tirx.Stmt:
+def pack_columns(results: tvm.ir.Expr, packed: tvm.ir.Expr, columns: int, dtype: str) -> tirx.Stmt:
     """Writes ``results``, rounded to ``dtype``, to ``packed`` with 8 neighbouring columns a thread.
 
     The exchange of ``warp_group_instructions.gather_columns``, with half as many shuffles: both of
@@ -360,7 +367,7 @@ OPERAND_REGISTERS = 4
 _FIRST_TURN = 1
 
 
-def round_scores(weights: Any, scores: Any, keys: int, dtype: str) -> tirx.Stmt:
+def round_scores(weights: tvm.ir.Expr, scores: tvm.ir.Expr, keys: int, dtype: str) -> tirx.Stmt:
     """Scores of ``keys`` columns as operand A of the next product.
 
     [wgmma.mma_async], "Register fragments": of 16 columns a thread's results are, two and two, its
@@ -377,7 +384,13 @@ def round_scores(weights: Any, scores: Any, keys: int, dtype: str) -> tirx.Stmt:
 
 
 def multiply_registers(
-    results: Any, weights: Any, first: int, b: Any, add: Any, columns: int, dtype: str
+    results: tvm.ir.Expr,
+    weights: tvm.ir.Expr,
+    first: int,
+    b: tvm.ir.Expr,
+    add: tvm.ir.Expr,
+    columns: int,
+    dtype: str,
 ) -> tirx.Stmt:
     """``results`` += A @ B with A in registers and B's columns neighbours in memory.
 
@@ -412,7 +425,7 @@ def multiply_registers(
     return call_statement(name, params, asm, results, weights, b, add)
 
 
-def settle_weights(weights: Any, keys: int) -> tirx.Stmt:
+def settle_weights(weights: tvm.ir.Expr, keys: int) -> tirx.Stmt:
     """Keeps the compiler from moving uses of ``weights`` across this place."""
     body = (
         "#pragma unroll\n"
@@ -421,17 +434,17 @@ def settle_weights(weights: Any, keys: int) -> tirx.Stmt:
     return call_statement(f"tvm_ext_settle_weights_{keys}", "unsigned* w", body, weights)
 
 
-def await_turn(group: Any) -> tirx.Stmt:
+def await_turn(group: tvm.ir.Expr) -> tirx.Stmt:
     """Waits until ``pass_turn`` was called for this warpgroup; [bar]."""
     return _turn("sync", group)
 
 
-def pass_turn(group: Any) -> tirx.Stmt:
+def pass_turn(group: tvm.ir.Expr) -> tirx.Stmt:
     """Says that it is the turn of another warpgroup; [bar]."""
     return _turn("arrive", group)
 
 
-def _turn(kind: str, group: Any) -> tirx.Stmt:
+def _turn(kind: str, group: tvm.ir.Expr) -> tirx.Stmt:
     # Two warpgroups: the one that waits, and the one before it.
     asm = f'asm volatile("bar.{kind} %0, 256;" :: "r"(number) : "memory");'
     number = group + tirx.const(_FIRST_TURN, "int32")

@@ -12,6 +12,7 @@ pipeline in shared memory. Copies for the next tile start while the last one is 
 from dataclasses import dataclass
 from typing import Any
 
+import tvm
 from tvm import tirx
 from tvm.tirx.buffer import buffer_data
 
@@ -73,7 +74,7 @@ class TmaPipeline:
             found.append(hopper.barrier_init(self.barrier("empty", stage), readers))
         return found
 
-    def at(self, step: Any) -> tuple[Any, Any, tirx.Stmt]:
+    def at(self, step: tvm.ir.Expr) -> tuple[Any, Any, tirx.Stmt]:
         """Stage and parity of its phase at a block's ``step``, an int32, as variables."""
         stage, parity = tirx.Var("stage", "int32"), tirx.Var("parity", "uint32")
         turns = step // self.tiles.stages
@@ -83,29 +84,29 @@ class TmaPipeline:
         ]
         return stage, parity, sequence(binds)
 
-    def before(self, stage: Any) -> Any:
+    def before(self, stage: tvm.ir.Expr) -> tvm.ir.Expr:
         """The stage of the step before."""
         return (stage + self.tiles.stages - 1) % self.tiles.stages
 
-    def operand(self, stage: Any, index: int) -> Any:
+    def operand(self, stage: tvm.ir.Expr, index: int) -> tvm.ir.Expr:
         """Where the tile of an operand begins in shared memory."""
         size = tirx.const(self.tiles.stage_bytes, "uint32")
         offset = tirx.const(index * self.tiles.first_bytes, "uint32")
         return self.base + stage.astype("uint32") * size + offset
 
-    def barrier(self, kind: str, stage: Any) -> Any:
+    def barrier(self, kind: str, stage: tvm.ir.Expr) -> tvm.ir.Expr:
         """Where a barrier is: after all stages, the full ones before the empty ones."""
         stages = self.tiles.stages
         first = stages * self.tiles.stage_bytes + (8 * stages if kind == "empty" else 0)
         return self.base + tirx.const(first, "uint32") + stage.astype("uint32") * 8
 
-    def free(self, stage: Any, parity: Any) -> tirx.Stmt:
+    def free(self, stage: tvm.ir.Expr, parity: tvm.ir.Expr) -> tirx.Stmt:
         """Waits until ``stage`` may be written, in all blocks that get a part of it."""
         several = cluster if self.tiles.cluster > 1 else hopper
         before = tirx.const(1, "uint32") - parity
         return several.barrier_wait(self.barrier("empty", stage), before)
 
-    def released(self, stage: Any, lane: Any, condition: Any) -> tirx.Stmt:
+    def released(self, stage: tvm.ir.Expr, lane: tvm.ir.Expr, condition: tvm.ir.Expr) -> tirx.Stmt:
         """One thread of each warp says that the warp is done with ``stage``.
 
         In a cluster one for each block: a block's copies also go to the others.
@@ -158,11 +159,11 @@ class WarpgroupGemmKernel:
             box = (self.product.step, lines)
             host.append(operand.encoded(var, box[::-1] if operand.across else box))
 
-        def threads(block: Any) -> tirx.Stmt:
+        def threads(block: tvm.ir.Expr) -> tirx.Stmt:
             return bound("threadIdx.x", self.threads, self.dtype, lambda t: self._block(block, t))
 
-        def blocks(block: Any) -> tirx.Stmt:
-            def iteration(rank: Any) -> tirx.Stmt:
+        def blocks(block: tvm.ir.Expr) -> tirx.Stmt:
+            def iteration(rank: tvm.ir.Expr) -> tirx.Stmt:
                 self.rank = rank
                 return threads(block)
 
@@ -181,7 +182,7 @@ class WarpgroupGemmKernel:
         lines = self.product.operands[index].lines(extent)
         return lines, extent // lines
 
-    def _block(self, block: Any, thread: Any) -> tirx.Stmt:
+    def _block(self, block: tvm.ir.Expr, thread: tvm.ir.Expr) -> tirx.Stmt:
         copying = tirx.LT(thread, self._int(hopper.WARPGROUP))
         copies = [guarded(tirx.EQ(thread, self._int(0)), self._copies(block))]
         products = [self._products(block, thread)]
@@ -205,7 +206,7 @@ class WarpgroupGemmKernel:
             code.append(cluster.meet())
         return sequence(code)
 
-    def _copies(self, block: Any) -> tirx.Stmt:
+    def _copies(self, block: tvm.ir.Expr) -> tirx.Stmt:
         """What the copying thread does for all tiles of its block."""
 
         def piece(piece: StepRange) -> tirx.Stmt:
@@ -214,7 +215,7 @@ class WarpgroupGemmKernel:
             values = (batch, row * self.tiles.rows, column * self.tiles.columns)
             binds = [tirx.Bind(v, e.astype("int32")) for v, e in zip(places, values, strict=True)]
 
-            def step(k: Any) -> tirx.Stmt:
+            def step(k: tvm.ir.Expr) -> tirx.Stmt:
                 stage, parity, pipeline = self.pipeline.at(piece.before + k)
                 full = self.pipeline.barrier("full", stage)
                 found = [
@@ -232,7 +233,13 @@ class WarpgroupGemmKernel:
         return self.work.for_each(block, piece)
 
     def _boxes(
-        self, index: int, stage: Any, batch: Any, place: Any, step: Any, barrier: Any
+        self,
+        index: int,
+        stage: tvm.ir.Expr,
+        batch: tvm.ir.Expr,
+        place: tvm.ir.Expr,
+        step: tvm.ir.Expr,
+        barrier: tvm.ir.Expr,
     ) -> list[tirx.Stmt]:
         """The copies of an operand's tile: one, or one for some of its rows or columns each."""
         operand, (lines, count) = self.product.operands[index], self._boxes_of(index)
@@ -249,13 +256,13 @@ class WarpgroupGemmKernel:
             found.append(hopper.copy_box(to, self.maps[index][0], at, barrier, blocks))
         return found
 
-    def _products(self, block: Any, thread: Any) -> tirx.Stmt:
+    def _products(self, block: tvm.ir.Expr, thread: tvm.ir.Expr) -> tirx.Stmt:
         """What a multiplying thread does for all tiles of its block."""
         results = buffer_data(self.results)
         group, lane = thread // hopper.WARPGROUP - 1, thread % 32
 
         def piece(piece: StepRange) -> tirx.Stmt:
-            def step(k: Any) -> tirx.Stmt:
+            def step(k: tvm.ir.Expr) -> tirx.Stmt:
                 return self._multiplied(piece.before + k, k, group, lane)
 
             last = piece.before + piece.steps.astype("int32") - 1
@@ -273,7 +280,9 @@ class WarpgroupGemmKernel:
 
         return self.work.for_each(block, piece)
 
-    def _multiplied(self, at: Any, k: Any, group: Any, lane: Any) -> tirx.Stmt:
+    def _multiplied(
+        self, at: tvm.ir.Expr, k: tvm.ir.Expr, group: tvm.ir.Expr, lane: tvm.ir.Expr
+    ) -> tirx.Stmt:
         """One step of the pipeline: four instructions, then the stage before it is free."""
         stage, parity, pipeline = self.pipeline.at(at)
         descriptors = [tirx.Var(f"descriptor_{name}", "uint64") for name in "ab"]
@@ -301,7 +310,7 @@ class WarpgroupGemmKernel:
         found.append(self.pipeline.released(before, lane, tirx.NE(k, 0)))
         return sequence(found)
 
-    def _descriptor(self, operand: TmaOperand, start: Any) -> Any:
+    def _descriptor(self, operand: TmaOperand, start: tvm.ir.Expr) -> tvm.ir.Expr:
         """What names an operand's tile at ``start`` to the instructions."""
         if operand.across:
             leading = self.product.step * SWIZZLED_ROW_BYTES
@@ -309,7 +318,7 @@ class WarpgroupGemmKernel:
         row_bytes = self.tiles.row_bytes
         return hopper.descriptor(start, 16, _EIGHT_ROWS * row_bytes, row_bytes)
 
-    def _written(self, thread: Any, piece: StepRange) -> list[tirx.Stmt]:
+    def _written(self, thread: tvm.ir.Expr, piece: StepRange) -> list[tirx.Stmt]:
         """What a multiplying thread does with its results."""
         columns, held = self.tiles.columns, self.results
         gathered = hopper.gather_columns(buffer_data(held), columns, self.product.dtype)
@@ -323,14 +332,14 @@ class WarpgroupGemmKernel:
         names = [tirx.Var(name, self.dtype) for name in ("batch", "row", "column")]
         values = self.work.results_of(piece.tile, thread - hopper.WARPGROUP)
 
-        def result(of: Any, half: Any, place: Any) -> Any:
+        def result(of: Any, half: Any, place: tvm.ir.Expr) -> tvm.ir.Expr:
             return tirx.BufferLoad(held, [hopper.position(of, half, place)])
 
         owners = [(thread, self.threads)]
         code = self.epilogue.code(ResultPosition(*names), result, self.arrays, owners)
         return [gathered, *[tirx.Bind(v, e) for v, e in zip(names, values, strict=True)], code]
 
-    def _int(self, value: int) -> Any:
+    def _int(self, value: int) -> tvm.ir.Expr:
         return tirx.const(value, self.dtype)
 
 

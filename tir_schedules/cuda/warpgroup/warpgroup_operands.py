@@ -13,13 +13,14 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import Analyzer
-from tvm.tirx.analysis import undefined_vars
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.matrix_instructions import WARPGROUP_INSTRUCTIONS, MatrixInstruction
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     FlatViews,
+    among,
     constant_parameter,
+    depends,
     element_bytes,
     flattened,
     is_compact,
@@ -28,7 +29,8 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     operands_of,
     static_extent,
 )
-from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, loads_of
+from tvm_ext.tir_schedules.analysis.contraction import factors_of
+from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes
 from tvm_ext.tir_schedules.cuda.warpgroup.tma import (
     ALIGNMENT,
     MAX_EXTENT,
@@ -45,11 +47,9 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
     ROWS,
 )
 from tvm_ext.tir_schedules.packing import move_outermost
+from tvm_ext.tir_schedules.statements import is_conditional
 
 # A block that surrounds an array with zeros, as TMA copies do for places outside of a tensor.
-
-
-_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,14 @@ class Padding:
         Zeros before it along each dimension; fewer than none where it is cut.
     """
 
-    source: Any
+    source: tirx.Buffer
     before: tuple[int, ...]
 
 
 def padding_of(block: s_tir.SBlock) -> Padding | None:
     """The padding that a block computes: zeros exactly where the source has no element."""
     store = block.body
-    if not isinstance(store, tirx.BufferStore) or not isinstance(store.value, tvm.ir.Call):
-        return None
-    if not store.value.op.same_as(_IF_THEN_ELSE):
+    if not isinstance(store, tirx.BufferStore) or not is_conditional(store.value):
         return None
     condition, load, otherwise = store.value.args
     variables = [iter_var.var for iter_var in block.iter_vars]
@@ -99,7 +97,7 @@ def padding_of(block: s_tir.SBlock) -> Padding | None:
     return Padding(load.source, tuple(before)) if analyzer.can_prove(condition) else None
 
 
-def _is_zero(value: Any) -> bool:
+def _is_zero(value: tvm.ir.Expr) -> bool:
     return isinstance(value, tirx.FloatImm | tirx.IntImm) and float(value.value) == 0.0
 
 
@@ -113,7 +111,8 @@ def _is_zero(value: Any) -> bool:
 
 MAX_BOX = 256
 """Places along a side of a box, those between the ones that are copied too: CUDA driver API,
-cuTensorMapEncodeTiled."""
+cuTensorMapEncodeTiled.
+"""
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ class PixelBoxes:
         """Rows of all boxes."""
         return math.prod(self.counts) * math.prod(self.sides)
 
-    def pixel(self, row: Any) -> list[Any]:
+    def pixel(self, row: tvm.ir.Expr) -> list[tvm.ir.Expr]:
         """Where a row's pixel is along each dimension; of rows after the last beyond the images."""
         size = math.prod(self.sides)
         box, inside = row // size, row % size
@@ -154,7 +153,7 @@ class PixelBoxes:
             box, inside = box // count, inside // side
         return [box * self.sides[0] + inside, *found[::-1]]
 
-    def placed(self, row: Any) -> tuple[Any, Any]:
+    def placed(self, row: tvm.ir.Expr) -> tuple[Any, Any]:
         """A row's number in the order of memory, and the condition under which it is a pixel."""
         number: Any = tirx.const(0, str(row.ty))
         inside: Any = tirx.const(True, "bool")
@@ -237,7 +236,7 @@ class ImageTensor:
         The rows of the matmul.
     """
 
-    buffer: Any
+    buffer: tirx.Buffer
     extents: tuple[int, ...]
     walks: tuple[Walk, ...]
     steps: TapSteps
@@ -260,7 +259,9 @@ class ImageTensor:
         """Rows that one copy brings of the ``extent`` of a tile."""
         return math.prod(self.pixels.sides)
 
-    def at(self, batch: Any, selecting: Any, step: Any) -> list[Any]:
+    def at(
+        self, batch: tvm.ir.Expr, selecting: tvm.ir.Expr, step: tvm.ir.Expr
+    ) -> list[tvm.ir.Expr]:
         """The coordinates of a row's pixel at a step, fastest dimension first."""
         pixel = self.pixels.pixel(selecting)
         tap, channel = self.steps.split(step)
@@ -286,9 +287,9 @@ TmaOperand = OperandTensor | ImageTensor
 
 
 def image_tensor(
-    load: Any,
+    load: tvm.ir.TensorLoad,
     padding: Padding | None,
-    variables: Sequence[Any],
+    variables: Sequence[tirx.Var],
     axes: MatmulAxes,
     rows: int,
     depth: int,
@@ -340,7 +341,9 @@ def image_tensor(
     return ImageTensor(buffer, tuple(extents), known, steps, boxes)
 
 
-def _moved(index: Any, variables: Sequence[Any], axes: MatmulAxes) -> dict[int, int] | None:
+def _moved(
+    index: tvm.ir.Expr, variables: Sequence[tirx.Var], axes: MatmulAxes
+) -> dict[int, int] | None:
     """By how much each loop moves an index, and at -1 where it begins; None if not evenly."""
     linear = linear_numbers(index, variables)
     if linear is None:
@@ -423,7 +426,7 @@ def order_steps_last(sch: s_tir.Schedule, main: SBlockRV, axes: MatmulAxes) -> N
     if constant_parameter(sch.mod["main"], region.source) is None:
         return
     column = block.iter_vars[axes.n[0]].var
-    if any(column.same_as(var) for var in undefined_vars(region.region[-1].min)):
+    if depends(region.region[-1].min, column):
         move_outermost(sch, main, which, axes.n[0])
 
 
@@ -432,7 +435,7 @@ def group_operands(
 ) -> WarpgroupGemmOperands | NotApplicable:
     """The operands of the block ``main``; ``tf32``: whether float32 may be rounded to it."""
     block = sch.get(main)
-    loads = loads_of(block)
+    loads = factors_of(block)
     if not loads:
         return NotApplicable("it adds up something other than products of two operands")
     refused = _wrong_types(loads, str(block.writes[0].source.dtype), tf32)
@@ -440,12 +443,12 @@ def group_operands(
         return refused
     if loads[0].source.same_as(loads[1].source):
         return NotApplicable("both operands are the same array")
-    reads = [r for r in block.reads if not r.source.same_as(block.writes[0].source)]
+    reads = operands_of(block)
     a, b = (next(x for x in loads if x.source.same_as(reads[n].source)) for n in axes.operands)
     padding = _padding(sch, main, a)
     params = sch.mod["main"].params
     sources = [a.source if padding is None else padding.source, b.source]
-    if not all(any(source.same_as(param) for param in params) for source in sources):
+    if not all(among(source, params) for source in sources):
         return NotApplicable("an operand is computed in the kernel")
     plain = flattened(block.body, FlatViews())
     if plain is None:
@@ -455,7 +458,7 @@ def group_operands(
     return found if isinstance(found, NotApplicable) else _by_depth(found)
 
 
-def _wrong_types(loads: list[Any], total: str, tf32: bool) -> NotApplicable | None:
+def _wrong_types(loads: list[tvm.ir.TensorLoad], total: str, tf32: bool) -> NotApplicable | None:
     dtypes = sorted({str(load.source.dtype) for load in loads})
     instruction = WARPGROUP_INSTRUCTIONS.get((dtypes[0], dtypes[-1]))
     if instruction is None or (instruction.rate == "tf32" and not tf32):
@@ -466,7 +469,7 @@ def _wrong_types(loads: list[Any], total: str, tf32: bool) -> NotApplicable | No
     return None
 
 
-def _padding(sch: s_tir.Schedule, main: SBlockRV, load: Any) -> Padding | None:
+def _padding(sch: s_tir.Schedule, main: SBlockRV, load: tvm.ir.TensorLoad) -> Padding | None:
     """What computes the array of a load, if that is a padding."""
     for producer in sch.get_producers(main):
         if sch.get(producer).writes[0].source.same_as(load.source):
@@ -477,7 +480,7 @@ def _padding(sch: s_tir.Schedule, main: SBlockRV, load: Any) -> Padding | None:
 def _tensors(
     block: s_tir.SBlock,
     loads: tuple[Any, Any],
-    addresses: list[Any],
+    addresses: list[tvm.ir.Expr],
     axes: MatmulAxes,
     padding: Padding | None,
 ) -> WarpgroupGemmOperands | NotApplicable:
@@ -532,7 +535,9 @@ def _by_depth(operands: WarpgroupGemmOperands) -> WarpgroupGemmOperands | NotApp
     return operands
 
 
-def _address_of(plain: tirx.BufferStore, loads: list[Any], load: Any) -> Any:
+def _address_of(
+    plain: tirx.BufferStore, loads: list[tvm.ir.TensorLoad], load: tvm.ir.TensorLoad
+) -> tvm.ir.Expr:
     """The address of one of the matmul's ``loads`` in its flattened form."""
     flat = nodes(plain.value, tvm.ir.TensorLoad)[1:]
     return flat[next(i for i, other in enumerate(loads) if other.same_as(load))].indices[0]

@@ -9,6 +9,10 @@ from tvm_ext.cli import options
 from tvm_ext.cli.options import Folder, OneTarget
 from tvm_ext.cli.stderr_lines import print_problems
 
+if TYPE_CHECKING:
+    from tvm_ext.tuning.logs.prune import Pruned
+
+
 MERGE_EXAMPLE = "Example: tvm-ext logs merge monday tuesday --output both"
 
 
@@ -60,9 +64,6 @@ def merge_command(
 
 # ``tvm-ext logs prune``.
 
-
-if TYPE_CHECKING:
-    from tvm_ext.tuning.logs.prune import Pruned
 
 PRUNE_EXAMPLE = "Example: tvm-ext logs prune records --keep 3 --drop-failed"
 

@@ -16,7 +16,11 @@ from tvm_ext.cli.stderr_lines import print_problems
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tvm_ext.tuning.logs.summary import KernelSummary
+    from tvm_ext.tuning.logs.diff import Difference
+    from tvm_ext.tuning.logs.stats import SpreadFigures
+    from tvm_ext.tuning.logs.summary import BestSchedule, KernelSummary
+    from tvm_ext.tuning.logs.verify import Verified
+
 
 SHOW_EXAMPLE = "Example: tvm-ext logs show records --kernel conv"
 
@@ -99,11 +103,6 @@ def _confirmed(summary: "KernelSummary") -> str:
 # ``tvm-ext logs best``.
 
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tvm_ext.tuning.logs.summary import BestSchedule
-
 BEST_EXAMPLE = "Example: tvm-ext logs best records --json"
 
 
@@ -169,7 +168,7 @@ def _best_table(schedules: "list[BestSchedule]") -> "Table":
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tvm_ext.tuning.logs.stats import Figures, SpreadFigures
+    from tvm_ext.tuning.logs.stats import FolderFigures, SpreadFigures
 
 STATS_EXAMPLE = "Example: tvm-ext logs stats records"
 
@@ -191,7 +190,7 @@ def stats_command(folder: Folder, json_output: options.Json = False) -> None:
         out.print_rich(_facts(figures), _sessions(figures))
 
 
-def _facts(figures: "Figures") -> "Table":
+def _facts(figures: "FolderFigures") -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -231,7 +230,7 @@ def _facts(figures: "Figures") -> "Table":
     return table
 
 
-def _sessions(figures: "Figures") -> "Table":
+def _sessions(figures: "FolderFigures") -> "Table":
     from rich import box
     from rich.table import Table
 
@@ -270,11 +269,6 @@ def _listed(counts: Mapping[str, int]) -> str:
 
 # ``tvm-ext logs diff``.
 
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tvm_ext.tuning.logs.diff import Difference
 
 DIFF_EXAMPLE = "Example: tvm-ext logs diff last-week today --fail-on-slower"
 
@@ -337,11 +331,6 @@ def _diff_table(differences: "list[Difference]") -> "Table":
 
 # ``tvm-ext logs verify``.
 
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from tvm_ext.tuning.logs.verify import Verified
 
 VERIFY_EXAMPLE = "Example: tvm-ext logs verify records"
 

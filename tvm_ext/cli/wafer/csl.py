@@ -50,6 +50,7 @@ def csl_command(
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
     json_output: options.Json = False,
 ) -> None:
     """Write one kernel of an ONNX model as CSL source: the program of a PE, and the layout.
@@ -59,7 +60,9 @@ def csl_command(
     """
     if is_saved_model(model):
         raise InputError(f"{model} is a compiled model; expected an ONNX model")
-    chosen = CompileOptions.parsed(target, input_shape, opt_level, disable_pass, pass_config)
+    chosen = CompileOptions.parsed(
+        target, input_shape, opt_level, disable_pass, pass_config, pipeline=pipeline
+    )
     from tvm_ext.cli import output as out
     from tvm_ext.wafer.csl import require_xdsl
 
@@ -89,10 +92,10 @@ def _code(
     from tvm_ext.wafer.csl import kernel_code
     from tvm_ext.wafer.csl.model_kernel import model_kernel
 
-    keywords = chosen.keywords()
-    passes = (keywords["opt_level"], keywords["disabled_passes"], keywords["pass_config"])
-    pipeline = build_pipeline(*passes)
-    found = model_kernel(model, kernel, mesh, keywords["input_shapes"], pipeline)
+    passes = chosen.keywords()
+    input_shapes, own = passes.pop("input_shapes"), passes.pop("pipeline")
+    pipeline = build_pipeline(**passes, own=own)
+    found = model_kernel(model, kernel, mesh, input_shapes, pipeline)
     return kernel_code(found.func, mesh, found.name), found.schedule
 
 

@@ -37,6 +37,7 @@ def explain_command(
     opt_level: options.OptLevel = None,
     disable_pass: options.DisabledPasses = None,
     pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
     html: Annotated[
         Path | None,
         typer.Option("--html", metavar="FILE.html", help="Save the report with maps of the grid."),
@@ -52,7 +53,9 @@ def explain_command(
             f"{model} is a compiled model; expected an ONNX model: its kernels are scheduled for "
             "another machine"
         )
-    chosen = CompileOptions.parsed(target, input_shape, opt_level, disable_pass, pass_config)
+    chosen = CompileOptions.parsed(
+        target, input_shape, opt_level, disable_pass, pass_config, pipeline=pipeline
+    )
     from tvm_ext.cli import output as out
     from tvm_ext.wafer.model_cost import model_cost
 

@@ -145,7 +145,7 @@ def renewed(ty: relax.TensorType, symbols: Symbols) -> relax.TensorType:
 # Values of the graph as functions take and give them: tensors, shapes, sizes, conditions.
 
 
-def as_tensor(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
+def as_tensor(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
     """Sizes as a tensor of numbers, and every tensor with a size for each axis.
 
     Raises
@@ -192,7 +192,7 @@ def is_value(value: Any) -> bool:
     return isinstance(value, relax.Var)
 
 
-def bound(bb: relax.BlockBuilder, value: Any) -> Any:
+def bound(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
     """Calls and the like as variables; a body can only name those."""
     if isinstance(value, relax.Tuple):
         return relax.Tuple([bound(bb, field) for field in value.fields])

@@ -116,7 +116,7 @@ class _Windows(OnnxOpConverter):
             kernel = attr.get("kernel_shape") or sizes_of(inputs[1])[2:]
             if cls.pools:
                 attr = padded_to_a_window(inputs[0], attr, kernel, opset)
-            data, kept = explicit_padding(bb, inputs[0], attr, kernel, cls._fill(inputs[0]))
+            data, kept = cls._padded_input(bb, inputs[0], attr, kernel)
             given = type(inputs)([data, *list(inputs)[1:]])
             result = plain(bb, given, kept, params)
             share = None if data is inputs[0] else cls._share(bb, inputs[0], attr, plain)
@@ -129,10 +129,16 @@ class _Windows(OnnxOpConverter):
         return 0
 
     @classmethod
+    def _padded_input(
+        cls, bb: relax.BlockBuilder, data: relax.Expr, attr: dict, kernel: Sequence[int]
+    ) -> tuple[relax.Expr, dict]:
+        return explicit_padding(bb, data, attr, kernel, cls._fill(data))
+
+    @classmethod
     def _share(
         cls, bb: relax.BlockBuilder, data: relax.Expr, attr: dict, plain: _Convert
     ) -> relax.Expr | None:
-        """What the result is divided by where the run pads ``data``."""
+        """What the result is divided by where ``data`` comes padded."""
         return None
 
 
@@ -166,6 +172,22 @@ class AveragePool(_Windows):
     pools = True
 
     @classmethod
+    def _padded_input(
+        cls, bb: relax.BlockBuilder, data: relax.Expr, attr: dict, kernel: Sequence[int]
+    ) -> tuple[relax.Expr, dict]:
+        """Zeros in front where windows are dilated: TVM counts their elements from the first one
+        inside, whether or not an element lies there.
+        """
+        data, attr = super()._padded_input(bb, data, attr, kernel)
+        count = len(kernel)
+        pads, dilations = (attr.get(name, [0] * 2 * count) for name in ("pads", "dilations"))
+        dilated = any(pad and each > 1 for pad, each in zip(pads, dilations, strict=False))
+        if attr.get("count_include_pad", 0) or not dilated:
+            return data, attr
+        data = _padded(bb, data, list(pads[:count]), [0] * count, 0)
+        return data, {**attr, "pads": [0] * count + list(pads[count:])}
+
+    @classmethod
     def _share(
         cls, bb: relax.BlockBuilder, data: relax.Expr, attr: dict, plain: _Convert
     ) -> relax.Expr | None:
@@ -174,7 +196,7 @@ class AveragePool(_Windows):
             return None
         shape = relax.ShapeExpr([1, 1, *(wide(size) for size in sizes_of(data)[2:])])
         ones = bb.emit(relax.op.ones(shape, str(data.ty.dtype)))
-        inside, kept = explicit_padding(bb, ones, attr, attr["kernel_shape"])
+        inside, kept = cls._padded_input(bb, ones, attr, attr["kernel_shape"])
         return bb.normalize(plain(bb, [inside], kept, []))
 
 

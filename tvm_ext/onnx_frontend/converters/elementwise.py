@@ -16,10 +16,11 @@ from tvm import relax, te, tirx, topi
 
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name
-from tvm_ext.onnx_frontend.converters.arguments import sizes_of
+from tvm_ext.onnx_frontend.converters.arguments import constant_array, sizes_of
 from tvm_ext.onnx_frontend.ml_rewrites import ROUNDED
 from tvm_ext.relay_passes.graph_pass import OPAQUE
 
+_StockDiv = onnx_converter_map()["Div"]
 _StockPow = onnx_converter_map()["Pow"]
 
 
@@ -159,6 +160,25 @@ ELEMENTARY = {"BitCast": BitCast, "LpNormalization": LpNormalization, "PRelu": P
 # when an integer is taken modulo zero; its IsInf ignores the flags that choose a sign.
 
 
+class Div(OnnxOpConverter):
+    """TVM's converter; a quotient of integers that the run divides by zero is zero.
+
+    ONNX does not define it, and the processor would end the process.
+    """
+
+    @classmethod
+    def _impl_v7(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
+        a, b = inputs[0], inputs[1]
+        stored = constant_array(b, params)
+        if not _is_integer(b) or (stored is not None and not np.isin(stored, (0, -1)).any()):
+            return _StockDiv._impl_v7(bb, inputs, attr, params)
+
+        def kernel(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+            return _broadcast(a, b, _whole_quotient)
+
+        return bb.emit_te(kernel, a, b, primfunc_name_hint="divide")
+
+
 class Mod(OnnxOpConverter):
     """The remainder with the divisor's sign, or the dividend's (``fmod``).
 
@@ -238,6 +258,15 @@ def _safe(b: tirx.Expr) -> tirx.Expr:
         # The least number divided by -1 is out of range.
         harmful = tirx.any(harmful, b == tirx.const(-1, dtype))
     return tirx.Select(harmful, one, b)
+
+
+def _whole_quotient(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
+    dtype = str(b.ty.dtype)
+    zero = tirx.const(0, dtype)
+    found = tirx.Select(b == zero, zero, tirx.truncdiv(a, _safe(b)))
+    return (
+        found if dtype.startswith("u") else tirx.Select(b == tirx.const(-1, dtype), zero - a, found)
+    )
 
 
 def _whole_like_dividend(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:

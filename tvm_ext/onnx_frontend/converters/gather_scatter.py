@@ -14,7 +14,7 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.targets import current_gpu
+from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.hardware.tvm_compat import (
     OnnxGather,
     OnnxGatherElements,

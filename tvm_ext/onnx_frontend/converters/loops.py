@@ -9,7 +9,7 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 
@@ -48,7 +48,7 @@ def emit_loops(
     """
     shapes = [list(shape) for shape, _ in outputs]
 
-    def statement(read: Sequence[Any], written: Sequence[Any]) -> Any:
+    def statement(read: Sequence[tirx.Buffer], written: Sequence[tirx.Buffer]) -> tirx.For:
         # The builder takes one statement: a loop of one turn around the body's.
         with IRBuilder() as builder:
             with T.serial(0, 1):
@@ -71,7 +71,9 @@ def emit_loops(
     return [bb.emit(relax.TupleGetItem(result, place)) for place in range(len(outputs))]
 
 
-def _own_sizes(inputs: Sequence[relax.Expr], buffers: Sequence[Any]) -> dict[tirx.Var, tirx.Var]:
+def _own_sizes(
+    inputs: Sequence[relax.Expr], buffers: Sequence[tirx.Buffer]
+) -> dict[tirx.Var, tirx.Var]:
     """The kernel's variables for those of the graph in sizes of inputs.
 
     TVM gives the kernel variables of its own, in the same expressions, but not in the body.
@@ -84,7 +86,7 @@ def _own_sizes(inputs: Sequence[relax.Expr], buffers: Sequence[Any]) -> dict[tir
     }
 
 
-def _variables(size: Any) -> list[tirx.Var]:
+def _variables(size: tirx.Expr | int) -> list[tirx.Var]:
     found: list[tirx.Var] = []
     tvm_ffi.structural_walk(size, (tirx.Var, found.append))
     return found

@@ -96,7 +96,7 @@ def _function_name(value: str | bytes) -> str:
 # Rearranges weights: right away where they are stored in the model, else as Relax operators.
 
 
-class Arrays:
+class ArrayOperations:
     """Operations on arrays that are NumPy's or Relax expressions of static shape."""
 
     def __init__(self, bb: relax.BlockBuilder) -> None:
@@ -165,7 +165,7 @@ class Arrays:
 class RecurrentWeights:
     """The weights of a layer in the order in which ``Recurrence.operands`` wants them."""
 
-    def __init__(self, arrays: Arrays, recurrence: Recurrence) -> None:
+    def __init__(self, arrays: ArrayOperations, recurrence: Recurrence) -> None:
         self._arrays = arrays
         self._recurrence = recurrence
 
@@ -265,7 +265,7 @@ class _Layer:
         self, bb: relax.BlockBuilder, cell: Cell, given: dict[str, relax.Expr], attr: dict
     ) -> None:
         self.bb = bb
-        self.arrays = Arrays(bb)
+        self.arrays = ArrayOperations(bb)
         self.given = given
         self.dtype = str(given["X"].ty.dtype)
         self.computed = _WIDER.get(self.dtype, self.dtype)

@@ -15,7 +15,7 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.targets import current_gpu
+from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import (
     Size,

@@ -16,7 +16,7 @@ from tvm.sym import Analyzer
 
 from tvm_ext.errors import FormError
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
-from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
+from tvm_ext.onnx_frontend.converters.runtime_sizes import computed_dimensions, wide
 from tvm_ext.onnx_frontend.sizes.size_values import vector
 
 # Tensors whose sizes the run checks before anything reads them.
@@ -180,16 +180,30 @@ def with_weighted_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: di
     data, weights = given[0], given[position] if len(given) > position else None
     if not (_has_sizes(data) and _has_sizes(weights)):
         return inputs
+    weights = given[position] = _with_whole_groups(bb, weights, int(attrs.get("group", 1)))
     sizes = sizes_of(data)
     wanted = {
         axis: size
         for axis, size in rule(sizes_of(weights), len(sizes), attrs).items()
         if axis < len(sizes) and isinstance(size, int) and not isinstance(sizes[axis], int)
     }
-    if not wanted:
-        return inputs
-    given[0] = of_sizes(bb, data, [wanted.get(axis, size) for axis, size in enumerate(sizes)])
+    if wanted:
+        given[0] = of_sizes(bb, data, [wanted.get(axis, size) for axis, size in enumerate(sizes)])
     return type(inputs)(given)
+
+
+def _with_whole_groups(bb: relax.BlockBuilder, weights: relax.Expr, groups: int) -> relax.Expr:
+    """Weights whose first size is symbolic, after the run's check that the groups divide it.
+
+    Kernels divide by what a group has, which may be nothing otherwise.
+    """
+    sizes = sizes_of(weights)
+    if groups == 1 or isinstance(sizes[0], int):
+        return weights
+    (each,) = computed_dimensions(
+        bb, ["group"], lambda size: [tirx.floordiv(wide(size), wide(groups))], sizes[0]
+    )
+    return of_sizes(bb, weights, [each * groups, *sizes[1:]])
 
 
 def _has_sizes(value: Any) -> bool:

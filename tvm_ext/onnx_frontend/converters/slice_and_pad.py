@@ -233,6 +233,8 @@ class Slice(OnnxSlice):
 
     @classmethod
     def _impl_v13(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> Any:
+        if inputs[0].ty.ndim >= 0:
+            inputs = _counted(bb, inputs, params)
         starts, ends = (_bounds(value, params) for value in inputs[1:3])
         axes, steps = (
             constant_array(inputs[place], params) if len(inputs) > place else None
@@ -280,6 +282,43 @@ def _bounds(value: Any, params: Any) -> list[Any] | None:
         return [int(number) for number in np.atleast_1d(stored)]
     sizes = static_sizes(value)
     return None if sizes is None or len(sizes) != 1 else [None] * sizes[0]
+
+
+def _counted(bb: relax.BlockBuilder, inputs: Any, params: Any) -> Any:
+    """The inputs with as many starts, ends, axes and steps as any of them is known to have.
+
+    Where the run alone knows the number, what lacks to one for every axis is filled up.
+    """
+    given = {place: inputs[place] for place in range(1, 5) if _is_given(inputs, place)}
+    found = {place: _bounds(value, params) for place, value in given.items()}
+    unknown = [place for place, values in found.items() if values is None]
+    if not unknown or any(given[place].ty.ndim != 1 for place in unknown):
+        return inputs
+    known = {len(values) for values in found.values() if values is not None}
+    if len(known) > 1 or (not known and 3 in given):
+        return inputs
+    counted, rank = list(inputs), inputs[0].ty.ndim
+    for place in unknown:
+        tensor = integer_tensor(bb, given[place])
+        if known:
+            counted[place] = bb.match_cast(tensor, relax.TensorType([*known], "int64"))
+        else:
+            counted[place] = _filled_up(bb, tensor, rank, {1: 0, 2: _FAR, 4: 1}[place])
+    return type(inputs)(counted)
+
+
+def _filled_up(bb: relax.BlockBuilder, values: relax.Expr, count: int, fill: int) -> relax.Expr:
+    """int64[count]: the values, then ``fill``."""
+    values = bb.match_cast(values, relax.TensorType([tirx.Var("given", "int64")], "int64"))
+
+    def kernel(values: te.Tensor) -> te.Tensor:
+        def read(place: tirx.Var) -> tirx.Expr:
+            is_given = wide(place) < wide(values.shape[0])
+            return tirx.if_then_else(is_given, values[place], wide(fill))
+
+        return te.compute((count,), read, name="filled")
+
+    return bb.emit_te(kernel, values, primfunc_name_hint="filled")
 
 
 def _with_tensors(bb: relax.BlockBuilder, inputs: Any) -> Any:

@@ -26,7 +26,7 @@ from xdsl.ir import Block, Region
 from xdsl.ir.affine import AffineExpr, AffineMap
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tuning.index_expressions import Affine
+from tvm_ext.tir_schedules.analysis.affine import Affine
 from tvm_ext.wafer.csl.kernel import ELEMENT_BYTES, Load, PeKernel, Tensor, assignments_of
 
 I16 = IntegerType(16)

@@ -13,8 +13,8 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.affine import Affine, affine_of
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
-from tvm_ext.tuning.index_expressions import Affine, affine_of
 
 # What an assignment computes, as a tree of loads, numbers and operations.
 
@@ -348,7 +348,7 @@ class Multicast:
 
 
 @dataclass(frozen=True)
-class Steps:
+class CslSteps:
     """Messages, then work, once or several times.
 
     Attributes
@@ -369,7 +369,7 @@ class Steps:
     items: tuple[Assignment | Repeat, ...]
 
 
-Item = Assignment | Repeat | Steps
+Item = Assignment | Repeat | CslSteps
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ class PeKernel:
         return frozenset(
             message.array
             for item in self.items
-            if isinstance(item, Steps) and self.alternates(item)
+            if isinstance(item, CslSteps) and self.alternates(item)
             for message in item.messages
         )
 
@@ -412,7 +412,9 @@ class PeKernel:
         held: dict[str, int | None] = {ROW: None, COLUMN: None}
         arrays: set[Tensor] = set()
         cut = {loop for origin in self.tiles[tensor].origins for loop in origin.factors}
-        for message in (m for item in self.items if isinstance(item, Steps) for m in item.messages):
+        for message in (
+            m for item in self.items if isinstance(item, CslSteps) for m in item.messages
+        ):
             if message.copy is not None and message.copy.loads[0].tensor == tensor:
                 arrays.add(message.array)
             axis, number = PLACES[message.along]
@@ -420,11 +422,11 @@ class PeKernel:
                 held[axis] = message.first_sender
         return held[ROW], held[COLUMN]
 
-    def alternates(self, steps: Steps) -> bool:
+    def alternates(self, steps: CslSteps) -> bool:
         """Whether even and odd steps have arrays of their own for what they are sent."""
         return steps.overlapped and steps.loop.extent > 1 and self.waits(steps)
 
-    def waits(self, steps: Steps) -> bool:
+    def waits(self, steps: CslSteps) -> bool:
         """Whether messages of ``steps`` go from one PE to another: a line may be a single PE."""
         return any(self.pes_along(message.along) > 1 for message in steps.messages)
 
@@ -439,7 +441,7 @@ def assignments_of(items: tuple[Item, ...]) -> Iterator[Assignment]:
         if isinstance(item, Assignment):
             yield item
             continue
-        if isinstance(item, Steps):
+        if isinstance(item, CslSteps):
             yield from (one.copy for one in item.messages if one.copy is not None)
         yield from assignments_of(item.items)
 

@@ -4,18 +4,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.affine import Affine
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, Pattern
-from tvm_ext.tuning.index_expressions import Affine
 from tvm_ext.tuning.wafer.loops import Home
 from tvm_ext.wafer.csl.kernel import (
     PLACES,
     Assignment,
     CslLoop,
+    CslSteps,
     Item,
     Load,
     Multicast,
     Repeat,
-    Steps,
     Tensor,
     assignments_of,
     range_of,
@@ -56,7 +56,7 @@ class Messages:
 
     def of(self, item: Item) -> list[Item]:
         """The item with its messages apart. Raises NotApplicable for those that are not written."""
-        if isinstance(item, Steps):
+        if isinstance(item, CslSteps):
             return [self._steps(item)]
         if isinstance(item, Assignment) and item.pattern in _ALONG:
             return list(self._alone(item))
@@ -67,18 +67,18 @@ class Messages:
         self._loops += 1
         return self._loops
 
-    def _alone(self, copy: Assignment) -> list[Steps]:
+    def _alone(self, copy: Assignment) -> list[CslSteps]:
         """A message outside of steps."""
-        found: list[Steps] = []
+        found: list[CslSteps] = []
         for along in _ALONG[copy.pattern]:
             once = CslLoop(self._number(), 1)
             message = self._message(copy, along, once)
             if found:
                 message = replace(message, copy=None)
-            found.append(Steps(once, False, (message,), ()))
+            found.append(CslSteps(once, False, (message,), ()))
         return found
 
-    def _steps(self, item: Steps) -> Steps:
+    def _steps(self, item: CslSteps) -> CslSteps:
         item = replace(item, loop=_needed(item))
         messages: list[Multicast] = []
         items: list[Assignment | Repeat] = []
@@ -153,7 +153,7 @@ class Messages:
         return piece
 
 
-def _needed(item: Steps) -> CslLoop:
+def _needed(item: CslSteps) -> CslLoop:
     """The steps that do anything: all of the last ones may lie beyond the end of a tensor."""
     everything = list(assignments_of(item.items))
     count = item.loop.extent

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tvm import tirx
 
-from tvm_ext.compiler.lower_model import ModelSource
+from tvm_ext.compiler.stages import ModelSource
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import compiling_for
 from tvm_ext.hardware.wafer.description import WaferDescription

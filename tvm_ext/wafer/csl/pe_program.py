@@ -25,7 +25,7 @@ from tvm_ext.wafer.csl.declarations import (
     STEP_TASK,
     Declarations,
 )
-from tvm_ext.wafer.csl.kernel import Item, Multicast, PeKernel, Steps, Tensor
+from tvm_ext.wafer.csl.kernel import CslSteps, Item, Multicast, PeKernel, Tensor
 from tvm_ext.wafer.csl.work import WorkWriter
 
 PROGRAM = "pe_program"
@@ -68,10 +68,10 @@ class _Writer:
         self._kernel = kernel
         self._functions: list[Any] = []
         # The messages of one phase, and what follows: (steps, items until the next ones).
-        self._phases: list[tuple[Steps, list[Item]]] = []
+        self._phases: list[tuple[CslSteps, list[Item]]] = []
         self._first: list[Item] = []
         for item in kernel.items:
-            if isinstance(item, Steps) and kernel.waits(item):
+            if isinstance(item, CslSteps) and kernel.waits(item):
                 self._phases.append((item, []))
             else:
                 (self._phases[-1][1] if self._phases else self._first).append(item)
@@ -159,7 +159,7 @@ class _Writer:
         self._write_step(work, number, steps, after)
         self._function(f"step_{number}", work)
 
-    def _write_step(self, body: Body, number: int, steps: Steps, after: list[Item]) -> None:
+    def _write_step(self, body: Body, number: int, steps: CslSteps, after: list[Item]) -> None:
         if steps.loop.extent == 1:
             self._work.write(body, steps.items, {steps.loop.number: body.number(0)})
             self._go_on(body, number, after)
@@ -187,7 +187,7 @@ class _Writer:
         self._begin(body, number + 1)
 
     def _by_parity(
-        self, body: Body, steps: Steps, step: Any, write: Callable[[Body, int], None]
+        self, body: Body, steps: CslSteps, step: Any, write: Callable[[Body, int], None]
     ) -> None:
         """Code for even and for odd steps where they use different arrays."""
         if not self._kernel.alternates(steps):
@@ -198,7 +198,7 @@ class _Writer:
             for number, branch in enumerate(branches):
                 write(branch, number)
 
-    def _send(self, body: Body, steps: Steps, step: Any, parity: int) -> None:
+    def _send(self, body: Body, steps: CslSteps, step: Any, parity: int) -> None:
         """The messages of one step: each sender first brings its tile to where it is sent from."""
         sent = [message for message in steps.messages if self._is_sent(message)]
         body.store(self._awaited, body.number(len(sent)))

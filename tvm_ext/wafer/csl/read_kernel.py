@@ -7,11 +7,11 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.affine import Affine
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW
-from tvm_ext.tuning.index_expressions import Affine
 from tvm_ext.tuning.wafer.loops import Home, Place, loop_of, stated_homes
-from tvm_ext.tuning.wafer.loops import Loop as KernelLoop
+from tvm_ext.tuning.wafer.loops import MeshLoop as KernelLoop
 from tvm_ext.tuning.wafer.transfers import pattern_of
 from tvm_ext.wafer.csl.kernel import (
     COLUMN_NUMBER,
@@ -22,13 +22,13 @@ from tvm_ext.wafer.csl.kernel import (
     ROW_NUMBER,
     Assignment,
     CslLoop,
+    CslSteps,
     Item,
     Load,
     LocalTile,
     Operation,
     PeKernel,
     Repeat,
-    Steps,
     Tensor,
     Value,
     assignments_of,
@@ -95,7 +95,7 @@ class _Uses:
                     self._vote(load, item)
                 continue
             inside = {**around, item.loop.number: item.loop.extent}
-            if isinstance(item, Steps):
+            if isinstance(item, CslSteps):
                 self.steps.add(item.loop.number)
                 for message in item.messages:
                     if message.copy is not None:
@@ -364,7 +364,7 @@ class _Reader:
             return items
         own, inner = CslLoop(loop.number, loop.extent), _plain(items)
         if loop.pipeline:
-            return (Steps(own, loop.pipeline > 1, (), inner),)
+            return (CslSteps(own, loop.pipeline > 1, (), inner),)
         if len(inner) == 1 and isinstance(inner[0], Assignment):
             # One vector instruction goes along the innermost loop.
             around = (*inner[0].loops, own) if loop.is_vector else (own, *inner[0].loops)
@@ -408,6 +408,6 @@ class _Reader:
 
 
 def _plain(items: tuple[Item, ...]) -> tuple[Assignment | Repeat, ...]:
-    if any(isinstance(item, Steps) for item in items):
+    if any(isinstance(item, CslSteps) for item in items):
         raise NotApplicable("its steps are inside of a loop")
-    return tuple(item for item in items if not isinstance(item, Steps))
+    return tuple(item for item in items if not isinstance(item, CslSteps))

@@ -6,18 +6,18 @@ from typing import Any
 
 from xdsl.dialects import arith
 
-from tvm_ext.tuning.index_expressions import Affine
+from tvm_ext.tir_schedules.analysis.affine import Affine
 from tvm_ext.wafer.csl.body import ELEMENTS, Body, View
 from tvm_ext.wafer.csl.declarations import Declarations
 from tvm_ext.wafer.csl.kernel import (
     Assignment,
     CslLoop,
+    CslSteps,
     Item,
     Load,
     Multicast,
     Number,
     Operation,
-    Steps,
     Value,
     part,
     without,
@@ -396,7 +396,7 @@ class WorkWriter:
                 self._assign(body, item, known, parity)
                 continue
             with body.loop(f"n{item.loop.number}", item.loop.extent) as (inside, variable):
-                if isinstance(item, Steps):
+                if isinstance(item, CslSteps):
                     for message in item.messages:
                         self.prepare(inside, message, item.loop.number, variable)
                 self.write(inside, item.items, {**known, item.loop.number: variable}, parity)

@@ -16,8 +16,8 @@ from warpgroup_attention_cases import ADD, KEEP, TILE, WARPGROUP_ATTENTIONS, tak
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.compilers import find_nvcc
+from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.resources import parse_report
-from tvm_ext.hardware.description import CudaDescription
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.apply_template import apply_template

@@ -2,18 +2,16 @@
 
 import json
 import re
+from functools import partial
 
+import commands
 import onnx
 import pytest
 from small_models import mlp
-from typer.testing import CliRunner
 from wafer_models import layers, small_mesh
 
-from tvm_ext.cli.main import app
-
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["wafer", "explain", *map(str, arguments)])
+invoke = partial(commands.invoke, "wafer", "explain")
+succeed = partial(commands.succeed, "wafer", "explain")
 
 
 @pytest.fixture(scope="module")
@@ -41,19 +39,16 @@ def tight_target(tmp_path):
 
 def test_text_and_page(model_path, tmp_path):
     page = tmp_path / "wafer.html"
-    result = invoke(model_path, "--target", "mesh16", "--html", page)
-    assert result.exit_code == 0, result.output
-    assert result.stdout.splitlines()[0].startswith("layers  optimisation O3, target mesh16")
-    assert "wafer matmul" in result.stdout
-    assert f"Saved {page}" in result.stdout
+    printed = succeed(model_path, "--target", "mesh16", "--html", page)
+    assert printed.splitlines()[0].startswith("layers  optimisation O3, target mesh16")
+    assert "wafer matmul" in printed
+    assert f"Saved {page}" in printed
     assert "</html>" in page.read_text(encoding="utf-8")
 
 
 def test_json_is_all_that_is_printed(model_path, tmp_path):
     page = tmp_path / "wafer.html"
-    result = invoke(model_path, "--target", "mesh16", "--json", "--html", page)
-    assert result.exit_code == 0, result.output
-    values = json.loads(result.stdout)
+    values = json.loads(succeed(model_path, "--target", "mesh16", "--json", "--html", page))
     assert (values["model"], values["target"]) == ("layers", "mesh16")
     assert {one["schedule"] for one in values["kernels"]} >= {"wafer matmul"}
     assert page.is_file()
@@ -64,10 +59,9 @@ def test_one_kernel_by_name_or_node(model_path):
         one["name"]
         for one in json.loads(invoke(model_path, "-t", "mesh16", "--json").stdout)["kernels"]
     ]
-    result = invoke(model_path, "-t", "mesh16", "--kernel", names[0])
-    assert result.exit_code == 0, result.output
-    assert "program of one PE" in result.stdout
-    assert names[1] not in result.stdout
+    printed = succeed(model_path, "-t", "mesh16", "--kernel", names[0])
+    assert "program of one PE" in printed
+    assert names[1] not in printed
     by_node = json.loads(
         invoke(model_path, "-t", "mesh16", "--kernel", "matmul0", "--json").stdout
     )["kernels"]
@@ -96,7 +90,7 @@ def test_sizes_have_to_be_known(tmp_path):
     result = invoke(path, "--target", "mesh16")
     assert result.exit_code == 1
     assert "freeze it with --input-shape" in result.stdout
-    assert invoke(path, "--target", "mesh16", "--input-shape", "x=8,6").exit_code == 0
+    succeed(path, "--target", "mesh16", "--input-shape", "x=8,6")
 
 
 def test_another_kind_of_target_is_refused(model_path):

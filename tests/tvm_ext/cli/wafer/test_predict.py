@@ -1,11 +1,10 @@
 """``tvm-ext wafer predict``: what it prints for people and for programs, and what it refuses."""
 
 import json
+from functools import partial
 
+import commands
 import pytest
-from typer.testing import CliRunner
-
-from tvm_ext.cli.main import app
 
 ROWS = """\
 id,arch,kernel,M,vector_length,parameters,grid_rows,grid_cols,value,unit
@@ -16,8 +15,9 @@ r4,WSE-2,"25-point stencil, 1000 steps",,500,,9999,9999,,s per 1000 steps
 """
 
 
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["wafer", *map(str, arguments)])
+as_json = partial(commands.as_json, "wafer")
+invoke = partial(commands.invoke, "wafer")
+succeed = partial(commands.succeed, "wafer")
 
 
 @pytest.fixture
@@ -28,9 +28,7 @@ def table(tmp_path):
 
 
 def test_json_has_every_row_in_order(table):
-    result = invoke("predict", table, "--json")
-    assert result.exit_code == 0, result.output
-    first, second, third, fourth = json.loads(result.stdout)
+    first, second, third, fourth = as_json("predict", table)
     assert (first["id"], first["family"], first["unit"]) == ("r1", "reduce", "cycles")
     assert first["covered"] is True
     assert first["reason"] == ""
@@ -45,16 +43,15 @@ def test_json_has_every_row_in_order(table):
 
 
 def test_the_table_has_errors_and_reasons(table):
-    result = invoke("predict", table)
-    assert result.exit_code == 0, result.output
-    lines = result.stdout.splitlines()
+    printed = succeed("predict", table)
+    lines = printed.splitlines()
     (first,) = [line.split() for line in lines if line.lstrip().startswith("r1")]
     assert first[:2] == ["r1", "reduce"]
     assert "9,421" in first
     assert "%" in first
     (second,) = [line for line in lines if line.lstrip().startswith("r2")]
     assert "%" not in second
-    text = " ".join(result.stdout.split())
+    text = " ".join(printed.split())
     assert "2 of 4 rows predicted; mean absolute error of the 1 with a published value" in text
     assert "r3: whole language model: " in text
     assert "r4: stencil_25_point: a grid of 9999x9999 PEs" in text

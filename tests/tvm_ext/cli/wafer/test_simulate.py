@@ -1,17 +1,17 @@
 """``tvm-ext wafer simulate``: simulated cycles beside the closed form."""
 
 import json
+from functools import partial
 
+import commands
 import pytest
-from typer.testing import CliRunner
 
-from tvm_ext.cli.main import app
 from tvm_ext.wafer.model_cost import mesh_target
 from tvm_ext.wafer.pattern_simulation import PATTERNS, PatternRun, simulate_pattern
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["wafer", "simulate", *map(str, arguments)])
+as_json = partial(commands.as_json, "wafer", "simulate")
+invoke = partial(commands.invoke, "wafer", "simulate")
+succeed = partial(commands.succeed, "wafer", "simulate")
 
 
 @pytest.mark.parametrize("name", PATTERNS)
@@ -28,9 +28,7 @@ def test_every_pattern_agrees_with_its_closed_form(name):
 
 
 def test_json_has_both_and_the_busiest():
-    result = invoke("star", "--columns", 4, "--words", 5, "--json")
-    assert result.exit_code == 0, result.output
-    values = json.loads(result.stdout)
+    values = as_json("star", "--columns", 4, "--words", 5)
     # As worked out by hand in the simulator's own test.
     assert values["simulated_cycles"] == 6 + 15
     assert values["busiest_link"] == {"row": 0, "column": 1, "direction": "west", "words": 15}
@@ -39,10 +37,9 @@ def test_json_has_both_and_the_busiest():
 
 
 def test_the_table_compares():
-    result = invoke("two-phase", "--columns", 20, "--words", 30, "--group", 5)
-    assert result.exit_code == 0, result.output
-    assert "Closed form" in result.stdout
-    assert "Busiest link: from PE (0, " in result.stdout
+    printed = succeed("two-phase", "--columns", 20, "--words", 30, "--group", 5)
+    assert "Closed form" in printed
+    assert "Busiest link: from PE (0, " in printed
 
 
 def test_the_group_counts():

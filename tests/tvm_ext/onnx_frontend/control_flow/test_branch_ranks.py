@@ -15,6 +15,7 @@ from tvm_ext.onnx_frontend import import_model
 ONE, OTHER = rand(4, 1, 3), rand(4, 5, 3)
 NAMED = ["N", "M", 3]
 SIZE = [node("Shape", ["x"], ["sizes"]), node("Gather", ["sizes", "second"], ["size"])]
+NUMBERS = {"second": np.array(1), "one": np.array(1), "axes": np.array([1])}
 # Ways to ask whether the second size is 1: each ends in ``c``.
 CONDITIONS = {
     "a size": [*SIZE, node("Equal", ["size", "one"], ["c"])],
@@ -31,6 +32,20 @@ CONDITIONS = {
 def branch(operator: str, *inputs: str) -> onnx.GraphProto:
     nodes = [node(operator, list(inputs), ["part"])]
     return helper.make_graph(nodes, "branch", [], [value("part", None)])
+
+
+def squeezed_if(
+    condition: str, result: str, source: str = "x", axes: str = "axes", name: str = "choice"
+) -> onnx.NodeProto:
+    """``result`` is ``source`` without ``axes`` where ``condition`` holds, else ``source``."""
+    return node(
+        "If",
+        [condition],
+        [result],
+        then_branch=branch("Squeeze", source, axes),
+        else_branch=branch("Identity", source),
+        name=name,
+    )
 
 
 def squeeze_or_not(condition: str, shape: list, swapped: bool = False) -> onnx.ModelProto:
@@ -50,9 +65,8 @@ def squeeze_or_not(condition: str, shape: list, swapped: bool = False) -> onnx.M
         ),
         node("Exp", ["y"], ["z"]),
     ]
-    numbers = {"second": np.array(1), "one": np.array(1), "two": np.array(2)}
-    lists = {"axes": np.array([1]), "end": np.array([2])}
-    return model(nodes, [value("x", shape)], [value("z", None)], **numbers, **lists)
+    ends = {"two": np.array(2), "end": np.array([2])}
+    return model(nodes, [value("x", shape)], [value("z", None)], **NUMBERS, **ends)
 
 
 @pytest.mark.parametrize("swapped", [False, True])
@@ -82,19 +96,11 @@ def with_readers(*readers: onnx.NodeProto, results: str = "z", **weights) -> onn
     """``y = x.squeeze(1)`` where the size is 1, and nodes that read it."""
     nodes = [
         *CONDITIONS["a size"],
-        node(
-            "If",
-            ["c"],
-            ["y"],
-            then_branch=branch("Squeeze", "x", "axes"),
-            else_branch=branch("Identity", "x"),
-            name="choice",
-        ),
+        squeezed_if("c", "y"),
         *readers,
     ]
-    numbers = {"second": np.array(1), "one": np.array(1), "axes": np.array([1])}
     outputs = [value(name, None) for name in results.split()]
-    return model(nodes, [value("x", NAMED)], outputs, **numbers, **weights)
+    return model(nodes, [value("x", NAMED)], outputs, **NUMBERS, **weights)
 
 
 ROWS = node("Reshape", ["y", "rows"], ["flat"])
@@ -145,14 +151,7 @@ def test_a_reader_that_takes_one_rank_only_is_an_error_of_the_run_that_has_the_o
 
 
 def test_readers_of_two_ifs_of_the_same_condition_have_two_cases_not_four():
-    second = node(
-        "If",
-        ["c"],
-        ["y2"],
-        then_branch=branch("Squeeze", "x2", "axes"),
-        else_branch=branch("Identity", "x2"),
-        name="second",
-    )
+    second = squeezed_if("c", "y2", "x2", name="second")
     readers = [node("Neg", ["x"], ["x2"]), second, node("Mul", ["y", "y2"], ["z"])]
     proto = with_readers(*readers)
     assert_same(proto, {"x": ONE}, {"x": OTHER})
@@ -161,14 +160,7 @@ def test_readers_of_two_ifs_of_the_same_condition_have_two_cases_not_four():
 
 
 def test_two_ifs_of_other_conditions_have_four_cases():
-    second = node(
-        "If",
-        ["c2"],
-        ["y2"],
-        then_branch=branch("Squeeze", "y", "first"),
-        else_branch=branch("Identity", "y"),
-        name="second",
-    )
+    second = squeezed_if("c2", "y2", "y", axes="first", name="second")
     asked = [
         node("Gather", ["sizes", "zero"], ["rows"]),
         node("Equal", ["rows", "one"], ["c2"]),
@@ -185,14 +177,7 @@ def test_a_sum_over_an_axis_from_the_end_of_either_rank():
 
 
 def test_an_if_in_a_branch_gives_two_ranks():
-    inner = node(
-        "If",
-        ["c"],
-        ["part"],
-        then_branch=branch("Squeeze", "x", "axes"),
-        else_branch=branch("Identity", "x"),
-        name="inner",
-    )
+    inner = squeezed_if("c", "part", name="inner")
     outer = node(
         "If",
         ["b"],
@@ -202,31 +187,22 @@ def test_an_if_in_a_branch_gives_two_ranks():
         name="outer",
     )
     nodes = [*CONDITIONS["a size"], outer, node("Exp", ["y"], ["z"])]
-    numbers = {"second": np.array(1), "one": np.array(1), "axes": np.array([1])}
     inputs = [value("x", NAMED), value("b", [], TensorProto.BOOL)]
-    proto = model(nodes, inputs, [value("z", None)], **numbers)
+    proto = model(nodes, inputs, [value("z", None)], **NUMBERS)
     feeds = [{"x": x, "b": np.array(b)} for x in (ONE, OTHER) for b in (True, False)]
     assert_same(proto, *feeds, levels=["O0"])
 
 
 def test_a_loop_squeezes_inside_and_goes_on_with_one_rank():
     steps = [
-        node(
-            "If",
-            ["c"],
-            ["y"],
-            then_branch=branch("Squeeze", "x", "axes"),
-            else_branch=branch("Identity", "x"),
-            name="choice",
-        ),
+        squeezed_if("c", "y"),
         ROWS,
         node("Add", ["s", "flat"], ["s2"]),
     ]
     loop = node("Loop", ["m", "", "start"], ["z"], body=loop_body(steps, ["s"], "s2"), name="loop")
     nodes = [*CONDITIONS["a size"], node("Reshape", ["x", "rows"], ["start"]), loop]
-    numbers = {"second": np.array(1), "one": np.array(1), "axes": np.array([1])}
     inputs = [value("x", NAMED), value("m", [], TensorProto.INT64)]
-    proto = model(nodes, inputs, [value("z", None)], **numbers, rows=AXES["rows"])
+    proto = model(nodes, inputs, [value("z", None)], **NUMBERS, rows=AXES["rows"])
     feeds = [{"x": x, "m": np.array(m)} for x in (ONE, OTHER) for m in (1, 3)]
     assert_same(proto, *feeds, levels=["O0"])
 
@@ -237,13 +213,7 @@ def test_sizes_with_names_that_cannot_be_1_leave_the_branch_without_squeeze():
         node("Shape", ["twice"], ["sizes"]),
         node("Gather", ["sizes", "axis"], ["size"]),
         node("Equal", ["size", "axis"], ["c"]),
-        node(
-            "If",
-            ["c"],
-            ["y"],
-            then_branch=branch("Squeeze", "twice", "axes"),
-            else_branch=branch("Identity", "twice"),
-        ),
+        squeezed_if("c", "y", "twice"),
     ]
     axis = {"axis": np.array(1), "axes": np.array([1])}
     compiled = tvm_ext.compile(model(nodes, [value("x", NAMED)], [value("y", None)], **axis), HOST)

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from control_flow_models import assert_same
 from onnx import TensorProto, helper
 from small_models import model, node, rand, value
 from unoptimised import HOST
@@ -37,8 +38,7 @@ POSSIBLE = branch([node("Neg", ["x"], ["t"])], "t")
 V = rand(5, 3, seed=2)
 
 
-@pytest.mark.parametrize("level", ["O0", "O3"])
-@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize(("level", "swapped"), [("O0", False), ("O3", True)])
 def test_a_branch_that_no_runtime_could_run_fails_only_when_it_is_chosen(level, swapped, tmp_path):
     sides = (IMPOSSIBLE, POSSIBLE) if swapped else (POSSIBLE, IMPOSSIBLE)
     compiled = tvm_ext.compile(choice(*sides, v=V), HOST, input_shapes=SHAPES, opt_level=level)
@@ -160,3 +160,19 @@ def test_arithmetic_with_the_sizes_of_a_slice_by_value():
     for start, end in ((1, 3), (0, 4), (3, 4)):
         (y,) = compiled.run({"x": X, "start": np.array([start]), "end": np.array([end])}).values()
         np.testing.assert_array_equal(y, np.tile(X[start:end], (end - start, 1)))
+
+
+@pytest.mark.parametrize("steps", [None, [2]])
+def test_a_slice_of_as_many_axes_as_the_run_gives_bounds(steps):
+    inputs = ["x", "start", "end"] + (["", "steps"] if steps else [])
+    bounds = [value(name, ["axes"], INT64) for name in ("start", "end")]
+    stored = {"steps": np.array(steps)} if steps else {}
+    proto = model(
+        [node("Slice", inputs, ["y"])],
+        [value("x", ["N", 3]), *bounds],
+        [value("y", None)],
+        **stored,
+    )
+    several = [([1], [3])] if steps else [([1], [3]), ([1, 0], [9, 2]), ([-2, -1], [4, 3])]
+    feeds = [{"x": X, "start": np.array(a), "end": np.array(b)} for a, b in several]
+    assert_same(proto, *feeds, levels=["O0"])

@@ -33,6 +33,20 @@ def test_modulo_zero_does_not_end_the_process(fmod: int) -> None:
     np.testing.assert_array_equal(found, [0, -1 if fmod else 2, 0, 2 if fmod else -1])
 
 
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
+def test_integers_divided_by_zero_do_not_end_the_process(dtype: str) -> None:
+    kind = getattr(onnx.TensorProto, dtype.upper())
+    low = np.iinfo(dtype).min
+    a, b = np.array([7, 7, low, 5], dtype), np.array([0, 3, -1, -3]).astype(dtype)
+    proto = model(
+        [node("Div", ["a", "b"], ["y"])],
+        [value("a", ["N"], kind), value("b", [4], kind)],
+        [value("y", None, kind)],
+    )
+    wanted = np.array([0, 2, low, int(5 / int(b[3]))], dtype)
+    np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({"a": a, "b": b})["y"], wanted)
+
+
 def test_determinants() -> None:
     check_operator("Det", {"x": rand(2, 3, 4, 4)}, tolerance=1e-4)
 

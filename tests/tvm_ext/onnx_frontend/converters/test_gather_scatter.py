@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from opt_levels import levels_of
 from unoptimised import HOST
 
 import tvm_ext
@@ -43,7 +44,7 @@ def case(operator: str, indices: np.ndarray, stored: bool) -> tuple[onnx.ModelPr
 def test_inside_as_the_reference(operator: str, stored: bool) -> None:
     proto, feeds = case(operator, np.array(CASES[operator][1], np.int64), stored)
     (wanted,) = ReferenceEvaluator(proto).run(None, feeds)
-    for level in ("O0", "O3"):
+    for level in levels_of(proto):
         found = tvm_ext.compile(proto, HOST, opt_level=level).run(feeds)["y"]
         np.testing.assert_array_equal(found, wanted)
 
@@ -80,6 +81,6 @@ def test_indices_beyond_data_of_symbolic_sizes_read_the_nearest_element(operator
     ]
     graph = helper.make_graph([call], "small", infos, [onnx.ValueInfoProto(name="y")])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
-    for level in ("O0", "O3"):
+    for level in levels_of(proto):
         found = tvm_ext.compile(proto, HOST, opt_level=level).run({"x": x, "i": indices})["y"]
         np.testing.assert_array_equal(found, wanted)

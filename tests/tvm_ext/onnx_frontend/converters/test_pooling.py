@@ -66,3 +66,15 @@ def test_an_image_too_small_for_any_window() -> None:
             reference=lambda model, feeds: [],
             kernel_shape=[3, 3],
         )
+
+
+@pytest.mark.parametrize("front", [1, 2, 3])
+def test_means_of_dilated_windows_count_what_is_inside(front: int) -> None:
+    check_operator(
+        "AveragePool",
+        {"x": rand(1, 2, 6, 7)},
+        opset=19,
+        kernel_shape=[1, 4],
+        pads=[0, front, 0, 1],
+        dilations=[1, 2],
+    )

@@ -30,6 +30,12 @@ def integers(*shape: int, dtype: str) -> np.ndarray:
     return RNG.integers(info.min, info.max + 1, shape).astype(dtype)
 
 
+def weights(*shape: int, dtype: str) -> np.ndarray:
+    """As ``integers``, but of int8 seven bits: see ``weights_of`` of ``microsoft_models``."""
+    found = integers(*shape, dtype=dtype)
+    return found // 2 if dtype == "int8" else found
+
+
 def one_node(op: str, inputs: dict, outputs: dict, opset: int = 21, **attributes):
     """A model of one node; arrays are stored, except those whose name begins with x."""
     fed = {name: np.asarray(a) for name, a in inputs.items() if name.startswith("x")}
@@ -203,7 +209,7 @@ def test_qlinear_conv(case, dtypes):
     first, second = dtypes
     inputs = {"x": integers(1, 6, 11, 9, dtype=first)}
     inputs |= {"s": np.float32(0.02), "z": integers(dtype=first)}
-    inputs |= {"w": integers(8, 6, 3, 3, dtype=second), "ws": rand(8) ** 2 + np.float32(0.01)}
+    inputs |= {"w": weights(8, 6, 3, 3, dtype=second), "ws": rand(8) ** 2 + np.float32(0.01)}
     inputs |= {"wz": np.zeros(8, second) if second == "int8" else integers(dtype=second)}
     if second == "uint8":
         inputs["ws"] = np.float32(0.03)
@@ -229,7 +235,7 @@ def test_conv_integer(group):
 @pytest.mark.parametrize("stored", [True, False])
 def test_matmul_integer(columns, stored):
     name = "w" if stored else "xw"
-    inputs = {"x": integers(3, 5, 40, dtype="uint8"), name: integers(40, 7, dtype="int8")}
+    inputs = {"x": integers(3, 5, 40, dtype="uint8"), name: weights(40, 7, dtype="int8")}
     inputs |= {"z": np.uint8(7), "wz": integers(*([7] if columns else []), dtype="int8")}
     proto, fed = one_node("MatMulInteger", inputs, {"y": TensorProto.INT32}, 10)
     assert_exact(proto, fed)

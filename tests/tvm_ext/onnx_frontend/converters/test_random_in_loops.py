@@ -82,9 +82,10 @@ def test_outside_of_loops_the_counter_begins_at_0():
     np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({})["drawn"], uniform(3.0))
 
 
-@pytest.mark.parametrize("level", ["O0", "O3"])
-@pytest.mark.parametrize("trips", [4, 150])
-@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize(
+    ("trips", "stored", "level"),
+    [(4, False, "O0"), (4, True, "O3"), (150, False, "O3"), (150, True, "O0")],
+)
 def test_every_iteration_draws_its_own_numbers(trips, stored, level):
     rows = rows_of(loop([draw()], "drawn", "m"), trips, stored, level)
     np.testing.assert_array_equal(rows, [uniform(3.0, number) for number in range(trips)])

@@ -1,20 +1,24 @@
 """DFT, STFT, windows and mel filters against NumPy, onnx.reference and ONNX Runtime."""
 
+from functools import partial
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import small_models
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from small_models import node
 from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend import import_model
 
-node = helper.make_node
+model = partial(small_models.model, opset=20)
 RANDOM = np.random.default_rng(7)
 
 
@@ -22,12 +26,6 @@ def value(name: str, shape: list | None, dtype: object = np.float32) -> onnx.Val
     return helper.make_tensor_value_info(
         name, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape
     )
-
-
-def model(nodes, inputs, outputs, opset=20, **weights: np.ndarray) -> onnx.ModelProto:
-    stored = [numpy_helper.from_array(np.asarray(array), name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "small", inputs, outputs, stored)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=9)
 
 
 def check(proto: onnx.ModelProto, wanted: np.ndarray, rtol=1e-5, **inputs: np.ndarray) -> None:
@@ -173,7 +171,7 @@ def stft(samples: int, length: int | None, window: np.ndarray | None, **kwargs) 
         [node("STFT", names, ["y"], **kwargs)],
         [value("x", [2, samples, channels], dtype)],
         [value("y", None, dtype)],
-        17,
+        opset=17,
         **stored,
     )
 
@@ -243,14 +241,14 @@ def test_windows(operator: str, periodic: int, stored: bool) -> None:
     nodes = [node(operator, ["size"], ["y"], periodic=periodic)]
     inputs = [] if stored else [value("size", [], np.int64)]
     weights = {"size": np.array(10)} if stored else {}
-    proto = model(nodes, inputs, [value("y", None)], 17, **weights)
+    proto = model(nodes, inputs, [value("y", None)], opset=17, **weights)
     wanted = ReferenceEvaluator(proto).run(None, {} if stored else {"size": np.array(10)})[0]
     check(proto, wanted, **({} if stored else {"size": np.array(10)}))
 
 
 def test_a_window_of_doubles() -> None:
     nodes = [node("HannWindow", ["size"], ["y"], output_datatype=TensorProto.DOUBLE)]
-    proto = model(nodes, [value("size", [1], np.int32)], [value("y", None, np.float64)], 17)
+    proto = model(nodes, [value("size", [1], np.int32)], [value("y", None, np.float64)], opset=17)
     check(proto, np.sin(np.arange(7) * np.pi / 7) ** 2, size=np.array([7], np.int32))
 
 
@@ -262,7 +260,7 @@ def test_mel_filters(stored: bool) -> None:
     }  # fmt: skip
     inputs = [] if stored else [value(k, [], v.dtype) for k, v in given.items()]
     nodes = [node("MelWeightMatrix", list(given), ["y"])]
-    proto = model(nodes, inputs, [value("y", None)], 17, **(given if stored else {}))
+    proto = model(nodes, inputs, [value("y", None)], opset=17, **(given if stored else {}))
     wanted = ReferenceEvaluator(proto).run(None, {} if stored else given)[0]
     assert wanted.shape == (33, 8)
     check(proto, wanted, **({} if stored else given))

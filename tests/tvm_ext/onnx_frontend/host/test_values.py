@@ -5,12 +5,11 @@ import json
 import numpy as np
 import onnx
 import pytest
+from commands import as_json, invoke, refused, succeed
 from host_models import classifier
-from typer.testing import CliRunner
 
 from tvm_ext.check.inputs import random_inputs, read_values, values_as_json
 from tvm_ext.check.tolerance import plain_arrays
-from tvm_ext.cli.main import app
 from tvm_ext.errors import InputError
 from tvm_ext.tensor_spec import TensorSpec
 
@@ -25,32 +24,25 @@ def path(tmp_path):
 def test_the_command_line_reads_and_writes_json(path, tmp_path):
     given = ["--inputs", str(tmp_path / "in.json"), "--opt-level", "O0"]
     out = tmp_path / "out.json"
-    found = CliRunner().invoke(app, ["run", str(path), *given, "--outputs", str(out)])
-    assert found.exit_code == 0, found.output
+    succeed("run", path, *given, "--outputs", out)
     written = json.loads(out.read_text())
     assert set(written["label"]) <= {"a", "b"}
     assert [list(row) for row in written["scores"]] == [["a", "b"], ["a", "b"]]
-    refused = CliRunner().invoke(
-        app, ["run", str(path), *given, "--outputs", str(tmp_path / "out.npz")]
-    )
-    assert refused.exit_code == 2
-    assert "save to a .json file" in refused.output
+    message = refused("run", path, *given, "--outputs", tmp_path / "out.npz")
+    assert "save to a .json file" in message
 
 
 def test_a_check_compares_strings_and_maps(path, tmp_path):
-    given = ["--inputs", str(tmp_path / "in.json"), "--opt-level", "O0", "--json"]
-    found = CliRunner().invoke(app, ["check", str(path), *given])
-    assert found.exit_code == 0, found.output
-    outputs = json.loads(found.stdout)["outputs"]
+    given = ["--inputs", str(tmp_path / "in.json"), "--opt-level", "O0"]
+    outputs = as_json("check", path, *given)["outputs"]
     assert [one["name"] for one in outputs] == ["label", "keys of scores", "scores"]
     other = onnx.load(path)
     other.graph.node[1].attribute[0].strings[0] = b"c"
     onnx.save(other, path)
     saved = tmp_path / "m.tvmx"
-    assert CliRunner().invoke(app, ["compile", str(path), "-o", str(saved)]).exit_code == 0
+    succeed("compile", path, "-o", saved)
     onnx.save(classifier(["b", "a"]), path)
-    against = ["check", str(saved), "--against", str(path), *given[:2], "--json"]
-    found = CliRunner().invoke(app, against)
+    found = invoke("check", saved, "--against", path, *given[:2], "--json")
     assert found.exit_code == 1
     wrong = [one["name"] for one in json.loads(found.stdout)["outputs"] if not one["ok"]]
     assert "keys of scores" in wrong

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 from operator_models import by_runtime
+from unoptimised import HOST
 
 import tvm_ext
 
@@ -45,7 +46,7 @@ def check(
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     wanted = by_runtime(model, feeds)
-    found = tvm_ext.compile(model, opt_level=0).run(feeds)
+    found = tvm_ext.compile(model, HOST, opt_level=0).run(feeds)
     for name, array in list(zip(results, wanted, strict=True))[:compared]:
         assert found[name].shape == array.shape
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
@@ -103,7 +104,7 @@ def test_attention_with_lengths_of_sizes_with_different_names() -> None:
     graph = helper.make_graph([node], "small", inputs, outputs, stored)
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    compiled = tvm_ext.compile(proto, opt_level=0)
+    compiled = tvm_ext.compile(proto, HOST, opt_level=0)
     for ends in ([2, 3], [1]):
         feeds = {"x": drawn(len(ends), NEW, 12), "ends": np.array(ends, "int32")}
         (wanted,) = by_runtime(proto, feeds)
@@ -174,7 +175,7 @@ def test_shorter_sequences_go_on_where_they_ended() -> None:
 def test_symbolic_sizes() -> None:
     """One program for a prompt and for the positions after it, as language models run."""
     model = grouped_model(["b", "s"], ["b", SHARED, "p", DEPTH])
-    compiled = tvm_ext.compile(model)
+    compiled = tvm_ext.compile(model, HOST)
     for past, new in ((0, 4), (9, 1)):
         feeds = {
             "q": drawn(2, new, HEADS * DEPTH),

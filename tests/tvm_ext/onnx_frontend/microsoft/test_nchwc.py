@@ -63,8 +63,10 @@ STORED = {
 }
 
 
-@pytest.mark.parametrize("sizes", [[2, 3, 16, 12], ["batch", 3, "height", "width"]])
-def test_a_network_as_the_optimiser_leaves_it(sizes, tmp_path):
+@pytest.mark.parametrize(
+    ("sizes", "level"), [([2, 3, 16, 12], "O0"), (["batch", 3, "height", "width"], "O3")]
+)
+def test_a_network_as_the_optimiser_leaves_it(sizes, level, tmp_path):
     proto = model(IMAGES, [value("x", sizes)], [value("y", None)], 17, **STORED)
     written = optimised(proto, tmp_path)
     made = {one.op_type for one in written.graph.node if one.domain == NCHWC}
@@ -73,10 +75,9 @@ def test_a_network_as_the_optimiser_leaves_it(sizes, tmp_path):
     assert {"Conv", "MaxPool", "AveragePool", "ReorderOutput"} <= made
     x = rand(2, 3, 16, 12)
     (wanted,) = by_runtime(proto, {"x": x})
-    for level in ("O0", "O3"):
-        found = tvm_ext.compile(written, HOST, opt_level=level).run({"x": x})["y"]
-        assert found.shape == wanted.shape
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    found = tvm_ext.compile(written, HOST, opt_level=level).run({"x": x})["y"]
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def blocked_model(block: int, inputs: int, outputs: int, channels: int) -> onnx.ModelProto:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from microsoft_models import bytes_of, compared, microsoft_model
+from microsoft_models import bytes_of, compared, microsoft_model, weights_of
 from onnx import TensorProto
 from small_models import rand
 
@@ -62,7 +62,7 @@ FLOATS = {
         "DynamicQuantizeMatMul",
         {
             "x": X,
-            "w": bytes_of(8, 6, dtype="int8"),
+            "w": weights_of(8, 6),
             "s": rand(6) ** 2 + np.float32(0.01),
             "z": bytes_of(6, dtype="int8"),
             "b": rand(6),
@@ -150,7 +150,7 @@ QUANTIZED = {
         "QLinearConv",
         {
             **{"x": bytes_of(1, 7, 6, 3), "as": SCALE["as"], "az": ZERO["az"]},
-            **{"w": bytes_of(4, 3, 3, 3, dtype="int8"), "bs": SCALE["bs"], "wz": np.int8(0)},
+            **{"w": weights_of(4, 3, 3, 3), "bs": SCALE["bs"], "wz": np.int8(0)},
             **{"ys": np.float32(3), "yz": ZERO["yz"]},
             "bias": bytes_of(4, dtype="int8").astype(np.int32),
         },

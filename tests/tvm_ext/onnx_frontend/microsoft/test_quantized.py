@@ -3,7 +3,7 @@
 import numpy as np
 import onnxruntime as runtime
 import pytest
-from microsoft_models import RNG, bytes_of, compared, microsoft_model
+from microsoft_models import RNG, bytes_of, compared, microsoft_model, weights_of
 from onnx import TensorProto
 from small_models import rand
 from unoptimised import HOST
@@ -19,7 +19,7 @@ def attention(**given: np.ndarray | None) -> dict[str, np.ndarray]:
     """Inputs of QAttention; those that are None are left out."""
     inputs = {
         "x": bytes_of(BATCH, ROWS, WIDTH),
-        "w": bytes_of(WIDTH, 3 * WIDTH, dtype="int8"),
+        "w": weights_of(WIDTH, 3 * WIDTH),
         "b": rand(3 * WIDTH),
         "as": np.float32(0.02),
         "ws": np.float32(0.01),
@@ -79,7 +79,7 @@ def test_q_embed_layer_normalization(masked):
 
 RESULT = {"ys": np.float32(0.0473), "yz": np.uint8(128)}
 FILTERS = {
-    "w": bytes_of(6, 4, 3, 3, dtype="int8"),
+    "w": weights_of(6, 4, 3, 3),
     "ws": rand(6) ** 2 * np.float32(0.02) + np.float32(0.01),
     "wz": np.zeros(6, np.int8),
 }
@@ -144,8 +144,8 @@ def lstm(batch: int, directions: int, hidden: int, by_column: bool) -> dict[str,
     scale = np.full(shape, 0.004, np.float32) * (1 + rand(*shape) ** 2)
     zero = np.zeros(shape, np.int8)
     weights = {
-        "w": bytes_of(directions, 6, width, dtype="int8"),
-        "r": bytes_of(directions, hidden, width, dtype="int8"),
+        "w": weights_of(directions, 6, width),
+        "r": weights_of(directions, hidden, width),
         "b": rand(directions, 2 * width),
     }
     rest = {"_" * place: np.array(0) for place in range(1, 5)}

@@ -2,11 +2,12 @@
 
 import importlib.util
 import json
+from functools import partial
 
+import commands
 import numpy as np
 import onnx
 import pytest
-from typer.testing import CliRunner
 
 pytest.importorskip("xdsl", reason="xDSL is not installed: pip install 'tvm-ext[csl]'")
 
@@ -14,14 +15,12 @@ from csl_kernels import machine
 from csl_machine import CslMachine
 from small_models import W, mlp, rand
 
-from tvm_ext.cli.main import app
 from tvm_ext.passes.pipeline import build_pipeline
 from tvm_ext.wafer.csl import CslError, kernel_code
 from tvm_ext.wafer.csl.model_kernel import model_kernel
 
-
-def invoke(*arguments):
-    return CliRunner().invoke(app, ["wafer", "csl", *map(str, arguments)])
+invoke = partial(commands.invoke, "wafer", "csl")
+succeed = partial(commands.succeed, "wafer", "csl")
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +49,11 @@ def test_the_kernel_of_a_model_computes_its_layer(fused):
 
 def test_files_and_what_is_said_of_them(model, fused, tmp_path):
     _, code = fused
-    result = invoke(model, "--kernel", "fused*", "--grid", "2x2", "-o", tmp_path / "code")
-    assert result.exit_code == 0, result.output
+    printed = succeed(model, "--kernel", "fused*", "--grid", "2x2", "-o", tmp_path / "code")
     written = {path.name: path.read_text() for path in (tmp_path / "code").iterdir()}
     assert written == dict(code.files)
     assert set(written) == {"pe_program.csl", "layout.csl", "collectives.csl"}
-    lines = result.stdout.splitlines()
+    lines = printed.splitlines()
     assert lines[0].startswith(f"{code.kernel} (SUMMA): 2x2 PEs, {code.bytes_per_pe} bytes")
     assert lines[1] == "  input x: 3x3 of 6x6 float32 a PE"
     assert sum(line.startswith("Saved ") for line in lines) == 3

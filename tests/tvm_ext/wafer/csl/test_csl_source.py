@@ -11,7 +11,7 @@ from xdsl.dialects import arith, csl
 from xdsl.dialects.builtin import Float64Type, FloatAttr, ModuleOp
 
 from tvm_ext.errors import OutputPathError
-from tvm_ext.tuning.index_expressions import Affine
+from tvm_ext.tir_schedules.analysis.affine import Affine
 from tvm_ext.wafer.csl import CslError, kernel_code
 from tvm_ext.wafer.csl.body import Body, Names
 from tvm_ext.wafer.csl.code import csl_source

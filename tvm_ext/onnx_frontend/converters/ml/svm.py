@@ -61,7 +61,7 @@ def _coupling(rows: Any, classes: int) -> Any:
     every = range(classes)
 
     def body(wins: Any, p: Any) -> None:
-        def against(i: int, j: int, row: Any) -> Any:
+        def against(i: int, j: int, row: Any) -> tirx.Expr:
             """How probable ``i`` is against ``j``."""
             if i < j:
                 return wins[row, places[i, j]]
@@ -197,7 +197,7 @@ def _squared_distances(x: te.Tensor, vectors: te.Tensor) -> te.Tensor:
     """By differences: a sum of squares and products would cancel for rows near a vector."""
     column = te.reduce_axis((0, vectors.shape[0]), name="column")
 
-    def squared(row: Any, vector: Any) -> Any:
+    def squared(row: Any, vector: Any) -> tirx.Expr:
         difference = x[row, column] - vectors[column, vector]
         return te.sum(difference * difference, axis=column)
 

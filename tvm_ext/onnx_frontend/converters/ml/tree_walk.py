@@ -17,7 +17,7 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, local_array
 from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import chosen, one_of_two
@@ -184,7 +184,7 @@ class _TreeWalk:
         arrays = (self.nodes.words if name == "records" else getattr(self, name) for name in names)
         return [relax.const(array, str(array.dtype)) for array in arrays]
 
-    def next_node(self, x: Any, row: Any, split: Any, link: Any) -> tirx.Expr:
+    def next_node(self, x: Any, row: tirx.Expr, split: Any, link: Any) -> tirx.Expr:
         """Where a row goes from a node, of which both words are given."""
         nodes = self.nodes
         column = ((link >> nodes.column_shift) & nodes.column_mask).astype("int64")
@@ -204,7 +204,7 @@ class _TreeWalk:
             word = word.astype("uint32")
         return tirx.reinterpret(self.dtype, word)
 
-    def _bit(self, link: Any, place: Any) -> tirx.Expr:
+    def _bit(self, link: Any, place: tirx.Expr) -> tirx.Expr:
         """One bit of a link; by an instruction that LLVM cannot make vectors of, see ``_alone``."""
         cpu, word = current_cpu(), self.nodes.word
         if cpu is None or "bmi" not in cpu.required_features:
@@ -321,7 +321,7 @@ class _Loops:
         steps = rows * float(self.walk.depths.sum()) if isinstance(rows, int) else math.inf
         return steps * _STEP_US > PARALLEL_GAIN * cpu.parallel_overhead_us
 
-    def block_of_rows(self, first: Any) -> None:
+    def block_of_rows(self, first: tirx.Expr) -> None:
         """As many rows as go side by side, tree after tree."""
         rows = [first + lane for lane in range(_LANES)]
         totals = self._started(_LANES)
@@ -329,7 +329,7 @@ class _Loops:
             self._walked(totals, rows, [tree] * _LANES)
         self._finish(totals, rows)
 
-    def one_row(self, row: Any) -> None:
+    def one_row(self, row: tirx.Expr) -> None:
         """As many trees as go side by side at a time."""
         groups, left = divmod(self.walk.trees, _LANES)
         totals = self._started(1)
@@ -342,7 +342,7 @@ class _Loops:
             )
         self._finish(totals, [row])
 
-    def _walked(self, totals: Any, rows: Sequence[Any], trees: Sequence[Any]) -> None:
+    def _walked(self, totals: Any, rows: Sequence[tirx.Expr], trees: Sequence[tirx.Expr]) -> None:
         """Walks in several trees, and adds what their leaves say."""
         records, word = self.table["records"], self.walk.nodes.word
         places = [place % len(rows) for place in range(len(trees))]
@@ -359,10 +359,10 @@ class _Loops:
         for lane, (tree, place) in enumerate(zip(trees, places, strict=True)):
             self._add(totals, place, tree, records[here[lane], 0])
 
-    def _add(self, totals: Any, place: int, tree: Any, said: Any) -> None:
+    def _add(self, totals: Any, place: int, tree: tirx.Expr, said: Any) -> None:
         walk, table = self.walk, self.table
 
-        def combine(target: Any, value: Any) -> None:
+        def combine(target: tirx.Expr | int, value: Any) -> None:
             at = place * walk.targets + target
             totals[at] = walk.combined(totals[at], value)
 
@@ -386,7 +386,7 @@ class _Loops:
                 totals[place] = nothing
         return totals
 
-    def _finish(self, totals: Any, rows: Sequence[Any]) -> None:
+    def _finish(self, totals: Any, rows: Sequence[tirx.Expr]) -> None:
         for place, row in enumerate(rows):
             first = place * self.walk.targets
             if self.verdict is not None and self.verdict.threshold is not None:
@@ -396,22 +396,22 @@ class _Loops:
             if self.verdict is not None:
                 self._write_label(row)
 
-    def _write(self, totals: Any, first: int, row: Any, t: Any) -> None:
+    def _write(self, totals: Any, first: int, row: tirx.Expr, t: tirx.Expr) -> None:
         self.written[row, t] = self.walk.finished(totals[first + t], self.table["base"][t])
 
-    def _write_two(self, total: Any, row: Any, verdict: Verdict, threshold: float) -> None:
+    def _write_two(self, total: Any, row: tirx.Expr, verdict: Verdict, threshold: float) -> None:
         score = self.walk.finished(total, self.table["base"][0])
         opposite, limit = (tirx.const(v, self.walk.dtype) for v in (verdict.opposite, threshold))
         self.written[row, 0] = opposite - score
         self.written[row, 1] = score
         self.labels[row] = self.table["labels"][(score > limit).astype("int64")]
 
-    def _write_label(self, row: Any) -> None:
+    def _write_label(self, row: tirx.Expr) -> None:
         """The first of the largest scores decides."""
         best = local_array(1, "int64")
         best[0] = tirx.const(0, "int64")
 
-        def compare(t: Any) -> None:
+        def compare(t: tirx.Expr) -> None:
             better = self.written[row, t] > self.written[row, best[0]]
             best[0] = tirx.Select(better, tirx.Cast("int64", t), best[0])
 

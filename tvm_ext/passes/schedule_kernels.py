@@ -8,10 +8,10 @@ import tvm
 
 from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.compiler.graph_analysis import kernel_calls
-from tvm_ext.compiler.packed_weights import pack_weights
 from tvm_ext.configs.errors import ConfigError, nearest_hint
 from tvm_ext.hardware.backend import all_backends
 from tvm_ext.hardware.targets import current_description
+from tvm_ext.passes.pack_weights import pack_weights
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.recorded_schedule import describe_schedule

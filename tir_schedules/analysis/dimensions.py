@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
@@ -38,7 +37,7 @@ class Dimensions:
     extents: tuple[int, ...]
     axes: Mapping[int, tuple[int | None, ...]]
 
-    def of(self, buffer: Any) -> set[int]:
+    def of(self, buffer: tirx.Buffer) -> set[int]:
         """The dimensions of a tensor."""
         return {found for found in self.axes[buffer_key(buffer)] if found is not None}
 
@@ -99,7 +98,7 @@ def volume(stmt: s_tir.SBlock) -> int:
     return math.prod(static_extent(v.dom.extent) or 1 for v in stmt.iter_vars)
 
 
-def loop_indices(stmt: s_tir.SBlock, region: Any) -> tuple[int | None, ...] | None:
+def loop_indices(stmt: s_tir.SBlock, region: tvm.ir.TensorRegion) -> tuple[int | None, ...] | None:
     """For each axis of a tensor, the iteration variable that goes over it; None for one element.
 
     None altogether where an index is anything else.
@@ -115,7 +114,7 @@ def loop_indices(stmt: s_tir.SBlock, region: Any) -> tuple[int | None, ...] | No
     return tuple(found)
 
 
-def loop_index(stmt: s_tir.SBlock, size: Any, index: Any) -> int | None:
+def loop_index(stmt: s_tir.SBlock, size: tvm.ir.Expr, index: tvm.ir.Expr) -> int | None:
     """The iteration variable that goes over an axis of ``size`` elements, at ``index``; or None."""
     if not isinstance(index, tvm.ir.Var):
         analyzer = Analyzer()

@@ -6,10 +6,9 @@ import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_map, structural_walk
 
-from tvm_ext.compiler.graph_analysis import relax_bindings
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
-from tvm_ext.relay_passes.spans import bindings_of
+from tvm_ext.relay_passes.spans import bindings_of, relax_bindings
 
 # What TVM's rewriting names the functions whose kernels it captures.
 _CAPTURED = "_cuda_graph_capture"

@@ -1,8 +1,5 @@
-"""Plans storage: liveness, reuse of buffers, the figures for the report, and the limit of what a
-program may take.
-"""
+"""Plans storage: sizes that have limits, liveness and reuse of buffers, the report's figures."""
 
-import os
 from collections.abc import Callable, Collection, Mapping
 
 import tvm
@@ -10,16 +7,12 @@ from tvm import relax, tirx
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.sym import Analyzer
 
-from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.compile_context import current_compilation
-from tvm_ext.compiler.graph_analysis import relax_bindings, weight_bytes
-from tvm_ext.errors import BuildError
-from tvm_ext.hardware.cuda.host import driver_state
-from tvm_ext.hardware.description import Processor
-from tvm_ext.hardware.targets import current_cpu
+from tvm_ext.compiler.graph_analysis import weight_bytes
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.spans import bindings_of
+from tvm_ext.relay_passes.spans import bindings_of, relax_bindings
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
@@ -329,66 +322,3 @@ def _element_bytes(binding: relax.VarBinding) -> int:
     if not isinstance(ty, relax.TensorType):
         return 1
     return (tvm.DataType(str(ty.dtype)).bits + 7) // 8
-
-
-# Refuses programs that would take more memory than is meant for one.
-#
-# A few integers of a damaged model can ask for any amount: systems that promise more memory than
-# they have end the process then, and not the model.
-
-
-VARIABLE = "TVM_EXT_MEMORY_LIMIT"
-DEFAULT_GIBIBYTES = 3.0
-
-
-def default_limit(machine: Processor) -> float:
-    """GiB for a program's buffers: what the machine's backend says, or ``DEFAULT_GIBIBYTES``."""
-    return programs_of(machine).memory_limit() or DEFAULT_GIBIBYTES
-
-
-def gpu_memory() -> float | None:
-    """GiB of this machine's GPU, if it has one.
-
-    For programs for GPUs only: the driver takes time to start, and a process cannot fork after it.
-    """
-    devices = driver_state().devices
-    return devices[0].memory_bytes / 2**30 if devices else None
-
-
-def require_memory(
-    record: MemoryRecord,
-    label: str,
-    limit_gibibytes: float = DEFAULT_GIBIBYTES,
-    largest: Callable[[], str] = str,
-) -> None:
-    """Checks the planned peak of a program's buffers, weights not counted.
-
-    ``largest`` says of what the largest of them is.
-
-    Raises
-    ------
-    BuildError
-        It is above ``VARIABLE`` GiB, or ``limit_gibibytes`` where that is not set; or the variable
-        holds no number.
-    """
-    limit = _limit(limit_gibibytes)
-    needed = (record.planned_peak_bytes or 0) / 2**30
-    if needed > limit:
-        where = largest()
-        raise BuildError(
-            f"{label} needs {needed:.1f} GiB for the values that it computes"
-            f"{f', the largest of them that of {where}' if where else ''}; expected at most "
-            f"{limit:g} GiB: give smaller input shapes, or set {VARIABLE} to the GiB it may use"
-        )
-
-
-def _limit(default: float) -> float:
-    text = os.environ.get(VARIABLE, "").strip()
-    if not text:
-        return default
-    try:
-        return float(text)
-    except ValueError as error:
-        raise BuildError(
-            f"{VARIABLE} is '{text}'; expected a number of GiB: set it to one, or leave it out"
-        ) from error

@@ -5,19 +5,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import tvm
-from tvm import s_tir
+from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV
 from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.buffer_access import among, depends, nodes, static_extent
 from tvm_ext.tir_schedules.inlining import (
     inline_blocks,
     is_data_parallel,
     kernel_blocks,
 )
-
-_IF_THEN_ELSE = tvm.ir.Op.get("prim.if_then_else")
+from tvm_ext.tir_schedules.statements import is_conditional
 
 Offsets = tuple[int, ...]
 """By dimension of a buffer, how far from the loop that it follows an element is read."""
@@ -43,7 +42,7 @@ class Grid:
         The kernel's parameter behind it.
     """
 
-    buffer: Any
+    buffer: tirx.Buffer
     loops: tuple[int | None, ...]
     points: frozenset[Offsets]
     centre: Offsets
@@ -104,7 +103,7 @@ def stencil_of(sch: s_tir.Schedule) -> Stencil | NotApplicable:
 
 
 def load_offsets(
-    load: Any, variables: Sequence[Any]
+    load: tvm.ir.TensorLoad, variables: Sequence[tirx.Var]
 ) -> tuple[tuple[int | None, ...], Offsets] | None:
     """The loops that a load follows, and its offset from them; None if it is of another kind."""
     pairs = [_followed(index, variables) for index in load.indices]
@@ -114,11 +113,10 @@ def load_offsets(
     return tuple(loop for loop, _ in known), tuple(offset for _, offset in known)
 
 
-def _followed(index: Any, variables: Sequence[Any]) -> tuple[int | None, int] | None:
+def _followed(index: tvm.ir.Expr, variables: Sequence[tirx.Var]) -> tuple[int | None, int] | None:
     """The loop that an index follows, and the offset from it."""
-    used = nodes(index, tvm.ir.Var)
-    loops = [p for p, var in enumerate(variables) if any(var.same_as(one) for one in used)]
-    if not loops and not used:
+    loops = [p for p, var in enumerate(variables) if depends(index, var)]
+    if not loops and not nodes(index, tvm.ir.Var):
         fixed = static_extent(index)
         return None if fixed is None else (None, fixed)
     if len(loops) != 1:
@@ -135,7 +133,7 @@ def _is_border(sch: s_tir.Schedule, block: SBlockRV) -> bool:
     if len(consumers) != 1 or not is_data_parallel(sch, block):
         return False
     value = getattr(stmt.body, "value", None)
-    if not isinstance(value, tvm.ir.Call) or not value.op.same_as(_IF_THEN_ELSE):
+    if not is_conditional(value):
         return False
     _, inside, outside = value.args
     if not isinstance(inside, tvm.ir.TensorLoad) or nodes(outside, tvm.ir.TensorLoad):
@@ -147,8 +145,8 @@ def _is_border(sch: s_tir.Schedule, block: SBlockRV) -> bool:
 def _grids(
     sch: s_tir.Schedule,
     block: SBlockRV,
-    loads: Sequence[Any],
-    variables: Sequence[Any],
+    loads: Sequence[tvm.ir.TensorLoad],
+    variables: Sequence[tirx.Var],
     extents: Sequence[int],
 ) -> list[Grid] | NotApplicable:
     """Every buffer that is read at several offsets."""
@@ -173,7 +171,7 @@ def _grids(
             return NotApplicable("a tensor with a border is read at one place")
         if len(neighbours) < 2:
             continue
-        place = _Place(loops[buffer], extents, borders[0] if borders else None)
+        place = _GridLoops(loops[buffer], extents, borders[0] if borders else None)
         grid = _grid(sch, buffer, offsets, place)
         if isinstance(grid, NotApplicable):
             return grid
@@ -184,7 +182,7 @@ def _grids(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _GridLoops:
     """The result's loop that each dimension of a buffer follows, their extents, and its border."""
 
     loops: tuple[int | None, ...]
@@ -199,7 +197,7 @@ class _Place:
 
 
 def _grid(
-    sch: s_tir.Schedule, buffer: Any, offsets: set[Offsets], place: _Place
+    sch: s_tir.Schedule, buffer: tirx.Buffer, offsets: set[Offsets], place: _GridLoops
 ) -> Grid | NotApplicable:
     loops, border = place.loops, place.border
     moved = [loop for loop in loops if loop is not None]
@@ -223,7 +221,7 @@ def _grid(
             return NotApplicable(
                 "the axes of a border are in another order than those of its tensor"
             )
-    if not any(parameter.same_as(one) for one in sch.mod["main"].params):
+    if not among(parameter, sch.mod["main"].params):
         return NotApplicable("a tensor with a border is computed from another one")
     return Grid(buffer, loops, around, centre, border, parameter)
 

@@ -4,8 +4,8 @@ import numpy as np
 import tvm
 from tvm import relax, tirx
 
-from tvm_ext.compiler.graph_analysis import relax_bindings
-from tvm_ext.compiler.packed_weights import mark_constant_parameters, pack_weights
+from tvm_ext.passes.pack_weights import mark_constant_parameters, pack_weights
+from tvm_ext.relay_passes.spans import relax_bindings
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.packing import PackedOperand
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice

@@ -9,8 +9,8 @@ from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.compiler.compile_context import current_compilation
-from tvm_ext.compiler.graph_analysis import relax_bindings
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.spans import relax_bindings
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice

@@ -11,7 +11,10 @@ from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
+    among,
     constant_parameter,
+    depends,
+    element_bytes,
     nodes,
     operands_of,
     slope,
@@ -26,6 +29,7 @@ from tvm_ext.tir_schedules.inlining import (
     is_data_parallel,
     kernel_blocks,
     reduction_blocks,
+    same_block,
 )
 
 # The tensors that a sum over windows reads, and how far its loops move in them.
@@ -46,7 +50,7 @@ class OperandDimension:
     """
 
     size: int
-    index: Any
+    index: tvm.ir.Expr
     results: Mapping[int, Any]
     sums: Mapping[int, Any]
 
@@ -60,7 +64,7 @@ class OperandDimension:
         """Elements from the first of ``count`` iterations of a result's loop to the next such."""
         return self._moved(self.results[loop], count)
 
-    def _moved(self, var: Any, iterations: int) -> int:
+    def _moved(self, var: tirx.Var, iterations: int) -> int:
         step = slope(self.index, var)
         if step is not None:
             return abs(step * iterations)
@@ -72,12 +76,12 @@ class OperandDimension:
         return abs(static_extent(Analyzer().simplify(last - first)) or 0)
 
 
-def _constant(value: int, like: Any) -> Any:
+def _constant(value: int, like: tvm.ir.Expr) -> tvm.ir.Expr:
     return tirx.const(value, str(like.ty))
 
 
 @dataclass(frozen=True)
-class Operand:
+class WindowOperand:
     """A parameter that is summed over.
 
     Attributes
@@ -92,7 +96,7 @@ class Operand:
         The block that copies it with a border, or in another form, for the sum to read.
     """
 
-    buffer: Any
+    buffer: tirx.Buffer
     dims: tuple[OperandDimension, ...]
     is_constant: bool = False
     padding: SBlockRV | None = None
@@ -100,7 +104,7 @@ class Operand:
     @property
     def element_bytes(self) -> int:
         """Bytes of one element."""
-        return max(1, tvm.DataType(str(self.buffer.dtype)).bits // 8)
+        return element_bytes(self.buffer)
 
     def is_moved_by(self, loop: int) -> bool:
         """Whether a loop of the result moves it."""
@@ -109,11 +113,11 @@ class Operand:
 
 def window_operands(
     sch: s_tir.Schedule, block: SBlockRV, follows: Sequence[int | None]
-) -> tuple[Operand, Operand | None] | NotApplicable:
+) -> tuple[WindowOperand, WindowOperand | None] | NotApplicable:
     """What is read by windows, and the largest of the rest."""
     stmt = sch.get(block)
-    windowed: list[Operand] = []
-    others: list[Operand] = []
+    windowed: list[WindowOperand] = []
+    others: list[WindowOperand] = []
     for region in operands_of(stmt):
         operand = _operand(sch, block, region, follows)
         if operand is None:
@@ -126,7 +130,7 @@ def window_operands(
     return windowed[0], others[max(sizes)[1]] if sizes else None
 
 
-def has_positions(sch: s_tir.Schedule, block: SBlockRV, operand: Operand) -> bool:
+def has_positions(sch: s_tir.Schedule, block: SBlockRV, operand: WindowOperand) -> bool:
     """Whether a window has more than one position."""
     extents = {v.var: static_extent(v.dom.extent) for v in sch.get(block).iter_vars}
     slid = [dim for dim in operand.dims if dim.sums and dim.results]
@@ -134,8 +138,8 @@ def has_positions(sch: s_tir.Schedule, block: SBlockRV, operand: Operand) -> boo
 
 
 def _operand(
-    sch: s_tir.Schedule, block: SBlockRV, region: Any, follows: Sequence[int | None]
-) -> Operand | None:
+    sch: s_tir.Schedule, block: SBlockRV, region: tvm.ir.TensorRegion, follows: Sequence[int | None]
+) -> WindowOperand | None:
     """The parameter behind what the sum reads; None if it is computed from several."""
     stmt = sch.get(block)
     buffer, indices = region.source, [dim.min for dim in region.region]
@@ -152,7 +156,7 @@ def _operand(
         names = {v.var: index for v, index in zip(made.iter_vars, indices, strict=True)}
         buffer, indices = loads[0].source, [substitute(i, names) for i in loads[0].indices]
     func = sch.mod["main"]
-    if not any(buffer.same_as(one) for one in func.params):
+    if not among(buffer, func.params):
         return None
     dims = [
         _dimension(static_extent(size) or 1, index, stmt, follows)
@@ -162,19 +166,18 @@ def _operand(
     if not known:
         return None
     is_constant = constant_parameter(func, buffer) is not None
-    return Operand(buffer, tuple(d for d in dims if d is not None), is_constant, padding)
+    return WindowOperand(buffer, tuple(d for d in dims if d is not None), is_constant, padding)
 
 
 def _dimension(
-    size: int, index: Any, stmt: Any, follows: Sequence[int | None]
+    size: int, index: tvm.ir.Expr, stmt: s_tir.SBlock, follows: Sequence[int | None]
 ) -> OperandDimension | None:
     """None where an index depends on data."""
-    used = nodes(index, tvm.ir.Var)
     results: dict[int, Any] = {}
     sums: dict[int, Any] = {}
     spatial, summed = 0, 0
     for iter_var in stmt.iter_vars:
-        moves = any(iter_var.var.same_as(var) for var in used)
+        moves = depends(index, iter_var.var)
         if iter_var.iter_type == tirx.IterVar.DataPar:
             loop = follows[spatial]
             if moves and loop is not None:
@@ -188,10 +191,9 @@ def _dimension(
     return None if depends_on_data else OperandDimension(size, index, results, sums)
 
 
-def _slides(index: Any, stmt: Any) -> bool:
+def _slides(index: tvm.ir.Expr, stmt: s_tir.SBlock) -> bool:
     """Whether an index moves with the result and along a sum at once."""
-    used = nodes(index, tvm.ir.Var)
-    kinds = {v.iter_type for v in stmt.iter_vars if any(v.var.same_as(var) for var in used)}
+    kinds = {v.iter_type for v in stmt.iter_vars if depends(index, v.var)}
     return len(kinds) > 1
 
 
@@ -215,9 +217,9 @@ class WindowSum:
         None for one with a single iteration, whose result is read by all.
     sums : tuple[int, ...]
         Extents of the summed loops, in order.
-    input : Operand
+    input : WindowOperand
         What is read by windows.
-    weights : Operand or None
+    weights : WindowOperand or None
         The largest other operand.
     """
 
@@ -228,8 +230,8 @@ class WindowSum:
     extents: tuple[int, ...]
     follows: tuple[int | None, ...]
     sums: tuple[int, ...]
-    input: Operand
-    weights: Operand | None
+    input: WindowOperand
+    weights: WindowOperand | None
 
     @property
     def ends_in_sum(self) -> bool:
@@ -255,7 +257,7 @@ def window_sum_of(sch: s_tir.Schedule) -> WindowSum | NotApplicable:
         return NotApplicable(f"{len(sums)} blocks sum; expected one sum over windows")
     if len(sch.get_output_blocks("root")) != 1:
         return NotApplicable("it has several results")
-    position = next(i for i, one in enumerate(blocks) if _same(sch, one, sums[0]))
+    position = next(i for i, one in enumerate(blocks) if same_block(sch, one, sums[0]))
     block, result = blocks[position], blocks[-1]
     if sch.get(block).init is None:
         return NotApplicable("its sum has no start")
@@ -269,7 +271,9 @@ def window_sum_of(sch: s_tir.Schedule) -> WindowSum | NotApplicable:
     if operands[1] is None and not has_positions(sch, block, operands[0]):
         return NotApplicable("its window is the whole input")
     made = [one.padding for one in operands if one is not None and one.padding is not None]
-    before = [one for one in blocks[:position] if not any(_same(sch, one, pad) for pad in made)]
+    before = [
+        one for one in blocks[:position] if not any(same_block(sch, one, pad) for pad in made)
+    ]
     return WindowSum(
         block,
         result,
@@ -280,10 +284,6 @@ def window_sum_of(sch: s_tir.Schedule) -> WindowSum | NotApplicable:
         tuple(_extents(sch, block, tirx.IterVar.CommReduce)),
         *operands,
     )
-
-
-def _same(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
-    return bool(sch.get(block).same_as(sch.get(other)))
 
 
 def _pads_a_sum(sch: s_tir.Schedule, block: SBlockRV) -> bool:

@@ -1,5 +1,5 @@
-"""The first half of the road, from a model to kernels without schedules, and the time that each
-phase takes.
+"""The road from a model to what code is generated for, stage by stage, and the time that each phase
+takes.
 """
 
 import time
@@ -12,20 +12,24 @@ from typing import TypeAlias
 import onnx
 import tvm
 
+from tvm_ext.compiler.compile_context import CompileContext
 from tvm_ext.compiler.graph_analysis import (
     FusionObserver,
     KernelCall,
     kernel_calls,
     require_lowered,
 )
+from tvm_ext.compiler.tuned_kernels import RecordsSource, find_records
 from tvm_ext.configs.progress import tell
-from tvm_ext.errors import REPORT_IT, BuildError, TvmExtError
+from tvm_ext.errors import REPORT_IT, BuildError, PassError, TvmExtError
+from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.pipeline import Pipeline
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.relax_frontend import import_relax
 from tvm_ext.report.records import PhaseRecord
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, shapes_of
+from tvm_ext.tir_schedules.backend import scheduling_of
 
 
 class Phases:
@@ -81,13 +85,11 @@ ModelSource: TypeAlias = "str | Path | onnx.ModelProto | PreparedModel | tvm.IRM
 
 
 @dataclass(frozen=True)
-class LoweredModel:
-    """A model as kernels and their calls.
+class LoweredModule:
+    """A Relax module as kernels and their calls.
 
     Attributes
     ----------
-    imported : ImportedModel
-        The model as it was read.
     graph : tvm.IRModule
         After the graph passes.
     kernels : tvm.IRModule
@@ -98,11 +100,23 @@ class LoweredModel:
         Kernel calls that there would be without it.
     """
 
-    imported: ImportedModel
     graph: tvm.IRModule
     kernels: tvm.IRModule
     calls: list[KernelCall]
     kernels_before_fusion: int
+
+
+@dataclass(frozen=True)
+class LoweredModel(LoweredModule):
+    """A model as kernels and their calls.
+
+    Attributes
+    ----------
+    imported : ImportedModel
+        The model as it was read.
+    """
+
+    imported: ImportedModel
 
 
 def lower_model(
@@ -118,12 +132,63 @@ def lower_model(
         imported = (import_relax if from_relax else import_model)(model, input_shapes)
     phases.model, phases.inputs = imported.name, shapes_of(imported.inputs)
     runner.inputs = phases.inputs
+    lowered = lower_module(imported.mod, pipeline, runner, phases)
+    return LoweredModel(**vars(lowered), imported=imported)
+
+
+def require_schedules(pipeline: Pipeline, machine: MachineDescription) -> None:
+    """Raises PassError where kernels would stay without the threads that the machine needs."""
+    if not pipeline.schedules_kernels and scheduling_of(machine).is_bound is not None:
+        raise PassError(
+            f"pass 'ScheduleKernels' is left out and target '{machine.name}' runs only "
+            "kernels that are bound to threads; expected the pass: leave it in"
+        )
+
+
+def lower_module(
+    mod: tvm.IRModule, pipeline: Pipeline, runner: PassRunner, phases: Phases
+) -> LoweredModule:
+    """Runs the graph passes, lowers and fuses.
+
+    Raises
+    ------
+    PassError, ModelError
+        A pass fails, or there is no kernel for an operator.
+    """
     with phases.timed("graph passes"):
-        graph = runner.run(pipeline.graph, imported.mod)
+        graph = runner.run(pipeline.graph, mod)
     with phases.timed("lower and fuse"):
         fusion = FusionObserver()
         kernels = runner.run(pipeline.lower, graph, extra=[fusion])
-        require_lowered(kernels, imported.name, phases.inputs)
+        require_lowered(kernels, phases.model, phases.inputs)
         kernels = runner.run(pipeline.ahead_of_schedules, kernels)
     calls = kernel_calls(kernels)
-    return LoweredModel(imported, graph, kernels, calls, fusion.kernel_calls or len(calls))
+    return LoweredModule(graph, kernels, calls, fusion.kernel_calls or len(calls))
+
+
+def schedule_module(
+    lowered: LoweredModule,
+    pipeline: Pipeline,
+    runner: PassRunner,
+    phases: Phases,
+    context: CompileContext,
+    records: RecordsSource = (),
+) -> tvm.IRModule:
+    """Gives every kernel its final loops, by the records that are found for it or by a template.
+
+    Raises
+    ------
+    RecordsError, PassError
+        A folder holds no records, or a pass fails.
+    """
+    with phases.timed("schedule"):
+        context.records = find_records(records, context.machine, lowered.calls)
+        return runner.run(pipeline.tile, runner.run(pipeline.schedules, lowered.kernels))
+
+
+def plan_module(
+    mod: tvm.IRModule, pipeline: Pipeline, runner: PassRunner, phases: Phases
+) -> tvm.IRModule:
+    """Plans storage, and turns the program into calls of the virtual machine."""
+    with phases.timed("memory"):
+        return runner.run(pipeline.target, runner.run(pipeline.memory, mod))

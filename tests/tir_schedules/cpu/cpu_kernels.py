@@ -1,0 +1,52 @@
+"""Kernels as a template for CPUs leaves them, before anything else is done to their loops."""
+
+from functools import partial
+
+from lowering import Kernels, assert_same, run
+from machines import MACHINE, NARROW
+from tvm import s_tir, tirx
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.tir_schedules.cpu.register_tile import RegisterTile
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Template
+
+
+def scheduled(
+    template: Template,
+    func: tirx.PrimFunc,
+    machine: MachineDescription = MACHINE,
+    decisions: Decisions = DEFAULT_DECISIONS,
+) -> tirx.PrimFunc:
+    """``func`` as ``template`` schedules it; fails with the template's reason otherwise."""
+    sch = template.apply(func, machine, decisions)
+    assert isinstance(sch, s_tir.Schedule), sch
+    return sch.mod["main"]
+
+
+# Without what is done to register tiles afterwards.
+tiled = partial(scheduled, RegisterTile())
+
+
+def refusal_of(
+    template: Template, func: tirx.PrimFunc, machine: MachineDescription = MACHINE
+) -> str:
+    """Why ``template`` leaves ``func`` alone."""
+    found = template.apply(func, machine)
+    assert isinstance(found, NotApplicable), "it was taken"
+    return found.reason
+
+
+def check_vectors_and_threads(template: Template, plain: Kernels) -> None:
+    """The same numbers with wide and with narrow vectors, on one thread and on several."""
+    found = {
+        (name, f"{name} {machine.name} {cores}"): scheduled(
+            template, func, machine.with_cores(cores)
+        )
+        for name, func in plain.items()
+        for machine in (MACHINE, NARROW)
+        for cores in (1, 4)
+    }
+    results = run(plain | {label: func for (_, label), func in found.items()})
+    for name, label in found:
+        assert_same(results[name], results[label], label)

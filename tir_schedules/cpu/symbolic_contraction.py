@@ -1,0 +1,253 @@
+"""Contractions as expressions to write code from: what is summed up, and what becomes of it.
+
+Their extents need not be known.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.schedule import SBlockRV
+from tvm.sym import Analyzer
+
+from tvm_ext.configs.errors import NotApplicable
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    among,
+    depends,
+    nodes,
+    slope,
+    static_extent,
+)
+from tvm_ext.tir_schedules.analysis.contraction import accumulation_of
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.inlining import is_data_parallel
+
+
+@dataclass(frozen=True)
+class SymbolicContraction:
+    """``result[spatial] = finish(start + sum over reduction of product)``.
+
+    Attributes
+    ----------
+    spatial, reduction : tuple[LoopAxis, ...]
+        The loops, without those of one iteration.
+    product : Expr
+        What one iteration adds.
+    start : Expr
+        Where the sum starts.
+    store : tirx.BufferStore
+        Writes a result; in its value, ``total`` stands for the finished sum.
+    total : tirx.Var
+        See ``store``.
+    views : tuple[tuple[Buffer, Buffer], ...]
+        Buffers in place of parameters, with two dimensions as one, and those parameters.
+    """
+
+    spatial: tuple[LoopAxis, ...]
+    reduction: tuple[LoopAxis, ...]
+    product: Any
+    start: Any
+    store: tirx.BufferStore
+    total: tirx.Var
+    views: tuple[tuple[Any, Any], ...] = ()
+
+    def with_expressions(self, change: Callable[[Any], Any]) -> "SymbolicContraction":
+        """The contraction with ``change`` applied to the product, the result and its place."""
+        indices = [change(index) for index in self.store.indices]
+        store = tirx.BufferStore(self.store.buffer, change(self.store.value), indices)
+        return replace(self, product=change(self.product), store=store)
+
+    def operands(self) -> list[tvm.ir.Expr]:
+        """What the product reads."""
+        return nodes(self.product, tvm.ir.TensorLoad)
+
+    def step(self, place: Any, axis: LoopAxis) -> int | None:
+        """0 where a load or store does not move with ``axis``, 1 for neighbours, None otherwise."""
+        buffer = place.buffer if isinstance(place, tirx.BufferStore) else place.source
+        moving = [p for p, index in enumerate(place.indices) if depends(index, axis.var)]
+        if not moving:
+            return 0
+        last = max((p for p, n in enumerate(buffer.shape) if static_extent(n) != 1), default=None)
+        if moving != [last]:
+            return None
+        return 1 if slope(place.indices[last], axis.var) == 1 else None
+
+
+def symbolic_contraction(
+    sch: s_tir.Schedule, anchor: SBlockRV, epilogue: SBlockRV | None
+) -> SymbolicContraction | NotApplicable:
+    """The contraction of ``anchor``, finished as ``epilogue`` does where there is one."""
+    stmt = sch.get(anchor)
+    summed = _summed(stmt)
+    if isinstance(summed, NotApplicable):
+        return summed
+    product, start = summed
+    kinds = {v.var: v.iter_type == tirx.IterVar.DataPar for v in stmt.iter_vars}
+    axes = {
+        v.var: LoopAxis(tirx.Var(v.var.name, v.var.ty), v.dom.extent, position)
+        for position, v in enumerate(stmt.iter_vars)
+    }
+    if len({str(axis.var.ty) for axis in axes.values()}) > 1:
+        return NotApplicable("its loops count in different types of integers")
+    total = tirx.Var("total", str(start.ty))
+    store = tirx.BufferStore(stmt.body.buffer, total, list(stmt.body.indices))
+    if epilogue is not None:
+        finished = _finished(sch.get(epilogue), stmt, total)
+        if finished is None:
+            return NotApplicable("what follows the sum reads it in another order")
+        store, extents = finished
+        axes = {v: replace(a, extent=extents.get(v, a.extent)) for v, a in axes.items()}
+    found = SymbolicContraction(
+        tuple(axes[v] for v, is_spatial in kinds.items() if is_spatial),
+        tuple(axes[v] for v, is_spatial in kinds.items() if not is_spatial),
+        product,
+        start,
+        store,
+        total,
+    )
+    names = {v: axis.var for v, axis in axes.items()}
+    return _without_single(found.with_expressions(lambda expr: substitute(expr, names)))
+
+
+def _summed(stmt: s_tir.SBlock) -> tuple[Any, Any] | NotApplicable:
+    """What a block adds up, and where it starts."""
+    operator, product = accumulation_of(stmt) or (None, None)
+    if operator is not tirx.Add or any(static_extent(v.dom.min) != 0 for v in stmt.iter_vars):
+        return NotApplicable("its reduction is no sum")
+    factors = product.value if isinstance(product, tirx.Cast) else product
+    if not isinstance(factors, tirx.Mul):
+        return NotApplicable("it sums up something other than products")
+    start = stmt.init.value
+    if not isinstance(start, tirx.IntImm | tirx.FloatImm):
+        return NotApplicable("its sums do not start with a number")
+    return product, start
+
+
+def _finished(
+    stmt: s_tir.SBlock, anchor: s_tir.SBlock, total: tirx.Var
+) -> tuple[tirx.BufferStore, dict[Any, Any]] | None:
+    """The assignment of an epilogue in the loops of the sum, and what it needs of them."""
+    sums = anchor.body.buffer
+    loads = [load for load in nodes(stmt.body, tvm.ir.TensorLoad) if load.source.same_as(sums)]
+    if not isinstance(stmt.body, tirx.BufferStore) or not loads:
+        return None
+    domains = {v.var: v.dom.extent for v in stmt.iter_vars}
+    own = {v.var: v.dom.extent for v in anchor.iter_vars}
+    names: dict[Any, Any] = {}
+    extents: dict[Any, Any] = {}
+    for written, read in zip(anchor.body.indices, loads[0].indices, strict=True):
+        if written not in own or read not in domains or read in names:
+            return None
+        if not _is_within(domains[read], own[written]):
+            return None
+        names[read], extents[written] = written, domains[read]
+    others = [v for v in domains if v not in names]
+    same = all(tvm_ffi.structural_equal(load, loads[0]) for load in loads)
+    if not same or any(static_extent(domains[v]) != 1 for v in others):
+        return None
+    names |= {v: tirx.const(0, str(v.ty)) for v in others}
+
+    def replaced(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+        return total if load.source.same_as(sums) else load
+
+    value = tvm_ffi.structural_map(stmt.body.value, (tvm.ir.TensorLoad, replaced))
+    indices = [substitute(index, names) for index in stmt.body.indices]
+    return tirx.BufferStore(stmt.body.buffer, substitute(value, names), indices), extents
+
+
+def _is_within(part: tvm.ir.Expr, whole: tvm.ir.Expr) -> bool:
+    """Whether an epilogue reads all of the sums along a loop, or known to be fewer (a crop)."""
+    few, many = static_extent(part), static_extent(whole)
+    if few is not None and many is not None:
+        return few <= many
+    return Analyzer().can_prove_equal(part, whole)
+
+
+def _without_single(contraction: SymbolicContraction) -> SymbolicContraction:
+    axes = (*contraction.spatial, *contraction.reduction)
+    once = {a.var: tirx.const(0, str(a.var.ty)) for a in axes if a.length == 1}
+    analyzer = Analyzer()
+    changed = contraction.with_expressions(lambda expr: analyzer.simplify(substitute(expr, once)))
+    return replace(
+        changed,
+        spatial=tuple(axis for axis in contraction.spatial if axis.length != 1),
+        reduction=tuple(axis for axis in contraction.reduction if axis.length != 1),
+    )
+
+
+def joined(
+    contraction: SymbolicContraction,
+    outer: LoopAxis,
+    inner: LoopAxis,
+    params: Sequence[Any],
+) -> tuple[SymbolicContraction, LoopAxis] | None:
+    """The contraction with two loops as one, and that one; None where addresses do not allow it.
+
+    Every buffer with one of the two has both as neighbouring dimensions, is a parameter and lies in
+    memory without gaps: it is looked at as if the two were one dimension.
+    """
+    axis = LoopAxis(tirx.Var(inner.var.name, inner.var.ty), outer.extent * inner.extent)
+    views = list(contraction.views)
+    made: list[tuple[Any, int, Any]] = []
+    refused: list[Any] = []
+
+    def place(buffer: tirx.Buffer, indices: Sequence[tvm.ir.Expr]) -> tuple[Any, list[Any]]:
+        moved = [depends(i, outer.var, inner.var) for i in indices]
+        if not any(moved):
+            return buffer, list(indices)
+        first = moved.index(True)
+        plain = moved.count(True) == 2 and indices[first].same_as(outer.var)
+        plain = plain and first + 1 < len(indices) and indices[first + 1].same_as(inner.var)
+        if not plain or not _is_dense(buffer, first, outer, inner):
+            refused.append(buffer)
+            return buffer, list(indices)
+        source = next((own for view, own in views if view.same_as(buffer)), buffer)
+        if not among(source, params):
+            refused.append(buffer)
+        known = (v for b, dim, v in made if b.same_as(buffer) and dim == first)
+        view = next(known, None)
+        if view is None:
+            shape = [*buffer.shape[:first], axis.extent, *buffer.shape[first + 2 :]]
+            view = tirx.decl_buffer(shape, str(buffer.dtype), buffer.name)
+            made.append((buffer, first, view))
+            views.append((view, source))
+        return view, [*indices[:first], axis.var, *indices[first + 2 :]]
+
+    def load(node: tvm.ir.TensorLoad) -> tvm.ir.Expr:
+        view, indices = place(node.source, node.indices)
+        return node if view.same_as(node.source) else tirx.BufferLoad(view, indices)
+
+    product, value = (
+        tvm_ffi.structural_map(expr, (tvm.ir.TensorLoad, load))
+        for expr in (contraction.product, contraction.store.value)
+    )
+    buffer, indices = place(contraction.store.buffer, contraction.store.indices)
+    left = [e for e in (product, value) if depends(e, outer.var, inner.var)]
+    if refused or left:
+        return None
+    spatial = [axis if a is inner else a for a in contraction.spatial if a is not outer]
+    store = tirx.BufferStore(buffer, value, indices)
+    changed = replace(
+        contraction, spatial=tuple(spatial), product=product, store=store, views=tuple(views)
+    )
+    return changed, axis
+
+
+def _is_dense(buffer: tirx.Buffer, first: int, outer: LoopAxis, inner: LoopAxis) -> bool:
+    """Whether the two loops pass all of two dimensions, which follow each other in memory."""
+    if buffer.strides or static_extent(buffer.elem_offset) not in (None, 0):
+        return False
+    pairs = zip(buffer.shape[first : first + 2], (outer.extent, inner.extent), strict=True)
+    return all(Analyzer().can_prove_equal(size, extent) for size, extent in pairs)
+
+
+def epilogue_of(sch: s_tir.Schedule, anchor: SBlockRV) -> SBlockRV | None:
+    """The only block that reads the sums, if it computes element by element."""
+    consumers = sch.get_consumers(anchor)
+    if len(consumers) != 1 or not is_data_parallel(sch, consumers[0]):
+        return None
+    return consumers[0]
