@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 
 import numpy as np
 import onnx
@@ -155,6 +156,16 @@ def test_integers_are_not_divided_by_the_zeros_of_a_run_ahead(operator):
     np.testing.assert_array_equal(found, [0, 0, 1, 1] if operator == "Div" else [0, 1, 0, 1])
 
 
+@pytest.fixture
+def many_switches() -> Iterator[None]:
+    """Python's threads take turns far more often than usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("many_switches")
 def test_two_threads_may_compile_at_once():
     made: list = []
     workers = [

@@ -25,7 +25,7 @@ from tvm_ext.errors import REPORT_IT, BuildError, PassError, TvmExtError
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.pipeline import Pipeline
-from tvm_ext.passes.runner import PassRunner
+from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner
 from tvm_ext.relax_frontend import import_relax
 from tvm_ext.report.records import PhaseRecord
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, shapes_of
@@ -127,7 +127,7 @@ def lower_model(
     phases: Phases,
 ) -> LoweredModel:
     """Imports the model, runs the graph passes, lowers and fuses; raises as ``compile``."""
-    with phases.timed("import"):
+    with phases.timed("import"), BUILDER_LOCK:
         from_relax = isinstance(model, tvm.IRModule)
         imported = (import_relax if from_relax else import_model)(model, input_shapes)
     phases.model, phases.inputs = imported.name, shapes_of(imported.inputs)

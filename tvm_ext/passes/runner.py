@@ -1,5 +1,6 @@
 """Runs the passes of a stage and notes what each took, changed and decided."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,8 +28,9 @@ from tvm_ext.relay_passes.spans import bindings_of, origins_of
 from tvm_ext.report.records import Decision, ModuleCounts, PassRecord
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
 
-# Says of a pass that failed on which of the model's nodes it does, and what can be done.
-
+# TVM's block builder and its tags of operators keep what they are building in one place of the
+# process: one thread at a time imports or runs a pass. Others generate code meanwhile.
+BUILDER_LOCK = threading.RLock()
 
 # Parts of a large module are tried no longer than this.
 _SECONDS = 10.0
@@ -218,9 +220,10 @@ class PassRunner:
                     self.records.append(skipped)
                     continue
                 first = len(decisions)
-                begun = time.perf_counter()
-                after = self._applied(step, made, mod)
-                seconds = time.perf_counter() - begun
+                with BUILDER_LOCK:
+                    begun = time.perf_counter()
+                    after = self._applied(step, made, mod)
+                    seconds = time.perf_counter() - begun
                 changed = not after.same_as(mod) and not structural_equal(after, mod)
                 counts = self._counter.counts(after) if changed else counts
                 self.records.append(_record(step, seconds, changed, decisions[first:], counts))
