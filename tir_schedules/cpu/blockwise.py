@@ -82,11 +82,8 @@ def _vectorize_reduction(
     if length < 2:
         _vectorize_outputs(sch, access, machine, lanes)
         return
-    _, lane_loop = sch.split(loops[axis], factors=[None, length])
-    try:
-        partial = rfactor(sch, access.block, lane_loop, len(access.spatial))
-    except ScheduleError:
-        # Results of several values at once (argmax) have no identity to start a lane from.
+    partial = _partial_lanes(sch, access.block, loops[axis], length, len(access.spatial))
+    if partial is None:
         _vectorize_outputs(sch, access, machine, lanes)
         return
     # The loops keep their order; the split one has become two.
@@ -104,7 +101,28 @@ def _vectorize_reduction(
         row = sch.fuse(*outer) if len(outer) > 1 else outer[0]
         if _move_under(sch, access.block, row):
             parallelize(sch, [row], machine, access.trip_count(), lanes)
-    init = sch.decompose_reduction(partial, inner[0])
+    _start_in_vectors(sch, partial, inner[0])
+
+
+def _partial_lanes(
+    sch: s_tir.Schedule, block: SBlockRV, loop: LoopRV, length: int, axis: int
+) -> SBlockRV | None:
+    """Partial results of every ``length``-th iteration of a loop, along a new ``axis``.
+
+    None, and one loop as before, where a lane has no value to start from: results of several values
+    at once (argmax).
+    """
+    outer, lane_loop = sch.split(loop, factors=[None, length])
+    try:
+        return rfactor(sch, block, lane_loop, axis)
+    except ScheduleError:
+        sch.fuse(outer, lane_loop)
+        return None
+
+
+def _start_in_vectors(sch: s_tir.Schedule, block: SBlockRV, outermost: LoopRV) -> None:
+    """Start values ahead of the outermost loop that reduces, in vectors like the rest."""
+    init = sch.decompose_reduction(block, outermost)
     sch.vectorize(sch.get_loops(init)[-1])
 
 
@@ -141,8 +159,7 @@ def _vectorize_outputs(
     sch.vectorize(vector)
     row = sch.fuse(*rest, outer) if rest else outer
     parallelize(sch, [row], machine, access.trip_count(), lanes)
-    init = sch.decompose_reduction(access.block, reduction[0])
-    sch.vectorize(sch.get_loops(init)[-1])
+    _start_in_vectors(sch, access.block, reduction[0])
 
 
 def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription) -> None:
@@ -150,17 +167,16 @@ def _schedule_symbolic(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescrip
 
     Blocks with several results (argmax) come here as well; their loops stay scalar.
     """
-    loops = list(sch.get_loops(block))
     stmt = sch.get(block)
-    extents = [static_extent(sch.get(loop).extent) for loop in loops]
-    if len(loops) != len(stmt.iter_vars) or not loops or 0 in extents:
-        return
     kinds = [v.iter_type for v in stmt.iter_vars]
-    pairs = list(zip(loops, kinds, strict=True))
+    extents = [static_extent(sch.get(loop).extent) for loop in sch.get_loops(block)]
+    if len(extents) != len(kinds) or not kinds or 0 in extents:
+        return
+    if tirx.IterVar.DataPar not in kinds and _reduce_in_lanes(sch, block, machine):
+        return
+    pairs = list(zip(sch.get_loops(block), kinds, strict=True))
     spatial = [loop for loop, kind in pairs if kind == tirx.IterVar.DataPar]
     others = [loop for loop, kind in pairs if kind != tirx.IterVar.DataPar]
-    if not spatial and _reduce_in_lanes(sch, block, machine):
-        return
     lanes = min(machine.vector_lanes(str(write.source.dtype)) for write in stmt.writes)
     vector = None
     if spatial and len(stmt.writes) == 1:
@@ -197,15 +213,12 @@ def _reduce_in_lanes(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescripti
     length = vector_length(extent, lanes, REGISTERS_PER_VECTOR_LOOP)
     if length < 2:
         return False
-    _, lane_loop = sch.split(loops[-1], factors=[None, length])
-    try:
-        partial = rfactor(sch, block, lane_loop, 0)
-    except ScheduleError:
+    partial = _partial_lanes(sch, block, loops[-1], length, 0)
+    if partial is None:
         return False
     first, *_, lane_loop = sch.get_loops(partial)
     sch.vectorize(lane_loop)
-    init = sch.decompose_reduction(partial, first)
-    sch.vectorize(sch.get_loops(init)[-1])
+    _start_in_vectors(sch, partial, first)
     return True
 
 

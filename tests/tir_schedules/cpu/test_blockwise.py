@@ -112,3 +112,11 @@ def test_all_of_a_tensor_of_a_symbolic_size_is_reduced_in_vectors(identity) -> N
     assert kinds(found).count(("vectorized", 32)) == 2
     starts = "inf" if identity else "3402823466"
     assert found.script().count(starts) == 2
+
+
+def test_a_reduction_whose_start_tvm_does_not_know_keeps_its_loops() -> None:
+    either = te.comm_reducer(lambda a, b: tirx.any(a, b), lambda dtype: tirx.const(False, dtype))
+    x = te.placeholder((tirx.Var("n", "int64"), 64), "bool", "x")
+    axes = [te.reduce_axis((0, size)) for size in x.shape]
+    func = te.create_prim_func([x, te.compute((), lambda: either(x(*axes), axis=axes), "y")])
+    assert kinds(applied(func)) == [("serial", None), ("serial", 64)]
