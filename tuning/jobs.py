@@ -16,7 +16,7 @@ import tvm
 
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.tir_schedules.cuda.cublas import library_modules
-from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tuning.cuda.build import CudaBuildCheck, checked_build
 from tvm_ext.tuning.kernel_data import before_run, difference, finite_share, numpy_dtype

@@ -20,7 +20,7 @@ from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.resources import KernelResources, parse_report
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.apply_template import apply_template
-from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Template
 
 # Built once and run once: LLVM's optimisations would take longer than they save.

@@ -22,7 +22,7 @@ from tvm_ext.report.records import DeviceRecord
 from tvm_ext.tensor_spec import listed
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.cuda.cublas import library_modules
-from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels, lowering_pipeline, pass_options
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels, lowering_pipeline, pass_options
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice, schedule_by_fallback
 
 # What code generation raises.

@@ -15,7 +15,7 @@ from machines import GPU
 from tvm import tirx
 
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 
 
 def emulated(

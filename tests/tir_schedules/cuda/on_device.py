@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.targets import program_target
-from tvm_ext.tir_schedules.cuda.pass_options import compile_kernels
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
 
 
 def assert_on_device(plain: tirx.PrimFunc, func: tirx.PrimFunc, machine: CudaDescription) -> None:

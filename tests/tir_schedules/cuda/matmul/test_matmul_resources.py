@@ -12,7 +12,7 @@ from tvm_ffi import structural_walk
 
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MatmulTileSizes
-from tvm_ext.tir_schedules.cuda.pass_options import pass_options
+from tvm_ext.tir_schedules.lowering_pipeline import pass_options
 
 
 @needs_nvcc

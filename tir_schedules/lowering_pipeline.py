@@ -1,4 +1,4 @@
-"""How TVM's passes are told to build kernels, above all for a GPU."""
+"""How TVM lowers kernels for each target: its own pipeline with a pass of ours, and options."""
 
 from collections.abc import Sequence
 from typing import Any
