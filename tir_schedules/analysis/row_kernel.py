@@ -149,36 +149,18 @@ def substituted(
 
 
 def unfused(value: tvm.ir.Expr, axes: Sequence[LoopAxis], dtype: str) -> dict[int, Any]:
-    """The values of ``axes`` at one iteration of the loop that they are fused into.
-
-    Divisions by symbolic extents cut off: of one that rounds down, TVM makes a choice by the signs
-    of both operands, which its simplifier goes through twice for each division inside of another.
-    """
+    """The values of ``axes`` at one iteration of the loop that they are fused into."""
     values: dict[int, Any] = {}
     step: Any = 1
     for position, axis in enumerate(reversed(axes)):
         # A constant or an expression; of no loops inside, nothing is to be divided by.
         whole = position == 0 or (isinstance(step, int) and step == 1)
-        part = value if whole else _divided(tirx.FloorDiv, tirx.truncdiv, value, step, dtype)
+        part = value if whole else tirx.FloorDiv(value, sized(step, dtype))
         if position < len(axes) - 1:
-            part = _divided(tirx.FloorMod, tirx.truncmod, part, axis.extent, dtype)
+            part = tirx.FloorMod(part, sized(axis.extent, dtype))
         values[buffer_key(axis.var)] = part
         step = step * axis.extent
     return values
-
-
-def _divided(
-    known: Callable[..., tvm.ir.Expr],
-    symbolic: Callable[..., tvm.ir.Expr],
-    value: tvm.ir.Expr,
-    by: Any,
-    dtype: str,
-) -> tvm.ir.Expr:
-    divisor = sized(by, dtype)
-    if static_extent(divisor) is not None:
-        return known(value, divisor)
-    # Never zero inside of the loop, which TVM cannot see.
-    return symbolic(value, tirx.max(divisor, tirx.const(1, dtype)))
 
 
 def sized(count: Any, dtype: str) -> tvm.ir.Expr:

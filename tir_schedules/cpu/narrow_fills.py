@@ -4,7 +4,6 @@ TVM turns narrow floats into integers after it has made vectors, and does not lo
 it has repeated for all lanes: no code can be generated for such a store.
 """
 
-from functools import cache
 from typing import Any
 
 import tvm
@@ -12,21 +11,6 @@ from tvm import s_tir, tirx
 from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-
-PIPELINE = "tvm_ext_llvm"
-"""The name under which TVM knows its own pipeline with this pass in front."""
-
-
-@cache
-def register_pipeline() -> str:
-    """Makes ``PIPELINE`` known to TVM; returns its name."""
-    tirx.register_tir_pipeline(PIPELINE, _pipeline)
-    return PIPELINE
-
-
-def _pipeline() -> tuple[tvm.transform.Pass, Any, Any]:
-    lowered, host_passes, device_passes = tirx.get_tir_pipeline("s_tir")
-    return tvm.transform.Sequential([SerialNarrowFills(), lowered]), host_passes, device_passes
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="SerialNarrowFills")

@@ -6,29 +6,12 @@ kernel for one within it, and allows no barrier there.
 """
 
 from functools import cache
-from typing import Any
 
 import tvm
 from tvm import tirx
 from tvm_ffi import structural_map
 
-PIPELINE = "tvm_ext_cuda"
-"""The name under which TVM knows its own pipeline with this pass behind it."""
-
 _GRID = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
-
-
-@cache
-def register_pipeline() -> str:
-    """Makes ``PIPELINE`` known to TVM; returns its name."""
-    tirx.register_tir_pipeline(PIPELINE, _pipeline)
-    return PIPELINE
-
-
-def _pipeline() -> tuple[tvm.transform.Pass, Any, Any]:
-    lowered, host_passes, device_passes = tirx.get_tir_pipeline("s_tir")
-    passes = tvm.transform.Sequential([lowered, LeaveOutEmptyLaunches()])
-    return passes, host_passes, device_passes
 
 
 @tirx.transform.prim_func_pass(opt_level=0, name="LeaveOutEmptyLaunches")
