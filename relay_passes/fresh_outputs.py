@@ -1,5 +1,7 @@
 """Outputs that are inputs, weights or views of other outputs get memory of their own."""
 
+from collections.abc import Mapping
+
 import tvm
 from tvm import relax, te
 from tvm.ir import GenericConst
@@ -20,7 +22,8 @@ class FreshOutputs:
     Before: ``return (x, y, reshape(y))``
     After:  ``return (copy(x), y, copy(reshape(y)))``
 
-    Leaves alone: programs for CPUs, whose results are copied on their way out.
+    Leaves alone: programs for CPUs, of whose results a run copies these; results of branches whose
+    sizes are not known.
 
     Run after: legalisation and fusion, which would take the copies away again.
     """
@@ -55,23 +58,53 @@ def _with_bound_result(main: relax.Function) -> relax.Function:
     return relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
 
 
+def shared_outputs(main: relax.Function) -> list[bool]:
+    """Of each output whether its memory is an input's, a weight's or another output's.
+
+    Also where that cannot be told: of what a branch or a function returns.
+    """
+    values = {binding.var: binding.value for binding in bindings_of(main)}
+    result = values.get(main.body.body, main.body.body)
+    fields = result.fields if isinstance(result, relax.Tuple) else [main.body.body]
+    places = [_place(field, values) for field in fields]
+    return [
+        place is None
+        or isinstance(place, GenericConst)
+        or any(place.same_as(other) for other in (*main.params, *places[:position]))
+        for position, place in enumerate(places)
+    ]
+
+
+def _place(value: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> relax.Expr | None:
+    """The variable or constant whose memory a value looks at; None where that is not known."""
+    while isinstance(value, relax.Var) and value in values:
+        bound = values[value]
+        if isinstance(bound, relax.TupleGetItem):
+            several = values.get(bound.tuple_value, bound.tuple_value)
+            if not isinstance(several, relax.Tuple):
+                return value if _is_operator(several) else None
+            bound = several.fields[bound.index]
+        elif _is_operator(bound):
+            if bound.op.name not in _VIEWS:
+                return value
+            bound = bound.args[0]
+        value = bound
+    return value if isinstance(value, relax.Var | GenericConst) else None
+
+
+def _is_operator(value: relax.Expr) -> bool:
+    """Whether it is no call of a function, which may return what it is given."""
+    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)
+
+
 @mutator
 class _OutputCopier(PyExprMutator):
     """Copies in the binding of the value that the function returns."""
 
     def __init__(self, mod: tvm.IRModule, main: relax.Function) -> None:
         super().__init__(mod)
-        self._params = list(main.params)
-        self._values = {binding.var: binding.value for binding in bindings_of(main)}
         self._result = main.body.body
-        value = self._values.get(self._result, self._result)
-        fields = value.fields if isinstance(value, relax.Tuple) else [value]
-        places = [self._place(field) for field in fields]
-        self._shared = [
-            isinstance(place, GenericConst)
-            or any(place.same_as(other) for other in (*self._params, *places[:position]))
-            for position, place in enumerate(places)
-        ]
+        self._shared = shared_outputs(main)
         self.is_shared = any(self._shared)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
@@ -91,24 +124,9 @@ class _OutputCopier(PyExprMutator):
 
     def _fresh(self, field: relax.Expr, shared: bool) -> relax.Expr:
         visited = self.visit_expr(field)
-        return (
-            self.builder_.emit_te(_copied, visited, primfunc_name_hint="copy_output")
-            if shared
-            else visited
-        )
-
-    def _place(self, value: relax.Expr) -> relax.Expr:
-        """The variable or constant whose memory a value looks at."""
-        while isinstance(value, relax.Var) and value in self._values:
-            bound = self._values[value]
-            if isinstance(bound, relax.Call):
-                if str(getattr(bound.op, "name", "")) not in _VIEWS:
-                    return value
-                bound = bound.args[0]
-            elif not isinstance(bound, relax.Var | GenericConst):
-                return value
-            value = bound
-        return value
+        if not shared or not isinstance(field.ty.shape, relax.ShapeExpr):
+            return visited
+        return self.builder_.emit_te(_copied, visited, primfunc_name_hint="copy_output")
 
 
 def _copied(tensor: te.Tensor) -> te.Tensor:

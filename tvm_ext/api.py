@@ -36,6 +36,7 @@ from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 from tvm_ext.passes.runner import PassRunner
+from tvm_ext.relay_passes.fresh_outputs import shared_outputs
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import DeviceRecord, GraphRecord
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
@@ -187,7 +188,11 @@ def _compiled(
         )
     report.phases = phases.records
     report.passes = runner.records
-    report.memory = context.memory.without_bounds()
+    shared = zip(lowered.imported.outputs, shared_outputs(scheduled["main"]), strict=True)
+    report.memory = replace(
+        context.memory.without_bounds(),
+        copied_outputs=[spec.name for spec, is_shared in shared if is_shared],
+    )
     report.device = _with_graph_refusal(program.device, report)
     problems = [str(problem) for problem in context.records.problems] if context.records else []
     report.warnings = [*lowered.imported.warnings, *_warnings(report), *problems]

@@ -124,6 +124,8 @@ class CompiledModel:
         self.outputs = outputs
         self._input_names = [spec.name for spec in inputs]
         self._output_names = [spec.name for spec in outputs]
+        copied = report.memory.copied_outputs
+        self._copied = [copied is None or name in copied for name in self._output_names]
         self._narrow_outputs = [spec for spec in outputs if spec.dtype in HOLDERS]
         self.report = report
         self._gpu = self._cuda_program() if target.kind == "cuda" else None
@@ -181,8 +183,11 @@ class CompiledModel:
             arrays = call.like_last([inputs.get(name) for name in names])
         if arrays is None:
             arrays = call(check_inputs(self.inputs, inputs))
-        copies = [array.copy() for array in arrays]
-        results = dict(zip(self._output_names, copies, strict=True))
+        own = [
+            array.copy() if copied else array
+            for array, copied in zip(arrays, self._copied, strict=True)
+        ]
+        results = dict(zip(self._output_names, own, strict=True))
         for spec in self._narrow_outputs:
             results[spec.name] = release(results[spec.name], spec.dtype)
         return results

@@ -214,12 +214,16 @@ class MemoryRecord:
         Constants of the compiled model.
     dynamic : bool
         Whether some buffer's size is known only at run time.
+    copied_outputs : list[str] or None
+        Outputs that a run on a CPU copies, because their memory is an input's, a weight's or
+        another output's. None of older programs: all are.
     """
 
     planned_peak_bytes: int | None = 0
     unplanned_bytes: int | None = 0
     weights_bytes: int = 0
     dynamic: bool = False
+    copied_outputs: list[str] | None = None
 
     @property
     def saved_share(self) -> float:
