@@ -1,7 +1,8 @@
 """Calls of a program on the CPU, without the cost of new tensors at every run.
 
 TVM's own conversions take 15 and 6 microseconds a tensor, more than the kernels of a small model.
-An input is copied into a tensor that is kept, through a NumPy view of its memory.
+An input is copied into a tensor that is kept, through a NumPy view of its memory; a large one is
+read where it lies if it begins where kernels take tensors to begin, as results of a program do.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,10 @@ from tvm_ext.hardware.cpu.threads import use_threads
 
 _view = np.from_dlpack
 _field = tvm.get_global_func("ffi.ArrayGetItem")
+
+# Kernels load vectors from the first element on; smaller inputs are copied as fast as looked at.
+_ALIGNMENT = 64
+_LARGE_BYTES = 1 << 16
 
 # Raised for tensors that NumPy cannot look at.
 _NO_VIEW = (BufferError, RuntimeError, TypeError, ValueError, AttributeError)
@@ -47,7 +52,10 @@ class ProgramCall:
         self._places = tuple(range(outputs))
         self._threads = threads
         self._run_error = run_error
-        self._kept: dict[int, tuple[tvm.runtime.Tensor, np.ndarray, tuple[int, ...], np.dtype]] = {}
+        # A tensor and a view of it for each input of the last run, unless it was read in place.
+        self._kept: dict[
+            int, tuple[tuple[tvm.runtime.Tensor, np.ndarray] | None, tuple[int, ...], np.dtype]
+        ] = {}
 
     def __call__(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The outputs for inputs that have been checked; their memory is the program's."""
@@ -62,10 +70,15 @@ class ProgramCall:
             return None
         tensors = []
         for position, array in enumerate(values):
-            tensor, view, shape, dtype = self._kept[position]
+            copy, shape, dtype = self._kept[position]
             if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
                 return None
-            view[...] = array
+            tensor = _in_place(array)
+            if tensor is None:
+                if copy is None:
+                    return None
+                tensor, view = copy
+                view[...] = array
             tensors.append(tensor)
         return self._outputs(tensors)
 
@@ -74,15 +87,19 @@ class ProgramCall:
         return [self._tensor(position, array) for position, array in enumerate(arrays)]
 
     def _tensor(self, position: int, array: np.ndarray) -> tvm.runtime.Tensor:
-        if position in self._kept:
-            tensor, view, shape, dtype = self._kept[position]
-            if shape == array.shape and dtype == array.dtype:
-                view[...] = array
-                return tensor
+        in_place = _in_place(array)
+        if in_place is not None:
+            self._kept[position] = (None, array.shape, array.dtype)
+            return in_place
+        copy, shape, dtype = self._kept.get(position, (None, (), array.dtype))
+        if copy is not None and shape == array.shape and dtype == array.dtype:
+            tensor, view = copy
+            view[...] = array
+            return tensor
         tensor = tvm.runtime.tensor(array, tvm.cpu())
         made = memory_view(tensor)
         if made is not None and made.flags.writeable:
-            self._kept[position] = (tensor, made, made.shape, made.dtype)
+            self._kept[position] = ((tensor, made), made.shape, made.dtype)
         else:
             self._kept.pop(position, None)
         return tensor
@@ -100,6 +117,18 @@ class ProgramCall:
             return [_view(_field(result, place)) for place in self._places]
         except _NO_VIEW:
             return [_read(_field(result, place)) for place in self._places]
+
+
+def _in_place(array: np.ndarray) -> tvm.runtime.Tensor | None:
+    """A large array's own memory as a tensor, which a program reads only; else None."""
+    if array.nbytes < _LARGE_BYTES or not array.flags.c_contiguous:
+        return None
+    if array.ctypes.data % _ALIGNMENT:
+        return None
+    try:
+        return tvm.runtime.from_dlpack(array)
+    except _NO_VIEW:
+        return None
 
 
 def memory_view(tensor: tvm.runtime.Tensor) -> np.ndarray | None:
