@@ -13,12 +13,11 @@ from typing import Any
 
 import tvm
 from tvm import s_tir, sym, tirx
-from tvm_ffi import structural_mutate
+from tvm_ffi import structural_equal, structural_mutate
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
-    elements,
     flat_address,
     is_compact,
     nodes,
@@ -344,7 +343,7 @@ def _reads_once(kernel: RowKernel, block: RowBlock, most_mixed: int) -> bool:
     """Whether some input has exactly one element for every step of the reduction."""
     rows = {buffer_key(axis.var) for axis in kernel.rows}
     columns = {buffer_key(axis.var) for axis in block.columns}
-    steps = kernel.count * block.length
+    steps = [axis.extent for axis in (*kernel.rows, *block.columns)]
     own = {buffer_key(store.buffer) for store in block.stores}
     loads = [load for store in block.stores for load in nodes(store.value, tvm.ir.TensorLoad)]
     for load in (load for load in loads if buffer_key(load.source) not in own):
@@ -352,9 +351,42 @@ def _reads_once(kernel: RowKernel, block: RowBlock, most_mixed: int) -> bool:
         mixed = sum(bool(u & rows and u & columns) for u in used)
         if not rows | columns <= set().union(*used) or mixed > most_mixed:
             continue
-        if sym.Analyzer().can_prove_equal(elements(load.source), steps):
+        if _same_product(load.source.shape, steps):
             return True
     return False
+
+
+def _same_product(sizes: Iterable[Any], others: Iterable[Any]) -> bool:
+    """Whether two products of sizes are equal, their symbolic factors in any order."""
+    known, factors = _factors(sizes)
+    other_known, other_factors = _factors(others)
+    rest = []
+    for factor in factors:
+        equal = (i for i, f in enumerate(other_factors) if structural_equal(f, factor))
+        position = next(equal, None)
+        if position is None:
+            rest.append(factor)
+        else:
+            del other_factors[position]
+    left, right = math.prod(rest, start=known), math.prod(other_factors, start=other_known)
+    return _same_count(left, right)
+
+
+def _factors(sizes: Iterable[Any]) -> tuple[int, list[tvm.ir.Expr]]:
+    """What is known of a product, and its other factors."""
+    known, factors = 1, []
+    waiting = list(sizes)
+    while waiting:
+        size = waiting.pop()
+        if isinstance(size, tirx.Mul):
+            waiting += [size.a, size.b]
+            continue
+        count = size if isinstance(size, int) else static_extent(size)
+        if count is None:
+            factors.append(size)
+        else:
+            known *= count
+    return known, factors
 
 
 def _variables(index: tvm.ir.Expr) -> set[int]:

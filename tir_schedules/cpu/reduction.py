@@ -9,7 +9,11 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.row_kernel import RowKernel, is_reduction_only
+from tvm_ext.tir_schedules.analysis.row_kernel import (
+    RowKernel,
+    is_reduction_only,
+    with_joined_loops,
+)
 from tvm_ext.tir_schedules.analysis.row_reader import (
     PRODUCT,
     hoisted,
@@ -19,7 +23,12 @@ from tvm_ext.tir_schedules.analysis.row_reader import (
 )
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import distinct, largest_divisor, worth_threads
 from tvm_ext.tir_schedules.cpu.row_code import rows_nest, with_body
-from tvm_ext.tir_schedules.cpu.row_decision import decide_rows, operations
+from tvm_ext.tir_schedules.cpu.row_decision import (
+    decide_rows,
+    is_symbolic,
+    operations,
+    refuse_symbolic,
+)
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, reduction_blocks
 from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.statements import sequence
@@ -49,14 +58,18 @@ class CpuReduction:
         if refusal is not None:
             return refusal
         sch = inlined_schedule(func)
-        kernel = read_rows([sch.get(block) for block in kernel_blocks(sch)], func.params)
+        blocks = [sch.get(block) for block in kernel_blocks(sch)]
+        kernel = read_rows(blocks, func.params, symbolic_rows=True, symbolic_columns=True)
         if isinstance(kernel, NotApplicable):
             return kernel
         if not is_reduction_only(kernel):
             return NotApplicable("a block works on every element of a reduced row")
-        refusal = self._refuse(kernel)
+        refusal = self._refuse(kernel) or refuse_symbolic(kernel)
         if refusal is not None:
             return refusal
+        if is_symbolic(kernel):
+            kernel = hoisted(with_joined_loops(kernel))
+            return s_tir.Schedule(with_body(func, rows_nest(kernel, decide_rows(kernel, machine))))
         parts = decide_parts(sch, kernel, machine, decisions)
         kernels, between = _in_parts(sch, func, parts) or ([kernel], [])
         # What combines partial results is small.

@@ -27,6 +27,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import largest_divisor
 from tvm_ext.tir_schedules.cpu.row_decision import (
     RowDecision,
     Stretch,
+    narrower,
     partial_size,
     passes_of,
     row_in_output,
@@ -246,11 +247,24 @@ class AcrossRows(Writer):
         count = math.prod(axis.extent for axis in outer)
         decision = self.decision
         length = math.prod(axis.extent for axis in inner)
+        if not (isinstance(count, int) and isinstance(length, int)):
+            return self._symbolic(outer, inner, count, length)
         parts = stretches_across(length, count, decision.lanes, decision.registers, decision.chunks)
         if count >= decision.chunks:
             # Whole groups of rows for each thread: the narrow tiles are spread as well.
             return self._over_groups(outer, inner, count, parts)
         nests = [self._over_tiles(outer, inner, count, part) for part in parts]
+        return sequence(nests)
+
+    def _symbolic(
+        self, outer: Sequence[LoopAxis], inner: Sequence[LoopAxis], count: Any, length: Any
+    ) -> tirx.Stmt:
+        """Wide tiles of all groups for threads, then the tails, of which each thread has groups."""
+        lanes = self.decision.lanes
+        widths = [lanes * self.decision.registers, lanes, *narrower(lanes)]
+        wide, *tails = symbolic_stretches(length, widths, self.dtype)
+        nests = [self._over_tiles(outer, inner, count, wide)]
+        nests += [self._over_groups(outer, inner, count, [part]) for part in tails]
         return sequence(nests)
 
     def _over_groups(
@@ -490,7 +504,8 @@ class _Row(Writer):
         outer, inner = columns
         length = math.prod(axis.extent for axis in inner)
         is_symbolic = not isinstance(length, int)
-        parts = symbolic_stretches(length, [*widths, 1] if is_symbolic else widths, self.dtype)
+        widths = [*widths, *narrower(self.decision.lanes)] if is_symbolic else widths
+        parts = symbolic_stretches(length, widths, self.dtype)
 
         def row(at: dict[int, Any]) -> tirx.Stmt:
             def at_row(columns: dict[int, Any], lane: tvm.ir.Expr) -> tirx.Stmt:

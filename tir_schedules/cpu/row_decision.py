@@ -10,6 +10,7 @@ import tvm
 from tvm import tirx
 from tvm_ffi import structural_equal
 
+from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.analysis.row_kernel import (
@@ -136,6 +137,11 @@ def stretches(length: int, widths: Sequence[int]) -> list[tuple[int, int, int]]:
     return found
 
 
+def narrower(lanes: int) -> list[int]:
+    """Widths of vectors for a tail whose length is known in the run only, down to one element."""
+    return list(dict.fromkeys([max(lanes // 4, 1), 1]))
+
+
 def symbolic_stretches(length: Any, widths: Sequence[int], dtype: str) -> list[Stretch]:
     """``stretches`` of a length that may be known in the run only: the last width is then 1."""
     if isinstance(length, int):
@@ -185,9 +191,8 @@ def ways(kernel: RowKernel, lanes: int) -> list[int]:
     """
     if kernel.count == 1:
         return [0]
-    blocks = [block for block in kernel.blocks if block.columns]
     many = kernel.count >= lanes // 2
-    if all(is_dense(kernel, block.columns, [block]) for block in blocks):
+    if _is_dense_along(kernel):
         return [0, 1] if many and kernel.length <= 2 * lanes else [0]
     if is_dense(kernel, kernel.rows, kernel.blocks):
         return [1] if kernel.count >= lanes or kernel.length < lanes else [0, 1]
@@ -361,8 +366,32 @@ def is_symbolic(kernel: RowKernel) -> bool:
     return not all(isinstance(count, int) for count in (kernel.count, *lengths))
 
 
+def refuse_symbolic(kernel: RowKernel) -> NotApplicable | None:
+    """Why rows of which the number or length is known in the run only have no loops of ours."""
+    if not is_symbolic(kernel):
+        return None
+    along = _is_dense_along(kernel)
+    if not along and not is_dense(kernel, kernel.rows, kernel.blocks):
+        return NotApplicable("rows known in the run only lie neither in one piece nor side by side")
+    waiting = row_in_output(kernel) if along else None
+    for buffer in (store.buffer for block in kernel.blocks for store in block.stores):
+        inside = kernel.inner.get(buffer_key(buffer), ())
+        known = all(static_extent(buffer.shape[d]) is not None for d in inside)
+        if not known and (waiting is None or not buffer.same_as(waiting[0])):
+            return NotApplicable("a row of a length known in the run only waits inside the kernel")
+    return None
+
+
+def _is_dense_along(kernel: RowKernel) -> bool:
+    blocks = [block for block in kernel.blocks if block.columns]
+    return all(is_dense(kernel, block.columns, [block]) for block in blocks)
+
+
 def _symbolic_rows(kernel: RowKernel, lanes: int, machine: CpuDescription) -> RowDecision:
-    """Along the rows, on threads."""
+    """Along the rows where these are contiguous, else across them; on threads."""
+    if not _is_dense_along(kernel):
+        registers = _registers_across(kernel, machine, lanes)
+        return RowDecision(True, lanes, registers, machine.cores)
     known = all(isinstance(block.length, int) for block in kernel.blocks)
     registers, together = _registers_along(kernel, lanes) if known else (ACCUMULATORS, 1)
     return RowDecision(False, lanes, registers, machine.cores, together)
@@ -409,8 +438,7 @@ def _stored(dtype: str) -> str:
 def _runs_across(kernel: RowKernel, lanes: int) -> bool:
     if kernel.count == 1:
         return False
-    blocks = [block for block in kernel.blocks if block.columns]
-    if all(is_dense(kernel, block.columns, [block]) for block in blocks):
+    if _is_dense_along(kernel):
         # A row that fills a small part of a vector is better off gathered with others.
         shortest = lanes // 2 if is_reduction_only(kernel) else lanes // 4
         return kernel.length <= shortest and kernel.count >= lanes
