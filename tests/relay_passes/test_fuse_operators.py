@@ -250,3 +250,22 @@ def test_a_kernel_whose_result_is_cast_waits_for_nothing_behind_the_cast():
     assert not relax.analysis.check_well_formed(relax.transform.FuseOps()(before), check_ty=False)
     after = FuseOperators()(before)
     assert relax.analysis.check_well_formed(after, check_ty=False)
+
+
+def test_a_cast_to_an_expression_defines_no_size():
+    """FuseOps moves it, for the sake of its reader, in front of the cast that defines ``n``."""
+    rows = tvm.tirx.Var("n", "int64")
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType(dtype="float32", ndim=2)) for name in "xy")
+    z = relax.Var("z", TYPE)
+    with builder.function("main", [x, y, z]):
+        with builder.dataflow():
+            start = builder.emit(nn.relu(z))
+            builder.match_cast(x, relax.TensorType([rows, 3], "float32"))
+            cast = builder.match_cast(y, relax.TensorType([rows - 1, 3], "float32"))
+            result = builder.emit_output(op.concat([start, cast], axis=0))
+        builder.emit_func_output(result)
+    before = lower(builder.get())
+    fused = relax.transform.FuseOps()(before)
+    assert not relax.analysis.check_well_formed(fused, check_ty=False)
+    assert relax.analysis.check_well_formed(FuseOperators()(before), check_ty=False)
