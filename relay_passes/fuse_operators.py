@@ -95,16 +95,20 @@ def _changed(func: relax.Function, moved: _Moved) -> relax.Function:
 
 
 def cast_results_ungrouped(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with kernels, whose results are cast and read otherwise as well, marked opaque."""
-    cast: set[relax.Var] = set()
+    """The module with kernels, whose results are cast and read otherwise as well, marked opaque.
+
+    A field of a tuple is taken out of it once more for the cast instead.
+    """
+    cast: dict[relax.Var, relax.Expr] = {}
     for func in mod.functions.values():
         if isinstance(func, relax.Function):
             view = GraphView(func)
             values = (b.value for b in all_bindings_of(func) if isinstance(b, relax.MatchCast))
-            cast.update(v for v in values if isinstance(v, relax.Var) and view.uses(v) > 1)
+            shared = (v for v in values if isinstance(v, relax.Var) and view.uses(v) > 1)
+            cast.update((value, view.value(value)) for value in shared)
     if not cast:
         return mod
-    marker = _OpaqueKernels(mod, cast)
+    marker = _UngroupedCasts(mod, cast)
     for global_var, func in mod.functions.items():
         if isinstance(func, relax.Function):
             marker.builder_.update_func(global_var, marker.visit_expr(func))
@@ -112,11 +116,18 @@ def cast_results_ungrouped(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 @mutator
-class _OpaqueKernels(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, results: set[relax.Var]) -> None:
+class _UngroupedCasts(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, results: dict[relax.Var, relax.Expr]) -> None:
         super().__init__(mod)
         self.mod = mod
         self.results = results
+
+    def visit_match_cast_(self, binding: relax.MatchCast) -> None:
+        field = self.results.get(binding.value)
+        if isinstance(field, relax.TupleGetItem):
+            value = self.builder_.emit(self.visit_expr(field))
+            binding = relax.MatchCast(binding.var, value, binding.ty)
+        super().visit_match_cast_(binding)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         call = binding.value

@@ -233,14 +233,16 @@ def test_a_module_without_functions_is_left_alone():
     assert structural_equal(FuseOperators()(tvm.IRModule()), tvm.IRModule())
 
 
-def test_a_kernel_whose_result_is_cast_waits_for_nothing_behind_the_cast():
+@pytest.mark.parametrize("is_field", [False, True])
+def test_a_kernel_whose_result_is_cast_waits_for_nothing_behind_the_cast(is_field):
     """FuseOps would join the first kernel with the last, which reads what the cast leads to."""
     builder = relax.BlockBuilder()
     columns = tvm.tirx.Var("k", "int64")
-    x = relax.Var("x", relax.TensorType([2, columns], "float32"))
+    x = relax.Var("x", relax.TensorType([4 if is_field else 2, columns], "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
-            y = builder.emit(op.add(x, x))
+            y = builder.emit(op.split(x, 2) if is_field else op.add(x, x))
+            y = builder.emit(relax.TupleGetItem(y, 0)) if is_field else y
             cast = builder.match_cast(y, relax.TensorType([2, 3], "float32"))
             product = builder.emit(op.matmul(cast, weight(3, 3)))
             joined = builder.emit(op.concat([product, y], axis=1))
