@@ -185,7 +185,7 @@ def with_weighted_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: di
     wanted = {
         axis: size
         for axis, size in rule(sizes_of(weights), len(sizes), attrs).items()
-        if axis < len(sizes) and isinstance(size, int) and not isinstance(sizes[axis], int)
+        if axis < len(sizes) and not (isinstance(size, int) and isinstance(sizes[axis], int))
     }
     if wanted:
         given[0] = of_sizes(bb, data, [wanted.get(axis, size) for axis, size in enumerate(sizes)])
