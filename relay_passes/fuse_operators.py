@@ -1,5 +1,6 @@
 """TVM's FuseOps, with the origins of all operators of a group on the call of the group."""
 
+import heapq
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -94,16 +95,20 @@ def _changed(func: relax.Function, moved: _Moved) -> relax.Function:
 
 
 def cast_results_ungrouped(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module with kernels, whose results are cast and read otherwise as well, marked opaque."""
-    cast: set[relax.Var] = set()
+    """The module with kernels, whose results are cast and read otherwise as well, marked opaque.
+
+    A field of a tuple is taken out of it once more for the cast instead.
+    """
+    cast: dict[relax.Var, relax.Expr] = {}
     for func in mod.functions.values():
         if isinstance(func, relax.Function):
             view = GraphView(func)
             values = (b.value for b in all_bindings_of(func) if isinstance(b, relax.MatchCast))
-            cast.update(v for v in values if isinstance(v, relax.Var) and view.uses(v) > 1)
+            shared = (v for v in values if isinstance(v, relax.Var) and view.uses(v) > 1)
+            cast.update((value, view.value(value)) for value in shared)
     if not cast:
         return mod
-    marker = _OpaqueKernels(mod, cast)
+    marker = _UngroupedCasts(mod, cast)
     for global_var, func in mod.functions.items():
         if isinstance(func, relax.Function):
             marker.builder_.update_func(global_var, marker.visit_expr(func))
@@ -111,11 +116,18 @@ def cast_results_ungrouped(mod: tvm.IRModule) -> tvm.IRModule:
 
 
 @mutator
-class _OpaqueKernels(PyExprMutator):
-    def __init__(self, mod: tvm.IRModule, results: set[relax.Var]) -> None:
+class _UngroupedCasts(PyExprMutator):
+    def __init__(self, mod: tvm.IRModule, results: dict[relax.Var, relax.Expr]) -> None:
         super().__init__(mod)
         self.mod = mod
         self.results = results
+
+    def visit_match_cast_(self, binding: relax.MatchCast) -> None:
+        field = self.results.get(binding.value)
+        if isinstance(field, relax.TupleGetItem):
+            value = self.builder_.emit(self.visit_expr(field))
+            binding = relax.MatchCast(binding.var, value, binding.ty)
+        super().visit_match_cast_(binding)
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         call = binding.value
@@ -162,47 +174,49 @@ def _ordered(func: relax.Function) -> relax.Function:
 
 
 def _ordered_block(block: relax.BindingBlock, known: set[tirx.Var]) -> relax.BindingBlock:
+    """Always the first binding whose operands and sizes are there; its sizes become ``known``.
+
+    Several casts may name a size. Whichever comes first defines it, the others compare.
+    """
     bindings = list(block.bindings)
-    makers = {binding.var: place for place, binding in enumerate(bindings)}
-    sizes: dict[tirx.Var, int] = {}
-    casts = [(i, binding) for i, binding in enumerate(bindings) if _is_cast(binding)]
-    for place, cast in casts:
-        for size in set(relax.analysis.tir_vars_in_type(cast.ty)) - known:
-            sizes.setdefault(size, place)
+    made = [{binding.var, *_sizes_defined(binding)} - known for binding in bindings]
+    makeable = set().union(*made)
+    needs = [_needs(binding) & makeable for binding in bindings]
+    readers: dict[Any, list[int]] = {}
+    for place, needed in enumerate(needs):
+        for one in needed:
+            readers.setdefault(one, []).append(place)
+    ready = [place for place, needed in enumerate(needs) if not needed]
     order: list[int] = []
-    placed: set[int] = set()
-
-    def place_with_needs(place: int) -> None:
-        if place in placed:
-            return
-        placed.add(place)
-        binding = bindings[place]
-        needs = [makers.get(var) for var in relax.analysis.free_vars(binding.value)]
-        needs += [sizes.get(size) for size in _sizes_read(binding)]
-        for need in needs:
-            if need is not None and need != place:
-                place_with_needs(need)
-        order.append(place)
-
-    for place in range(len(bindings)):
-        place_with_needs(place)
-    if order == sorted(order):
+    while ready:
+        order.append(heapq.heappop(ready))
+        for one in made[order[-1]]:
+            for reader in readers.pop(one, ()):
+                needs[reader].discard(one)
+                if not needs[reader]:
+                    heapq.heappush(ready, reader)
+    known.update(size for binding in bindings for size in _sizes_defined(binding))
+    if order == sorted(order) or len(order) < len(bindings):
         return block
     kind = relax.DataflowBlock if isinstance(block, relax.DataflowBlock) else relax.BindingBlock
     return kind([bindings[place] for place in order])
 
 
-def _is_cast(binding: relax.Binding) -> bool:
-    return isinstance(binding, relax.MatchCast)
-
-
-def _sizes_read(binding: relax.Binding) -> Iterable[tirx.Var]:
-    """The symbolic sizes in a binding's type and in the arguments of its call."""
+def _sizes_defined(binding: relax.Binding) -> set[tirx.Var]:
+    """Those that stand alone in the type of a cast; in ``n - 1`` it reads ``n``."""
     if not isinstance(binding, relax.MatchCast):
-        yield from relax.analysis.tir_vars_in_type(binding.var.ty)
-    if isinstance(binding.value, relax.Call):
-        for argument in binding.value.args:
-            yield from _sizes_in(argument)
+        return set()
+    return set(relax.analysis.definable_tir_vars_in_type(binding.ty))
+
+
+def _needs(binding: relax.Binding) -> set[Any]:
+    """Variables and symbolic sizes that a binding reads, in its type and its operands."""
+    cast = isinstance(binding, relax.MatchCast)
+    sizes = set(relax.analysis.tir_vars_in_type(binding.ty if cast else binding.var.ty))
+    sizes -= _sizes_defined(binding)
+    operands = binding.value.args if isinstance(binding.value, relax.Call) else [binding.value]
+    sizes.update(size for operand in operands for size in _sizes_in(operand))
+    return sizes | set(relax.analysis.free_vars(binding.value))
 
 
 def _sizes_in(argument: relax.Expr) -> Iterable[tirx.Var]:

@@ -233,14 +233,16 @@ def test_a_module_without_functions_is_left_alone():
     assert structural_equal(FuseOperators()(tvm.IRModule()), tvm.IRModule())
 
 
-def test_a_kernel_whose_result_is_cast_waits_for_nothing_behind_the_cast():
+@pytest.mark.parametrize("is_field", [False, True])
+def test_a_kernel_whose_result_is_cast_waits_for_nothing_behind_the_cast(is_field):
     """FuseOps would join the first kernel with the last, which reads what the cast leads to."""
     builder = relax.BlockBuilder()
     columns = tvm.tirx.Var("k", "int64")
-    x = relax.Var("x", relax.TensorType([2, columns], "float32"))
+    x = relax.Var("x", relax.TensorType([4 if is_field else 2, columns], "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
-            y = builder.emit(op.add(x, x))
+            y = builder.emit(op.split(x, 2) if is_field else op.add(x, x))
+            y = builder.emit(relax.TupleGetItem(y, 0)) if is_field else y
             cast = builder.match_cast(y, relax.TensorType([2, 3], "float32"))
             product = builder.emit(op.matmul(cast, weight(3, 3)))
             joined = builder.emit(op.concat([product, y], axis=1))
@@ -250,3 +252,22 @@ def test_a_kernel_whose_result_is_cast_waits_for_nothing_behind_the_cast():
     assert not relax.analysis.check_well_formed(relax.transform.FuseOps()(before), check_ty=False)
     after = FuseOperators()(before)
     assert relax.analysis.check_well_formed(after, check_ty=False)
+
+
+def test_a_cast_to_an_expression_defines_no_size():
+    """FuseOps moves it, for the sake of its reader, in front of the cast that defines ``n``."""
+    rows = tvm.tirx.Var("n", "int64")
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(name, relax.TensorType(dtype="float32", ndim=2)) for name in "xy")
+    z = relax.Var("z", TYPE)
+    with builder.function("main", [x, y, z]):
+        with builder.dataflow():
+            start = builder.emit(nn.relu(z))
+            builder.match_cast(x, relax.TensorType([rows, 3], "float32"))
+            cast = builder.match_cast(y, relax.TensorType([rows - 1, 3], "float32"))
+            result = builder.emit_output(op.concat([start, cast], axis=0))
+        builder.emit_func_output(result)
+    before = lower(builder.get())
+    fused = relax.transform.FuseOps()(before)
+    assert not relax.analysis.check_well_formed(fused, check_ty=False)
+    assert relax.analysis.check_well_formed(FuseOperators()(before), check_ty=False)

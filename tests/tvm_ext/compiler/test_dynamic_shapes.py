@@ -171,7 +171,7 @@ def test_squeeze_where_the_size_is_one() -> None:
     check(squeeze_if_one(), [{"x": rand(2, 4, 1)}, {"x": rand(5, 4, 1)}, {"x": rand(2, 4, 4)}])
 
 
-@pytest.mark.parametrize("operator", ["Add", "Where", "MatMul", "Concat"])
+@pytest.mark.parametrize("operator", ["Add", "Where", "MatMul", "Gemm", "Concat"])
 def test_names_that_must_agree(operator: str) -> None:
     inputs = [value("a", ["m", "k"]), value("b", ["n", "l"])]
     names = ["c", "a", "b"] if operator == "Where" else ["a", "b"]

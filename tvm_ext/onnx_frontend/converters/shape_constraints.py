@@ -185,7 +185,7 @@ def with_weighted_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: di
     wanted = {
         axis: size
         for axis, size in rule(sizes_of(weights), len(sizes), attrs).items()
-        if axis < len(sizes) and isinstance(size, int) and not isinstance(sizes[axis], int)
+        if axis < len(sizes) and not (isinstance(size, int) and isinstance(sizes[axis], int))
     }
     if wanted:
         given[0] = of_sizes(bb, data, [wanted.get(axis, size) for axis, size in enumerate(sizes)])
@@ -219,6 +219,9 @@ BROADCASTING = frozenset(
     }
 )
 
+# Which inputs a matmul multiplies; others are scales and zero points.
+_FACTORS = {"MatMul": (0, 1), "MatMulInteger": (0, 1), "QLinearMatMul": (0, 3)}
+
 
 def with_agreeing_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: dict) -> Any:
     """The inputs of an operator whose sizes TVM's operators can take for equal.
@@ -238,19 +241,23 @@ def with_agreeing_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: di
     if has_weights(key):
         return with_weighted_sizes(bb, key, inputs, attrs)
     combine: Callable[[list[relax.Expr]], list[relax.Expr]]
+    places: Sequence[int] = range(len(inputs))
     if key in BROADCASTING:
         combine = lambda tensors: broadcast_alike(bb, tensors)  # noqa: E731
     elif key == "Concat":
         combine = lambda tensors: _alike_beside(bb, tensors, attrs.get("axis", 0))  # noqa: E731
-    elif key == "MatMul":
-        combine = lambda tensors: _factors(bb, tensors)  # noqa: E731
+    elif key in _FACTORS:
+        combine, places = (lambda tensors: _factors(bb, tensors)), _FACTORS[key]
     else:
         return inputs
-    tensors = [value for value in inputs if _is_tensor(value)]
-    if len(tensors) < 2 or not any(_is_symbolic(value) for value in tensors):
+    given = list(inputs)
+    places = [place for place in places if place < len(given) and _is_tensor(given[place])]
+    if len(places) < 2 or not any(_is_symbolic(given[place]) for place in places):
         return inputs
-    changed = iter(combine(tensors))
-    return type(inputs)([next(changed) if _is_tensor(value) else value for value in inputs])
+    changed = combine([given[place] for place in places])
+    for place, tensor in zip(places, changed, strict=True):
+        given[place] = tensor
+    return type(inputs)(given)
 
 
 def broadcast_alike(

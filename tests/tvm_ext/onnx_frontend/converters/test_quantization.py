@@ -13,7 +13,7 @@ from small_models import model, rand, value
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.errors import ModelError
+from tvm_ext.errors import ModelError, RunError
 from tvm_ext.onnx_frontend import import_model
 
 runtime = pytest.importorskip("onnxruntime")
@@ -284,6 +284,33 @@ def test_qlinear_matmul(stored):
     proto, fed = one_node("QLinearMatMul", inputs, {"y": TensorProto.UINT8}, 10)
     (found,) = assert_exact(proto, fed)
     assert len(np.unique(found)) > 10
+
+
+@pytest.mark.parametrize("operator", ["MatMulInteger", "QLinearMatMul"])
+def test_products_of_stacks_whose_sizes_the_run_compares(operator):
+    """Sizes of two names: a product with unknown sizes has no kernel, one of others reads amiss."""
+    a, b = ["a", "as", "az"], ["b", "bs", "bz"]
+    names = [*a, *b, "ys", "yz"] if operator == "QLinearMatMul" else ["a", "b", "az", "bz"]
+    dtype = TensorProto.UINT8 if operator == "QLinearMatMul" else TensorProto.INT32
+    stored = {"as": np.float32(0.1), "bs": np.float32(0.1), "ys": np.float32(9)}
+    stored |= {"az": np.uint8(100), "bz": np.uint8(99), "yz": np.uint8(120)}
+    kind = TensorProto.UINT8
+    proto = model(
+        [node(operator, names, ["y"])],
+        [value("a", ["m", 5, "k"], kind), value("b", ["n", "l", 7], kind)],
+        [value("y", None, dtype)],
+        **{name: number for name, number in stored.items() if name in names},
+    )
+    session = runtime.InferenceSession(
+        proto.SerializeToString(), providers=["CPUExecutionProvider"]
+    )
+    compiled = tvm_ext.compile(proto, HOST)
+    for m, n in [(2, 2), (1, 3), (4, 1)]:
+        fed = {"a": integers(m, 5, 40, dtype="uint8"), "b": integers(n, 40, 7, dtype="uint8")}
+        np.testing.assert_array_equal(compiled.run(fed)["y"], session.run(None, fed)[0])
+    for other in (integers(3, 40, 7, dtype="uint8"), integers(2, 20, 7, dtype="uint8")):
+        with pytest.raises(RunError):
+            compiled.run({"a": integers(2, 5, 40, dtype="uint8"), "b": other})
 
 
 def test_a_division_is_not_folded_into_the_convolution_before_it():
