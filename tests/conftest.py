@@ -15,6 +15,8 @@ from tvm_ext.hardware.cuda.host import driver_state
 # What several test folders use; they are no packages.
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
+from random_numbers import start_anew
+
 # Many tests start processes. Each would compile all sources anew where no bytecode is written; git
 # ignores what is.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -32,6 +34,17 @@ def pytest_collection_finish() -> None:
     """Thousands of cases and all modules stay to the end: no need to look at them for garbage."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collectstart() -> None:
+    """Modules that draw when they are imported draw the same in any order, and other than tests."""
+    start_anew(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before any fixture of the test."""
+    start_anew(0)
 
 
 @pytest.fixture(scope="session")
