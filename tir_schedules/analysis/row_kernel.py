@@ -149,15 +149,32 @@ def substituted(
 
 
 def unfused(value: tvm.ir.Expr, axes: Sequence[LoopAxis], dtype: str) -> dict[int, Any]:
-    """The values of ``axes`` at one iteration of the loop that they are fused into."""
+    """The values of ``axes`` at one iteration of the loop that they are fused into.
+
+    Nothing here is negative, which TVM does not know of symbolic sizes: rounding down it would
+    write out for every sign, in expressions that take LLVM's code generation seconds.
+    """
+    return _places(value, axes, dtype, tirx.truncdiv, tirx.truncmod)
+
+
+def _places(
+    value: tvm.ir.Expr,
+    axes: Sequence[LoopAxis],
+    dtype: str,
+    quotient: Callable[..., tvm.ir.Expr],
+    remainder: Callable[..., tvm.ir.Expr],
+) -> dict[int, Any]:
+    """``unfused`` with these functions for symbolic divisors."""
     values: dict[int, Any] = {}
     step: Any = 1
     for position, axis in enumerate(reversed(axes)):
         # A constant or an expression; of no loops inside, nothing is to be divided by.
         whole = position == 0 or (isinstance(step, int) and step == 1)
-        part = value if whole else tirx.FloorDiv(value, sized(step, dtype))
+        divided = tirx.FloorDiv if isinstance(step, int) else quotient
+        part = value if whole else divided(value, sized(step, dtype))
         if position < len(axes) - 1:
-            part = tirx.FloorMod(part, sized(axis.extent, dtype))
+            rest = tirx.FloorMod if isinstance(axis.extent, int) else remainder
+            part = rest(part, sized(axis.extent, dtype))
         values[buffer_key(axis.var)] = part
         step = step * axis.extent
     return values
@@ -207,7 +224,8 @@ def strides(
     """By how much each address moves with the fused loop of ``axes``; None: not by a number."""
     dtype = kernel.index_dtype
     fused = LoopAxis(tirx.Var("fused", dtype), math.prod(axis.extent for axis in axes))
-    values = unfused(fused.var, axes, dtype)
+    # TVM's rules for quotients with their remainders are of those that round down.
+    values = _places(fused.var, axes, dtype, tirx.FloorDiv, tirx.FloorMod)
     found: list[int | None] = []
     for block in blocks:
         analyzer = sym.Analyzer()
