@@ -148,23 +148,18 @@ def substituted(
 # By how much the addresses of a row kernel move with its loops.
 
 
-def unfused(value: tvm.ir.Expr, axes: Sequence[LoopAxis], dtype: str) -> dict[int, Any]:
+def unfused(
+    value: tvm.ir.Expr, axes: Sequence[LoopAxis], dtype: str, rounding_down: bool = True
+) -> dict[int, Any]:
     """The values of ``axes`` at one iteration of the loop that they are fused into.
 
-    Nothing here is negative, which TVM does not know of symbolic sizes: rounding down it would
-    write out for every sign, in expressions that take LLVM's code generation seconds.
+    Nothing here is negative, which TVM does not know of symbolic sizes. Its rules for quotients
+    with their remainders are of those that round down; code for CPUs of these has a case for each
+    sign, in expressions that LLVM's code generation takes seconds for.
     """
-    return _places(value, axes, dtype, tirx.truncdiv, tirx.truncmod)
-
-
-def _places(
-    value: tvm.ir.Expr,
-    axes: Sequence[LoopAxis],
-    dtype: str,
-    quotient: Callable[..., tvm.ir.Expr],
-    remainder: Callable[..., tvm.ir.Expr],
-) -> dict[int, Any]:
-    """``unfused`` with these functions for symbolic divisors."""
+    quotient, remainder = (
+        (tirx.FloorDiv, tirx.FloorMod) if rounding_down else (tirx.truncdiv, tirx.truncmod)
+    )
     values: dict[int, Any] = {}
     step: Any = 1
     for position, axis in enumerate(reversed(axes)):
@@ -224,8 +219,7 @@ def strides(
     """By how much each address moves with the fused loop of ``axes``; None: not by a number."""
     dtype = kernel.index_dtype
     fused = LoopAxis(tirx.Var("fused", dtype), math.prod(axis.extent for axis in axes))
-    # TVM's rules for quotients with their remainders are of those that round down.
-    values = _places(fused.var, axes, dtype, tirx.FloorDiv, tirx.FloorMod)
+    values = unfused(fused.var, axes, dtype)
     found: list[int | None] = []
     for block in blocks:
         analyzer = sym.Analyzer()
