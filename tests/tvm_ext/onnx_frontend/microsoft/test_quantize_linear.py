@@ -137,7 +137,11 @@ QUANTIZED = {
     "leaky relu": single("QLinearLeakyRelu", bytes_of(4, 50), alpha=0.1),
     "global average pool": single("QLinearGlobalAveragePool", IMAGE),
     "average pool": single(
-        "QLinearAveragePool", IMAGE, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1]
+        "QLinearAveragePool",
+        bytes_of(2, 5, 15, 15),
+        kernel_shape=[3, 3],
+        strides=[2, 2],
+        pads=[1, 1, 1, 1],
     ),
     "global average pool, channels last": single(
         "QLinearGlobalAveragePool", bytes_of(1, 7, 7, 3), channels_last=1
