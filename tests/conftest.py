@@ -25,15 +25,23 @@ sys.dont_write_bytecode = False
 # TVM's idle threads spin for a while after each parallel kernel, on cores that other tests want.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
+# Nothing here is to survive a power cut, and a disk may take longer than all else of a test.
+os.fsync = lambda descriptor: None
+
 # Without a GPU nothing runs the device code, and making it takes seconds a model.
 if driver_state().problem:
     os.environ.setdefault("TVM_EXT_CUDA_COMPILER", "none")
 
 
+# Thousands of cases and all modules stay to the end: no need to look at them for garbage.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Thousands of cases and all modules stay to the end: no need to look at them for garbage."""
+    """From here on there is garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collectstart() -> None:
