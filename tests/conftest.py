@@ -15,6 +15,8 @@ from tvm_ext.hardware.cuda.host import driver_state
 # What several test folders use; they are no packages.
 sys.path.insert(0, str(Path(__file__).parent / "shared"))
 
+from random_numbers import start_anew
+
 # Many tests start processes. Each would compile all sources anew where no bytecode is written; git
 # ignores what is.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -23,15 +25,34 @@ sys.dont_write_bytecode = False
 # TVM's idle threads spin for a while after each parallel kernel, on cores that other tests want.
 os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 
+# Nothing here is to survive a power cut, and a disk may take longer than all else of a test.
+os.fsync = lambda descriptor: None
+
 # Without a GPU nothing runs the device code, and making it takes seconds a model.
 if driver_state().problem:
     os.environ.setdefault("TVM_EXT_CUDA_COMPILER", "none")
 
 
+# Thousands of cases and all modules stay to the end: no need to look at them for garbage.
+gc.disable()
+
+
 def pytest_collection_finish() -> None:
-    """Thousands of cases and all modules stay to the end: no need to look at them for garbage."""
+    """From here on there is garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+
+
+def pytest_collectstart() -> None:
+    """Modules that draw when they are imported draw the same in any order, and other than tests."""
+    start_anew(1)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before any fixture of the test."""
+    start_anew(0)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import tvm
+from random_numbers import RANDOM
 from tvm import relax
 from unoptimised import LLVM
 
@@ -16,11 +17,8 @@ nn = relax.op.nn
 Body = Callable[[relax.BlockBuilder, relax.Var], relax.Expr]
 
 
-RNG = np.random.default_rng(7)
-
-
 def rand(*shape: int, dtype: str = "float32") -> np.ndarray:
-    return RNG.uniform(-1, 1, shape).astype(dtype)
+    return RANDOM.uniform(-1, 1, shape).astype(dtype)
 
 
 def const(*shape: int, dtype: str = "float32") -> relax.Expr:

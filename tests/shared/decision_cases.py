@@ -9,7 +9,7 @@ import tvm
 from lowering import assert_same, run, statements
 from tvm import s_tir, tirx
 from tvm_ffi import structural_equal
-from unoptimised import unoptimised
+from unoptimised import built
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -20,7 +20,7 @@ from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
 from tvm_ext.tir_schedules.template import FixedDecisions, Knob, Template
 
 # Random sets of decisions that are tried for each kernel; `make test-all` asks for more.
-DRAWS = int(os.environ.get("TEST_DRAWS", "2"))
+DRAWS = int(os.environ.get("TEST_DRAWS", "1"))
 
 Values = dict[str, int]
 
@@ -168,10 +168,7 @@ def _compare(
 ) -> None:
     wanted = run(plain)
     symbols = {label: f"f{index}" for index, label in enumerate(functions)}
-    mod = tvm.IRModule(
-        {s: functions[label].with_attr("global_symbol", s) for label, s in symbols.items()}
-    )
-    library = tirx.build(mod, target=unoptimised(machine).tvm_target())
+    library = built({symbol: functions[label] for label, symbol in symbols.items()}, machine)
     for label, symbol in symbols.items():
         name, packed = names[label]
         written = _written(plain[name])

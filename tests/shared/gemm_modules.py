@@ -2,6 +2,7 @@
 
 import numpy as np
 import tvm
+from random_numbers import RANDOM
 from tvm import relax
 from tvm.script import relax as R
 from unoptimised import LLVM
@@ -9,15 +10,13 @@ from unoptimised import LLVM
 from tvm_ext.relay_passes.gemm_fusion import GemmFusion
 from tvm_ext.relay_passes.graph_pass import recording
 
-RNG = np.random.default_rng(7)
-
 
 def tensor(name, shape, dtype="float32"):
     return relax.Var(name, R.Tensor(shape, dtype))
 
 
 def constant(*shape, dtype="float32"):
-    return relax.const(RNG.standard_normal(shape).astype(dtype), dtype)
+    return relax.const(RANDOM.standard_normal(shape).astype(dtype), dtype)
 
 
 def module(params, steps):
@@ -67,7 +66,7 @@ def random_inputs(mod, sizes=None):
     made = []
     for param in mod["main"].params:
         shape = [int((sizes or {}).get(str(d), 0) or d) for d in param.ty.shape.values]
-        made.append(RNG.standard_normal(shape).astype(str(param.ty.dtype)))
+        made.append(RANDOM.standard_normal(shape).astype(str(param.ty.dtype)))
     return made
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tvm
 from tvm import relax, s_tir, tirx
-from unoptimised import HOST
+from unoptimised import HOST, built
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.machine import MachineDescription
@@ -127,13 +127,7 @@ def run(
 ) -> dict[str, list[np.ndarray]]:
     """All buffers of every function after a run; same seed and shapes, same contents before it."""
     symbols = {f"f{i}": name for i, name in enumerate(functions)}
-    mod = tvm.IRModule(
-        {
-            symbol: functions[name].with_attr("global_symbol", symbol)
-            for symbol, name in symbols.items()
-        }
-    )
-    library = tirx.build(mod, target=machine.tvm_target())
+    library = built({symbol: functions[name] for symbol, name in symbols.items()}, machine)
     results: dict[str, list[np.ndarray]] = {}
     for symbol, name in symbols.items():
         generator = np.random.default_rng(seed)

@@ -4,12 +4,11 @@ import numpy as np
 import onnx
 import onnxruntime as runtime
 from onnx import helper, numpy_helper
+from random_numbers import RANDOM
 from small_models import value
 from unoptimised import HOST
 
 import tvm_ext
-
-RNG = np.random.default_rng(7)
 
 
 def element_type(array: np.ndarray) -> int:
@@ -18,7 +17,7 @@ def element_type(array: np.ndarray) -> int:
 
 def bytes_of(*shape: int, dtype: str = "uint8") -> np.ndarray:
     info = np.iinfo(dtype)
-    return RNG.integers(info.min, info.max + 1, shape).astype(dtype)
+    return RANDOM.integers(info.min, info.max + 1, shape).astype(dtype)
 
 
 def weights_of(*shape: int) -> np.ndarray:
@@ -27,7 +26,7 @@ def weights_of(*shape: int) -> np.ndarray:
     On x86 without VNNI, ONNX Runtime adds two products of bytes in 16 bits; of eight bits, some
     sums would not fit.
     """
-    return RNG.integers(-64, 64, shape).astype(np.int8)
+    return RANDOM.integers(-64, 64, shape).astype(np.int8)
 
 
 def microsoft_model(op: str, inputs: dict, outputs: dict, opset: int = 14, /, **attributes):

@@ -5,8 +5,11 @@ LLVM makes of the code would take half of their time. ``make test-all`` compiles
 """
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import tvm
+from tvm import tirx
 
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
@@ -27,3 +30,15 @@ def unoptimised(machine: MachineDescription) -> MachineDescription:
 HOST = unoptimised(host_description())
 # Any machine of this architecture: for modules that TVM itself compiles.
 LLVM = tvm.target.Target({"kind": "llvm", "opt-level": LLVM_LEVEL})
+
+
+def built(functions: Mapping[str, tirx.PrimFunc], machine: MachineDescription = HOST) -> Any:
+    """Kernels by their names as a library, to be called with arrays that fit.
+
+    Whether they do is not looked at: those checks take LLVM as long as small kernels.
+    """
+    named = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
+    target = tvm.target.Target(dict(machine.tvm_target().export()) | {"opt-level": LLVM_LEVEL})
+    options = {"tirx.disable_assert": True, "tirx.disable_cse_tir": True}
+    with tvm.transform.PassContext(opt_level=3, config=options):
+        return tirx.build(tvm.IRModule(named), target=target)

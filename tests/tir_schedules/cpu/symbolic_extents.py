@@ -7,11 +7,11 @@ from functools import cache
 import numpy as np
 import tvm
 import tvm_ffi
+import unoptimised
 from guarded_memory import guarded
 from lowering import f32, kernel_of
 from tvm import relax, tirx
 from tvm.relax.op import nn
-from unoptimised import HOST
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
@@ -36,8 +36,7 @@ def scheduled(func: tirx.PrimFunc, machine=None) -> ScheduledKernel:
 
 
 def built(func: tirx.PrimFunc) -> Callable[..., None]:
-    module = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    return tirx.build(module, target=HOST.tvm_target())["main"]
+    return unoptimised.built({"main": func})["main"]
 
 
 def call(

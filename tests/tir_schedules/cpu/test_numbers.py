@@ -7,6 +7,7 @@ from kernel_cases import CONVOLUTIONS, MATMULS, MOVES, POINTWISE, REDUCTIONS, Ke
 from lowering import assert_same, f32, kernel_of, kernels_of, run
 from tvm import relax, tirx
 from tvm.relax.op import nn
+from unoptimised import built
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
@@ -85,7 +86,7 @@ def test_symbolic_batch() -> None:
         functions[f"p{index}"] = func.with_attr("global_symbol", f"p{index}")
         scheduled, _ = schedule_kernel(func, machine)
         functions[f"s{index}"] = scheduled.with_attr("global_symbol", f"s{index}")
-    library = tvm.tirx.build(tvm.IRModule(functions), target=machine.tvm_target())
+    library = built(functions)
     for batch in (1, 5, 17):
         for index, name in enumerate(SYMBOLIC):
             plain = _called(library[f"p{index}"], functions[f"p{index}"], batch)

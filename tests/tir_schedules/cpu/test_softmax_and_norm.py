@@ -20,7 +20,7 @@ from lowering import f32, kernel_of, kernels_of, loops_of, lowered, run, stateme
 from machines import MACHINE
 from tvm import relax, s_tir, te, tirx, topi
 from tvm.relax.op import nn
-from unoptimised import HOST
+from unoptimised import built
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -154,10 +154,7 @@ def test_a_row_beyond_the_caches() -> None:
 def test_a_mean_far_from_zero() -> None:
     """The variance is that of the differences from the mean: nothing cancels."""
     func = kernel_of(lambda x, g, b: nn.layer_norm(x, g, b, [-1]), f32(3, 257), f32(257), f32(257))
-    library = tirx.build(
-        tvm.IRModule({"main": stitched(func).with_attr("global_symbol", "main")}),
-        target=HOST.tvm_target(),
-    )
+    library = built({"main": stitched(func)})
     generator = np.random.default_rng(0)
     x = (generator.standard_normal((3, 257)) + 1000.0).astype("float32")
     ones = np.ones(257, "float32")

@@ -13,6 +13,7 @@ import tvm
 from machines import MACHINE
 from tvm import s_tir, te, tirx
 from tvm_ffi import structural_walk
+from unoptimised import built
 
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_staged_calls, with_vector_math
@@ -45,7 +46,7 @@ def test_a_deep_chain_compiles_and_is_right(size: int) -> None:
     machine = host_description()
     scheduled, _ = schedule_kernel(chain(8, size), machine)
     kernel = with_vector_math(scheduled).func.with_attr("global_symbol", "main")
-    library = tvm.compile(tvm.IRModule({"main": kernel}), target=machine.tvm_target())
+    library = built({"main": kernel})
     x = np.linspace(-3, 3, size).astype("float32")
     found = tvm.runtime.tensor(np.zeros(size, "float32"))
     library["main"](tvm.runtime.tensor(x), found)
@@ -80,7 +81,7 @@ def test_what_leaves_a_branch_stays_under_its_condition(choose: Any, vectorised:
     name = "T.if_then_else(" if choose is tirx.if_then_else else "T.Select("
     assert re.search(rf"staged0.* = {re.escape(name)}", str(staged))
     kernel = with_vector_math(func).func.with_attr("global_symbol", "main")
-    library = tvm.compile(tvm.IRModule({"main": kernel}), target=host_description().tvm_target())
+    library = built({"main": kernel})
     values = np.linspace(-3, 1, 32).astype("float32")
     found = tvm.runtime.tensor(np.zeros(32, "float32"))
     library["main"](tvm.runtime.tensor(values), found)
@@ -110,7 +111,7 @@ def test_a_function_called_twice_is_computed_once() -> None:
     scheduled, _ = schedule_kernel(te.create_prim_func([x, leaky]), machine)
     result = with_vector_math(scheduled)
     kernel = result.func.with_attr("global_symbol", "main")
-    library = tvm.compile(tvm.IRModule({"main": kernel}), target=machine.tvm_target())
+    library = built({"main": kernel})
     values = np.linspace(-3, 3, 32).astype("float32")
     found = tvm.runtime.tensor(np.zeros(32, "float32"))
     library["main"](tvm.runtime.tensor(values), found)
@@ -127,10 +128,9 @@ def test_a_comparison_in_the_argument() -> None:
     func = te.create_prim_func([x, te.compute((32,), lambda i: te.exp(kept[i]))])
     machine = host_description()
     kernel = with_vector_math(schedule_kernel(func, machine)[0]).func
-    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
     values = np.linspace(-3, 3, 32).astype("float32")
     found = tvm.runtime.tensor(np.zeros(32, "float32"))
-    tvm.compile(mod, target=machine.tvm_target())["main"](tvm.runtime.tensor(values), found)
+    built({"main": kernel})["main"](tvm.runtime.tensor(values), found)
     wanted = np.exp(np.where(values > 0.5, values, 0.0))
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
 
@@ -155,7 +155,7 @@ def test_a_function_under_steps_of_quantisation(steps: int) -> None:
     sch = s_tir.Schedule(te.create_prim_func([x, te.compute((64,), body, "y")]))
     sch.vectorize(sch.get_loops(sch.get_sblock("y"))[0])
     kernel = with_vector_math(sch.mod["main"]).func.with_attr("global_symbol", "main")
-    library = tvm.compile(tvm.IRModule({"main": kernel}), target=host_description().tvm_target())
+    library = built({"main": kernel})
     values = np.linspace(-1, 1, 64).astype("float32")
     found = tvm.runtime.tensor(np.zeros(64, "float32"))
     library["main"](tvm.runtime.tensor(values), found)
@@ -177,8 +177,7 @@ def test_a_long_chain_of_products_is_cut() -> None:
     sch = s_tir.Schedule(te.create_prim_func([x, te.compute((64,), body, "y")]))
     sch.vectorize(sch.get_loops(sch.get_sblock("y"))[0])
     staged = with_staged_calls(sch.mod["main"].body, lambda _: False)
-    mod = tvm.IRModule({"main": sch.mod["main"].with_body(staged).with_attr("global_symbol", "f")})
-    library = tvm.compile(mod, target=host_description().tvm_target())
+    library = built({"f": sch.mod["main"].with_body(staged)})
     values = np.linspace(-3, 3, 64).astype("float32")
     found = tvm.runtime.tensor(np.zeros(64, "float32"))
     library["f"](tvm.runtime.tensor(values), found)
@@ -207,10 +206,9 @@ def test_functions_of_bfloat16(name: str) -> None:
     machine = host_description()
     func = te.create_prim_func([x, te.compute((64,), lambda i: ours(x[i]), "y")])
     kernel = with_vector_math(schedule_kernel(func, machine)[0]).func
-    mod = tvm.IRModule({"main": kernel.with_attr("global_symbol", "main")})
     values = np.linspace(-3, 3, 64).astype(ml_dtypes.bfloat16)
     found = tvm.runtime.tensor(np.zeros(64, ml_dtypes.bfloat16))
-    tvm.compile(mod, target=machine.tvm_target())["main"](tvm.runtime.tensor(values), found)
+    built({"main": kernel})["main"](tvm.runtime.tensor(values), found)
     exact = wanted(values.astype("float64"))
     np.testing.assert_allclose(found.numpy().astype("float64"), exact, rtol=5e-3, atol=2e-2)
 
@@ -233,7 +231,7 @@ def test_a_choice_that_is_read_again_and_again_is_made_once(size: int) -> None:
     machine, depth = host_description(), 5
     scheduled, _ = schedule_kernel(folded(depth, size), machine)
     kernel = with_vector_math(scheduled).func.with_attr("global_symbol", "main")
-    library = tvm.compile(tvm.IRModule({"main": kernel}), target=machine.tvm_target())
+    library = built({"main": kernel})
     x = np.arange(size) - size // 2
     found = tvm.runtime.tensor(np.zeros(size, "int64"))
     library["main"](tvm.runtime.tensor(x), found)

@@ -149,12 +149,14 @@ def compare(
 LOWEST = float(np.finfo("float32").min)
 
 
-DRAW = np.random.default_rng(5)
+def normal(*shape: int, dtype: str = "float32") -> np.ndarray:
+    """An added mask."""
+    return np.random.default_rng(5).standard_normal(shape).astype(dtype)
 
 
 def seen(*shape: int, blind: bool = False) -> np.ndarray:
     """A mask, of which one query sees no key when it is to be ``blind``."""
-    mask = DRAW.random(shape) < 0.5
+    mask = np.random.default_rng(5).random(shape) < 0.5
     mask[..., 0] = True
     if blind:
         mask[0, 0, shape[2] // 2] = False
@@ -185,7 +187,7 @@ WARP_ATTENTIONS = {
         30,
         16,
         dtype="bfloat16",
-        masks=[(Mask("add", "bhqk"), DRAW.standard_normal((2, 1, 1, 30)).astype("float32"))],
+        masks=[(Mask("add", "bhqk"), normal(2, 1, 1, 30))],
         decided=SMALL_TILE,
     ),
     "no key seen": AttentionCase(1, 2, 20, 20, 16, masks=[(KEEP, seen(1, 2, 20, 20, blind=True))]),

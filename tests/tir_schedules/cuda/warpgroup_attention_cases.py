@@ -3,15 +3,12 @@
 import math
 
 import numpy as np
-from attention_cases import AttentionCase
+from attention_cases import AttentionCase, normal
 
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_attention_decision as group_decision
 from tvm_ext.tir_schedules.operators.attention import Mask
 
 LOWEST = float(np.finfo("float32").min)
-
-
-DRAW = np.random.default_rng(7)
 
 
 def take_all(monkeypatch):
@@ -21,7 +18,7 @@ def take_all(monkeypatch):
 
 def seen(*shape: int) -> np.ndarray:
     """A mask, of which one query sees no key."""
-    mask = DRAW.random(shape) < 0.5
+    mask = np.random.default_rng(7).random(shape) < 0.5
     mask[..., 0] = True
     mask[0, 0, shape[2] // 2] = False
     return mask
@@ -76,7 +73,7 @@ WARPGROUP_ATTENTIONS = {
         75,
         64,
         dtype="bfloat16",
-        masks=[(ADD, DRAW.standard_normal((2, 1, 1, 75)).astype("float32"))],
+        masks=[(ADD, normal(2, 1, 1, 75))],
         decided=TILE,
     ),
     "added mask of 16 bits": AttentionCase(
@@ -86,7 +83,7 @@ WARPGROUP_ATTENTIONS = {
         150,
         128,
         causal=20,
-        masks=[(ADD, DRAW.standard_normal((1, 2, 130, 150)).astype("float16"))],
+        masks=[(ADD, normal(1, 2, 130, 150, dtype="float16"))],
         decided=TILE,
     ),
 }

@@ -68,7 +68,7 @@ def updates(found: WaferProgram) -> tuple[BlockWork, int]:
 def test_every_way_to_lay_a_kernel_out_computes_the_same(name):
     case = (CONVOLUTIONS | POOLS)[name]
     func = kernel_of(case.expression, *case.inputs)
-    check_random_numbers(TEMPLATE, {name: func}, count=3, machine=MESH.with_grid(5, 4))
+    check_random_numbers(TEMPLATE, {name: func}, count=2, machine=MESH.with_grid(5, 4))
 
 
 @settings(max_examples=10, deadline=None)

@@ -7,6 +7,7 @@ import numpy as np
 import tvm
 from lowering import assert_same, run
 from tvm import tirx
+from unoptimised import built
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.targets import resolve_target
@@ -105,9 +106,7 @@ def computed(func: tirx.PrimFunc, *inputs: np.ndarray) -> list[np.ndarray]:
         tvm.runtime.tensor(np.zeros([int(size) for size in param.shape], str(param.dtype)))
         for param in list(func.params)[len(inputs) :]
     ]
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    library = tvm.compile(mod, target=MESH.tvm_target())
-    library["main"](*map(tvm.runtime.tensor, inputs), *results)
+    built({"main": func})["main"](*map(tvm.runtime.tensor, inputs), *results)
     return [one.numpy() for one in results]
 
 

@@ -10,10 +10,18 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-MAIN = "from tvm_ext.cli.main import main; main()"
+RUN = """
+import json, sys
+sys.path.append(sys.argv[1])
+from commands import invoke
+results = [invoke(*command) for command in json.load(sys.stdin)]
+print(json.dumps([(result.exit_code, result.stdout, result.stderr) for result in results]))
+"""
+SHARED = Path(__file__).parents[2] / "shared"
 SOURCE = Path(__file__).parents[2] / "plugin_example"
 
 
@@ -37,30 +45,54 @@ def plugin_folder(tmp_path_factory) -> Path:
     return target
 
 
-def run_tvm_ext(site: Path, *arguments) -> subprocess.CompletedProcess:
-    """Runs the command with the packages in ``site`` installed."""
-    return subprocess.run(
-        [sys.executable, "-c", MAIN, *map(str, arguments)],
+def outcomes(site: Path, *commands: tuple) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of commands with the packages in ``site`` installed.
+
+    They run in one process, as starting it takes longest.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, SHARED],
         cwd=site,
         env={**os.environ, "PYTHONPATH": str(site)},
+        input=json.dumps([[str(argument) for argument in command] for command in commands]),
         capture_output=True,
         text=True,
         timeout=600,
         check=False,
     )
-
-
-def tvm_ext_json(site: Path, *arguments) -> tuple[dict, str]:
-    """What the command prints as JSON, and its stderr."""
-    done = run_tvm_ext(site, *arguments, "--json")
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+    return [tuple(one) for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def read(outcome: tuple[int, str, str]) -> Any:
+    """The JSON of a command that has to succeed, without a word on stderr."""
+    code, stdout, stderr = outcome
+    assert (code, stderr) == (0, "")
+    return json.loads(stdout)
 
 
 @pytest.fixture(scope="module")
-def compiled(plugin_folder, abs_model_path) -> dict:
+def done(plugin_folder, abs_model_path, tmp_path_factory) -> dict[str, tuple[int, str, str]]:
+    """What all commands of the tests below came to, by name."""
+    compiling = ("compile", abs_model_path, "--json")
+    folder = tmp_path_factory.mktemp("compiled")
+    commands = {
+        "passes": ("passes", "list", "--json"),
+        "compiled": compiling,
+        "without the pass": (*compiling, "--disable-pass", "SingleAbs"),
+        "plain": (*compiling, "--target", "plain", "--output", folder / "m"),
+        "targets": ("targets", "list", "--json"),
+        "cores": ("plain", "cores", "--json"),
+        "help": ("--help",),
+        "unknown": ("plane",),
+    }
+    return dict(zip(commands, outcomes(plugin_folder, *commands.values()), strict=True))
+
+
+@pytest.fixture
+def compiled(done) -> dict:
     """What the command prints of a compilation."""
-    return tvm_ext_json(plugin_folder, "compile", abs_model_path)[0]
+    return json.loads(done["compiled"][1])
 
 
 def record_of(printed: dict) -> dict:
@@ -68,14 +100,13 @@ def record_of(printed: dict) -> dict:
     return record
 
 
-def test_an_installed_plugin_is_listed_with_its_distribution(plugin_folder):
-    listed, stderr = tvm_ext_json(plugin_folder, "passes", "list")
+def test_an_installed_plugin_is_listed_with_its_distribution(done):
+    listed = read(done["passes"])
     (entry,) = (entry for entry in listed["passes"] if entry["name"] == "SingleAbs")
     assert entry["source"] == "tvm-ext-plugin-example"
     assert entry["options"] == {"even_shared": False}
     for level in listed["levels"].values():
         assert "SingleAbs" in level["graph"]
-    assert stderr == ""
 
 
 def test_its_pass_runs_in_a_compilation(compiled):
@@ -85,9 +116,8 @@ def test_its_pass_runs_in_a_compilation(compiled):
     assert compiled["report"]["graph"]["relax_after"]["abs"] == 1
 
 
-def test_its_pass_can_be_disabled(plugin_folder, abs_model_path):
-    options = ("--disable-pass", "SingleAbs")
-    printed, _ = tvm_ext_json(plugin_folder, "compile", abs_model_path, *options)
+def test_its_pass_can_be_disabled(done):
+    printed = json.loads(done["without the pass"][1])
     assert record_of(printed)["skipped"] == "disabled"
     assert printed["report"]["graph"]["relax_after"]["abs"] == 2
 
@@ -100,32 +130,27 @@ def test_its_template_wins_for_its_kernel(compiled):
 
 def test_its_template_is_tuned_and_its_cost_model_ranks(plugin_folder, abs_model_path, tmp_path):
     options = ("--output", tmp_path / "logs", "--trials", 3, "--cost-model", "shortest")
-    tuned, _ = tvm_ext_json(plugin_folder, "tune", abs_model_path, *options)
+    (outcome,) = outcomes(plugin_folder, ("tune", abs_model_path, *options, "--json"))
+    tuned = json.loads(outcome[1])
     # A cost model that fails is noted.
     assert tuned["notes"] == []
     trials = (tmp_path / "logs" / "trials.jsonl").read_text().splitlines()
     assert "one loop" in [json.loads(line).get("template") for line in trials]
 
 
-def test_its_backend_is_a_target(plugin_folder, abs_model_path, tmp_path):
-    printed, stderr = tvm_ext_json(
-        plugin_folder, "compile", abs_model_path, "--target", "plain", "--output", tmp_path / "m"
-    )
+def test_its_backend_is_a_target(done):
+    printed = read(done["plain"])
     (kernel,) = printed["report"]["kernels"]
     assert (kernel["schedule"], kernel["source"]) == ("blockwise", "generic")
     assert printed["report"]["target"]["kind"] == "plain-cpu"
-    assert stderr == ""
-    listed, _ = tvm_ext_json(plugin_folder, "targets", "list")
-    assert "plain" in [target["name"] for target in listed]
+    assert "plain" in [target["name"] for target in json.loads(done["targets"][1])]
 
 
-def test_its_backend_has_commands(plugin_folder):
-    printed, stderr = tvm_ext_json(plugin_folder, "plain", "cores")
-    assert printed["cores"] >= 1
-    assert stderr == ""
-    assert "Ask about the plain CPU." in run_tvm_ext(plugin_folder, "--help").stdout
-    unknown = run_tvm_ext(plugin_folder, "plane")
-    assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
+def test_its_backend_has_commands(done):
+    assert read(done["cores"])["cores"] >= 1
+    assert "Ask about the plain CPU." in done["help"][1]
+    code, _, stderr = done["unknown"]
+    assert (code, stderr.count("\n")) == (2, 1)
 
 
 def test_its_backend_describes_targets_of_tvm(plugin_folder):
@@ -155,7 +180,8 @@ def test_broken_plugins_only_warn(tmp_path):
     (info / "entry_points.txt").write_text(f"[tvm_ext.passes]\n{entries}")
     for name, content in zip(names, contents, strict=True):
         (tmp_path / f"{name.lower()}.py").write_text(content)
-    listed, stderr = tvm_ext_json(tmp_path, "passes", "list")
+    (outcome,) = outcomes(tmp_path, ("passes", "list", "--json"))
+    listed, stderr = json.loads(outcome[1]), outcome[2]
     assert not set(names) & {entry["name"] for entry in listed["passes"]}
     lines = stderr.splitlines()
     assert len(lines) == len(names)

@@ -6,6 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from opt_levels import levels_of
+from random_numbers import RANDOM
 from small_models import model, value
 from unoptimised import HOST
 
@@ -14,7 +15,6 @@ from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend import prepare_model
 
 node = helper.make_node
-RANDOM = np.random.default_rng(0)
 
 
 def assert_as_reference(proto: onnx.ModelProto, **inputs: np.ndarray) -> onnx.ModelProto:

@@ -41,7 +41,10 @@ def joined(axis: int, new_axis: int) -> onnx.NodeProto:
     return node("ConcatFromSequence", ["all"], ["y"], axis=axis, new_axis=new_axis)
 
 
-@pytest.mark.parametrize(("axis", "new_axis"), [(0, 1), (1, 1), (-1, 1), (0, 0), (-1, 0)])
+@pytest.mark.parametrize(
+    ("axis", "new_axis"),
+    [(0, 1), pytest.param(1, 1, marks=pytest.mark.slow), (-1, 1), (0, 0), (-1, 0)],
+)
 def test_what_a_loop_appends_is_stacked_or_joined(axis, new_axis):
     proto = appending(ROW, joined(axis, new_axis))
     assert_same(proto, *FEEDS, levels=["O0"])

@@ -38,14 +38,19 @@ def feed(batch: int, steps: int) -> dict[str, np.ndarray]:
     return {"first": rand(batch, 3), **sequences}
 
 
-@pytest.mark.parametrize("directions", [{}, {"directions": [1, 0]}])
+@pytest.mark.parametrize(
+    "directions", [pytest.param({}, marks=pytest.mark.slow), {"directions": [1, 0]}]
+)
 def test_a_scan_of_each_element_of_a_batch(directions):
     proto = batched_scan(lengths=False, **directions)
     assert_same(proto, feed(3, 4), feed(1, 3), feed(2, 1))
     assert "Scan" not in {n.op_type for n in prepare_model(proto).prepared.graph.node}
 
 
-@pytest.mark.parametrize("directions", [{}, {"directions": [1, 0]}, {"directions": [1, 1]}])
+@pytest.mark.parametrize(
+    "directions",
+    [{}, {"directions": [1, 0]}, pytest.param({"directions": [1, 1]}, marks=pytest.mark.slow)],
+)
 def test_sequences_end_at_lengths_of_their_own(directions):
     proto = batched_scan(lengths=True, **directions)
     feeds = [

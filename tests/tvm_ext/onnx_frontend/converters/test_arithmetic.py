@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from combinations import pairwise
 from operator_models import by_reference, check_operator
 from small_models import model, node, rand, value
 from unoptimised import HOST
@@ -12,9 +13,7 @@ import tvm_ext
 X = rand(2, 3, 4)
 
 
-@pytest.mark.parametrize("stored", [("axis",), ()])
-@pytest.mark.parametrize("flags", [(0, 0), (1, 0), (0, 1), (1, 1)])
-@pytest.mark.parametrize("axis", [0, 1, -1])
+@pairwise(stored=[("axis",), ()], flags=[(0, 0), (1, 0), (0, 1), (1, 1)], axis=[0, 1, -1])
 def test_running_sums(axis: int, flags: tuple, stored: tuple) -> None:
     attributes = {"exclusive": flags[0], "reverse": flags[1]}
     check_operator("CumSum", {"x": X, "axis": np.array(axis)}, stored=stored, **attributes)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import pairwise
 from operator_models import check_operator
 from small_models import rand
 
@@ -72,9 +73,7 @@ def _top_k(x: np.ndarray, k: int, stored: tuple) -> list[np.ndarray]:
     return check_operator("TopK", {"x": x, "k": np.array([k])}, 2, stored, reference=wanted)
 
 
-@pytest.mark.parametrize("mode", ["avg", "max"])
-@pytest.mark.parametrize("coordinates", ["half_pixel", "output_half_pixel"])
-@pytest.mark.parametrize("ratio", [0, 2])
+@pairwise(mode=["avg", "max"], coordinates=["half_pixel", "output_half_pixel"], ratio=[0, 2])
 def test_roi_align(mode: str, coordinates: str, ratio: int) -> None:
     rois = np.array([[0.3, 1, 6.2, 7], [2, 2, 30, 25], [-4, -3, 3, 3]], np.float32)
     check_operator(

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import pairwise
 from operator_models import assert_as_runtime, element_type
 from small_models import model, node, value
 from unoptimised import HOST
@@ -26,9 +27,11 @@ def gather(data: np.ndarray, indices: np.ndarray, axis: int, stored: bool) -> tu
 DATA = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 
-@pytest.mark.parametrize("stored", [True, False], ids=["stored", "run time"])
-@pytest.mark.parametrize("axis", [0, 1, 2, -1, -3])
-@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pairwise(
+    stored=[True, False],
+    axis=[0, 1, 2, -1, -3],
+    dtype=["int32", "int64"],
+)
 def test_gather(axis, stored, dtype):
     size = DATA.shape[axis]
     indices = np.array([[0, size - 1], [-1, -size]], dtype)

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from combinations import pairwise
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from opt_levels import levels_of
@@ -49,9 +50,7 @@ def test_inside_as_the_reference(operator: str, stored: bool) -> None:
         np.testing.assert_array_equal(found, wanted)
 
 
-@pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.parametrize("far", [3 * 10**9, -3 * 10**9])
-@pytest.mark.parametrize("operator", CASES)
+@pairwise(stored=[True, False], far=[3 * 10**9, -3 * 10**9], operator=CASES)
 def test_outside_takes_the_nearest_element(operator: str, far: int, stored: bool) -> None:
     indices = np.array(CASES[operator][1], np.int64)
     indices[0, 0] = far

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from random_numbers import RANDOM
 from small_models import model, rand, value
 from unoptimised import HOST
 
@@ -18,7 +19,6 @@ from tvm_ext.onnx_frontend import import_model
 
 runtime = pytest.importorskip("onnxruntime")
 node = helper.make_node
-RNG = np.random.default_rng(3)
 
 
 def element_type(array: np.ndarray) -> int:
@@ -27,7 +27,7 @@ def element_type(array: np.ndarray) -> int:
 
 def integers(*shape: int, dtype: str) -> np.ndarray:
     info = np.iinfo(dtype)
-    return RNG.integers(info.min, info.max + 1, shape).astype(dtype)
+    return RANDOM.integers(info.min, info.max + 1, shape).astype(dtype)
 
 
 def weights(*shape: int, dtype: str) -> np.ndarray:
@@ -214,7 +214,7 @@ def test_qlinear_conv(case, dtypes):
     if second == "uint8":
         inputs["ws"] = np.float32(0.03)
     inputs |= {"ys": np.float32(7.3), "yz": np.array(17, first)}
-    inputs |= {"b": RNG.integers(-9000, 9000, 8).astype(np.int32)}
+    inputs |= {"b": RANDOM.integers(-9000, 9000, 8).astype(np.int32)}
     made = {"y": element_type(inputs["x"])}
     proto, fed = one_node("QLinearConv", inputs, made, 10, **CONVOLUTIONS[case])
     (found,) = assert_exact(proto, fed)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
+from opt_levels import levels_of
 from small_models import model, rand, value
 from unoptimised import HOST
 
@@ -212,7 +213,7 @@ def test_batch_first(op: str, direction: str) -> None:
         if name in arrays:
             arrays[name] = np.ascontiguousarray(np.swapaxes(arrays[name], 0, 1))
     proto, fed = layer(op, arrays, direction=direction, layout=1)
-    for level in ("O0", "O3"):
+    for level in levels_of(proto):
         y, *states = tvm_ext.compile(proto, HOST, opt_level=level).run(fed).values()
         np.testing.assert_allclose(y, np.moveaxis(wanted[0], 2, 0), rtol=1e-5, atol=2e-6)
         for found, expected in zip(states, wanted[1:], strict=True):

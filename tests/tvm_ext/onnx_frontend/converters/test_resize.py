@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from combinations import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_models import by_reference, by_runtime, check_operator, operator_model
@@ -19,9 +20,11 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-@pytest.mark.parametrize("stored", [("scales",), ()])
-@pytest.mark.parametrize("coordinates", [*COORDINATES, "half_pixel_symmetric"])
-@pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
+@pairwise(
+    stored=[("scales",), ()],
+    coordinates=[*COORDINATES, "half_pixel_symmetric"],
+    mode=["nearest", "linear", "cubic"],
+)
 def test_scales_that_are_not_whole(mode: str, coordinates: str, stored: tuple) -> None:
     check_operator(
         "Resize",
@@ -47,9 +50,7 @@ def test_nearest_rounds_each_way(coordinates: str, rounding: str) -> None:
     )
 
 
-@pytest.mark.parametrize("stored", [("sizes",), ()])
-@pytest.mark.parametrize("mode", ["linear", "cubic"])
-@pytest.mark.parametrize("outside", [0, 1])
+@pairwise(stored=[("sizes",), ()], mode=["linear", "cubic"], outside=[0, 1])
 def test_antialias_of_a_smaller_image(mode: str, outside: int, stored: tuple) -> None:
     check_operator(
         "Resize",

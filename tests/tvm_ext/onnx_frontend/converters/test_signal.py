@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
+from random_numbers import RANDOM
 from small_models import node
 from unoptimised import HOST
 
@@ -19,7 +20,6 @@ from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend import import_model
 
 model = partial(small_models.model, opset=20)
-RANDOM = np.random.default_rng(7)
 
 
 def value(name: str, shape: list | None, dtype: object = np.float32) -> onnx.ValueInfoProto:

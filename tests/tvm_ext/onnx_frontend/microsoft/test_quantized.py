@@ -3,8 +3,9 @@
 import numpy as np
 import onnxruntime as runtime
 import pytest
-from microsoft_models import RNG, bytes_of, compared, microsoft_model, weights_of
+from microsoft_models import bytes_of, compared, microsoft_model, weights_of
 from onnx import TensorProto
+from random_numbers import RANDOM
 from small_models import rand
 from unoptimised import HOST
 
@@ -62,7 +63,7 @@ def test_q_attention(case):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_q_embed_layer_normalization(masked):
-    ids = RNG.integers(0, 9, (BATCH, ROWS)).astype(np.int32)
+    ids = RANDOM.integers(0, 9, (BATCH, ROWS)).astype(np.int32)
     mask = (np.arange(ROWS) < LENGTHS[:, None]).astype(np.int32)
     inputs = {"x ids": ids, "x segments": ids % 2}
     inputs |= {"word": bytes_of(9, 16), "position": bytes_of(8, 16), "segment": bytes_of(2, 16)}

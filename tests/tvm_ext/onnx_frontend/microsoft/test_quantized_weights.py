@@ -3,8 +3,9 @@
 import ml_dtypes
 import numpy as np
 import pytest
-from microsoft_models import RNG, bytes_of, compared, element_type, microsoft_model
+from microsoft_models import bytes_of, compared, element_type, microsoft_model
 from onnx import TensorProto, helper, numpy_helper
+from random_numbers import RANDOM
 from small_models import rand, value
 from unoptimised import HOST
 
@@ -38,7 +39,7 @@ def test_columns_of_sorted_groups_have_the_scale_of_their_group():
         "w": bytes_of(rows, columns // block, block // 2),
         "s": rand(rows, columns // block),
         "_": np.array(0),
-        "g": RNG.permutation(np.arange(columns, dtype=np.int32) // block),
+        "g": RANDOM.permutation(np.arange(columns, dtype=np.int32) // block),
     }
     attributes = {"K": columns, "N": rows, "bits": 4, "block_size": block}
     proto, fed = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
@@ -82,10 +83,10 @@ def packed_table(bits: int, columns: int, blocks: int) -> dict:
 def narrow_table(dtype: type, shape: tuple, scales: tuple, zero: bool = True) -> dict:
     low = 0 if dtype is not ml_dtypes.int4 else -8
     inputs = {
-        "w": RNG.integers(low, low + 12, shape).astype(dtype),
+        "w": RANDOM.integers(low, low + 12, shape).astype(dtype),
         "x": np.array([1, 0, -2], np.int32),
         "s": rand(*scales),
-        "z": RNG.integers(low, low + 12, scales).astype(dtype),
+        "z": RANDOM.integers(low, low + 12, scales).astype(dtype),
     }
     return inputs if zero else {key: inputs[key] for key in "wxs"}
 

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from combinations import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_models import check, ml_model, refused
@@ -137,14 +138,15 @@ def test_tree_classifier(post: str, classes: list) -> None:
     check(proto, x)
 
 
-@pytest.mark.parametrize("base", [None, [0.25], [0.25, 0.5]])
-@pytest.mark.parametrize("classes", [[0], [1], [0, 1]])
-@pytest.mark.parametrize(
-    ("post", "positive"), [("NONE", True), ("LOGISTIC", False), ("SOFTMAX", False)]
+@pairwise(
+    base=[None, [0.25], [0.25, 0.5]],
+    classes=[[0], [1], [0, 1]],
+    scores=[("NONE", True), ("LOGISTIC", False), ("SOFTMAX", False)],
 )
 def test_tree_classifier_of_two_classes(
-    classes: list, base: list | None, post: str, positive: bool
+    classes: list, base: list | None, scores: tuple[str, bool]
 ) -> None:
+    post, positive = scores
     random = np.random.default_rng(8)
     x = rows(random)
     attributes = forest(random, "class", 5, 4, classes, MODES)
