@@ -148,28 +148,16 @@ def substituted(
 # By how much the addresses of a row kernel move with its loops.
 
 
-def unfused(
-    value: tvm.ir.Expr, axes: Sequence[LoopAxis], dtype: str, rounding_down: bool = True
-) -> dict[int, Any]:
-    """The values of ``axes`` at one iteration of the loop that they are fused into.
-
-    Nothing here is negative, which TVM does not know of symbolic sizes. Its rules for quotients
-    with their remainders are of those that round down; code for CPUs of these has a case for each
-    sign, in expressions that LLVM's code generation takes seconds for.
-    """
-    quotient, remainder = (
-        (tirx.FloorDiv, tirx.FloorMod) if rounding_down else (tirx.truncdiv, tirx.truncmod)
-    )
+def unfused(value: tvm.ir.Expr, axes: Sequence[LoopAxis], dtype: str) -> dict[int, Any]:
+    """The values of ``axes`` at one iteration of the loop that they are fused into."""
     values: dict[int, Any] = {}
     step: Any = 1
     for position, axis in enumerate(reversed(axes)):
         # A constant or an expression; of no loops inside, nothing is to be divided by.
         whole = position == 0 or (isinstance(step, int) and step == 1)
-        divided = tirx.FloorDiv if isinstance(step, int) else quotient
-        part = value if whole else divided(value, sized(step, dtype))
+        part = value if whole else tirx.FloorDiv(value, sized(step, dtype))
         if position < len(axes) - 1:
-            rest = tirx.FloorMod if isinstance(axis.extent, int) else remainder
-            part = rest(part, sized(axis.extent, dtype))
+            part = tirx.FloorMod(part, sized(axis.extent, dtype))
         values[buffer_key(axis.var)] = part
         step = step * axis.extent
     return values

@@ -57,10 +57,6 @@ class Writer:
         """A number of the type of the loops, or an expression for one."""
         return sized(value, self.dtype)
 
-    def places(self, value: tvm.ir.Expr, axes: Sequence[LoopAxis]) -> dict[int, Any]:
-        """The values of ``axes`` at one iteration of the loop that they are fused into."""
-        return unfused(value, axes, self.dtype, rounding_down=False)
-
     def loop(
         self, extent: tirx.Expr | int, body: Body, kind: tirx.ForKind = tirx.ForKind.SERIAL
     ) -> tirx.Stmt:
@@ -277,7 +273,7 @@ class AcrossRows(Writer):
         tiles = [(_AcrossRows(self.kernel, self.decision, part[2]), part) for part in parts]
 
         def group(i: tvm.ir.Expr) -> tirx.Stmt:
-            values = self.places(i, outer)
+            values = unfused(i, outer, self.dtype)
             return sequence([tile.loop_over(part, inner, values) for tile, part in tiles])
 
         return self.in_chunks(
@@ -301,7 +297,7 @@ class AcrossRows(Writer):
             group = tirx.FloorDiv(i, self.number(many))
             place = tirx.FloorMod(i, self.number(many))
             base = self.number(start) + place * self.number(width)
-            return tile.rows(base, inner, self.places(group, outer))
+            return tile.rows(base, inner, unfused(group, outer, self.dtype))
 
         return tile.in_chunks(count * many, iteration, lambda: tile.allocated([]))
 
@@ -330,7 +326,7 @@ class _AcrossRows(Writer):
         """All blocks for the rows from ``base`` on."""
 
         def at_lane(lane: tvm.ir.Expr) -> dict[int, Any]:
-            return {**values, **self.places(base + lane, inner)}
+            return {**values, **unfused(base + lane, inner, self.dtype)}
 
         return sequence(
             [
@@ -450,7 +446,9 @@ class AlongRows(Writer):
 
         def some(i: tvm.ir.Expr) -> tirx.Stmt:
             base = self.number(start) + i * self.number(width)
-            at = [self.places(base + self.number(k), self.kernel.rows) for k in range(width)]
+            at = [
+                unfused(base + self.number(k), self.kernel.rows, self.dtype) for k in range(width)
+            ]
             # Block by block: while one row waits for a result, another one has work.
             return sequence(
                 [
@@ -542,7 +540,7 @@ class _Row(Writer):
 
             def iteration(lane: tvm.ir.Expr) -> tirx.Stmt:
                 position = self.number(start) + offset + lane
-                return body(self.places(position, inner), counted(lane))
+                return body(unfused(position, inner, self.dtype), counted(lane))
 
             return self.vector(width, iteration)
 
