@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
@@ -32,6 +32,9 @@ def legalize_ops() -> tvm.transform.Pass:
 
     The mean of no elements, which a run may meet, is 0 as in ONNX Runtime.
 
+    A group normalisation finds its groups among the channels; TVM reshapes what it is given, and
+    divides by every symbolic size for each element.
+
     TVM raises an error for ``full`` of infinity or of no number, which is a sum here, and prints a
     warning for each power above the second, which is a product.
     """
@@ -46,6 +49,7 @@ def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
         "relax.reshape": _reshape,
         "relax.flatten": _flatten,
         "relax.full": _full,
+        "relax.nn.group_norm": _group_norm,
         "relax.mean": _mean,
         "relax.power": _power,
     }
@@ -102,6 +106,67 @@ def _mean(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
         return topi.divide(total, tirx.max(count, tirx.const(1, "int64")).astype(x.dtype))
 
     return builder.call_te(mean, x, primfunc_name_hint="mean")
+
+
+def _group_norm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    attrs, ty = call.attrs, call.args[0].ty
+    channel, axes = int(attrs.channel_axis) % ty.ndim, [int(a) % ty.ndim for a in attrs.axes]
+    sizes = ty.shape.values if isinstance(ty.shape, relax.ShapeExpr) else []
+    if not sizes or not isinstance(sizes[channel], tirx.IntImm):
+        return _by_tvm(builder, call)
+    return builder.call_te(
+        _normal_groups,
+        *call.args,
+        channel=channel,
+        axes=axes,
+        groups=int(attrs.num_groups),
+        epsilon=float(attrs.epsilon),
+        primfunc_name_hint="group_norm",
+    )
+
+
+def _normal_groups(
+    x: te.Tensor,
+    gamma: te.Tensor,
+    beta: te.Tensor,
+    channel: int,
+    axes: Sequence[int],
+    groups: int,
+    epsilon: float,
+) -> te.Tensor:
+    """Each group of channels less its mean, divided by its deviation; two passes over a group."""
+    wide = x if x.dtype in _WIDE else topi.cast(x, "float32")
+    members = int(x.shape[channel]) // groups
+    rows = [axis for axis in range(x.ndim) if axis not in axes]
+    extents = [groups if axis == channel else x.shape[axis] for axis in rows]
+    count = math.prod((x.shape[axis] for axis in axes), start=tirx.const(members, "int64"))
+
+    def mean(term: Callable[..., tirx.Expr], name: str) -> te.Tensor:
+        member = te.reduce_axis((0, members), "member")
+        inner = {axis: te.reduce_axis((0, x.shape[axis])) for axis in axes}
+
+        def total(*group: tirx.Var) -> tirx.Expr:
+            place = dict(zip(rows, group, strict=True)) | inner
+            place[channel] = place[channel] * members + member
+            value = term(wide(*(place[axis] for axis in range(x.ndim))), group)
+            return te.sum(value, axis=[member, *inner.values()])
+
+        sums = te.compute(extents, total, f"{name}_sum")
+        return te.compute(extents, lambda *group: sums(*group) / count.astype(wide.dtype), name)
+
+    def squared(value: tirx.Expr, group: Sequence[tirx.Expr]) -> tirx.Expr:
+        return (value - means(*group)) * (value - means(*group))
+
+    means = mean(lambda value, group: value, "mean")
+    variances = mean(squared, "variance")
+
+    def normal(*place: tirx.Var) -> tirx.Expr:
+        group = [place[axis] // members if axis == channel else place[axis] for axis in rows]
+        factor = tirx.rsqrt(variances(*group) + tirx.const(epsilon, wide.dtype))
+        result = ((wide(*place) - means(*group)) * factor).astype(x.dtype)
+        return result * gamma(place[channel]) + beta(place[channel])
+
+    return te.compute(x.shape, normal, "group_norm")
 
 
 def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

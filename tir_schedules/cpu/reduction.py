@@ -67,15 +67,13 @@ class CpuReduction:
         refusal = self._refuse(kernel) or refuse_symbolic(kernel)
         if refusal is not None:
             return refusal
-        if is_symbolic(kernel):
-            kernel = hoisted(with_joined_loops(kernel))
-            return s_tir.Schedule(with_body(func, rows_nest(kernel, decide_rows(kernel, machine))))
-        parts = decide_parts(sch, kernel, machine, decisions)
+        parts = 1 if is_symbolic(kernel) else decide_parts(sch, kernel, machine, decisions)
         kernels, between = _in_parts(sch, func, parts) or ([kernel], [])
+        stages = [hoisted(with_joined_loops(stage)) for stage in kernels]
         # What combines partial results is small.
         nests = [
-            rows_nest(hoisted(stage), decide_rows(stage, machine, asked))
-            for stage, asked in zip(kernels, (decisions, DEFAULT_DECISIONS), strict=False)
+            rows_nest(stage, decide_rows(stage, machine, asked))
+            for stage, asked in zip(stages, (decisions, DEFAULT_DECISIONS), strict=False)
         ]
         return s_tir.Schedule(with_body(func, sequence(nests), between))
 

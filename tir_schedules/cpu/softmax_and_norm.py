@@ -11,7 +11,7 @@ from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.analysis.row_kernel import is_reduction_only, with_joined_loops
 from tvm_ext.tir_schedules.analysis.row_reader import hoisted, read_rows, refuse_early, refuse_rows
 from tvm_ext.tir_schedules.cpu.row_code import rows_nest, with_body
-from tvm_ext.tir_schedules.cpu.row_decision import decide_rows, is_symbolic, refuse_symbolic
+from tvm_ext.tir_schedules.cpu.row_decision import decide_rows, refuse_symbolic
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -39,6 +39,6 @@ class SoftmaxAndNorm:
             return refusal
         if is_reduction_only(kernel):
             return NotApplicable("no block uses a reduced row element by element")
-        kernel = hoisted(with_joined_loops(kernel) if is_symbolic(kernel) else kernel)
+        kernel = hoisted(with_joined_loops(kernel))
         nest = rows_nest(kernel, decide_rows(kernel, machine, decisions))
         return s_tir.Schedule(with_body(func, nest))

@@ -1,8 +1,8 @@
-"""Softmax and normalisations of rows whose number or length a run decides, at odd sizes."""
+"""Reductions, softmax and norms of rows whose number or length a run decides, at odd sizes."""
 
 import numpy as np
 import pytest
-from lowering import f32, kernel_of
+from lowering import f32, kernel_of, loops_of
 from symbolic_extents import built, call, close, random, size
 from tvm import relax, tirx
 from tvm.relax.op import nn
@@ -10,6 +10,7 @@ from tvm.relax.op import nn
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
+from tvm_ext.tir_schedules.cpu.reduction import CpuReduction
 from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
 
 op = relax.op
@@ -84,6 +85,52 @@ def _deviations(x: relax.Expr) -> relax.Expr:
     return op.subtract(x, op.mean(x, axis=-1, keepdims=True))
 
 
-def test_rows_across_memory_are_left_to_others() -> None:
-    shape = ((size("batch"), 8, size("pixels")), "float32")
-    assert isinstance(scheduled(kernel_of(lambda x: nn.softmax(x, axis=1), shape)), NotApplicable)
+@pytest.mark.parametrize("cores", [1, 2])
+def test_softmax_of_rows_that_lie_side_by_side(cores: int) -> None:
+    shape = ((size("batch"), 5, size("pixels")), "float32")
+    function = function_of(kernel_of(lambda x: nn.softmax(x, axis=1), shape), cores)
+    for pixels in LENGTHS:
+        x = random(2, 5, pixels)
+        close(call(function, [x], x.shape), softmax(x.swapaxes(1, 2)).swapaxes(1, 2))
+
+
+def test_rows_that_wait_and_are_of_no_known_length_are_left_to_others() -> None:
+    shape = ((size("batch"), size("channels"), size("pixels")), "float32")
+    reason = "a row of a length known in the run only waits inside the kernel"
+    assert scheduled(kernel_of(lambda x: nn.softmax(x, axis=1), shape)) == NotApplicable(reason)
+
+
+REDUCED = {
+    "sum": (op.sum, np.sum),
+    "max": (op.max, np.max),
+    "variance": (op.variance, np.var),
+    # The place of an extremum, of which a kernel accumulates two results.
+    "argmax": (lambda x, axis: op.astype(op.argmax(x, axis), "float32"), np.argmax),
+}
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("name", REDUCED)
+def test_reductions_of_symbolic_sizes(name: str, axis: int, cores: int) -> None:
+    """Along rows in vectors (2), and across rows that lie side by side (1)."""
+    ours, by_numpy = REDUCED[name]
+    shape = ((size("batch"), size("rows"), size("length")), "float32")
+    func = kernel_of(lambda x: ours(x, axis), shape)
+    found = apply_template(CpuReduction(), func, host_description().with_cores(cores))
+    assert isinstance(found, ScheduledKernel), found
+    assert any(loop.kind == "vectorized" for loop in loops_of(found.func))
+    function = built(found.func)
+    for length in LENGTHS:
+        x = random(3, 17, length)
+        wanted = by_numpy(x, axis=axis).astype("float32")
+        close(call(function, [x], wanted.shape), wanted)
+
+
+def test_a_reduction_of_everything() -> None:
+    shape = ((size("batch"), 3, size("length")), "float32")
+    found = apply_template(CpuReduction(), kernel_of(op.max, shape), host_description())
+    assert isinstance(found, ScheduledKernel), found
+    for length in LENGTHS:
+        x = random(2, 3, length)
+        close(call(built(found.func), [x], ()), x.max())
