@@ -343,11 +343,12 @@ def decide_splits(
 
     By default the sooner of the two: one block reads a row at what a multiprocessor alone gets
     of L2, or all multiprocessors read it at the bandwidth of memory, once for every launch, and
-    there are launches to start. Asks for ``splits``, where rows are long enough to be cut.
+    there are launches to start. Where a run decides how many rows there are, they are taken for
+    enough. Asks for ``splits``, where rows are long enough to be cut.
     """
     most = min(_MOST_SPLITS, kernel.length // _FEWEST_ELEMENTS)
     options = [1 << n for n in range(max(1, most).bit_length())]
-    if len(options) == 1:
+    if len(options) == 1 or not isinstance(kernel.count, int):
         return 1
     launches = split_rows(kernel, options[-1])
     if isinstance(launches, NotApplicable):
