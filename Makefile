@@ -12,7 +12,7 @@ MODELS_CACHE ?= .models
 TEST_WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-cuda check bench models docs clean
+.PHONY: help install demo test test-emulated test-all test-cuda check bench models docs clean
 
 help: ## this text
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,8 +28,11 @@ $(STAMP): pyproject.toml setup.py
 demo: $(STAMP) ## compile a real trained model, check it against ONNX Runtime, save, load, run
 	$(BIN)/python examples/demo.py
 
-test: $(STAMP) ## the tests, about ten minutes on two cores
-	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "not slow and not cuda"
+test: $(STAMP) ## the tests, TODO minutes on two cores
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "not slow and not cuda and not emulated"
+
+test-emulated: $(STAMP) ## the tests of GPU code without a GPU, two minutes on two cores
+	$(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal -m "emulated and not slow and not cuda"
 
 test-all: $(STAMP) ## all tests, the long ones too
 	TEST_DRAWS=8 TEST_LLVM_LEVEL=3 TEST_ALL_LEVELS=1 $(BIN)/pytest -n $(TEST_WORKERS) --dist worksteal

@@ -1,18 +1,19 @@
 """Outputs that are inputs, weights or views of other outputs get memory of their own."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import relax, te
-from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.spans import bindings_of
+from tvm_ext.relay_passes.spans import bindings_of, relax_bindings
 
-# Operators whose result is another view of their operand's memory.
+# Operators whose result is memory of its own, and another view of their operand's memory.
+_ALLOCATING = ("relax.call_tir", "relax.call_dps_packed")
 _VIEWS = ("relax.reshape",)
+_MAY_WRITE = ("relax.call_tir_inplace", "relax.call_inplace_packed", "relax.call_pure_packed")
 
 
 @graph_pass
@@ -61,40 +62,47 @@ def _with_bound_result(main: relax.Function) -> relax.Function:
 def shared_outputs(main: relax.Function) -> list[bool]:
     """Of each output whether its memory is an input's, a weight's or another output's.
 
-    Also where that cannot be told: of what a branch or a function returns.
+    Also where that cannot be told: of what a branch, a function or a packed function returns.
     """
     values = {binding.var: binding.value for binding in bindings_of(main)}
     result = values.get(main.body.body, main.body.body)
     fields = result.fields if isinstance(result, relax.Tuple) else [main.body.body]
-    places = [_place(field, values) for field in fields]
-    return [
-        place is None
-        or isinstance(place, GenericConst)
-        or any(place.same_as(other) for other in (*main.params, *places[:position]))
-        for position, place in enumerate(places)
-    ]
+    places = [_allocated(field, values) for field in fields]
+    return [place is None or place in places[:position] for position, place in enumerate(places)]
 
 
-def _place(value: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> relax.Expr | None:
-    """The variable or constant whose memory a value looks at; None where that is not known."""
+def _allocated(
+    value: relax.Expr, values: Mapping[relax.Var, relax.Expr]
+) -> tuple[relax.Var, int] | None:
+    """The call whose memory a value is, and its place among the results; None for anything else."""
     while isinstance(value, relax.Var) and value in values:
         bound = values[value]
         if isinstance(bound, relax.TupleGetItem):
-            several = values.get(bound.tuple_value, bound.tuple_value)
+            several = values.get(bound.tuple_value)
             if not isinstance(several, relax.Tuple):
-                return value if _is_operator(several) else None
+                return (bound.tuple_value, bound.index) if _calls(several, _ALLOCATING) else None
             bound = several.fields[bound.index]
-        elif _is_operator(bound):
-            if bound.op.name not in _VIEWS:
-                return value
+        elif _calls(bound, _ALLOCATING):
+            return value, 0
+        elif _calls(bound, _VIEWS):
             bound = bound.args[0]
         value = bound
-    return value if isinstance(value, relax.Var | GenericConst) else None
+    return None
 
 
-def _is_operator(value: relax.Expr) -> bool:
-    """Whether it is no call of a function, which may return what it is given."""
-    return isinstance(value, relax.Call) and isinstance(value.op, tvm.ir.Op)
+def writes_to_inputs(mod: tvm.IRModule) -> bool:
+    """Whether a program may write to what it is given: in place, or in a packed function."""
+    bound = (binding.value for binding in relax_bindings(mod))
+    calls = [value for value in bound if isinstance(value, relax.Call)]
+    return any(isinstance(c.op, relax.ExternFunc) or _calls(c, _MAY_WRITE) for c in calls)
+
+
+def _calls(value: relax.Expr | None, operators: Sequence[str]) -> bool:
+    return (
+        isinstance(value, relax.Call)
+        and isinstance(value.op, tvm.ir.Op)
+        and value.op.name in operators
+    )
 
 
 @mutator

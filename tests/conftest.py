@@ -37,6 +37,17 @@ if driver_state().problem:
 gc.disable()
 
 
+# Templates for GPUs, whose code runs in the emulator: tests of their own, `make test-emulated`.
+_EMULATED = [Path(__file__).parent / name / "cuda" for name in ("tir_schedules", "tvm_ext")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tells the tests of GPU code, a fifth of the suite's time, from the others."""
+    for item in items:
+        if any(folder in item.path.parents for folder in _EMULATED):
+            item.add_marker(pytest.mark.emulated)
+
+
 def pytest_collection_finish() -> None:
     """From here on there is garbage."""
     gc.collect()

@@ -36,9 +36,10 @@ from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
 from tvm_ext.passes.runner import PassRunner
-from tvm_ext.relay_passes.fresh_outputs import shared_outputs
+from tvm_ext.relay_passes.fresh_outputs import shared_outputs, writes_to_inputs
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import DeviceRecord, GraphRecord
+from tvm_ext.tensor_spec import TensorSpec
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 
 TargetSource: TypeAlias = "str | Path | tvm.target.Target | MachineDescription"
@@ -188,10 +189,9 @@ def _compiled(
         )
     report.phases = phases.records
     report.passes = runner.records
-    shared = zip(lowered.imported.outputs, shared_outputs(scheduled["main"]), strict=True)
     report.memory = replace(
         context.memory.without_bounds(),
-        copied_outputs=[spec.name for spec, is_shared in shared if is_shared],
+        copied_outputs=_copied_outputs(scheduled, lowered.imported.outputs),
     )
     report.device = _with_graph_refusal(program.device, report)
     problems = [str(problem) for problem in context.records.problems] if context.records else []
@@ -207,6 +207,14 @@ def _compiled(
     with phases.timed("link"):
         model_to_run.prepare()
     return model_to_run
+
+
+def _copied_outputs(mod: tvm.IRModule, outputs: Sequence[TensorSpec]) -> list[str] | None:
+    """Names of the outputs that a run copies; None for all, and all inputs as well."""
+    if writes_to_inputs(mod):
+        return None
+    shared = zip(outputs, shared_outputs(mod["main"]), strict=True)
+    return [spec.name for spec, is_shared in shared if is_shared]
 
 
 def load(path: str | Path) -> CompiledModel:

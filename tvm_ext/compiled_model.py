@@ -341,7 +341,8 @@ class CompiledModel:
         made: ProgramCall | None = getattr(self._threads_own, "made", None)
         if made is None:
             main = self._new_machine()["main"]
-            made = ProgramCall(main, len(self.outputs), self._threads, self._run_error)
+            in_place = self.report.memory.copied_outputs is not None
+            made = ProgramCall(main, len(self.outputs), self._threads, self._run_error, in_place)
             self._threads_own.made = made
         return made
 

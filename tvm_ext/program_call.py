@@ -39,6 +39,8 @@ class ProgramCall:
         How many run it.
     run_error : callable
         What to raise for an error of TVM in a run of these tensors.
+    in_place : bool
+        Whether inputs may be read where they lie: the program never writes to them.
     """
 
     def __init__(
@@ -47,11 +49,13 @@ class ProgramCall:
         outputs: int,
         threads: int,
         run_error: Callable[[Exception, Sequence[tvm.runtime.Tensor]], RunError],
+        in_place: bool,
     ) -> None:
         self.main = main
         self._places = tuple(range(outputs))
         self._threads = threads
         self._run_error = run_error
+        self._in_place = _in_place if in_place else _never
         # A tensor and a view of it for each input of the last run, unless it was read in place.
         self._kept: dict[
             int, tuple[tuple[tvm.runtime.Tensor, np.ndarray] | None, tuple[int, ...], np.dtype]
@@ -73,7 +77,7 @@ class ProgramCall:
             copy, shape, dtype = self._kept[position]
             if type(array) is not np.ndarray or array.shape != shape or array.dtype != dtype:
                 return None
-            tensor = _in_place(array)
+            tensor = self._in_place(array)
             if tensor is None:
                 if copy is None:
                     return None
@@ -87,7 +91,7 @@ class ProgramCall:
         return [self._tensor(position, array) for position, array in enumerate(arrays)]
 
     def _tensor(self, position: int, array: np.ndarray) -> tvm.runtime.Tensor:
-        in_place = _in_place(array)
+        in_place = self._in_place(array)
         if in_place is not None:
             self._kept[position] = (None, array.shape, array.dtype)
             return in_place
@@ -117,6 +121,10 @@ class ProgramCall:
             return [_view(_field(result, place)) for place in self._places]
         except _NO_VIEW:
             return [_read(_field(result, place)) for place in self._places]
+
+
+def _never(_array: np.ndarray) -> None:
+    """For programs that may write to their inputs."""
 
 
 def _in_place(array: np.ndarray) -> tvm.runtime.Tensor | None:

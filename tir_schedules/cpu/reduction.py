@@ -69,7 +69,9 @@ class CpuReduction:
             return refusal
         parts = 1 if is_symbolic(kernel) else decide_parts(sch, kernel, machine, decisions)
         kernels, between = _in_parts(sch, func, parts) or ([kernel], [])
-        stages = [hoisted(with_joined_loops(stage)) for stage in kernels]
+        # Joined loops are right in flat addresses only, to which TVM cuts arrays of the kernel.
+        join = all(len(buffer.shape) <= 1 for buffer in between)
+        stages = [hoisted(with_joined_loops(stage) if join else stage) for stage in kernels]
         # What combines partial results is small.
         nests = [
             rows_nest(stage, decide_rows(stage, machine, asked))

@@ -292,10 +292,12 @@ class AcrossRows(Writer):
         serial = replace(self.decision, chunks=1)
         decision = self.decision if start == 0 else serial
         tile = _AcrossRows(self.kernel, decision, width)
+        alone = isinstance(count, int) and count == 1
+        # Never zero inside of the loop, at which TVM would stop in a branch for few elements.
+        each = self.number(many if isinstance(many, int) else tirx.max(many, self.number(1)))
 
         def iteration(i: tvm.ir.Expr) -> tirx.Stmt:
-            group = tirx.FloorDiv(i, self.number(many))
-            place = tirx.FloorMod(i, self.number(many))
+            group, place = (self.number(0), i) if alone else (i // each, i % each)
             base = self.number(start) + place * self.number(width)
             return tile.rows(base, inner, unfused(group, outer, self.dtype))
 

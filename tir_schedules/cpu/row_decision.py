@@ -460,7 +460,8 @@ def _registers_across(kernel: RowKernel, machine: CpuDescription, lanes: int) ->
         # Lanes that are gathered one by one do not gain from more of them.
         return 1
     if is_reduction_only(kernel):
-        if _bytes_read(kernel) <= machine.l2_bytes or len(kernel.blocks[0].stores) > 1:
+        in_cache = is_symbolic(kernel) or _bytes_read(kernel) <= machine.l2_bytes
+        if in_cache or len(kernel.blocks[0].stores) > 1:
             return WIDE_ACCUMULATORS
         share = -(-kernel.count // (lanes * machine.cores))
         return max(WIDE_ACCUMULATORS, min(share, STREAMED_VECTORS))

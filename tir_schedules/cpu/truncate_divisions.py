@@ -79,9 +79,16 @@ def _is_never_negative(expr: tvm.ir.Expr, known: set[tirx.Var]) -> bool:
     if isinstance(expr, tvm.ir.Var):
         return expr in known
     if isinstance(expr, tirx.Cast):
-        return "int" in str(expr.value.ty) and _is_never_negative(expr.value, known)
+        return _keeps_signs(expr) and _is_never_negative(expr.value, known)
     if isinstance(expr, tirx.Max):
         return _is_never_negative(expr.a, known) or _is_never_negative(expr.b, known)
     return isinstance(expr, _OF_BOTH) and all(
         _is_never_negative(side, known) for side in (expr.a, expr.b)
     )
+
+
+def _keeps_signs(cast: tirx.Cast) -> bool:
+    """Whether it is from an integer to one that has room for all of its values."""
+    source, target = (tvm.DataType(str(ty)) for ty in (cast.value.ty, cast.ty))
+    room = target.bits - (str(source).startswith("uint") and str(target).startswith("int"))
+    return "int" in str(source) and "int" in str(target) and source.bits <= room

@@ -216,7 +216,8 @@ class MemoryRecord:
         Whether some buffer's size is known only at run time.
     copied_outputs : list[str] or None
         Outputs that a run on a CPU copies, because their memory is an input's, a weight's or
-        another output's. None of older programs: all are.
+        another output's. None where all are, and the inputs as well: of programs that may write
+        to these, and of older ones.
     """
 
     planned_peak_bytes: int | None = 0

@@ -134,3 +134,24 @@ def test_a_reduction_of_everything() -> None:
     for length in LENGTHS:
         x = random(2, 3, length)
         close(call(built(found.func), [x], ()), x.max())
+
+
+@pytest.mark.parametrize("shape", [("rows", 1024, 1024), (8, "rows", 1024, 1024)])
+def test_more_results_side_by_side_than_the_cache_holds(shape: tuple) -> None:
+    sizes = tuple(size(n) if isinstance(n, str) else n for n in shape)
+    func = kernel_of(lambda x: op.max(x, axis=[0]), (sizes, "float32"))
+    found = apply_template(CpuReduction(), func, host_description())
+    assert isinstance(found, ScheduledKernel), found
+    x = random(*(2 if isinstance(n, str) else n for n in shape))
+    np.testing.assert_array_equal(call(built(found.func), [x], x.shape[1:]), x.max(0))
+
+
+@pytest.mark.parametrize("shape", [(100_000, 3, 4), (50_000, 4, 4), (200_000, 2, 2, 2)])
+def test_rows_of_several_axes_in_parts_for_threads(shape: tuple) -> None:
+    """Of known sizes: partial results keep their axes, over which no loop of theirs is joined."""
+    func = kernel_of(lambda x: op.max(x, axis=[0]), f32(*shape))
+    found = apply_template(CpuReduction(), func, host_description().with_cores(2))
+    assert isinstance(found, ScheduledKernel), found
+    assert "parallel" in [loop.kind for loop in loops_of(found.func)]
+    x = random(*shape)
+    np.testing.assert_array_equal(call(built(found.func), [x], shape[1:]), x.max(0))

@@ -59,6 +59,19 @@ def test_what_may_be_negative_rounds_down() -> None:
     close(call(function, [x], (7, 3)), x.T + quotients[:, None])
 
 
+def test_what_a_narrow_integer_holds_may_be_negative() -> None:
+    columns = size("columns")
+    wrapped = [((13 * i + 128) % 256 - 128) // 3 for i in range(20)]
+    func = joined(
+        lambda x, i, j: (
+            x[j, i] + ((i * 13).astype("int8").astype("int64") // columns).astype("float32")
+        )
+    )
+    function = compile_kernels(func.with_attr("global_symbol", "main"), HOST.tvm_target())["main"]
+    x = random(3, 20)
+    close(call(function, [x], (20, 3)), x.T + np.array(wrapped, "float32")[:, None])
+
+
 @pytest.mark.parametrize("axis", [2, 4])
 def test_a_softmax_of_five_symbolic_sizes(axis: int) -> None:
     """Without the pass TVM takes minutes for it."""
