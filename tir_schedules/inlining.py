@@ -16,13 +16,22 @@ from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 MAX_NODES = 1000
 
 
-def inlined_schedule(func: tirx.PrimFunc) -> s_tir.Schedule:
+def schedule_of(func: tirx.PrimFunc) -> s_tir.Schedule:
+    """A schedule of ``func`` in which nothing is done yet.
+
+    Template after template is asked for a kernel, and begins with one: TVM looks at all of the
+    kernel to make it, and at nothing to copy it.
+    """
+    return _untouched(func).copy()
+
+
+def inlined_schedule(func: tirx.PrimFunc, repeat: bool = False) -> s_tir.Schedule:
     """A schedule of ``func`` that begins with ``inline_blocks``.
 
-    Template after template is asked for a kernel, and nearly all begin so: chains of small
-    operators, of quantised models above all, are not walked anew by each.
+    Nearly all templates begin so: chains of small operators, of quantised models above all, are
+    not walked anew by each.
     """
-    return s_tir.Schedule(_inlined(func))
+    return schedule_of(_inlined(func, repeat))
 
 
 def inline_blocks(
@@ -77,10 +86,16 @@ def count_calls(expr: Any) -> int:
     return len(nodes(expr, tvm.ir.Call))
 
 
-@lru_cache(maxsize=1)
-def _inlined(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    sch = s_tir.Schedule(func)
-    inline_blocks(sch)
+# Of the kernel that is being scheduled: as it is, inlined, and inlined with work repeated.
+@lru_cache(maxsize=3)
+def _untouched(func: tirx.PrimFunc) -> s_tir.Schedule:
+    return s_tir.Schedule(func)
+
+
+@lru_cache(maxsize=2)
+def _inlined(func: tirx.PrimFunc, repeat: bool) -> tirx.PrimFunc:
+    sch = schedule_of(func)
+    inline_blocks(sch, repeat=repeat)
     return sch.mod["main"]
 
 

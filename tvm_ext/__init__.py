@@ -20,7 +20,7 @@ _PUBLIC = {
     "TensorSpec": "tvm_ext.tensor_spec",
     "TvmExtError": "tvm_ext.errors",
     "compile": "tvm_ext.api",
-    "load": "tvm_ext.api",
+    "load": "tvm_ext.load_model",
     "register_backend": "tvm_ext.hardware.backend",
     "register_cost_model": "tvm_ext.tuning.backend",
     "register_pass": "tvm_ext.passes.registry",
@@ -45,10 +45,11 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from tvm_ext.api import compile, load
+    from tvm_ext.api import compile
     from tvm_ext.compiled_model import CompiledModel
     from tvm_ext.errors import TvmExtError
     from tvm_ext.hardware.backend import register_backend
+    from tvm_ext.load_model import load
     from tvm_ext.passes.pipeline import PassPipeline
     from tvm_ext.passes.registry import register_pass
     from tvm_ext.passes.schedule_kernels import ScheduleKernels

@@ -1,4 +1,4 @@
-"""``compile`` and ``load``: the road that a model takes, from ONNX to a program."""
+"""``compile``: the road that a model takes, from ONNX to a program."""
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import tvm
 
-from tvm_ext.artifact import VersionsRecord, read_artifact
+from tvm_ext.artifact import VersionsRecord
 from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.build import build_program
@@ -31,7 +31,7 @@ from tvm_ext.errors import REPORT_IT, DefectWarning
 from tvm_ext.hardware.cost_model import cost_model
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import program_target
-from tvm_ext.hosted_model import HostedModel, with_host_steps
+from tvm_ext.hosted_model import with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
@@ -215,20 +215,6 @@ def _copied_outputs(mod: tvm.IRModule, outputs: Sequence[TensorSpec]) -> list[st
         return None
     shared = zip(outputs, shared_outputs(mod["main"]), strict=True)
     return [spec.name for spec, is_shared in shared if is_shared]
-
-
-def load(path: str | Path) -> CompiledModel:
-    """Loads a model that ``CompiledModel.save`` wrote, after checking all of the file.
-
-    Raises
-    ------
-    ArtifactError
-        The file is damaged, newer, of another version of TVM, or for another machine.
-    """
-    artifact = read_artifact(path)
-    if artifact.has_host_steps:
-        return HostedModel.from_artifact(artifact)
-    return CompiledModel.from_artifact(artifact)
 
 
 def _warn_of_defects(choices: Mapping[str, ScheduleChoice], lowered: LoweredModel) -> None:

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tvm
@@ -15,9 +15,7 @@ from tvm_ext.artifact import LoadedArtifact, TargetRecord, read_artifact, write_
 from tvm_ext.artifact.library import ProgramModule
 from tvm_ext.artifact.manifest import host_architecture
 from tvm_ext.compiler.backend import programs_of
-from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.configs.atomic_file import check_writable
-from tvm_ext.cuda.program import TVM_ERRORS, CudaProgram, DeviceCode, require_no_device
 from tvm_ext.errors import RunError, TargetError, TvmExtError
 from tvm_ext.hardware.cpu.host import host_cpu_features
 from tvm_ext.hardware.cpu.threads import use_threads
@@ -29,14 +27,19 @@ from tvm_ext.model_inputs import (
     check_inputs,
     numpy_type,
     release,
+    require_no_device,
     shapes_named_apart,
 )
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.program_call import ProgramCall, to_array
 from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.report.records import KernelCall
 from tvm_ext.report.units import format_bytes
-from tvm_ext.run_errors import failing_node, register_failed_branch, run_error
+from tvm_ext.run_errors import TVM_ERRORS, failing_node, register_failed_branch, run_error
 from tvm_ext.tensor_spec import TensorSpec, example_size
+
+if TYPE_CHECKING:
+    from tvm_ext.cuda.program import CudaProgram
 
 # A run on zeros before the first one that a user waits for.
 #
@@ -272,7 +275,7 @@ class CompiledModel:
         )
 
     @property
-    def gpu_program(self) -> CudaProgram:
+    def gpu_program(self) -> "CudaProgram":
         """The program on the device, for measurements; raises TargetError for a CPU's model."""
         if self._gpu is None:
             raise TargetError(
@@ -359,7 +362,10 @@ class CompiledModel:
         node = failing_node(self._new_machine(), tensors, self.kernel_calls())
         return run_error(error, self.inputs, arrays, node)
 
-    def _cuda_program(self) -> CudaProgram:
+    def _cuda_program(self) -> "CudaProgram":
+        # Models for CPUs run without it.
+        from tvm_ext.cuda.program import CudaProgram, DeviceCode
+
         record = self.report.device
         code = DeviceCode(
             self._program.opened,

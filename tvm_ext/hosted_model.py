@@ -20,13 +20,12 @@ from tvm_ext.artifact import (
 )
 from tvm_ext.artifact.manifest import HOST_MEMBER, part_member
 from tvm_ext.compiled_model import CompiledModel, target_record
-from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.compiler.stages import Phases
 from tvm_ext.configs.atomic_file import check_writable
-from tvm_ext.cuda.program import CudaProgram, require_no_device
+from tvm_ext.cuda.program import CudaProgram
 from tvm_ext.errors import TargetError
 from tvm_ext.hardware.machine import MachineDescription
-from tvm_ext.model_inputs import HOLDERS, check_inputs
+from tvm_ext.model_inputs import HOLDERS, check_inputs, require_no_device
 from tvm_ext.onnx_frontend import PreparedModel
 from tvm_ext.onnx_frontend.host.partition import GraphPartition
 from tvm_ext.onnx_frontend.host.program import HostProgram, HostSteps, read_host_steps
@@ -34,7 +33,7 @@ from tvm_ext.onnx_frontend.host.values import checked_input, output_conversion, 
 from tvm_ext.onnx_frontend.prepare import operator_counts
 from tvm_ext.profiling import KernelTime, Profile
 from tvm_ext.report.compile_report import CompileReport
-from tvm_ext.report.records import GraphRecord, MemoryRecord, PhaseRecord
+from tvm_ext.report.records import GraphRecord, KernelCall, MemoryRecord, PhaseRecord
 from tvm_ext.tensor_spec import STRING, TensorSpec
 
 

@@ -193,3 +193,12 @@ def _is_named(dtype: np.dtype, name: str) -> bool:
 def describe(array: Any) -> str:
     """Dtype and shape of an array or tensor: "float32[2, 3]"."""
     return f"{array.dtype}{list(array.shape)}"
+
+
+def require_no_device(stay: bool | None) -> None:
+    """Refuses what only models for a GPU can do; raises InputError."""
+    if stay:
+        raise InputError(
+            "on_device is set and the model was compiled for a CPU; expected a model for a GPU: "
+            "leave it out, or compile for target 'cuda'"
+        )

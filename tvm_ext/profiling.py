@@ -4,14 +4,16 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
-from rich.console import JustifyMethod
-from rich.table import Table
 from tvm import relax
 
-from tvm_ext.compiler.graph_analysis import KernelCall
+from tvm_ext.report.records import KernelCall
+
+if TYPE_CHECKING:
+    from rich.console import JustifyMethod
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,10 @@ class Profile:
             "kernels": [asdict(kernel) for kernel in self.kernels],
         }
 
-    def to_table(self, limit: int | None = None) -> Table:
+    def to_table(self, limit: int | None = None) -> "Table":
         """A table for the terminal: kernel, ONNX nodes, calls, time, share."""
+        from rich.table import Table
+
         table = Table(title=f"one run: {self.run_microseconds:.1f} us")
         for column, justify in _COLUMNS:
             table.add_column(column, justify=justify, overflow="fold")
@@ -92,7 +96,7 @@ def _shown(origins: Sequence[str]) -> list[str]:
     return cut[:_NAMES_SHOWN] + ([f"({more} more)"] if more > 0 else [])
 
 
-_COLUMNS: tuple[tuple[str, JustifyMethod], ...] = (
+_COLUMNS: "tuple[tuple[str, JustifyMethod], ...]" = (
     ("kernel", "left"),
     ("ONNX nodes", "left"),
     ("calls", "right"),

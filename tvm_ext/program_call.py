@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvm_ext.cuda.program import TVM_ERRORS
 from tvm_ext.errors import RunError
 from tvm_ext.hardware.cpu.threads import use_threads
+from tvm_ext.run_errors import TVM_ERRORS
 
 _view = np.from_dlpack
 _field = tvm.get_global_func("ffi.ArrayGetItem")

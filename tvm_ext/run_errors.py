@@ -8,10 +8,13 @@ import tvm
 import tvm_ffi
 from tvm import relax
 
-from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.errors import REPORT_IT, RunError
 from tvm_ext.model_inputs import describe
+from tvm_ext.report.records import KernelCall
 from tvm_ext.tensor_spec import TensorSpec, listed, shapes_of, symbolic_names
+
+# What TVM raises in a run.
+TVM_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, MemoryError)
 
 # How the virtual machine and TVM's allocators begin what they say.
 _SIZES = ("ErrorContext(", "Check failed: input_shape", "Check failed: (input_shape")

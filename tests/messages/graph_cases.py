@@ -8,8 +8,8 @@ from onnx import TensorProto, helper
 from provoked import case, compiled, model, node, one, relu, replaced, value
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters import CONVERTERS
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 
 def graph(nodes, out, name="body", inputs=()):

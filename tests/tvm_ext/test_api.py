@@ -286,7 +286,7 @@ def test_wrong_arguments_are_named_in_one_line(arguments, error):
     [
         "import tvm_ext",
         "import tvm_ext; tvm_ext.register_pass(lambda mod: mod, name='mine')",
-        "import tvm_ext.passes, tvm_ext.api, tvm_ext.check; import onnxruntime",
+        "import tvm_ext.passes, tvm_ext.api, tvm_ext.check.check; import onnxruntime",
     ],
 )
 def test_an_interpreter_that_used_the_package_ends_well(program, tmp_path):
@@ -296,12 +296,30 @@ def test_an_interpreter_that_used_the_package_ends_well(program, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_importing_the_package_does_not_import_tvm(tmp_path):
-    program = "import sys, tvm_ext; dir(tvm_ext); print('tvm' in sys.modules)"
+def test_what_is_imported_is_what_is_needed(abs_model_path, tmp_path):
+    """The package imports no TVM, and a saved model runs without ONNX, passes and their like."""
+    saved = tmp_path / "abs.tvmx"
+    tvm_ext.compile(abs_model_path).save(saved)
+    program = f"""
+import sys, tvm_ext
+dir(tvm_ext)
+print("tvm" in sys.modules)
+import numpy
+model = tvm_ext.load({str(saved)!r})
+model.run({{"x": numpy.zeros((2, 3), "float32")}})
+unused = {_NOT_FOR_RUNS}
+print("tvm" in sys.modules, sorted(unused & sys.modules.keys()))
+"""
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == "False"
+    assert done.stdout.split("\n") == ["False", "True []", ""]
+
+
+_NOT_FOR_RUNS = {
+    *("jinja2", "onnx", "onnx_ir", "onnxscript", "rich", "scipy", "sympy", "xgboost"),
+    *("tvm_ext.api", "tvm_ext.backends", "tvm_ext.onnx_frontend", "tvm_ext.relay_passes"),
+}
 
 
 def test_no_run_ahead_at_sizes_that_a_kernel_cannot_divide_by():

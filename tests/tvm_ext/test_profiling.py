@@ -11,9 +11,9 @@ from rich.console import Console
 from small_models import model, node, rand, value
 
 import tvm_ext
-from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.errors import InputError
 from tvm_ext.profiling import KernelTime, Profile, _medians, _Stopwatch
+from tvm_ext.report.records import KernelCall
 
 
 def compiled(nodes, inputs, outputs, opt_level="O3", **weights) -> tvm_ext.CompiledModel:

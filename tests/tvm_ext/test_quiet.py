@@ -10,8 +10,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
 from tvm_ext.errors import FormError, ModelError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters import CONVERTERS
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 
 def model(input_name: str = "x") -> onnx.ModelProto:

@@ -32,6 +32,7 @@ from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
     decide_channels_last,
     multiply_adds_written_out,
 )
+from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
@@ -45,7 +46,7 @@ class CpuDepthwiseConvolution:
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        sch = s_tir.Schedule(func)
+        sch = schedule_of(func)
         anchor = only_reduction(sch)
         access = None if isinstance(anchor, NotApplicable) else access_of(sch, anchor)
         if access is None or not one_operand_moves_with_results(access):

@@ -48,7 +48,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     pick_threads,
     worth_threads,
 )
-from tvm_ext.tir_schedules.inlining import reduction_blocks
+from tvm_ext.tir_schedules.inlining import reduction_blocks, schedule_of
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -247,7 +247,7 @@ class CpuPooling:
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        sch = s_tir.Schedule(func)
+        sch = schedule_of(func)
         if not _takes_plain_elements(sch):
             return NotApplicable("it is not one reduction of plain elements")
         kernel = window_kernel(func)

@@ -29,7 +29,12 @@ from tvm_ext.tir_schedules.cpu.row_decision import (
     operations,
     refuse_symbolic,
 )
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.inlining import (
+    inlined_schedule,
+    kernel_blocks,
+    reduction_blocks,
+    schedule_of,
+)
 from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -54,7 +59,7 @@ class CpuReduction:
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        refusal = refuse_early(s_tir.Schedule(func))
+        refusal = refuse_early(schedule_of(func))
         if refusal is not None:
             return refusal
         sch = inlined_schedule(func)

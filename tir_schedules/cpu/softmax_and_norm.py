@@ -12,7 +12,7 @@ from tvm_ext.tir_schedules.analysis.row_kernel import is_reduction_only, with_jo
 from tvm_ext.tir_schedules.analysis.row_reader import hoisted, read_rows, refuse_early, refuse_rows
 from tvm_ext.tir_schedules.cpu.row_code import rows_nest, with_body
 from tvm_ext.tir_schedules.cpu.row_decision import decide_rows, refuse_symbolic
-from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
@@ -26,7 +26,7 @@ class SoftmaxAndNorm:
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        refusal = refuse_early(s_tir.Schedule(func))
+        refusal = refuse_early(schedule_of(func))
         if refusal is not None:
             return refusal
         sch = inlined_schedule(func)

@@ -33,6 +33,7 @@ from tvm_ext.tir_schedules.inlining import (
     is_data_parallel,
     kernel_blocks,
     same_block,
+    schedule_of,
 )
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -205,7 +206,7 @@ class Winograd:
         Decisions: those of ``decide_winograd``, and ``threads``; where each stage handles all tiles
         ``threads`` is for the products, ``input_threads`` and ``output_threads`` for the others.
         """
-        sch = s_tir.Schedule(func)
+        sch = schedule_of(func)
         stages = _stages(sch)
         if sorted(stages) != sorted(STAGES):
             return NotApplicable("its blocks are not the stages of a Winograd convolution")

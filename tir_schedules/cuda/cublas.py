@@ -34,7 +34,7 @@ from tvm_ext.tir_schedules.analysis.contraction import (
 )
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
-from tvm_ext.tir_schedules.inlining import kernel_blocks
+from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -218,7 +218,7 @@ class CublasMatmul:
         """See ``Template.apply``. There are no decisions."""
         if "cuBLAS" not in vendor_libraries():
             return NotApplicable("this TVM was built without cuBLAS")
-        sch = s_tir.Schedule(func)
+        sch = schedule_of(func)
         main = only_reduction(sch)
         if isinstance(main, NotApplicable):
             return main

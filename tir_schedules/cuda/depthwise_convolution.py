@@ -15,6 +15,7 @@ from tvm_ext.tir_schedules.analysis.contraction import only_reduction
 from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
 from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
 from tvm_ext.tir_schedules.cuda.strip_window import StripWindow, strip_window
+from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Products of one result up to which tensor cores would be fed with little but padding: two steps
@@ -77,7 +78,7 @@ class DirectConvolution:
 
 def read_convolution(func: tirx.PrimFunc) -> StripWindow | NotApplicable:
     """The window of products that slides over the kernel's input."""
-    sch = s_tir.Schedule(func)
+    sch = schedule_of(func)
     anchor = only_reduction(sch)
     if isinstance(anchor, NotApplicable):
         return anchor

@@ -18,7 +18,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     static_extent,
 )
 from tvm_ext.tir_schedules.inlining import (
-    inline_blocks,
+    inlined_schedule,
     is_data_parallel,
     kernel_blocks,
     reduction_blocks,
@@ -217,8 +217,7 @@ def in_few_launches(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """
     if not isinstance(func.body, s_tir.SBlockRealize) or func.body.block.name_hint != "root":
         return func
-    sch = s_tir.Schedule(func)
-    inline_blocks(sch, repeat=True)
+    sch = inlined_schedule(func, repeat=True)
     for block in reduction_blocks(sch):
         _reduce_where_used(sch, block)
     _with_starts_apart(sch)

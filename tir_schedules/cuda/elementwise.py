@@ -30,7 +30,12 @@ from tvm_ext.tir_schedules.cuda.elementwise_decision import (
 from tvm_ext.tir_schedules.cuda.index_width import in_32_bits
 from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes
-from tvm_ext.tir_schedules.inlining import inline_blocks, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.inlining import (
+    inlined_schedule,
+    is_data_parallel,
+    kernel_blocks,
+    schedule_of,
+)
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
@@ -265,10 +270,10 @@ class KernelNests:
 
 def read_nests(func: tirx.PrimFunc) -> KernelNests | NotApplicable:
     """The nests of a kernel without reductions."""
-    sch = s_tir.Schedule(func)
+    sch = schedule_of(func)
     if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
         return NotApplicable("the kernel reduces or scans")
-    inline_blocks(sch, repeat=True)
+    sch = inlined_schedule(func, repeat=True)
     views = FlatViews(symbolic_sizes=True)
     nests: list[Nest] = []
     for block in kernel_blocks(sch):

@@ -19,7 +19,12 @@ from tvm_ext.tir_schedules.cuda.device_code import as_loops, in_few_launches
 from tvm_ext.tir_schedules.cuda.generic import launched
 from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
 from tvm_ext.tir_schedules.cuda.strip_window import strip_window
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, reduction_blocks
+from tvm_ext.tir_schedules.inlining import (
+    inlined_schedule,
+    kernel_blocks,
+    reduction_blocks,
+    schedule_of,
+)
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
@@ -36,7 +41,7 @@ class CudaPooling:
         decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
-        sch = s_tir.Schedule(func)
+        sch = schedule_of(func)
         if len(reduction_blocks(sch)) != 1:
             return NotApplicable("it is not one reduction")
         kernel = window_kernel(func)
@@ -71,8 +76,7 @@ class WindowReduction:
         decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        sch = s_tir.Schedule(func)
-        inline_blocks(sch, repeat=True)
+        sch = inlined_schedule(func, repeat=True)
         refusal = _refused([sch.get(block) for block in kernel_blocks(sch)])
         if refusal is not None:
             return refusal

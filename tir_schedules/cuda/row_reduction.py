@@ -52,7 +52,7 @@ from tvm_ext.tir_schedules.cuda.row_decision import (
 )
 from tvm_ext.tir_schedules.cuda.row_symbolic import has_symbolic_length, symbolic_length_rows
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
 # Keeps in registers what several passes over a row read from memory.
@@ -394,7 +394,7 @@ class RowReduction:
         decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        refusal = refuse_early(s_tir.Schedule(func))
+        refusal = refuse_early(schedule_of(func))
         if refusal is not None:
             return refusal
         parted = _in_parts(func, machine, decisions)
@@ -444,8 +444,7 @@ def _in_parts(
 
 
 def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotApplicable:
-    sch = s_tir.Schedule(func)
-    inline_blocks(sch, repeat=repeat)
+    sch = inlined_schedule(func, repeat=repeat)
     blocks = [sch.get(block) for block in kernel_blocks(sch)]
     kernel = read_rows(blocks, func.params, symbolic_rows=True)
     if isinstance(kernel, NotApplicable):

@@ -32,7 +32,7 @@ from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded, repeated
 from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, along_and_beside, step_axis
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
 from tvm_ext.tir_schedules.cuda.vector_group import Lanes, powers_down
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.template import Decisions
 
 # Elements of the longest row that one warp walks along: 64 for each of its threads.
@@ -64,7 +64,7 @@ class Version:
 
 def has_symbolic_length(func: tirx.PrimFunc) -> bool:
     """Whether some loop of a reduction runs as often as is known in the run only."""
-    sch = s_tir.Schedule(func)
+    sch = schedule_of(func)
     loops = [v for block in kernel_blocks(sch) for v in sch.get(block).iter_vars]
     reducing = [v for v in loops if v.iter_type == tirx.IterVar.CommReduce]
     return any(static_extent(v.dom.extent) is None for v in reducing)
@@ -92,9 +92,8 @@ def symbolic_length_rows(
 
 
 def _read(func: tirx.PrimFunc) -> RowKernel | NotApplicable:
-    sch = s_tir.Schedule(func)
     # Computed again in every pass: nothing of a row waits.
-    inline_blocks(sch, repeat=True)
+    sch = inlined_schedule(func, repeat=True)
     blocks = [sch.get(block) for block in kernel_blocks(sch)]
     kernel = read_rows(blocks, func.params, symbolic_rows=True, symbolic_columns=True)
     if isinstance(kernel, NotApplicable):

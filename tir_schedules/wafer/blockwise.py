@@ -9,7 +9,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import read_position, static_extent
 from tvm_ext.tir_schedules.analysis.dimensions import plain_block_refusal
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, HOME
 from tvm_ext.tir_schedules.wafer.block_statements import (
@@ -90,8 +90,7 @@ class WaferBlockwise:
         if share_loops(func):
             return NotApplicable("blocks share loops")
         func = with_separate_sums(func)
-        sch = s_tir.Schedule(func)
-        inline_blocks(sch)
+        sch = inlined_schedule(func)
         stmts = [sch.get(block) for block in kernel_blocks(sch)]
         extents = [static_extent(one.dom.extent) for stmt in stmts for one in stmt.iter_vars]
         if not stmts:

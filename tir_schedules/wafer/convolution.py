@@ -10,6 +10,7 @@ from tvm.s_tir.schedule import LoopRV
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.window_sum import WindowOperand, WindowSum, window_sum_of
+from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, PIPELINE, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
@@ -370,7 +371,7 @@ class WaferConvolution:
         decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``; the decisions are those of ``decide_convolution``."""
-        sch = s_tir.Schedule(func)
+        sch = schedule_of(func)
         kernel = window_sum_of(sch)
         if isinstance(kernel, NotApplicable):
             return kernel

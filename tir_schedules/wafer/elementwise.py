@@ -9,7 +9,7 @@ from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, operands_of
 from tvm_ext.tir_schedules.analysis.dimensions import Dimensions, dimensions_of, volume
 from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans
 from tvm_ext.tir_schedules.wafer.mesh_partition import (
@@ -41,8 +41,7 @@ class WaferElementwise:
         """See ``Template.apply``."""
         if reduces_or_scans(func):
             return NotApplicable("the kernel reduces or scans")
-        sch = s_tir.Schedule(func)
-        inline_blocks(sch)
+        sch = inlined_schedule(func)
         stmts = [sch.get(block) for block in kernel_blocks(sch)]
         found = dimensions_of(stmts)
         if isinstance(found, NotApplicable):

@@ -7,6 +7,7 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
+from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
@@ -46,7 +47,7 @@ class WaferGemv:
         decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        sch = s_tir.Schedule(func)
+        sch = schedule_of(func)
         found = WaferContraction.of(sch)
         if isinstance(found, NotApplicable):
             return found

@@ -22,7 +22,7 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     substituted,
 )
 from tvm_ext.tir_schedules.analysis.row_reader import hoisted
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
 from tvm_ext.tir_schedules.reducers import rfactor
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, GROUP, ROW, Pattern
@@ -264,8 +264,7 @@ class WaferReduction:
         if share_loops(func):
             return NotApplicable("blocks share loops")
         func = with_separate_sums(func)
-        sch = s_tir.Schedule(func)
-        inline_blocks(sch)
+        sch = inlined_schedule(func)
         read = _read(sch)
         if isinstance(read, NotApplicable):
             return read

@@ -20,6 +20,7 @@ from tvm_ext.tir_schedules.analysis.stencil import (
     load_offsets,
     stencil_of,
 )
+from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
@@ -211,7 +212,7 @@ class WaferStencil:
         Decisions: ``axes``, which loops are cut, by number in ``axis_pairs``; ``rows`` and
         ``columns``, the pieces; ``vector``, the loop of an instruction.
         """
-        sch = s_tir.Schedule(func)
+        sch = schedule_of(func)
         stencil = stencil_of(sch)
         if isinstance(stencil, NotApplicable):
             return stencil
@@ -306,7 +307,7 @@ def _with_split_grids(
 
     borders = [str(sch.get(g.border).name_hint) for g in split if g.border is not None]
     func, copies = with_copies(sch.mod["main"], name, split, point)
-    changed = s_tir.Schedule(func)
+    changed = schedule_of(func)
     for border in borders:
         changed.compute_inline(changed.get_sblock(border))
     return changed, copies

@@ -10,7 +10,7 @@ from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.analysis.dimensions import loop_index, plain_block_refusal
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
-from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
 from tvm_ext.tir_schedules.statements import is_conditional
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
@@ -39,8 +39,7 @@ class WaferTranspose:
             return NotApplicable("the kernel reduces or scans")
         if share_loops(func):
             return NotApplicable("blocks share loops")
-        sch = s_tir.Schedule(func)
-        inline_blocks(sch)
+        sch = inlined_schedule(func)
         stmts = [sch.get(block) for block in kernel_blocks(sch)]
         refusal = _refuse(stmts)
         if refusal is not None:

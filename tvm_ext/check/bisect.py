@@ -18,7 +18,7 @@ from tvm_ext.compiled_model import CompiledModel, target_record
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
-from tvm_ext.compiler.graph_analysis import KernelCall, kernel_calls, require_lowered
+from tvm_ext.compiler.graph_analysis import kernel_calls, require_lowered
 from tvm_ext.errors import ReferenceUnavailableError, TvmExtError, own_words
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.onnx_frontend import ImportedModel, import_prepared, prepare_model
@@ -42,6 +42,7 @@ from tvm_ext.passes.pipeline import (
 )
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.report.records import KernelCall
 from tvm_ext.tensor_spec import shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
 

@@ -12,7 +12,6 @@ import numpy as np
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError, own_words
 from tvm_ext.model_inputs import numpy_type
-from tvm_ext.onnx_frontend.signature import element_dtype
 from tvm_ext.tensor_spec import STRING, TensorSpec
 
 # Inputs and outputs as JSON, for what NumPy's formats have no place for.
@@ -67,6 +66,8 @@ def _of_kind(kind: str, value: Any) -> Any:
             (one if key == "string" else int(one)): (number if texts else float(number))
             for one, number in value.items()
         }
+    from tvm_ext.onnx_frontend.signature import element_dtype
+
     return np.array(value, element_dtype(inner))
 
 

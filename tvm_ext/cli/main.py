@@ -2,6 +2,7 @@
 one line on stderr and an exit code.
 """
 
+import gc
 import importlib
 import io
 import os
@@ -44,6 +45,8 @@ BAD_INPUT = 2
 INTERNAL_ERROR = 3
 INTERRUPTED = 130
 READER_GONE = 141
+
+_OBJECTS_UNTIL_COLLECTION = 10_000
 
 # Typer brings a copy of click in some releases and depends on it in others: either way this is the
 # base of what it raises for bad usage.
@@ -283,6 +286,8 @@ def _root(
 
 def main() -> None:
     """Entry point of the console script."""
+    # Most of what imports and models leave in memory stays: it need not be looked at so often.
+    gc.set_threshold(_OBJECTS_UNTIL_COLLECTION)
     _repair_streams()
     if "--debug" not in sys.argv:
         _keep_native_output_out()

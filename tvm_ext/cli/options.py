@@ -272,9 +272,9 @@ class CompileOptions:
         if not is_saved_model(model):
             return self.compile(model)
         self.require_none(model)
-        from tvm_ext import api
+        from tvm_ext.load_model import load
 
-        return api.load(model)
+        return load(model)
 
     def require_none(self, model: Path) -> None:
         """Refuses options that a model compiled earlier cannot follow any more."""

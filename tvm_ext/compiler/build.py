@@ -9,7 +9,6 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ext.compiler.backend import programs_of
-from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, BuildError
 from tvm_ext.hardware.cuda.description import CudaDescription
@@ -18,7 +17,7 @@ from tvm_ext.hardware.cuda.runtime_library import runtime_problem
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.passes import registry
 from tvm_ext.relay_passes.cuda_graphs import captured_kernels, launches_only, without_capture
-from tvm_ext.report.records import DeviceRecord
+from tvm_ext.report.records import DeviceRecord, KernelCall
 from tvm_ext.tensor_spec import listed
 from tvm_ext.tir_schedules.backend import scheduling_of
 from tvm_ext.tir_schedules.cuda.cublas import library_modules

@@ -5,7 +5,6 @@ what was left without a kernel.
 import functools
 import math
 from collections import Counter
-from dataclasses import dataclass
 
 import tvm
 from tvm import relax, tirx
@@ -14,7 +13,7 @@ from tvm.sym import Analyzer
 from tvm_ext.errors import REPORT_IT, ModelError
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.spans import bindings_of, describe_origin, origins_of, relax_bindings
-from tvm_ext.report.records import ModuleCounts
+from tvm_ext.report.records import KernelCall, ModuleCounts
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 
@@ -176,19 +175,6 @@ def require_lowered(mod: tvm.IRModule, label: str, inputs: InputShapes) -> None:
 
 
 _CALL_TIR = tvm.ir.Op.get("relax.call_tir")
-
-
-@dataclass(frozen=True)
-class KernelCall:
-    """One call of a kernel: the kernel's name and the names of the original nodes."""
-
-    kernel: str
-    origins: tuple[str, ...]
-
-    @property
-    def where(self) -> str:
-        """The origins in one line."""
-        return " + ".join(self.origins)
 
 
 @tvm.instrument.pass_instrument

@@ -7,9 +7,8 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.analysis import estimate_tir_flops
 
-from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.hardware.cost_model import CostModel, Work
-from tvm_ext.report.records import KernelRecord
+from tvm_ext.report.records import KernelCall, KernelRecord
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 

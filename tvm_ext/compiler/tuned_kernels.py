@@ -7,11 +7,11 @@ from typing import TypeAlias
 import tvm
 
 from tvm_ext.compiler.backend import programs_of
-from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.configs.errors import RecordsError
 from tvm_ext.configs.loader import config_folder
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.report.records import KernelCall
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 from tvm_ext.tuning.candidate import refusal
 from tvm_ext.tuning.logs.record_lookup import RecordLookup

@@ -12,7 +12,6 @@ from typing import Any
 import tvm
 from tvm import relax
 
-from tvm_ext.compiler.graph_analysis import KernelCall
 from tvm_ext.cuda.device_errors import (
     context_is_lost,
     device_error,
@@ -30,14 +29,15 @@ from tvm_ext.cuda.tensors import (
     on_device,
     ordered_with_others,
 )
-from tvm_ext.errors import InputError, TvmExtError
+from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.cuda.host import LIBRARY, driver_state
 from tvm_ext.hardware.cuda.runtime_library import keep_for_ever
 from tvm_ext.model_inputs import check_inputs, release
 from tvm_ext.profiling import Profile, profile_run
 from tvm_ext.relay_passes.cuda_graphs import PLAIN_RUN, RUN_OR_CAPTURE
-from tvm_ext.run_errors import register_failed_branch
+from tvm_ext.report.records import KernelCall
+from tvm_ext.run_errors import TVM_ERRORS, register_failed_branch
 from tvm_ext.tensor_spec import TensorSpec
 
 # The device that CUDA's calls of a thread are for, in a machine with several.
@@ -125,8 +125,6 @@ def _run(machine: Any, function: Any, arguments: Any, *rest: Any) -> Any:
     """Calls what would be captured; ``rest`` names the graph."""
     return tvm.get_global_func("vm.builtin.invoke_closure")(machine, function, *arguments)
 
-
-TVM_ERRORS = (tvm.error.InternalError, RuntimeError, ValueError, TypeError, MemoryError)
 
 # One run at a time in a process. A virtual machine has one stack of frames; and while one thread
 # records a CUDA graph, what another does on the default stream would end the recording.
@@ -277,15 +275,6 @@ class CudaProgram:
                 self._machine = self._inputs = None
                 _clear_pool()
             raise found from error
-
-
-def require_no_device(stay: bool | None) -> None:
-    """Refuses what only models for a GPU can do; raises InputError."""
-    if stay:
-        raise InputError(
-            "on_device is set and the model was compiled for a CPU; expected a model for a GPU: "
-            "leave it out, or compile for target 'cuda'"
-        )
 
 
 _programs: "weakref.WeakSet[CudaProgram]" = weakref.WeakSet()

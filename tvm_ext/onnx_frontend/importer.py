@@ -15,7 +15,6 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import REPORT_IT, FormError, ModelError, TvmExtError
-from tvm_ext.hardware.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.control_flow import CONTROL_FLOW
 from tvm_ext.onnx_frontend.control_flow.convert_if import (
     UnequalRanks,
@@ -34,6 +33,7 @@ from tvm_ext.onnx_frontend.onnx_graph import names_read, operator_key, opset_of,
 from tvm_ext.onnx_frontend.sizes import SizeValues, computed_from_sizes
 from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of
 from tvm_ext.onnx_frontend.sizes.size_values import INTEGERS
+from tvm_ext.onnx_frontend.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.weights import StoredWeights
 from tvm_ext.relay_passes import PropagateSpans
 from tvm_ext.relay_passes.spans import all_bindings_of, write_origins

@@ -9,9 +9,9 @@ import onnx
 import onnx_ir as ir
 
 from tvm_ext.errors import UnsupportedOperatorError
-from tvm_ext.hardware.tvm_compat import onnx_converter_names
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, graphs_within, operator_key
+from tvm_ext.onnx_frontend.tvm_compat import onnx_converter_names
 
 # TVM's table of converters knows no domains; these are the names that it implements for
 # com.microsoft, the rest of it is for the default domain.

@@ -1,6 +1,7 @@
 """The compile report: everything that one compilation did, as text, as a page and as JSON.
 
-Its parts are in `records`, the text form is in `text`, the page in `page`.
+Its parts are in `records`, the text form is in `text`, the page in `page`; the last two bring
+libraries that a run does without, so they are imported where they are asked for.
 """
 
 import json
@@ -14,7 +15,6 @@ from pydantic import TypeAdapter, ValidationError
 from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.configs.errors import TvmExtError
 from tvm_ext.configs.former_names import GRAPH_FIELDS, PASSES, current_schedule
-from tvm_ext.report.page import render_html
 from tvm_ext.report.records import (
     DeviceRecord,
     GraphRecord,
@@ -24,7 +24,6 @@ from tvm_ext.report.records import (
     PassRecord,
     PhaseRecord,
 )
-from tvm_ext.report.text import render_text, renderable
 from tvm_ext.tensor_spec import listed
 
 if TYPE_CHECKING:
@@ -219,14 +218,20 @@ class CompileReport:
         return report
 
     def __rich__(self) -> "RenderableType":
+        from tvm_ext.report.text import renderable
+
         return renderable(self)
 
     def to_text(self, width: int = 100) -> str:
         """Return the summary that the command line prints, ``width`` characters wide."""
+        from tvm_ext.report.text import render_text
+
         return render_text(self, width)
 
     def to_html(self) -> str:
         """Return one self-contained page, which loads nothing from anywhere."""
+        from tvm_ext.report.page import render_html
+
         return render_html(self)
 
     def save_html(self, path: str | Path) -> None:

@@ -35,6 +35,19 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class KernelCall:
+    """One call of a kernel: the kernel's name and the names of the original nodes."""
+
+    kernel: str
+    origins: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """The origins in one line."""
+        return " + ".join(self.origins)
+
+
+@dataclass(frozen=True)
 class HostRecord:
     """A node that the host computes around the compiled code.
 

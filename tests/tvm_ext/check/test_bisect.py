@@ -12,8 +12,9 @@ from unoptimised import HOST
 import tvm_ext
 import tvm_ext.check.bisect
 import tvm_ext.onnx_frontend
-from tvm_ext.check import check_model, run_reference
 from tvm_ext.check.bisect import last_agreement
+from tvm_ext.check.check import check_model
+from tvm_ext.check.reference import run_reference
 from tvm_ext.passes import registry
 
 RELU = tvm.ir.Op.get("relax.nn.relu")

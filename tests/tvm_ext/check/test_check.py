@@ -9,7 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvm_ext
-from tvm_ext.check import ReferenceSession, check_compiled, check_model, run_reference
+from tvm_ext.check.check import check_compiled, check_model
+from tvm_ext.check.reference import ReferenceSession, run_reference
 from tvm_ext.errors import InputError, ReferenceUnavailableError
 from tvm_ext.onnx_frontend.expose import (
     expose_intermediates,

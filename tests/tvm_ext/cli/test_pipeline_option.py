@@ -8,7 +8,7 @@ from small_models import model, node, rand, value
 from tuning_sessions import session
 from typer.testing import CliRunner
 
-from tvm_ext.check import check_model
+from tvm_ext.check.check import check_model
 from tvm_ext.cli.main import app
 from tvm_ext.passes.pipeline import PassPipeline, load_pipelines
 

@@ -72,15 +72,22 @@ def read(outcome: tuple[int, str, str]) -> Any:
 
 
 @pytest.fixture(scope="module")
-def done(plugin_folder, abs_model_path, tmp_path_factory) -> dict[str, tuple[int, str, str]]:
+def folder(tmp_path_factory) -> Path:
+    """Where the commands write to."""
+    return tmp_path_factory.mktemp("written")
+
+
+@pytest.fixture(scope="module")
+def done(plugin_folder, abs_model_path, folder) -> dict[str, tuple[int, str, str]]:
     """What all commands of the tests below came to, by name."""
     compiling = ("compile", abs_model_path, "--json")
-    folder = tmp_path_factory.mktemp("compiled")
+    tuning = ("tune", abs_model_path, "--json", "--trials", 3, "--cost-model", "shortest")
     commands = {
         "passes": ("passes", "list", "--json"),
         "compiled": compiling,
         "without the pass": (*compiling, "--disable-pass", "SingleAbs"),
         "plain": (*compiling, "--target", "plain", "--output", folder / "m"),
+        "tuned": (*tuning, "--output", folder / "logs"),
         "targets": ("targets", "list", "--json"),
         "cores": ("plain", "cores", "--json"),
         "help": ("--help",),
@@ -128,13 +135,11 @@ def test_its_template_wins_for_its_kernel(compiled):
     assert not any("elementwise" in refusal for refusal in kernel["refusals"])
 
 
-def test_its_template_is_tuned_and_its_cost_model_ranks(plugin_folder, abs_model_path, tmp_path):
-    options = ("--output", tmp_path / "logs", "--trials", 3, "--cost-model", "shortest")
-    (outcome,) = outcomes(plugin_folder, ("tune", abs_model_path, *options, "--json"))
-    tuned = json.loads(outcome[1])
+def test_its_template_is_tuned_and_its_cost_model_ranks(done, folder):
+    tuned = json.loads(done["tuned"][1])
     # A cost model that fails is noted.
     assert tuned["notes"] == []
-    trials = (tmp_path / "logs" / "trials.jsonl").read_text().splitlines()
+    trials = (folder / "logs" / "trials.jsonl").read_text().splitlines()
     assert "one loop" in [json.loads(line).get("template") for line in trials]
 
 

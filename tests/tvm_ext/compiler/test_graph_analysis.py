@@ -8,7 +8,8 @@ from onnx import TensorProto, helper, numpy_helper
 from unoptimised import HOST
 
 import tvm_ext
-from tvm_ext.compiler.graph_analysis import FusionObserver, KernelCall, kernel_calls
+from tvm_ext.compiler.graph_analysis import FusionObserver, kernel_calls
+from tvm_ext.report.records import KernelCall
 
 LEVELS = ("O0", "O3")
 

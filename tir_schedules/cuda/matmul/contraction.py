@@ -62,6 +62,7 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     schedule_following,
     widest_copy,
 )
+from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -430,7 +431,7 @@ class CudaContraction:
             return tiles
         main = found.main
         if nominal is not func:
-            sch = s_tir.Schedule(func)
+            sch = schedule_of(func)
             main = sch.get_sblock(found.name)
             if _symbolic_k(sch.get(main), found.axes):
                 return NotApplicable("the number of steps is known in the run only")

@@ -29,6 +29,7 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     schedule_following,
     widest_copy,
 )
+from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # How the threads of a block share the rows and steps of a matrix times a vector.
@@ -188,7 +189,7 @@ class Gemv:
         decisions: Decisions = DEFAULT_DECISIONS,
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_shares``."""
-        sch = s_tir.Schedule(func)
+        sch = schedule_of(func)
         main = only_reduction(sch)
         if isinstance(main, NotApplicable):
             return main

@@ -37,7 +37,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import (
     group_operands,
     order_steps_last,
 )
-from tvm_ext.tir_schedules.inlining import kernel_blocks
+from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.packing import packed_annotations, packed_operand
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -159,7 +159,7 @@ class WarpgroupContraction:
         """See ``Template.apply``. Decisions: those of ``decide_group_tiles``."""
         if machine.arch != WARPGROUP_ARCHITECTURE:
             return NotApplicable(f"{machine.arch} has no instructions of warpgroups")
-        sch = s_tir.Schedule(func)
+        sch = schedule_of(func)
         main = only_reduction(sch)
         if isinstance(main, NotApplicable):
             return main

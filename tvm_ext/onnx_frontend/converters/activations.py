@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import relax
 
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 # ONNX operator HardSwish-14: y = x * max(0, min(1, alpha * x + beta)).
 _ALPHA = 1.0 / 6.0

@@ -13,8 +13,8 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import onnx_constant, onnx_converter_map
 from tvm_ext.onnx_frontend.sizes.size_values import SizeValues
+from tvm_ext.onnx_frontend.tvm_compat import onnx_constant, onnx_converter_map
 
 Size: TypeAlias = int | tirx.Expr
 

@@ -17,8 +17,8 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxCast, OnnxOpConverter, onnx_type_name
 from tvm_ext.onnx_frontend.narrow_types import NARROW_ATTRIBUTE
+from tvm_ext.onnx_frontend.tvm_compat import OnnxCast, OnnxOpConverter, onnx_type_name
 
 # Floating point of eight bits and less, as integer arithmetic on its codes.
 #

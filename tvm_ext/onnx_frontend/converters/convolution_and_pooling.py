@@ -12,11 +12,11 @@ from tvm import relax, te, tirx, topi
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import Size, sizes_of, takes_sizes, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run, wide
 from tvm_ext.onnx_frontend.sizes import scalar_rules as rules
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map
 
 # From here on a mean leaves out what lies beyond the padding that the model asks for.
 _COUNTS_OWN_PADDING_ONLY = 19

@@ -5,9 +5,9 @@ from typing import Any
 from tvm import relax, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 
 class Det(OnnxOpConverter):

@@ -15,9 +15,9 @@ import tvm
 from tvm import relax, te, tirx, topi
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name
 from tvm_ext.onnx_frontend.converters.arguments import constant_array, sizes_of
 from tvm_ext.onnx_frontend.ml_rewrites import ROUNDED
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name
 from tvm_ext.relay_passes.graph_pass import OPAQUE
 
 _StockDiv = onnx_converter_map()["Div"]

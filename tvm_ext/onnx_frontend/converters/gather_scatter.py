@@ -15,7 +15,10 @@ from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.cuda.description import current_gpu
-from tvm_ext.hardware.tvm_compat import (
+from tvm_ext.onnx_frontend.converters.arguments import size_argument, sizes_of, takes_sizes, text
+from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, nested
+from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
+from tvm_ext.onnx_frontend.tvm_compat import (
     OnnxGather,
     OnnxGatherElements,
     OnnxGatherND,
@@ -24,9 +27,6 @@ from tvm_ext.hardware.tvm_compat import (
     OnnxScatterND,
     onnx_constant,
 )
-from tvm_ext.onnx_frontend.converters.arguments import size_argument, sizes_of, takes_sizes, text
-from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, nested
-from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 
 # ScatterElements and ScatterND as loops, of symbolic sizes as well.
 #

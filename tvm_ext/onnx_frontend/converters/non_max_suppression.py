@@ -10,11 +10,11 @@ import numpy as np
 from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import constant_array, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.reductions import cumulated
 from tvm_ext.onnx_frontend.converters.runtime_sizes import dimensions_of, first_rows, wide
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 from tvm_ext.tir_schedules.operators.non_max_suppression import (
     ANNOTATION,
     CENTERS,

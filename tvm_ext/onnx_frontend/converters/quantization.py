@@ -15,7 +15,6 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant, onnx_type_name
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of
 from tvm_ext.onnx_frontend.converters.cast import (
     NARROW_INTEGERS,
@@ -28,6 +27,7 @@ from tvm_ext.onnx_frontend.converters.cast import (
 )
 from tvm_ext.onnx_frontend.converters.convolution_and_pooling import explicit_padding
 from tvm_ext.onnx_frontend.narrow_types import NARROW_ATTRIBUTE
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_constant, onnx_type_name
 
 # Scales and zero points, per tensor, per axis or per block, in a form that broadcasts.
 

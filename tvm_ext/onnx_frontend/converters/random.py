@@ -23,9 +23,9 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_type_name
 from tvm_ext.onnx_frontend.converters.arguments import Size, constant_array, sizes_of
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_type_name
 
 _Number = Callable[[tirx.Expr], tirx.Expr]
 

@@ -15,8 +15,8 @@ from tvm import relax, te, tirx
 from tvm_ffi import structural_equal
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_constant
 from tvm_ext.onnx_frontend.onnx_graph import QUANTIZED_STATE
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_constant
 from tvm_ext.tir_schedules.cpu.recurrent_layer import RecurrenceLoops, recurrence_code
 from tvm_ext.tir_schedules.operators.recurrence import (
     ANNOTATION,

@@ -18,7 +18,6 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_input
 from tvm_ext.onnx_frontend.converters.arguments import (
     Size,
     constant_array,
@@ -33,6 +32,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     integer_tensor,
     wide,
 )
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_input
 
 _Unary = Callable[[relax.Expr], relax.Expr]
 

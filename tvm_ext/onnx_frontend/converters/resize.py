@@ -16,7 +16,6 @@ from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
 from tvm_ext.hardware.cuda.description import current_gpu
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import (
     Size,
     constant_array,
@@ -38,6 +37,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
 )
 from tvm_ext.onnx_frontend.converters.shape_constraints import equal_sizes
 from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map
 
 _TvmResize = onnx_converter_map()["Resize"]
 _WHOLE = 1e-6

@@ -12,10 +12,10 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, takes_sizes, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import sizes_in_the_run
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map
 
 
 @takes_sizes(1)

@@ -16,7 +16,6 @@ from tvm import relax, te, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name
 from tvm_ext.onnx_frontend.converters.arguments import (
     Size,
     constant_array,
@@ -40,6 +39,7 @@ from tvm_ext.onnx_frontend.converters.shape_constraints import (
 from tvm_ext.onnx_frontend.sizes import SizeValues
 from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of
 from tvm_ext.onnx_frontend.sizes.size_values import FLOATS
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map, onnx_type_name
 from tvm_ext.onnx_frontend.value_sizes import range_steps
 
 

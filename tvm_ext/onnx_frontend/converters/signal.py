@@ -9,7 +9,6 @@ import tvm_ffi
 from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_type_name
 from tvm_ext.onnx_frontend.converters.arguments import (
     Size,
     constant_array,
@@ -21,6 +20,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     computed_dimensions,
     wide,
 )
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_type_name
 
 _NARROW = ("float16", "bfloat16")
 

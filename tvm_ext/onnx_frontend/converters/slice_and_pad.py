@@ -13,7 +13,6 @@ import tvm
 from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, OnnxSlice
 from tvm_ext.onnx_frontend.converters.arguments import (
     Size,
     constant_array,
@@ -32,6 +31,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
 )
 from tvm_ext.onnx_frontend.sizes import SizeValues
 from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of, is_positive, maximum, minimum
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, OnnxSlice
 
 MODES = ("constant", "edge", "reflect", "wrap")
 

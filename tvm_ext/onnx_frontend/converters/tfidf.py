@@ -7,8 +7,8 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 # Of the result; a table with a row for each n-gram is made.
 MOST_COLUMNS = 1 << 20

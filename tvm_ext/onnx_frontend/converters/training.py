@@ -11,8 +11,8 @@ import numpy as np
 from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter, onnx_converter_map
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, onnx_converter_map
 
 # (rate, step, values of the tensors at one place) to the new values at that place.
 _Update = Callable[[tirx.Expr, tirx.Expr, list[tirx.Expr]], list[tirx.Expr]]

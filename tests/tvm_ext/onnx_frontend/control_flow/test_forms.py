@@ -10,9 +10,9 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import FormError, ModelError, RunError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend import import_model, prepare_model
 from tvm_ext.onnx_frontend.converters import CONVERTERS
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 BOOL, INT64 = TensorProto.BOOL, TensorProto.INT64
 GO_ON = node("Identity", ["going"], ["go_on"])

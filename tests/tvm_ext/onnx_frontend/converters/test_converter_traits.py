@@ -8,12 +8,12 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend import import_model
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.converters.arguments import of_tvm, size_inputs, takes_sizes
 from tvm_ext.onnx_frontend.onnx_graph import split_key
 from tvm_ext.onnx_frontend.sizes import SizeValues
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 X = rand(2, 3)
 

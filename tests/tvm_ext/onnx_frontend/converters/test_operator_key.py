@@ -10,9 +10,9 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import FormError, ModelError, UnsupportedOperatorError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters import CONVERTERS
 from tvm_ext.onnx_frontend.onnx_graph import operator_key, opset_of, split_key
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 X = np.array([-1.0, 2.0], np.float32)
 

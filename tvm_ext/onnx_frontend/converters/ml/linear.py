@@ -6,7 +6,6 @@ import numpy as np
 from tvm import relax
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import (
     chosen,
@@ -15,6 +14,7 @@ from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import (
     one_of_two,
     post_transformed,
 )
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 
 class LinearRegressor(OnnxOpConverter):

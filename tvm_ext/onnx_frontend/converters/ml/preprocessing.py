@@ -7,9 +7,9 @@ from onnx import numpy_helper
 from tvm import relax, te, tirx
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import floats
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 
 class Scaler(OnnxOpConverter):

@@ -9,7 +9,6 @@ from tvm import relax, te, tirx
 from tvm.script.ir_builder import tirx as T
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import sizes_of, text
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, local_array
 from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import (
@@ -19,6 +18,7 @@ from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import (
     one_of_two,
     post_transformed,
 )
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 # Probabilities of classes from those of pairs of classes.
 #

@@ -8,7 +8,6 @@ from onnx import numpy_helper
 from tvm import relax
 
 from tvm_ext.errors import FormError
-from tvm_ext.hardware.tvm_compat import OnnxOpConverter
 from tvm_ext.onnx_frontend.converters.arguments import text
 from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import (
     floats,
@@ -18,6 +17,7 @@ from tvm_ext.onnx_frontend.converters.ml.scores_and_labels import (
 )
 from tvm_ext.onnx_frontend.converters.ml.tree_walk import Verdict, tree_labels, tree_scores
 from tvm_ext.onnx_frontend.converters.ml.trees import MEMBER, MODES, Forest, from_nodes
+from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter
 
 _AGGREGATES = ("AVERAGE", "SUM", "MIN", "MAX")
 _TRANSFORMS = ("NONE", "SOFTMAX", "LOGISTIC", "SOFTMAX_ZERO", "PROBIT")
