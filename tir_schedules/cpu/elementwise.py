@@ -24,7 +24,6 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     substitute,
     with_own_variables,
 )
-from tvm_ext.tir_schedules.cpu.column_tables import column_loops
 from tvm_ext.tir_schedules.cpu.data_parallel import (
     block_code,
     lanes_of,
@@ -33,6 +32,7 @@ from tvm_ext.tir_schedules.cpu.data_parallel import (
     scheduled,
     with_body,
 )
+from tvm_ext.tir_schedules.cpu.loop_tables import loops_with_tables
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_axis, vector_loops
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
@@ -98,16 +98,16 @@ def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
     across = [i for i, steps in enumerate(load_strides(nest)) if steps[-1] not in (0, 1)]
     if not across:
         return _in_vectors(nest, machine)
-    return _in_tiles(nest, across, machine) or _in_columns(nest, machine)
+    return _in_tiles(nest, across, machine) or _in_plain_loops(nest, machine)
 
 
-def _in_columns(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
+def _in_plain_loops(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
     """Plain loops that LLVM brings into vectors, with tables of what depends on a column only."""
     like = nest.axes[-1].var
     buffers = [nest.store.buffer, *(load.source for load in nest.loads())]
     narrow = [index_of(elements(buffer), like) < _NARROW for buffer in buffers]
     conditions = [index_of(axis.extent, like) > 0 for axis in nest.axes if axis.is_symbolic]
-    code = column_loops(with_own_variables(nest), machine.cores)
+    code = loops_with_tables(with_own_variables(nest), machine.cores)
     return _where([*conditions, *narrow], code, _plain(nest))
 
 
