@@ -2,10 +2,9 @@
 
 import pytest
 import tvm
-from lowering import kernel_of
 from machines import _cpu
 from symbolic_extents import size
-from tvm import relax, te, tirx
+from tvm import te, tirx
 
 from tvm_ext.tir_schedules.cpu.lone_arguments import NoAliasOfLoneArguments
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
@@ -30,8 +29,9 @@ def test_only_one_buffer_overlaps_with_no_other(count: int) -> None:
 
 def test_kernels_beside_the_function_of_sizes_are_read_by_gathers() -> None:
     """Its name is behind that of the kernel, as in every program of symbolic sizes."""
-    shape = ((size("batch"), size("n"), size("m")), "float32")
-    kernel = kernel_of(lambda x: relax.op.strided_slice(x, [2], [0], [2**31], [7]), shape)
+    x = te.placeholder((size("n"), size("m")), "float32", "x")
+    spread = te.compute(x.shape, lambda row, i: x[row, tirx.floormod(i * 3, x.shape[1])])
+    kernel = te.create_prim_func([x, spread])
     machine = _cpu("avx512")
     scheduled, _ = schedule_kernel(kernel, machine.with_cores(1))
     functions = {"a_kernel": scheduled, "shape_func": unmarked(1)}
