@@ -10,7 +10,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.sym import Analyzer
+from tvm.sym import Analyzer, ConstIntBound
 
 from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, depends, linear_form, nodes
 from tvm_ext.tir_schedules.analysis.loop_nest import Nest, index_of, with_own_variables
@@ -19,6 +19,9 @@ from tvm_ext.tir_schedules.statements import sequence
 
 # What takes longer than to load its result.
 _SLOW = (tvm.ir.Call, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
+
+# More than any size.
+_LARGE = 2**62
 
 
 def loops_with_tables(nest: Nest, cores: int) -> tirx.Stmt:
@@ -85,6 +88,9 @@ def _is_place(value: tvm.ir.Expr, axis: LoopAxis, nest: Nest) -> bool:
     """Whether it is never negative and added to a place in a buffer: it is no larger than that."""
     analyzer = Analyzer()
     analyzer.bind(axis.var, tvm.ir.Range(0, axis.extent))
+    for size in nodes(index_of(axis.extent, axis.var), tvm.ir.Var):
+        # TVM does not know it of sizes.
+        analyzer.update(size, ConstIntBound(0, _LARGE))
     if str(value.ty) != "int64" or analyzer.const_int_bound(value).min_value < 0:
         return False
     part = tirx.Var("part", "int64")
