@@ -1,13 +1,18 @@
 """Elementwise, broadcast and data-movement kernels: one vectorised, parallel loop nest a block."""
 
+from functools import reduce
 from typing import Any
 
-import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis, access_of, nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    FlatViews,
+    LoopAxis,
+    access_of,
+    elements,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -27,6 +32,7 @@ from tvm_ext.tir_schedules.cpu.data_parallel import (
     scheduled,
     with_body,
 )
+from tvm_ext.tir_schedules.cpu.loop_tables import loops_with_tables
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_axis, vector_loops
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
@@ -51,6 +57,9 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Shorter axes give vectors too short to be worth turning.
 _MIN_EXTENT = 4
+
+# Elements of a buffer below which each has a place that is an int32.
+_NARROW = 2**31
 
 
 def symbolic_elementwise(
@@ -86,17 +95,20 @@ def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
         return None
     if any(load.source.same_as(nest.store.buffer) for load in nest.loads()):
         return None
-    across = [
-        i
-        for i, (load, steps) in enumerate(zip(nest.loads(), load_strides(nest), strict=True))
-        if steps[-1] not in (0, 1) and not _is_gathered(load)
-    ]
-    return _in_tiles(nest, across, machine) if across else _in_vectors(nest, machine)
+    across = [i for i, steps in enumerate(load_strides(nest)) if steps[-1] not in (0, 1)]
+    if not across:
+        return _in_vectors(nest, machine)
+    return _in_tiles(nest, across, machine) or _in_plain_loops(nest, machine)
 
 
-def _is_gathered(load: tvm.ir.TensorLoad) -> bool:
-    """Whether the place of what is read is read itself: no order of the loops changes that."""
-    return bool(nodes(load.indices[0], tvm.ir.TensorLoad))
+def _in_plain_loops(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
+    """Plain loops that LLVM brings into vectors, with tables of what depends on a column only."""
+    like = nest.axes[-1].var
+    buffers = [nest.store.buffer, *(load.source for load in nest.loads())]
+    narrow = [index_of(elements(buffer), like) < _NARROW for buffer in buffers]
+    conditions = [index_of(axis.extent, like) > 0 for axis in nest.axes if axis.is_symbolic]
+    code = loops_with_tables(with_own_variables(nest), machine.cores)
+    return _where([*conditions, *narrow], code, _plain(nest))
 
 
 def _in_vectors(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
@@ -149,15 +161,14 @@ def _plain(nest: Nest) -> tirx.Stmt:
 
 def _where_long(axes: list[LoopAxis], length: int, code: tirx.Stmt, other: tirx.Stmt) -> tirx.Stmt:
     """``code`` where all symbolic ones of ``axes`` have ``length`` iterations."""
-    conditions: list[Any] = [
-        index_of(axis.extent, axis.var) >= length for axis in axes if axis.is_symbolic
-    ]
+    long = [index_of(axis.extent, axis.var) >= length for axis in axes if axis.is_symbolic]
+    return _where(long, code, other)
+
+
+def _where(conditions: list[Any], code: tirx.Stmt, other: tirx.Stmt) -> tirx.Stmt:
     if not conditions:
         return code
-    condition = conditions[0]
-    for more in conditions[1:]:
-        condition = tirx.And(condition, more)
-    return tirx.IfThenElse(condition, code, other)
+    return tirx.IfThenElse(reduce(tirx.And, conditions), code, other)
 
 
 class CpuElementwise:

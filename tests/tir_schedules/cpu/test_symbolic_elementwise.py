@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tvm
 from lowering import f32, kernel_of, loops_of
 from symbolic_extents import built, call, close, random, size
 from tvm import relax, te, tirx
@@ -9,6 +10,7 @@ from tvm.relax.op import nn
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
 
@@ -90,10 +92,81 @@ def test_a_bias_of_symbolic_columns() -> None:
         np.testing.assert_array_equal(call(function, [x, y], x.shape), x + y)
 
 
-def test_steps_that_are_not_known_are_left_to_others() -> None:
+def test_steps_that_are_not_one_are_plain_loops() -> None:
     shape = ((size("batch"), size("n"), size("m")), "float32")
     func = kernel_of(lambda x: op.strided_slice(x, [2], [0], [2**31], [3]), shape)
+    function = built(scheduled(func))
+    for columns in SIZES[1:]:
+        x = random(2, 3, columns)
+        np.testing.assert_array_equal(call(function, [x], x[..., ::3].shape), x[..., ::3])
+
+
+def test_a_branch_is_left_to_others() -> None:
+    rows, columns = size("rows"), size("columns")
+    x = te.placeholder((rows, columns), "float32", "x")
+    zero = tirx.const(0.0, "float32")
+
+    def padded(row: tirx.Var, i: tirx.Var) -> tirx.Expr:
+        return tirx.if_then_else(i < 1, zero, x[row, i - 1])
+
+    func = te.create_prim_func([x, te.compute((rows, columns + 1), padded)])
     assert isinstance(apply_template(CpuElementwise(), func, host_description()), NotApplicable)
+
+
+def halfway(x: te.Tensor) -> te.Tensor:
+    """Twice as many rows and columns, each of the elements between which it lies."""
+
+    def nearest(place: tirx.Var, extent: tirx.Expr) -> tirx.Expr:
+        point = tirx.floor(place.astype("float32") * 0.5 + 0.25).astype("int64")
+        return tirx.max(tirx.min(point, extent - 1), 0)
+
+    images, rows, columns = x.shape
+
+    def value(image: tirx.Var, row: tirx.Var, column: tirx.Var) -> tirx.Expr:
+        weight = tirx.sqrt(column.astype("float32"))
+        return x[image, nearest(row, rows), nearest(column, columns)] * weight
+
+    return te.compute((images, rows * 2, columns * 2), value, name="halfway")
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_what_one_loop_decides_is_worked_out_once(cores: int) -> None:
+    x = te.placeholder((size("batch"), size("rows"), size("columns")), "float32", "x")
+    func = scheduled(te.create_prim_func([x, halfway(x)]), cores)
+    tables = [str(alloc.buffer.dtype) for alloc in nodes(func.body, tirx.AllocBuffer)]
+    # A row's place, a column's, and a column's weight.
+    assert sorted(tables) == ["float32", "int32", "int32"]
+    (branch,) = nodes(func.body, tirx.IfThenElse)
+    main = branch.then_case.seq[-1]
+    assert len(nodes(main, tirx.For)) == (3 if cores == 1 else 2)
+    assert all(loop.kind != tirx.ForKind.VECTORIZED for loop in nodes(main, tirx.For))
+    (store,) = nodes(main, tirx.BufferStore)
+    assert not nodes(store.value, tvm.ir.Call)
+    function = built(func)
+    for rows in (1, 2, 5):
+        for columns in SIZES[1:]:
+            images = random(3, rows, columns)
+            wanted = images.repeat(2, 1).repeat(2, 2) * np.sqrt(np.arange(2 * columns))
+            close(call(function, [images], wanted.shape), wanted)
+    assert not call(function, [random(3, 0, 4)], (3, 0, 8)).size
+
+
+def test_a_number_that_is_no_place_keeps_its_width() -> None:
+    """A table of places has int32; a column's number beyond that is multiplied here."""
+    rows, columns = size("rows"), size("columns")
+    x = te.placeholder((rows, columns), "float32", "x")
+
+    def value(row: tirx.Var, i: tirx.Var) -> tirx.Expr:
+        large = tirx.floormod(i * 2**33, tirx.const(2**40, "int64"))
+        return x[row, columns - 1 - tirx.floormod(i * 3, columns)] * large.astype("float32")
+
+    function = built(scheduled(te.create_prim_func([x, te.compute(x.shape, value)])))
+    for count in SIZES[1:]:
+        data, i = random(3, count), np.arange(count)
+        close(
+            call(function, [data], data.shape),
+            data[:, count - 1 - i * 3 % count] * (i % 128 * 2.0**33),
+        )
 
 
 def test_a_table_of_places_is_worked_out_once_and_read_in_vectors() -> None:

@@ -190,9 +190,14 @@ def _resample(
         return tirx.if_then_else(beyond, tirx.const(how.extrapolation, dtype), value)
 
     if how.mode == "nearest":
+        nearest = te.compute(
+            (new,),
+            lambda i: inside(rounded(point[i], how.rounding)).astype("int32"),
+            name="places",
+        )
         return te.compute(
             shape,
-            lambda *i: guarded(i, element(i, inside(rounded(point[i[axis]], how.rounding)))),
+            lambda *i: guarded(i, element(i, nearest[i[axis]].astype("int64"))),
             name="resize",
         )
     weight = weights(old, new, point, scale, taps, how)

@@ -313,10 +313,8 @@ def _floats(values: Sequence[tirx.Expr]) -> te.Tensor:
 
 def _stays(size: Size, target: _Target, place: int) -> bool:
     """Whether an axis keeps its size, known before the run."""
-    if isinstance(target.scales, list):
-        new = target.sizes[place]
-        same = new == size if isinstance(new, int) and isinstance(size, int) else new is size
-        return bool(same) and target.scales[place] == 1.0
+    if isinstance(target.scales, list) and target.scales[place] != 1.0:
+        return False
     return equal_sizes(target.sizes[place], size)
 
 

@@ -29,6 +29,7 @@ from tvm_ext.onnx_frontend.converters.runtime_sizes import (
     vector_length,
     wide,
 )
+from tvm_ext.onnx_frontend.converters.shape_constraints import equal_sizes
 from tvm_ext.onnx_frontend.sizes import SizeValues
 from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of, is_positive, maximum, minimum
 from tvm_ext.onnx_frontend.tvm_compat import OnnxOpConverter, OnnxSlice
@@ -142,6 +143,10 @@ def _pad_compute(
     data: te.Tensor, fill: te.Tensor, before: Sequence[Any], shape: Sequence[Any], mode: str
 ) -> te.Tensor:
     value = fill() if len(fill.shape) == 0 else fill[0]
+    kept = [
+        isinstance(b, int) and b == 0 and equal_sizes(old, new)
+        for b, old, new in zip(before, data.shape, shape, strict=True)
+    ]
 
     def read(*index: tirx.Var) -> tirx.Expr:
         moved = [
@@ -151,8 +156,8 @@ def _pad_compute(
         if mode != "constant":
             return data(
                 *(
-                    _inside(place, b, size, mode)
-                    for (place, b), size in zip(moved, data.shape, strict=True)
+                    place if same else _inside(place, b, size, mode)
+                    for (place, b), size, same in zip(moved, data.shape, kept, strict=True)
                 )
             )
         inner = [

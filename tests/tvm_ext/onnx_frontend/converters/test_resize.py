@@ -1,12 +1,14 @@
 """Resize: every mode and coordinate transformation, with known and run-time scales and sizes."""
 
 import numpy as np
+import onnx
 import pytest
 from combinations import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_models import by_reference, by_runtime, check_operator, operator_model
 from small_models import rand
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -123,6 +125,65 @@ def test_any_scale(mode: str, scale: float, size: int) -> None:
         mode=mode,
         tolerance=1e-4,
     )
+
+
+# Around sizes of one element and of vectors.
+IMAGES = ((1, 1, 1, 1), (2, 3, 1, 5), (1, 2, 7, 33), (3, 1, 3, 70))
+
+
+@pytest.mark.parametrize(
+    ("mode", "coordinates", "kernels"),
+    [
+        ("linear", "half_pixel", 1),
+        ("linear", "align_corners", 1),
+        ("linear", "pytorch_half_pixel", 2),
+        ("nearest", "half_pixel", 1),
+        ("nearest", "asymmetric", 1),
+        ("cubic", "half_pixel", 2),
+    ],
+)
+def test_images_of_any_size_twice_as_large(mode: str, coordinates: str, kernels: int) -> None:
+    """In one kernel, or one for each axis that grows, for those that keep their size none."""
+    arrays = {"x": X, "roi": None, "scales": floats(1, 1, 2, 2)}
+    rounding = "floor" if coordinates == "asymmetric" else "round_prefer_floor"
+    model, _ = operator_model(
+        "Resize",
+        arrays,
+        stored=("scales",),
+        mode=mode,
+        nearest_mode=rounding,
+        coordinate_transformation_mode=coordinates,
+    )
+    check_any_size(model, kernels)
+
+
+@pytest.mark.parametrize("mode", ["linear", "nearest", "cubic"])
+def test_images_of_any_size_to_a_size_of_the_run(mode: str) -> None:
+    arrays = {"x": X, "roi": None, "scales": None, "sizes": np.array([1, 2, 9, 40])}
+    model, _ = operator_model("Resize", arrays, mode=mode)
+    for images in IMAGES:
+        check_any_size(model, None, sizes=np.array([*images[:2], 9, 40]), images=(images,))
+
+
+def check_any_size(
+    model: onnx.ModelProto,
+    kernels: int | None,
+    images: tuple[tuple[int, ...], ...] = IMAGES,
+    **others: np.ndarray,
+) -> None:
+    """As ONNX Runtime for images of several sizes, in so many kernels without scalar loops."""
+    shape = model.graph.input[0].type.tensor_type.shape
+    for place, name in enumerate("nchw"):
+        shape.dim[place].dim_param = name
+    del model.graph.value_info[:]
+    compiled = tvm_ext.compile(model, HOST)
+    assert {kernel.schedule for kernel in compiled.report.kernels} == {"elementwise"}
+    assert kernels in (None, len(compiled.report.kernels))
+    for size in images:
+        feeds = {"x": rand(*size), **others}
+        (found,) = compiled.run(feeds).values()
+        (wanted,) = by_runtime(model, feeds)
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_refusals() -> None:

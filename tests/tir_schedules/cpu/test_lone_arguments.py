@@ -1,0 +1,40 @@
+"""Functions of one buffer are marked, so that TVM lets no kernel beside them lose its promise."""
+
+import pytest
+import tvm
+from machines import _cpu
+from symbolic_extents import size
+from tvm import te, tirx
+
+from tvm_ext.tir_schedules.cpu.lone_arguments import NoAliasOfLoneArguments
+from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
+from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
+
+
+def unmarked(count: int) -> tirx.PrimFunc:
+    """A function of ``count`` buffers that says nothing of overlapping."""
+    inputs = [te.placeholder((4,), "int64", f"x{i}") for i in range(count - 1)]
+    result = te.compute((4,), lambda i: sum((x[i] for x in inputs), tirx.const(1, "int64")))
+    return te.create_prim_func([*inputs, result]).without_attr("tirx.noalias")
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_only_one_buffer_overlaps_with_no_other(count: int) -> None:
+    mod = tvm.IRModule({"main": unmarked(count)})
+    found = NoAliasOfLoneArguments()(mod)
+    assert bool((found["main"].attrs or {}).get("tirx.noalias")) == (count == 1)
+    tvm.ir.assert_structural_equal(NoAliasOfLoneArguments()(found), found)
+    assert count == 1 or found["main"].same_as(mod["main"])
+
+
+def test_kernels_beside_the_function_of_sizes_are_read_by_gathers() -> None:
+    """Its name is behind that of the kernel, as in every program of symbolic sizes."""
+    x = te.placeholder((size("n"), size("m")), "float32", "x")
+    spread = te.compute(x.shape, lambda row, i: x[row, tirx.floormod(i * 3, x.shape[1])])
+    kernel = te.create_prim_func([x, spread])
+    machine = _cpu("avx512")
+    scheduled, _ = schedule_kernel(kernel, machine.with_cores(1))
+    functions = {"a_kernel": scheduled, "shape_func": unmarked(1)}
+    named = {name: func.with_attr("global_symbol", name) for name, func in functions.items()}
+    library = compile_kernels(tvm.IRModule(named), machine.tvm_target()).mod
+    assert "vgather" in library.inspect_source("asm")
