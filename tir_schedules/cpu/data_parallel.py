@@ -26,8 +26,8 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     without_divisions,
 )
 from tvm_ext.tir_schedules.analysis.sliding_window import WindowKernel
+from tvm_ext.tir_schedules.cpu.loop_tables import loops_with_tables
 from tvm_ext.tir_schedules.cpu.nest_code import (
-    loop,
     loops_around,
     vector_cut,
     vector_loops,
@@ -437,10 +437,7 @@ def leaf_code(
         parts = vector_loops(nest, lanes, once, registers)
         return sequence([loops_around(outer, body, cores) for outer, body in parts])
     # LLVM vectorises short strides by itself, when it finds a plain loop.
-    *outer, inner = nest.axes
-    if not outer:
-        return loops_around([inner], nest.store, cores)
-    return loops_around(outer, loop(inner, nest.store), cores)
+    return loops_with_tables(nest, cores)
 
 
 # The schedule of a kernel around one window: the window's loops, and the blocks that follow.

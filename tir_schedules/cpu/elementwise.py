@@ -11,7 +11,6 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     FlatViews,
     LoopAxis,
     access_of,
-    elements,
 )
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
@@ -32,7 +31,7 @@ from tvm_ext.tir_schedules.cpu.data_parallel import (
     scheduled,
     with_body,
 )
-from tvm_ext.tir_schedules.cpu.loop_tables import loops_with_tables
+from tvm_ext.tir_schedules.cpu.loop_tables import allows_tables, loops_with_tables
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_axis, vector_loops
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     REGISTERS_PER_VECTOR_LOOP,
@@ -57,9 +56,6 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Shorter axes give vectors too short to be worth turning.
 _MIN_EXTENT = 4
-
-# Elements of a buffer below which each has a place that is an int32.
-_NARROW = 2**31
 
 
 def symbolic_elementwise(
@@ -102,13 +98,8 @@ def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
 
 
 def _in_plain_loops(nest: Nest, machine: CpuDescription) -> tirx.Stmt:
-    """Plain loops that LLVM brings into vectors, with tables of what depends on a column only."""
-    like = nest.axes[-1].var
-    buffers = [nest.store.buffer, *(load.source for load in nest.loads())]
-    narrow = [index_of(elements(buffer), like) < _NARROW for buffer in buffers]
-    conditions = [index_of(axis.extent, like) > 0 for axis in nest.axes if axis.is_symbolic]
     code = loops_with_tables(with_own_variables(nest), machine.cores)
-    return _where([*conditions, *narrow], code, _plain(nest))
+    return _where(allows_tables(nest), code, _plain(nest))
 
 
 def _in_vectors(nest: Nest, machine: CpuDescription) -> tirx.Stmt:

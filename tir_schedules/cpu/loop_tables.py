@@ -5,6 +5,7 @@ read, and with which weights, though the one depends on the row only and the oth
 Both are worked out once.
 """
 
+import math
 from typing import Any
 
 import tvm
@@ -12,10 +13,16 @@ import tvm_ffi
 from tvm import tirx
 from tvm.sym import Analyzer, ConstIntBound
 
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, depends, linear_form, nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    depends,
+    elements,
+    linear_form,
+    nodes,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import Nest, index_of, with_own_variables
 from tvm_ext.tir_schedules.cpu.nest_code import loop, loops_around
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import is_conditional, sequence
 
 # What takes longer than to load its result.
 _SLOW = (tvm.ir.Call, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
@@ -24,18 +31,25 @@ _SLOW = (tvm.ir.Call, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 _LARGE = 2**62
 
 
+# Elements of a buffer below which each has a place that is an int32.
+_NARROW = 2**31
+
+# How often a value has to be used for a table of it to pay.
+_USES = 4
+
+
 def loops_with_tables(nest: Nest, cores: int) -> tirx.Stmt:
     """The loops of a nest, the innermost of which is left to LLVM.
 
     It brings a plain loop into vectors that it reads by gathers, where it would read a vector of
-    TVM's lane by lane. Every loop runs at least once, and no buffer has more than 2 ** 31 elements.
+    TVM's lane by lane. Where ``nest`` is symbolic, ``allows_tables`` has to hold.
     """
     *outer, inner = nest.axes
     if not outer:
         return loops_around(nest.axes, nest.store, cores)
     tables: list[tuple[Any, Any]] = []
     fills: list[tirx.Stmt] = []
-    for axis in nest.axes:
+    for axis in [axis for axis in nest.axes if _is_used_often(axis, nest)]:
         for found in _decided_by(axis, nest):
             value = _looked_up(found, tables)
             if not _is_slow(value, axis):
@@ -45,6 +59,23 @@ def loops_with_tables(nest: Nest, cores: int) -> tirx.Stmt:
             fills += fill
     body = nest.with_expressions(lambda e: _looked_up(e, tables)).store
     return sequence([*fills, loops_around(outer, loop(inner, body), cores)])
+
+
+def allows_tables(nest: Nest) -> list[tvm.ir.Expr]:
+    """What has to hold in the run: every loop runs, and places in buffers are numbers of int32."""
+    runs = [axis.extent > 0 for axis in nest.axes if axis.is_symbolic]
+    return [*runs, *(count < _NARROW for count in _counts(nest) if not isinstance(count, int))]
+
+
+def _counts(nest: Nest) -> list[Any]:
+    """Elements of each buffer."""
+    return [elements(b) for b in (nest.store.buffer, *(load.source for load in nest.loads()))]
+
+
+def _is_used_often(axis: LoopAxis, nest: Nest) -> bool:
+    """Whether other loops repeat one iteration often, or nobody knows."""
+    lengths = [other.length for other in nest.axes if not other.var.same_as(axis.var)]
+    return None in lengths or math.prod(length or 1 for length in lengths) >= _USES
 
 
 def _table(
@@ -72,7 +103,9 @@ def _decided_by(axis: LoopAxis, nest: Nest) -> list[tvm.ir.Expr]:
         if not _is_slow(node, axis):
             return tvm_ffi.WalkResult.SKIP
         if depends(node, *others) or nodes(node, tvm.ir.TensorLoad) or str(node.ty) == "bool":
-            return None
+            # What is computed in some iterations only may divide by zero in the others.
+            is_chosen = isinstance(node, tirx.Select) or is_conditional(node)
+            return tvm_ffi.WalkResult.SKIP if is_chosen else None
         found.setdefault(tvm_ffi.StructuralKey(node), node)
         return tvm_ffi.WalkResult.SKIP
 
@@ -91,6 +124,8 @@ def _is_place(value: tvm.ir.Expr, axis: LoopAxis, nest: Nest) -> bool:
     for size in nodes(index_of(axis.extent, axis.var), tvm.ir.Var):
         # TVM does not know it of sizes.
         analyzer.update(size, ConstIntBound(0, _LARGE))
+    if any(isinstance(count, int) and count >= _NARROW for count in _counts(nest)):
+        return False
     if str(value.ty) != "int64" or analyzer.const_int_bound(value).min_value < 0:
         return False
     part = tirx.Var("part", "int64")

@@ -169,6 +169,24 @@ def test_a_number_that_is_no_place_keeps_its_width() -> None:
         )
 
 
+def test_what_only_some_iterations_compute_is_in_no_table() -> None:
+    """For the first column it would be a division by zero."""
+    rows, columns = size("rows"), size("columns")
+    x = te.placeholder((rows, columns), "float32", "x")
+
+    def value(row: tirx.Var, i: tirx.Var) -> tirx.Expr:
+        reciprocal = x[row, tirx.truncdiv(columns - 1, i)]
+        return tirx.Select(i > 0, reciprocal, x[row, tirx.truncmod(i * 3, columns)])
+
+    func = scheduled(te.create_prim_func([x, te.compute(x.shape, value)]))
+    assert not nodes(func.body, tirx.AllocBuffer)
+    function = built(func)
+    for count in SIZES[1:]:
+        data = random(3, count)
+        places = [(count - 1) // i if i else 0 for i in range(count)]
+        np.testing.assert_array_equal(call(function, [data], data.shape), data[:, places])
+
+
 def test_a_table_of_places_is_worked_out_once_and_read_in_vectors() -> None:
     """Resize: the row is read where a table says, which calls a function for each place."""
 
