@@ -38,7 +38,9 @@ gc.disable()
 
 
 # Templates for GPUs, whose code runs in the emulator: tests of their own, `make test-emulated`.
-_EMULATED = [Path(__file__).parent / name / "cuda" for name in ("tir_schedules", "tvm_ext")]
+_EMULATED = [
+    Path(__file__).parent / name / "cuda" for name in ("tir_schedules", "tuning", "tvm_ext")
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

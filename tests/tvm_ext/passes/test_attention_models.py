@@ -95,6 +95,7 @@ def test_microsoft_as_onnx_runtime(name: str, scale: dict[str, float]) -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.emulated
 def test_a_model_runs_as_cuda_code() -> None:
     model = models.bert("float16")
     compiled = emulated_model(model, "nvidia-a100")
