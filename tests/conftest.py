@@ -37,7 +37,6 @@ if driver_state().problem:
 gc.disable()
 
 
-_WITH_GPU_CODE = ("tir_schedules", "tuning", "tvm_ext")
 # Templates for GPUs, whose code runs in the emulator: tests of their own, `make test-emulated`.
 _EMULATED = [
     Path(__file__).parent / name / "cuda" for name in ("tir_schedules", "tuning", "tvm_ext")
