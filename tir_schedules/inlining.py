@@ -34,6 +34,13 @@ def inlined_schedule(func: tirx.PrimFunc, repeat: bool = False) -> s_tir.Schedul
     return schedule_of(_inlined(func, repeat))
 
 
+@lru_cache(maxsize=1)
+def inlined_blocks(func: tirx.PrimFunc) -> tuple[s_tir.SBlock, ...]:
+    """The blocks of ``inlined_schedule(func)``, for those that look at them only."""
+    sch = _untouched(_inlined(func, repeat=False))
+    return tuple(sch.get(block) for block in kernel_blocks(sch))
+
+
 def inline_blocks(
     sch: s_tir.Schedule,
     keep: Callable[[SBlockRV], bool] = lambda _: False,

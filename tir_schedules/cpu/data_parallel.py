@@ -7,6 +7,7 @@ threads and, where it is read along another axis than written, tiles transposed 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Union
 
 from tvm import s_tir, tirx
@@ -51,7 +52,7 @@ from tvm_ext.tir_schedules.cpu.register_transpose import (
     tile_code,
     tile_count,
 )
-from tvm_ext.tir_schedules.inlining import count_calls, kernel_blocks
+from tvm_ext.tir_schedules.inlining import count_calls, inlined_blocks
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
 
@@ -316,63 +317,94 @@ class KernelPlan:
     views: FlatViews
 
 
+@dataclass(frozen=True)
+class BlockPieces:
+    """A block's nest in pieces without branches, before anything is decided.
+
+    Attributes
+    ----------
+    pieces : Piece
+        The pieces, each with all axes of its own.
+    joined : Piece
+        The same, with axes joined that are one run of elements.
+    operations : float
+        Of the whole block.
+    once : bool
+        Whether no element may be computed twice.
+    """
+
+    pieces: Piece
+    joined: Piece
+    operations: float
+    once: bool
+
+    def volume(self) -> int:
+        """Elements that the block computes."""
+        return sum(leaf.volume() for leaf in leaves(self.joined))
+
+
 def plan_blocks(
-    sch: s_tir.Schedule, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+    func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
 ) -> KernelPlan | NotApplicable:
     """Decides for every block of a kernel, of which all is inlined that can be."""
+    found = _pieces_of(func, machine)
+    if isinstance(found, NotApplicable):
+        return found
+    blocks, views = found
+    return KernelPlan(_plans(blocks, machine, decisions, alone=len(blocks) == 1), views)
+
+
+# Two templates ask for one kernel in turn.
+@lru_cache(maxsize=1)
+def _pieces_of(
+    func: tirx.PrimFunc, machine: CpuDescription
+) -> tuple[list[BlockPieces], FlatViews] | NotApplicable:
     views = FlatViews()
-    nests = []
-    for block in kernel_blocks(sch):
-        nest = nest_of(sch.get(block), views)
-        if nest is None:
-            return NotApplicable("a block is not one assignment with known extents")
-        nests.append(nest)
-    return KernelPlan(plan_nests(nests, views, sch.mod["main"], machine, decisions), views)
+    nests = [nest_of(block, views) for block in inlined_blocks(func)]
+    known = [nest for nest in nests if nest is not None]
+    if len(known) < len(nests):
+        return NotApplicable("a block is not one assignment with known extents")
+    return [block_pieces(n, machine, views.may_share_memory(n.store, func)) for n in known], views
 
 
-def plan_nests(
-    nests: Sequence[Nest],
-    views: FlatViews,
-    func: tirx.PrimFunc,
-    machine: CpuDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
-    alone: bool = True,
+def block_pieces(nest: Nest, machine: CpuDescription, once: bool = False) -> BlockPieces:
+    """The pieces of one block."""
+    nest = in_order_of_writing(without_divisions(nest))
+    operations = nest.volume() * (1 + CYCLES_PER_CALL * count_calls(nest.store.value))
+    pieces = cut(nest, lambda n, axis: keeps_whole(n, axis, machine))
+    return BlockPieces(pieces, with_leaves(pieces, joined), operations, once)
+
+
+def _plans(
+    blocks: Sequence[BlockPieces], machine: CpuDescription, decisions: Decisions, alone: bool
 ) -> list[CpuBlockPlan]:
-    """The plans of blocks of ``func``, ``alone`` if there are no others.
+    """The plans of blocks, or of one that is ``alone`` in its kernel.
 
     What is asked has the number of the block in its name, but for the only block of a kernel. The
     small ones of many blocks are decided by default: they take little of the time, and a space
     grows with the power of their number.
     """
-    by_size = sorted(range(len(nests)), key=lambda i: -nests[i].volume())
+    by_size = sorted(range(len(blocks)), key=lambda i: -blocks[i].volume())
     asked: dict[int, Decisions] = {
         i: NumberedDecisions(decisions, i + 1) for i in by_size[:_MOST_ASKED]
     }
-    if alone and len(nests) == 1:
+    if alone:
         asked = {0: decisions}
     return [
-        plan_block(
-            nest, machine, views.may_share_memory(nest.store, func), asked.get(i, DEFAULT_DECISIONS)
-        )
-        for i, nest in enumerate(nests)
+        plan_block(block, machine, asked.get(i, DEFAULT_DECISIONS))
+        for i, block in enumerate(blocks)
     ]
 
 
 def plan_block(
-    nest: Nest,
-    machine: CpuDescription,
-    once: bool = False,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    block: BlockPieces, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
 ) -> CpuBlockPlan:
-    """The plan of one block, of which ``once`` says what ``CpuBlockPlan.once`` does."""
-    nest = in_order_of_writing(without_divisions(nest))
-    operations = nest.volume() * (1 + CYCLES_PER_CALL * count_calls(nest.store.value))
-    pieces = cut(nest, lambda n, axis: keeps_whole(n, axis, machine))
-    piece = with_leaves(pieces, joined)
+    """The plan of one block."""
+    piece, once = block.joined, block.once
     tiles = decide_tiles(leaves(piece), machine, once, decisions)
     if not tiles:
-        piece = with_leaves(sharing_loops(pieces), joined)
-    decision = decide_block(piece, tiles, operations, once, machine, decisions)
+        piece = with_leaves(sharing_loops(block.pieces), joined)
+    decision = decide_block(piece, tiles, block.operations, once, machine, decisions)
     return CpuBlockPlan(piece, decision, once)
 
 
@@ -458,6 +490,9 @@ def schedule_window(
     if isinstance(nests, NotApplicable):
         return nests
     read = kernel.read_func()
-    plans = plan_nests(nests, kernel.views, read, machine, decisions, alone=False)
-    later = [block_code(plan, machine) for plan in plans]
+    blocks = [
+        block_pieces(nest, machine, kernel.views.may_share_memory(nest.store, read))
+        for nest in nests
+    ]
+    later = [block_code(plan, machine) for plan in _plans(blocks, machine, decisions, alone=False)]
     return with_body(func, kernel.views, [first, *later])

@@ -25,6 +25,7 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
 )
 from tvm_ext.tir_schedules.cpu.data_parallel import (
     block_code,
+    block_pieces,
     lanes_of,
     plan_block,
     plan_blocks,
@@ -42,9 +43,10 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision, tile_code
 from tvm_ext.tir_schedules.inlining import (
     count_calls,
+    inlined_blocks,
     inlined_schedule,
-    is_data_parallel,
     kernel_blocks,
+    runs_in_any_order,
 )
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
@@ -62,11 +64,10 @@ def symbolic_elementwise(
     func: tirx.PrimFunc, machine: CpuDescription
 ) -> s_tir.Schedule | NotApplicable:
     """The schedule of a kernel without reductions whose loops have any extents."""
-    sch = inlined_schedule(func)
     views = FlatViews(symbolic_sizes=True)
     code = []
-    for block in kernel_blocks(sch):
-        nest = nest_of(sch.get(block), views)
+    for block in inlined_blocks(func):
+        nest = nest_of(block, views)
         if nest is None:
             return NotApplicable("a block is not one assignment")
         if views.may_share_memory(nest.store, func):
@@ -85,7 +86,7 @@ def symbolic_elementwise(
 def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
     """The loops of one block; None where neither vectors nor tiles fit its addresses."""
     if not nest.is_symbolic:
-        return block_code(plan_block(nest, machine), machine)
+        return block_code(plan_block(block_pieces(nest, machine), machine), machine)
     # Which way a branch goes would have to be known for whole vectors.
     if store_strides(nest)[-1] != 1 or branch_comparisons(nest.store.value):
         return None
@@ -172,12 +173,11 @@ class CpuElementwise:
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        sch = inlined_schedule(func)
-        if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
+        if not all(map(runs_in_any_order, inlined_blocks(func))):
             return NotApplicable("the kernel reduces or scans")
-        plan = plan_blocks(sch, machine, decisions)
+        plan = plan_blocks(func, machine, decisions)
         if isinstance(plan, NotApplicable):
-            found = _block_by_block(sch, machine)
+            found = _block_by_block(inlined_schedule(func), machine)
             return (
                 symbolic_elementwise(func, machine) if isinstance(found, NotApplicable) else found
             )

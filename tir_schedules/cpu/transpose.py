@@ -5,7 +5,7 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.data_parallel import plan_blocks, scheduled
-from tvm_ext.tir_schedules.inlining import inlined_schedule, is_data_parallel, kernel_blocks
+from tvm_ext.tir_schedules.inlining import inlined_blocks, runs_in_any_order
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 
@@ -19,10 +19,9 @@ class CpuTranspose:
         self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
-        sch = inlined_schedule(func)
-        if not all(is_data_parallel(sch, block) for block in kernel_blocks(sch)):
+        if not all(map(runs_in_any_order, inlined_blocks(func))):
             return NotApplicable("the kernel reduces or scans")
-        plan = plan_blocks(sch, machine, decisions)
+        plan = plan_blocks(func, machine, decisions)
         if isinstance(plan, NotApplicable):
             return plan
         if not any(block.decision.tiles for block in plan.blocks):

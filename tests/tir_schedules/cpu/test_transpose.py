@@ -30,7 +30,7 @@ MACHINES = [MACHINE, NARROW]
 def decisions(
     func: tirx.PrimFunc, machine: CpuDescription = MACHINE
 ) -> list[TransposeTileDecision]:
-    plan = plan_blocks(inlining.inlined_schedule(func), machine)
+    plan = plan_blocks(func, machine)
     assert isinstance(plan, KernelPlan)
     return [tile for block in plan.blocks for tile in block.decision.tiles.values()]
 
