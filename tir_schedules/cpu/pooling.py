@@ -18,9 +18,10 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import nodes, slope
+from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, static_extent, stride
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
+    index_of,
     joined,
     simplified,
     substitute,
@@ -30,10 +31,11 @@ from tvm_ext.tir_schedules.analysis.sliding_window import (
     Window,
     WindowKernel,
     at_position,
+    position_step,
     takes_plain_elements,
     window_kernel,
 )
-from tvm_ext.tir_schedules.cpu.data_parallel import leaf_code, schedule_window
+from tvm_ext.tir_schedules.cpu.data_parallel import in_stretches, leaf_code, schedule_window
 from tvm_ext.tir_schedules.cpu.nest_code import (
     loop,
     loops_around,
@@ -103,17 +105,19 @@ class PoolCode:
         kept = [self.along.output, *self.inside]
         self.outside = [axis for axis in window.outputs if not any(axis is k for k in kept)]
         self.combine = _OPERATORS[window.combine]
-        self.width = math.prod(axis.extent for axis in self.inside)
-        self.row = tirx.decl_buffer(
-            (self.along.length * self.width,), str(window.start.ty), "combined"
-        )
+        self.width: Any = math.prod(axis.extent for axis in self.inside)
+        size: Any = self.along.length * self.width
+        if not isinstance(size, int):
+            # Without results there may be fewer than no positions.
+            size = tirx.max(size, index_of(1, self.along.position.var))
+        self.row = tirx.decl_buffer((size,), str(window.start.ty), "combined")
 
     def rows(self) -> int:
         """How many combined rows there are, which threads may share."""
         return math.prod(axis.extent for axis in self.outside)
 
     def operations(self) -> int:
-        """Elements that are combined in all rows, and along them."""
+        """Elements that are combined in all rows, and along them, of known sizes."""
         rows = math.prod(slide.position.extent for slide in self.across)
         results = math.prod(axis.extent for axis in self.window.outputs)
         return results * (rows * self.along.step + self.along.position.extent)
@@ -131,30 +135,51 @@ class PoolCode:
     def statement(self, machine: CpuDescription) -> tirx.Stmt:
         """All loops of the reduction."""
         lanes = machine.vector_lanes(str(self.row.dtype))
-        fill = [self._loops(nest, lanes) for nest in self._padding()]
-        walk = self._loops(self._walk(), lanes)
-        body = sequence([tirx.AllocBuffer(self.row), *fill, self._combined(lanes), walk])
+        padding = [tirx.AllocBuffer(self.row)]
+        padding += [self._loops(nest, lanes) for nest in self._padding()]
+        body = [self._combined(lanes), self._loops(self._walk(), lanes)]
+        axes = [axis for axis in self.outside if not axis.runs_once]
         cores = machine.cores if self.decision.threads else 1
-        return loops_around([a for a in self.outside if a.extent > 1], body, cores)
+        if not static_extent(self.row.shape[0]):
+            return self._loops_of_one_row(axes, padding, sequence(body), cores)
+        return loops_around(axes, sequence([*padding, *body]), cores)
+
+    def _loops_of_one_row(
+        self, axes: list[LoopAxis], padding: list[tirx.Stmt], body: tirx.Stmt, cores: int
+    ) -> tirx.Stmt:
+        """Memory whose size is known in the run only is asked for as rarely as threads allow.
+
+        Nothing else writes to the padding of a row.
+        """
+        if cores < 2:
+            return sequence([*padding, loops_around(axes, body, 1)])
+        *outer, last = axes
+        if outer:
+            axes, body = outer, loop(last, body)
+        return loops_around(axes, sequence([*padding, body]), cores)
 
     def _loops(self, nest: Nest, lanes: int) -> tirx.Stmt:
-        return leaf_code(joined(simplified(nest)), None, lanes, 1, self.once, self.decision.vectors)
+        nest = joined(simplified(nest))
+        if nest.axes and nest.axes[-1].is_symbolic:
+            return in_stretches(nest, lanes)
+        return leaf_code(nest, None, lanes, 1, self.once, self.decision.vectors)
 
     def _place(self, column: tvm.ir.Expr) -> tvm.ir.Expr:
         """Where in the combined row an element is."""
         place = column * self.width
-        inner = self.width
-        for axis in self.inside:
-            inner //= axis.extent
-            place = place + axis.var * inner
+        for i, axis in enumerate(self.inside):
+            place = place + axis.var * math.prod(inner.extent for inner in self.inside[i + 1 :])
         return place
 
     def _padding(self) -> list[Nest]:
         ends = [(0, self.along.first), (self.along.last, self.along.length)]
+        if not self.along.is_padded:
+            return []
         found = []
         for start, end in ends:
-            if end > start:
-                axis = new_axis("column", (end - start) * self.width, self.along.position.var)
+            length = end - start
+            if not isinstance(length, int) or length > 0:
+                axis = new_axis("column", length * self.width, self.along.position.var)
                 place = axis.var + start * self.width
                 store = tirx.BufferStore(self.row, self.window.start, [place])
                 found.append(Nest((axis,), store))
@@ -170,7 +195,7 @@ class PoolCode:
             functools.reduce(self.combine, (self._element(place) for place in places))
         )
         whole = self._loops(inside, lanes)
-        conditions = [c for slide in self.across for c in _is_covered(slide)]
+        conditions = [c for slide in self.across if slide.is_padded for c in _is_covered(slide)]
         if not conditions:
             return whole
         return tirx.IfThenElse(tirx.all(*conditions), whole, self._one_by_one(lanes))
@@ -186,6 +211,7 @@ class PoolCode:
         conditions = [
             c
             for slide, axis in zip(self.across, axes, strict=True)
+            if slide.is_padded
             for c in _is_inside(slide, axis.var)
         ]
         if conditions:
@@ -205,24 +231,22 @@ class PoolCode:
     def _element(self, place: Any) -> tvm.ir.Expr:
         value = self.window.store.value
         for slide, number in zip(self.across, place, strict=True):
-            output = slide.output.var * slide.step if slide.output.extent > 1 else 0
-            value = at_position(value, slide, output + number * slide.spread)
+            value = at_position(value, slide, slide.moved + number * slide.spread)
         return value
 
     def _walk(self) -> Nest:
         along = self.along
-        output = along.output.var if along.output.extent > 1 else 0
-        columns = [
-            output * along.step + number * along.spread for number in range(along.position.extent)
-        ]
+        columns = [along.moved + number * along.spread for number in range(along.position.extent)]
         loads = [tirx.BufferLoad(self.row, [self._place(column)]) for column in columns]
         value = substitute(self.store.value, {self.result: functools.reduce(self.combine, loads)})
         store = tirx.BufferStore(self.store.buffer, value, self.store.indices)
         axes = [axis for axis in self.window.outputs if any(axis is k for k in self.inside)]
-        return Nest((along.output, *axes) if along.output.extent > 1 else tuple(axes), store)
+        return Nest((along.output, *axes), store)
 
 
 def _is_covered(slide: Slide) -> list[tvm.ir.Expr]:
+    if not all(isinstance(n, int) for n in (slide.first, slide.last, slide.output.extent)):
+        return [slide.moved >= slide.first, slide.moved + slide.reach < slide.last]
     start, end = slide.covered()
     output = slide.output.var if slide.output.extent > 1 else tirx.const(0, "int64")
     found = [output >= start] if start > 0 else []
@@ -230,10 +254,7 @@ def _is_covered(slide: Slide) -> list[tvm.ir.Expr]:
 
 
 def _is_inside(slide: Slide, number: tvm.ir.Expr) -> list[tvm.ir.Expr]:
-    if (slide.first, slide.last) == (0, slide.length):
-        return []
-    output = slide.output.var * slide.step if slide.output.extent > 1 else 0
-    position = output + number * slide.spread
+    position = slide.moved + number * slide.spread
     return [position >= slide.first, position < slide.last]
 
 
@@ -250,12 +271,14 @@ class CpuPooling:
         sch = schedule_of(func)
         if not _takes_plain_elements(sch):
             return NotApplicable("it is not one reduction of plain elements")
-        kernel = window_kernel(func)
+        kernel = window_kernel(func, symbolic_sizes=True)
         if isinstance(kernel, NotApplicable):
             return kernel
         decision = decide_pool(kernel, machine, decisions)
         if isinstance(decision, NotApplicable):
             return decision
+        if kernel.window.is_symbolic and kernel.later_nests() != []:
+            return NotApplicable("blocks follow a window over an input of symbolic sizes")
         code = PoolCode(kernel, decision).statement(machine)
         return schedule_window(kernel, func, code, machine, decisions)
 
@@ -272,22 +295,23 @@ def decide_pool(
     load, *others = nodes(window.store.value, tvm.ir.TensorLoad)
     if others:
         return NotApplicable("an element of the window is computed from several values")
-    if all(slide.output.extent == 1 for slide in window.slides):
+    if all(slide.output.length == 1 for slide in window.slides):
         return NotApplicable("the window covers all of its input and does not slide")
-    steps = [slope(load.indices[0], slide.position.var) for slide in window.slides]
-    if any(not step or step % s.spread for step, s in zip(steps, window.slides, strict=True)):
+    steps = [position_step(load, slide) for slide in window.slides]
+    if any(step is None for step in steps):
         return NotApplicable("an address is not linear in the position of the window")
-    known = [step // s.spread for step, s in zip(steps, window.slides, strict=True) if step]
-    closest = known.index(min(known))
-    decision = PoolDecision(closest, _inside(window, load, known[closest]))
+    closest = steps.index(min(steps, key=_distance))
+    decision = PoolDecision(closest, _inside(window, load, steps[closest]))
     directly = _is_cheaper_directly(window, decision, machine)
     if directly and decisions.pick("direct", (0, 1), 1):
         return NotApplicable(
             "windows do not overlap and hold no padding: they are reduced in registers"
         )
+    if window.is_symbolic:
+        return replace(decision, threads=machine.cores > 1)
     moving = [i for i, slide in enumerate(window.slides) if slide.output.extent > 1]
     along = decisions.pick("along", moving, closest)
-    code = PoolCode(kernel, PoolDecision(along, _inside(window, load, known[along])))
+    code = PoolCode(kernel, PoolDecision(along, _inside(window, load, steps[along])))
     lanes = machine.vector_lanes(str(window.start.ty))
     options = distinct(
         VECTORS, REGISTERS_PER_VECTOR_LOOP, lambda n: tuple(code.vector_cuts(lanes, n))
@@ -298,16 +322,22 @@ def decide_pool(
     return replace(code.decision, vectors=vectors, threads=threads)
 
 
-def _inside(window: Window, load: tvm.ir.TensorLoad, step: int) -> tuple[int, ...]:
+def _inside(window: Window, load: tvm.ir.TensorLoad, step: Any) -> tuple[int, ...]:
     """The outputs that are closer together than the elements of a row, and part of it."""
     sliding = [slide.output for slide in window.slides]
     strides = {
-        i: slope(load.indices[0], axis.var) or 0
+        i: stride(load.indices[0], axis.var)
         for i, axis in enumerate(window.outputs)
         if not any(axis is output for output in sliding)
     }
-    inside = [i for i, stride in strides.items() if 0 < stride < step]
-    return tuple(sorted(inside, key=lambda i: -strides[i]))
+    known = {i: _distance(apart) for i, apart in strides.items() if apart is not None}
+    inside = [i for i, apart in known.items() if (0, 0) < apart < _distance(step)]
+    return tuple(sorted(inside, key=lambda i: known[i], reverse=True))
+
+
+def _distance(step: Any) -> tuple[int, int]:
+    """Orders numbers of elements, of which one that is known in the run only has sizes in it."""
+    return (0, step) if isinstance(step, int) else (len(nodes(step, tvm.ir.Var)), 0)
 
 
 def _is_cheaper_directly(window: Window, decision: PoolDecision, machine: CpuDescription) -> bool:
@@ -315,10 +345,9 @@ def _is_cheaper_directly(window: Window, decision: PoolDecision, machine: CpuDes
     width = 1
     for i in decision.inside:
         width *= window.outputs[i].extent
-    dtype = str(window.start.ty)
-    if width % machine.vector_lanes(dtype):
+    if not isinstance(width, int) or width % machine.vector_lanes(str(window.start.ty)):
         return False
-    if any((slide.first, slide.last) != (0, slide.length) for slide in window.slides):
+    if any(slide.is_padded for slide in window.slides):
         return False
     along = window.slides[decision.along]
     rows = 1
