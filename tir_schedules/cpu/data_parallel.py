@@ -7,7 +7,7 @@ threads and, where it is read along another axis than written, tiles transposed 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Union
+from typing import Union
 
 import tvm
 from tvm import s_tir, tirx
@@ -18,7 +18,6 @@ from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis, am
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
-    index_of,
     joined,
     nest_of,
     renamed,
@@ -63,6 +62,7 @@ from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Numbere
 
 # Stretches of a loop are as long as two vectors, or one of these parts of them.
 _STRETCHES = (8, 4, 2, 1)
+_SHORTEST = 4
 
 # Cuts a nest into pieces, in each of which every branch goes one way.
 
@@ -461,7 +461,7 @@ def in_stretches(nest: Nest, lanes: int) -> tirx.Stmt:
         return loops_around(nest.axes, nest.store, 1)
     number = new_axis("stretch", axis.extent, axis.var)
     code = loop(number, _stretch(nest, number.var, 1, lanes))
-    for length in [length for part in _STRETCHES if (length := 2 * lanes // part) > 1]:
+    for length in [2 * lanes // part for part in _STRETCHES if 2 * lanes >= _SHORTEST * part]:
         number, start = chunks(axis.extent, length, axis.var)
         long = loop(number, _stretch(nest, start, length, lanes))
         code = tirx.IfThenElse(axis.extent >= length, long, code)

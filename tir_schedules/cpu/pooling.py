@@ -9,12 +9,13 @@ number of channels, and a window of k by k takes 2 k steps instead of k * k.
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
@@ -51,7 +52,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     worth_threads,
 )
 from tvm_ext.tir_schedules.inlining import reduction_blocks, schedule_of
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import sequence, stack_array
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Code for a window that slides over an input: rows are combined, then walked along.
@@ -99,8 +100,13 @@ class PoolCode:
         self.once = kernel.once
         self.result = kernel.result
         self.decision = decision
-        self.along = window.slides[decision.along]
-        self.across = [s for i, s in enumerate(window.slides) if i != decision.along]
+        self.borders: list[tirx.Stmt] = []
+        self.across = [
+            self._with_borders(slide)
+            for i, slide in enumerate(window.slides)
+            if i != decision.along
+        ]
+        self.along = self._with_borders(window.slides[decision.along], self.across)
         self.inside = [window.outputs[i] for i in decision.inside]
         kept = [self.along.output, *self.inside]
         self.outside = [axis for axis in window.outputs if not any(axis is k for k in kept)]
@@ -111,6 +117,23 @@ class PoolCode:
             # Without results there may be fewer than no positions.
             size = tirx.max(size, index_of(1, self.along.position.var))
         self.row = tirx.decl_buffer((size,), str(window.start.ty), "combined")
+
+    def _with_borders(self, slide: Slide, across: Sequence[Slide] = ()) -> Slide:
+        """``slide`` whose padding, where only the run knows it, starts and ends at variables.
+
+        All is padding where it is so ``across`` the rows.
+        """
+        last, like = slide.last, slide.position.var
+        exist = [s.first < s.last for s in across if s.is_padded and not isinstance(s.last, int)]
+        if exist:
+            last = tirx.Select(tirx.all(*exist), index_of(last, like), index_of(slide.first, like))
+        found = slide
+        for name, border in (("first", slide.first), ("last", last)):
+            if slide.is_padded and not isinstance(border, int):
+                variable = tirx.Var(name, str(like.ty))
+                self.borders.append(tirx.Bind(variable, Analyzer().simplify(border)))
+                found = replace(found, **{name: variable})
+        return found
 
     def rows(self) -> int:
         """How many combined rows there are, which threads may share."""
@@ -136,13 +159,19 @@ class PoolCode:
         """All loops of the reduction."""
         lanes = machine.vector_lanes(str(self.row.dtype))
         padding = [tirx.AllocBuffer(self.row)]
-        padding += [self._loops(nest, lanes) for nest in self._padding()]
+        for nest in self._padding():
+            few = nest.is_symbolic
+            padding.append(
+                loops_around(nest.axes, nest.store, 1) if few else self._loops(nest, lanes)
+            )
         body = [self._combined(lanes), self._loops(self._walk(), lanes)]
         axes = [axis for axis in self.outside if not axis.runs_once]
         cores = machine.cores if self.decision.threads else 1
         if not static_extent(self.row.shape[0]):
-            return self._loops_of_one_row(axes, padding, sequence(body), cores)
-        return loops_around(axes, sequence([*padding, *body]), cores)
+            code = self._loops_of_one_row(axes, padding, sequence(body), cores)
+        else:
+            code = loops_around(axes, sequence([*padding, *body]), cores)
+        return sequence([*self.borders, code])
 
     def _loops_of_one_row(
         self, axes: list[LoopAxis], padding: list[tirx.Stmt], body: tirx.Stmt, cores: int
@@ -198,7 +227,37 @@ class PoolCode:
         conditions = [c for slide in self.across if slide.is_padded for c in _is_covered(slide)]
         if not conditions:
             return whole
-        return tirx.IfThenElse(tirx.all(*conditions), whole, self._one_by_one(lanes))
+        return tirx.IfThenElse(tirx.all(*conditions), whole, self._at_border(places, lanes))
+
+    def _at_border(self, places: Sequence[Sequence[int]], lanes: int) -> tirx.Stmt:
+        """The rows as one, where some are padding: they read the nearest one, which does not count.
+
+        An array says which one: TVM would take the row itself for it where the condition holds.
+        """
+        code: list[tirx.Stmt] = []
+        values = [(self.window.store.value, tirx.const(True, "bool")) for _ in places]
+        for i, slide in enumerate(self.across):
+            like = slide.position.var
+            count = slide.position.extent
+            nearest, declaration = stack_array(count, str(like.ty), "nearest")
+            code += [declaration] if slide.is_padded else []
+            rows = []
+            for number in range(count):
+                position = index_of(number * slide.spread, like) + slide.moved
+                rows.append((position, tirx.const(True, "bool")))
+                if slide.is_padded:
+                    inside = tirx.max(tirx.min(position, slide.last - 1), slide.first)
+                    code.append(tirx.BufferStore(nearest, inside, [index_of(number, like)]))
+                    row = tirx.BufferLoad(nearest, [index_of(number, like)])
+                    rows[number] = (row, tirx.all(*_is_inside(slide, position)))
+            values = [
+                (at_position(value, slide, row), tirx.all(counts, condition))
+                for place, (value, condition) in zip(places, values, strict=True)
+                for row, counts in (rows[place[i]],)
+            ]
+        elements = [tirx.Select(c, value, self.window.start) for value, c in values]
+        combined = functools.reduce(self.combine, elements)
+        return sequence([*code, self._loops(self._row_nest(combined), lanes)])
 
     def _one_by_one(self, lanes: int) -> tirx.Stmt:
         start = self._loops(self._row_nest(self.window.start), lanes)
@@ -212,7 +271,7 @@ class PoolCode:
             c
             for slide, axis in zip(self.across, axes, strict=True)
             if slide.is_padded
-            for c in _is_inside(slide, axis.var)
+            for c in _is_inside(slide, slide.moved + axis.var * slide.spread)
         ]
         if conditions:
             body = tirx.IfThenElse(tirx.all(*conditions), body, None)
@@ -253,8 +312,7 @@ def _is_covered(slide: Slide) -> list[tvm.ir.Expr]:
     return [*found, output < end] if end < slide.output.extent else found
 
 
-def _is_inside(slide: Slide, number: tvm.ir.Expr) -> list[tvm.ir.Expr]:
-    position = slide.moved + number * slide.spread
+def _is_inside(slide: Slide, position: tvm.ir.Expr) -> list[tvm.ir.Expr]:
     return [position >= slide.first, position < slide.last]
 
 
