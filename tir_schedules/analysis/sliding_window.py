@@ -319,6 +319,9 @@ def _bound(
         end = -offset + (not strict) if below else offset + (not strict)
         return {"last": _smaller(slide.last, end)}
     start = offset + strict if below else -offset + strict
+    within = slide.reach + 1 if slide.output.is_symbolic else slide.length
+    if not isinstance(start, int) or start > within:
+        start = _smaller(start, slide.length)
     return {"first": _larger(slide.first, start)}
 
 

@@ -180,7 +180,7 @@ class PoolCode:
 
         Nothing else writes to the padding of a row.
         """
-        if cores < 2:
+        if cores < 2 or not axes:
             return sequence([*padding, loops_around(axes, body, 1)])
         *outer, last = axes
         if outer:
