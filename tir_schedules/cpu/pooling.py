@@ -14,18 +14,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import LoopAxis, nodes, static_extent, stride
+from tvm_ext.tir_schedules.analysis.buffer_access import (
+    LoopAxis,
+    depends,
+    nodes,
+    static_extent,
+    stride,
+)
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     index_of,
     joined,
     simplified,
     substitute,
+    with_own_variables,
 )
 from tvm_ext.tir_schedules.analysis.sliding_window import (
     Slide,
@@ -101,6 +109,7 @@ class PoolCode:
         self.result = kernel.result
         self.decision = decision
         self.borders: list[tirx.Stmt] = []
+        self.tables: list[tirx.Stmt] = []
         self.across = [
             self._with_borders(slide)
             for i, slide in enumerate(window.slides)
@@ -117,6 +126,8 @@ class PoolCode:
             # Without results there may be fewer than no positions.
             size = tirx.max(size, index_of(1, self.along.position.var))
         self.row = tirx.decl_buffer((size,), str(window.start.ty), "combined")
+        if self.along.output.is_symbolic and not self.inside:
+            self.store = self._with_counts_in_tables(self.store)
 
     def _with_borders(self, slide: Slide, across: Sequence[Slide] = ()) -> Slide:
         """``slide`` whose padding, where only the run knows it, starts and ends at variables.
@@ -134,6 +145,31 @@ class PoolCode:
                 self.borders.append(tirx.Bind(variable, Analyzer().simplify(border)))
                 found = replace(found, **{name: variable})
         return found
+
+    def _with_counts_in_tables(self, store: tirx.BufferStore) -> tirx.BufferStore:
+        """``store`` with tables of the numbers that a mean is divided by.
+
+        They are the same for all channels, and the count of what is no padding takes longer than
+        the sum. In rows of known sizes LLVM finds out by itself.
+        """
+
+        def looked_up(cast: tirx.Cast) -> tvm.ir.Expr:
+            axes = [axis for axis in self.window.outputs if depends(cast, axis.var)]
+            is_count = "int" in str(cast.value.ty) and not nodes(cast, tvm.ir.TensorLoad)
+            shared = len(axes) < len(self.window.outputs)
+            if not (is_count and shared and depends(cast, self.along.output.var)):
+                return cast
+            place: Any = index_of(0, self.along.position.var)
+            for axis in axes:
+                place = place * axis.extent + axis.var
+            size = math.prod(axis.extent for axis in axes)
+            table = tirx.decl_buffer((tirx.max(size, 1),), str(cast.ty), "counts")
+            fill = with_own_variables(Nest(tuple(axes), tirx.BufferStore(table, cast, [place])))
+            self.tables += [tirx.AllocBuffer(table), loops_around(fill.axes, fill.store, 1)]
+            return tirx.BufferLoad(table, [place])
+
+        value = tvm_ffi.structural_map(store.value, (tirx.Cast, looked_up))
+        return tirx.BufferStore(store.buffer, value, store.indices)
 
     def rows(self) -> int:
         """How many combined rows there are, which threads may share."""
@@ -171,7 +207,7 @@ class PoolCode:
             code = self._loops_of_one_row(axes, padding, sequence(body), cores)
         else:
             code = loops_around(axes, sequence([*padding, *body]), cores)
-        return sequence([*self.borders, code])
+        return sequence([*self.borders, *self.tables, code])
 
     def _loops_of_one_row(
         self, axes: list[LoopAxis], padding: list[tirx.Stmt], body: tirx.Stmt, cores: int
