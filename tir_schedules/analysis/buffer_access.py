@@ -123,6 +123,15 @@ def slope(expr: tvm.ir.Expr, var: tirx.Var) -> int | None:
     return static_extent(found[0][0]) if found else None
 
 
+def stride(expr: tvm.ir.Expr, var: tirx.Var) -> Any:
+    """By how much an index moves with a variable: an int, an expression, or None."""
+    found = linear_form(expr, [var])
+    if found is None:
+        return None
+    known = static_extent(found[0][0])
+    return found[0][0] if known is None else known
+
+
 def buffer_bytes(buffer: tirx.Buffer) -> int:
     """Bytes of a buffer; a symbolic extent counts as one."""
     elements = math.prod(static_extent(size) or 1 for size in buffer.shape)

@@ -17,10 +17,10 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     FlatViews,
     LoopAxis,
     flattened,
-    linear_form,
     nodes,
     slope,
     static_extent,
+    stride,
 )
 from tvm_ext.tir_schedules.inlining import runs_in_any_order
 
@@ -230,7 +230,7 @@ def in_order_of_writing(nest: Nest) -> Nest:
 def joined(nest: Nest) -> Nest:
     """Neighbouring loops that every buffer walks as if they were one are made one."""
     addresses = [nest.store.indices[0], *(load.indices[0] for load in nest.loads())]
-    table = [tuple(_step(index, axis.var) for axis in nest.axes) for index in addresses]
+    table = [tuple(stride(index, axis.var) for axis in nest.axes) for index in addresses]
     kept = nest.free_axes()
     position = len(nest.axes) - 1
     while position > 0:
@@ -242,15 +242,6 @@ def joined(nest: Nest) -> Nest:
             table = [(*row[: position - 1], *row[position:]) for row in table]
         position -= 1
     return simplified(nest)
-
-
-def _step(expr: tvm.ir.Expr, var: tirx.Var) -> Any:
-    """By how much an index moves with a variable: an int, an expression, or None."""
-    found = linear_form(expr, [var])
-    if found is None:
-        return None
-    known = static_extent(found[0][0])
-    return found[0][0] if known is None else known
 
 
 def _is_dense(outer: Any, inner: Any, extent: Any) -> bool:

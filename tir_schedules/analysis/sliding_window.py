@@ -1,6 +1,7 @@
 """Recognises windows that slide over an input: pooling, convolution, depthwise convolution."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +9,7 @@ import tvm
 import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import SBlockRV, ScheduleError
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import (
@@ -19,6 +21,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     nodes,
     slope,
     static_extent,
+    stride,
 )
 from tvm_ext.tir_schedules.analysis.contraction import accumulation_of, only_reduction
 from tvm_ext.tir_schedules.analysis.loop_nest import (
@@ -35,9 +38,6 @@ from tvm_ext.tir_schedules.inlining import (
 )
 from tvm_ext.tir_schedules.statements import conjuncts, is_conditional
 
-# No tensor is as long as this.
-_FAR = 1 << 62
-
 
 @dataclass(frozen=True)
 class Slide:
@@ -49,7 +49,7 @@ class Slide:
         Loops over the results, and over the window.
     step, spread : int
         Stride and dilation.
-    first, last : int
+    first, last : int or Expr
         The positions (the last one exclusive) that are not padding.
     """
 
@@ -57,20 +57,36 @@ class Slide:
     position: LoopAxis
     step: int
     spread: int
-    first: int
-    last: int
+    first: Any
+    last: Any
 
     @property
-    def length(self) -> int:
+    def reach(self) -> int:
+        """From the first position of a window to its last one."""
+        return int(self.spread * (self.position.extent - 1))
+
+    @property
+    def length(self) -> Any:
         """How many positions there are, padding included."""
-        reach = self.spread * (self.position.extent - 1)
-        return self.step * (self.output.extent - 1) + reach + 1
+        return self.step * (self.output.extent - 1) + self.reach + 1
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether there may be positions that are padding."""
+        first, length = self.first, self.length
+        if isinstance(first, int) and isinstance(length, int):
+            return bool((first, self.last) != (0, length))
+        return static_extent(first) != 0 or not tvm_ffi.structural_equal(self.last, length)
+
+    @property
+    def moved(self) -> Any:
+        """Where the window of an output starts."""
+        return 0 if self.output.length == 1 else self.output.var * self.step
 
     def covered(self) -> tuple[int, int]:
-        """The outputs (the last one exclusive) whose windows hold no padding."""
-        reach = self.spread * (self.position.extent - 1)
+        """The outputs (the last one exclusive) whose windows hold no padding, of a known number."""
         start = max(0, -(-self.first // self.step))
-        end = min(self.output.extent, (self.last - 1 - reach) // self.step + 1)
+        end = min(self.output.extent, (self.last - 1 - self.reach) // self.step + 1)
         return start, max(start, end)
 
 
@@ -100,6 +116,11 @@ class Window:
     combine: Any
     start: Any
 
+    @property
+    def is_symbolic(self) -> bool:
+        """Whether it is known in the run only how many results there are."""
+        return any(axis.is_symbolic for axis in self.outputs)
+
 
 def takes_plain_elements(stmt: s_tir.SBlock) -> bool:
     """Whether a reduction takes elements of a buffer as they are: quick to find out."""
@@ -107,10 +128,13 @@ def takes_plain_elements(stmt: s_tir.SBlock) -> bool:
     return parts is not None and isinstance(parts[1], tvm.ir.TensorLoad)
 
 
-def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotApplicable:
+def window_of(
+    stmt: s_tir.SBlock, weighted: bool = False, symbolic_sizes: bool = False
+) -> Window | NotApplicable:
     """The window that a block reduces, into which its input's padding was inlined.
 
-    ``weighted``: of elements multiplied by weights, which are not padded.
+    ``weighted``: of elements multiplied by weights, which are not padded. ``symbolic_sizes``: of a
+    known number of positions, in an input of any size.
     """
     parts = accumulation_of(stmt)
     if parts is None:
@@ -125,11 +149,11 @@ def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotApplica
         return NotApplicable("the padding is not what an empty window gives")
     if count_calls(value):
         return NotApplicable("its input is computed by function calls")
-    axes = [LoopAxis(v.var, static_extent(v.dom.extent) or 0) for v in stmt.iter_vars]
+    axes = [_axis(v, symbolic_sizes) for v in stmt.iter_vars]
     reduces = [v.iter_type == tirx.IterVar.CommReduce for v in stmt.iter_vars]
     outputs = tuple(axis for axis, r in zip(axes, reduces, strict=True) if not r)
     window = [axis for axis, r in zip(axes, reduces, strict=True) if r]
-    if not all(axis.extent for axis in axes):
+    if any(axis.length == 0 for axis in axes) or any(axis.is_symbolic for axis in window):
         return NotApplicable("a loop has a symbolic extent or no iterations")
     unmoved = _unmoved(value, window, outputs, conditions)
     window = [axis for axis in window if not any(axis is other for other in unmoved)]
@@ -147,6 +171,14 @@ def window_of(stmt: s_tir.SBlock, weighted: bool = False) -> Window | NotApplica
         value = value * substitute(factors[1], zero)
     store = tirx.BufferStore(stmt.body.buffer, value, stmt.body.indices)
     return Window(outputs, tuple(slides), store, operator, start)
+
+
+def _axis(iter_var: tirx.IterVar, symbolic_sizes: bool) -> LoopAxis:
+    """The loop over an iteration variable, of 0 iterations where their number is not known."""
+    extent = static_extent(iter_var.dom.extent)
+    if extent is None:
+        extent = iter_var.dom.extent if symbolic_sizes else 0
+    return LoopAxis(iter_var.var, extent)
 
 
 def _is_same_number(fill: tvm.ir.Expr, start: tvm.ir.Expr) -> bool:
@@ -170,7 +202,7 @@ def _unmoved(
     return [
         axis
         for axis in window
-        if axis.extent == 1
+        if axis.length == 1
         and not any(depends(c, axis.var) for c in conditions)
         and isinstance(_slide(axis, window, outputs, value, conditions), NotApplicable)
     ]
@@ -223,14 +255,16 @@ def _slide(
     if step < 1 or spread < 1:
         return NotApplicable("the window does not slide forwards")
     output = outputs[partner] if partner is not None else LoopAxis(_unused(position), 1)
-    first, last = 0, step * (output.extent - 1) + spread * (position.extent - 1) + 1
+    slide = Slide(output, position, step, spread, 0, 0)
+    slide = replace(slide, last=slide.length)
+    others = [axis.var for axis in (*outputs, *window)]
     for condition in conditions:
-        bound = _bound(condition, output, position, step, spread)
+        bound = _bound(condition, slide, others)
         if isinstance(bound, NotApplicable):
             return bound
         if bound is not None:
-            first, last = max(first, bound[0]), min(last, bound[1])
-    return Slide(output, position, step, spread, first, last)
+            slide = replace(slide, **bound)
+    return slide
 
 
 def _step(
@@ -260,35 +294,63 @@ def _step(
 
 
 def _bound(
-    condition: tvm.ir.Expr, output: LoopAxis, position: LoopAxis, step: int, spread: int
-) -> tuple[int, int] | NotApplicable | None:
-    """Positions for which a condition of the padding holds; None when it is about another axis."""
+    condition: tvm.ir.Expr, slide: Slide, loops: Sequence[tirx.Var]
+) -> dict[str, Any] | NotApplicable | None:
+    """``slide``'s border where a condition of the padding holds; None if it is of another axis."""
     strange = NotApplicable("the padding is not a range of positions along the window")
     if not isinstance(condition, tirx.LT | tirx.LE | tirx.GT | tirx.GE):
         return strange
-    linear = linear_form(condition.a - condition.b, [output.var, position.var])
+    linear = linear_form(condition.a - condition.b, [slide.output.var, slide.position.var])
     if linear is None:
         return strange
-    steps, rest = linear
-    by_output, by_position, offset = (static_extent(number) for number in (*steps, rest))
+    by_output, by_position = (static_extent(number) for number in linear[0])
     if by_position == 0 and by_output == 0:
         return None
-    if offset is None or by_position not in (spread, -spread):
+    if by_position not in (slide.spread, -slide.spread) or depends(linear[1], *loops):
         return strange
-    if output.extent > 1 and by_output != by_position // spread * step:
+    if slide.output.length != 1 and by_output != by_position // slide.spread * slide.step:
         return strange
+    known = static_extent(linear[1])
+    offset = linear[1] if known is None else known
     # The difference is +-position + offset, compared with 0.
-    if by_position > 0:
-        if isinstance(condition, tirx.LT | tirx.LE):
-            return -_FAR, -offset + isinstance(condition, tirx.LE)
-        return -offset + isinstance(condition, tirx.GT), _FAR
-    if isinstance(condition, tirx.LT | tirx.LE):
-        return offset + isinstance(condition, tirx.LT), _FAR
-    return -_FAR, offset + isinstance(condition, tirx.GE)
+    below = isinstance(condition, tirx.LT | tirx.LE)
+    strict = isinstance(condition, tirx.LT | tirx.GT)
+    if below == (by_position > 0):
+        end = -offset + (not strict) if below else offset + (not strict)
+        return {"last": _smaller(slide.last, end)}
+    start = offset + strict if below else -offset + strict
+    within = slide.reach + 1 if slide.output.is_symbolic else slide.length
+    if not isinstance(start, int) or start > within:
+        start = _smaller(start, slide.length)
+    return {"first": _larger(slide.first, start)}
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    return min(a, b) if isinstance(a, int) and isinstance(b, int) else tirx.min(a, b)
+
+
+def _larger(a: Any, b: Any) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    return tirx.max(a, b)
 
 
 def _unused(like: LoopAxis) -> tirx.Var:
     return tirx.Var("single", str(like.var.ty))
+
+
+def position_step(load: tvm.ir.TensorLoad, slide: Slide) -> Any:
+    """Elements of the input from one position of the window to the next; None if not linear.
+
+    An expression where the input's size is known in the run only.
+    """
+    step = stride(load.indices[0], slide.position.var)
+    if isinstance(step, int):
+        return None if not step or step % slide.spread else step // slide.spread
+    if step is None or slide.spread == 1:
+        return step
+    apart = Analyzer().simplify(tirx.floordiv(step, slide.spread))
+    return apart if Analyzer().can_prove_equal(apart * slide.spread, step) else None
 
 
 def at_position(value: tvm.ir.Expr, slide: Slide, position: Any) -> tvm.ir.Expr:
@@ -299,8 +361,9 @@ def at_position(value: tvm.ir.Expr, slide: Slide, position: Any) -> tvm.ir.Expr:
     }
 
     def moved(load: tvm.ir.TensorLoad) -> tvm.ir.Expr:
-        step = slope(load.indices[0], slide.position.var) or 0
-        address = substitute(load.indices[0], zero) + position * (step // slide.spread)
+        step = position_step(load, slide)
+        address = substitute(load.indices[0], zero)
+        address = address if step is None else address + position * step
         return tirx.BufferLoad(load.source, [address])
 
     return tvm_ffi.structural_map(value, (tvm.ir.TensorLoad, moved))
@@ -355,16 +418,18 @@ class WindowKernel:
         return self._sch.mod["main"]
 
 
-def window_kernel(func: tirx.PrimFunc, weighted: bool = False) -> WindowKernel | NotApplicable:
-    """The kernel ``func``, whose padding is inlined; ``weighted`` as ``window_of`` has it."""
+def window_kernel(
+    func: tirx.PrimFunc, weighted: bool = False, symbolic_sizes: bool = False
+) -> WindowKernel | NotApplicable:
+    """The kernel ``func``, whose padding is inlined; the others as ``window_of`` has them."""
     sch = inlined_schedule(func)
     anchor = _window_block(sch)
     if isinstance(anchor, NotApplicable):
         return anchor
-    window = window_of(sch.get(anchor), weighted)
+    window = window_of(sch.get(anchor), weighted, symbolic_sizes)
     if isinstance(window, NotApplicable):
         return window
-    views = FlatViews()
+    views = FlatViews(symbolic_sizes)
     result = tirx.Var("result", str(window.start.ty))
     fused = _epilogue(sch, anchor, window, result)
     plain = tirx.BufferStore(window.store.buffer, result, window.store.indices)
@@ -396,7 +461,7 @@ def _window_block(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
 
 def _without_single(store: tirx.BufferStore, window: Window) -> tirx.BufferStore:
     """The assignment without the loops of one iteration, which are not made."""
-    once = {a.var: tirx.const(0, str(a.var.ty)) for a in window.outputs if a.extent == 1}
+    once = {a.var: tirx.const(0, str(a.var.ty)) for a in window.outputs if a.length == 1}
     indices = [substitute(index, once) for index in store.indices]
     return tirx.BufferStore(store.buffer, substitute(store.value, once), indices)
 
@@ -438,7 +503,7 @@ def _is_identity(indices: Any, stmt: s_tir.SBlock, window: Window) -> bool:
     return all(
         index.same_as(v.var)
         and written.same_as(axis.var)
-        and tvm_ffi.structural_equal(v.dom.extent, tirx.const(axis.extent, str(v.var.ty)))
+        and tvm_ffi.structural_equal(v.dom.extent, index_of(axis.extent, v.var))
         for index, v, axis, written in pairs
     )
 
@@ -504,7 +569,7 @@ class DepthwiseWindow:
     def column_steps(self) -> tuple[int, int]:
         """Elements of the input from a column to the next, and of the weights from tap to tap."""
         position = self.columns.position.var
-        return _data_step(self.data, self.columns) or 0, slope(
+        return position_step(self.data, self.columns) or 0, slope(
             self.weight.indices[0], position
         ) or 0
 
@@ -523,10 +588,10 @@ def depthwise_window(window: Window) -> DepthwiseWindow | NotApplicable:
     data, weight = nodes(substitute(window.store.value, zero), tvm.ir.TensorLoad)
     if {str(data.ty), str(weight.ty)} != {str(window.start.ty)}:
         return NotApplicable("sums have another type than the input and the weights")
-    steps = [_data_step(data, slide) for slide in slides]
+    steps = [position_step(data, slide) for slide in slides]
     if any(step is None for step in steps):
         return NotApplicable("an address is not linear in the position of the window")
-    slides.sort(key=lambda slide: -(_data_step(data, slide) or 0))
+    slides.sort(key=lambda slide: -(position_step(data, slide) or 0))
     *rows, columns = slides
     sliding = [slide.output for slide in slides]
     others = [a for a in window.outputs if not any(a is s for s in sliding) and a.extent > 1]
@@ -552,7 +617,7 @@ def _checked(depthwise: DepthwiseWindow, window: Window) -> DepthwiseWindow | No
         return NotApplicable("results are not next to each other along the vectors")
     if depthwise.channels is not None and slope(weight, depthwise.channels.var) != 1:
         return NotApplicable("weights of neighbouring channels are not next to each other")
-    if depthwise.channels is None and _data_step(depthwise.data, depthwise.columns) != 1:
+    if depthwise.channels is None and position_step(depthwise.data, depthwise.columns) != 1:
         return NotApplicable("neither channels nor columns are next to each other")
     return depthwise
 
@@ -562,9 +627,3 @@ def _is_single_input(slide: Slide, weight: tvm.ir.TensorLoad) -> bool:
     alone = slide.position.extent == 1 and slide.output.extent == 1
     unpadded = (slide.first, slide.last) == (0, slide.length)
     return (alone and unpadded) or slope(weight.indices[0], slide.output.var) != 0
-
-
-def _data_step(data: tvm.ir.TensorLoad, slide: Slide) -> int | None:
-    """Elements of the input from one position of the window to the next."""
-    step = slope(data.indices[0], slide.position.var)
-    return None if not step or step % slide.spread else step // slide.spread

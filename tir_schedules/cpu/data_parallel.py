@@ -6,10 +6,11 @@ threads and, where it is read along another axis than written, tiles transposed 
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Union
 
+import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
@@ -22,6 +23,7 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     nest_of,
     renamed,
     restricted,
+    simplified,
     substitute,
     with_own_variables,
     without_divisions,
@@ -29,7 +31,10 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
 from tvm_ext.tir_schedules.analysis.sliding_window import WindowKernel
 from tvm_ext.tir_schedules.cpu.loop_tables import loops_with_tables
 from tvm_ext.tir_schedules.cpu.nest_code import (
+    chunks,
+    loop,
     loops_around,
+    new_axis,
     vector_cut,
     vector_loops,
     walks_in_steps_of_one,
@@ -55,6 +60,10 @@ from tvm_ext.tir_schedules.cpu.register_transpose import (
 from tvm_ext.tir_schedules.inlining import count_calls, inlined_blocks
 from tvm_ext.tir_schedules.statements import sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
+
+# Stretches of a loop are as long as two vectors, or one of these parts of them.
+_STRETCHES = (8, 4, 2, 1)
+_SHORTEST = 4
 
 # Cuts a nest into pieces, in each of which every branch goes one way.
 
@@ -470,6 +479,33 @@ def leaf_code(
         return sequence([loops_around(outer, body, cores) for outer, body in parts])
     # LLVM vectorises short strides by itself, when it finds a plain loop.
     return loops_with_tables(nest, cores)
+
+
+def in_stretches(nest: Nest, lanes: int) -> tirx.Stmt:
+    """The loops of a nest whose innermost one is symbolic: in stretches of known lengths.
+
+    Each is the code of a nest of that length. The last stretch laps over the one before; a loop
+    shorter than a stretch has shorter ones. A nest that reads its own result is left to LLVM.
+    """
+    nest = with_own_variables(nest)
+    *outer, axis = nest.axes
+    if any(load.source.same_as(nest.store.buffer) for load in nest.loads()):
+        return loops_around(nest.axes, nest.store, 1)
+    number = new_axis("stretch", axis.extent, axis.var)
+    code = loop(number, _stretch(nest, number.var, 1, lanes))
+    for length in [2 * lanes // part for part in _STRETCHES if 2 * lanes >= _SHORTEST * part]:
+        number, start = chunks(axis.extent, length, axis.var)
+        long = loop(number, _stretch(nest, start, length, lanes))
+        code = tirx.IfThenElse(axis.extent >= length, long, code)
+    return loops_around(outer, code, 1)
+
+
+def _stretch(nest: Nest, start: tvm.ir.Expr, length: int, lanes: int) -> tirx.Stmt:
+    """A part of the innermost loop of ``nest``, in which every element is computed once."""
+    axis = nest.axes[-1]
+    place = new_axis("place", length, axis.var)
+    part = nest.with_expressions(lambda e: substitute(e, {axis.var: start + place.var}))
+    return leaf_code(simplified(replace(part, axes=(place,))), None, lanes, 1)
 
 
 # The schedule of a kernel around one window: the window's loops, and the blocks that follow.

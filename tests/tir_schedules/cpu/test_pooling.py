@@ -1,18 +1,25 @@
 """Pooling in any layout: numbers, refusals, and loops without a branch inside."""
 
+from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+import pytest
 from cpu_kernels import check_vectors_and_threads, refusal_of, scheduled
 from decision_cases import assert_defaults_give_the_default_schedule, check_random_numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lowering import assert_same, f32, kernel_of, loops_of, lowered, run, statements
 from machines import MACHINE
+from symbolic_extents import built, call, close, random, size
 from tvm import relax, te, tirx, topi
 from tvm.relax.op import nn
+from tvm.sym import Analyzer
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.cpu.pooling import CpuPooling
 from tvm_ext.tir_schedules.template import FixedDecisions
 
@@ -174,7 +181,88 @@ def test_not_applicable() -> None:
     assert refusal(te.create_prim_func([x, pooled])) == "its input is computed by function calls"
 
 
-def test_not_applicable_to_symbolic_extents() -> None:
-    batch = tirx.Var("n", "int64")
-    func = kernel_of(lambda x: nn.max_pool2d(x, 3, 1), ((batch, 3, 8, 8), "float32"))
-    assert "symbolic" in refusal(func)
+_SYMBOLIC = {
+    "max": lambda x: nn.max_pool2d(x, 3, 2, 1),
+    "max, apart": lambda x: nn.max_pool2d(x, 2, 2),
+    "max, ceil mode": lambda x: nn.max_pool2d(x, 3, 2, ceil_mode=True),
+    "max, dilated": lambda x: nn.max_pool2d(x, (2, 3), 1, 2, dilation=2),
+    "max, large": lambda x: nn.max_pool2d(x, 5, 1, 2),
+    "max, many rows": lambda x: nn.max_pool2d(x, (17, 2), 1, (8, 0)),
+    "average": lambda x: nn.avg_pool2d(x, 3, 2, 1),
+    "average, apart": lambda x: nn.avg_pool2d(x, 2, 2),
+    "average with padding": lambda x: nn.relu(nn.avg_pool2d(x, 3, 1, 1, count_include_pad=True)),
+    "average, ceil mode": lambda x: nn.avg_pool2d(x, (2, 3), 2, 1, ceil_mode=True),
+    "average, many rows": lambda x: nn.avg_pool2d(x, (17, 2), 1, (8, 0)),
+    "max, channels last": lambda x: nn.max_pool2d(x, 3, 2, 1, layout="NHWC"),
+    "average, channels last": lambda x: nn.avg_pool2d(x, 3, 1, 1, layout="NHWC"),
+}
+
+# Shorter and longer than a vector and than two, in both directions.
+_IMAGES = ((5, 5), (5, 1), (1, 6), (7, 13), (11, 8), (6, 23), (17, 67))
+
+
+def _both(func: tirx.PrimFunc, *, cores: int = 1) -> Callable[[tuple], tuple]:
+    """The kernel as it comes and as it is scheduled, on memory that ends where arrays do."""
+    found = apply_template(CpuPooling(), func, host_description().with_cores(cores))
+    assert isinstance(found, ScheduledKernel), found
+    functions = [built(f) for f in (func, found.func)]
+
+    def results(shape: tuple) -> tuple:
+        sizes = [int(n) for n in _shape_of(func, shape)]
+        return tuple(call(function, [random(*shape)], sizes) for function in functions)
+
+    return results
+
+
+def _shape_of(func: tirx.PrimFunc, shape: tuple) -> list:
+    """Of the result for an input of ``shape``."""
+    given, result = (list(parameter.shape) for parameter in func.params)
+    known = {s: tirx.const(n, "int64") for s, n in zip(given, shape, strict=True)}
+    known = {s: n for s, n in known.items() if isinstance(s, tirx.Var)}
+    return [Analyzer().simplify(substitute(size, known)) for size in result]
+
+
+@pytest.mark.parametrize(
+    ("name", "cores"),
+    [*((name, 1) for name in _SYMBOLIC), ("max", 2), ("average", 2), ("max, channels last", 2)],
+)
+def test_symbolic_sizes(name: str, cores: int) -> None:
+    last = "last" in name
+    batch, channels, height, width = (size(n) for n in ("batch", "channels", "height", "width"))
+    symbols = (batch, height, width, channels) if last else (batch, channels, height, width)
+    func = kernel_of(_SYMBOLIC[name], (symbols, "float32"))
+    results = _both(func, cores=cores)
+    for h, w in _IMAGES:
+        for c in (1, 3, 24) if last else (3,):
+            shape = (2, h, w, c) if last else (2, c, h, w)
+            if all(int(n) > 0 for n in _shape_of(func, shape)):
+                plain, scheduled = results(shape)
+                np.testing.assert_allclose(plain, scheduled, 1e-5, 1e-6, err_msg=str(shape))
+
+
+@pytest.mark.parametrize("open_axes", [(0,), (1,), (2,), (3,), (2, 3)])
+@pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
+def test_some_sizes_known(open_axes: tuple, layout: str) -> None:
+    shape = (2, 11, 13, 5)
+    symbols = tuple(size(f"s{i}") if i in open_axes else n for i, n in enumerate(shape))
+    func = kernel_of(lambda x: nn.avg_pool2d(x, 3, 2, 1, layout=layout), (symbols, "float32"))
+    close(*_both(func)(shape))
+
+
+def test_one_and_three_axes_of_symbolic_sizes() -> None:
+    symbols = (size("batch"), 3, size("length"))
+    line = _both(kernel_of(lambda x: nn.max_pool1d(x, 3, 2, 1), (symbols, "float32")))
+    for length in (1, 2, 8, 17, 67):
+        close(*line((2, 3, length)))
+    volume = (2, size("depth"), size("height"), size("width"))
+    boxes = _both(kernel_of(lambda x: nn.avg_pool3d(x, 3, 2, 1), ((1, *volume), "float32")))
+    for sizes in ((1, 1, 1), (3, 5, 7), (4, 2, 19)):
+        close(*boxes((1, 2, *sizes)))
+
+
+def test_rows_of_known_sizes_are_those_of_a_known_batch() -> None:
+    def loops(batch: object) -> list:
+        func = kernel_of(lambda x: nn.max_pool2d(x, 3, 2, 1), ((batch, 8, 9, 37), "float32"))
+        return [loop.extent for loop in loops_of(applied(func)) if loop.kind == "vectorized"]
+
+    assert loops(size("batch")) == loops(2)
