@@ -55,9 +55,6 @@ def register_templates() -> None:
 class ShortestText(FormulaModel):
     """The shorter a kernel is written, the better."""
 
-    def __init__(self, machine: CpuDescription) -> None:
-        super().__init__()
-
     def score_module(self, mod: tvm.IRModule) -> float:
         """See ``FormulaModel``."""
         return 1e6 / len(mod.script())
