@@ -180,7 +180,7 @@ class Template(Protocol):
         ...
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Any, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: Any, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """A schedule for ``func``, which is left unchanged, or the reason why there is none.
 

@@ -25,7 +25,7 @@ from tvm_ext.tir_schedules.inlining import (
     kernel_blocks,
 )
 from tvm_ext.tir_schedules.reducers import rfactor
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 
 class Blockwise:
@@ -35,7 +35,7 @@ class Blockwise:
     machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. It asks for no decision: a fallback has nothing to tune."""
         sch = inlined_schedule(func)

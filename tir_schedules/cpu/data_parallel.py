@@ -197,7 +197,7 @@ def decide_block(
     operations: float,
     once: bool,
     machine: CpuDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    decisions: Decisions,
 ) -> BlockDecision:
     """The default heuristic: vectors of several registers, and threads where the work is long.
 
@@ -335,7 +335,7 @@ def plan_nests(
     views: FlatViews,
     func: tirx.PrimFunc,
     machine: CpuDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    decisions: Decisions,
     alone: bool = True,
 ) -> list[CpuBlockPlan]:
     """The plans of blocks of ``func``, ``alone`` if there are no others.
@@ -448,7 +448,7 @@ def schedule_window(
     func: tirx.PrimFunc,
     first: tirx.Stmt,
     machine: CpuDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    decisions: Decisions,
 ) -> s_tir.Schedule | NotApplicable:
     """``func`` with ``first`` for the window, followed by the blocks that it leaves.
 

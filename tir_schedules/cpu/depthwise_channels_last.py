@@ -20,7 +20,7 @@ from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import distinct, pick_threads, worth_threads
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
 from tvm_ext.tir_schedules.statements import sequence, stack_array
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # How a depthwise convolution runs whose channels are next to each other.
 
@@ -73,10 +73,7 @@ class ChannelsLastDecision:
 
 
 def decide_channels_last(
-    window: DepthwiseWindow,
-    channels: int,
-    machine: CpuDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    window: DepthwiseWindow, channels: int, machine: CpuDescription, decisions: Decisions
 ) -> ChannelsLastDecision:
     """The default heuristic: as many columns, in even tiles, as leave registers for weights.
 

@@ -36,7 +36,7 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, matmul_axe
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # What a library is to compute in the place of a kernel, as an attribute of the kernel.
 
@@ -210,10 +210,7 @@ class CublasMatmul:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. There are no decisions."""
         if "cuBLAS" not in vendor_libraries():

@@ -46,7 +46,7 @@ _THREADS = (64, 128, 256, 512, 1024)
 
 
 def element_blocks(
-    sch: s_tir.Schedule, machine: CudaDescription, decisions: Decisions = DEFAULT_DECISIONS
+    sch: s_tir.Schedule, machine: CudaDescription, decisions: Decisions
 ) -> s_tir.Schedule | NotApplicable:
     """One thread for each element, whatever is computed for it.
 
@@ -222,10 +222,7 @@ class CudaElementwise:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         read = read_nests(func)

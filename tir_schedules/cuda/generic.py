@@ -27,7 +27,7 @@ from tvm_ext.tir_schedules.cuda.device_code import (
 )
 from tvm_ext.tir_schedules.cuda.launch import binds_threads, bound, guarded
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # Loops whose iterations do not depend on one another, found in loops written by hand.
 #
@@ -154,10 +154,7 @@ class Generic:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         call = host_call(func.body)

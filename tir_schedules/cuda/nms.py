@@ -33,7 +33,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
 )
 from tvm_ext.tir_schedules.operators.non_max_suppression import corners, nms_of, overlap
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # The threads of a thread block of NMS, what they share, and where boxes are.
 
@@ -375,10 +375,7 @@ class NMS:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         func = without_offsets(func)

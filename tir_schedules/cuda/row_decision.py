@@ -20,7 +20,7 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
 )
 from tvm_ext.tir_schedules.cuda.launch import nominal_extent
 from tvm_ext.tir_schedules.cuda.vector_group import powers_down
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 PARTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -66,10 +66,7 @@ class RowLaunch:
 
 
 def decide_launch(
-    kernel: RowKernel,
-    fits: Any,
-    machine: CudaDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    kernel: RowKernel, fits: Any, machine: CudaDescription, decisions: Decisions
 ) -> RowLaunch | NotApplicable:
     """How ``kernel`` is launched; ``fits`` says whether a width of vectors suits all blocks."""
     across = runs_across(kernel)

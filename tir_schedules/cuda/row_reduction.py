@@ -53,7 +53,7 @@ from tvm_ext.tir_schedules.cuda.row_decision import (
 from tvm_ext.tir_schedules.cuda.row_symbolic import has_symbolic_length, symbolic_length_rows
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
+from tvm_ext.tir_schedules.template import Decisions, NumberedDecisions
 
 # Keeps in registers what several passes over a row read from memory.
 
@@ -336,9 +336,7 @@ _FEWEST_ELEMENTS = 1024
 _MOST_SPLITS = 1024
 
 
-def decide_splits(
-    kernel: RowKernel, machine: CudaDescription, decisions: Decisions = DEFAULT_DECISIONS
-) -> int:
+def decide_splits(kernel: RowKernel, machine: CudaDescription, decisions: Decisions) -> int:
     """Parts of every row; 1 where a block takes whole rows.
 
     By default the sooner of the two: one block reads a row at what a multiprocessor alone gets
@@ -388,10 +386,7 @@ class RowReduction:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         refusal = refuse_early(schedule_of(func))

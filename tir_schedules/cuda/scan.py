@@ -45,7 +45,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     without_added_barriers,
 )
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
+from tvm_ext.tir_schedules.template import Decisions, NumberedDecisions
 
 # Where the threads of a scan stand, and its expressions at their places.
 
@@ -491,10 +491,7 @@ class CudaScan:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         if host_call(func.body) is not None:

@@ -35,7 +35,7 @@ from tvm_ext.tir_schedules.cuda.sort_decision import (
 )
 from tvm_ext.tir_schedules.cuda.warp_instructions import block_barrier, without_added_barriers
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # Runs of a row merged by pairs: every element looks up its place in the other run of its pair.
 #
@@ -373,10 +373,7 @@ class Sort:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         problem = sort_of(func)

@@ -64,7 +64,7 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
 )
 from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.packing import PaddedOperand
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # A reduction in parts that blocks of threads add up on their own, and the kernel that adds these.
 #
@@ -413,10 +413,7 @@ class CudaContraction:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_tiles``."""
         nominal = with_nominal_sizes(func)

@@ -30,7 +30,7 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     widest_copy,
 )
 from tvm_ext.tir_schedules.inlining import schedule_of
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # How the threads of a block share the rows and steps of a matrix times a vector.
 
@@ -183,10 +183,7 @@ class Gemv:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_shares``."""
         sch = schedule_of(func)

@@ -29,7 +29,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_mainloop import (
 )
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ACROSS
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # The kernel of attention by warpgroups: one brings keys and values, the others multiply.
 
@@ -89,10 +89,7 @@ class WarpgroupAttention:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_group_attention``."""
         if machine.arch != WARPGROUP_ARCHITECTURE:

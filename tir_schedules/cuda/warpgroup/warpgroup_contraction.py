@@ -40,7 +40,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import (
 from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.packing import packed_annotations, packed_operand
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # Operands whose rows begin between multiples of 16 bytes, copied to rows that do not.
 #
@@ -151,10 +151,7 @@ class WarpgroupContraction:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_group_tiles``."""
         if machine.arch != WARPGROUP_ARCHITECTURE:
