@@ -6,9 +6,9 @@ decisions taken before. A tuner samples the same.
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tvm import s_tir, tirx
 
@@ -155,6 +155,30 @@ class NumberedDecisions:
     def pick(self, name: str, options: Iterable[int], default: int) -> int:
         """See ``Decisions.pick``."""
         return self.decisions.pick(f"{name}_{self.number}", options, default)
+
+
+Candidate = TypeVar("Candidate", bound=Hashable)
+
+
+def pick_each(
+    candidates: Iterable[Candidate],
+    attributes: Mapping[str, str],
+    cost: Callable[[Candidate], Any],
+    decisions: Decisions,
+) -> Candidate:
+    """One of ``candidates``, of which there are some: by default the cheapest, the first of these.
+
+    ``attributes`` by the decisions' names: what is picked one after the other, each from what those
+    before leave.
+    """
+    costs = {one: cost(one) for one in candidates}
+    left = list(costs)
+    for name, attribute in attributes.items():
+        best = min(left, key=costs.__getitem__)
+        options = {getattr(one, attribute) for one in left}
+        picked = decisions.pick(name, options, getattr(best, attribute))
+        left = [one for one in left if getattr(one, attribute) == picked]
+    return left[0]
 
 
 def _listed(options: tuple[int, ...]) -> str:

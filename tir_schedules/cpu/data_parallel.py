@@ -13,7 +13,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis, among, nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -378,17 +378,8 @@ def plan_block(
 
 def scheduled(func: tirx.PrimFunc, plan: KernelPlan, machine: CpuDescription) -> s_tir.Schedule:
     """``func`` with loops as planned."""
-    return with_body(func, plan.views, [block_code(block, machine) for block in plan.blocks])
-
-
-def with_body(func: tirx.PrimFunc, views: FlatViews, statements: list[tirx.Stmt]) -> s_tir.Schedule:
-    """``func`` with other statements, which use flat views of its buffers."""
-    body = sequence([*views.declarations(func), *statements])
-    used = [store.buffer for store in nodes(body, tirx.BufferStore)]
-    arrays = [a for a in views.allocated(func) if among(a, used)]
-    block = s_tir.SBlock([], [], [], "root", body, None, arrays, [], {})
-    realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
-    return s_tir.Schedule(func.with_body(realize))
+    code = [block_code(block, machine) for block in plan.blocks]
+    return s_tir.Schedule(plan.views.kernel(func, code))
 
 
 def block_code(plan: CpuBlockPlan, machine: CpuDescription) -> tirx.Stmt:
@@ -460,4 +451,4 @@ def schedule_window(
     read = kernel.read_func()
     plans = plan_nests(nests, kernel.views, read, machine, decisions, alone=False)
     later = [block_code(plan, machine) for plan in plans]
-    return with_body(func, kernel.views, [first, *later])
+    return s_tir.Schedule(kernel.views.kernel(func, [first, *later]))

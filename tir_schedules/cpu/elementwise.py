@@ -29,7 +29,6 @@ from tvm_ext.tir_schedules.cpu.data_parallel import (
     plan_block,
     plan_blocks,
     scheduled,
-    with_body,
 )
 from tvm_ext.tir_schedules.cpu.loop_tables import allows_tables, loops_with_tables
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_axis, vector_loops
@@ -79,7 +78,7 @@ def symbolic_elementwise(
                 "a block walks what it reads or writes in steps that are not known"
             )
         code.append(statement)
-    return with_body(func, views, code)
+    return s_tir.Schedule(views.kernel(func, code))
 
 
 def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:

@@ -20,7 +20,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     operands_of,
     static_extent,
 )
-from tvm_ext.tir_schedules.analysis.contraction import access_of_reduction, only_reduction
+from tvm_ext.tir_schedules.analysis.contraction import access_of_reduction
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     borders_of,
     flatten,
@@ -285,10 +285,7 @@ class RegisterTile:
 
 def _anchor_access(sch: s_tir.Schedule) -> BlockAccess | NotApplicable:
     """The access of the kernel's only reduction."""
-    anchor = only_reduction(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
-    access = access_of_reduction(sch, anchor)
+    access = access_of_reduction(sch)
     if isinstance(access, NotApplicable) or access.trip_count():
         return access
     return NotApplicable("a loop has no iterations")

@@ -30,12 +30,11 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
 from tvm_ext.tir_schedules.analysis.contraction import (
     access_of_reduction,
     factors_of,
-    only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import in_root_block, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # What a library is to compute in the place of a kernel, as an attribute of the kernel.
@@ -216,12 +215,10 @@ class CublasMatmul:
         if "cuBLAS" not in vendor_libraries():
             return NotApplicable("this TVM was built without cuBLAS")
         sch = schedule_of(func)
-        main = only_reduction(sch)
-        if isinstance(main, NotApplicable):
-            return main
-        access = access_of_reduction(sch, main)
+        access = access_of_reduction(sch)
         if isinstance(access, NotApplicable):
             return access
+        main = access.block
         axes = matmul_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes
@@ -401,6 +398,5 @@ def _with_call(
     order = argument_order(product)
     arguments = [*(matrices[position] for position in order), matrices[-1]]
     call = tirx.Evaluate(tirx.call_packed(product.symbol, *arguments))
-    root = s_tir.SBlock([], [], [], "root", sequence([*views, call]), None, [])
-    realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
+    realized = in_root_block(sequence([*views, call]))
     return func.with_body(realized).with_attr(LIBRARY_CALL, product.to_json())

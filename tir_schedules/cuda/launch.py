@@ -13,6 +13,7 @@ from tvm_ffi import structural_map
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.statements import changed_loop
 
 Body = Callable[[Any], tirx.Stmt]
 
@@ -32,10 +33,7 @@ def alone(loop: tirx.For) -> tirx.For:
     Kernels whose warps change their numbers of registers need it: without it the assembler may not
     know how many there are at first, and leaves the changes out.
     """
-    kept = {**loop.annotations, ALL_REGISTERS: 1}
-    return tirx.For(
-        loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, kept
-    )
+    return changed_loop(loop, annotations={**loop.annotations, ALL_REGISTERS: 1})
 
 
 def with_launch_bounds(body: tirx.Stmt) -> tirx.Stmt:
@@ -48,15 +46,8 @@ def _bounded(loop: tirx.For) -> tirx.For:
         return loop
     one = tirx.const(1, "int32")
     rest = {key: value for key, value in loop.annotations.items() if key != ALL_REGISTERS}
-    return tirx.For(
-        loop.loop_var,
-        loop.min,
-        loop.extent,
-        loop.kind,
-        tirx.AttrStmt(one, _MIN_BLOCKS, one, loop.body),
-        loop.thread_binding,
-        rest,
-    )
+    body = tirx.AttrStmt(one, _MIN_BLOCKS, one, loop.body)
+    return changed_loop(loop, body=body, annotations=rest)
 
 
 def bound(tag: str, extent: Any, dtype: str, body: Body) -> tirx.Stmt:

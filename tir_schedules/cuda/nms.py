@@ -17,7 +17,6 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, is_compact, static_extent
 from tvm_ext.tir_schedules.cuda.device_code import without_offsets
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import (
     Arrays,
     ThreadArray,
@@ -394,4 +393,4 @@ class NMS:
         boxes = NMSProblem(buffers, classes, count, most, batches * classes, centered)
         tile = decisions.pick("tile", (32, 64, 128), 64)
         code = NMSCode(boxes, tile)
-        return s_tir.Schedule(with_arrays(func, views, [code.write()], code.arrays))
+        return s_tir.Schedule(views.kernel(func, [code.write()], code.arrays.buffers))

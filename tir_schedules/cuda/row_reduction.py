@@ -42,7 +42,6 @@ from tvm_ext.tir_schedules.analysis.row_reader import (
     refuse_rows,
     simplifier,
 )
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import Arrays
 from tvm_ext.tir_schedules.cuda.row_decision import (
     ROW_REGISTERS,
@@ -410,7 +409,7 @@ class RowReduction:
                 views = FlatViews(symbolic_sizes=True)
                 writer = ThreadRows(kernel, launch, views)
                 code = writer.write()
-                return s_tir.Schedule(with_arrays(func, views, [code], writer.arrays))
+                return s_tir.Schedule(views.kernel(func, [code], writer.arrays.buffers))
         return (
             symbolic_length_rows(func, machine, decisions) if has_symbolic_length(func) else launch
         )
@@ -435,7 +434,7 @@ def _in_parts(
         writer = ThreadRows(part, launch, views)
         code.append(writer.write())
         arrays.buffers += writer.arrays.buffers
-    return s_tir.Schedule(with_arrays(func, views, code, arrays))
+    return s_tir.Schedule(views.kernel(func, code, arrays.buffers))
 
 
 def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotApplicable:

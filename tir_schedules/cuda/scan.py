@@ -33,7 +33,6 @@ from tvm_ext.tir_schedules.cuda.device_code import (
     in_few_launches,
     without_offsets,
 )
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import ThreadArray, ThreadPlane, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, decide_launch
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
@@ -557,7 +556,7 @@ def _written(
         statements.append(rows.write())
         code.arrays.buffers += rows.arrays.buffers
     statements.append(code.write(views.of(totals)))
-    return with_arrays(func, views, statements, code.arrays)
+    return views.kernel(func, statements, code.arrays.buffers)
 
 
 def _sums_of_chunks(kernel: ScanKernel, launch: ScanLaunch, totals: Any) -> RowKernel:

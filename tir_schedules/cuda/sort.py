@@ -16,7 +16,6 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import (
     Arrays,
     ThreadArray,
@@ -383,7 +382,7 @@ class Sort:
         plan = decide_sort(problem, words, machine, decisions)
         views = FlatViews()
         code = _SortCode(problem, words, plan, views)
-        return s_tir.Schedule(with_arrays(func, views, code.write(), code.arrays))
+        return s_tir.Schedule(views.kernel(func, code.write(), code.arrays.buffers))
 
 
 class _SortCode:

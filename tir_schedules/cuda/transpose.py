@@ -30,7 +30,6 @@ from tvm_ext.tir_schedules.cuda.elementwise import (
     asked_by_block,
     flat_code,
     read_nests,
-    with_arrays,
 )
 from tvm_ext.tir_schedules.cuda.elementwise_decision import decide_flat
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
@@ -95,7 +94,7 @@ class CudaTranspose:
                 code.append(flat_code(decide_flat(plain, machine, asked), arrays))
             else:
                 code.append(_transposed(nest, turn, machine, asked, arrays))
-        return s_tir.Schedule(with_arrays(func, read.views, code, arrays))
+        return s_tir.Schedule(read.views.kernel(func, code, arrays.buffers))
 
 
 def _in_digits(nest: Nest) -> Nest:

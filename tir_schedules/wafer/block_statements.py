@@ -10,7 +10,7 @@ from tvm import s_tir, tirx
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
-from tvm_ext.tir_schedules.statements import changed_block
+from tvm_ext.tir_schedules.statements import changed_block, changed_loop, in_root_block, sequence
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,8 @@ def with_statements(
 ) -> tirx.PrimFunc:
     """``func`` with other statements in its root block, and ``arrays`` besides its own."""
     root = func.body.block
-    block = s_tir.SBlock(
-        [],
-        root.reads,
-        root.writes,
-        root.name_hint,
-        tirx.SeqStmt(list(stmts)) if len(stmts) > 1 else stmts[0],
-        None,
-        [*root.alloc_buffers, *arrays],
-        [],
-        root.annotations,
-    )
-    return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), block))
+    allocated = [*root.alloc_buffers, *arrays]
+    return func.with_body(in_root_block(sequence(stmts), allocated, root.annotations))
 
 
 def _loops(stage: Stage) -> tirx.For:
@@ -139,15 +129,7 @@ def _loops(stage: Stage) -> tirx.For:
 def _with_value(stmt: tirx.Stmt, change: Change) -> tirx.Stmt:
     """The loops around a block with another value in it."""
     if isinstance(stmt, tirx.For):
-        return tirx.For(
-            stmt.loop_var,
-            stmt.min,
-            stmt.extent,
-            stmt.kind,
-            _with_value(stmt.body, change),
-            stmt.thread_binding,
-            stmt.annotations,
-        )
+        return changed_loop(stmt, body=_with_value(stmt.body, change))
     block = stmt.block
     store = tirx.BufferStore(block.body.buffer, change.value, block.body.indices)
     loads = nodes(change.value, tvm.ir.TensorLoad)

@@ -21,6 +21,7 @@ from tvm_ext.tir_schedules.analysis.stencil import (
     stencil_of,
 )
 from tvm_ext.tir_schedules.inlining import schedule_of
+from tvm_ext.tir_schedules.statements import changed_block, in_root_block
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, ROW, Pattern
 from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
@@ -136,9 +137,7 @@ def with_copies(
         plain = s_tir.SBlock(block.iter_vars, [], [], name, body)
         known = {one: one for one in (*func.params, *root.alloc_buffers, *buffers)}
         reads, writes, _ = s_tir.analysis.get_sblock_access_region(plain, known)
-        full = s_tir.SBlock(
-            block.iter_vars, reads, writes, name, body, None, [], [], block.annotations
-        )
+        full = changed_block(block, reads=reads, writes=writes, body=body)
         return s_tir.SBlockRealize(realize.iter_values, realize.predicate, full)
 
     statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
@@ -148,9 +147,8 @@ def with_copies(
     ]
     allocated = [*root.alloc_buffers, *(b for split in splits for b in split.buffers.values())]
     body = tirx.SeqStmt([*statements[:-1], *copies, last])
-    block = s_tir.SBlock([], [], [], "root", body, None, allocated, [], root.annotations)
     names = {s.grid: [str(b.name) for b in s.buffers.values()] for s in splits}
-    return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), block)), names
+    return func.with_body(in_root_block(body, allocated, root.annotations)), names
 
 
 def _split(grid: Grid, by_point: Mapping[Offsets, int | None]) -> _GridSplit:

@@ -25,7 +25,6 @@ from tvm_ext.tir_schedules.cuda.attention.online_softmax import (
     fragment_register,
     number,
 )
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, repeated, warp_barrier
 from tvm_ext.tir_schedules.cuda.warp_instructions import (
     TILE,
@@ -343,7 +342,7 @@ class Attention:
         arrays = Arrays("int32")
         kernel = WarpAttention if tiles.kind.on_tensor_cores else LaneAttention
         code = kernel(problem, tiles, arrays).write()
-        return s_tir.Schedule(with_arrays(func, views, code, arrays))
+        return s_tir.Schedule(views.kernel(func, code, arrays.buffers))
 
 
 def refusal(func: tirx.PrimFunc, machine: CudaDescription) -> str:

@@ -35,7 +35,6 @@ from tvm_ext.tir_schedules.analysis.contraction import (
     access_of_reduction,
     factors_of,
     loops_of_dimensions,
-    only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.launch import with_nominal_sizes
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
@@ -64,6 +63,7 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
 )
 from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.packing import PaddedOperand
+from tvm_ext.tir_schedules.statements import in_root_block, sequence
 from tvm_ext.tir_schedules.template import Decisions
 
 # A reduction in parts that blocks of threads add up on their own, and the kernel that adds these.
@@ -261,21 +261,10 @@ def _as_parameter(
     root = func.body.block
     statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     kept = [statement for statement in statements if not _writes(statement, tile)]
-    body = tirx.SeqStmt(kept) if len(kept) > 1 else kept[0]
-    block = s_tir.SBlock(
-        root.iter_vars,
-        root.reads,
-        root.writes,
-        root.name_hint,
-        body,
-        root.init,
-        [buffer for buffer in root.alloc_buffers if not buffer.same_as(tile)],
-        root.match_buffers,
-        root.annotations,
-    )
+    arrays = [buffer for buffer in root.alloc_buffers if not buffer.same_as(tile)]
     params = list(func.params)
     params[constant.parameter] = tile
-    realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
+    realized = in_root_block(sequence(kept), arrays, root.annotations)
     return tirx.PrimFunc(params, realized, func.ret_type, func.attrs)
 
 
@@ -447,12 +436,10 @@ class CudaContraction:
 
     def _match(self, sch: s_tir.Schedule, tf32: bool) -> "MatmulMatch | NotApplicable":
         """The kernel's matmul, if it is one that the template takes."""
-        main = only_reduction(sch)
-        if isinstance(main, NotApplicable):
-            return main
-        access = access_of_reduction(sch, main)
+        access = access_of_reduction(sch)
         if isinstance(access, NotApplicable):
             return access
+        main = access.block
         axes = matmul_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes

@@ -19,7 +19,6 @@ from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, element_by
 from tvm_ext.tir_schedules.analysis.contraction import (
     access_of_reduction,
     factors_of,
-    only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MAX_BATCH
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, as_matmul, matmul_axes
@@ -187,12 +186,10 @@ class Gemv:
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_shares``."""
         sch = schedule_of(func)
-        main = only_reduction(sch)
-        if isinstance(main, NotApplicable):
-            return main
-        access = access_of_reduction(sch, main)
+        access = access_of_reduction(sch)
         if isinstance(access, NotApplicable):
             return access
+        main = access.block
         axes = _matrix_first(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes

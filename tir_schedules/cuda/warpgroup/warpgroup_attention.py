@@ -10,7 +10,6 @@ from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, read_problem
 from tvm_ext.tir_schedules.cuda.attention.online_softmax import INDEX, number
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import Arrays, alone, bound, guarded
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warpgroup.tma import ALIGNMENT
@@ -106,7 +105,7 @@ class WarpgroupAttention:
             return tiles
         arrays = Arrays("int32")
         kernel = WarpgroupAttentionKernel(problem, tiles, machine.sms, arrays)
-        return s_tir.Schedule(with_arrays(func, views, kernel.statements(), arrays))
+        return s_tir.Schedule(views.kernel(func, kernel.statements(), arrays.buffers))
 
 
 def _obstacle(problem: AttentionProblem) -> NotApplicable | None:
