@@ -24,19 +24,20 @@ from tvm_ext.tir_schedules.inlining import schedule_of
 from tvm_ext.tir_schedules.statements import changed_block, in_root_block
 from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, ROW, Pattern
-from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
+from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, state_home
 from tvm_ext.tir_schedules.wafer.result_tiles import (
     PartitionedLoop,
     aligned_count,
-    axis_pairs,
     copy_tile,
     cut_result,
+    decide_grid,
+    home_words,
     innermost_vector,
     longest_loop,
     pe_cycles,
     send_shared,
-    state_home,
     tiles_of,
+    widest_grid,
 )
 
 # Copies of a grid's tile with neighbours along one direction each, so that no corner is sent.
@@ -219,29 +220,14 @@ def _decide(
     stencil: Stencil, machine: WaferDescription, decisions: Decisions
 ) -> tuple[tuple[PartitionedLoop, PartitionedLoop], int]:
     """The cuts over rows and columns, and the loop of an instruction."""
-    pairs = axis_pairs(stencil.extents)
-    ranks = [_rank(stencil, _widest(stencil, pair, machine), machine) for pair in pairs]
-    number = decisions.pick("axes", range(len(pairs)), ranks.index(min(ranks)))
-    row, column = pairs[number]
-    row_options = grid_options(stencil.extents[row], machine.rows)
-    column_options = grid_options(stencil.extents[column], machine.columns)
-    cuts = (
-        PartitionedLoop(row, ROW, decisions.pick("rows", row_options, row_options[-1])),
-        PartitionedLoop(
-            column, COLUMN, decisions.pick("columns", column_options, column_options[-1])
-        ),
-    )
+
+    def rank(pair: tuple[int, int]) -> tuple[bool, float]:
+        return _rank(stencil, widest_grid(stencil.extents, pair, machine), machine)
+
+    cuts = decide_grid(stencil.extents, rank, machine, decisions)
     tiles = dict(enumerate(tiles_of(stencil.extents, cuts)))
     lengths = {loop: tile for loop, tile in tiles.items() if tile > 1} or tiles
     return cuts, decisions.pick("vector", lengths, longest_loop(lengths))
-
-
-def _widest(
-    stencil: Stencil, pair: tuple[int, int], machine: WaferDescription
-) -> tuple[PartitionedLoop, PartitionedLoop]:
-    rows = grid_options(stencil.extents[pair[0]], machine.rows)[-1]
-    columns = grid_options(stencil.extents[pair[1]], machine.columns)[-1]
-    return PartitionedLoop(pair[0], ROW, rows), PartitionedLoop(pair[1], COLUMN, columns)
 
 
 def _rank(
@@ -344,4 +330,4 @@ def _state(
         for dim, loop in enumerate(grid.loops)
         if loop == cut.loop
     }
-    state_home(sch, grid.parameter, pieces, len(shape))
+    state_home(sch, grid.parameter, home_words(pieces, len(shape)))
