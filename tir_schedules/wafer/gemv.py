@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
@@ -98,13 +98,13 @@ def _schedule(
     sch.annotate(part, COMMUNICATION, Pattern.MULTICAST_ROW)
     sch.decompose_reduction(partial, inner[0])
     # The block that adds up what a column of PEs has.
-    parts = sch.get_loops(contraction.block)[-1]
-    _cut_columns(sch, contraction.block, columns, [parts])
+    *spatial, parts = sch.get_loops(contraction.block)
+    _cut_columns(sch, spatial, columns, [parts])
     sch.annotate(parts, MESH_AXIS, ROW)
     sch.annotate(contraction.block, COMMUNICATION, f"{COMBINATIONS[pattern]}_{COLUMN}")
     sch.annotate(contraction.block, GROUP, group)
     if contraction.last is not None:
-        _cut_columns(sch, contraction.last, columns)
+        _cut_columns(sch, sch.get_loops(contraction.last), columns)
     home = {summed: f"{ROW}/{rows}", result: f"{COLUMN}/{columns}"}
     contraction.state_homes(sch, home, home)
 
@@ -114,10 +114,9 @@ def _group_options(rows: int) -> list[int]:
 
 
 def _cut_columns(
-    sch: s_tir.Schedule, block: SBlockRV, columns: int, outer: Sequence[LoopRV] = ()
+    sch: s_tir.Schedule, loops: Sequence[LoopRV], columns: int, outer: Sequence[LoopRV] = ()
 ) -> None:
     """Puts the columns of PEs, which share the longest loop, around a block inside ``outer``."""
-    loops = [loop for loop in sch.get_loops(block) if not among(loop, outer)]
     n = max(loops, key=lambda loop: int(sch.get(loop).extent))
     n0, n1 = sch.split(n, factors=[columns, None])
     sch.reorder(*outer, n0, *(loop for loop in loops if not loop.same_as(n)), n1)
