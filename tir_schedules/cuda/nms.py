@@ -20,6 +20,7 @@ from tvm_ext.tir_schedules.cuda.device_code import without_offsets
 from tvm_ext.tir_schedules.cuda.launch import (
     Arrays,
     ThreadArray,
+    ThreadLine,
     bound,
     guarded,
     repeated,
@@ -58,13 +59,13 @@ def flag(value: int) -> tvm.ir.Expr:
     return tirx.const(value, "int32")
 
 
-class NMSThreads:
+class NMSThreads(ThreadLine):
     """The places of ``boxes`` (see ``NMSProblem``) in tiles of ``tile``."""
 
     def __init__(self, boxes: Any, tile: int) -> None:
+        super().__init__(THREADS, Arrays(INDEX))
         self.boxes, self.tile = boxes, tile
         self.bits = tile // WORDS
-        self.arrays = Arrays(INDEX)
 
         def shared(name: str, size: int, dtype: str) -> tirx.Buffer:
             return self.arrays.allocated(name, [size], dtype, "shared")
@@ -76,16 +77,7 @@ class NMSThreads:
         self.state, self.last = shared("state", 2, "int32"), shared("last", 1, "int32")
         self.hit, self.other = (self.registers(name, 1) for name in ("hit", "other"))
         self.chosen, self.count = self.registers("chosen", WORDS), self.registers("count", 1)
-        self.x = self.group = number(0)
-
-    def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
-        """``body`` for all threads: what stands between two barriers."""
-
-        def thread(x: tvm.ir.Expr) -> tirx.Stmt:
-            self.x = x
-            return body()
-
-        return bound("threadIdx.x", THREADS, INDEX, thread)
+        self.group = number(0)
 
     def registers(self, name: str, size: int) -> tirx.Buffer:
         """Flags or places in registers of every thread, for ``own``."""
@@ -223,8 +215,7 @@ class NMSCode(NMSThreads):
         """A box of the tile with some of those in front of it: one bit for each."""
         hit, zero = self.own(self.hit), number(0)
 
-        def some(turn: tvm.ir.Expr) -> tirx.Stmt:
-            item = turn * number(THREADS) + self.x
+        def some(_: tvm.ir.Expr, item: tvm.ir.Expr) -> tirx.Stmt:
             box, word = tirx.floordiv(item, number(WORDS)), tirx.floormod(item, number(WORDS))
 
             def iteration(bit: tvm.ir.Expr) -> tirx.Stmt:
@@ -233,18 +224,15 @@ class NMSCode(NMSThreads):
                 added = tirx.bitwise_or(hit.at(zero), flag(1) << bit.astype("int32"))
                 return guarded(tirx.And(other < box, near), hit.put(zero, added))
 
-            compared = sequence(
+            return sequence(
                 [
                     hit.put(zero, flag(0)),
                     repeated(self.bits, INDEX, iteration, _SERIAL),
                     tirx.BufferStore(self.near, hit.at(zero), [item]),
                 ]
             )
-            items = self.tile * WORDS
-            inside = None if items % THREADS == 0 else item < number(items)
-            return guarded(inside, compared)
 
-        return repeated(-(-self.tile * WORDS // THREADS), INDEX, some, _SERIAL)
+        return self.dealt(self.tile * WORDS, some, _SERIAL)
 
     def _compare_with_kept(self, turn: tvm.ir.Expr) -> list[tirx.Stmt]:
         """One box of the tile by each warp, with all that stayed before."""
