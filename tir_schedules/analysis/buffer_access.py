@@ -279,6 +279,11 @@ class FlatViews:
         return func.with_body(in_root_block(body, [*inside, *arrays]))
 
 
+def is_load(value: Any, buffer: tirx.Buffer) -> bool:
+    """Whether ``value`` is an element of ``buffer``."""
+    return isinstance(value, tvm.ir.TensorLoad) and bool(value.source.same_as(buffer))
+
+
 def among(buffer: tirx.Buffer, buffers: Sequence[Any]) -> bool:
     """Whether ``buffer`` is one of ``buffers``."""
     return any(buffer.same_as(other) for other in buffers)

@@ -60,17 +60,17 @@ def schedule_block(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription
     if is_data_parallel(sch, block):
         schedule_data_parallel(sch, access, machine, dtype, calls)
         return
-    contiguous = [axis for axis in access.reduction if _is_contiguous_read(access, axis)]
+    contiguous = [
+        axis
+        for axis in access.reduction
+        if any(strides[axis] == 1 for strides in access.read_strides)
+    ]
     inner = max(contiguous, key=lambda axis: access.extents[axis], default=None)
     lanes = machine.vector_lanes(dtype)
     if inner is None or access.extents[inner] < lanes:
         _vectorize_outputs(sch, access, machine, lanes)
         return
     _vectorize_reduction(sch, access, inner, machine, lanes)
-
-
-def _is_contiguous_read(access: BlockAccess, axis: int) -> bool:
-    return any(strides[axis] == 1 for strides in access.read_strides)
 
 
 def _vectorize_reduction(

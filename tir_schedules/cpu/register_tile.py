@@ -42,6 +42,7 @@ from tvm_ext.tir_schedules.inlining import (
     is_data_parallel,
     kernel_blocks,
     same_block,
+    writer_of,
 )
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -72,8 +73,7 @@ def padding_stage(
     found = [
         (index, block)
         for index, read in enumerate(operands_of(sch.get(access.block)))
-        for block in sch.get_producers(access.block)
-        if sch.get(block).writes[0].source.same_as(read.source)
+        if (block := writer_of(sch, access.block, read.source)) is not None
     ]
     if len(found) != 1 or not _is_padding(sch, found[0][1]):
         return None

@@ -24,6 +24,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
     flattened,
     is_compact,
+    is_load,
     nodes,
     operands_of,
 )
@@ -333,12 +334,12 @@ def _following(
     if isinstance(value, tirx.Max):
         sides = [side for side in (value.a, value.b) if not _is_zero(side)]
         name, value = "bias_relu", _uncast(sides[0])
-    if name == "bias" and _is_load(value, product):
+    if name == "bias" and is_load(value, product):
         return _Following("", None, result)
     pairs = ((value.a, value.b), (value.b, value.a)) if isinstance(value, tirx.Add) else ()
     for summand, other in pairs:
         load = _uncast(other)
-        if _is_load(_uncast(summand), product) and _is_bias(func, load, columns, plain, last):
+        if is_load(_uncast(summand), product) and _is_bias(func, load, columns, plain, last):
             return _Following(name, load.source, result)
     return NotApplicable("what follows is no epilogue of cuBLAS")
 
@@ -377,10 +378,6 @@ def _uncast(value: Any) -> Any:
 
 def _is_zero(value: Any) -> bool:
     return isinstance(value, tirx.FloatImm) and float(value.value) == 0
-
-
-def _is_load(value: Any, buffer: tirx.Buffer) -> bool:
-    return isinstance(value, tvm.ir.TensorLoad) and bool(value.source.same_as(buffer))
 
 
 def _with_call(

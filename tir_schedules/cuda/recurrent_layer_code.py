@@ -197,7 +197,7 @@ class RecurrencePlaces(ThreadPlane):
         return self.operands.load(product.weights, self.direction, block, k, number(place), lane)
 
 
-@dataclass(frozen=True)
+@dataclass
 class UnitPlaces:
     """See ``cell.Unit``; ``place`` is its row, its part and its unit."""
 

@@ -24,6 +24,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     nodes,
 )
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
+from tvm_ext.tir_schedules.analysis.loop_nest import fresh
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     Limit,
     RowBlock,
@@ -51,6 +52,7 @@ from tvm_ext.tir_schedules.cuda.row_decision import (
 )
 from tvm_ext.tir_schedules.cuda.row_symbolic import has_symbolic_length, symbolic_length_rows
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
+from tvm_ext.tir_schedules.cuda.vector_group import powers_up
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.template import Decisions, NumberedDecisions
 
@@ -137,7 +139,7 @@ def _fused(columns: tuple[LoopAxis, ...], dtype: str) -> tvm.ir.Expr:
 
 
 def _on_own_axes(block: RowBlock) -> RowBlock:
-    columns = tuple(LoopAxis(tirx.Var(a.var.name, str(a.var.ty)), a.extent) for a in block.columns)
+    columns = tuple(LoopAxis(fresh(a.var), a.extent) for a in block.columns)
     names = _renaming(block, columns)
     stores = tuple(
         Store(
@@ -344,7 +346,7 @@ def decide_splits(kernel: RowKernel, machine: CudaDescription, decisions: Decisi
     enough. Asks for ``splits``, where rows are long enough to be cut.
     """
     most = min(_MOST_SPLITS, kernel.length // _FEWEST_ELEMENTS)
-    options = [1 << n for n in range(max(1, most).bit_length())]
+    options = powers_up(most)
     if len(options) == 1 or not isinstance(kernel.count, int):
         return 1
     launches = split_rows(kernel, options[-1])

@@ -61,7 +61,7 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     schedule_following,
     widest_copy,
 )
-from tvm_ext.tir_schedules.inlining import schedule_of
+from tvm_ext.tir_schedules.inlining import schedule_of, writer_of
 from tvm_ext.tir_schedules.packing import PaddedOperand
 from tvm_ext.tir_schedules.statements import in_root_block, sequence
 from tvm_ext.tir_schedules.template import Decisions
@@ -233,9 +233,7 @@ def _padded(
     main = trial.get_sblock(name)
     tile = trial.get(main).reads[operand].source
     padded = tuple(static_extent(size) for size in tile.shape)
-    writer = next(
-        (p for p in trial.get_producers(main) if trial.get(p).writes[0].source.same_as(tile)), None
-    )
+    writer = writer_of(trial, main, tile)
     if writer is None or None in padded or str(tile.dtype) != str(constant.source.dtype):
         return None
     inline_producers(trial, writer)
@@ -363,12 +361,7 @@ def decide_staging(
 
 def stage_operand(sch: s_tir.Schedule, main: SBlockRV, operand: int) -> None:
     """Copies an operand to padded rows in a kernel of its own."""
-    staged = sch.get(main).reads[operand].source
-    block = next(
-        producer
-        for producer in sch.get_producers(main)
-        if sch.get(producer).writes[0].source.same_as(staged)
-    )
+    block = writer_of(sch, main, sch.get(main).reads[operand].source)
     inline_producers(sch, block)
     *outer, columns = sch.get_loops(block)
     row_block, row = sch.split(sch.fuse(*outer), [None, ROWS])
@@ -419,7 +412,8 @@ class CudaContraction:
         if nominal is not func:
             sch = schedule_of(func)
             main = sch.get_sblock(found.name)
-            if _symbolic_k(sch.get(main), found.axes):
+            loops = sch.get(main).iter_vars
+            if any(static_extent(loops[axis].dom.extent) is None for axis in found.axes.k):
                 return NotApplicable("the number of steps is known in the run only")
             tiles = replace(tiles, splits=1, group=1)
         constants = constant_operands(sch.mod["main"], sch.get(main), found.axes)
@@ -477,10 +471,6 @@ class CudaContraction:
             schedule_total(sch, total)
         schedule_following(sch)
         return sch
-
-
-def _symbolic_k(block: s_tir.SBlock, axes: MatmulAxes) -> bool:
-    return any(static_extent(block.iter_vars[axis].dom.extent) is None for axis in axes.k)
 
 
 @dataclass(frozen=True)
