@@ -36,9 +36,12 @@ class MachineDescription(ConfigModel):
             """Time to call one kernel that does nothing."""
             ...
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())
+
     @property
     def required_features(self) -> tuple[str, ...]:
-        """CPU features that a machine needs to run a program built for this target."""
+        """CPU features that a program built for this target needs beyond the baseline of code."""
         return ()
 
     def tvm_target(self) -> tvm.target.Target:

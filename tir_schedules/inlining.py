@@ -73,6 +73,12 @@ def reduction_blocks(sch: s_tir.Schedule) -> list[SBlockRV]:
     return [block for block in kernel_blocks(sch) if not is_data_parallel(sch, block)]
 
 
+def writer_of(sch: s_tir.Schedule, block: SBlockRV, buffer: tirx.Buffer) -> SBlockRV | None:
+    """The block that writes what ``block`` reads as ``buffer``; None for a parameter."""
+    producers = sch.get_producers(block)
+    return next((p for p in producers if sch.get(p).writes[0].source.same_as(buffer)), None)
+
+
 def same_block(sch: s_tir.Schedule, block: SBlockRV, other: SBlockRV) -> bool:
     """Whether two handles are of one block."""
     return bool(sch.get(block).same_as(sch.get(other)))

@@ -1,6 +1,6 @@
 """Small tools for TensorIR statements: sequences, blocks, stack arrays, conditions, marks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 import tvm
@@ -21,6 +21,22 @@ def changed_block(block: s_tir.SBlock, **changes: Any) -> s_tir.SBlock:
     names = ["iter_vars", "reads", "writes", "name_hint", "body", "init"]
     names += ["alloc_buffers", "match_buffers", "annotations"]
     return s_tir.SBlock(*(changes.get(name, getattr(block, name)) for name in names))
+
+
+def changed_loop(loop: tirx.For, **changes: Any) -> tirx.For:
+    """``loop`` with other fields: ``body``, ``annotations`` and the like."""
+    names = ("loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations")
+    return tirx.For(*(changes.get(name, getattr(loop, name)) for name in names))
+
+
+def in_root_block(
+    body: tirx.Stmt,
+    arrays: Sequence[tirx.Buffer] = (),
+    annotations: Mapping[str, Any] | None = None,
+) -> s_tir.SBlockRealize:
+    """``body`` in a root block, as schedules expect it, that allocates ``arrays``."""
+    root = s_tir.SBlock([], [], [], "root", body, None, list(arrays), [], annotations)
+    return s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
 
 
 # Small arrays that LLVM keeps in registers.

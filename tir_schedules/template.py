@@ -6,9 +6,9 @@ decisions taken before. A tuner samples the same.
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from tvm import s_tir, tirx
 
@@ -157,6 +157,30 @@ class NumberedDecisions:
         return self.decisions.pick(f"{name}_{self.number}", options, default)
 
 
+Candidate = TypeVar("Candidate", bound=Hashable)
+
+
+def pick_each(
+    candidates: Iterable[Candidate],
+    attributes: Mapping[str, str],
+    cost: Callable[[Candidate], Any],
+    decisions: Decisions,
+) -> Candidate:
+    """One of ``candidates``, of which there are some: by default the cheapest, the first of these.
+
+    ``attributes`` by the decisions' names: what is picked one after the other, each from what those
+    before leave.
+    """
+    costs = {one: cost(one) for one in candidates}
+    left = list(costs)
+    for name, attribute in attributes.items():
+        best = min(left, key=costs.__getitem__)
+        options = {getattr(one, attribute) for one in left}
+        picked = decisions.pick(name, options, getattr(best, attribute))
+        left = [one for one in left if getattr(one, attribute) == picked]
+    return left[0]
+
+
 def _listed(options: tuple[int, ...]) -> str:
     return ", ".join(str(option) for option in options)
 
@@ -180,7 +204,7 @@ class Template(Protocol):
         ...
 
     def apply(
-        self, func: tirx.PrimFunc, machine: Any, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: Any, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """A schedule for ``func``, which is left unchanged, or the reason why there is none.
 

@@ -82,8 +82,8 @@ class Tuning:
         What a candidate is held against when it is built, from the machine and whether it may
         spill registers; None for nothing.
     model_measurer : Maker, optional
-        Stands in for a machine that nobody has: from the machine, the limits, the seed and a
-        scratch folder. Its times are modelled.
+        A ``Measurer`` that stands in for a machine that nobody has: from the machine, the limits,
+        the seed and a scratch folder. Its times are modelled.
     pruner : Maker, optional
         Dismisses candidates before they are built: from the machine, the folder of the records and
         what takes a line for the user.

@@ -8,11 +8,10 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from tvm_ext.hardware.cuda.resources import ResourceLimitError
 from tvm_ext.hardware.machine import MachineDescription
@@ -321,46 +320,3 @@ class Measurer:
 
     def _new_file(self, ending: str) -> Path:
         return self._folder / f"kernel{next(self._numbers)}.{ending}"
-
-
-# What a session asks how fast candidates are: a clock, or a model.
-
-
-class CandidateMeasurer(Protocol):
-    """See ``Measurer``, which runs candidates, and ``WaferMeasurer``, which asks a model."""
-
-    def close(self) -> None:
-        """Ends all processes and removes all files."""
-        ...
-
-    def prepare(
-        self, candidates: Sequence[Candidate], deadline: Deadline = NO_DEADLINE
-    ) -> dict[str, str]:
-        """Makes ready the tasks of default schedules; by kernel hash, why one cannot be tuned."""
-        ...
-
-    def is_prepared(self, task: KernelTask) -> bool:
-        """Whether candidates of a task can be measured."""
-        ...
-
-    def forget(self, task: KernelTask) -> None:
-        """A task is done."""
-        ...
-
-    def measure(
-        self, candidates: Sequence[Candidate], deadline: Deadline = NO_DEADLINE
-    ) -> Iterator[Measurement]:
-        """How each candidate ended that was tried before the deadline."""
-        ...
-
-    def confirming(self) -> AbstractContextManager[None]:
-        """Candidates in the block are about to be chosen: they are looked at more closely."""
-        ...
-
-    def skip_waiting(self) -> None:
-        """Has ``measure`` end with the candidates that run now."""
-        ...
-
-    def interrupt(self) -> None:
-        """Ends all processes; safe in signal handlers."""
-        ...

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
@@ -47,21 +46,13 @@ class Pruner:
         worth = [True] * len(candidates)
         with self._optional():
             if self._model is not None and candidates and best_seconds is not None:
-                rows = [self._row(self._model, one) for one in candidates]
+                rows = [self._model.known_features(one.hash, one.mod) for one in candidates]
                 known = [position for position, row in enumerate(rows) if row is not None]
                 features = np.array([rows[position] for position in known])
                 kept = self._model.predictor.keep(features, best_seconds) if known else ()
                 for position, flag in zip(known, kept, strict=True):
                     worth[position] = bool(flag)
         return [one for one, flag in zip(candidates, worth, strict=True) if flag]
-
-    @staticmethod
-    def _row(model: PredictorModel, candidate: Candidate) -> np.ndarray | None:
-        """A candidate's features; None for one that the builder will have to refuse."""
-        try:
-            return model.features_of(candidate.hash, candidate.mod)
-        except NotApplicable:
-            return None
 
     def learn(self, results: Iterable[tuple[Candidate, float | None]]) -> None:
         """Takes in what was measured, in this session or before it.

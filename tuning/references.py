@@ -6,7 +6,7 @@ arrays.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +181,11 @@ class Reference:
     library: str
 
 
+@dataclass(frozen=True)
 class References:
     """Makes the references of tasks, and keeps them until they are forgotten.
 
-    Parameters
+    Attributes
     ----------
     machine : MachineDescription
         What candidates are for.
@@ -202,24 +203,14 @@ class References:
         Path of a file that does not exist yet, with the ending that is given.
     """
 
-    def __init__(
-        self,
-        machine: MachineDescription,
-        target: dict[str, Any],
-        limits: Limits,
-        seed: int,
-        builders: WorkerPool,
-        runners: RunnerPool,
-        new_file: Callable[[str], Path],
-    ) -> None:
-        self._machine = machine
-        self._target = target
-        self._limits = limits
-        self._seed = seed
-        self._builders = builders
-        self._runners = runners
-        self._new_file = new_file
-        self._made: dict[str, Reference] = {}
+    machine: MachineDescription
+    target: dict[str, Any]
+    limits: Limits
+    seed: int
+    builders: WorkerPool
+    runners: RunnerPool
+    new_file: Callable[[str], Path]
+    _made: dict[str, Reference] = field(default_factory=dict, init=False)
 
     def __contains__(self, task: KernelTask) -> bool:
         return task.hash in self._made
@@ -235,30 +226,30 @@ class References:
         OutOfTime
             The deadline came first.
         """
-        task, limits = candidate.task, self._limits
+        task, limits = candidate.task, self.limits
         arguments = kernel_arguments(task.workload["main"])
         if not arguments.results:
             return "it writes no tensor that could be compared"
-        data, plain, library = (str(self._new_file(end)) for end in ("npz", "so", "so"))
+        data, plain, library = (str(self.new_file(end)) for end in ("npz", "so", "so"))
         inputs = []
         for one in (arguments, arguments.positive()):
-            inputs.append(str(self._new_file("npz")))
-            save_arrays(inputs[-1], random_arrays(one, self._seed), arguments.results)
+            inputs.append(str(self.new_file("npz")))
+            save_arrays(inputs[-1], random_arrays(one, self.seed), arguments.results)
         what = "without a schedule"
         try:
-            source = plain_kernel(task, self._machine)
+            source = plain_kernel(task, self.machine)
             job = build_job(source.mod, source.target, plain)
             with deadline.limited(limits.expected_seconds) as seconds:
-                self._builders.call(build, job, timeout=seconds)
+                self.builders.call(build, job, timeout=seconds)
             with deadline.limited(limits.expected_seconds) as seconds:
                 expected = ExpectedJob(plain, tuple(inputs), data, RunDeviceAddress())
                 self._compute(expected, seconds, source.is_here)
             what = "with its default schedule"
             # The default may spill: others are compared with it.
-            check = tuning_of(self._machine).build_check(self._machine, True)
-            job = build_job(candidate.mod, self._target, library, check)
+            check = tuning_of(self.machine).build_check(self.machine, True)
+            job = build_job(candidate.mod, self.target, library, check)
             with deadline.limited(limits.build_seconds) as seconds:
-                self._builders.call(build, job, timeout=seconds)
+                self.builders.call(build, job, timeout=seconds)
         except WorkerFailure as error:
             return f"the kernel {what} is of no use: {last_line(error)}"
         finally:
@@ -276,11 +267,11 @@ class References:
 
     def _compute(self, job: ExpectedJob, seconds: float, is_here: bool) -> None:
         """Runs a plain kernel: where candidates run, if it is code for that machine or device."""
-        on_device = self._runners.is_remote or self._runners.kind != "cpu"
+        on_device = self.runners.is_remote or self.runners.kind != "cpu"
         if is_here or not on_device:
-            self._builders.call(compute_expected, job, timeout=seconds)
+            self.builders.call(compute_expected, job, timeout=seconds)
             return
-        with self._runners.lent() as runner:
+        with self.runners.lent() as runner:
             there = replace(job, device=replace(runner.address, session_seconds=seconds))
             try:
                 runner.worker.call(compute_expected, there, timeout=seconds + QUEUE_SECONDS)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from tvm_ext.hardware.cpu.host import host_cpu_name
@@ -13,7 +14,7 @@ from tvm_ext.tuning.cost_models.choose import choose_model
 from tvm_ext.tuning.jobs import TimingPlan
 from tvm_ext.tuning.kernel_state import KernelState
 from tvm_ext.tuning.logs.record_folder import RecordFolder
-from tvm_ext.tuning.measurer import CandidateMeasurer, Measurer
+from tvm_ext.tuning.measurer import Measurer
 from tvm_ext.tuning.progress import ProgressListener, SessionProgress, Silent
 from tvm_ext.tuning.pruning import NoPruner, Pruner, new_pruner
 from tvm_ext.tuning.search import KernelSearch
@@ -23,17 +24,16 @@ from tvm_ext.tuning.stopping import Budget, Interrupt, KernelGuard
 from tvm_ext.tuning.worker import NO_DEADLINE
 
 
+@dataclass(frozen=True)
 class KernelOpening:
     """Makes kernels ready for their search: what it goes on from, and the default's time.
 
-    Parameters
+    Attributes
     ----------
     new_search : callable
         The search for a kernel.
     trials : SessionTrials
         Measures the defaults and writes that down.
-    measurer : CandidateMeasurer
-        What ``trials`` measures with.
     pruner : Pruner
         Learns from earlier trials and from the defaults.
     budget : Budget
@@ -46,25 +46,13 @@ class KernelOpening:
         Ends it.
     """
 
-    def __init__(
-        self,
-        new_search: Callable[[KernelState], KernelSearch],
-        trials: SessionTrials,
-        measurer: CandidateMeasurer,
-        pruner: Pruner | NoPruner,
-        budget: Budget,
-        guard: KernelGuard,
-        progress: SessionProgress,
-        interrupt: Interrupt,
-    ) -> None:
-        self._new_search = new_search
-        self._trials = trials
-        self._measurer = measurer
-        self._pruner = pruner
-        self._budget = budget
-        self._guard = guard
-        self._progress = progress
-        self._interrupt = interrupt
+    new_search: Callable[[KernelState], KernelSearch]
+    trials: SessionTrials
+    pruner: Pruner | NoPruner
+    budget: Budget
+    guard: KernelGuard
+    progress: SessionProgress
+    interrupt: Interrupt
 
     def open(self, states: Sequence[KernelState]) -> Iterator[KernelState]:
         """Yields each kernel whose search has begun; skips those that cannot be tuned.
@@ -73,23 +61,23 @@ class KernelOpening:
         """
         begun = [one for state in states if (one := self._proposed(state)) is not None]
         defaults = [default for _, _, default in begun]
-        failed = self._measurer.prepare(defaults, self._budget.search_deadline())
+        failed = self.trials.measurer.prepare(defaults, self.budget.search_deadline())
         for state, search, default in begun:
-            if self._interrupt.came:
+            if self.interrupt.came:
                 return
             reason = failed.get(state.task.hash, "")
-            if not reason and not self._measurer.is_prepared(state.task):
+            if not reason and not self.trials.measurer.is_prepared(state.task):
                 continue
-            with self._guard.guarded(state):
+            with self.guard.guarded(state):
                 self._start(state, search, default, reason)
-            if state.search is not None and not self._interrupt.came:
+            if state.search is not None and not self.interrupt.came:
                 yield state
 
     def _proposed(self, state: KernelState) -> tuple[KernelState, KernelSearch, Candidate] | None:
         """The kernel with its search and its default schedule, if it can be tuned."""
-        with self._guard.guarded(state):
+        with self.guard.guarded(state):
             reason = refusal(state.task.func)
-            search = None if reason else self._new_search(state)
+            search = None if reason else self.new_search(state)
             if search is not None and search.default is not None:
                 return state, search, search.default
             state.end("skipped", reason or "its loops are written by hand")
@@ -99,14 +87,14 @@ class KernelOpening:
         self, state: KernelState, search: KernelSearch, default: Candidate, reason: str
     ) -> None:
         """Has a search learn from earlier trials, and measures the default if it is new."""
-        self._pruner.learn(state.begin(search))
+        self.pruner.learn(state.begin(search))
         if not reason and not state.knows(default):
-            deadline = self._budget.search_deadline()
-            for _ in self._trials.run(state, [default], "search", deadline):
+            deadline = self.budget.search_deadline()
+            for _ in self.trials.run(state, [default], "search", deadline):
                 known = [(default, state.known_seconds(default))]
                 search.tell(known)
-                self._pruner.learn(known)
-        if self._interrupt.came:
+                self.pruner.learn(known)
+        if self.interrupt.came:
             return
         if not reason and not state.knows(default):
             # The time was over.
@@ -118,53 +106,43 @@ class KernelOpening:
         if reason:
             state.end("skipped", reason)
             state.search = None
-            self._progress.notes.append(f"{state.task.name}: {reason}")
+            self.progress.notes.append(f"{state.task.name}: {reason}")
 
 
+@dataclass(frozen=True)
 class Confirmation:
     """Measures the best candidates of a kernel again, longer, beside its default schedule.
 
-    Parameters
+    Attributes
     ----------
     count : int
         Candidates that are measured at a time; twice as many at most for one kernel.
     trials : SessionTrials
         Measures them and writes that down.
-    measurer : CandidateMeasurer
-        What ``trials`` measures with.
     budget : Budget
         Once its time is over, only the best one is measured.
     interrupt : Interrupt
         Ends it.
     """
 
-    def __init__(
-        self,
-        count: int,
-        trials: SessionTrials,
-        measurer: CandidateMeasurer,
-        budget: Budget,
-        interrupt: Interrupt,
-    ) -> None:
-        self._count = count
-        self._trials = trials
-        self._measurer = measurer
-        self._budget = budget
-        self._interrupt = interrupt
+    count: int
+    trials: SessionTrials
+    budget: Budget
+    interrupt: Interrupt
 
     def run(self, state: KernelState) -> None:
         """Measures until the best of all is among those that were measured again."""
-        left = 2 * self._count
-        with self._measurer.confirming():
-            while left > 0 and not self._interrupt.came:
-                is_past = self._budget.is_past()
-                trials = state.to_confirm(1 if is_past else self._count)
+        left = 2 * self.count
+        with self.trials.measurer.confirming():
+            while left > 0 and not self.interrupt.came:
+                is_past = self.budget.is_past()
+                trials = state.to_confirm(1 if is_past else self.count)
                 again = [found for t in trials if (found := state.again(t)) is not None]
                 if not again:
                     break
                 # Late or not, the best is not taken at the search's word.
-                deadline = NO_DEADLINE if is_past else self._budget.deadline()
-                done = list(self._trials.run(state, again, "confirm", deadline))
+                deadline = NO_DEADLINE if is_past else self.budget.deadline()
+                done = list(self.trials.run(state, again, "confirm", deadline))
                 left = 0 if is_past else left - len(done)
 
 
@@ -325,12 +303,11 @@ class TuningSession:
         self._guard = KernelGuard(progress, self._interrupt)
         self._trials = SessionTrials(self._measurer, self._new_writer(), progress, self._show)
         self._confirmation = Confirmation(
-            options.effort.confirmed, self._trials, self._measurer, self._budget, self._interrupt
+            options.effort.confirmed, self._trials, self._budget, self._interrupt
         )
         self._opening = KernelOpening(
             self._new_search,
             self._trials,
-            self._measurer,
             self._pruner,
             self._budget,
             self._guard,
@@ -338,10 +315,10 @@ class TuningSession:
             self._interrupt,
         )
 
-    def _new_measurer(self) -> CandidateMeasurer:
+    def _new_measurer(self) -> Measurer:
         options = self._options
         if not self._measures:
-            model: CandidateMeasurer = tuning_of(self._machine).new_model_measurer(
+            model: Measurer = tuning_of(self._machine).new_model_measurer(
                 self._machine, options.limits, options.seed, self._folder.scratch
             )
             return model

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Literal
 
@@ -11,7 +12,7 @@ from tvm_ext.tuning.candidate import Candidate, plain_json
 from tvm_ext.tuning.kernel_state import KernelState, corrected
 from tvm_ext.tuning.logs.record_folder import RecordFolder
 from tvm_ext.tuning.logs.trial_log import Trial
-from tvm_ext.tuning.measurer import CandidateMeasurer, Measurement
+from tvm_ext.tuning.measurer import Measurement, Measurer
 from tvm_ext.tuning.progress import SessionProgress
 from tvm_ext.tuning.runner import RunDeviceAddress
 from tvm_ext.tuning.worker import Deadline
@@ -98,12 +99,13 @@ class TrialWriter:
         state.refresh()
 
 
+@dataclass(frozen=True)
 class SessionTrials:
     """Measures candidates, and has the writer note how each of them ended.
 
-    Parameters
+    Attributes
     ----------
-    measurer : CandidateMeasurer
+    measurer : Measurer
         Builds and runs candidates.
     writer : TrialWriter
         Writes to the log.
@@ -113,17 +115,10 @@ class SessionTrials:
         Called after every trial.
     """
 
-    def __init__(
-        self,
-        measurer: CandidateMeasurer,
-        writer: TrialWriter,
-        progress: SessionProgress,
-        show: Callable[[], object],
-    ) -> None:
-        self._measurer = measurer
-        self._writer = writer
-        self._progress = progress
-        self._show = show
+    measurer: Measurer
+    writer: TrialWriter
+    progress: SessionProgress
+    show: Callable[[], object]
 
     def run(
         self,
@@ -136,9 +131,9 @@ class SessionTrials:
 
         One that was not built by ``deadline`` was not tried, and is not among them.
         """
-        for outcome in self._measurer.measure(candidates, deadline):
-            self._writer.write(state, outcome, purpose)
+        for outcome in self.measurer.measure(candidates, deadline):
+            self.writer.write(state, outcome, purpose)
             if purpose == "search":
-                self._progress.trials_done += 1
-            self._show()
+                self.progress.trials_done += 1
+            self.show()
             yield outcome.candidate

@@ -86,9 +86,6 @@ class CpuDescription(MachineDescription):
         self.tvm_target()
         return self
 
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
-
     @property
     def features(self) -> tuple[str, ...]:
         """LLVM names of the instruction features code for this CPU may use, sorted: "avx512f"."""

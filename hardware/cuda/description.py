@@ -54,14 +54,6 @@ class CudaDescription(MachineDescription):
         self.tvm_target()
         return self
 
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
-
-    @property
-    def required_features(self) -> tuple[str, ...]:
-        """CPU features a program for this GPU needs: none beyond the host code's baseline."""
-        return ()
-
     def tvm_target(self) -> tvm.target.Target:
         """The TVM target that builds code for this GPU. Raises ValueError for a wrong option."""
         config = {

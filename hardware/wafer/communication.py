@@ -181,6 +181,13 @@ def check_extent(name: str, extent: int) -> None:
         raise WaferLimitError(f"{name} is {extent}; expected 1 PE or more")
 
 
+def is_alone(words: float, extent: int) -> bool:
+    """Whether nobody gets the words of a line of PEs. Raises WaferLimitError as the checks do."""
+    check_words(words)
+    check_extent("extent", extent)
+    return extent == 1
+
+
 # Messages: one PE to another, to its line, to a grid.
 #
 # B words over L hops take B + L + 2 T_R + 1 cycles: they leave the sender one a cycle, and each
@@ -216,9 +223,7 @@ def message(
 
 def multicast(mesh: WaferDescription, words: float, extent: int, root: int = 0) -> Communication:
     """``words`` words from the PE at place ``root`` to all others of a line of ``extent`` PEs."""
-    check_words(words)
-    check_extent("extent", extent)
-    if extent == 1:
+    if is_alone(words, extent):
         return NOTHING
     return communication(
         mesh,

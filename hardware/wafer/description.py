@@ -152,9 +152,6 @@ class WaferDescription(MachineDescription):
         if not self.usable_colours:
             raise ValueError("reserved_colours holds all colours; expected some for programs")
 
-    def __hash__(self) -> int:
-        return hash(self.model_dump_json())
-
     @property
     def device(self) -> str:
         """The name and a digest of all numbers, "wse2-0a1b2c3d": what tuning records belong to.
@@ -184,11 +181,6 @@ class WaferDescription(MachineDescription):
     def kernel_overhead_us(self) -> float:
         """Time to start a kernel that does nothing."""
         return self.seconds(self.launch_cycles) * 1e6
-
-    @property
-    def required_features(self) -> tuple[str, ...]:
-        """CPU features a program needs: none, since it runs on this machine's baseline."""
-        return ()
 
     def tvm_target(self) -> tvm.target.Target:
         """The TVM target of scheduled modules: LLVM's baseline, so that they run here as well.

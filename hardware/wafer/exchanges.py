@@ -10,6 +10,7 @@ from tvm_ext.hardware.wafer.communication import (
     check_words,
     communication,
     in_turn,
+    is_alone,
     multicast,
     on_lines,
     step_cycles,
@@ -72,9 +73,7 @@ def interleaved_shift(mesh: WaferDescription, words: float, extent: int) -> Comm
 
 
 def _shift(mesh: WaferDescription, words: float, extent: int, longest: int) -> Communication:
-    check_words(words)
-    check_extent("extent", extent)
-    if extent == 1:
+    if is_alone(words, extent):
         return NOTHING
     hops = 2 * (extent - 1)
     return communication(
@@ -181,9 +180,7 @@ def transpose(mesh: WaferDescription, words: float, extent: int) -> Communicatio
     The router in a corner tells P tiles apart, so that a large grid needs more colours than there
     are: ``tvm_ext.hardware.wafer.description.check_limits`` refuses it.
     """
-    check_words(words)
-    check_extent("extent", extent)
-    if extent == 1:
+    if is_alone(words, extent):
         return NOTHING
     others = extent - 1
     return communication(

@@ -10,6 +10,7 @@ from tvm_ext.hardware.wafer.communication import (
     check_words,
     communication,
     in_turn,
+    is_alone,
     multicast,
     step_cycles,
     taken_together,
@@ -26,9 +27,7 @@ def star(mesh: WaferDescription, words: float, extent: int) -> Communication:
     B words). The published form, without the hop of the nearest, is one cycle less than a message
     for P = 2.
     """
-    check_words(words)
-    check_extent("extent", extent)
-    if extent == 1:
+    if is_alone(words, extent):
         return NOTHING
     received = words * (extent - 1)
     return communication(
@@ -48,9 +47,7 @@ def chain(mesh: WaferDescription, words: float, extent: int) -> Communication:
 
     The best one for B well above T_R P.
     """
-    check_words(words)
-    check_extent("extent", extent)
-    if extent == 1:
+    if is_alone(words, extent):
         return NOTHING
     return communication(
         mesh,
@@ -71,9 +68,7 @@ def tree(mesh: WaferDescription, words: float, extent: int) -> Communication:
     and the hops of all rounds are those of the line: with the rounds K = ceil(log2 P) in place of
     log2 P, the published form holds for any P.
     """
-    check_words(words)
-    check_extent("extent", extent)
-    if extent == 1:
+    if is_alone(words, extent):
         return NOTHING
     rounds = math.ceil(math.log2(extent))
     return communication(
@@ -179,9 +174,7 @@ def ring(mesh: WaferDescription, words: float, extent: int) -> Communication:
     A step sends what the step before left in memory. A part of the vector goes around twice, but
     for two hops of 1.
     """
-    check_words(words)
-    check_extent("extent", extent)
-    if extent == 1:
+    if is_alone(words, extent):
         return NOTHING
     steps = 2 * (extent - 1)
     part = math.ceil(words / extent)

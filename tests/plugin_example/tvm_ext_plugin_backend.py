@@ -19,7 +19,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.backend import Scheduling
 from tvm_ext.tir_schedules.cpu.blockwise import Blockwise
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tuning.backend import RANDOM, CostModelEntry, Tuning
 from tvm_ext.tuning.cost_models.base import FormulaModel
 
@@ -31,7 +31,7 @@ class OneLoop:
     machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         sch = inlined_schedule(func)
@@ -54,9 +54,6 @@ def register_templates() -> None:
 @derived_object
 class ShortestText(FormulaModel):
     """The shorter a kernel is written, the better."""
-
-    def __init__(self, machine: CpuDescription) -> None:
-        super().__init__()
 
     def score_module(self, mod: tvm.IRModule) -> float:
         """See ``FormulaModel``."""

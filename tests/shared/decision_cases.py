@@ -17,7 +17,7 @@ from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tir_schedules.apply_template import finished_schedule
 from tvm_ext.tir_schedules.packing import PackedOperand, packed_operand
-from tvm_ext.tir_schedules.template import FixedDecisions, Knob, Template
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions, Knob, Template
 
 # Random sets of decisions that are tried for each kernel; `make test-all` asks for more.
 DRAWS = int(os.environ.get("TEST_DRAWS", "1"))
@@ -94,7 +94,7 @@ def assert_defaults_give_the_default_schedule(
 
     Each decision that has a choice changes the schedule with one of its options at least.
     """
-    closed = template.apply(func, machine)
+    closed = template.apply(func, machine, DEFAULT_DECISIONS)
     decisions = FixedDecisions({})
     given = template.apply(func, machine, decisions)
     again = template.apply(func, machine, FixedDecisions(decisions.values))

@@ -12,6 +12,8 @@ from tvm.ir import TensorRegion
 from tvm.sym import detect_linear_equation
 from tvm.tirx.buffer import buffer_data
 
+from tvm_ext.tir_schedules.statements import in_root_block, sequence
+
 # On a kernel: which of its parameters are constants in every call.
 CONSTANTS_ATTRIBUTE = "tvm_ext.constant_parameters"
 
@@ -274,6 +276,21 @@ class FlatViews:
     def allocated(self, func: tirx.PrimFunc) -> list[tirx.Buffer]:
         """The views that are not of parameters."""
         return [flat for original, flat in self._pairs if not among(original, func.params)]
+
+    def kernel(
+        self, func: tirx.PrimFunc, code: Sequence[tirx.Stmt], arrays: Sequence[tirx.Buffer] = ()
+    ) -> tirx.PrimFunc:
+        """``func`` with other statements, which use the views, and ``arrays`` of their own."""
+        nothing = [tirx.Evaluate(tirx.const(0, "int32"))]
+        body = sequence([*self.declarations(func), *(code or nothing)])
+        used = [store.buffer for store in nodes(body, tirx.BufferStore)]
+        inside = [view for view in self.allocated(func) if among(view, used)]
+        return func.with_body(in_root_block(body, [*inside, *arrays]))
+
+
+def is_load(value: Any, buffer: tirx.Buffer) -> bool:
+    """Whether ``value`` is an element of ``buffer``."""
+    return isinstance(value, tvm.ir.TensorLoad) and bool(value.source.same_as(buffer))
 
 
 def among(buffer: tirx.Buffer, buffers: Sequence[Any]) -> bool:

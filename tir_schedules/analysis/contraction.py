@@ -160,8 +160,11 @@ def only_reduction(sch: s_tir.Schedule) -> SBlockRV | NotApplicable:
     return reductions[0]
 
 
-def access_of_reduction(sch: s_tir.Schedule, anchor: SBlockRV) -> BlockAccess | NotApplicable:
-    """What a reduction reads and writes, in a kernel all of whose blocks are as plain."""
+def access_of_reduction(sch: s_tir.Schedule) -> BlockAccess | NotApplicable:
+    """What the only reduction reads and writes, in a kernel all of whose blocks are as plain."""
+    anchor = only_reduction(sch)
+    if isinstance(anchor, NotApplicable):
+        return anchor
     access = access_of(sch, anchor)
     if access is None or any(access_of(sch, block) is None for block in kernel_blocks(sch)):
         return NotApplicable("a loop has a symbolic extent, scans, or writes several buffers")

@@ -98,7 +98,7 @@ def nest_of(stmt: s_tir.SBlock, views: FlatViews) -> Nest | None:
         return None
     pairs = zip(stmt.iter_vars, extents, strict=True)
     # Fresh variables: those of the block belong to it.
-    axes = tuple(LoopAxis(_fresh(v.var), extent) for v, extent in pairs)
+    axes = tuple(LoopAxis(fresh(v.var), extent) for v, extent in pairs)
     names = {v.var: axis.var for v, axis in zip(stmt.iter_vars, axes, strict=True)}
     nest = Nest(axes, flat).with_expressions(lambda e: substitute(e, names))
     return simplified(_with_floor_divisions(simplified(nest)))
@@ -153,7 +153,7 @@ def _analyzer(nest: Nest) -> Analyzer:
 def restricted(nest: Nest, position: int, start: int, length: int) -> Nest:
     """The part of ``nest`` in which one axis runs over ``length`` iterations from ``start``."""
     axis = nest.axes[position]
-    part = LoopAxis(_fresh(axis.var), length)
+    part = LoopAxis(fresh(axis.var), length)
     moved = nest.with_expressions(lambda e: substitute(e, {axis.var: part.var + start}))
     axes = (*nest.axes[:position], part, *nest.axes[position + 1 :])
     return simplified(replace(moved, axes=axes))
@@ -162,8 +162,8 @@ def restricted(nest: Nest, position: int, start: int, length: int) -> Nest:
 def split_axis(nest: Nest, position: int, size: int) -> Nest:
     """One axis as two: pieces of ``size`` iterations, which divides its extent."""
     axis = nest.axes[position]
-    outer = LoopAxis(_fresh(axis.var), axis.extent // size)
-    inner = LoopAxis(_fresh(axis.var), size)
+    outer = LoopAxis(fresh(axis.var), axis.extent // size)
+    inner = LoopAxis(fresh(axis.var), size)
     value = outer.var * size + inner.var
     moved = nest.with_expressions(lambda e: substitute(e, {axis.var: value}))
     axes = (*nest.axes[:position], outer, inner, *nest.axes[position + 1 :])
@@ -254,7 +254,7 @@ def _is_dense(outer: Any, inner: Any, extent: Any) -> bool:
 
 def _join(nest: Nest, position: int) -> Nest:
     outer, inner = nest.axes[position - 1 : position + 1]
-    both = LoopAxis(_fresh(inner.var), outer.extent * inner.extent)
+    both = LoopAxis(fresh(inner.var), outer.extent * inner.extent)
     # Every address is linear in both, and steps along the outer one are those of all of the inner.
     values = {outer.var: tirx.const(0, str(outer.var.ty)), inner.var: both.var}
     moved = nest.with_expressions(lambda e: substitute(e, values))
@@ -269,11 +269,12 @@ def with_own_variables(nest: Nest) -> Nest:
 
 def renamed(axes: Sequence[LoopAxis]) -> tuple[tuple[LoopAxis, ...], dict[tirx.Var, tirx.Var]]:
     """The same loops with variables of their own, and those by the old ones."""
-    fresh = tuple(LoopAxis(_fresh(axis.var), axis.extent) for axis in axes)
-    return fresh, {old.var: new.var for old, new in zip(axes, fresh, strict=True)}
+    new_axes = tuple(LoopAxis(fresh(axis.var), axis.extent) for axis in axes)
+    return new_axes, {old.var: new.var for old, new in zip(axes, new_axes, strict=True)}
 
 
-def _fresh(var: tirx.Var) -> tirx.Var:
+def fresh(var: tirx.Var) -> tirx.Var:
+    """Another variable of the same name and type."""
     return tirx.Var(var.name, str(var.ty))
 
 

@@ -15,6 +15,7 @@ from tvm_ext.tir_schedules.inlining import (
     inline_blocks,
     is_data_parallel,
     kernel_blocks,
+    writer_of,
 )
 from tvm_ext.tir_schedules.statements import is_conditional
 
@@ -162,16 +163,14 @@ def _grids(
     total = sum(len(offsets) for offsets in points.values())
     grids = []
     for buffer, offsets in points.items():
-        borders = [
-            one for one in sch.get_producers(block) if sch.get(one).writes[0].source.same_as(buffer)
-        ]
+        border = writer_of(sch, block, buffer)
         moved = [dim for dim, loop in enumerate(loops[buffer]) if loop is not None]
         neighbours = {tuple(offset[dim] for dim in moved) for offset in offsets}
-        if len(neighbours) < 2 and borders:
+        if len(neighbours) < 2 and border is not None:
             return NotApplicable("a tensor with a border is read at one place")
         if len(neighbours) < 2:
             continue
-        place = _GridLoops(loops[buffer], extents, borders[0] if borders else None)
+        place = _GridLoops(loops[buffer], extents, border)
         grid = _grid(sch, buffer, offsets, place)
         if isinstance(grid, NotApplicable):
             return grid

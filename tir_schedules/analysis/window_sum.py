@@ -30,6 +30,7 @@ from tvm_ext.tir_schedules.inlining import (
     kernel_blocks,
     reduction_blocks,
     same_block,
+    writer_of,
 )
 
 # The tensors that a sum over windows reads, and how far its loops move in them.
@@ -143,12 +144,8 @@ def _operand(
     """The parameter behind what the sum reads; None if it is computed from several."""
     stmt = sch.get(block)
     buffer, indices = region.source, [dim.min for dim in region.region]
-    padding = None
-    producers = [
-        one for one in sch.get_producers(block) if sch.get(one).writes[0].source.same_as(buffer)
-    ]
-    if producers:
-        padding = producers[0]
+    padding = writer_of(sch, block, buffer)
+    if padding is not None:
         made = sch.get(padding)
         loads = nodes(made.body, tvm.ir.TensorLoad)
         if len(loads) != 1 or len(made.iter_vars) != len(indices):

@@ -25,7 +25,7 @@ from tvm_ext.tir_schedules.inlining import (
     kernel_blocks,
 )
 from tvm_ext.tir_schedules.reducers import rfactor
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 
 class Blockwise:
@@ -35,7 +35,7 @@ class Blockwise:
     machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. It asks for no decision: a fallback has nothing to tune."""
         sch = inlined_schedule(func)
@@ -60,17 +60,17 @@ def schedule_block(sch: s_tir.Schedule, block: SBlockRV, machine: CpuDescription
     if is_data_parallel(sch, block):
         schedule_data_parallel(sch, access, machine, dtype, calls)
         return
-    contiguous = [axis for axis in access.reduction if _is_contiguous_read(access, axis)]
+    contiguous = [
+        axis
+        for axis in access.reduction
+        if any(strides[axis] == 1 for strides in access.read_strides)
+    ]
     inner = max(contiguous, key=lambda axis: access.extents[axis], default=None)
     lanes = machine.vector_lanes(dtype)
     if inner is None or access.extents[inner] < lanes:
         _vectorize_outputs(sch, access, machine, lanes)
         return
     _vectorize_reduction(sch, access, inner, machine, lanes)
-
-
-def _is_contiguous_read(access: BlockAccess, axis: int) -> bool:
-    return any(strides[axis] == 1 for strides in access.read_strides)
 
 
 def _vectorize_reduction(

@@ -15,7 +15,7 @@ from tvm import s_tir, tirx
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis, among, nodes
+from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, LoopAxis
 from tvm_ext.tir_schedules.analysis.loop_nest import (
     Nest,
     in_order_of_writing,
@@ -207,7 +207,7 @@ def decide_block(
     operations: float,
     once: bool,
     machine: CpuDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    decisions: Decisions,
 ) -> BlockDecision:
     """The default heuristic: vectors of several registers, and threads where the work is long.
 
@@ -419,17 +419,8 @@ def plan_block(
 
 def scheduled(func: tirx.PrimFunc, plan: KernelPlan, machine: CpuDescription) -> s_tir.Schedule:
     """``func`` with loops as planned."""
-    return with_body(func, plan.views, [block_code(block, machine) for block in plan.blocks])
-
-
-def with_body(func: tirx.PrimFunc, views: FlatViews, statements: list[tirx.Stmt]) -> s_tir.Schedule:
-    """``func`` with other statements, which use flat views of its buffers."""
-    body = sequence([*views.declarations(func), *statements])
-    used = [store.buffer for store in nodes(body, tirx.BufferStore)]
-    arrays = [a for a in views.allocated(func) if among(a, used)]
-    block = s_tir.SBlock([], [], [], "root", body, None, arrays, [], {})
-    realize = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
-    return s_tir.Schedule(func.with_body(realize))
+    code = [block_code(block, machine) for block in plan.blocks]
+    return s_tir.Schedule(plan.views.kernel(func, code))
 
 
 def block_code(plan: CpuBlockPlan, machine: CpuDescription) -> tirx.Stmt:
@@ -516,7 +507,7 @@ def schedule_window(
     func: tirx.PrimFunc,
     first: tirx.Stmt,
     machine: CpuDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    decisions: Decisions,
 ) -> s_tir.Schedule | NotApplicable:
     """``func`` with ``first`` for the window, followed by the blocks that it leaves.
 
@@ -531,4 +522,4 @@ def schedule_window(
         for nest in nests
     ]
     later = [block_code(plan, machine) for plan in _plans(blocks, machine, decisions, alone=False)]
-    return with_body(func, kernel.views, [first, *later])
+    return s_tir.Schedule(kernel.views.kernel(func, [first, *later]))

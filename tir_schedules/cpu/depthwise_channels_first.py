@@ -15,7 +15,7 @@ from tvm_ext.tir_schedules.cpu.data_parallel import leaf_code
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_axis
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import pick_threads, worth_threads
 from tvm_ext.tir_schedules.statements import sequence, stack_array
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # Windows of so many taps are written out; of larger ones, each row is.
 _UNROLLED_TAPS = 9
@@ -54,7 +54,7 @@ class ChannelsFirstDecision:
 
 
 def decide_channels_first(
-    window: DepthwiseWindow, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+    window: DepthwiseWindow, machine: CpuDescription, decisions: Decisions
 ) -> ChannelsFirstDecision:
     """The default heuristic: as many rows at once as leave half of L1 free.
 

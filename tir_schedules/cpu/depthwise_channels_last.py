@@ -20,7 +20,7 @@ from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import distinct, pick_threads, worth_threads
 from tvm_ext.tir_schedules.cpu.register_blocking import vector_registers
 from tvm_ext.tir_schedules.statements import sequence, stack_array
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # How a depthwise convolution runs whose channels are next to each other.
 
@@ -73,10 +73,7 @@ class ChannelsLastDecision:
 
 
 def decide_channels_last(
-    window: DepthwiseWindow,
-    channels: int,
-    machine: CpuDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    window: DepthwiseWindow, channels: int, machine: CpuDescription, decisions: Decisions
 ) -> ChannelsLastDecision:
     """The default heuristic: as many columns, in even tiles, as leave registers for weights.
 
@@ -159,23 +156,15 @@ def row_tiles(columns: Slide, size: int) -> tuple[list[int], list[int]]:
     return [first for first in firsts if first not in whole], whole
 
 
+@dataclass
 class ChannelsLast:
     """The loops, for flat views; ``store`` writes a result, for which ``result`` stands in it."""
 
-    def __init__(
-        self,
-        window: DepthwiseWindow,
-        channels: LoopAxis,
-        decision: ChannelsLastDecision,
-        store: tirx.BufferStore,
-        result: tirx.Var,
-    ) -> None:
-        self.window = window
-        self.channels = channels
-        self.decision = decision
-        self.store = store
-        self.result = result
-        self.lanes = decision.lanes
+    window: DepthwiseWindow
+    channels: LoopAxis
+    decision: ChannelsLastDecision
+    store: tirx.BufferStore
+    result: tirx.Var
 
     def statement(self, machine: CpuDescription) -> tirx.Stmt:
         """All loops, with the parts of the rows over threads."""
@@ -225,11 +214,13 @@ class ChannelsLast:
     def _tile(self, row: tvm.ir.Expr, first: Any, channel: tvm.ir.Expr, at_end: bool) -> tirx.Stmt:
         """Results of ``row`` from column ``first`` on: a number where the tile is at an end."""
         decision, dtype = self.decision, self.window.dtype
-        size = decision.columns * decision.vectors * self.lanes
+        size = decision.columns * decision.vectors * self.decision.lanes
         sums, declaration = stack_array(size, dtype, "sums")
-        zero = tirx.Broadcast(tirx.const(0.0, dtype), self.lanes)
+        zero = tirx.Broadcast(tirx.const(0.0, dtype), self.decision.lanes)
         places = range(decision.columns * decision.vectors)
-        starts = [tirx.BufferStore(sums, zero, [self._vector(p * self.lanes)]) for p in places]
+        starts = [
+            tirx.BufferStore(sums, zero, [self._vector(p * self.decision.lanes)]) for p in places
+        ]
         taps = tap_rows(
             self.window.rows,
             row,
@@ -250,12 +241,12 @@ class ChannelsLast:
         data_step, weight_step = self.window.column_steps()
         found = []
         for place, (result, vector) in enumerate(self._results()):
-            where = self._vector(place * self.lanes)
+            where = self._vector(place * self.decision.lanes)
             for across in range(columns.position.extent):
                 ahead = result * columns.step + across * columns.spread
                 if at_end and not columns.first <= first * columns.step + ahead < columns.last:
                     continue
-                beside = vector * self.lanes
+                beside = vector * self.decision.lanes
                 product = self._load(self.window.data, data + (ahead * data_step + beside))
                 product = product * self._load(
                     self.window.weight, weight + (across * weight_step + beside)
@@ -270,10 +261,10 @@ class ChannelsLast:
     ) -> list[tirx.Stmt]:
         found = []
         for place, (result, vector) in enumerate(self._results()):
-            lane = new_axis("lane", self.lanes, self.channels.var)
+            lane = new_axis("lane", self.decision.lanes, self.channels.var)
             values = {
-                self.result: tirx.BufferLoad(sums, [lane.var + place * self.lanes]),
-                self.channels.var: channel + vector * self.lanes + lane.var,
+                self.result: tirx.BufferLoad(sums, [lane.var + place * self.decision.lanes]),
+                self.channels.var: channel + vector * self.decision.lanes + lane.var,
                 self.window.columns.output.var: index_of(first + result, self.channels.var),
             }
             if self.window.rows is not None:
@@ -291,7 +282,9 @@ class ChannelsLast:
 
     def _vector(self, first: tirx.Expr | int) -> tirx.Ramp:
         dtype = str(self.channels.var.ty)
-        return tirx.Ramp(index_of(first, self.channels.var), tirx.const(1, dtype), self.lanes)
+        return tirx.Ramp(
+            index_of(first, self.channels.var), tirx.const(1, dtype), self.decision.lanes
+        )
 
     def _load(self, like: tvm.ir.Expr, address: tvm.ir.Expr) -> tvm.ir.Expr:
         return tirx.BufferLoad(like.source, [self._vector(address)])

@@ -33,7 +33,7 @@ from tvm_ext.tir_schedules.cpu.depthwise_channels_last import (
     multiply_adds_written_out,
 )
 from tvm_ext.tir_schedules.inlining import schedule_of
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 
 class CpuDepthwiseConvolution:
@@ -43,7 +43,7 @@ class CpuDepthwiseConvolution:
     machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         sch = schedule_of(func)

@@ -30,7 +30,6 @@ from tvm_ext.tir_schedules.cpu.data_parallel import (
     plan_block,
     plan_blocks,
     scheduled,
-    with_body,
 )
 from tvm_ext.tir_schedules.cpu.loop_tables import allows_tables, loops_with_tables
 from tvm_ext.tir_schedules.cpu.nest_code import chunks, loop, loops_around, new_axis, vector_loops
@@ -48,7 +47,7 @@ from tvm_ext.tir_schedules.inlining import (
     kernel_blocks,
     runs_in_any_order,
 )
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # Elementwise kernels and transposes of sizes that a run decides: vectors, tiles, or plain loops.
 #
@@ -80,7 +79,7 @@ def symbolic_elementwise(
                 "a block walks what it reads or writes in steps that are not known"
             )
         code.append(statement)
-    return with_body(func, views, code)
+    return s_tir.Schedule(views.kernel(func, code))
 
 
 def _code(nest: Nest, machine: CpuDescription) -> tirx.Stmt | None:
@@ -170,7 +169,7 @@ class CpuElementwise:
     machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         if not all(map(runs_in_any_order, inlined_blocks(func))):

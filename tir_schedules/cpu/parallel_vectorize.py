@@ -214,7 +214,8 @@ def schedule_data_parallel(
     loops = list(sch.get_loops(access.block))
     if not loops or not access.trip_count():
         return None
-    lanes = min(machine.vector_lanes(name) for name in [dtype, *_read_dtypes(sch, access)])
+    read = [str(region.source.dtype) for region in sch.get(access.block).reads]
+    lanes = min(machine.vector_lanes(name) for name in [dtype, *read])
     borders = borders_of(sch, access.block)
     first = _dense_suffix(access, borders)
     outer = loops[:first]
@@ -278,10 +279,6 @@ def _joinable(sch: s_tir.Schedule, loops: list[LoopRV]) -> int:
             alone = all(static_extent(sch.get(before).extent) == 1 for before in loops[:count])
             return count + 1 if alone else count
     return len(loops)
-
-
-def _read_dtypes(sch: s_tir.Schedule, access: BlockAccess) -> list[str]:
-    return [str(read.source.dtype) for read in sch.get(access.block).reads]
 
 
 def _all_strides(access: BlockAccess) -> list[list[int | None]]:

@@ -56,7 +56,7 @@ class CpuReduction:
     machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         refusal = refuse_early(schedule_of(func))
@@ -90,10 +90,7 @@ class CpuReduction:
 
 
 def decide_parts(
-    sch: s_tir.Schedule,
-    kernel: RowKernel,
-    machine: CpuDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    sch: s_tir.Schedule, kernel: RowKernel, machine: CpuDescription, decisions: Decisions
 ) -> int:
     """Into how many parts each row is cut for threads, or a few more; 1 for none.
 

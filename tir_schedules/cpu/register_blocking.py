@@ -24,7 +24,7 @@ from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     largest_divisor,
     vector_length,
 )
-from tvm_ext.tir_schedules.inlining import count_calls, is_data_parallel
+from tvm_ext.tir_schedules.inlining import count_calls, is_data_parallel, writer_of
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Accumulators that keep the multiply-add units busy: latency times units, doubled for comfort.
@@ -335,12 +335,7 @@ def column_panel(
 def _producer(sch: s_tir.Schedule, access: BlockAccess, operand: int) -> SBlockRV | None:
     """The block that writes the operand; None for a parameter of the kernel."""
     source = operands_of(sch.get(access.block))[operand].source
-    producers = (
-        block
-        for block in sch.get_producers(access.block)
-        if sch.get(block).writes[0].source.same_as(source)
-    )
-    return next(producers, None)
+    return writer_of(sch, access.block, source)
 
 
 def _is_padding(sch: s_tir.Schedule, block: SBlockRV) -> bool:

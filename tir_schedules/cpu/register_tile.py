@@ -20,7 +20,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     operands_of,
     static_extent,
 )
-from tvm_ext.tir_schedules.analysis.contraction import access_of_reduction, only_reduction
+from tvm_ext.tir_schedules.analysis.contraction import access_of_reduction
 from tvm_ext.tir_schedules.cpu.parallel_vectorize import (
     borders_of,
     flatten,
@@ -42,6 +42,7 @@ from tvm_ext.tir_schedules.inlining import (
     is_data_parallel,
     kernel_blocks,
     same_block,
+    writer_of,
 )
 from tvm_ext.tir_schedules.packing import pack_operand
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
@@ -72,8 +73,7 @@ def padding_stage(
     found = [
         (index, block)
         for index, read in enumerate(operands_of(sch.get(access.block)))
-        for block in sch.get_producers(access.block)
-        if sch.get(block).writes[0].source.same_as(read.source)
+        if (block := writer_of(sch, access.block, read.source)) is not None
     ]
     if len(found) != 1 or not _is_padding(sch, found[0][1]):
         return None
@@ -168,7 +168,7 @@ class RegisterTile:
     machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``.
 
@@ -285,10 +285,7 @@ class RegisterTile:
 
 def _anchor_access(sch: s_tir.Schedule) -> BlockAccess | NotApplicable:
     """The access of the kernel's only reduction."""
-    anchor = only_reduction(sch)
-    if isinstance(anchor, NotApplicable):
-        return anchor
-    access = access_of_reduction(sch, anchor)
+    access = access_of_reduction(sch)
     if isinstance(access, NotApplicable) or access.trip_count():
         return access
     return NotApplicable("a loop has no iterations")

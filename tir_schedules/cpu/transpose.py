@@ -6,7 +6,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tir_schedules.cpu.data_parallel import plan_blocks, scheduled
 from tvm_ext.tir_schedules.inlining import inlined_blocks, runs_in_any_order
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 
 class CpuTranspose:
@@ -16,7 +16,7 @@ class CpuTranspose:
     machine_type = CpuDescription
 
     def apply(
-        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
+        self, func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         if not all(map(runs_in_any_order, inlined_blocks(func))):

@@ -24,19 +24,19 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     among,
     flattened,
     is_compact,
+    is_load,
     nodes,
     operands_of,
 )
 from tvm_ext.tir_schedules.analysis.contraction import (
     access_of_reduction,
     factors_of,
-    only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, matmul_axes
 from tvm_ext.tir_schedules.cuda.matmul.shared_tile import inline_consumers
 from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
-from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.statements import in_root_block, sequence
+from tvm_ext.tir_schedules.template import Decisions
 
 # What a library is to compute in the place of a kernel, as an attribute of the kernel.
 
@@ -210,21 +210,16 @@ class CublasMatmul:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. There are no decisions."""
         if "cuBLAS" not in vendor_libraries():
             return NotApplicable("this TVM was built without cuBLAS")
         sch = schedule_of(func)
-        main = only_reduction(sch)
-        if isinstance(main, NotApplicable):
-            return main
-        access = access_of_reduction(sch, main)
+        access = access_of_reduction(sch)
         if isinstance(access, NotApplicable):
             return access
+        main = access.block
         axes = matmul_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes
@@ -339,12 +334,12 @@ def _following(
     if isinstance(value, tirx.Max):
         sides = [side for side in (value.a, value.b) if not _is_zero(side)]
         name, value = "bias_relu", _uncast(sides[0])
-    if name == "bias" and _is_load(value, product):
+    if name == "bias" and is_load(value, product):
         return _Following("", None, result)
     pairs = ((value.a, value.b), (value.b, value.a)) if isinstance(value, tirx.Add) else ()
     for summand, other in pairs:
         load = _uncast(other)
-        if _is_load(_uncast(summand), product) and _is_bias(func, load, columns, plain, last):
+        if is_load(_uncast(summand), product) and _is_bias(func, load, columns, plain, last):
             return _Following(name, load.source, result)
     return NotApplicable("what follows is no epilogue of cuBLAS")
 
@@ -385,10 +380,6 @@ def _is_zero(value: Any) -> bool:
     return isinstance(value, tirx.FloatImm) and float(value.value) == 0
 
 
-def _is_load(value: Any, buffer: tirx.Buffer) -> bool:
-    return isinstance(value, tvm.ir.TensorLoad) and bool(value.source.same_as(buffer))
-
-
 def _with_call(
     func: tirx.PrimFunc, product: LibraryMatmul, buffers: list[tirx.Buffer]
 ) -> tirx.PrimFunc:
@@ -404,6 +395,5 @@ def _with_call(
     order = argument_order(product)
     arguments = [*(matrices[position] for position in order), matrices[-1]]
     call = tirx.Evaluate(tirx.call_packed(product.symbol, *arguments))
-    root = s_tir.SBlock([], [], [], "root", sequence([*views, call]), None, [])
-    realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
+    realized = in_root_block(sequence([*views, call]))
     return func.with_body(realized).with_attr(LIBRARY_CALL, product.to_json())

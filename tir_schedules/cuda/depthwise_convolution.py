@@ -16,7 +16,7 @@ from tvm_ext.tir_schedules.analysis.sliding_window import window_kernel
 from tvm_ext.tir_schedules.cuda.strip_code import schedule_strips
 from tvm_ext.tir_schedules.cuda.strip_window import StripWindow, strip_window
 from tvm_ext.tir_schedules.inlining import schedule_of
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # Products of one result up to which tensor cores would be fed with little but padding: two steps
 # of the matrix instructions of 16-bit types.
@@ -30,10 +30,7 @@ class CudaDepthwiseConvolution:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
         window = read_convolution(func)
@@ -58,10 +55,7 @@ class DirectConvolution:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``schedule_strips``."""
         window = read_convolution(func)

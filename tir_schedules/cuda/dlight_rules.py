@@ -10,7 +10,7 @@ from tvm.s_tir import dlight
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.cuda.launch import is_bound
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, Template
+from tvm_ext.tir_schedules.template import Decisions, Template
 
 # What TVM's rules raise on kernels that they were not written for, failed assertions among it.
 _RULE_ERRORS = (
@@ -36,10 +36,7 @@ class TvmRule:
     rule: Any
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         target = machine.tvm_target()

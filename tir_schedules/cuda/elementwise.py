@@ -46,7 +46,7 @@ _THREADS = (64, 128, 256, 512, 1024)
 
 
 def element_blocks(
-    sch: s_tir.Schedule, machine: CudaDescription, decisions: Decisions = DEFAULT_DECISIONS
+    sch: s_tir.Schedule, machine: CudaDescription, decisions: Decisions
 ) -> s_tir.Schedule | NotApplicable:
     """One thread for each element, whatever is computed for it.
 
@@ -222,10 +222,7 @@ class CudaElementwise:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         read = read_nests(func)
@@ -239,7 +236,7 @@ class CudaElementwise:
             flat_code(decide_flat(nest, machine, ask), arrays)
             for nest, ask in zip(read.nests, asked, strict=True)
         ]
-        return s_tir.Schedule(with_arrays(func, read.views, code, arrays))
+        return s_tir.Schedule(read.views.kernel(func, code, arrays.buffers))
 
 
 @dataclass(frozen=True)
@@ -382,15 +379,3 @@ def _group(
     code = Lanes(store, lane, width, ranges).code(arrays, threads)
     symbolic_ranges = [(v, n) for v, n in ranges if not among(v, list(known))]
     return substitute(code, {**digits(at, symbolic_ranges), **known})
-
-
-def with_arrays(
-    func: tirx.PrimFunc, views: FlatViews, code: Sequence[tirx.Stmt], arrays: Arrays
-) -> tirx.PrimFunc:
-    """``func`` with other statements, which use flat views of its buffers, and ``arrays``."""
-    nothing = [tirx.Evaluate(tirx.const(0, "int32"))]
-    body = sequence([*views.declarations(func), *(code or nothing)])
-    used = [store.buffer for store in nodes(body, tirx.BufferStore)]
-    inside = [a for a in views.allocated(func) if among(a, used)]
-    root = s_tir.SBlock([], [], [], "root", body, None, [*inside, *arrays.buffers])
-    return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), root))

@@ -11,7 +11,7 @@ from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.cuda.launch import with_launch_bounds
-from tvm_ext.tir_schedules.statements import changed_block
+from tvm_ext.tir_schedules.statements import changed_block, changed_loop
 
 # Indices of vectorised copies written so that TVM sees what holds for a whole vector.
 #
@@ -50,15 +50,7 @@ def _rewritten(loop: tirx.For) -> tirx.For:
         return loop
     changed = changed_block(block, body=body)
     again = s_tir.SBlockRealize(realize.iter_values, realize.predicate, changed)
-    return tirx.For(
-        loop.loop_var,
-        loop.min,
-        loop.extent,
-        loop.kind,
-        again,
-        loop.thread_binding,
-        loop.annotations,
-    )
+    return changed_loop(loop, body=again)
 
 
 def _is_aligned(value: tvm.ir.Expr, lane: tirx.Var, lanes: int) -> bool:

@@ -26,8 +26,8 @@ from tvm_ext.tir_schedules.cuda.device_code import (
     without_offsets,
 )
 from tvm_ext.tir_schedules.cuda.launch import binds_threads, bound, guarded
-from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.statements import in_root_block, sequence
+from tvm_ext.tir_schedules.template import Decisions
 
 # Loops whose iterations do not depend on one another, found in loops written by hand.
 #
@@ -154,10 +154,7 @@ class Generic:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         call = host_call(func.body)
@@ -179,9 +176,7 @@ def launched(func: tirx.PrimFunc, plain: tirx.PrimFunc) -> s_tir.Schedule | NotA
         return NotApplicable(str(refusal))
     # As statements: what a block allocates, TVM moves to where it is used.
     allocated = [tirx.AllocBuffer(buffer) for buffer in launches.device.workspace]
-    root = s_tir.SBlock([], [], [], "root", sequence([*allocated, body]))
-    realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
-    return s_tir.Schedule(func.with_body(realized))
+    return s_tir.Schedule(func.with_body(in_root_block(sequence([*allocated, body]))))
 
 
 @dataclass

@@ -13,6 +13,7 @@ from tvm_ffi import structural_map
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.statements import changed_loop
 
 Body = Callable[[Any], tirx.Stmt]
 
@@ -32,10 +33,7 @@ def alone(loop: tirx.For) -> tirx.For:
     Kernels whose warps change their numbers of registers need it: without it the assembler may not
     know how many there are at first, and leaves the changes out.
     """
-    kept = {**loop.annotations, ALL_REGISTERS: 1}
-    return tirx.For(
-        loop.loop_var, loop.min, loop.extent, loop.kind, loop.body, loop.thread_binding, kept
-    )
+    return changed_loop(loop, annotations={**loop.annotations, ALL_REGISTERS: 1})
 
 
 def with_launch_bounds(body: tirx.Stmt) -> tirx.Stmt:
@@ -48,15 +46,8 @@ def _bounded(loop: tirx.For) -> tirx.For:
         return loop
     one = tirx.const(1, "int32")
     rest = {key: value for key, value in loop.annotations.items() if key != ALL_REGISTERS}
-    return tirx.For(
-        loop.loop_var,
-        loop.min,
-        loop.extent,
-        loop.kind,
-        tirx.AttrStmt(one, _MIN_BLOCKS, one, loop.body),
-        loop.thread_binding,
-        rest,
-    )
+    body = tirx.AttrStmt(one, _MIN_BLOCKS, one, loop.body)
+    return changed_loop(loop, body=body, annotations=rest)
 
 
 def bound(tag: str, extent: Any, dtype: str, body: Body) -> tirx.Stmt:
@@ -139,24 +130,23 @@ def warp_barrier() -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_extern("void", "__syncwarp"))
 
 
-# Threads of a block along two axes, of which each holds a part of what is written for all.
+# Threads of a block along one axis or two, of which each holds a part of what is written for all.
 
 
-class ThreadPlane:
+class ThreadLine:
     """The threads, and the arrays that they allocate.
 
     Parameters
     ----------
-    extents : tuple[int, int]
-        Threads along y and x.
-    dtype : str
-        Of indices.
+    width : int
+        Threads along x.
+    arrays : Arrays
+        Gets what the kernel allocates.
     """
 
-    def __init__(self, extents: tuple[int, int], dtype: str) -> None:
-        self.extents, self.dtype = extents, dtype
-        self.arrays = Arrays(dtype)
-        self.y = self.x = self.number(0)
+    def __init__(self, width: int, arrays: Arrays) -> None:
+        self.width, self.arrays, self.dtype = width, arrays, arrays.index_dtype
+        self.x = self.number(0)
 
     def number(self, value: int) -> tvm.ir.Expr:
         """A constant of the type of the loops."""
@@ -165,13 +155,42 @@ class ThreadPlane:
     def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
         """``body`` for all threads: what stands between two barriers."""
 
-        def column(x: tvm.ir.Expr) -> tirx.Stmt:
+        def thread(x: tvm.ir.Expr) -> tirx.Stmt:
             self.x = x
             return body()
 
+        return bound("threadIdx.x", self.width, self.dtype, thread)
+
+    def dealt(
+        self,
+        count: int,
+        body: Callable[[Any, Any], tirx.Stmt],
+        kind: tirx.ForKind = tirx.ForKind.UNROLLED,
+    ) -> tirx.Stmt:
+        """``body`` of a turn and an item, for the thread's share of ``count`` items."""
+
+        def iteration(turn: tvm.ir.Expr) -> tirx.Stmt:
+            item = turn * self.number(self.width) + self.x
+            inside = None if count % self.width == 0 else item < self.number(count)
+            return guarded(inside, body(turn, item))
+
+        return repeated(-(-count // self.width), self.dtype, iteration, kind)
+
+
+class ThreadPlane(ThreadLine):
+    """Threads along y and x, as many as ``extents``, with indices of ``dtype``."""
+
+    def __init__(self, extents: tuple[int, int], dtype: str) -> None:
+        super().__init__(extents[1], Arrays(dtype))
+        self.extents = extents
+        self.y = self.number(0)
+
+    def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
+        """``body`` for all threads: what stands between two barriers."""
+
         def line(y: tvm.ir.Expr) -> tirx.Stmt:
             self.y = y
-            return bound("threadIdx.x", self.extents[1], self.dtype, column)
+            return super(ThreadPlane, self).threads(body)
 
         return bound("threadIdx.y", self.extents[0], self.dtype, line)
 

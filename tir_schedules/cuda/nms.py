@@ -17,10 +17,10 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews, is_compact, static_extent
 from tvm_ext.tir_schedules.cuda.device_code import without_offsets
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import (
     Arrays,
     ThreadArray,
+    ThreadLine,
     bound,
     guarded,
     repeated,
@@ -33,7 +33,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
 )
 from tvm_ext.tir_schedules.operators.non_max_suppression import corners, nms_of, overlap
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # The threads of a thread block of NMS, what they share, and where boxes are.
 
@@ -59,13 +59,13 @@ def flag(value: int) -> tvm.ir.Expr:
     return tirx.const(value, "int32")
 
 
-class NMSThreads:
+class NMSThreads(ThreadLine):
     """The places of ``boxes`` (see ``NMSProblem``) in tiles of ``tile``."""
 
     def __init__(self, boxes: Any, tile: int) -> None:
+        super().__init__(THREADS, Arrays(INDEX))
         self.boxes, self.tile = boxes, tile
         self.bits = tile // WORDS
-        self.arrays = Arrays(INDEX)
 
         def shared(name: str, size: int, dtype: str) -> tirx.Buffer:
             return self.arrays.allocated(name, [size], dtype, "shared")
@@ -77,16 +77,7 @@ class NMSThreads:
         self.state, self.last = shared("state", 2, "int32"), shared("last", 1, "int32")
         self.hit, self.other = (self.registers(name, 1) for name in ("hit", "other"))
         self.chosen, self.count = self.registers("chosen", WORDS), self.registers("count", 1)
-        self.x = self.group = number(0)
-
-    def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
-        """``body`` for all threads: what stands between two barriers."""
-
-        def thread(x: tvm.ir.Expr) -> tirx.Stmt:
-            self.x = x
-            return body()
-
-        return bound("threadIdx.x", THREADS, INDEX, thread)
+        self.group = number(0)
 
     def registers(self, name: str, size: int) -> tirx.Buffer:
         """Flags or places in registers of every thread, for ``own``."""
@@ -224,8 +215,7 @@ class NMSCode(NMSThreads):
         """A box of the tile with some of those in front of it: one bit for each."""
         hit, zero = self.own(self.hit), number(0)
 
-        def some(turn: tvm.ir.Expr) -> tirx.Stmt:
-            item = turn * number(THREADS) + self.x
+        def some(_: tvm.ir.Expr, item: tvm.ir.Expr) -> tirx.Stmt:
             box, word = tirx.floordiv(item, number(WORDS)), tirx.floormod(item, number(WORDS))
 
             def iteration(bit: tvm.ir.Expr) -> tirx.Stmt:
@@ -234,18 +224,15 @@ class NMSCode(NMSThreads):
                 added = tirx.bitwise_or(hit.at(zero), flag(1) << bit.astype("int32"))
                 return guarded(tirx.And(other < box, near), hit.put(zero, added))
 
-            compared = sequence(
+            return sequence(
                 [
                     hit.put(zero, flag(0)),
                     repeated(self.bits, INDEX, iteration, _SERIAL),
                     tirx.BufferStore(self.near, hit.at(zero), [item]),
                 ]
             )
-            items = self.tile * WORDS
-            inside = None if items % THREADS == 0 else item < number(items)
-            return guarded(inside, compared)
 
-        return repeated(-(-self.tile * WORDS // THREADS), INDEX, some, _SERIAL)
+        return self.dealt(self.tile * WORDS, some, _SERIAL)
 
     def _compare_with_kept(self, turn: tvm.ir.Expr) -> list[tirx.Stmt]:
         """One box of the tile by each warp, with all that stayed before."""
@@ -375,10 +362,7 @@ class NMS:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         func = without_offsets(func)
@@ -397,4 +381,4 @@ class NMS:
         boxes = NMSProblem(buffers, classes, count, most, batches * classes, centered)
         tile = decisions.pick("tile", (32, 64, 128), 64)
         code = NMSCode(boxes, tile)
-        return s_tir.Schedule(with_arrays(func, views, [code.write()], code.arrays))
+        return s_tir.Schedule(views.kernel(func, [code.write()], code.arrays.buffers))

@@ -33,7 +33,7 @@ from tvm_ext.tir_schedules.operators.recurrence import (
     number,
     recurrence_of,
 )
-from tvm_ext.tir_schedules.statements import sequence
+from tvm_ext.tir_schedules.statements import in_root_block, sequence
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # A recurrent layer with a launch for each step, its units shared by many multiprocessors.
@@ -222,10 +222,7 @@ class CudaRecurrentLayer:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         func = without_offsets(func)
@@ -239,9 +236,7 @@ class CudaRecurrentLayer:
             return launch
         code = steps_code if launch.blocks > 1 else recurrence_code
         body, arrays = code(operands, launch)
-        root = s_tir.SBlock([], [], [], "root", body, None, arrays)
-        realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
-        return s_tir.Schedule(func.with_body(realized))
+        return s_tir.Schedule(func.with_body(in_root_block(body, arrays)))
 
 
 def decide_recurrence(

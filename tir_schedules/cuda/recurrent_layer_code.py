@@ -15,7 +15,7 @@ import tvm
 from tvm import tirx
 
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
-from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
+from tvm_ext.tir_schedules.cuda.launch import ThreadPlane, bound, guarded, repeated
 from tvm_ext.tir_schedules.operators.recurrence import (
     INDEX,
     SUM_UNROLL,
@@ -62,16 +62,16 @@ class RecurrenceLaunch:
         return -(-recurrence.summed // (SUM_UNROLL * self.ways)) * SUM_UNROLL
 
 
-class RecurrencePlaces:
+class RecurrencePlaces(ThreadPlane):
     """The threads of a recurrence under a launch, and the places of its values."""
 
     def __init__(self, operands: RecurrenceOperands, launch: RecurrenceLaunch) -> None:
+        super().__init__((launch.ways, launch.units), INDEX)
         self.operands, self.launch = operands, launch
         self.recurrence = operands.recurrence
-        self.arrays = Arrays(INDEX)
         self.parts = range(-(-self.recurrence.padded // (launch.units * launch.blocks)))
         self.rows = range(launch.rows)
-        self.x = self.y = self.direction = self.first = self.first_unit = number(0)
+        self.direction = self.first = self.first_unit = number(0)
         size = launch.rows * self.recurrence.padded
         shared = ("h", "rh") if len(self.recurrence.products()) > 1 else ("h",)
         self.shared = {name: self._allocated(name, [size], "shared") for name in shared}
@@ -111,19 +111,6 @@ class RecurrencePlaces:
     def units_of_block(self) -> int:
         """Units whose sums one block has."""
         return self.recurrence.padded // self.launch.blocks
-
-    def threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
-        """``body`` for all threads: what stands between two barriers."""
-
-        def unit(x: tvm.ir.Expr) -> tirx.Stmt:
-            self.x = x
-            return body()
-
-        def way(y: tvm.ir.Expr) -> tirx.Stmt:
-            self.y = y
-            return bound("threadIdx.x", self.launch.units, INDEX, unit)
-
-        return bound("threadIdx.y", self.launch.ways, INDEX, way)
 
     def of_units(self, body: Callable[[int, Any], tirx.Stmt], end: int) -> tirx.Stmt:
         """``body`` for each of the thread's units below ``end``, by its number and its place."""
@@ -210,20 +197,14 @@ class RecurrencePlaces:
         return self.operands.load(product.weights, self.direction, block, k, number(place), lane)
 
 
+@dataclass
 class UnitPlaces:
-    """See ``cell.Unit``."""
+    """See ``cell.Unit``; ``place`` is its row, its part and its unit."""
 
-    def __init__(
-        self,
-        kernel: RecurrencePlaces,
-        index: int,
-        row: int,
-        part: int,
-        unit: tvm.ir.Expr,
-        active: Any,
-    ) -> None:
-        self.kernel, self.index, self.active = kernel, index, active
-        self.place = (row, part, unit)
+    kernel: RecurrencePlaces
+    index: int
+    place: tuple[int, int, tvm.ir.Expr]
+    active: Any
 
     def gate(self, index: int) -> tvm.ir.Expr:
         """See ``cell.Unit``."""
@@ -434,7 +415,7 @@ class RecurrenceKernel(RecurrencePlaces):
                 found += self._started(index, product, row, part, unit)
                 time = SequenceTime(self.operands, self.direction, self.row(row), step)
                 found += time.binds
-                one = UnitPlaces(self, index, row, part, unit, time.active)
+                one = UnitPlaces(self, index, (row, part, unit), time.active)
                 found.append(self._activated(index, one))
                 if index == len(self.recurrence.products()) - 1:
                     found.append(self._commit(row, part, unit, time))

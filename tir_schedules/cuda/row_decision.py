@@ -19,8 +19,8 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     strides,
 )
 from tvm_ext.tir_schedules.cuda.launch import nominal_extent
-from tvm_ext.tir_schedules.cuda.vector_group import powers_down
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.cuda.vector_group import power_above, powers_down
+from tvm_ext.tir_schedules.template import Decisions
 
 PARTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
@@ -66,10 +66,7 @@ class RowLaunch:
 
 
 def decide_launch(
-    kernel: RowKernel,
-    fits: Any,
-    machine: CudaDescription,
-    decisions: Decisions = DEFAULT_DECISIONS,
+    kernel: RowKernel, fits: Any, machine: CudaDescription, decisions: Decisions
 ) -> RowLaunch | NotApplicable:
     """How ``kernel`` is launched; ``fits`` says whether a width of vectors suits all blocks."""
     across = runs_across(kernel)
@@ -109,10 +106,10 @@ def _wanted_parts(kernel: RowKernel, vectors: int, across: bool, machine: CudaDe
     count = nominal_count(kernel, machine)
     if across:
         enough = max(1, resident // max(count, machine.warp_size))
-        return min(_power_of_two(enough), max(1, _power_of_two(vectors) // 4), 32)
+        return min(power_above(enough), max(1, power_above(vectors) // 4), 32)
     if vectors <= machine.warp_size * _VECTORS_PER_LANE and count >= 4 * machine.sms:
         return machine.warp_size
-    return max(machine.warp_size, _power_of_two(-(-vectors // 4)))
+    return max(machine.warp_size, power_above(-(-vectors // 4)))
 
 
 def nominal_count(kernel: RowKernel, machine: CudaDescription) -> int:
@@ -206,8 +203,3 @@ def _widest(kernel: RowKernel, machine: CudaDescription) -> int:
 def step_axis(name: str, extent: Any, dtype: str) -> LoopAxis:
     """A variable with its range."""
     return LoopAxis(tirx.Var(name, dtype), extent)
-
-
-def _power_of_two(value: int) -> int:
-    """The smallest power of two that is not below ``value``."""
-    return 1 << max(0, value - 1).bit_length()

@@ -24,6 +24,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     nodes,
 )
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
+from tvm_ext.tir_schedules.analysis.loop_nest import fresh
 from tvm_ext.tir_schedules.analysis.row_kernel import (
     Limit,
     RowBlock,
@@ -42,7 +43,6 @@ from tvm_ext.tir_schedules.analysis.row_reader import (
     refuse_rows,
     simplifier,
 )
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import Arrays
 from tvm_ext.tir_schedules.cuda.row_decision import (
     ROW_REGISTERS,
@@ -52,8 +52,9 @@ from tvm_ext.tir_schedules.cuda.row_decision import (
 )
 from tvm_ext.tir_schedules.cuda.row_symbolic import has_symbolic_length, symbolic_length_rows
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
+from tvm_ext.tir_schedules.cuda.vector_group import powers_up
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks, schedule_of
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
+from tvm_ext.tir_schedules.template import Decisions, NumberedDecisions
 
 # Keeps in registers what several passes over a row read from memory.
 
@@ -138,7 +139,7 @@ def _fused(columns: tuple[LoopAxis, ...], dtype: str) -> tvm.ir.Expr:
 
 
 def _on_own_axes(block: RowBlock) -> RowBlock:
-    columns = tuple(LoopAxis(tirx.Var(a.var.name, str(a.var.ty)), a.extent) for a in block.columns)
+    columns = tuple(LoopAxis(fresh(a.var), a.extent) for a in block.columns)
     names = _renaming(block, columns)
     stores = tuple(
         Store(
@@ -336,9 +337,7 @@ _FEWEST_ELEMENTS = 1024
 _MOST_SPLITS = 1024
 
 
-def decide_splits(
-    kernel: RowKernel, machine: CudaDescription, decisions: Decisions = DEFAULT_DECISIONS
-) -> int:
+def decide_splits(kernel: RowKernel, machine: CudaDescription, decisions: Decisions) -> int:
     """Parts of every row; 1 where a block takes whole rows.
 
     By default the sooner of the two: one block reads a row at what a multiprocessor alone gets
@@ -347,7 +346,7 @@ def decide_splits(
     enough. Asks for ``splits``, where rows are long enough to be cut.
     """
     most = min(_MOST_SPLITS, kernel.length // _FEWEST_ELEMENTS)
-    options = [1 << n for n in range(max(1, most).bit_length())]
+    options = powers_up(most)
     if len(options) == 1 or not isinstance(kernel.count, int):
         return 1
     launches = split_rows(kernel, options[-1])
@@ -388,10 +387,7 @@ class RowReduction:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         refusal = refuse_early(schedule_of(func))
@@ -415,7 +411,7 @@ class RowReduction:
                 views = FlatViews(symbolic_sizes=True)
                 writer = ThreadRows(kernel, launch, views)
                 code = writer.write()
-                return s_tir.Schedule(with_arrays(func, views, [code], writer.arrays))
+                return s_tir.Schedule(views.kernel(func, [code], writer.arrays.buffers))
         return (
             symbolic_length_rows(func, machine, decisions) if has_symbolic_length(func) else launch
         )
@@ -440,7 +436,7 @@ def _in_parts(
         writer = ThreadRows(part, launch, views)
         code.append(writer.write())
         arrays.buffers += writer.arrays.buffers
-    return s_tir.Schedule(with_arrays(func, views, code, arrays))
+    return s_tir.Schedule(views.kernel(func, code, arrays.buffers))
 
 
 def _read(func: tirx.PrimFunc, repeat: bool) -> RowKernel | NotApplicable:

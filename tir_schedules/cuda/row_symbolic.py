@@ -27,7 +27,6 @@ from tvm_ext.tir_schedules.analysis.row_kernel import (
     with_joined_loops,
 )
 from tvm_ext.tir_schedules.analysis.row_reader import hoisted, read_rows, refuse_rows
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import Arrays, guarded, repeated
 from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, along_and_beside, step_axis
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
@@ -88,7 +87,7 @@ def symbolic_length_rows(
         writer = SymbolicRows(kernel, version, views)
         code.append(writer.write())
         total.buffers += writer.arrays.buffers
-    return s_tir.Schedule(with_arrays(func, views, code, total))
+    return s_tir.Schedule(views.kernel(func, code, total.buffers))
 
 
 def _read(func: tirx.PrimFunc) -> RowKernel | NotApplicable:

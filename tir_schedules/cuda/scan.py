@@ -33,7 +33,6 @@ from tvm_ext.tir_schedules.cuda.device_code import (
     in_few_launches,
     without_offsets,
 )
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import ThreadArray, ThreadPlane, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.row_decision import RowLaunch, decide_launch
 from tvm_ext.tir_schedules.cuda.row_threads import ThreadRows
@@ -45,7 +44,7 @@ from tvm_ext.tir_schedules.cuda.warp_instructions import (
     without_added_barriers,
 )
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions, NumberedDecisions
+from tvm_ext.tir_schedules.template import Decisions, NumberedDecisions
 
 # Where the threads of a scan stand, and its expressions at their places.
 
@@ -491,10 +490,7 @@ class CudaScan:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         if host_call(func.body) is not None:
@@ -560,7 +556,7 @@ def _written(
         statements.append(rows.write())
         code.arrays.buffers += rows.arrays.buffers
     statements.append(code.write(views.of(totals)))
-    return with_arrays(func, views, statements, code.arrays)
+    return views.kernel(func, statements, code.arrays.buffers)
 
 
 def _sums_of_chunks(kernel: ScanKernel, launch: ScanLaunch, totals: Any) -> RowKernel:

@@ -12,6 +12,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import (
     LoopAxis,
+    is_load,
     nodes,
     static_extent,
 )
@@ -19,7 +20,7 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     substitute,
 )
 from tvm_ext.tir_schedules.analysis.row_reader import result_strides, simplifier
-from tvm_ext.tir_schedules.cuda.vector_group import powers_down
+from tvm_ext.tir_schedules.cuda.vector_group import powers_down, powers_up
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Reads a scan from loops: a value that is carried along one of them and combined at every step.
@@ -137,7 +138,7 @@ def _of_steps(
     update = steps[at].value
     sides = (update.a, update.b) if isinstance(update, _OPERATIONS) else ()
     terms = [side for side in sides if not _loads(side, carried)]
-    if len(terms) != 1 or not all(_is_load(s, carried) or s.same_as(terms[0]) for s in sides):
+    if len(terms) != 1 or not all(is_load(s, carried) or s.same_as(terms[0]) for s in sides):
         return NotApplicable("the carried value is not combined by one operator of any order")
     stores = [*steps[:at], *steps[at + 1 :]]
     written = [store.buffer for store in stores]
@@ -174,10 +175,6 @@ def _nest(body: tirx.Stmt) -> tuple[list[tirx.For], tirx.Stmt]:
 def _axis(loop: tirx.For) -> LoopAxis | None:
     extent = static_extent(loop.extent)
     return LoopAxis(loop.loop_var, extent) if extent and static_extent(loop.min) == 0 else None
-
-
-def _is_load(value: tvm.ir.Expr, buffer: tirx.Buffer) -> bool:
-    return isinstance(value, tvm.ir.TensorLoad) and value.source.same_as(buffer)
 
 
 def _loads(value: tvm.ir.Expr, buffer: tirx.Buffer) -> bool:
@@ -280,7 +277,7 @@ def _along(
     wanted = max(1, min(-(-resident // groups), tiles // 2))
     if tiles <= _FEWEST_TILES or groups >= _ENOUGH_BLOCKS * machine.sms:
         wanted = 1
-    options = [n for n in _chunk_counts(tiles) if n == 1 or rows == 1]
+    options = [n for n in powers_up(tiles) if n == 1 or rows == 1]
     chunks = decisions.pick("chunks", options, max(n for n in options if n <= wanted))
     per_chunk = -(-tiles // chunks)
     return ScanLaunch(False, parts, rows, width, per_chunk * tile, -(-tiles // per_chunk))
@@ -299,12 +296,7 @@ def _across(kernel: ScanKernel, machine: CudaDescription, decisions: Decisions) 
     tiles = -(-kernel.length // (parts * _FEWEST_STEPS))
     blocks = -(-kernel.count // rows)
     wanted = max(1, min(resident // (blocks * parts * rows), tiles // _FEWEST_TILES))
-    options = _chunk_counts(tiles)
+    options = powers_up(tiles)
     chunks = decisions.pick("chunks", options, max(n for n in options if n <= wanted))
     chunk = -(-kernel.length // chunks)
     return ScanLaunch(True, parts, rows, 1, chunk, -(-kernel.length // chunk))
-
-
-def _chunk_counts(tiles: int) -> list[int]:
-    """Powers of two from 1 to the number of tiles."""
-    return [1 << n for n in range(max(1, tiles).bit_length())]

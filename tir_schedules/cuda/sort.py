@@ -16,10 +16,10 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import (
     Arrays,
     ThreadArray,
+    ThreadLine,
     bound,
     guarded,
     repeated,
@@ -35,7 +35,7 @@ from tvm_ext.tir_schedules.cuda.sort_decision import (
 )
 from tvm_ext.tir_schedules.cuda.warp_instructions import block_barrier, without_added_barriers
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # Runs of a row merged by pairs: every element looks up its place in the other run of its pair.
 #
@@ -50,7 +50,7 @@ THREADS = 256
 Store = Callable[[Any, Any, Sequence[Any]], tirx.Stmt]
 
 
-class RunMerge:
+class RunMerge(ThreadLine):
     """Launches that merge sorted runs.
 
     Parameters
@@ -61,17 +61,11 @@ class RunMerge:
         What an element is.
     arrays : Arrays
         Gets what the kernels allocate.
-    dtype : str
-        Of indices.
     """
 
-    def __init__(self, rows: int, length: int, words: Words, arrays: Arrays, dtype: str) -> None:
+    def __init__(self, rows: int, length: int, words: Words, arrays: Arrays) -> None:
+        super().__init__(THREADS, arrays)
         self.rows, self.length, self.words = rows, length, words
-        self.arrays, self.dtype = arrays, dtype
-
-    def number(self, value: int) -> Any:
-        """A constant of the type of the loops."""
-        return tirx.const(value, self.dtype)
 
     def write(self, source: Sequence[Any], run: int, store: Store) -> tirx.Stmt:
         """One launch: pairs of runs of ``run`` elements, in flat arrays of words, row by row."""
@@ -79,15 +73,14 @@ class RunMerge:
         low, high = (self.arrays.allocated(n, [THREADS, 1], self.dtype, "local") for n in "lh")
 
         def block(index: Any) -> tirx.Stmt:
-            def thread(x: Any) -> tirx.Stmt:
-                place = index * self.number(THREADS) + x
-                code = self._element(
-                    source, run, store, place, (ThreadArray(low, (x,)), ThreadArray(high, (x,)))
-                )
+            def thread() -> tirx.Stmt:
+                place = index * self.number(THREADS) + self.x
+                ends = ThreadArray(low, (self.x,)), ThreadArray(high, (self.x,))
+                code = self._element(source, run, store, place, ends)
                 inside = None if total % THREADS == 0 else place < self.number(total)
                 return guarded(inside, code)
 
-            return bound("threadIdx.x", THREADS, self.dtype, thread)
+            return self.threads(thread)
 
         return bound("blockIdx.x", -(-total // THREADS), self.dtype, block)
 
@@ -148,7 +141,7 @@ _WARP_SPAN = 64
 Load = Callable[[Any, Any], Sequence[Any]]
 
 
-class TileSort:
+class TileSort(ThreadLine):
     """One launch that sorts tiles.
 
     Parameters
@@ -161,13 +154,11 @@ class TileSort:
         What an element is.
     arrays : Arrays
         Gets what the kernel allocates.
-    dtype : str
-        Of indices.
     """
 
-    def __init__(self, tiling: Tiling, rows: int, words: Words, arrays: Arrays, dtype: str) -> None:
+    def __init__(self, tiling: Tiling, rows: int, words: Words, arrays: Arrays) -> None:
+        super().__init__(tiling.threads, arrays)
         self.tiling, self.row_count, self.words = tiling, rows, words
-        self.arrays, self.dtype = arrays, dtype
         size = tiling.rows * tiling.tile
         self.shared = [
             arrays.allocated(f"tile{i}", [size], word, "shared")
@@ -177,14 +168,13 @@ class TileSort:
         self.each = -(-self.pairs // tiling.threads)
         shape = [tiling.threads, self.each]
         self.left, self.right = (
-            [arrays.allocated(f"{side}{i}", shape, word, "local") for i, word in enumerate(types)]
-            for side, types in (("left", words.dtypes), ("right", words.dtypes))
+            [
+                arrays.allocated(f"{side}{i}", shape, word, "local")
+                for i, word in enumerate(words.dtypes)
+            ]
+            for side in ("left", "right")
         )
-        self.x = self.block = self.number(0)
-
-    def number(self, value: int) -> tvm.ir.Expr:
-        """A constant of the type of the loops."""
-        return tirx.const(value, self.dtype)
+        self.block = self.number(0)
 
     def write(self, load: Load, store: Store) -> tirx.Stmt:
         """The grid; ``store`` is told the position among all that go out of the row."""
@@ -193,7 +183,7 @@ class TileSort:
 
         def block(index: tvm.ir.Expr) -> tirx.Stmt:
             self.block = index
-            body = [self._threads(lambda: self._load(load)), block_barrier("shared")]
+            body = [self.threads(lambda: self._load(load)), block_barrier("shared")]
             size, runs = 2, tiling.tile // tiling.run
             while size <= tiling.run:
                 body += self._bitonic(size, self.pairs, size < tiling.run or runs > 1)
@@ -204,30 +194,10 @@ class TileSort:
                 body += self._better_halves(going)
                 if tiling.run > 1:
                     body += self._bitonic(tiling.run, going // 2, runs > 1)
-            body += [block_barrier("shared"), self._threads(lambda: self._store(store))]
+            body += [block_barrier("shared"), self.threads(lambda: self._store(store))]
             return without_added_barriers(sequence(body))
 
         return bound("blockIdx.x", blocks, self.dtype, block)
-
-    def _threads(self, body: Callable[[], tirx.Stmt]) -> tirx.Stmt:
-        """``body`` for all threads: what stands between two barriers."""
-
-        def thread(x: tvm.ir.Expr) -> tirx.Stmt:
-            self.x = x
-            return body()
-
-        return bound("threadIdx.x", self.tiling.threads, self.dtype, thread)
-
-    def _dealt(self, count: int, body: Callable[[Any, Any], tirx.Stmt]) -> tirx.Stmt:
-        """``body`` of a turn and an item, for the thread's share of ``count`` items."""
-        threads = self.tiling.threads
-
-        def iteration(turn: tvm.ir.Expr) -> tirx.Stmt:
-            item = turn * self.number(threads) + self.x
-            inside = None if count % threads == 0 else item < self.number(count)
-            return guarded(inside, body(turn, item))
-
-        return repeated(-(-count // threads), self.dtype, iteration)
 
     def _tile(self) -> tuple[Any, Any]:
         """The block's first row, and its tile of the rows."""
@@ -252,7 +222,7 @@ class TileSort:
             there = self._put(item, load(row, position))
             return tirx.IfThenElse(inside, there, self._put(item, self.words.nothing()))
 
-        return self._dealt(tiling.rows * tiling.tile, iteration)
+        return self.dealt(tiling.rows * tiling.tile, iteration)
 
     def _store(self, store: Store) -> tirx.Stmt:
         tiling = self.tiling
@@ -266,7 +236,7 @@ class TileSort:
             inside = tirx.And(position < self.number(tiling.result), self._row_inside(row))
             return guarded(inside, store(row, position, found))
 
-        return self._dealt(tiling.rows * tiling.kept, iteration)
+        return self.dealt(tiling.rows * tiling.kept, iteration)
 
     def _at(self, place: tvm.ir.Expr) -> list[tvm.ir.Expr]:
         """The words of an element in shared memory."""
@@ -299,7 +269,7 @@ class TileSort:
                 compare = self._compare(size, stride, pairs, alternating)
                 return sequence([compare, warp_barrier()]) if waits else compare
 
-            return self._threads(body)
+            return self.threads(body)
 
         def distant(step: tvm.ir.Expr) -> tirx.Stmt:
             return sequence([compared(self.number(first) >> step, False), wait])
@@ -332,7 +302,7 @@ class TileSort:
                 ]
             )
 
-        return self._dealt(pairs, iteration)
+        return self.dealt(pairs, iteration)
 
     def _better_halves(self, going: int) -> list[tirx.Stmt]:
         """Of pairs of runs, one sorted and one backwards, the better half, side by side."""
@@ -356,9 +326,9 @@ class TileSort:
         wait = block_barrier("shared")
         return [
             wait,
-            self._threads(lambda: self._dealt(going, choose)),
+            self.threads(lambda: self.dealt(going, choose)),
             wait,
-            self._threads(lambda: self._dealt(going, gather)),
+            self.threads(lambda: self.dealt(going, gather)),
             wait,
         ]
 
@@ -373,10 +343,7 @@ class Sort:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         problem = sort_of(func)
@@ -386,7 +353,7 @@ class Sort:
         plan = decide_sort(problem, words, machine, decisions)
         views = FlatViews()
         code = _SortCode(problem, words, plan, views)
-        return s_tir.Schedule(with_arrays(func, views, code.write(), code.arrays))
+        return s_tir.Schedule(views.kernel(func, code.write(), code.arrays.buffers))
 
 
 class _SortCode:
@@ -411,10 +378,10 @@ class _SortCode:
             if not last:
                 left = self._workspace(f"best{number}", tiling.result)
                 store = _storing(left, self.number(tiling.result))
-            launch = TileSort(tiling, problem.rows, self.words, self.arrays, self.dtype)
+            launch = TileSort(tiling, problem.rows, self.words, self.arrays)
             launches.append(launch.write(load, store))
             load = _loading(left, self.number(tiling.result))
-        merge = RunMerge(problem.rows, problem.length, self.words, self.arrays, self.dtype)
+        merge = RunMerge(problem.rows, problem.length, self.words, self.arrays)
         for number, run in enumerate(self.plan.merges):
             store, source = self._to_results, left
             if number + 1 < len(self.plan.merges):

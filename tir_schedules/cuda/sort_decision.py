@@ -11,6 +11,7 @@ from tvm import s_tir, tirx
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import is_compact, nodes, static_extent
+from tvm_ext.tir_schedules.cuda.vector_group import power_above
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 
 # Elements as integers that compare as their places in the result do.
@@ -286,10 +287,10 @@ def decide_sort(
     kept, length = problem.kept, problem.length
     tilings: list[Tiling] = []
     while True:
-        row_tile = min(tile, _power_of_two(length))
-        selects = 2 * _power_of_two(kept) <= row_tile
+        row_tile = min(tile, power_above(length))
+        selects = 2 * power_above(kept) <= row_tile
         tiles = -(-length // row_tile)
-        run = _power_of_two(kept) if selects else row_tile
+        run = power_above(kept) if selects else row_tile
         going = min(kept, row_tile) if selects or tiles == 1 else row_tile
         rows = _rows_of_block(problem, row_tile, machine, decisions) if not tilings else 1
         threads = min(_MOST_THREADS, max(machine.warp_size, rows * row_tile // 2))
@@ -317,8 +318,3 @@ def _rows_of_block(
         if n * tile // 2 <= _SHORT_THREADS and -(-problem.rows // n) >= 2 * machine.sms
     ]
     return decisions.pick("tiles_of_block", options or [1], max(busy, default=1))
-
-
-def _power_of_two(value: int) -> int:
-    """The smallest power of two that is not below ``value``."""
-    return 1 << (value - 1).bit_length()

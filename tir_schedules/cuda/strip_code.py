@@ -22,7 +22,7 @@ from tvm_ext.tir_schedules.analysis.loop_nest import (
     with_own_variables,
 )
 from tvm_ext.tir_schedules.analysis.sliding_window import Slide
-from tvm_ext.tir_schedules.cuda.elementwise import flat_code, with_arrays
+from tvm_ext.tir_schedules.cuda.elementwise import flat_code
 from tvm_ext.tir_schedules.cuda.elementwise_decision import decide_flat
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.strip_decision import (
@@ -347,7 +347,7 @@ def schedule_strips(
     for number, nest in enumerate(nests):
         asked = NumberedDecisions(decisions, number + 1)
         code.append(flat_code(decide_flat(nest, machine, asked), arrays))
-    return s_tir.Schedule(with_arrays(func, kernel.views, code, arrays))
+    return s_tir.Schedule(kernel.views.kernel(func, code, arrays.buffers))
 
 
 def strip_shape(loads: StripLoads) -> StripShape:

@@ -30,13 +30,12 @@ from tvm_ext.tir_schedules.cuda.elementwise import (
     asked_by_block,
     flat_code,
     read_nests,
-    with_arrays,
 )
 from tvm_ext.tir_schedules.cuda.elementwise_decision import decide_flat
 from tvm_ext.tir_schedules.cuda.launch import Arrays, bound, guarded, repeated
 from tvm_ext.tir_schedules.cuda.vector_group import same_load
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 TILES = (16, 32, 64)
 _MOST_THREADS = 256
@@ -72,10 +71,7 @@ class CudaTranspose:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         read = read_nests(func)
@@ -98,7 +94,7 @@ class CudaTranspose:
                 code.append(flat_code(decide_flat(plain, machine, asked), arrays))
             else:
                 code.append(_transposed(nest, turn, machine, asked, arrays))
-        return s_tir.Schedule(with_arrays(func, read.views, code, arrays))
+        return s_tir.Schedule(read.views.kernel(func, code, arrays.buffers))
 
 
 def _in_digits(nest: Nest) -> Nest:

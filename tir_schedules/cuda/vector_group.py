@@ -235,7 +235,17 @@ def vector_widths(store: tirx.BufferStore, machine: CudaDescription) -> list[int
 
 def powers_down(widest: int) -> list[int]:
     """``widest``, a power of two, its half, and so on down to 1."""
-    return [1 << n for n in range(widest.bit_length() - 1, -1, -1)]
+    return powers_up(widest)[::-1]
+
+
+def powers_up(most: int) -> list[int]:
+    """Powers of two from 1 to ``most``."""
+    return [1 << n for n in range(max(1, most).bit_length())]
+
+
+def power_above(value: int) -> int:
+    """The smallest power of two that is not below ``value``."""
+    return 1 << max(0, value - 1).bit_length()
 
 
 def same_load(load: tvm.ir.TensorLoad, other: tvm.ir.TensorLoad) -> bool:

@@ -315,13 +315,11 @@ def cell_statements(
     return cell.gru_gates() if product == 0 else cell.gru_candidate()
 
 
+@dataclass
 class _Cell:
-    def __init__(
-        self, recurrence: Recurrence, functions: tuple[Activation, ...], unit: Unit
-    ) -> None:
-        self.recurrence = recurrence
-        self.functions = functions
-        self.unit = unit
+    recurrence: Recurrence
+    functions: tuple[Activation, ...]
+    unit: Unit
 
     def activated(self, function: int, x: tvm.ir.Expr) -> tvm.ir.Expr:
         """An activation of the sum ``x``, which is clipped before."""

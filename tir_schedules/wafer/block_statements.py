@@ -8,9 +8,9 @@ import tvm
 from tvm import s_tir, tirx
 
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
-from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.analysis.loop_nest import fresh, substitute
 from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
-from tvm_ext.tir_schedules.statements import changed_block
+from tvm_ext.tir_schedules.statements import changed_block, changed_loop, in_root_block, sequence
 
 
 @dataclass(frozen=True)
@@ -99,18 +99,8 @@ def with_statements(
 ) -> tirx.PrimFunc:
     """``func`` with other statements in its root block, and ``arrays`` besides its own."""
     root = func.body.block
-    block = s_tir.SBlock(
-        [],
-        root.reads,
-        root.writes,
-        root.name_hint,
-        tirx.SeqStmt(list(stmts)) if len(stmts) > 1 else stmts[0],
-        None,
-        [*root.alloc_buffers, *arrays],
-        [],
-        root.annotations,
-    )
-    return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), block))
+    allocated = [*root.alloc_buffers, *arrays]
+    return func.with_body(in_root_block(sequence(stmts), allocated, root.annotations))
 
 
 def _loops(stage: Stage) -> tirx.For:
@@ -139,15 +129,7 @@ def _loops(stage: Stage) -> tirx.For:
 def _with_value(stmt: tirx.Stmt, change: Change) -> tirx.Stmt:
     """The loops around a block with another value in it."""
     if isinstance(stmt, tirx.For):
-        return tirx.For(
-            stmt.loop_var,
-            stmt.min,
-            stmt.extent,
-            stmt.kind,
-            _with_value(stmt.body, change),
-            stmt.thread_binding,
-            stmt.annotations,
-        )
+        return changed_loop(stmt, body=_with_value(stmt.body, change))
     block = stmt.block
     store = tirx.BufferStore(block.body.buffer, change.value, block.body.indices)
     loads = nodes(change.value, tvm.ir.TensorLoad)
@@ -231,8 +213,8 @@ def _alone(
 ) -> tirx.For:
     """The loops around one of the assignments, with variables of their own."""
     block = realize.block
-    fresh = {one.loop_var: _renewed(one.loop_var) for one in loops}
-    own = {one.var: _renewed(one.var) for one in block.iter_vars}
+    renewed = {one.loop_var: fresh(one.loop_var) for one in loops}
+    own = {one.var: fresh(one.var) for one in block.iter_vars}
     store = stores[number]
     read = {buffer_key(load.source) for load in nodes(store.value, tvm.ir.TensorLoad)}
     changed = s_tir.SBlock(
@@ -244,15 +226,11 @@ def _alone(
         _assigned(starts[number], own),
         annotations=block.annotations,
     )
-    values = [substitute(value, fresh) for value in realize.iter_values]
-    found = s_tir.SBlockRealize(values, substitute(realize.predicate, fresh), changed)
+    values = [substitute(value, renewed) for value in realize.iter_values]
+    found = s_tir.SBlockRealize(values, substitute(realize.predicate, renewed), changed)
     for one in reversed(loops):
-        found = tirx.For(fresh[one.loop_var], one.min, one.extent, one.kind, found)
+        found = tirx.For(renewed[one.loop_var], one.min, one.extent, one.kind, found)
     return found
-
-
-def _renewed(var: tirx.Var) -> tvm.ir.Expr:
-    return tirx.Var(var.name, str(var.ty))
 
 
 def _moved(region: tvm.ir.TensorRegion, own: dict[Any, Any]) -> tvm.ir.TensorRegion:

@@ -10,7 +10,7 @@ from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import read_position, static_extent
 from tvm_ext.tir_schedules.analysis.dimensions import plain_block_refusal
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COMMUNICATION, HOME
 from tvm_ext.tir_schedules.wafer.block_statements import (
     share_loops,
@@ -81,10 +81,7 @@ class WaferBlockwise:
     machine_type = WaferDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: WaferDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         if share_loops(func):

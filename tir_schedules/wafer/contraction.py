@@ -1,5 +1,6 @@
 """Recognises kernels that are one contraction, with what follows it in a block of its own."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -17,6 +18,8 @@ from tvm_ext.tir_schedules.analysis.contraction import (
     summed_product,
 )
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks, same_block
+from tvm_ext.tir_schedules.wafer.annotations import WHOLE
+from tvm_ext.tir_schedules.wafer.mesh_partition import state_home
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,12 @@ class WaferContraction(Contraction):
     last: SBlockRV | None
     buffers: tuple[tirx.Buffer, ...]
     dims: tuple[tuple[int | None, ...], ...]
+
+    def state_homes(self, sch: s_tir.Schedule, *cuts: Mapping[int, str]) -> None:
+        """Says where the operands lie: ``cuts`` has, for each, the words of loops that are cut."""
+        for operand, dims, cut in zip(self.buffers, self.dims, cuts, strict=True):
+            words = [WHOLE if dim is None else cut.get(dim, WHOLE) for dim in dims]
+            state_home(sch, operand, words)
 
     @classmethod
     def of(cls, sch: s_tir.Schedule) -> Self | NotApplicable:

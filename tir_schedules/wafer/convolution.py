@@ -11,22 +11,23 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.window_sum import WindowOperand, WindowSum, window_sum_of
 from tvm_ext.tir_schedules.inlining import schedule_of
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, PIPELINE, ROW, Pattern
-from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
+from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options, state_home
 from tvm_ext.tir_schedules.wafer.result_tiles import (
     PartitionedLoop,
     PartitionedResult,
     aligned_count,
-    axis_pairs,
     copy_tile,
     cut_result,
+    decide_grid,
+    home_words,
     innermost_vector,
     longest_loop,
     pe_cycles,
     send_shared,
-    state_home,
     tiles_of,
+    widest_grid,
 )
 
 # How a convolution is laid over a mesh, and the sizes that follow.
@@ -225,20 +226,16 @@ def decide_convolution(
     By default, what takes the fewest cycles of those that fit into SRAM, with as many PEs as
     there are results for.
     """
-    pairs = axis_pairs(kernel.extents)
-    plans = [_widest(kernel, pair, machine) for pair in pairs]
-    ranks = [_rank(kernel, plan, machine) for plan in plans]
-    number = decisions.pick("axes", range(len(pairs)), ranks.index(min(ranks)))
-    row, column = pairs[number]
-    row_options = grid_options(kernel.extents[row], machine.rows)
-    column_options = grid_options(kernel.extents[column], machine.columns)
-    rows = decisions.pick("rows", row_options, row_options[-1])
-    columns = decisions.pick("columns", column_options, column_options[-1])
-    grid = (PartitionedLoop(row, ROW, rows), PartitionedLoop(column, COLUMN, columns))
-    loop = _third_loop(kernel, pairs[number])
+
+    def rank(pair: tuple[int, int]) -> tuple[bool, float]:
+        return _rank(kernel, _widest(kernel, pair, machine), machine)
+
+    grid = decide_grid(kernel.extents, rank, machine, decisions)
+    row, column = grid
+    loop = _third_loop(kernel, (row.loop, column.loop))
     cuts: tuple[PartitionedLoop, ...] = grid
     if loop is not None:
-        options = grid_options(kernel.extents[loop], max(1, machine.rows // rows))
+        options = grid_options(kernel.extents[loop], max(1, machine.rows // row.count))
         both = [_with_third(kernel, grid, loop, count) for count in (1, options[-1])]
         best = min(both, key=lambda item: _rank(kernel, _fitting(kernel, item, machine), machine))
         default = options[-1] if len(best) > len(grid) else 1
@@ -277,9 +274,8 @@ def _step_options(kernel: WindowSum) -> list[int]:
 
 def _widest(kernel: WindowSum, pair: tuple[int, int], machine: WaferDescription) -> Mapping:
     """As many PEs as a pair of loops fills, with or without a third one."""
-    rows = grid_options(kernel.extents[pair[0]], machine.rows)[-1]
-    columns = grid_options(kernel.extents[pair[1]], machine.columns)[-1]
-    grid = (PartitionedLoop(pair[0], ROW, rows), PartitionedLoop(pair[1], COLUMN, columns))
+    grid = widest_grid(kernel.extents, pair, machine)
+    rows = grid[0].count
     plans = [_fitting(kernel, grid, machine)]
     loop = _third_loop(kernel, pair)
     if loop is not None and rows * 2 <= machine.rows:
@@ -365,10 +361,7 @@ class WaferConvolution:
     machine_type = WaferDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: WaferDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``; the decisions are those of ``decide_convolution``."""
         sch = schedule_of(func)
@@ -454,4 +447,5 @@ def _bring_operands(
                 sch.annotate(operand.padding, COMMUNICATION, pattern)
         elif pattern is not None:
             copy_tile(sch, kernel.block, operand.buffer, under, pattern)
-        state_home(sch, operand.buffer, layout.pieces(operand), len(operand.dims))
+        words = home_words(layout.pieces(operand), len(operand.dims))
+        state_home(sch, operand.buffer, words)

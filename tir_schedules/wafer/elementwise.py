@@ -10,7 +10,7 @@ from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, ope
 from tvm_ext.tir_schedules.analysis.dimensions import Dimensions, dimensions_of, volume
 from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans
 from tvm_ext.tir_schedules.wafer.mesh_partition import (
     Broadcasts,
@@ -33,10 +33,7 @@ class WaferElementwise:
     machine_type = WaferDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: WaferDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         if reduces_or_scans(func):

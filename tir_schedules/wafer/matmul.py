@@ -5,26 +5,24 @@ from dataclasses import dataclass
 
 import numpy as np
 from tvm import s_tir, tirx
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.description import WaferDescription
 from tvm_ext.tir_schedules.analysis.buffer_access import constant_parameter, element_bytes
 from tvm_ext.tir_schedules.inlining import schedule_of
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
     COMMUNICATION,
-    HOME,
     MESH_AXIS,
     PIPELINE,
     ROW,
     VECTOR,
-    WHOLE,
     Pattern,
 )
 from tvm_ext.tir_schedules.wafer.contraction import WaferContraction
-from tvm_ext.tir_schedules.wafer.mesh_partition import grid_options
+from tvm_ext.tir_schedules.wafer.mesh_partition import cut_loop, grid_options
 from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED, ORDER
 
 # Cycles of a matmul on a mesh by default, for many mappings at once.
@@ -309,10 +307,7 @@ class WaferMatmul:
     machine_type = WaferDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: WaferDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         sch = schedule_of(func)
@@ -352,13 +347,13 @@ def _schedule(
     outer: list[LoopRV] = []
     inner_batch: list[LoopRV] = []
     if batch is not None:
-        group, rest = _cut(sch, every[batch], contraction.extents[batch], mapping.groups)
+        group, rest = cut_loop(sch, every[batch], mapping.groups)
         sch.annotate(group, MESH_AXIS, ROW)
         outer.append(group)
         inner_batch.append(rest)
-    i0, i1 = _cut(sch, every[left], contraction.extents[left], mapping.rows)
-    j0, j1 = _cut(sch, every[right], contraction.extents[right], mapping.columns)
-    k0, k1 = _cut(sch, every[summed], contraction.extents[summed], mapping.steps)
+    i0, i1 = cut_loop(sch, every[left], mapping.rows)
+    j0, j1 = cut_loop(sch, every[right], mapping.columns)
+    k0, k1 = cut_loop(sch, every[summed], mapping.steps)
     others = [loop for position, loop in enumerate(every) if position not in (*loops, batch)]
     inner = {ON_SUMMED: k1, ON_LEFT: i1, ON_RIGHT: j1}
     vector = inner.pop(mapping.vector)
@@ -376,24 +371,12 @@ def _schedule(
         tile = sch.cache_read(contraction.block, number, "local")
         sch.compute_at(tile, k0)
         sch.annotate(tile, COMMUNICATION, pattern)
-    _finish_result(sch, contraction, result, inner_batch[0] if inner_batch else j0)
-    sch.decompose_reduction(contraction.block, k0)
-    _state_homes(sch, contraction, loops, mapping)
-
-
-def _cut(sch: s_tir.Schedule, loop: LoopRV, extent: int, count: int) -> tuple[LoopRV, LoopRV]:
-    """``count`` pieces and the iterations of one; the last pieces may have fewer, or none."""
-    outer, inner = sch.split(loop, factors=[count, -(-extent // count)])
-    return outer, inner
-
-
-def _finish_result(
-    sch: s_tir.Schedule, contraction: WaferContraction, result: SBlockRV, under: LoopRV
-) -> None:
-    """What follows the sum is computed where the sum is."""
+    # What follows the sum is computed where the sum is.
     if contraction.last is not None:
         sch.reverse_compute_inline(contraction.last)
-    sch.reverse_compute_at(result, under)
+    sch.reverse_compute_at(result, inner_batch[0] if inner_batch else j0)
+    sch.decompose_reduction(contraction.block, k0)
+    _state_homes(sch, contraction, loops, mapping)
 
 
 def _state_homes(
@@ -411,13 +394,7 @@ def _state_homes(
     )
     if not mapping.resident:
         words[1][summed] = f"{ROW}/{mapping.rows}"
-    params = list(sch.mod["main"].params)
-    root = sch.get_sblock("root")
-    for operand, dims, cut in zip(contraction.buffers, contraction.dims, words, strict=True):
-        position = next((i for i, one in enumerate(params) if one.same_as(operand)), None)
-        if position is None:
-            continue
-        if batch is not None:
-            cut = {**cut, batch: f"{ROW}/{mapping.groups}"}
-        home = " ".join(cut.get(dim, WHOLE) if dim is not None else WHOLE for dim in dims)
-        sch.annotate(root, f"{HOME}{position}", home)
+    if batch is not None:
+        for cut in words:
+            cut[batch] = f"{ROW}/{mapping.groups}"
+    contraction.state_homes(sch, *words)

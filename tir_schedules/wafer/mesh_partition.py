@@ -1,6 +1,6 @@
 """How the loops of a block are partitioned over a mesh, and what is broadcast for it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tvm import s_tir, tirx
@@ -48,6 +48,12 @@ def grid_options(extent: int, most: int, count: int = 12) -> list[int]:
         return distinct
     step = (len(distinct) - 1) / (count - 1)
     return sorted({distinct[round(number * step)] for number in range(count)})
+
+
+def largest_two(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of (position, extent) pairs, the two with the largest extents above one, in order."""
+    large = sorted(pairs, key=lambda pair: -pair[1])[:2]
+    return [pair for pair in pairs if pair in large and pair[1] > 1]
 
 
 @dataclass(frozen=True)
@@ -112,8 +118,7 @@ def decide_cut(
     The one that comes first is cut over the rows, as in matmuls, so that results lie where the
     next kernel wants them. Where that leaves more PEs idle, the largest one over both.
     """
-    large = sorted(dimensions, key=lambda pair: -pair[1])[:2]
-    large = [pair for pair in dimensions if pair in large and pair[1] > 1]
+    large = largest_two(dimensions)
     if not large:
         return MeshPartition(None, None)
     longest = max(large, key=lambda pair: pair[1])
@@ -311,6 +316,13 @@ class Broadcasts:
         return broadcast_pattern(rows and not idle[0], columns and not idle[1])
 
 
+def state_home(sch: s_tir.Schedule, buffer: tirx.Buffer, words: Iterable[str]) -> None:
+    """Says where a parameter lies, one word a dimension; nothing of any other buffer."""
+    for position, param in enumerate(sch.mod["main"].params):
+        if param.same_as(buffer):
+            sch.annotate(sch.get_sblock("root"), f"{HOME}{position}", " ".join(words))
+
+
 def state_homes(sch: s_tir.Schedule, dimensions: Dimensions, cut: MeshPartition) -> None:
     """Says where parameters lie that are cut over rows and columns along one axis.
 
@@ -318,8 +330,7 @@ def state_homes(sch: s_tir.Schedule, dimensions: Dimensions, cut: MeshPartition)
     """
     if not cut.together:
         return
-    root = sch.get_sblock("root")
-    for position, param in enumerate(sch.mod["main"].params):
+    for param in sch.mod["main"].params:
         axes = dimensions.axes.get(buffer_key(param))
         if axes is not None and cut.row in axes:
-            sch.annotate(root, f"{HOME}{position}", " ".join(cut.word(one) for one in axes))
+            state_home(sch, param, map(cut.word, axes))

@@ -1,7 +1,8 @@
 """Tiles of a kernel's result on the PEs of a mesh, and the tiles of its inputs that they need."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tvm import s_tir, tirx
 from tvm.s_tir.schedule import LoopRV, SBlockRV
@@ -14,16 +15,16 @@ from tvm_ext.tir_schedules.analysis.buffer_access import (
     read_position,
 )
 from tvm_ext.tir_schedules.analysis.contraction import moved_by
+from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import (
     COLUMN,
     COMMUNICATION,
-    HOME,
     MESH_AXIS,
     ROW,
     VECTOR,
     WHOLE,
 )
-from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern
+from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options, pick_pieces
 
 
 @dataclass(frozen=True)
@@ -138,16 +139,10 @@ def aligned_count(size: int, advance: int, cut: PartitionedLoop) -> int:
     return count if -(-size // count) == advance else min(cut.count, size)
 
 
-def state_home(
-    sch: s_tir.Schedule, buffer: tirx.Buffer, pieces: Mapping[int, tuple[str, int]], rank: int
-) -> None:
-    """Where a parameter lies: ``pieces`` has the axis and the number of pieces by dimension."""
-    params = list(sch.mod["main"].params)
-    position = next(i for i, one in enumerate(params) if one.same_as(buffer))
-    words = [
-        f"{pieces[dim][0]}/{pieces[dim][1]}" if dim in pieces else WHOLE for dim in range(rank)
-    ]
-    sch.annotate(sch.get_sblock("root"), f"{HOME}{position}", " ".join(words))
+def home_words(pieces: Mapping[int, tuple[str, int]], rank: int) -> list[str]:
+    """How a home is stated: ``pieces`` has the axis and the number of pieces by dimension."""
+    words = {dimension: f"{axis}/{count}" for dimension, (axis, count) in pieces.items()}
+    return [words.get(dimension, WHOLE) for dimension in range(rank)]
 
 
 def axis_pairs(extents: Sequence[int]) -> list[tuple[int, int]]:
@@ -159,6 +154,33 @@ def axis_pairs(extents: Sequence[int]) -> list[tuple[int, int]]:
     short = [loop for loop, extent in enumerate(extents) if extent == 1]
     chosen = sorted([*long, *short[: max(0, 2 - len(long))]])
     return [(row, column) for row in chosen for column in chosen if row != column]
+
+
+def widest_grid(
+    extents: Sequence[int], pair: tuple[int, int], machine: WaferDescription
+) -> tuple[PartitionedLoop, PartitionedLoop]:
+    """As many PEs as a pair of loops fills."""
+    rows = grid_options(extents[pair[0]], machine.rows)[-1]
+    columns = grid_options(extents[pair[1]], machine.columns)[-1]
+    return PartitionedLoop(pair[0], ROW, rows), PartitionedLoop(pair[1], COLUMN, columns)
+
+
+def decide_grid(
+    extents: Sequence[int],
+    rank: Callable[[tuple[int, int]], Any],
+    machine: WaferDescription,
+    decisions: Decisions,
+) -> tuple[PartitionedLoop, PartitionedLoop]:
+    """Which loops go over rows and columns, by default those of the least ``rank``, and how far.
+
+    Decisions: ``axes``, by number in ``axis_pairs``; ``rows`` and ``columns``, the pieces.
+    """
+    pairs = axis_pairs(extents)
+    ranks = [rank(pair) for pair in pairs]
+    row, column = pairs[decisions.pick("axes", range(len(pairs)), ranks.index(min(ranks)))]
+    rows = pick_pieces("rows", extents[row], machine.rows, decisions)
+    columns = pick_pieces("columns", extents[column], machine.columns, decisions)
+    return PartitionedLoop(row, ROW, rows), PartitionedLoop(column, COLUMN, columns)
 
 
 def pe_cycles(machine: WaferDescription, dtype: str, instructions: float, elements: float) -> float:

@@ -9,6 +9,7 @@ from tvm_ffi import structural_map
 
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes
 from tvm_ext.tir_schedules.analysis.loop_nest import substitute
+from tvm_ext.tir_schedules.statements import changed_loop
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, MESH_AXIS, ROW
 
 # On a loop: the order of its steps, by number.
@@ -39,9 +40,7 @@ def with_skewed_steps(func: tirx.PrimFunc) -> tirx.PrimFunc:
         part = _part(order, loop.loop_var, loop.extent, lines[ROW], lines[COLUMN])
         notes = {key: value for key, value in loop.annotations.items() if key != ORDER}
         body = substitute(loop.body, {loop.loop_var: part})
-        return tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding, notes
-        )
+        return changed_loop(loop, body=body, annotations=notes)
 
     return func.with_body(structural_map(func.body, (tirx.For, transposed)))
 

@@ -21,21 +21,23 @@ from tvm_ext.tir_schedules.analysis.stencil import (
     stencil_of,
 )
 from tvm_ext.tir_schedules.inlining import schedule_of
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.statements import changed_block, in_root_block
+from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, COMMUNICATION, ROW, Pattern
-from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, grid_options
+from tvm_ext.tir_schedules.wafer.mesh_partition import broadcast_pattern, state_home
 from tvm_ext.tir_schedules.wafer.result_tiles import (
     PartitionedLoop,
     aligned_count,
-    axis_pairs,
     copy_tile,
     cut_result,
+    decide_grid,
+    home_words,
     innermost_vector,
     longest_loop,
     pe_cycles,
     send_shared,
-    state_home,
     tiles_of,
+    widest_grid,
 )
 
 # Copies of a grid's tile with neighbours along one direction each, so that no corner is sent.
@@ -136,9 +138,7 @@ def with_copies(
         plain = s_tir.SBlock(block.iter_vars, [], [], name, body)
         known = {one: one for one in (*func.params, *root.alloc_buffers, *buffers)}
         reads, writes, _ = s_tir.analysis.get_sblock_access_region(plain, known)
-        full = s_tir.SBlock(
-            block.iter_vars, reads, writes, name, body, None, [], [], block.annotations
-        )
+        full = changed_block(block, reads=reads, writes=writes, body=body)
         return s_tir.SBlockRealize(realize.iter_values, realize.predicate, full)
 
     statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
@@ -148,9 +148,8 @@ def with_copies(
     ]
     allocated = [*root.alloc_buffers, *(b for split in splits for b in split.buffers.values())]
     body = tirx.SeqStmt([*statements[:-1], *copies, last])
-    block = s_tir.SBlock([], [], [], "root", body, None, allocated, [], root.annotations)
     names = {s.grid: [str(b.name) for b in s.buffers.values()] for s in splits}
-    return func.with_body(s_tir.SBlockRealize([], tirx.const(True, "bool"), block)), names
+    return func.with_body(in_root_block(body, allocated, root.annotations)), names
 
 
 def _split(grid: Grid, by_point: Mapping[Offsets, int | None]) -> _GridSplit:
@@ -202,10 +201,7 @@ class WaferStencil:
     machine_type = WaferDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: WaferDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``.
 
@@ -224,29 +220,14 @@ def _decide(
     stencil: Stencil, machine: WaferDescription, decisions: Decisions
 ) -> tuple[tuple[PartitionedLoop, PartitionedLoop], int]:
     """The cuts over rows and columns, and the loop of an instruction."""
-    pairs = axis_pairs(stencil.extents)
-    ranks = [_rank(stencil, _widest(stencil, pair, machine), machine) for pair in pairs]
-    number = decisions.pick("axes", range(len(pairs)), ranks.index(min(ranks)))
-    row, column = pairs[number]
-    row_options = grid_options(stencil.extents[row], machine.rows)
-    column_options = grid_options(stencil.extents[column], machine.columns)
-    cuts = (
-        PartitionedLoop(row, ROW, decisions.pick("rows", row_options, row_options[-1])),
-        PartitionedLoop(
-            column, COLUMN, decisions.pick("columns", column_options, column_options[-1])
-        ),
-    )
+
+    def rank(pair: tuple[int, int]) -> tuple[bool, float]:
+        return _rank(stencil, widest_grid(stencil.extents, pair, machine), machine)
+
+    cuts = decide_grid(stencil.extents, rank, machine, decisions)
     tiles = dict(enumerate(tiles_of(stencil.extents, cuts)))
     lengths = {loop: tile for loop, tile in tiles.items() if tile > 1} or tiles
     return cuts, decisions.pick("vector", lengths, longest_loop(lengths))
-
-
-def _widest(
-    stencil: Stencil, pair: tuple[int, int], machine: WaferDescription
-) -> tuple[PartitionedLoop, PartitionedLoop]:
-    rows = grid_options(stencil.extents[pair[0]], machine.rows)[-1]
-    columns = grid_options(stencil.extents[pair[1]], machine.columns)[-1]
-    return PartitionedLoop(pair[0], ROW, rows), PartitionedLoop(pair[1], COLUMN, columns)
 
 
 def _rank(
@@ -349,4 +330,4 @@ def _state(
         for dim, loop in enumerate(grid.loops)
         if loop == cut.loop
     }
-    state_home(sch, grid.parameter, pieces, len(shape))
+    state_home(sch, grid.parameter, home_words(pieces, len(shape)))

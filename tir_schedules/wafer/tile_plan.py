@@ -35,19 +35,18 @@ from tvm_ext.tir_schedules.analysis.row_kernel import buffer_key
 from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
 from tvm_ext.tir_schedules.wafer.annotations import COLUMN, ROW, WHOLE, Pattern
 from tvm_ext.tir_schedules.wafer.block_statements import Change, Stage
-from tvm_ext.tir_schedules.wafer.mesh_partition import MeshPartition, broadcast_pattern, pick_pieces
+from tvm_ext.tir_schedules.wafer.mesh_partition import (
+    MeshPartition,
+    broadcast_pattern,
+    largest_two,
+    pick_pieces,
+)
 
 # Where the pieces of a tensor lie on a mesh, and whether a block finds what it reads in its PE.
 
 
 # For each axis of a tensor, "row", "column" or "-", and the elements of one piece.
 Layout = tuple[tuple[str, int], ...]
-
-
-def largest_two(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Of (position, extent) pairs, the two with the largest extents above one, in order."""
-    large = sorted(pairs, key=lambda pair: -pair[1])[:2]
-    return [pair for pair in pairs if pair in large and pair[1] > 1]
 
 
 def home_layout(buffer: tirx.Buffer, grid: Mapping[str, int], axes: Sequence[str]) -> Layout:

@@ -12,7 +12,7 @@ from tvm_ext.tir_schedules.analysis.dimensions import loop_index, plain_block_re
 from tvm_ext.tir_schedules.analysis.guarded_loads import guarded_loads
 from tvm_ext.tir_schedules.inlining import inlined_schedule, kernel_blocks
 from tvm_ext.tir_schedules.statements import is_conditional
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 from tvm_ext.tir_schedules.wafer.block_statements import reduces_or_scans, share_loops
 from tvm_ext.tir_schedules.wafer.blockwise import schedule_tiles
 from tvm_ext.tir_schedules.wafer.tile_plan import plan_tiles
@@ -29,10 +29,7 @@ class WaferTranspose:
     machine_type = WaferDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: WaferDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: WaferDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``."""
         if reduces_or_scans(func):

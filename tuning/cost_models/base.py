@@ -5,24 +5,48 @@ says.
 import math
 import statistics
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm.s_tir import meta_schedule as ms
 
+from tvm_ext.configs.errors import NotApplicable, TvmExtError
 from tvm_ext.tuning.logs.database_files import FAILED_SECONDS
 
 
 class FormulaModel(ms.cost_model.PyCostModel):
-    """Scores by ``score_module``, which a model that derives from this has to have."""
+    """A model that MetaSchedule can ask, and that learns nothing.
+
+    One that derives from this has ``modelled_seconds``, or scores of its own by ``score_module``.
+
+    Parameters
+    ----------
+    machine : MachineDescription
+        What the kernels are scheduled for.
+    """
 
     learns = False
     exact = False
     """Whether a trial gives just what ``score_module`` says."""
 
+    def __init__(self, machine: Any) -> None:
+        super().__init__()
+        self.machine = machine
+
+    def modelled_seconds(self, mod: tvm.IRModule) -> float:
+        """Of one call of the scheduled kernel "main".
+
+        Raises NotApplicable or TvmExtError for one that is of no use.
+        """
+        raise NotImplementedError
+
     def score_module(self, mod: tvm.IRModule) -> float:
         """Calls a microsecond of the scheduled kernel "main"; 0 for one that is of no use."""
-        raise NotImplementedError
+        try:
+            return 1e-6 / self.modelled_seconds(mod)
+        except (NotApplicable, TvmExtError):
+            return 0.0
 
     def score_modules(self, mods: Sequence[tvm.IRModule]) -> np.ndarray:
         """The same for several kernels."""

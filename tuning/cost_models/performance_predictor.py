@@ -390,7 +390,7 @@ class PredictorModel(ms.cost_model.PyCostModel):
         """The same for scheduled kernels that are named "main"."""
         if not mods:
             return np.zeros(0)
-        rows = [self._row(mod) for mod in mods]
+        rows = [self.known_features(kernel_hash(mod), mod) for mod in mods]
         known = [position for position, row in enumerate(rows) if row is not None]
         scores = np.zeros(len(mods))
         if known:
@@ -398,9 +398,10 @@ class PredictorModel(ms.cost_model.PyCostModel):
             scores[known] = 1e-6 / self.predictor.predict_seconds(features)
         return scores
 
-    def _row(self, mod: tvm.IRModule) -> np.ndarray | None:
+    def known_features(self, name: str, mod: tvm.IRModule) -> np.ndarray | None:
+        """``features_of`` a candidate; None for one that the builder will have to refuse."""
         try:
-            return self.features_of(kernel_hash(mod), mod)
+            return self.features_of(name, mod)
         except NotApplicable:
             return None
 

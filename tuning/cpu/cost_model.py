@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import tvm
 from tvm.ir.utils import derived_object
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cost_model import Work, cost_model
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.tuning.candidate import lowered
@@ -316,21 +315,8 @@ def modelled_seconds(mod: tvm.IRModule, machine: CpuDescription) -> float:
 
 @derived_object
 class CpuCostModel(FormulaModel):
-    """``modelled_seconds`` as a model that MetaSchedule can ask; it learns nothing.
+    """``modelled_seconds`` as a model that MetaSchedule can ask."""
 
-    Parameters
-    ----------
-    machine : CpuDescription
-        What the kernels are scheduled for.
-    """
-
-    def __init__(self, machine: CpuDescription) -> None:
-        super().__init__()
-        self.machine = machine
-
-    def score_module(self, mod: tvm.IRModule) -> float:
-        """Calls a microsecond, modelled; 0 for what will not be built."""
-        try:
-            return 1e-6 / modelled_seconds(mod, self.machine)
-        except NotApplicable:
-            return 0.0
+    def modelled_seconds(self, mod: tvm.IRModule) -> float:
+        """See ``FormulaModel``."""
+        return modelled_seconds(mod, self.machine)

@@ -15,7 +15,6 @@ import tvm
 from tvm import tirx
 from tvm.ir.utils import derived_object
 
-from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
 from tvm_ext.hardware.matrix_instructions import MatrixInstruction, read_call
 from tvm_ext.tir_schedules.analysis.buffer_access import (
@@ -393,21 +392,8 @@ def cuda_cost(mod: tvm.IRModule, machine: CudaDescription) -> CudaCost:
 
 @derived_object
 class CudaCostModel(FormulaModel):
-    """``cuda_cost`` as a model that MetaSchedule can ask; it learns nothing.
+    """``cuda_cost`` as a model that MetaSchedule can ask."""
 
-    Parameters
-    ----------
-    machine : CudaDescription
-        What the kernels are scheduled for.
-    """
-
-    def __init__(self, machine: CudaDescription) -> None:
-        super().__init__()
-        self.machine = machine
-
-    def score_module(self, mod: tvm.IRModule) -> float:
-        """Calls a microsecond, modelled; 0 for what will not be built."""
-        try:
-            return 1e-6 / cuda_cost(mod, self.machine).seconds
-        except NotApplicable:
-            return 0.0
+    def modelled_seconds(self, mod: tvm.IRModule) -> float:
+        """See ``FormulaModel``."""
+        return cuda_cost(mod, self.machine).seconds

@@ -150,12 +150,9 @@ class RecordKinds:
     """
 
     def __init__(self, trials: Iterable[Trial]) -> None:
-        self._modelled: dict[Group, list[Trial]] = {}
-        self._measured: dict[Group, list[Trial]] = {}
-        for trial in trials:
-            if trial.is_timed:
-                kind = self._modelled if trial.is_modelled else self._measured
-                kind.setdefault((trial.kernel, target_key(trial.target)), []).append(trial)
+        known = list(trials)
+        self._modelled = grouped_trials(one for one in known if one.is_modelled)
+        self._measured = grouped_trials(one for one in known if one.is_measured)
 
     def is_modelled(self, record: StoredRecord) -> bool:
         """Whether the record's time is a model's answer."""

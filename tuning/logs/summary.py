@@ -20,6 +20,8 @@ from tvm_ext.tuning.logs.best_records import (
     best_records,
     candidate_results,
     default_of,
+    group_of,
+    grouped_trials,
 )
 from tvm_ext.tuning.logs.database_files import StoredRecord, target_key, target_text, trace_of
 from tvm_ext.tuning.logs.record_folder import Records
@@ -212,14 +214,12 @@ def summaries(records: Records) -> list[KernelSummary]:
     The trials decide; records count for kernels without measured trials, such as those of plain
     MetaSchedule. Records that do not apply to their workloads are added to the problems.
     """
-    trials: dict[Group, list[Trial]] = {}
-    for trial in records.trials:
-        trials.setdefault((trial.kernel, target_key(trial.target)), []).append(trial)
+    trials = grouped_trials(records.trials)
     stored = best_records(records.files, records.trials)
     kinds = RecordKinds(records.trials)
     modelled = {group for group, record in stored.items() if kinds.is_modelled(record)}
     measured = {group: record for group, record in stored.items() if group not in modelled}
-    counts = Counter((one.workload, target_key(one.target)) for one in records.files.records)
+    counts = Counter(map(group_of, records.files.records))
     names = records.last_trials()
     return [
         _summary(records, group, trials.get(group, []), measured.get(group), counts[group], names)

@@ -341,23 +341,10 @@ def wafer_cost(mod: tvm.IRModule, mesh: WaferDescription) -> WaferCost:
 
 @derived_object
 class WaferCostModel(FormulaModel):
-    """``wafer_cost`` as a model that MetaSchedule can ask; it learns nothing.
-
-    Parameters
-    ----------
-    mesh : WaferDescription
-        What the kernels are scheduled for.
-    """
+    """``wafer_cost`` as a model that MetaSchedule can ask."""
 
     exact = True
 
-    def __init__(self, mesh: WaferDescription) -> None:
-        super().__init__()
-        self.mesh = mesh
-
-    def score_module(self, mod: tvm.IRModule) -> float:
-        """Calls a microsecond; 0 for what does not fit the mesh or cannot be read."""
-        try:
-            return 1e-6 / wafer_cost(mod, self.mesh).seconds
-        except (NotApplicable, WaferLimitError):
-            return 0.0
+    def modelled_seconds(self, mod: tvm.IRModule) -> float:
+        """See ``FormulaModel``."""
+        return wafer_cost(mod, self.machine).seconds

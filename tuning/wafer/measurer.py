@@ -30,7 +30,7 @@ _MOST_FLOPS = 3e8
 _ONCE = TimingPlan(turn_seconds=1e-6, fewest_turns=1, most_turns=1, limit_seconds=1e-6)
 
 
-class WaferMeasurer:
+class WaferMeasurer(Measurer):
     """Takes the place of ``Measurer`` for a mesh: times come from the cost function.
 
     The scheduled loops are those of an ordinary kernel, so that what a mapping computes is compared
@@ -56,29 +56,17 @@ class WaferMeasurer:
         seed: int = 0,
         scratch: Path | None = None,
     ) -> None:
+        super().__init__(mesh, limits, _ONCE, seed, (), scratch)
         self._mesh = mesh
-        self._checker = Measurer(mesh, limits, _ONCE, seed, (), scratch)
         self._compares = False
-        self._closing = False
-
-    def __enter__(self) -> "WaferMeasurer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends all processes and removes all files."""
-        self._closing = True
-        self._checker.close()
 
     def prepare(
         self, candidates: Sequence[Candidate], deadline: Deadline = NO_DEADLINE
     ) -> dict[str, str]:
         """Compares the default schedules of kernels; see ``Measurer.prepare``."""
-        failed = self._checker.prepare([c for c in candidates if self._is_small(c)], deadline)
+        failed = super().prepare([c for c in candidates if self._is_small(c)], deadline)
         for one in candidates:
-            if one.task.hash not in failed and self._checker.is_prepared(one.task):
+            if one.task.hash not in failed and super().is_prepared(one.task):
                 outcome = self._compared(one, deadline)
                 if outcome is not None and outcome.status == "wrong":
                     failed[one.task.hash] = f"its default mapping is wrong: {outcome.message}"
@@ -87,10 +75,6 @@ class WaferMeasurer:
     def is_prepared(self, task: KernelTask) -> bool:
         """Whether candidates of a task get an answer: always."""
         return True
-
-    def forget(self, task: KernelTask) -> None:
-        """Removes the files of a task that is done."""
-        self._checker.forget(task)
 
     def measure(
         self, candidates: Sequence[Candidate], deadline: Deadline = NO_DEADLINE
@@ -113,20 +97,12 @@ class WaferMeasurer:
         finally:
             self._compares = False
 
-    def skip_waiting(self) -> None:
-        """Nothing waits."""
-
-    def interrupt(self) -> None:
-        """Ends all processes; safe in signal handlers."""
-        self._closing = True
-        self._checker.interrupt()
-
     def _answer(self, candidate: Candidate, deadline: Deadline) -> Measurement:
         begun = time.perf_counter()
         cost = self._cost(candidate)
         if isinstance(cost, str):
             return Measurement(candidate, "build", cost)
-        if self._compares and self._checker.is_prepared(candidate.task):
+        if self._compares and super().is_prepared(candidate.task):
             outcome = self._compared(candidate, deadline)
             if outcome is not None and outcome.status != "ok":
                 return outcome
@@ -142,7 +118,7 @@ class WaferMeasurer:
 
     def _compared(self, candidate: Candidate, deadline: Deadline) -> Measurement | None:
         """How the candidate's numbers compare; None when there was no time for it."""
-        return next(iter(self._checker.measure([candidate], deadline)), None)
+        return next(super().measure([candidate], deadline), None)
 
     def _is_small(self, candidate: Candidate) -> bool:
         cost = self._cost(candidate)

@@ -1,9 +1,10 @@
 """What a family of measurements is: how it is recognised, predicted and fitted."""
 
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 import numpy as np
 
@@ -200,6 +201,33 @@ class Family:
         if self.compares_slowest and row.value_max is not None:
             return row.value_max
         return row.value
+
+
+def linear_family(
+    *,
+    terms: Callable[[PublishedRow], Terms],
+    parameters: Mapping[str, str],
+    of: str,
+    steps: Callable[[PublishedRow], int] = lambda row: 1,
+    observed: Callable[[PublishedRow], Iterable[tuple[Terms, float]]] | None = None,
+    **rest: Any,
+) -> Family:
+    """A family whose cycles are ``terms`` of a row with parameters that fit all rows at once.
+
+    ``of`` and ``steps`` are those of its predictions, and ``observed`` gives the terms and the
+    cycles that one row tells, where these are not its terms and its value.
+    """
+
+    def predict(row: PublishedRow, known: Parameters) -> Prediction:
+        return Prediction(terms(row).cycles(known), of, steps(row))
+
+    def value(row: PublishedRow) -> Iterable[tuple[Terms, float]]:
+        return [] if row.value is None else [(terms(row), in_cycles(row, row.value, steps(row)))]
+
+    def fit(rows: Sequence[PublishedRow]) -> dict[str, float]:
+        return fit_terms([one for row in rows for one in (observed or value)(row)], [*parameters])
+
+    return Family(predict=predict, fit=fit, parameters=parameters, **rest)
 
 
 def clock_of(row: PublishedRow) -> float:

@@ -22,6 +22,7 @@ from tvm_ext.hardware.wafer.published.family import (
     fit_terms,
     grid_of,
     in_cycles,
+    linear_family,
     machine_of,
 )
 from tvm_ext.hardware.wafer.published.rows import PublishedRow
@@ -38,17 +39,6 @@ def _recognises_gemm(row: PublishedRow) -> bool:
     kernel = row.kernel.lower()
     distributed = re.search(r"summa|cannon|mesh|sparse|spmm|\bcopy\b|total", kernel)
     return bool(re.search(r"\bgemm\b|\bmatmul\b|matrix product", kernel)) and not distributed
-
-
-def _predict_gemm(row: PublishedRow, parameters: Parameters) -> Prediction:
-    return Prediction(_terms_gemm(row).cycles(parameters), "mean over PEs")
-
-
-def _fit_gemm(rows: Sequence[PublishedRow]) -> dict[str, float]:
-    observed = [
-        (_terms_gemm(row), in_cycles(row, row.value)) for row in rows if row.value is not None
-    ]
-    return fit_terms(observed, list(GEMM_TILE.parameters))
 
 
 def _terms_gemm(row: PublishedRow) -> Terms:
@@ -82,17 +72,13 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _size_gemm(row: PublishedRow) -> Hashable:
-    return _tile_gemm(row, *grid_of(row, machine_of(row)))
-
-
-GEMM_TILE = Family(
+GEMM_TILE = linear_family(
     name="gemm_tile",
     title="GEMM, local tile",
     recognises=_recognises_gemm,
-    predict=_predict_gemm,
-    fit=_fit_gemm,
-    size=_size_gemm,
+    terms=_terms_gemm,
+    of="mean over PEs",
+    size=lambda row: _tile_gemm(row, *grid_of(row, machine_of(row))),
     parameters={
         "instruction": "cycles for each vector instruction",
         "element": "cycles for each element of it",

@@ -12,20 +12,16 @@ the two-phase reduce; P. Luczynski et al., "Near-optimal wafer-scale reduce", HP
 """
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from math import ceil
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer import reduces
 from tvm_ext.hardware.wafer.published.family import (
-    Family,
-    Parameters,
-    Prediction,
     Terms,
     element_bytes,
-    fit_terms,
     grid_of,
-    in_cycles,
+    linear_family,
     machine_of,
 )
 from tvm_ext.hardware.wafer.published.rows import PublishedRow
@@ -41,15 +37,6 @@ _ONE_PHASE = {
 def _recognises(row: PublishedRow) -> bool:
     kernel = row.kernel.lower()
     return bool(re.search(r"\breduce\b", kernel)) and not re.search(r"all[\s-]*reduce", kernel)
-
-
-def _predict(row: PublishedRow, parameters: Parameters) -> Prediction:
-    return Prediction(_terms(row).cycles(parameters), "root PE")
-
-
-def _fit(rows: Sequence[PublishedRow]) -> dict[str, float]:
-    observed = [(_terms(row), in_cycles(row, row.value)) for row in rows if row.value is not None]
-    return fit_terms(observed, list(REDUCE.parameters))
 
 
 def _terms(row: PublishedRow) -> Terms:
@@ -98,12 +85,12 @@ def _size(row: PublishedRow) -> Hashable:
     return terms.known, terms.counts.get("first_step")
 
 
-REDUCE = Family(
+REDUCE = linear_family(
     name="reduce",
     title="1-D reduce",
     recognises=_recognises,
-    predict=_predict,
-    fit=_fit,
+    terms=_terms,
+    of="root PE",
     size=_size,
     parameters={
         "first_step": "cycles for each step of the first phase",

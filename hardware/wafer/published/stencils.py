@@ -1,20 +1,17 @@
 """Stencils: 5 points and stars in two dimensions, 25 points in three."""
 
 import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.wafer.published.family import (
-    Family,
-    Parameters,
-    Prediction,
     Terms,
     check_bytes,
-    fit_terms,
     grid_of,
     in_cycles,
+    linear_family,
     machine_of,
 )
 from tvm_ext.hardware.wafer.published.rows import PublishedRow, parse_unit
@@ -24,26 +21,16 @@ def _recognises_5_point(row: PublishedRow) -> bool:
     return bool(re.search(r"\b(5|five)[\s-]*(point|pt)\b", row.kernel.lower()))
 
 
-def _predict_5_point(row: PublishedRow, parameters: Parameters) -> Prediction:
-    return Prediction(_terms_5_point(row, most=True).cycles(parameters), "slowest PE")
-
-
-def _fit_5_point(rows: Sequence[PublishedRow]) -> dict[str, float]:
-    return fit_terms(
-        [one for row in rows for one in _observed(row)], list(STENCIL_5_POINT.parameters)
-    )
-
-
 def _observed(row: PublishedRow) -> Iterator[tuple[Terms, float]]:
     """The slowest PE, with the most neighbours; the fastest one, a corner, if its tile is full."""
     slowest = row.value_max or row.value
     if slowest is not None:
-        yield _terms_5_point(row, most=True), in_cycles(row, slowest)
+        yield _terms_5_point(row), in_cycles(row, slowest)
     if row.value_min is not None and not _is_padded(row):
         yield _terms_5_point(row, most=False), in_cycles(row, row.value_min)
 
 
-def _terms_5_point(row: PublishedRow, most: bool) -> Terms:
+def _terms_5_point(row: PublishedRow, most: bool = True) -> Terms:
     machine = machine_of(row)
     grid_rows, grid_columns = grid_of(row, machine)
     steps = re.search(r"(\d+)\s*iteration", row.kernel.lower())
@@ -85,17 +72,14 @@ def _series(row: PublishedRow) -> str:
     return found[1].upper() if found else "A"
 
 
-def _size_5_point(row: PublishedRow) -> Hashable:
-    return _tile(row)
-
-
-STENCIL_5_POINT = Family(
+STENCIL_5_POINT = linear_family(
     name="stencil_5_point",
     title="5-point 2-D stencil",
     recognises=_recognises_5_point,
-    predict=_predict_5_point,
-    fit=_fit_5_point,
-    size=_size_5_point,
+    terms=_terms_5_point,
+    of="slowest PE",
+    observed=_observed,
+    size=_tile,
     parameters={
         "start": "cycles for each run",
         "line": "cycles for each row or column of the tile",
@@ -136,21 +120,6 @@ def _recognises_star(row: PublishedRow) -> bool:
     return bool(re.search(r"\bstar", kernel)) and "stencil" in kernel
 
 
-def _predict_star(row: PublishedRow, parameters: Parameters) -> Prediction:
-    return Prediction(
-        _terms_star(row).cycles(parameters), "slowest PE", steps=_star(row).iterations
-    )
-
-
-def _fit_star(rows: Sequence[PublishedRow]) -> dict[str, float]:
-    observed = [
-        (_terms_star(row), in_cycles(row, row.value, _star(row).iterations))
-        for row in rows
-        if row.value is not None
-    ]
-    return fit_terms(observed, list(STAR_STENCIL.parameters))
-
-
 def _terms_star(row: PublishedRow) -> Terms:
     _check_tile(row)
     star = _star(row)
@@ -164,10 +133,7 @@ def _terms_star(row: PublishedRow) -> Terms:
 
 
 def _check_tile(row: PublishedRow) -> None:
-    grid = grid_of(row, machine_of(row))
-    if row.m is None or row.n is None:
-        raise NotApplicable("the row has no M and N, the cells of the field")
-    tile = ceil(row.m / grid[0]), ceil(row.n / grid[1])
+    grid, tile = grid_of(row, machine_of(row)), _tile(row)
     if grid != _GRID or tile != (_SIDE, _SIDE):
         raise NotApplicable(
             f"{tile[0]}x{tile[1]} cells a PE on {grid[0]}x{grid[1]} PEs: star stencils were "
@@ -184,12 +150,13 @@ def _star(row: PublishedRow) -> _Star:
     return _Star(int(radius[1] or radius[2]), int(iterations[1]) if iterations else 1)
 
 
-STAR_STENCIL = Family(
+STAR_STENCIL = linear_family(
     name="star_stencil",
     title="star 2-D stencil",
     recognises=_recognises_star,
-    predict=_predict_star,
-    fit=_fit_star,
+    terms=_terms_star,
+    of="slowest PE",
+    steps=lambda row: _star(row).iterations,
     size=_star,
     parameters={
         "point": "cycles for each point of the star and iteration",
@@ -219,19 +186,6 @@ LARGEST_BLOCK = 400
 
 def _recognises_25_point(row: PublishedRow) -> bool:
     return bool(re.search(r"\b25[\s-]*(point|pt)\b", row.kernel.lower()))
-
-
-def _predict_25_point(row: PublishedRow, parameters: Parameters) -> Prediction:
-    return Prediction(_terms_25_point(row).cycles(parameters), "slowest PE", steps=_steps(row))
-
-
-def _fit_25_point(rows: Sequence[PublishedRow]) -> dict[str, float]:
-    observed = [
-        (_terms_25_point(row), in_cycles(row, row.value, _steps(row)))
-        for row in rows
-        if row.value is not None
-    ]
-    return fit_terms(observed, list(STENCIL_25_POINT.parameters))
 
 
 def block_cells(cells: int) -> int:
@@ -270,12 +224,13 @@ def _size_25_point(row: PublishedRow) -> Hashable:
     return row.vector_length
 
 
-STENCIL_25_POINT = Family(
+STENCIL_25_POINT = linear_family(
     name="stencil_25_point",
     title="25-point 3-D stencil",
     recognises=_recognises_25_point,
-    predict=_predict_25_point,
-    fit=_fit_25_point,
+    terms=_terms_25_point,
+    of="slowest PE",
+    steps=_steps,
     size=_size_25_point,
     parameters={
         "step": "cycles for each step",

@@ -12,32 +12,44 @@ def message(words: int, hops: int, senders: int = 1) -> Program:
     """The first ``senders`` PEs of a line to the PEs ``hops`` farther: ways that share links."""
     program = Program(1, hops + senders)
     for place in range(senders):
-        target = (0, place + hops)
-        stream = program.stream((0, place), [target], words, colour=place)
-        program.send(stream)
-        program.receive(target, stream)
+        _multicast(program, (0, place), [(0, place + hops)], words, colour=place)
     return program
 
 
 def multicast(words: int, extent: int, root: int = 0) -> Program:
     """The PE at place ``root`` of a line to all others."""
-    others = [(0, place) for place in range(extent) if place != root]
-    return _to_all(Program(1, extent), (0, root), others, words)
+    program = Program(1, extent)
+    _multicast(program, (0, root), _others(extent, root), words, colour=0)
+    return program
 
 
 def multicast_2d(words: int, rows: int, columns: int) -> Program:
     """The PE in the corner to all others of a grid."""
+    program = Program(rows, columns)
     others = [(row, column) for row in range(rows) for column in range(columns)][1:]
-    return _to_all(Program(rows, columns), (0, 0), others, words)
-
-
-def _to_all(program: Program, root: Place, others: list[Place], words: int) -> Program:
-    if others:
-        stream = program.stream(root, others, words, colour=0)
-        program.send(stream)
-        for place in others:
-            program.receive(place, stream)
+    _multicast(program, (0, 0), others, words, colour=0)
     return program
+
+
+def _others(extent: int, root: int) -> list[Place]:
+    """All PEs of a line but one."""
+    return [(0, place) for place in range(extent) if place != root]
+
+
+def _multicast(
+    program: Program,
+    root: Place,
+    targets: Sequence[Place],
+    words: int,
+    colour: int,
+    after: Sequence[int] = (),
+) -> None:
+    if not targets:
+        return
+    stream = program.stream(root, targets, words, colour)
+    program.send(stream, after)
+    for place in targets:
+        program.receive(place, stream)
 
 
 # Reduces to the first PE of a line, as in P. Luczynski et al., "Near-optimal wafer-scale reduce",
@@ -150,9 +162,7 @@ def _ring_shift(words: int, order: Sequence[int], rows: int) -> Program:
     for row in range(rows):
         for index, column in enumerate(order):
             target = (row, order[(index + 1) % len(order)])
-            stream = program.stream((row, column), [target], words, ring_colour(order, index))
-            program.send(stream)
-            program.receive(target, stream)
+            _multicast(program, (row, column), [target], words, ring_colour(order, index))
     return program
 
 
@@ -208,20 +218,9 @@ def k_tree(words: int, extent: int, levels: Sequence[Sequence[Sequence[int]]]) -
                 waits = [ends[place] for place in side]
                 both += add_chain(program, words, places, colour, waits)
             ends[middle] = both
-    _add_multicast(program, words, extent, middle, ends[middle])
+    others = _others(extent, middle)
+    _multicast(program, (0, middle), others, words, _BROADCAST, ends[middle])
     return program
-
-
-def _add_multicast(
-    program: Program, words: int, extent: int, root: int, after: Sequence[int]
-) -> None:
-    others = [(0, place) for place in range(extent) if place != root]
-    if not others:
-        return
-    stream = program.stream((0, root), others, words, _BROADCAST)
-    program.send(stream, after)
-    for place in others:
-        program.receive(place, stream)
 
 
 # Patterns of whole grids: SUMMA's broadcasts, halo exchange, transposition.
@@ -272,14 +271,3 @@ def transpose(words: int, extent: int) -> Program:
                 colour = column + extent * (row > column)
                 _multicast(program, (row, column), [(column, row)], words, colour)
     return program
-
-
-def _multicast(
-    program: Program, root: Place, targets: list[Place], words: int, colour: int
-) -> None:
-    if not targets:
-        return
-    stream = program.stream(root, targets, words, colour)
-    program.send(stream)
-    for place in targets:
-        program.receive(place, stream)

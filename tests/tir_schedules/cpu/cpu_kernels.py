@@ -32,7 +32,7 @@ def refusal_of(
     template: Template, func: tirx.PrimFunc, machine: MachineDescription = MACHINE
 ) -> str:
     """Why ``template`` leaves ``func`` alone."""
-    found = template.apply(func, machine)
+    found = template.apply(func, machine, DEFAULT_DECISIONS)
     assert isinstance(found, NotApplicable), "it was taken"
     return found.reason
 

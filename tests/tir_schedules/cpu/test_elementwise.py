@@ -17,7 +17,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.cpu.elementwise import CpuElementwise
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
 
 op = relax.op
 applied = partial(scheduled, CpuElementwise())
@@ -98,7 +98,9 @@ def test_no_scalar_moves(name: str) -> None:
 
 
 def test_not_applicable_to_a_reduction() -> None:
-    found = CpuElementwise().apply(kernel_of(op.matmul, f32(3, 5), f32(5, 7)), MACHINE)
+    found = CpuElementwise().apply(
+        kernel_of(op.matmul, f32(3, 5), f32(5, 7)), MACHINE, DEFAULT_DECISIONS
+    )
     assert found == NotApplicable("the kernel reduces or scans")
 
 

@@ -23,7 +23,7 @@ from tvm_ext.tir_schedules.operators.recurrence import (
 )
 from tvm_ext.tir_schedules.recorded_schedule import workload
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
 
 
 def assembly(func: tirx.PrimFunc, machine: Any) -> str:
@@ -99,7 +99,7 @@ def test_sequences_share_weights_and_leave_work_for_all_cores() -> None:
 def test_directions_run_on_threads() -> None:
     def kinds(directions: int) -> list[str]:
         func = recurrent_kernel(recurrence("LSTM", 256, directions), 32)
-        sch = CpuRecurrentLayer().apply(func, MACHINE)
+        sch = CpuRecurrentLayer().apply(func, MACHINE, DEFAULT_DECISIONS)
         assert isinstance(sch, s_tir.Schedule)
         return [loop.kind for loop in loops_of(sch.mod["main"])]
 
@@ -132,6 +132,6 @@ def test_every_decision_has_a_choice() -> None:
 
 def test_leaves_other_kernels() -> None:
     func = kernel_of(relax.op.exp, f32(16))
-    assert CpuRecurrentLayer().apply(func, MACHINE) == NotApplicable(
+    assert CpuRecurrentLayer().apply(func, MACHINE, DEFAULT_DECISIONS) == NotApplicable(
         "the kernel is no recurrent layer"
     )

@@ -23,7 +23,7 @@ from tvm.relax.op import nn
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.cpu.reduction import CpuReduction
-from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
 
 op = relax.op
 
@@ -110,8 +110,8 @@ def test_any_axes(name: str, shape: list[int], axes: set[int], keepdims: bool) -
     chosen = sorted({axis % len(shape) for axis in axes})
     expression, reference = FUNCTIONS[name]
     func = kernel_of(lambda x: expression(x, axis=chosen, keepdims=keepdims), f32(*shape))
-    if not isinstance(CpuReduction().apply(func, MACHINE), s_tir.Schedule):
-        pytest.fail(str(CpuReduction().apply(func, MACHINE)))
+    if not isinstance(CpuReduction().apply(func, MACHINE, DEFAULT_DECISIONS), s_tir.Schedule):
+        pytest.fail(str(CpuReduction().apply(func, MACHINE, DEFAULT_DECISIONS)))
     x, found = run({"f": reduced(func)})["f"]
     wanted = reference(x.astype("float64"), axis=tuple(chosen), keepdims=keepdims)
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
@@ -203,8 +203,10 @@ def test_a_prime_length_is_not_cut() -> None:
 def test_products_only_when_asked() -> None:
     func = kernel_of(op.matmul, f32(17, 40), f32(40, 1))
     reason = "a reduction multiplies with something that other rows need as well"
-    assert CpuReduction().apply(func, MACHINE) == NotApplicable(reason)
-    asked = CpuReduction(products=True, name="matrix times vector").apply(func, MACHINE)
+    assert CpuReduction().apply(func, MACHINE, DEFAULT_DECISIONS) == NotApplicable(reason)
+    asked = CpuReduction(products=True, name="matrix times vector").apply(
+        func, MACHINE, DEFAULT_DECISIONS
+    )
     assert isinstance(asked, s_tir.Schedule)
     a, b, found = run({"f": asked.mod["main"]})["f"]
     np.testing.assert_allclose(found, a @ b, rtol=2e-5)
@@ -223,16 +225,16 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_leaves_other_kernels(name: str) -> None:
     expression, reason = REFUSED[name]
-    assert CpuReduction().apply(kernel_of(expression, f32(24, 24)), MACHINE) == NotApplicable(
-        reason
-    )
+    assert CpuReduction().apply(
+        kernel_of(expression, f32(24, 24)), MACHINE, DEFAULT_DECISIONS
+    ) == NotApplicable(reason)
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
 def test_leaves_windows(layout: str) -> None:
     func = kernel_of(lambda x: nn.max_pool2d(x, (2, 2), (2, 2), layout=layout), f32(1, 8, 8, 8))
     reason = "a reduction reads its input for several rows, as windows do"
-    assert CpuReduction().apply(func, MACHINE) == NotApplicable(reason)
+    assert CpuReduction().apply(func, MACHINE, DEFAULT_DECISIONS) == NotApplicable(reason)
 
 
 def test_leaves_nothing() -> None:

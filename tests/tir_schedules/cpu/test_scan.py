@@ -17,7 +17,7 @@ from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cpu.host import host_description
 from tvm_ext.tir_schedules.cpu.scan import CpuScan
 from tvm_ext.tir_schedules.schedule_kernels import schedule_kernel
-from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
 
 
 def scan_kernel(
@@ -123,4 +123,4 @@ def test_leaves_other_kernels() -> None:
         scan_kernel((5, 1), 1),
         scan_kernel((te.var("n", "int64"), 5), 1),
     ):
-        assert CpuScan().apply(func, MACHINE) == reason
+        assert CpuScan().apply(func, MACHINE, DEFAULT_DECISIONS) == reason

@@ -29,7 +29,7 @@ from tvm_ext.tir_schedules.analysis.row_reader import read_rows
 from tvm_ext.tir_schedules.cpu.row_decision import RowDecision, decide_rows
 from tvm_ext.tir_schedules.cpu.softmax_and_norm import SoftmaxAndNorm
 from tvm_ext.tir_schedules.inlining import inline_blocks, kernel_blocks
-from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
 
 op = relax.op
 
@@ -247,9 +247,9 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_leaves_other_kernels(name: str) -> None:
     expression, reason = REFUSED[name]
-    assert SoftmaxAndNorm().apply(kernel_of(expression, f32(24, 24)), MACHINE) == NotApplicable(
-        reason
-    )
+    assert SoftmaxAndNorm().apply(
+        kernel_of(expression, f32(24, 24)), MACHINE, DEFAULT_DECISIONS
+    ) == NotApplicable(reason)
 
 
 def test_leaves_rows_that_differ() -> None:

@@ -21,7 +21,7 @@ from tvm_ext.tir_schedules import inlining
 from tvm_ext.tir_schedules.cpu.data_parallel import KernelPlan, plan_blocks
 from tvm_ext.tir_schedules.cpu.register_transpose import TransposeTileDecision
 from tvm_ext.tir_schedules.cpu.transpose import CpuTranspose
-from tvm_ext.tir_schedules.template import FixedDecisions
+from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, FixedDecisions
 
 op = relax.op
 MACHINES = [MACHINE, NARROW]
@@ -168,7 +168,7 @@ def test_short_rows_longer_than_a_vector(target: str, dtype: str, shape: tuple[i
     """Five rows do not fit into vectors of four lanes: they are not interleaved."""
     machine = resolve_target(target)
     func = kernel_of(op.permute_dims, (shape, dtype))
-    found = CpuTranspose().apply(func, machine)
+    found = CpuTranspose().apply(func, machine, DEFAULT_DECISIONS)
     if isinstance(found, NotApplicable):
         assert "contiguous along one other axis" in found.reason
         return

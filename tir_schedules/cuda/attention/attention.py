@@ -25,7 +25,6 @@ from tvm_ext.tir_schedules.cuda.attention.online_softmax import (
     fragment_register,
     number,
 )
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import Arrays, ThreadArray, repeated, warp_barrier
 from tvm_ext.tir_schedules.cuda.warp_instructions import (
     TILE,
@@ -330,10 +329,7 @@ class Attention:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_attention``."""
         views = FlatViews()
@@ -346,7 +342,7 @@ class Attention:
         arrays = Arrays("int32")
         kernel = WarpAttention if tiles.kind.on_tensor_cores else LaneAttention
         code = kernel(problem, tiles, arrays).write()
-        return s_tir.Schedule(with_arrays(func, views, code, arrays))
+        return s_tir.Schedule(views.kernel(func, code, arrays.buffers))
 
 
 def refusal(func: tirx.PrimFunc, machine: CudaDescription) -> str:

@@ -15,7 +15,7 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
     OTHER_REGISTERS,
     ROW_PADDING_BYTES,
 )
-from tvm_ext.tir_schedules.template import Decisions
+from tvm_ext.tir_schedules.template import Decisions, pick_each
 
 # How the two kinds of attention kernels lay out a tile, and what that takes.
 #
@@ -246,13 +246,8 @@ def decide_attention(
     def time(tiles: AttentionTiles) -> tuple[float, ...]:
         return _seconds(TileLayout(problem, tiles), machine)
 
-    closed = min(fitting, key=time)
-    for name in ("warps", "row_tiles", "keys", "stages", "splits"):
-        best = closed if closed in fitting else min(fitting, key=time)
-        options = {getattr(tiles, name) for tiles in fitting}
-        picked = decisions.pick(name, options, getattr(best, name))
-        fitting = [tiles for tiles in fitting if getattr(tiles, name) == picked]
-    return fitting[0]
+    names = ("warps", "row_tiles", "keys", "stages", "splits")
+    return pick_each(fitting, {name: name for name in names}, time, decisions)
 
 
 def best_seconds(problem: AttentionProblem, machine: CudaDescription) -> float:

@@ -35,7 +35,6 @@ from tvm_ext.tir_schedules.analysis.contraction import (
     access_of_reduction,
     factors_of,
     loops_of_dimensions,
-    only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.launch import with_nominal_sizes
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
@@ -62,9 +61,10 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     schedule_following,
     widest_copy,
 )
-from tvm_ext.tir_schedules.inlining import schedule_of
+from tvm_ext.tir_schedules.inlining import schedule_of, writer_of
 from tvm_ext.tir_schedules.packing import PaddedOperand
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.statements import in_root_block, sequence
+from tvm_ext.tir_schedules.template import Decisions
 
 # A reduction in parts that blocks of threads add up on their own, and the kernel that adds these.
 #
@@ -233,9 +233,7 @@ def _padded(
     main = trial.get_sblock(name)
     tile = trial.get(main).reads[operand].source
     padded = tuple(static_extent(size) for size in tile.shape)
-    writer = next(
-        (p for p in trial.get_producers(main) if trial.get(p).writes[0].source.same_as(tile)), None
-    )
+    writer = writer_of(trial, main, tile)
     if writer is None or None in padded or str(tile.dtype) != str(constant.source.dtype):
         return None
     inline_producers(trial, writer)
@@ -261,21 +259,10 @@ def _as_parameter(
     root = func.body.block
     statements = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     kept = [statement for statement in statements if not _writes(statement, tile)]
-    body = tirx.SeqStmt(kept) if len(kept) > 1 else kept[0]
-    block = s_tir.SBlock(
-        root.iter_vars,
-        root.reads,
-        root.writes,
-        root.name_hint,
-        body,
-        root.init,
-        [buffer for buffer in root.alloc_buffers if not buffer.same_as(tile)],
-        root.match_buffers,
-        root.annotations,
-    )
+    arrays = [buffer for buffer in root.alloc_buffers if not buffer.same_as(tile)]
     params = list(func.params)
     params[constant.parameter] = tile
-    realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
+    realized = in_root_block(sequence(kept), arrays, root.annotations)
     return tirx.PrimFunc(params, realized, func.ret_type, func.attrs)
 
 
@@ -374,12 +361,7 @@ def decide_staging(
 
 def stage_operand(sch: s_tir.Schedule, main: SBlockRV, operand: int) -> None:
     """Copies an operand to padded rows in a kernel of its own."""
-    staged = sch.get(main).reads[operand].source
-    block = next(
-        producer
-        for producer in sch.get_producers(main)
-        if sch.get(producer).writes[0].source.same_as(staged)
-    )
+    block = writer_of(sch, main, sch.get(main).reads[operand].source)
     inline_producers(sch, block)
     *outer, columns = sch.get_loops(block)
     row_block, row = sch.split(sch.fuse(*outer), [None, ROWS])
@@ -413,10 +395,7 @@ class CudaContraction:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_tiles``."""
         nominal = with_nominal_sizes(func)
@@ -433,7 +412,8 @@ class CudaContraction:
         if nominal is not func:
             sch = schedule_of(func)
             main = sch.get_sblock(found.name)
-            if _symbolic_k(sch.get(main), found.axes):
+            loops = sch.get(main).iter_vars
+            if any(static_extent(loops[axis].dom.extent) is None for axis in found.axes.k):
                 return NotApplicable("the number of steps is known in the run only")
             tiles = replace(tiles, splits=1, group=1)
         constants = constant_operands(sch.mod["main"], sch.get(main), found.axes)
@@ -450,12 +430,10 @@ class CudaContraction:
 
     def _match(self, sch: s_tir.Schedule, tf32: bool) -> "MatmulMatch | NotApplicable":
         """The kernel's matmul, if it is one that the template takes."""
-        main = only_reduction(sch)
-        if isinstance(main, NotApplicable):
-            return main
-        access = access_of_reduction(sch, main)
+        access = access_of_reduction(sch)
         if isinstance(access, NotApplicable):
             return access
+        main = access.block
         axes = matmul_axes(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes
@@ -493,10 +471,6 @@ class CudaContraction:
             schedule_total(sch, total)
         schedule_following(sch)
         return sch
-
-
-def _symbolic_k(block: s_tir.SBlock, axes: MatmulAxes) -> bool:
-    return any(static_extent(block.iter_vars[axis].dom.extent) is None for axis in axes.k)
 
 
 @dataclass(frozen=True)

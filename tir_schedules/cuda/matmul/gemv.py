@@ -19,7 +19,6 @@ from tvm_ext.tir_schedules.analysis.buffer_access import BlockAccess, element_by
 from tvm_ext.tir_schedules.analysis.contraction import (
     access_of_reduction,
     factors_of,
-    only_reduction,
 )
 from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import MAX_BATCH
 from tvm_ext.tir_schedules.cuda.matmul.matmul_form import MatmulAxes, as_matmul, matmul_axes
@@ -29,8 +28,9 @@ from tvm_ext.tir_schedules.cuda.matmul.shared_tile import (
     schedule_following,
     widest_copy,
 )
+from tvm_ext.tir_schedules.cuda.vector_group import power_above, powers_up
 from tvm_ext.tir_schedules.inlining import schedule_of
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # How the threads of a block share the rows and steps of a matrix times a vector.
 
@@ -110,17 +110,18 @@ def decide_shares(
 
     Decisions: ``row_threads``, ``step_threads``, ``unrolled``.
     """
-    step_vector = min(vector, _power_above(product.k)) if product.depth_last else 1
-    row_vector = 1 if product.depth_last else min(vector, _power_above(product.m))
+    step_vector = min(vector, power_above(product.k)) if product.depth_last else 1
+    row_vector = 1 if product.depth_last else min(vector, power_above(product.m))
     row_groups = math.ceil(product.m / row_vector)
     step_groups = math.ceil(product.k / step_vector)
-    row_options = _powers(min(THREADS, _power_above(row_groups)))
+    row_options = powers_up(min(THREADS, power_above(row_groups)))
     closed = _row_threads(product, row_vector, step_groups, row_options, machine)
     rows = decisions.pick("row_threads", row_options, closed)
-    most = min(THREADS // rows, MAX_STEP_THREADS, _power_above(step_groups))
-    steps = decisions.pick("step_threads", _powers(most), most)
+    most = min(THREADS // rows, MAX_STEP_THREADS, power_above(step_groups))
+    steps = decisions.pick("step_threads", powers_up(most), most)
     rounds = math.ceil(step_groups / steps)
-    unrolled = decisions.pick("unrolled", _unrolled_options(rounds), _unrolled(rounds))
+    options = [*powers_up(min(MAX_UNROLLED, power_above(rounds))), _unrolled(rounds)]
+    unrolled = decisions.pick("unrolled", options, _unrolled(rounds))
     return ThreadShares(rows, steps, row_vector, step_vector, unrolled, product.depth_last)
 
 
@@ -140,7 +141,7 @@ def _row_threads(
         while count > least and _blocks(product, count * vector) < share * machine.sms:
             count //= 2
     # Threads that find no steps get rows instead.
-    step_threads = min(MAX_STEP_THREADS, _power_above(step_groups))
+    step_threads = min(MAX_STEP_THREADS, power_above(step_groups))
     while count * step_threads < THREADS and count < options[-1]:
         count *= 2
     return min(count, options[-1])
@@ -150,22 +151,10 @@ def _blocks(product: GemvProblem, rows: int) -> int:
     return product.batch * math.ceil(product.m / rows)
 
 
-def _unrolled_options(rounds: int) -> list[int]:
-    return [*_powers(min(MAX_UNROLLED, _power_above(rounds))), _unrolled(rounds)]
-
-
 def _unrolled(rounds: int) -> int:
     """The largest number of loads that divides the rounds, if there is one above 2."""
     divisors = [count for count in range(1, MAX_UNROLLED + 1) if rounds % count == 0]
     return divisors[-1] if divisors[-1] > 2 or rounds <= 2 else MAX_UNROLLED // 2
-
-
-def _powers(most: int) -> list[int]:
-    return [1 << exponent for exponent in range(most.bit_length())]
-
-
-def _power_above(count: int) -> int:
-    return 1 << max(0, count - 1).bit_length()
 
 
 SHARED_VECTOR = 2
@@ -183,19 +172,14 @@ class Gemv:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_shares``."""
         sch = schedule_of(func)
-        main = only_reduction(sch)
-        if isinstance(main, NotApplicable):
-            return main
-        access = access_of_reduction(sch, main)
+        access = access_of_reduction(sch)
         if isinstance(access, NotApplicable):
             return access
+        main = access.block
         axes = _matrix_first(access, sch.get(main))
         if isinstance(axes, NotApplicable):
             return axes

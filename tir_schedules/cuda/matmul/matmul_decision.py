@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from tvm_ext.configs.errors import NotApplicable
 from tvm_ext.hardware.cuda.description import CudaDescription
-from tvm_ext.tir_schedules.template import Decisions
+from tvm_ext.tir_schedules.template import Decisions, pick_each
 
 BANKS_BYTES = 128
 ROW_PADDING_BYTES = 16
@@ -129,18 +129,9 @@ def decide_tiles(
     fitting = list(_fitting(product, machine))
     if not fitting:
         return NotApplicable(f"no tile fits into {machine.dynamic_shared_memory_bytes} bytes")
-    closed = min(fitting, key=lambda tile: _seconds(tile, product, machine))
-    for name in ("rows", "columns", "depth", "warp_rows", "warp_columns", "stages"):
-        best = (
-            closed
-            if closed in fitting
-            else min(fitting, key=lambda tile: _seconds(tile, product, machine))
-        )
-        options = {getattr(tile, name) for tile in fitting}
-        knob = name if name.startswith("warp") or name == "stages" else f"tile_{name}"
-        picked = decisions.pick(knob, options, getattr(best, name))
-        fitting = [tile for tile in fitting if getattr(tile, name) == picked]
-    tiles = fitting[0]
+    names = {f"tile_{name}": name for name in ("rows", "columns", "depth")}
+    names |= {name: name for name in ("warp_rows", "warp_columns", "stages")}
+    tiles = pick_each(fitting, names, lambda tile: _seconds(tile, product, machine), decisions)
     counts = _splits(tiles, product, machine)
     count = min(counts, key=lambda splits: _split_seconds(tiles, splits, product, machine))
     groups = _groups(tiles, product)

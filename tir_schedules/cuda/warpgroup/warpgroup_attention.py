@@ -10,7 +10,6 @@ from tvm_ext.hardware.matrix_instructions import WARPGROUP_ARCHITECTURE
 from tvm_ext.tir_schedules.analysis.buffer_access import FlatViews
 from tvm_ext.tir_schedules.cuda.attention.attention_problem import AttentionProblem, read_problem
 from tvm_ext.tir_schedules.cuda.attention.online_softmax import INDEX, number
-from tvm_ext.tir_schedules.cuda.elementwise import with_arrays
 from tvm_ext.tir_schedules.cuda.launch import Arrays, alone, bound, guarded
 from tvm_ext.tir_schedules.cuda.warpgroup import warpgroup_instructions as hopper
 from tvm_ext.tir_schedules.cuda.warpgroup.tma import ALIGNMENT
@@ -29,7 +28,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_attention_mainloop import (
 )
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ACROSS
 from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.template import Decisions
 
 # The kernel of attention by warpgroups: one brings keys and values, the others multiply.
 
@@ -89,10 +88,7 @@ class WarpgroupAttention:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_group_attention``."""
         if machine.arch != WARPGROUP_ARCHITECTURE:
@@ -109,7 +105,7 @@ class WarpgroupAttention:
             return tiles
         arrays = Arrays("int32")
         kernel = WarpgroupAttentionKernel(problem, tiles, machine.sms, arrays)
-        return s_tir.Schedule(with_arrays(func, views, kernel.statements(), arrays))
+        return s_tir.Schedule(views.kernel(func, kernel.statements(), arrays.buffers))
 
 
 def _obstacle(problem: AttentionProblem) -> NotApplicable | None:

@@ -53,7 +53,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
     ROWS,
     WARPGROUP,
 )
-from tvm_ext.tir_schedules.template import Decisions
+from tvm_ext.tir_schedules.template import Decisions, pick_each
 
 # Query, keys and values as tensors of which TMA copies bring boxes to shared memory.
 
@@ -299,15 +299,10 @@ def decide_group_attention(
             -tiles.keys,
         )
 
-    closed = min(fitting, key=time)
-    if time(closed)[0] >= best_seconds(problem, machine):
+    if min(map(time, fitting))[0] >= best_seconds(problem, machine):
         return NotApplicable("instructions of single warps are as fast for so few rows or keys")
-    for name in ("groups", "keys", "stages"):
-        best = closed if closed in fitting else min(fitting, key=time)
-        options = {getattr(tiles, name) for tiles in fitting}
-        picked = decisions.pick(name, options, getattr(best, name))
-        fitting = [tiles for tiles in fitting if getattr(tiles, name) == picked]
-    chosen = fitting[0]
+    names = {name: name for name in ("groups", "keys", "stages")}
+    chosen = pick_each(fitting, names, time, decisions)
     layout = WarpgroupAttentionLayout(problem, chosen)
     faster = _cycles(layout, machine, True) <= _cycles(layout, machine, False)
     lasting = decisions.pick("lasting", (0, 1), int(faster))

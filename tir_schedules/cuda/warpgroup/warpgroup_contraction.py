@@ -39,8 +39,8 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_operands import (
 )
 from tvm_ext.tir_schedules.inlining import kernel_blocks, schedule_of
 from tvm_ext.tir_schedules.packing import packed_annotations, packed_operand
-from tvm_ext.tir_schedules.statements import sequence
-from tvm_ext.tir_schedules.template import DEFAULT_DECISIONS, Decisions
+from tvm_ext.tir_schedules.statements import in_root_block, sequence
+from tvm_ext.tir_schedules.template import Decisions
 
 # Operands whose rows begin between multiples of 16 bytes, copied to rows that do not.
 #
@@ -151,10 +151,7 @@ class WarpgroupContraction:
     machine_type = CudaDescription
 
     def apply(
-        self,
-        func: tirx.PrimFunc,
-        machine: CudaDescription,
-        decisions: Decisions = DEFAULT_DECISIONS,
+        self, func: tirx.PrimFunc, machine: CudaDescription, decisions: Decisions
     ) -> s_tir.Schedule | NotApplicable:
         """See ``Template.apply``. Decisions: those of ``decide_group_tiles``."""
         if machine.arch != WARPGROUP_ARCHITECTURE:
@@ -164,7 +161,7 @@ class WarpgroupContraction:
         if isinstance(main, NotApplicable):
             return main
         _inline_copies(sch, main)
-        access = access_of_reduction(sch, main)
+        access = access_of_reduction(sch)
         if isinstance(access, NotApplicable):
             return access
         axes = matmul_axes(access, sch.get(main))
@@ -225,9 +222,7 @@ class WarpgroupContraction:
         kernel = WarpgroupGemmKernel(cut, epilogue, arrays)
         code = [*copy_a, *copy_b, *kernel.statements()]
         body = sequence([*views.declarations(func), *code])
-        notes = packed_annotations(packed)
-        root = s_tir.SBlock([], [], [], "root", body, None, arrays.buffers, [], notes)
-        realized = s_tir.SBlockRealize([], tirx.const(True, "bool"), root)
+        realized = in_root_block(body, arrays.buffers, packed_annotations(packed))
         return s_tir.Schedule(func.with_body(realized))
 
 

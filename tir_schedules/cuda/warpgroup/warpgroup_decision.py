@@ -20,7 +20,7 @@ from tvm_ext.tir_schedules.cuda.matmul.matmul_decision import (
 )
 from tvm_ext.tir_schedules.cuda.warpgroup.tma import SWIZZLED_ROW_BYTES
 from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import ROWS
-from tvm_ext.tir_schedules.template import Decisions
+from tvm_ext.tir_schedules.template import Decisions, pick_each
 
 # The tiles of a matmul by warpgroups: sizes, and what they take of shared memory.
 
@@ -264,19 +264,16 @@ def decide_group_tiles(
     if not offered:
         return NotApplicable("shared memory has no room for two stages")
 
-    def best() -> WarpgroupGemmTiles:
-        return min(offered, key=lambda tiles: (cycles(tiles, product, machine), -tiles.columns))
+    def cost(tiles: WarpgroupGemmTiles) -> tuple[float, int]:
+        return cycles(tiles, product, machine), -tiles.columns
 
-    needed = cycles(best(), product, machine) + copying(copied_bytes, machine)
+    needed = min(map(cost, offered))[0] + copying(copied_bytes, machine)
     if needed >= cycles_of_warps(wanted or product, machine):
         return NotApplicable(
             "its tiles would be so empty that instructions of single warps are as fast"
         )
-    for name, knob in (("rows", "tile_rows"), ("columns", "tile_columns"), ("split_blocks",) * 2):
-        options = {getattr(tiles, name) for tiles in offered}
-        picked = decisions.pick(knob, options, getattr(best(), name))
-        offered = [tiles for tiles in offered if getattr(tiles, name) == picked]
-    tiles = offered[0]
+    names = {"tile_rows": "rows", "tile_columns": "columns", "split_blocks": "split_blocks"}
+    tiles = pick_each(offered, names, cost, decisions)
     most = tiles.most_stages(machine)
     tiles = replace(tiles, stages=decisions.pick("stages", range(2, most + 1), most))
     clusters = _clusters(tiles, product, machine, across)

@@ -46,6 +46,7 @@ from tvm_ext.tir_schedules.cuda.warpgroup.warpgroup_instructions import (
     ACROSS,
     ROWS,
 )
+from tvm_ext.tir_schedules.inlining import writer_of
 from tvm_ext.tir_schedules.packing import move_outermost
 from tvm_ext.tir_schedules.statements import is_conditional
 
@@ -471,10 +472,8 @@ def _wrong_types(loads: list[tvm.ir.TensorLoad], total: str, tf32: bool) -> NotA
 
 def _padding(sch: s_tir.Schedule, main: SBlockRV, load: tvm.ir.TensorLoad) -> Padding | None:
     """What computes the array of a load, if that is a padding."""
-    for producer in sch.get_producers(main):
-        if sch.get(producer).writes[0].source.same_as(load.source):
-            return padding_of(sch.get(producer))
-    return None
+    writer = writer_of(sch, main, load.source)
+    return padding_of(sch.get(writer)) if writer is not None else None
 
 
 def _tensors(
