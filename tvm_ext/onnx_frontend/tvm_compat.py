@@ -10,7 +10,6 @@ from tvm.relax.frontend.onnx.onnx_frontend import GatherND as OnnxGatherND
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, OnnxOpConverter, onnx_input
 from tvm.relax.frontend.onnx.onnx_frontend import ScatterElements as OnnxScatterElements
 from tvm.relax.frontend.onnx.onnx_frontend import ScatterND as OnnxScatterND
-from tvm.relax.frontend.onnx.onnx_frontend import Slice as OnnxSlice
 from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map as onnx_converter_map
 from tvm.relax.frontend.onnx.onnx_frontend import get_constant as onnx_constant
 from tvm.relax.frontend.onnx.onnx_frontend import get_type as onnx_type_name
@@ -24,7 +23,6 @@ __all__ = [
     "OnnxOpConverter",
     "OnnxScatterElements",
     "OnnxScatterND",
-    "OnnxSlice",
     "onnx_constant",
     "onnx_converter_map",
     "onnx_converter_names",

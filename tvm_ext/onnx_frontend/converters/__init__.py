@@ -48,6 +48,7 @@ from tvm_ext.onnx_frontend.converters.gather_scatter import (
 )
 from tvm_ext.onnx_frontend.converters.ml import ML_CONVERTERS
 from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppression
+from tvm_ext.onnx_frontend.converters.pad_and_split import CenterCropPad, Pad, Split
 from tvm_ext.onnx_frontend.converters.quantization import QUANTIZE_CONVERTERS
 from tvm_ext.onnx_frontend.converters.random import RANDOM_CONVERTERS, Dropout
 from tvm_ext.onnx_frontend.converters.recurrent import GRU, LSTM, RNN
@@ -83,7 +84,7 @@ from tvm_ext.onnx_frontend.converters.signal import (
     HannWindow,
     MelWeightMatrix,
 )
-from tvm_ext.onnx_frontend.converters.slice_and_pad import CenterCropPad, Pad, Slice, Split
+from tvm_ext.onnx_frontend.converters.slice import Slice
 from tvm_ext.onnx_frontend.converters.tfidf import TfIdfVectorizer
 from tvm_ext.onnx_frontend.converters.training import TRAINING_CONVERTERS, BatchNormalization
 
