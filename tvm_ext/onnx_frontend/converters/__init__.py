@@ -37,6 +37,7 @@ from tvm_ext.onnx_frontend.converters.elementwise import (
     Sum,
 )
 from tvm_ext.onnx_frontend.converters.gather_scatter import (
+    Compress,
     Gather,
     GatherElements,
     GatherND,
@@ -46,6 +47,7 @@ from tvm_ext.onnx_frontend.converters.gather_scatter import (
     ScatterND,
     TensorScatter,
 )
+from tvm_ext.onnx_frontend.converters.layer_normalization import LayerNormalization
 from tvm_ext.onnx_frontend.converters.ml import ML_CONVERTERS
 from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppression
 from tvm_ext.onnx_frontend.converters.pad_and_split import CenterCropPad, Pad, Split
@@ -160,6 +162,7 @@ CONVERTERS: dict[str, Any] = {
     "Cast": Cast,
     "CastLike": CastLike,
     "Clip": Clip,
+    "Compress": Compress,
     "DFT": DFT,
     "Dropout": Dropout,
     "GRU": GRU,
@@ -170,6 +173,7 @@ CONVERTERS: dict[str, Any] = {
     "HannWindow": HannWindow,
     "HardSwish": HardSwish,
     "LSTM": LSTM,
+    "LayerNormalization": LayerNormalization,
     "Max": Max,
     "Mean": Mean,
     "MelWeightMatrix": MelWeightMatrix,

@@ -145,8 +145,10 @@ def _inner_size(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
 
 
 def _normalised_axes(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
-    first = int(attrs.get("axis", -1)) % rank
-    return dict(enumerate(weights, first)) if len(weights) == rank - first else {}
+    first = max(int(attrs.get("axis", -1)) % rank, rank - len(weights))
+    sizes = enumerate(weights[first - rank :], first) if weights else ()
+    # Others broadcast.
+    return {axis: size for axis, size in sizes if isinstance(size, int) and size != 1}
 
 
 def _features(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
@@ -382,13 +384,21 @@ def _with_addend(bb: relax.BlockBuilder, inputs: Any, attrs: dict) -> Any:
         return inputs
     rows = sizes_of(given[0])[1 if attrs.get("transA") else 0]
     columns = sizes_of(given[1])[0 if attrs.get("transB") else 1]
-    given[2] = _broadcast_to(bb, given[2], [rows, columns])
+    given[2] = broadcast_to(bb, given[2], [rows, columns])
     return type(inputs)(given)
 
 
-def _broadcast_to(bb: relax.BlockBuilder, data: relax.Expr, wanted: Sequence[Size]) -> relax.Expr:
-    """``data`` with each size 1 or the ``wanted`` one, which the run checks."""
+def broadcast_to(bb: relax.BlockBuilder, data: relax.Expr, wanted: Sequence[Size]) -> relax.Expr:
+    """``data`` with each size 1 or the ``wanted`` one, which the run checks.
+
+    Raises
+    ------
+    FormError
+        It has more axes, or known sizes that differ.
+    """
     sizes = sizes_of(data)
+    if len(sizes) > len(wanted):
+        raise FormError(f"an input has {len(sizes)} axes, expected {len(wanted)} at most")
     wanted = list(wanted)[len(wanted) - len(sizes) :]
     pairs = [
         pair
@@ -399,7 +409,7 @@ def _broadcast_to(bb: relax.BlockBuilder, data: relax.Expr, wanted: Sequence[Siz
         return data
     for old, new in pairs:
         if isinstance(old, int) and isinstance(new, int):
-            raise FormError(f"it adds size {old} to {new}, expected an equal one or 1")
+            raise FormError(f"an input has size {old} beside {new}, expected an equal one or 1")
 
     def agreed(old: list[Any], new: list[Any]) -> te.Tensor:
         fits = [tirx.any(wide(a) == 1, wide(a) == wide(b)) for a, b in zip(old, new, strict=True)]

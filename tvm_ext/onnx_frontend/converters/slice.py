@@ -215,7 +215,8 @@ def _of_the_run(
     def spans(sizes: Sequence[Any], tensors: Sequence[te.Tensor]) -> list[list[tirx.Expr]]:
         """First element, length and step of each axis that is touched."""
         given = iter(tensors)
-        starts, ends, places, steps = (None if each is None else next(given) for each in bounds)
+        listed: list[Any] = [None if each is None else next(given) for each in bounds]
+        starts, ends, places, steps = listed
         found = []
         for axis in touched:
             start, end, step = wide(0), wide(sizes[axis]), wide(1)

@@ -68,3 +68,22 @@ def test_a_label_of_an_einsum_has_one_size_or_1(equation, fitting, wrong):
     made = compiled("Einsum", [len(shape) for shape in fitting], equation=equation)
     check(made, *fitting)
     check(made, *wrong, fits=False)
+
+
+def test_scale_and_bias_of_a_layer_normalization_broadcast():
+    made = compiled("LayerNormalization", [3, 1, 2], axis=1)
+    for scale, bias in [((4,), (3, 4)), ((1,), (1, 4)), ((4,), (3, 1))]:
+        check(made, (2, 3, 4), scale, bias)
+    check(made, (2, 3, 4), (3,), (3, 4), fits=False)
+
+
+def test_a_scale_of_one_element_normalises_axes_of_any_size():
+    proto = model(
+        [node("LayerNormalization", ["x", "scale"], ["y"])],
+        [value("x", ["N", "C"])],
+        [value("y", None)],
+        scale=rand(1),
+    )
+    x = rand(3, 5)
+    found = tvm_ext.compile(proto, HOST).run({"x": x})["y"]
+    np.testing.assert_allclose(found, by_runtime(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
