@@ -45,7 +45,9 @@ def _has_empty(func: relax.Function) -> bool:
 
 
 def _is_empty(expr: relax.Expr) -> bool:
-    return isinstance(expr, GenericConst) and math.prod(expr.value.shape) == 0
+    # Of element types and texts there are constants as well.
+    is_tensor = isinstance(expr, GenericConst) and isinstance(expr.ty, relax.TensorType)
+    return is_tensor and math.prod(expr.value.shape) == 0
 
 
 @mutator

@@ -29,6 +29,7 @@ from tvm_ext.compiler.stages import (
 from tvm_ext.compiler.tuned_kernels import RecordsSource, record_folders, require_hits
 from tvm_ext.errors import REPORT_IT, DefectWarning
 from tvm_ext.hardware.cost_model import cost_model
+from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import with_host_steps
@@ -191,7 +192,7 @@ def _compiled(
     report.passes = runner.records
     report.memory = replace(
         context.memory.without_bounds(),
-        copied_outputs=_copied_outputs(scheduled, lowered.imported.outputs),
+        copied_outputs=_copied_outputs(scheduled, lowered.imported.outputs, runner),
     )
     report.device = _with_graph_refusal(program.device, report)
     problems = [str(problem) for problem in context.records.problems] if context.records else []
@@ -209,9 +210,15 @@ def _compiled(
     return model_to_run
 
 
-def _copied_outputs(mod: tvm.IRModule, outputs: Sequence[TensorSpec]) -> list[str] | None:
-    """Names of the outputs that a run copies; None for all, and all inputs as well."""
-    if writes_to_inputs(mod):
+def _copied_outputs(
+    mod: tvm.IRModule, outputs: Sequence[TensorSpec], runner: PassRunner
+) -> list[str] | None:
+    """Names of the outputs that a run copies; None for all, and all inputs as well.
+
+    ``mod`` is the program ahead of its storage: what a user's pass makes of that is not known.
+    """
+    may_write = current_cpu() is not None and writes_to_inputs(mod)
+    if may_write or runner.has_users_change("memory", "target"):
         return None
     shared = zip(outputs, shared_outputs(mod["main"]), strict=True)
     return [spec.name for spec, is_shared in shared if is_shared]

@@ -378,7 +378,9 @@ class CompiledModel:
         memory = (
             f"{format_bytes(self.report.memory.weights_bytes)} of weights, {buffers} of buffers"
         )
-        return CudaProgram(code, self.report.model_name, memory, self.inputs, self.outputs)
+        copies = self.report.memory.copied_outputs is None
+        specs = (self.inputs, self.outputs)
+        return CudaProgram(code, self.report.model_name, memory, *specs, copies=copies)
 
     def _require_this_machine(self) -> None:
         here = host_architecture()

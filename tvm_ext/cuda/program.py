@@ -177,6 +177,9 @@ class CudaProgram:
         The model's name and what memory it takes, for messages.
     inputs, outputs : sequence of TensorSpec
         Those of the model.
+    copies : bool
+        Whether outputs that stay on the device are copied, of which it is not known whose memory
+        they are.
     """
 
     def __init__(
@@ -186,12 +189,14 @@ class CudaProgram:
         memory: str,
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
+        copies: bool = False,
     ) -> None:
         self._code = code
         self._name = name
         self._memory = memory
         self._input_specs = inputs
         self._output_specs = outputs
+        self._copies = copies
         self._machine: relax.VirtualMachine | None = None
         self._inputs: DeviceInputs | None = None
         _programs.add(self)
@@ -207,6 +212,8 @@ class CudaProgram:
             with ordered_with_others(device):
                 result = machine["main"](*buffers.filled(values))
                 tensors = _tensors(result)
+                if stay and self._copies:
+                    tensors = [tensor.copyto(device) for tensor in tensors]
                 if not stay:
                     arrays = [tensor.numpy() for tensor in tensors]
                     buffers.finished()

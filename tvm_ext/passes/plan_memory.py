@@ -1,5 +1,6 @@
 """Plans storage: sizes that have limits, liveness and reuse of buffers, the report's figures."""
 
+import math
 from collections.abc import Callable, Collection, Mapping
 
 import tvm
@@ -20,11 +21,13 @@ from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 # Storage whose only limit stands in the model is allocated in the run, where it would be large.
 #
 # A model that slices a dynamic dimension up to a billion makes one of ``min(1000000000, n)``
-# elements, and TVM's planner reserves storage for the billion. Small limits are worth it: their
-# storage is shared and allocated once.
+# elements, and TVM's planner reserves storage for the billion, times other dimensions of the run.
+# Small limits are worth it: their storage is shared and allocated once.
 
 
 MOST_RESERVED_BYTES = 2**24
+# The largest value of what TVM knows no limit of.
+_NO_LIMIT = 2**63 - 1
 
 
 def without_far_limits(mod: tvm.IRModule, ranged: Collection[str]) -> tvm.IRModule:
@@ -47,19 +50,25 @@ def _far_storages(func: relax.Function, ranged: Collection[str]) -> set[relax.Va
         binding.var
         for binding in bindings
         if operator_name(binding.value) == "relax.memory.alloc_storage"
-        and (static_extent(binding.value.args[0].values[0]) or 0) > MOST_RESERVED_BYTES
+        and _may_be_large(binding.value.args[0].values[0])
     }
     return large & {
         binding.value.args[0]
         for binding in bindings
         if operator_name(binding.value) == "relax.memory.alloc_tensor"
-        and _is_symbolic(binding.value.args[2], ranged)
+        and any(_is_limited(size, ranged) for size in binding.value.args[2].values)
     }
 
 
-def _is_symbolic(shape: relax.ShapeExpr, ranged: Collection[str]) -> bool:
-    names = {var.name for size in shape.values for var in tirx.analysis.undefined_vars(size)}
-    return not names <= set(ranged)
+def _may_be_large(size: tirx.Expr) -> bool:
+    return (static_extent(Analyzer().simplify(size)) or math.inf) > MOST_RESERVED_BYTES
+
+
+def _is_limited(size: tirx.Expr, ranged: Collection[str]) -> bool:
+    """Whether a symbolic size has a limit that no range of a user gave."""
+    if {var.name for var in tirx.analysis.undefined_vars(size)} <= set(ranged):
+        return False
+    return bool(Analyzer().const_int_bound(size).max_value < _NO_LIMIT)
 
 
 @mutator

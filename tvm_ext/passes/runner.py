@@ -21,8 +21,9 @@ from tvm_ext.errors import (
     ScheduleRefusedError,
     own_words,
 )
+from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import PassStep
-from tvm_ext.passes.registry import PassEntry, users_words
+from tvm_ext.passes.registry import Level, PassEntry, users_words
 from tvm_ext.relay_passes.graph_pass import PassDecision, raised_in_pass, recording
 from tvm_ext.relay_passes.spans import bindings_of, origins_of
 from tvm_ext.report.records import Decision, ModuleCounts, PassRecord
@@ -229,6 +230,11 @@ class PassRunner:
                 self.records.append(_record(step, seconds, changed, decisions[first:], counts))
                 mod = after
         return mod
+
+    def has_users_change(self, *levels: Level) -> bool:
+        """Whether a pass that is not ours, of one of these levels, changed the module."""
+        changes = [one for one in self.records if one.changed and one.level in levels]
+        return any(registry.get(one.name).source not in _OURS for one in changes)
 
     def _applied(self, step: PassStep, made: tvm.transform.Pass, mod: tvm.IRModule) -> tvm.IRModule:
         # A pass that asks for others ahead of it gets them from a Sequential only.

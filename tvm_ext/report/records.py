@@ -230,7 +230,7 @@ class MemoryRecord:
     copied_outputs : list[str] or None
         Outputs that a run on a CPU copies, because their memory is an input's, a weight's or
         another output's. None where all are, and the inputs as well: of programs that may write
-        to these, and of older ones.
+        to these, of those whose storage a user's pass changed, and of older ones.
     """
 
     planned_peak_bytes: int | None = 0

@@ -58,11 +58,14 @@ def test_a_long_chain_needs_two_buffers_and_its_result():
     np.testing.assert_array_equal(run(planned, x)[0], np.abs(x))
 
 
-def cut_rows(most: int, *shape: str | int) -> tvm.IRModule:
-    """Up to ``most`` of each dynamic dimension, which are named."""
+def cut_rows(most: int, *shape: str | int, whole: tuple[str, ...] = ()) -> tvm.IRModule:
+    """Up to ``most`` of each dynamic dimension, which are named, and all of the ``whole`` ones."""
     sizes = [tvm.tirx.Var(size, "int64") if isinstance(size, str) else size for size in shape]
     many = tvm.tirx.const(most, "int64")
-    kept = [size if isinstance(size, int) else tvm.tirx.min(size, many) for size in sizes]
+    kept = [
+        size if isinstance(name, int) or name in whole else tvm.tirx.min(size, many)
+        for name, size in zip(shape, sizes, strict=True)
+    ]
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType(sizes, "float32"))
     with builder.function("main", [x]):
@@ -88,6 +91,13 @@ def test_storage_is_reserved_for_limits_that_are_near(most):
     for rows in (1, 99, 250, 3):
         value = rand(rows, 8)
         np.testing.assert_allclose(run(planned, value)[0], -np.exp(np.abs(value[:most])), rtol=1e-5)
+
+
+def test_no_storage_is_reserved_for_a_limit_times_what_has_none():
+    planned, _ = plan_memory(cut_rows(10**9, "n", "m", whole=("m",)))
+    assert str(4 * 10**9) not in planned.script()
+    value = rand(3, 5)
+    np.testing.assert_allclose(run(planned, value)[0], -np.exp(np.abs(value)), rtol=1e-5)
 
 
 def test_a_range_reserves_storage_beside_any_limit():

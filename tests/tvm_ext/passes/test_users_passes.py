@@ -1,8 +1,11 @@
 """Users' passes in a whole compilation: they run at their stage, are respected and named."""
 
+import numpy as np
 import pytest
 import tvm
-from small_models import assert_mlp, mlp, rand
+from small_models import assert_mlp, mlp, model, node, rand, value
+from tvm import relax
+from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import BuildError, ModelError, PassError
@@ -106,3 +109,29 @@ def test_what_no_code_can_be_made_for_is_one_line(register):
     with pytest.raises(BuildError, match="no code can be generated") as error:
         tvm_ext.compile(mlp(4))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("level", "before"), [("memory", ""), ("memory", "VMShapeLower"), ("target", "")]
+)
+def test_an_output_that_a_hook_makes_a_view_is_copied(register, level, before):
+    def gives_the_input_back(mod):
+        main = mod["main"]
+        body = relax.SeqExpr(main.body.blocks, main.params[0])
+        changed = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+        return tvm.IRModule({**dict(mod.functions.items()), mod.get_global_var("main"): changed})
+
+    register(gives_the_input_back, level=level, before=before)
+    proto = model([node("Exp", ["x"], ["y"])], [value("x", [64, 1024])], [value("y", None)])
+    made = tvm_ext.compile(proto, HOST, opt_level="O0")
+    room = np.zeros(64 * 1024 + 16, "float32")
+    x = room[-room.ctypes.data % 64 // 4 :][: 64 * 1024].reshape(64, 1024)
+    first = made.run({"x": x})["y"]
+    first[...] = 7
+    assert not x.any()
+    assert not made.run({"x": x})["y"].any()
+
+
+def test_a_hook_that_only_looks_costs_no_copies(register):
+    register(lambda mod: mod, level="target", name="looks")
+    assert tvm_ext.compile(mlp(4), HOST, opt_level="O0").report.memory.copied_outputs == []

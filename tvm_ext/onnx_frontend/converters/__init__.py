@@ -37,6 +37,7 @@ from tvm_ext.onnx_frontend.converters.elementwise import (
     Sum,
 )
 from tvm_ext.onnx_frontend.converters.gather_scatter import (
+    Compress,
     Gather,
     GatherElements,
     GatherND,
@@ -46,8 +47,10 @@ from tvm_ext.onnx_frontend.converters.gather_scatter import (
     ScatterND,
     TensorScatter,
 )
+from tvm_ext.onnx_frontend.converters.layer_normalization import LayerNormalization
 from tvm_ext.onnx_frontend.converters.ml import ML_CONVERTERS
 from tvm_ext.onnx_frontend.converters.non_max_suppression import NonMaxSuppression
+from tvm_ext.onnx_frontend.converters.pad_and_split import CenterCropPad, Pad, Split
 from tvm_ext.onnx_frontend.converters.quantization import QUANTIZE_CONVERTERS
 from tvm_ext.onnx_frontend.converters.random import RANDOM_CONVERTERS, Dropout
 from tvm_ext.onnx_frontend.converters.recurrent import GRU, LSTM, RNN
@@ -83,7 +86,7 @@ from tvm_ext.onnx_frontend.converters.signal import (
     HannWindow,
     MelWeightMatrix,
 )
-from tvm_ext.onnx_frontend.converters.slice_and_pad import CenterCropPad, Pad, Slice, Split
+from tvm_ext.onnx_frontend.converters.slice import Slice
 from tvm_ext.onnx_frontend.converters.tfidf import TfIdfVectorizer
 from tvm_ext.onnx_frontend.converters.training import TRAINING_CONVERTERS, BatchNormalization
 
@@ -159,6 +162,7 @@ CONVERTERS: dict[str, Any] = {
     "Cast": Cast,
     "CastLike": CastLike,
     "Clip": Clip,
+    "Compress": Compress,
     "DFT": DFT,
     "Dropout": Dropout,
     "GRU": GRU,
@@ -169,6 +173,7 @@ CONVERTERS: dict[str, Any] = {
     "HannWindow": HannWindow,
     "HardSwish": HardSwish,
     "LSTM": LSTM,
+    "LayerNormalization": LayerNormalization,
     "Max": Max,
     "Mean": Mean,
     "MelWeightMatrix": MelWeightMatrix,

@@ -5,6 +5,8 @@ the process, or overwrites what lies there. Here it takes the nearest element, a
 (ONNX Runtime raises an error for such an index.)
 """
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ from tvm_ext.onnx_frontend.converters.arguments import size_argument, sizes_of, 
 from tvm_ext.onnx_frontend.converters.loops import emit_loops, in_any_order, nested
 from tvm_ext.onnx_frontend.converters.runtime_sizes import wide
 from tvm_ext.onnx_frontend.tvm_compat import (
+    OnnxCompress,
     OnnxGather,
     OnnxGatherElements,
     OnnxGatherND,
@@ -244,6 +247,27 @@ class Gather(OnnxGather):
 
 
 # ReverseSequence and TensorScatter: rows moved along one axis, by a number for each batch.
+
+
+class Compress(OnnxCompress):
+    """Selects by flags; those behind the end of the axis count for nothing, and select nothing."""
+
+    @classmethod
+    def _impl_v11(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
+        data, flags = inputs
+        sizes, axis = sizes_of(data), attr.get("axis")
+        most = functools.reduce(operator.mul, sizes, 1) if axis is None else sizes[axis]
+
+        def kernel(flags: te.Tensor, most: Any) -> te.Tensor:
+            def read(place: tirx.Var) -> tirx.Expr:
+                return tirx.all(flags[place], wide(place) < most)
+
+            return te.compute(flags.shape, read, name="flags")
+
+        (count,) = sizes_of(flags)
+        if not isinstance(count, int) or not isinstance(most, int) or count > most:
+            flags = bb.emit_te(kernel, flags, most, primfunc_name_hint="flags")
+        return super()._impl_v11(bb, type(inputs)([data, flags]), attr, params)
 
 
 class ReverseSequence(OnnxOpConverter):

@@ -45,6 +45,24 @@ def _square(x: relax.Expr) -> relax.Expr:
     return relax.op.multiply(x, x)
 
 
+def _real(x: relax.Expr) -> relax.Expr:
+    """Integers in double precision, in which roots and logarithms are computed."""
+    return relax.op.astype(x, "float64") if _is_integer(x) else x
+
+
+def _long(x: relax.Expr) -> relax.Expr:
+    """Integers as int64, which TVM's mean makes of them without saying so."""
+    return relax.op.astype(x, "int64") if _is_integer(x) else x
+
+
+def _is_integer(x: relax.Expr) -> bool:
+    return str(x.ty.dtype).startswith(("int", "uint"))
+
+
+def _real_square(x: relax.Expr) -> relax.Expr:
+    return _square(_real(x))
+
+
 def _wide_exp(x: relax.Expr) -> relax.Expr:
     return relax.op.exp(relax.op.astype(x, "float64"))
 
@@ -60,16 +78,18 @@ class _Formula:
 
 _FORMULAS = {
     "ReduceL1": _Formula("sum", before=relax.op.abs),
-    "ReduceL2": _Formula("sum", before=_square, after=relax.op.sqrt),
-    "ReduceLogSum": _Formula("sum", after=relax.op.log),
+    "ReduceL2": _Formula("sum", before=_real_square, after=relax.op.sqrt),
+    "ReduceLogSum": _Formula("sum", before=_real, after=relax.op.log),
     "ReduceLogSumExp": _Formula("sum", before=_wide_exp, after=relax.op.log),
     "ReduceMax": _Formula("max"),
-    "ReduceMean": _Formula("mean"),
+    "ReduceMean": _Formula("mean", before=_long),
     "ReduceMin": _Formula("min"),
     "ReduceProd": _Formula("prod"),
     "ReduceSum": _Formula("sum"),
     "ReduceSumSquare": _Formula("sum", before=_square),
 }
+# Those that TVM's converters do not compute, or not in the type of the input, of integers.
+_NOT_OF_INTEGERS = ("ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean")
 
 _COMBINATIONS: dict[str, Callable[[Any, Any], Any]] = {
     "sum": lambda a, b: a + b,
@@ -103,6 +123,7 @@ def _reduction(name: str) -> type:
                 if isinstance(axes, relax.Expr):
                     return _as_numbers(bb, x, lambda v: _runtime(bb, v, axes, attr, name))
                 odd = _is_bool(x) or 0 in sizes_of(x) or _may_be_infinite(x, name)
+                odd = odd or (_is_integer(x) and name in _NOT_OF_INTEGERS)
                 if not axes and attr.get("noop_with_empty_axes", 0):
                     return _as_numbers(bb, x, lambda v: _elementwise(bb, v, name))
                 if not odd:
@@ -129,7 +150,7 @@ def _axes(inputs: Any, attr: dict, params: Any) -> list[int] | relax.Expr:
 
 
 def _may_be_infinite(x: relax.Expr, name: str) -> bool:
-    return name in ("ReduceMax", "ReduceMin") and not str(x.ty.dtype).startswith(("int", "uint"))
+    return name in ("ReduceMax", "ReduceMin") and not _is_integer(x)
 
 
 def _is_bool(x: relax.Expr) -> bool:

@@ -7,6 +7,7 @@ one operand as the other has, beyond its end. Here the run checks that they agre
 """
 
 import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -144,8 +145,10 @@ def _inner_size(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
 
 
 def _normalised_axes(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
-    first = int(attrs.get("axis", -1)) % rank
-    return dict(enumerate(weights, first)) if len(weights) == rank - first else {}
+    first = max(int(attrs.get("axis", -1)) % rank, rank - len(weights))
+    sizes = enumerate(weights[first - rank :], first) if weights else ()
+    # Others broadcast.
+    return {axis: size for axis, size in sizes if isinstance(size, int) and size != 1}
 
 
 def _features(weights: list[Size], rank: int, attrs: dict) -> dict[int, Size]:
@@ -239,20 +242,23 @@ def with_agreeing_sizes(bb: relax.BlockBuilder, key: str, inputs: Any, attrs: di
         Two known sizes differ.
     """
     if has_weights(key):
-        return with_weighted_sizes(bb, key, inputs, attrs)
+        inputs = with_weighted_sizes(bb, key, inputs, attrs)
+        return _with_addend(bb, inputs, attrs) if key == "Gemm" else inputs
     combine: Callable[[list[relax.Expr]], list[relax.Expr]]
     places: Sequence[int] = range(len(inputs))
     if key in BROADCASTING:
         combine = lambda tensors: broadcast_alike(bb, tensors)  # noqa: E731
     elif key == "Concat":
         combine = lambda tensors: _alike_beside(bb, tensors, attrs.get("axis", 0))  # noqa: E731
+    elif key == "Einsum":
+        combine = lambda tensors: _labelled_alike(bb, tensors, attrs["equation"])  # noqa: E731
     elif key in _FACTORS:
         combine, places = (lambda tensors: _factors(bb, tensors)), _FACTORS[key]
     else:
         return inputs
     given = list(inputs)
     places = [place for place in places if place < len(given) and _is_tensor(given[place])]
-    if len(places) < 2 or not any(_is_symbolic(given[place]) for place in places):
+    if not any(_is_symbolic(given[place]) for place in places):
         return inputs
     changed = combine([given[place] for place in places])
     for place, tensor in zip(places, changed, strict=True):
@@ -369,6 +375,86 @@ def _common(column: list[Size]) -> Any:
         return column[0] if column else 1
     # All others must then be equal to this one, which a cast checks.
     return column[0] if all(_is_never_one(size) for size in column) else None
+
+
+def _with_addend(bb: relax.BlockBuilder, inputs: Any, attrs: dict) -> Any:
+    """The inputs of a Gemm, whose third one does not make the product any larger."""
+    given = list(inputs)
+    if len(given) < 3 or not all(_has_sizes(value) for value in given[:3]):
+        return inputs
+    rows = sizes_of(given[0])[1 if attrs.get("transA") else 0]
+    columns = sizes_of(given[1])[0 if attrs.get("transB") else 1]
+    given[2] = broadcast_to(bb, given[2], [rows, columns])
+    return type(inputs)(given)
+
+
+def broadcast_to(bb: relax.BlockBuilder, data: relax.Expr, wanted: Sequence[Size]) -> relax.Expr:
+    """``data`` with each size 1 or the ``wanted`` one, which the run checks.
+
+    Raises
+    ------
+    FormError
+        It has more axes, or known sizes that differ.
+    """
+    sizes = sizes_of(data)
+    if len(sizes) > len(wanted):
+        raise FormError(f"an input has {len(sizes)} axes, expected {len(wanted)} at most")
+    wanted = list(wanted)[len(wanted) - len(sizes) :]
+    pairs = [
+        pair
+        for pair in zip(sizes, wanted, strict=True)
+        if not any(equal_sizes(pair[0], n) for n in (1, pair[1]))
+    ]
+    if not pairs:
+        return data
+    for old, new in pairs:
+        if isinstance(old, int) and isinstance(new, int):
+            raise FormError(f"an input has size {old} beside {new}, expected an equal one or 1")
+
+    def agreed(old: list[Any], new: list[Any]) -> te.Tensor:
+        fits = [tirx.any(wide(a) == 1, wide(a) == wide(b)) for a, b in zip(old, new, strict=True)]
+        return vector([tirx.Select(tirx.all(*fits), wide(1), wide(0))], name="agreed")
+
+    flag = bb.emit_te(
+        agreed, *(list(side) for side in zip(*pairs, strict=True)), primfunc_name_hint="agreed"
+    )
+    return _broadcast(bb, _checked_copy(bb, data, sizes, flag), sizes, wanted, [])
+
+
+def _labelled_alike(
+    bb: relax.BlockBuilder, tensors: Sequence[relax.Expr], equation: bytes
+) -> list[relax.Expr]:
+    """The operands of an Einsum, along each label 1 or of the size that they broadcast to."""
+    terms = equation.decode().replace(" ", "").split("->")[0].split(",")
+    if len(terms) != len(tensors):
+        raise FormError(f"it has {len(tensors)} inputs and an equation of {len(terms)}")
+    labels = [_labels(term, len(sizes_of(t))) for term, t in zip(terms, tensors, strict=True)]
+    operands, found = [], []
+    for tensor, own in zip(tensors, labels, strict=True):
+        # Along a diagonal nothing broadcasts.
+        extents: dict[str | int, Size] = {}
+        for label, size in sorted(
+            zip(own, sizes_of(tensor), strict=True), key=lambda pair: _complexity(pair[1])
+        ):
+            extents.setdefault(label, size)
+        operands.append(of_sizes(bb, tensor, [extents[label] for label in own]))
+        found.append(extents)
+    every = list(dict.fromkeys(itertools.chain(*labels)))
+    sizes = broadcast_sizes(bb, [[extents.get(label, 1) for label in every] for extents in found])
+    common = dict(zip(every, sizes, strict=True))
+    return [
+        _broadcast(bb, tensor, sizes_of(tensor), [common[label] for label in own], [])
+        for tensor, own in zip(operands, labels, strict=True)
+    ]
+
+
+def _labels(term: str, rank: int) -> list[str | int]:
+    """The label of each axis of an operand; of those of an ellipsis, its place from the last."""
+    head, dots, tail = term.partition("...")
+    several = rank - len(head) - len(tail)
+    if several < 0 or (several and not dots):
+        raise FormError(f"its input of {rank} axes has the labels '{term}', expected one for each")
+    return [*head, *range(-several, 0), *tail]
 
 
 def _alike_beside(

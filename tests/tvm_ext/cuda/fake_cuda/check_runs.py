@@ -8,11 +8,13 @@ from unittest import mock
 import numpy as np
 import tvm
 from small_models import model, node, value
+from tvm import relax
 from use_fake import ALONE, CHAIN, chain, chain_reference, compiled, error_of, rand, state
 
 import tvm_ext
 from tvm_ext.compiler import build as program_module
 from tvm_ext.compiler.build import Built
+from tvm_ext.passes import registry
 
 
 def near(found, x: np.ndarray) -> bool:
@@ -48,6 +50,21 @@ assert device.host_copies == copies
 assert len({result.data_ptr() for result in results}) == 3
 assert all(near(result.numpy(), array) for result, array in zip(results, arrays, strict=True))
 assert isinstance(program.run({"x": tensors[0]}, on_device=False)["y"], np.ndarray)
+
+
+# An output that a user's pass makes an input's memory is copied.
+def gives_the_input_back(mod: tvm.IRModule) -> tvm.IRModule:
+    main = mod["main"]
+    body = relax.SeqExpr(main.body.blocks, main.params[0])
+    changed = relax.Function(main.params, body, main.ret_ty, main.is_pure, main.attrs)
+    return tvm.IRModule({**dict(mod.functions.items()), mod.get_global_var("main"): changed})
+
+
+tvm_ext.register_pass(gives_the_input_back, level="memory")
+given = compiled(chain()).run({"x": tensors[0]})["y"]
+registry.remove("gives_the_input_back")
+assert given.data_ptr() != tensors[0].data_ptr()
+assert np.array_equal(given.numpy(), arrays[0])
 
 # Arrays of the host, outputs on the device: the buffer is not written over while it may be read.
 kept = program.run({"x": arrays[0]}, on_device=True)["y"]

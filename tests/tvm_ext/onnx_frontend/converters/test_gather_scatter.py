@@ -6,7 +6,9 @@ import pytest
 from combinations import pairwise
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from operator_models import by_runtime
 from opt_levels import levels_of
+from small_models import model, node, rand, value
 from unoptimised import HOST
 
 import tvm_ext
@@ -83,3 +85,15 @@ def test_indices_beyond_data_of_symbolic_sizes_read_the_nearest_element(operator
     for level in levels_of(proto):
         found = tvm_ext.compile(proto, HOST, opt_level=level).run({"x": x, "i": indices})["y"]
         np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("axis", [{"axis": 1}, {}])
+def test_flags_beyond_the_end_select_nothing(axis):
+    nodes = [node("Compress", ["x", "flags"], ["y"], **axis)]
+    inputs = [value("x", ["A", "B"]), value("flags", ["F"], TensorProto.BOOL)]
+    proto = model(nodes, inputs, [value("y", None)])
+    compiled = tvm_ext.compile(proto, HOST, opt_level="O0")
+    x = rand(3, 4)
+    for count in (2, 4, 12, 40):
+        feeds = {"x": x, "flags": np.arange(count) % 3 != 1}
+        np.testing.assert_array_equal(compiled.run(feeds)["y"], by_runtime(proto, feeds)[0])

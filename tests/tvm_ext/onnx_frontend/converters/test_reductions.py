@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from operator_models import by_runtime
 from small_models import model, value
 from unoptimised import HOST
 
@@ -100,3 +101,16 @@ def test_booleans(op_type, wanted):
     found = run(reduction(op_type, x, None), x=x)
     assert found.dtype == bool
     assert found.item() is wanted
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+@pytest.mark.parametrize("op_type", ["ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSumSquare"])
+def test_integers(op_type, dtype):
+    x = np.array([[3, 4, -9, 7], [1, 5, 10, -2]], dtype)
+    proto = reduction(op_type, x, np.array([1]), keepdims=0)
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axes"))
+    del proto.graph.input[1]
+    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": x})["y"]
+    wanted = by_runtime(proto, {"x": x})[0]
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(found, wanted)

@@ -1,0 +1,89 @@
+"""Dimensions of several names that have to agree, or to be 1: in the run, or refused."""
+
+import numpy as np
+import pytest
+from operator_models import by_runtime
+from small_models import model, node, rand, value
+from unoptimised import HOST
+
+import tvm_ext
+from tvm_ext.errors import RunError
+
+
+def compiled(operator: str, ranks: list[int], **attributes):
+    """An operator whose inputs have a name of its own for every dimension."""
+    names = [f"x{place}" for place in range(len(ranks))]
+    inputs = [
+        value(name, [f"{name}_{axis}" for axis in range(rank)])
+        for name, rank in zip(names, ranks, strict=True)
+    ]
+    proto = model([node(operator, names, ["y"], **attributes)], inputs, [value("y", None)])
+    return proto, tvm_ext.compile(proto, HOST, opt_level="O1")
+
+
+def check(made, *shapes: tuple[int, ...], fits: bool = True) -> None:
+    """The result is ONNX Runtime's, or both refuse these sizes."""
+    proto, program = made
+    feeds = {f"x{place}": rand(*shape, seed=place) for place, shape in enumerate(shapes)}
+    if fits:
+        wanted = by_runtime(proto, feeds)[0]
+        np.testing.assert_allclose(program.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
+        return
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        by_runtime(proto, feeds)
+    with pytest.raises(RunError, match="sizes do not fit together") as caught:
+        program.run(feeds)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_addend_of_a_gemm_has_the_sizes_of_the_product_or_1():
+    made = compiled("Gemm", [2, 2, 2], beta=2.0)
+    for addend in [(4, 5), (1, 5), (4, 1), (1, 1)]:
+        check(made, (4, 3), (3, 5), addend)
+    check(made, (4, 3), (3, 5), (2, 5), fits=False)
+    check(made, (1, 3), (3, 5), (4, 5), fits=False)
+    check(made, (4, 3), (2, 5), (4, 5), fits=False)
+
+
+def test_a_gemm_may_add_a_vector():
+    made = compiled("Gemm", [2, 2, 1], transA=1, transB=1)
+    check(made, (3, 4), (5, 3), (5,))
+    check(made, (3, 4), (5, 3), (1,))
+    check(made, (3, 4), (5, 3), (4,), fits=False)
+
+
+@pytest.mark.parametrize(
+    ("equation", "fitting", "wrong"),
+    [
+        ("ij,jk->ik", [(4, 3), (3, 5)], [(4, 3), (2, 5)]),
+        ("ij,jk->ik", [(4, 1), (3, 5)], [(4, 3), (4, 5)]),
+        ("i j, i j", [(4, 3), (4, 3)], [(4, 3), (4, 2)]),
+        ("ij,i,j->", [(4, 3), (4,), (1,)], [(4, 3), (4,), (2,)]),
+        ("...ij,...jk->...ik", [(2, 4, 3), (1, 3, 5)], [(3, 4, 3), (2, 3, 5)]),
+        ("...ij,jk->...ik", [(2, 4, 3), (3, 5)], [(2, 4, 3), (2, 5)]),
+        ("ii->i", [(4, 4)], [(4, 3)]),
+    ],
+)
+def test_a_label_of_an_einsum_has_one_size_or_1(equation, fitting, wrong):
+    made = compiled("Einsum", [len(shape) for shape in fitting], equation=equation)
+    check(made, *fitting)
+    check(made, *wrong, fits=False)
+
+
+def test_scale_and_bias_of_a_layer_normalization_broadcast():
+    made = compiled("LayerNormalization", [3, 1, 2], axis=1)
+    for scale, bias in [((4,), (3, 4)), ((1,), (1, 4)), ((4,), (3, 1))]:
+        check(made, (2, 3, 4), scale, bias)
+    check(made, (2, 3, 4), (3,), (3, 4), fits=False)
+
+
+def test_a_scale_of_one_element_normalises_axes_of_any_size():
+    proto = model(
+        [node("LayerNormalization", ["x", "scale"], ["y"])],
+        [value("x", ["N", "C"])],
+        [value("y", None)],
+        scale=rand(1),
+    )
+    x = rand(3, 5)
+    found = tvm_ext.compile(proto, HOST).run({"x": x})["y"]
+    np.testing.assert_allclose(found, by_runtime(proto, {"x": x})[0], rtol=1e-4, atol=1e-5)
