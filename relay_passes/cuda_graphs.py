@@ -6,7 +6,12 @@ from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
-from tvm_ext.relay_passes.spans import bindings_of, relax_bindings, relax_functions
+from tvm_ext.relay_passes.spans import (
+    bindings_of,
+    relax_bindings,
+    relax_functions,
+    with_functions,
+)
 
 # What TVM's rewriting names the functions whose kernels it captures.
 _CAPTURED = "_cuda_graph_capture"
@@ -80,7 +85,7 @@ def without_capture(mod: tvm.IRModule) -> tvm.IRModule:
         var: structural_map(func, (relax.ExternFunc, plain))
         for var, func in relax_functions(mod).items()
     }
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return with_functions(mod, changed)
 
 
 def _why_not(mod: tvm.IRModule) -> str:

@@ -8,7 +8,7 @@ from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.spans import relax_functions
+from tvm_ext.relay_passes.spans import relax_functions, with_functions
 
 
 @graph_pass
@@ -30,9 +30,7 @@ class EmptyConstants:
             for global_var, func in relax_functions(mod).items()
             if _has_empty(func)
         }
-        if not functions:
-            return mod
-        return tvm.IRModule({**dict(mod.functions.items()), **functions}, attrs=mod.attrs)
+        return with_functions(mod, functions)
 
 
 def _has_empty(func: relax.Function) -> bool:

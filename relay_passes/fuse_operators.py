@@ -17,6 +17,7 @@ from tvm_ext.relay_passes.spans import (
     all_bindings_of,
     origins_of,
     relax_functions,
+    with_functions,
     write_origins,
 )
 
@@ -153,9 +154,7 @@ def sizes_defined_first(mod: tvm.IRModule) -> tvm.IRModule:
         for global_var, func in relax_functions(mod).items()
         if _casts(func)
     }
-    if not changed:
-        return mod
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return with_functions(mod, changed)
 
 
 def _casts(func: relax.Function) -> bool:

@@ -58,6 +58,15 @@ def relax_functions(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]
     return {var: func for var, func in mod.functions.items() if isinstance(func, relax.Function)}
 
 
+def with_functions(
+    mod: tvm.IRModule, changed: Mapping[tvm.ir.GlobalVar, tvm.ir.BaseFunc]
+) -> tvm.IRModule:
+    """A module with these functions in place of its own; ``mod`` itself where there are none."""
+    if not changed:
+        return mod
+    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+
+
 def bindings_of(func: relax.Function) -> list[relax.VarBinding]:
     """All variable bindings below a function in program order, branches ahead of their If."""
     return [found for found in all_bindings_of(func) if isinstance(found, relax.VarBinding)]
