@@ -45,10 +45,6 @@ def _square(x: relax.Expr) -> relax.Expr:
     return relax.op.multiply(x, x)
 
 
-def _wide_exp(x: relax.Expr) -> relax.Expr:
-    return relax.op.exp(relax.op.astype(x, "float64"))
-
-
 @dataclass(frozen=True)
 class _Formula:
     """``after(combine over the axes of before(x))``, as the ONNX operators' schemas define them."""
@@ -62,7 +58,9 @@ _FORMULAS = {
     "ReduceL1": _Formula("sum", before=relax.op.abs),
     "ReduceL2": _Formula("sum", before=_square, after=relax.op.sqrt),
     "ReduceLogSum": _Formula("sum", after=relax.op.log),
-    "ReduceLogSumExp": _Formula("sum", before=_wide_exp, after=relax.op.log),
+    "ReduceLogSumExp": _Formula(
+        "sum", lambda x: relax.op.exp(relax.op.astype(x, "float64")), relax.op.log
+    ),
     "ReduceMax": _Formula("max"),
     "ReduceMean": _Formula("mean"),
     "ReduceMin": _Formula("min"),
@@ -280,10 +278,7 @@ def _kernel(combine: str, rank: int) -> Callable[..., te.Tensor]:
         total = te.compute(kept, value, name=combine)
         if combine != "mean":
             return total
-        number = wide(1)
-        for extent in extents:
-            number = number * extent
-        number = number.astype(x.dtype)
+        number = math.prod(extents, start=wide(1)).astype(x.dtype)
         is_integer = str(x.dtype).startswith(("int", "uint"))
         divide = tirx.truncdiv if is_integer else tirx.div
         return te.compute(kept, lambda *index: divide(total(*index), number), name="mean")
