@@ -1,22 +1,21 @@
 """Gives products of 16-bit types their operands as they are, and asks for float32 sums."""
 
-from typing import Any
-
 import numpy as np
 import tvm
 from tvm import relax
 
 from tvm_ext.hardware.cuda.description import current_gpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import constant_value, numpy_dtype
+from tvm_ext.relay_passes.expressions import (
+    constant_value,
+    convolution_like,
+    numpy_dtype,
+    operator_name,
+)
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 
 _NARROW = ("float16", "bfloat16")
-_CONVOLUTIONS = {
-    "relax.nn.conv1d": relax.op.nn.conv1d,
-    "relax.nn.conv2d": relax.op.nn.conv2d,
-    "relax.nn.conv3d": relax.op.nn.conv3d,
-}
 
 
 @graph_pass
@@ -52,7 +51,7 @@ class _Narrower(BindingRewriter):
         self.dtypes = dtypes
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        call = self.view.call(value, "relax.matmul", *_CONVOLUTIONS)
+        call = self.view.call(value, "relax.matmul", *CONVOLUTIONS)
         if call is None or call is not value or str(var.ty.dtype) != "float32":
             return None
         dtype = next((d for d in map(self._cast_from, call.args) if d), "")
@@ -88,14 +87,6 @@ class _Narrower(BindingRewriter):
 
 
 def _summed_in_float32(call: relax.Call, first: relax.Expr, second: relax.Expr) -> relax.Expr:
-    attrs: Any = call.attrs
-    make = _CONVOLUTIONS.get(str(call.op.name))
-    if make is None:
+    if operator_name(call) == "relax.matmul":
         return relax.op.matmul(first, second, out_dtype="float32")
-    numbers = {
-        name: [int(n) for n in getattr(attrs, name)] for name in ("strides", "padding", "dilation")
-    }
-    layouts = {
-        name: str(getattr(attrs, name)) for name in ("data_layout", "kernel_layout", "out_layout")
-    }
-    return make(first, second, **numbers, **layouts, groups=int(attrs.groups), out_dtype="float32")
+    return convolution_like(call, first, second, out_dtype="float32")

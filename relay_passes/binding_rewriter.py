@@ -16,7 +16,13 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.relay_passes.graph_pass import record_applied, record_refusal
-from tvm_ext.relay_passes.spans import describe_origin, origins_of, retyped_var, span_of
+from tvm_ext.relay_passes.spans import (
+    describe_origin,
+    origins_of,
+    relax_functions,
+    retyped_var,
+    span_of,
+)
 
 # A rewrite may open the next one (Conv, BN, BN); more rounds than this is a pass that never ends.
 MAX_ROUNDS = 16
@@ -152,9 +158,7 @@ class BindingRewriter(ABC):
     def _one_round(self, mod: tvm.IRModule) -> tvm.IRModule | None:
         self.mod = mod
         walker = self._walker = _Walker(self, mod)
-        for global_var, func in mod.functions.items():
-            if not isinstance(func, relax.Function):
-                continue
+        for global_var, func in relax_functions(mod).items():
             self.start_function(func)
             replaced_before = walker.replaced
             new_func = walker.visit_expr(func)
@@ -201,12 +205,12 @@ class _Walker(PyExprMutator):
         The block builder would name them itself, and their origin would be lost.
         """
         if isinstance(expr, relax.Call):
-            args = [self._bind_nested(argument, var, names) for argument in expr.args]
+            args = [
+                self.bind(argument, var, names) if isinstance(argument, relax.Call) else argument
+                for argument in expr.args
+            ]
             expr = relax.Call(expr.op, args, expr.attrs, expr.ty_args, expr.span)
         return self.builder_.normalize(self.visit_expr(expr))
-
-    def _bind_nested(self, expr: relax.Expr, var: relax.Var, names: tuple[str, ...]) -> relax.Expr:
-        return self.bind(expr, var, names) if isinstance(expr, relax.Call) else expr
 
     def leaves_block(self, value: relax.Expr) -> bool:
         """Whether ``value`` uses a variable of a dataflow block, which only exists inside it."""

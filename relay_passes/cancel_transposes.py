@@ -12,7 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
 from tvm_ext.relay_passes.layout_roles import permutation_of
-from tvm_ext.relay_passes.spans import describe_origin
+from tvm_ext.relay_passes.spans import describe_origin, relax_functions
 
 NAME = "CancelTransposes"
 
@@ -39,9 +39,7 @@ class CancelTransposes:
 def cancel_transposes(mod: tvm.IRModule, recorded: bool = False) -> tvm.IRModule:
     """``mod`` without needless transposes, noted in the pass log if ``recorded``."""
     walker = _Canceller(mod, recorded)
-    for global_var, func in mod.functions.items():
-        if not isinstance(func, relax.Function):
-            continue
+    for global_var, func in relax_functions(mod).items():
         removed_before = walker.removed
         new_func = walker.visit_expr(func)
         if walker.removed > removed_before:

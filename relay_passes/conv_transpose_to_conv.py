@@ -23,7 +23,7 @@ from tvm_ext.relay_passes.layout_cost import (
     planned_convolution_seconds,
     tensor_bytes,
 )
-from tvm_ext.relay_passes.layout_roles import conversion_axes
+from tvm_ext.relay_passes.layout_roles import CHANNELS_FIRST_ONLY, conversion_axes
 from tvm_ext.relay_passes.pad_output_channels import lane_use
 from tvm_ext.relay_passes.sink_reshapes import ATTRIBUTE
 
@@ -295,9 +295,6 @@ class StackedConvolution:
         return [0, 1, 2 + rank, *places]
 
 
-_OPERATORS = tuple(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3))
-
-
 @graph_pass
 class ConvTransposeToConv:
     """Computes a transposed convolution phase by phase, so that no inserted zero is multiplied.
@@ -365,7 +362,7 @@ class _ConvTransposeRewriter(BindingRewriter):
         self.machine = machine
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        call = self.view.call(value, *_OPERATORS)
+        call = self.view.call(value, *CHANNELS_FIRST_ONLY)
         if call is None or isinstance(value, relax.Var):
             return None
         reason = _refusal(call)
@@ -486,7 +483,7 @@ def _refusal(call: relax.Call) -> str:
 
 
 def _rank(call: relax.Call) -> int:
-    return _OPERATORS.index(str(call.op.name)) + 1
+    return CHANNELS_FIRST_ONLY.index(str(call.op.name)) + 1
 
 
 def _axes_of(call: relax.Call, weight: np.ndarray) -> tuple[UpsampledAxis, ...]:

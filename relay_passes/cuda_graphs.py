@@ -1,14 +1,17 @@
 """The pass that lets a run launch many kernels of a GPU at once."""
 
-from collections.abc import Iterator
-
 import tvm
 from tvm import relax, s_tir, tirx
 from tvm_ffi import structural_map, structural_walk
 
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
-from tvm_ext.relay_passes.spans import bindings_of, relax_bindings
+from tvm_ext.relay_passes.spans import (
+    bindings_of,
+    relax_bindings,
+    relax_functions,
+    with_functions,
+)
 
 # What TVM's rewriting names the functions whose kernels it captures.
 _CAPTURED = "_cuda_graph_capture"
@@ -54,7 +57,8 @@ class CudaGraphs:
 
 def captured_kernels(mod: tvm.IRModule) -> tuple[int, int]:
     """Number of graphs in a module, and of the kernel calls in them."""
-    graphs = [func for name, func in _relax_functions(mod) if _CAPTURED in name]
+    functions = relax_functions(mod).items()
+    graphs = [func for var, func in functions if _CAPTURED in str(var.name_hint)]
     kernels = sum(
         isinstance(binding.value, relax.Call) and isinstance(binding.value.op, tvm.ir.GlobalVar)
         for func in graphs
@@ -77,23 +81,15 @@ def without_capture(mod: tvm.IRModule) -> tvm.IRModule:
         same = str(callee.global_symbol) != RUN_OR_CAPTURE
         return callee if same else relax.ExternFunc(PLAIN_RUN)
 
-    functions = {
+    changed = {
         var: structural_map(func, (relax.ExternFunc, plain))
-        if isinstance(func, relax.Function)
-        else func
-        for var, func in mod.functions.items()
+        for var, func in relax_functions(mod).items()
     }
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def _relax_functions(mod: tvm.IRModule) -> Iterator[tuple[str, relax.Function]]:
-    for var, func in mod.functions.items():
-        if isinstance(func, relax.Function):
-            yield str(var.name_hint), func
+    return with_functions(mod, changed)
 
 
 def _why_not(mod: tvm.IRModule) -> str:
-    if len(list(_relax_functions(mod))) > 1:
+    if len(relax_functions(mod)) > 1:
         return "the program has loops or functions, which would share one storage"
     if any(isinstance(binding.value, relax.If) for binding in relax_bindings(mod)):
         return "the program has branches"

@@ -8,14 +8,9 @@ from tvm import relax
 from tvm.ir import GenericConst
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
-from tvm_ext.relay_passes.expressions import static_shape
+from tvm_ext.relay_passes.expressions import convolution_like, static_shape
 from tvm_ext.relay_passes.graph_pass import graph_pass
-
-_CONVOLUTIONS = {
-    "relax.nn.conv1d": relax.op.nn.conv1d,
-    "relax.nn.conv2d": relax.op.nn.conv2d,
-    "relax.nn.conv3d": relax.op.nn.conv3d,
-}
+from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS
 
 
 @graph_pass
@@ -81,7 +76,7 @@ class _Dropper(BindingRewriter):
     pass_name = "DropPaddedTaps"
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        call = self.view.call(value, *_CONVOLUTIONS)
+        call = self.view.call(value, *CONVOLUTIONS)
         if call is None:
             return None
         windows = _windows(call, var)
@@ -113,18 +108,8 @@ class _Dropper(BindingRewriter):
         ]
         x = self._cut(call.args[0], str(attrs.data_layout), seen, var)
         weight = self._cut(call.args[1], str(attrs.kernel_layout), kept, var)
-        return _CONVOLUTIONS[str(call.op.name)](
-            x,
-            weight,
-            strides=[w.stride for w in windows],
-            padding=[max(p[side], 0) for side in (0, 1) for p in pairs],
-            dilation=dilation,
-            groups=int(attrs.groups),
-            data_layout=str(attrs.data_layout),
-            kernel_layout=str(attrs.kernel_layout),
-            out_layout=str(attrs.out_layout),
-            out_dtype=str(var.ty.dtype),
-        )
+        padding = [max(p[side], 0) for side in (0, 1) for p in pairs]
+        return convolution_like(call, x, weight, padding=padding, dilation=dilation)
 
     def _cut(self, expr: relax.Expr, layout: str, kept: list[range], var: relax.Var) -> relax.Expr:
         """The ranges of the axes of an image's dimensions that are kept."""

@@ -8,6 +8,7 @@ from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.spans import relax_functions, with_functions
 
 
 @graph_pass
@@ -26,12 +27,10 @@ class EmptyConstants:
         """Returns ``mod`` itself when it has no such constant."""
         functions = {
             global_var: _ConstantAllocator().visit_expr(func)
-            for global_var, func in mod.functions.items()
-            if isinstance(func, relax.Function) and _has_empty(func)
+            for global_var, func in relax_functions(mod).items()
+            if _has_empty(func)
         }
-        if not functions:
-            return mod
-        return tvm.IRModule({**dict(mod.functions.items()), **functions}, attrs=mod.attrs)
+        return with_functions(mod, functions)
 
 
 def _has_empty(func: relax.Function) -> bool:

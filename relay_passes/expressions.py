@@ -19,6 +19,23 @@ def operator_name(value: relax.Expr) -> str:
     return ""
 
 
+def convolution_like(
+    call: relax.Call, x: relax.Expr, weight: relax.Expr, **changed: Any
+) -> relax.Call:
+    """The convolution that ``call`` is, of other tensors and with attributes ``changed``."""
+    attrs: Any = call.attrs
+    lists = ("strides", "padding", "dilation")
+    layouts = ("data_layout", "kernel_layout", "out_layout")
+    given = {
+        **{name: [int(n) for n in getattr(attrs, name)] for name in lists},
+        **{name: str(getattr(attrs, name)) for name in layouts},
+        "groups": int(attrs.groups),
+        "out_dtype": str(call.ty.dtype),
+    }
+    make = getattr(relax.op.nn, operator_name(call).removeprefix("relax.nn."))
+    return make(x, weight, **given | changed)
+
+
 # Shapes of expressions as plain numbers, and why there are none.
 
 
@@ -97,7 +114,7 @@ def read_step(view: GraphView, var: relax.Var, value: relax.Expr) -> AffineStep 
     if isinstance(value, relax.Var):
         # An alias does no work of its own: what it stands for is looked at where it is bound.
         return None
-    if not isinstance(var.ty, relax.TensorType) or str(var.ty.dtype) not in FLOAT_BITS:
+    if not _is_float(var):
         return None
     if isinstance(value, relax.TupleGetItem):
         return _batch_norm_step(view, value)
@@ -121,7 +138,7 @@ def is_constant(view: GraphView, expr: relax.Expr) -> bool:
     call = view.call(value, *_EVALUATORS)
     if call is None or not is_constant(view, call.args[0]):
         return False
-    return call.op.name != "relax.reshape" or _static_shape(call.args[1]) is not None
+    return call.op.name != "relax.reshape" or not _obstacle([call.args[1]])
 
 
 def constant_value(view: GraphView, expr: relax.Expr) -> np.ndarray | None:
@@ -134,21 +151,13 @@ def constant_value(view: GraphView, expr: relax.Expr) -> np.ndarray | None:
     return _EVALUATORS[value.op.name](constant_value(view, value.args[0]), value)
 
 
-def _static_shape(expr: relax.Expr) -> list[int] | None:
-    if not isinstance(expr, relax.ShapeExpr):
-        return None
-    if not all(isinstance(dim, tvm.tirx.IntImm) for dim in expr.values):
-        return None
-    return [int(dim) for dim in expr.values]
-
-
 def _permute(array: np.ndarray, call: relax.Call) -> np.ndarray:
     axes = call.attrs.axes
     return np.transpose(array, None if axes is None else [int(axis) for axis in axes])
 
 
 _EVALUATORS = {
-    "relax.reshape": lambda array, call: array.reshape(_static_shape(call.args[1])),
+    "relax.reshape": lambda array, call: array.reshape([int(dim) for dim in call.args[1].values]),
     "relax.permute_dims": _permute,
     "relax.expand_dims": lambda array, call: np.expand_dims(
         array, tuple(int(axis) for axis in call.attrs.axis)
@@ -158,11 +167,11 @@ _EVALUATORS = {
 
 
 def _is_float_var(expr: relax.Expr) -> bool:
-    return (
-        isinstance(expr, relax.Var)
-        and isinstance(expr.ty, relax.TensorType)
-        and str(expr.ty.dtype) in FLOAT_BITS
-    )
+    return isinstance(expr, relax.Var) and _is_float(expr)
+
+
+def _is_float(expr: relax.Expr) -> bool:
+    return isinstance(expr.ty, relax.TensorType) and str(expr.ty.dtype) in FLOAT_BITS
 
 
 def _channel_constant(view: GraphView, expr: relax.Expr) -> np.ndarray | None:

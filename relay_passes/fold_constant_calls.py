@@ -13,7 +13,7 @@ from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.expressions import constant_value, static_extents
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied
 from tvm_ext.relay_passes.layout_graph import blocks_of
-from tvm_ext.relay_passes.spans import describe_origin
+from tvm_ext.relay_passes.spans import describe_origin, relax_functions
 
 NAME = "FoldConstantCalls"
 
@@ -67,8 +67,8 @@ class FoldConstantCalls:
 def _fold_once(mod: tvm.IRModule) -> tvm.IRModule | None:
     folded = {
         global_var: values
-        for global_var, func in mod.functions.items()
-        if isinstance(func, relax.Function) and (values := _folded_values(mod, func))
+        for global_var, func in relax_functions(mod).items()
+        if (values := _folded_values(mod, func))
     }
     if not folded:
         return None
@@ -203,7 +203,8 @@ class _ComputedVariables:
         library = tirx.build(tvm.IRModule(kernels), target=_TARGET) if kernels else {}
         for var, value in self._bound.items():
             if isinstance(value, relax.Call):
-                results = [_empty(ty) for ty in _tensor_types(var.ty)]
+                types = _tensor_types(var.ty)
+                results = [tvm.runtime.empty(static_extents(ty), str(ty.dtype)) for ty in types]
                 operands = [self._value(argument) for argument in value.args[1].fields]
                 library[str(value.args[0].name_hint)](*operands, *results)
                 self._values[var] = results if isinstance(var.ty, relax.TupleType) else results[0]
@@ -250,10 +251,6 @@ def _elements(ty: relax.TensorType) -> int | None:
 
 def _tensor_types(ty: tvm.ir.Type) -> list[relax.TensorType]:
     return list(ty.fields) if isinstance(ty, relax.TupleType) else [ty]
-
-
-def _empty(ty: relax.TensorType) -> tvm.runtime.Tensor:
-    return tvm.runtime.empty(static_extents(ty), str(ty.dtype))
 
 
 @mutator

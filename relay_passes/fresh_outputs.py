@@ -1,12 +1,13 @@
 """Outputs that are inputs, weights or views of other outputs get memory of their own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tvm
 from tvm import relax, te
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.hardware.cpu.description import current_cpu
+from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.relay_passes.spans import bindings_of, relax_bindings
 
@@ -80,11 +81,12 @@ def _allocated(
         if isinstance(bound, relax.TupleGetItem):
             several = values.get(bound.tuple_value)
             if not isinstance(several, relax.Tuple):
-                return (bound.tuple_value, bound.index) if _calls(several, _ALLOCATING) else None
+                is_made = operator_name(several) in _ALLOCATING
+                return (bound.tuple_value, bound.index) if is_made else None
             bound = several.fields[bound.index]
-        elif _calls(bound, _ALLOCATING):
+        elif operator_name(bound) in _ALLOCATING:
             return value, 0
-        elif _calls(bound, _VIEWS):
+        elif operator_name(bound) in _VIEWS:
             bound = bound.args[0]
         value = bound
     return None
@@ -94,15 +96,7 @@ def writes_to_inputs(mod: tvm.IRModule) -> bool:
     """Whether a program may write to what it is given: in place, or in a packed function."""
     bound = (binding.value for binding in relax_bindings(mod))
     calls = [value for value in bound if isinstance(value, relax.Call)]
-    return any(isinstance(c.op, relax.ExternFunc) or _calls(c, _MAY_WRITE) for c in calls)
-
-
-def _calls(value: relax.Expr | None, operators: Sequence[str]) -> bool:
-    return (
-        isinstance(value, relax.Call)
-        and isinstance(value.op, tvm.ir.Op)
-        and value.op.name in operators
-    )
+    return any(isinstance(c.op, relax.ExternFunc) or operator_name(c) in _MAY_WRITE for c in calls)
 
 
 @mutator

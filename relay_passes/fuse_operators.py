@@ -13,7 +13,13 @@ from tvm_ffi import structural_map
 from tvm_ext.relay_passes.binding_rewriter import GraphView
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import OPAQUE, graph_pass
-from tvm_ext.relay_passes.spans import all_bindings_of, origins_of, write_origins
+from tvm_ext.relay_passes.spans import (
+    all_bindings_of,
+    origins_of,
+    relax_functions,
+    with_functions,
+    write_origins,
+)
 
 # Puts sizes that a fused function takes one by one to those that it takes as a shape.
 #
@@ -38,8 +44,8 @@ def sizes_in_one_shape(mod: tvm.IRModule) -> tvm.IRModule:
     """``mod`` with such functions and all calls of them changed; itself where there are none."""
     moved = {
         global_var: found
-        for global_var, func in mod.functions.items()
-        if isinstance(func, relax.Function) and (found := _moved(func)) is not None
+        for global_var, func in relax_functions(mod).items()
+        if (found := _moved(func)) is not None
     }
     if not moved:
         return mod
@@ -100,18 +106,16 @@ def cast_results_ungrouped(mod: tvm.IRModule) -> tvm.IRModule:
     A field of a tuple is taken out of it once more for the cast instead.
     """
     cast: dict[relax.Var, relax.Expr] = {}
-    for func in mod.functions.values():
-        if isinstance(func, relax.Function):
-            view = GraphView(func)
-            values = (b.value for b in all_bindings_of(func) if isinstance(b, relax.MatchCast))
-            shared = (v for v in values if isinstance(v, relax.Var) and view.uses(v) > 1)
-            cast.update((value, view.value(value)) for value in shared)
+    for func in relax_functions(mod).values():
+        view = GraphView(func)
+        values = (b.value for b in all_bindings_of(func) if isinstance(b, relax.MatchCast))
+        shared = (v for v in values if isinstance(v, relax.Var) and view.uses(v) > 1)
+        cast.update((value, view.value(value)) for value in shared)
     if not cast:
         return mod
     marker = _UngroupedCasts(mod, cast)
-    for global_var, func in mod.functions.items():
-        if isinstance(func, relax.Function):
-            marker.builder_.update_func(global_var, marker.visit_expr(func))
+    for global_var, func in relax_functions(mod).items():
+        marker.builder_.update_func(global_var, marker.visit_expr(func))
     return marker.builder_.get()
 
 
@@ -147,12 +151,10 @@ def sizes_defined_first(mod: tvm.IRModule) -> tvm.IRModule:
     """The same bindings, each after all that it reads, sizes included; order is kept otherwise."""
     changed = {
         global_var: _ordered(func)
-        for global_var, func in mod.functions.items()
-        if isinstance(func, relax.Function) and _casts(func)
+        for global_var, func in relax_functions(mod).items()
+        if _casts(func)
     }
-    if not changed:
-        return mod
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return with_functions(mod, changed)
 
 
 def _casts(func: relax.Function) -> bool:
@@ -250,10 +252,8 @@ class FuseOperators:
         mod = cast_results_ungrouped(mod)
         fused = sizes_defined_first(relax.transform.FuseOps()(mod))
         merged: dict[relax.Var, tuple[str, ...]] = {}
-        for global_var, func in mod.functions.items():
-            if isinstance(func, relax.Function):
-                name = str(global_var.name_hint)
-                merged.update(_Replay(func, fused).origins(fused[name]))
+        for global_var, func in relax_functions(mod).items():
+            merged.update(_Replay(func, fused).origins(fused[str(global_var.name_hint)]))
         return sizes_in_one_shape(write_origins(fused, merged))
 
 

@@ -7,7 +7,7 @@ operands and its epilogue as one tensor expression.
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 from ml_dtypes import finfo
@@ -90,7 +90,9 @@ class GemmCompute:
             if self.addend_scale != 1.0:
                 tensor = topi.multiply(tensor, tirx.const(self.addend_scale, self.out_dtype))
             result = topi.add(result, tensor)
-        return result if self.activation is None else _activate(result, self.activation)
+        if self.activation is None:
+            return result
+        return ACTIVATIONS[self.activation.op_name](result, *self.activation.numbers)
 
     def _product(self, a: te.Tensor, b: te.Tensor) -> te.Tensor:
         rows, depth = _last_two(a, self.transpose_a)
@@ -168,25 +170,17 @@ def _gelu_tanh(x: te.Tensor) -> te.Tensor:
     return topi.multiply(topi.multiply(x, tirx.const(0.5, dtype)), gate)
 
 
-def _silu(x: te.Tensor) -> te.Tensor:
-    return topi.multiply(x, topi.sigmoid(x))
-
-
 # Operators that may end the kernel; what each needs beside its input are ``Activation.numbers``.
 ACTIVATIONS: dict[str, Callable[..., te.Tensor]] = {
     "relax.nn.relu": topi.nn.relu,
     "relax.nn.gelu": _gelu,
     "relax.nn.gelu_tanh": _gelu_tanh,
-    "relax.nn.silu": _silu,
+    "relax.nn.silu": lambda x: topi.multiply(x, topi.sigmoid(x)),
     "relax.sigmoid": topi.sigmoid,
     "relax.tanh": topi.tanh,
     "relax.clip": topi.clip,
     "relax.nn.leakyrelu": topi.nn.leaky_relu,
 }
-
-
-def _activate(x: te.Tensor, activation: EpilogueActivation) -> te.Tensor:
-    return ACTIVATIONS[activation.op_name](x, *activation.numbers)
 
 
 # Recognises what stands around a matmul: transposes, scales, addends and activations.
@@ -239,6 +233,10 @@ class Epilogue:
     def product(self) -> relax.Var:
         """The matmul at the start."""
         return self.variables[0]
+
+    def longer(self, user: relax.Var) -> "Epilogue":
+        """The same, ending with one step more."""
+        return replace(self, variables=(*self.variables, user))
 
     def cut(self, steps: int) -> "Epilogue":
         """The same, ending after ``steps`` scale steps."""
@@ -387,10 +385,9 @@ class Surroundings:
         step = self.scaled(user) if user is not None else None
         if step is None or not step[0].same_as(epilogue.variables[-1]):
             return epilogue
-        longer = Epilogue(
-            (*epilogue.variables, user), epilogue.scale * step[1], epilogue.scale_steps + 1
-        )
-        return self._scales(longer)
+        steps = epilogue.scale_steps + 1
+        scaled = replace(epilogue, scale=epilogue.scale * step[1], scale_steps=steps)
+        return self._scales(scaled.longer(user))
 
     def _addend(self, epilogue: Epilogue, user: relax.Var) -> Epilogue:
         call = self.view.call(user, "relax.add")
@@ -405,7 +402,7 @@ class Surroundings:
         operand = Operand(addend)
         if step is not None and self.view.uses(addend) == 1:
             operand = Operand(step[0], step[1], False, (addend,))
-        return Epilogue((*epilogue.variables, user), epilogue.scale, epilogue.scale_steps, operand)
+        return replace(epilogue, addend=operand).longer(user)
 
     def _activation(self, epilogue: Epilogue, user: relax.Var) -> Epilogue:
         call = self.view.call(user, *ACTIVATIONS)
@@ -413,10 +410,7 @@ class Surroundings:
         if call is None or numbers is None:
             return epilogue
         activation = EpilogueActivation(call.op.name, numbers)
-        variables = (*epilogue.variables, user)
-        return Epilogue(
-            variables, epilogue.scale, epilogue.scale_steps, epilogue.addend, activation
-        )
+        return replace(epilogue, activation=activation).longer(user)
 
 
 def scalar_value(expr: relax.Expr, beside: relax.Expr) -> float | None:

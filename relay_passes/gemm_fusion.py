@@ -15,6 +15,7 @@ from tvm.ir import GenericConst
 from tvm.tirx import IntImm
 
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
+from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.gemm_epilogue import (
     ACTIVATIONS,
     ATTRIBUTE,
@@ -29,12 +30,8 @@ from tvm_ext.relay_passes.gemm_epilogue import (
 from tvm_ext.relay_passes.graph_pass import graph_pass
 
 
-class ActivationNamer(BindingRewriter):
-    """Names activations that several operators spell out, x being from a matmul.
-
-    0.5 * x * (1 + erf(x / sqrt(2)))  ->  gelu(x)
-    x * sigmoid(x)                    ->  silu(x)
-    """
+class _MatmulRewriter(BindingRewriter):
+    """Looks around the matmuls of each function."""
 
     pass_name = "GemmFusion"
 
@@ -42,13 +39,17 @@ class ActivationNamer(BindingRewriter):
         super().start_function(func)
         self._around = Surroundings(self.view, self.refuse)
 
-    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        named = (
-            isinstance(value, relax.Call) and self.view.call(value, "relax.multiply") is not None
-        )
-        return self._spelled_out(var) if named else None
 
-    def _spelled_out(self, var: relax.Var) -> Replacement | None:
+class ActivationNamer(_MatmulRewriter):
+    """Names activations that several operators spell out, x being from a matmul.
+
+    0.5 * x * (1 + erf(x / sqrt(2)))  ->  gelu(x)
+    x * sigmoid(x)                    ->  silu(x)
+    """
+
+    def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
+        if operator_name(value) != "relax.multiply":
+            return None
         terms, factor, inner = self._around.factors(var)
         if len(terms) != 2:
             return None
@@ -82,7 +83,7 @@ class ActivationNamer(BindingRewriter):
         return (erf.args[0], erf_var, gate) if exact else None
 
 
-class ReshapeSinker(BindingRewriter):
+class ReshapeSinker(_MatmulRewriter):
     """Lets an epilogue follow its matmul directly, x being from a matmul.
 
     A reshape is a view of the same memory, but operator fusion stops at it::
@@ -93,20 +94,13 @@ class ReshapeSinker(BindingRewriter):
         reshape(reshape(x))   ->  reshape(x)
     """
 
-    pass_name = "GemmFusion"
-
-    def start_function(self, func: relax.Function) -> None:
-        super().start_function(func)
-        self._around = Surroundings(self.view, self.refuse)
-
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
-        if not isinstance(value, relax.Call):
-            return None
-        if self.view.call(value, "relax.reshape") is not None:
+        name = operator_name(value)
+        if name == "relax.reshape":
             return self._reshape_twice(var, value)
-        if self.view.call(value, "relax.add") is not None:
+        if name == "relax.add":
             return self._add_behind(var, value)
-        if self.view.call(value, *ACTIVATIONS) is not None:
+        if name in ACTIVATIONS:
             return self._activation_behind(var, value)
         return None
 
@@ -213,12 +207,9 @@ class GemmFusion:
         return _GemmRewriter().run(sunk)
 
 
-class _GemmRewriter(BindingRewriter):
-    pass_name = "GemmFusion"
-
+class _GemmRewriter(_MatmulRewriter):
     def __init__(self) -> None:
         super().__init__()
-        self._around: Surroundings
         # The result of an epilogue that ends further down, and what to put there.
         self._planned: dict[relax.Var, Callable[[], Replacement]] = {}
         self._inside: set[relax.Var] = set()
@@ -226,19 +217,15 @@ class _GemmRewriter(BindingRewriter):
 
     def start_function(self, func: relax.Function) -> None:
         super().start_function(func)
-        self._around = Surroundings(self.view, self.refuse)
         self._planned, self._inside = {}, set()
 
     def replace(self, var: relax.Var, value: relax.Expr) -> Replacement | None:
         if var in self._planned:
             return self._planned[var]()
-        if var in self._inside or not isinstance(value, relax.Call):
-            return None
-        if self.view.call(value, "relax.add") is not None:
+        name = "" if var in self._inside else operator_name(value)
+        if name == "relax.add":
             return self._fold_addend(var, value)
-        if self.view.call(value, "relax.matmul") is not None:
-            return self._product(var, value)
-        return None
+        return self._product(var, value) if name == "relax.matmul" else None
 
     def _product(self, var: relax.Var, call: relax.Call) -> Replacement | None:
         a, b = self._operands(call)
@@ -248,7 +235,7 @@ class _GemmRewriter(BindingRewriter):
                 found = " and ".join(sorted(types))
                 self.refuse(f"operands are {found}, not of one floating point type", var)
             return None
-        if str(var.ty.dtype) == "float16" and self._left_over(a, b) != 1.0:
+        if str(var.ty.dtype) == "float16" and self._prepared(a, b, a.scale * b.scale)[2] != 1.0:
             self.refuse("a scale before a float16 accumulation may be what avoids overflow", var)
             a, b = self._operands(call, with_scale=False)
         epilogue = self._around.epilogue(var, self._planned.__contains__)
@@ -340,9 +327,6 @@ class _GemmRewriter(BindingRewriter):
         self._inside.update(inner)
         self._planned[end] = make
         return None
-
-    def _left_over(self, a: Operand, b: Operand) -> float:
-        return self._prepared(a, b, a.scale * b.scale)[2]
 
     def _prepared(
         self, a: Operand, b: Operand, scale: float

@@ -172,7 +172,8 @@ class _GroupedConvolutionRewriter(BindingRewriter):
         kernel = _kernel_of(call)
         x, weight = call.args
         split = kernel.split_outputs([int(extent) for extent in weight.ty.shape])
-        if kernel.groups == _outputs(call) or (self.for_cuda and _group_inputs(call) == 1):
+        extents = dict(zip(str(call.attrs.kernel_layout), weight.ty.shape, strict=True))
+        if kernel.groups == int(extents["O"]) or (self.for_cuda and int(extents["I"]) == 1):
             return None
         if isinstance(weight, tvm.ir.GenericConst):
             grouped = relax.const(weight.value.numpy().reshape(split), str(weight.ty.dtype))
@@ -189,14 +190,6 @@ class _GroupedConvolutionRewriter(BindingRewriter):
         result = relax.op.reshape(made, call.ty.shape)
         what = f"{kernel.groups} groups on an axis of their own"
         return Replacement(result, (), what)
-
-
-def _outputs(call: relax.Call) -> int:
-    return int(call.args[1].ty.shape[str(call.attrs.kernel_layout).index("O")])
-
-
-def _group_inputs(call: relax.Call) -> int:
-    return int(call.args[1].ty.shape[str(call.attrs.kernel_layout).index("I")])
 
 
 def _refusal(call: relax.Call) -> str:

@@ -60,7 +60,7 @@ class PlannedTensor:
     """A tensor made by node ``producer``; ``conversion`` is what its other layout costs."""
 
     producer: int
-    consumers: frozenset[int]
+    consumers: set[int]
     conversion: float
 
 
@@ -271,19 +271,12 @@ def flat(leaves: Leaves) -> list[int]:
     return [] if leaves is None else [leaves]
 
 
-@dataclass
-class _Tensor:
-    producer: int
-    conversion: float
-    consumers: set[int] = field(default_factory=set)
-
-
 class _LayoutGraphReader:
     def __init__(self, machine: LayoutMachine, convolution_cost: ConvolutionCost) -> None:
         self.machine = machine
         self.convolution_cost = convolution_cost
         self.graph = LayoutGraph()
-        self.tensors: list[_Tensor] = []
+        self.tensors = self.graph.problem.tensors
         self.results: list[relax.Expr] = []
 
     def read(self, func: relax.Function) -> LayoutGraph:
@@ -294,10 +287,6 @@ class _LayoutGraphReader:
                 self._read_binding(binding, convertible)
         for result in self.results:
             self._consume(result.body, FIRST_NODE)
-        self.graph.problem.tensors = [
-            PlannedTensor(tensor.producer, frozenset(tensor.consumers), tensor.conversion)
-            for tensor in self.tensors
-        ]
         return self.graph
 
     def _read_binding(self, binding: relax.Binding, convertible: bool) -> None:
@@ -387,7 +376,7 @@ class _LayoutGraphReader:
         if not is_planned(ty):
             return None
         seconds = self.machine.conversion_seconds(tensor_bytes(ty))
-        self.tensors.append(_Tensor(node, seconds))
+        self.tensors.append(PlannedTensor(node, set(), seconds))
         return len(self.tensors) - 1
 
     def _regrouped(self, value: relax.Expr) -> Leaves:

@@ -39,7 +39,7 @@ from tvm_ext.relay_passes.layout_graph import (
     least_cost_layouts,
 )
 from tvm_ext.relay_passes.layout_roles import CONVOLUTIONS, canonical_call
-from tvm_ext.relay_passes.spans import describe_origin
+from tvm_ext.relay_passes.spans import describe_origin, relax_functions
 
 # Carries a layout plan out with ``relax.transform.ConvertLayout``.
 #
@@ -269,11 +269,14 @@ class LayoutPlanning:
 
     def transform_module(self, mod: tvm.IRModule, _ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """The module in the chosen layouts; ``mod`` itself where that changes nothing."""
-        if not any(_convolutions(func) for func in _relax_functions(mod).values()):
+        if not any(_has_convolutions(func) for func in _planned_functions(mod).values()):
             return mod
+        machine = self.machine
+        if machine is None:
+            description = current_description()
+            machine = DescribedMachine(description, cost_model(description))
         cost = _stated(self.layout, self.convolution_cost)
-        planner = _LayoutPlanner(self.machine or _current_machine(), cost)
-        return planner.run(mod)
+        return _LayoutPlanner(machine, cost).run(mod)
 
 
 def _stated(layout: str, convolution_cost: ConvolutionCost) -> ConvolutionCost:
@@ -295,7 +298,7 @@ class _LayoutPlanner:
 
     def run(self, mod: tvm.IRModule) -> tvm.IRModule:
         plans: dict[tvm.ir.GlobalVar, Plan] = {}
-        for global_var, func in _relax_functions(mod).items():
+        for global_var, func in _planned_functions(mod).items():
             graph = layout_graph(func, self.machine, self.convolution_cost)
             channels_last = least_cost_layouts(graph.problem)
             _record_refusals(graph, channels_last)
@@ -385,7 +388,7 @@ def _us(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us"
 
 
-def _convolutions(func: relax.Function) -> bool:
+def _has_convolutions(func: relax.Function) -> bool:
     return any(
         "relax.nn.conv" in operator_name(binding.value)
         for block in blocks_of(func.body)
@@ -393,21 +396,11 @@ def _convolutions(func: relax.Function) -> bool:
     )
 
 
-def _relax_functions(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:
+def _planned_functions(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:
     """The functions to plan: not those that stand for one kernel already."""
+    fused = ("Primitive", "Composite", "Codegen")
     return {
         global_var: func
-        for global_var, func in mod.functions.items()
-        if isinstance(func, relax.Function) and not _is_fused(func)
+        for global_var, func in relax_functions(mod).items()
+        if not any(name in (func.attrs or {}) for name in fused)
     }
-
-
-def _is_fused(func: relax.Function) -> bool:
-    return func.attrs is not None and any(
-        name in func.attrs for name in ("Primitive", "Composite", "Codegen")
-    )
-
-
-def _current_machine() -> LayoutMachine:
-    description = current_description()
-    return DescribedMachine(description, cost_model(description))

@@ -5,9 +5,9 @@ The answer comes from the operator's own ``FRelaxInferLayout``, the function tha
 last. So a plan built on these roles is one that ConvertLayout can carry out.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -41,15 +41,15 @@ _LIKE = {
 }
 
 
-@cache
+@functools.cache
 def register_layout_functions() -> None:
     """Registers what TVM lacks, and replaces the function of stack; once for a process."""
     functions: dict[str, Any] = {
         name: Op.get(other).get_attr(_ATTRIBUTE) for name, other in _LIKE.items()
     }
     functions["relax.nn.pad"] = _infer_pad
-    functions["relax.quantize"] = _infer_quantize
-    functions["relax.dequantize"] = _infer_dequantize
+    functions["relax.quantize"] = functools.partial(_infer_scaled, relax.op.quantize)
+    functions["relax.dequantize"] = functools.partial(_infer_scaled, relax.op.dequantize)
     for name, function in functions.items():
         if Op.get(name).get_attr(_ATTRIBUTE) is None:
             tvm.ir.register_op_attr(name, _ATTRIBUTE, function)
@@ -72,16 +72,11 @@ def _infer_stack(call: relax.Call, _desired: Any, _layouts: Mapping[relax.Var, A
     return _output([parts], [_unary_layout(made, {})], call.attrs)
 
 
-def _infer_quantize(call: relax.Call, _desired: Any, layouts: Mapping[relax.Var, Any]) -> Any:
-    return _infer_scaled(call, layouts, relax.op.quantize)
-
-
-def _infer_dequantize(call: relax.Call, _desired: Any, layouts: Mapping[relax.Var, Any]) -> Any:
-    return _infer_scaled(call, layouts, relax.op.dequantize)
-
-
 def _infer_scaled(
-    call: relax.Call, layouts: Mapping[relax.Var, Any], make: Callable[..., relax.Call]
+    make: Callable[..., relax.Call],
+    call: relax.Call,
+    _desired: Any,
+    layouts: Mapping[relax.Var, Any],
 ) -> Any:
     """Scale and zero point are scalars or vectors along one axis of the data."""
     decision, order = _data_layout(call, layouts)
@@ -126,13 +121,7 @@ register_layout_functions()
 # They infer a layout, but TVM has no lowering for channels last (transposed convolutions) or
 # infers one that lowers to something else; tests/relay_passes/test_layout_planning.py tries each
 # of the others.
-CHANNELS_FIRST_ONLY = frozenset(
-    {
-        "relax.nn.conv1d_transpose",
-        "relax.nn.conv2d_transpose",
-        "relax.nn.conv3d_transpose",
-    }
-)
+CHANNELS_FIRST_ONLY = tuple(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3))
 
 CONVOLUTIONS = {"relax.nn.conv1d": 3, "relax.nn.conv2d": 4, "relax.nn.conv3d": 5}
 
@@ -178,7 +167,7 @@ class Role(Enum):
 
 def infers_layout(name: str) -> bool:
     """Whether ConvertLayout passes layouts through the operator ``name``."""
-    return bool(name) and tvm.ir.Op.get(name).get_attr("FRelaxInferLayout") is not None
+    return bool(name) and tvm.ir.Op.get(name).get_attr(_ATTRIBUTE) is not None
 
 
 def is_planned(ty: relax.Type) -> bool:
@@ -274,7 +263,7 @@ def _inferred_layouts(call: relax.Call) -> tuple[list[str], list[str]] | None:
     probe = relax.BlockBuilder().normalize(
         relax.Call(call.op, args, call.attrs, call.ty_args, call.span)
     )
-    infer = call.op.get_attr("FRelaxInferLayout")
+    infer = call.op.get_attr(_ATTRIBUTE)
     try:
         inferred = infer(probe, {}, decisions)
     except (tvm.error.InternalError, ValueError, TypeError):
@@ -315,7 +304,7 @@ def _is_converted(letters: str) -> bool:
     return list(letters) == [first[axis] for axis in axes]
 
 
-@cache
+@functools.cache
 def _last_decision(ndim: int) -> Any:
     """TVM's object for channels last; it has no constructor, so a convolution is asked for one."""
     name = next(name for name, rank in CONVOLUTIONS.items() if rank == ndim)
@@ -324,4 +313,4 @@ def _last_decision(ndim: int) -> Any:
     image = relax.Var("image", relax.TensorType((1,) * ndim, "float32"))
     call = relax.BlockBuilder().normalize(convolve(image, weight))
     names = LAYOUT_NAMES[ndim][ChannelLayout.CHANNELS_LAST]
-    return call.op.get_attr("FRelaxInferLayout")(call, {name: list(names)}, {}).input_layouts[0]
+    return call.op.get_attr(_ATTRIBUTE)(call, {name: list(names)}, {}).input_layouts[0]

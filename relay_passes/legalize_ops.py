@@ -46,8 +46,8 @@ def _rules() -> dict[str, Callable[[relax.BlockBuilder, relax.Call], relax.Expr]
     names = (name for name in tvm.ir.Op.list_op_names() if name.startswith("relax."))
     known = [name for name in names if tvm.ir.Op.get(name).get_attr("FLegalize") is not None]
     ours = {
-        "relax.reshape": _reshape,
-        "relax.flatten": _flatten,
+        "relax.reshape": _view,
+        "relax.flatten": _view,
         "relax.full": _full,
         "relax.nn.group_norm": _group_norm,
         "relax.mean": _mean,
@@ -179,18 +179,11 @@ def _full(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
     return builder.call_te(topi.add, zeros, tirx.const(value, dtype), primfunc_name_hint="full")
 
 
-def _reshape(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    return call if _is_symbolic(call) else _by_tvm(builder, call)
-
-
-def _flatten(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
-    if _is_symbolic(call):
-        return relax.op.reshape(call.args[0], call.ty.shape)
+def _view(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:
+    if static_shape(call) is None or static_shape(call.args[0]) is None:
+        is_reshape = call.op.name == "relax.reshape"
+        return call if is_reshape else relax.op.reshape(call.args[0], call.ty.shape)
     return _by_tvm(builder, call)
-
-
-def _is_symbolic(call: relax.Call) -> bool:
-    return static_shape(call) is None or static_shape(call.args[0]) is None
 
 
 def _by_tvm(builder: relax.BlockBuilder, call: relax.Call) -> relax.Expr:

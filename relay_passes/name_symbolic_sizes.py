@@ -7,6 +7,7 @@ import tvm_ffi
 from tvm import relax, tirx
 
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.spans import with_functions
 
 _COMPUTED = (
     *(tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod),
@@ -42,9 +43,7 @@ class NameSymbolicSizes:
             sizes = _computed_sizes(func) if is_kernel else _undefined_sizes(func)
             if sizes:
                 changed[global_var] = _with_names(func, sizes)
-        if not changed:
-            return mod
-        return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+        return with_functions(mod, changed)
 
 
 def _computed_sizes(func: tirx.PrimFunc) -> dict[Any, tuple[Any, int]]:

@@ -53,9 +53,7 @@ class PadOutputChannels:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when nothing gains."""
         machine = current_cpu()
-        if machine is None:
-            return mod
-        return _ChannelPadder(machine).run(mod)
+        return mod if machine is None else _ChannelPadder(machine).run(mod)
 
 
 def lane_use(channels: int, lanes: int) -> tuple[float, float]:

@@ -32,9 +32,7 @@ class PadOutputWidth:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when nothing gains."""
         machine = current_cpu()
-        if machine is None:
-            return mod
-        return _Padder(machine).run(mod)
+        return mod if machine is None else _Padder(machine).run(mod)
 
 
 class _Padder(BindingRewriter):

@@ -4,7 +4,7 @@ import tvm
 from tvm import relax
 
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.spans import bindings_of, origins_of, write_origins
+from tvm_ext.relay_passes.spans import bindings_of, origins_of, relax_functions, write_origins
 
 
 @graph_pass
@@ -25,9 +25,8 @@ class PropagateSpans:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when every binding has an origin already."""
         missing: dict[relax.Var, tuple[str, ...]] = {}
-        for func in mod.functions.values():
-            if isinstance(func, relax.Function):
-                missing.update(_missing_origins(func))
+        for func in relax_functions(mod).values():
+            missing.update(_missing_origins(func))
         return write_origins(mod, missing)
 
 

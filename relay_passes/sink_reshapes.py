@@ -57,8 +57,8 @@ def axis_groups(source: Sequence[int], view: Sequence[int]) -> list[AxisGroup]:
     while i < len(source) or j < len(view):
         left, right = [i] if i < len(source) else [], [j] if j < len(view) else []
         i, j = i + len(left), j + len(right)
-        while (sizes := _sizes(source, left, view, right))[0] != sizes[1]:
-            if sizes[0] < sizes[1]:
+        while (own := prod(source[a] for a in left)) != (other := prod(view[a] for a in right)):
+            if own < other:
                 left.append(i)
                 i += 1
             else:
@@ -66,12 +66,6 @@ def axis_groups(source: Sequence[int], view: Sequence[int]) -> list[AxisGroup]:
                 j += 1
         groups.append((left, right))
     return groups
-
-
-def _sizes(
-    source: Sequence[int], left: list[int], view: Sequence[int], right: list[int]
-) -> tuple[int, int]:
-    return prod(source[axis] for axis in left), prod(view[axis] for axis in right)
 
 
 class _Sinker(BindingRewriter):

@@ -48,10 +48,23 @@ def write_origins(mod: tvm.IRModule, origins: Mapping[relax.Var, Sequence[str]])
     if not origins:
         return mod
     writer = _OriginWriter(mod, origins)
-    for global_var, func in mod.functions.items():
-        if isinstance(func, relax.Function):
-            writer.builder_.update_func(global_var, writer.visit_expr(func))
+    for global_var, func in relax_functions(mod).items():
+        writer.builder_.update_func(global_var, writer.visit_expr(func))
     return writer.builder_.get()
+
+
+def relax_functions(mod: tvm.IRModule) -> dict[tvm.ir.GlobalVar, relax.Function]:
+    """The functions of a module that are no kernels."""
+    return {var: func for var, func in mod.functions.items() if isinstance(func, relax.Function)}
+
+
+def with_functions(
+    mod: tvm.IRModule, changed: Mapping[tvm.ir.GlobalVar, tvm.ir.BaseFunc]
+) -> tvm.IRModule:
+    """A module with these functions in place of its own; ``mod`` itself where there are none."""
+    if not changed:
+        return mod
+    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
 
 
 def bindings_of(func: relax.Function) -> list[relax.VarBinding]:
@@ -65,11 +78,7 @@ def relax_bindings(mod: tvm.IRModule) -> Iterator[relax.VarBinding]:
     Those of a function that another one calls (a branch, an iteration of a loop) come once, before
     its first call.
     """
-    functions = {
-        str(var.name_hint): func
-        for var, func in mod.functions.items()
-        if isinstance(func, relax.Function)
-    }
+    functions = {str(var.name_hint): func for var, func in relax_functions(mod).items()}
     entered: set[str] = set()
 
     def inside(name: str) -> Iterator[relax.VarBinding]:

@@ -4,20 +4,19 @@ Top down: the matrices of minimal filtering F(m, r), the tensor expressions that
 modelled time, and the pass that compares it with that of the direct convolution.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax, te, tirx
 from tvm.ir import GenericConst
 
-from tvm_ext.hardware.cost_model import Work, cost_model
+from tvm_ext.hardware.cost_model import CostModel, Work, cost_model
 from tvm_ext.hardware.cpu.description import CpuDescription, current_cpu
 from tvm_ext.relay_passes.binding_rewriter import BindingRewriter, Replacement
 from tvm_ext.relay_passes.expressions import shape_obstacle
@@ -74,7 +73,7 @@ def transforms(outputs: int, taps: int) -> Transforms:
     if not 0 <= count <= len(_POINTS):
         raise ValueError(f"F({outputs}, {taps}) needs {count} points; expected 0 to {len(_POINTS)}")
     points = [Fraction(point) for point in _POINTS[:count]]
-    rows = [_without(points, index) for index in range(count)]
+    rows = [_polynomial([q for q in points if q != p]) for p in points]
     scales = [prod((p - q for q in points if q != p), start=Fraction(1)) for p in points]
     # Whole numbers in the input's transform, which every tile runs; fractions in the weights'.
     whole = [prod({c.denominator for c in row}, start=1) for row in rows]
@@ -99,10 +98,6 @@ def transforms(outputs: int, taps: int) -> Transforms:
             for power in range(outputs)
         ),
     )
-
-
-def _without(points: list[Fraction], index: int) -> list[Fraction]:
-    return _polynomial([*points[:index], *points[index + 1 :]])
 
 
 def _polynomial(roots: list[Fraction]) -> list[Fraction]:
@@ -285,14 +280,6 @@ def _combination(factors: list[float], terms: list[tirx.Expr]) -> tirx.Expr:
 _SHARED = 0.6
 
 
-class Seconds(Protocol):
-    """What is asked of a machine."""
-
-    def seconds(self, work: Work) -> float:
-        """Time of one kernel that does ``work``, modelled, in seconds."""
-        ...
-
-
 @dataclass(frozen=True)
 class WinogradWork:
     """What the algorithm does for one convolution.
@@ -325,7 +312,7 @@ class WinogradWork:
         """Bytes of the transformed weights, float32."""
         return 4 * self.form.positions * self.inputs * self.outputs
 
-    def seconds(self, machine: Seconds) -> float:
+    def seconds(self, machine: CostModel) -> float:
         """Modelled time of the transforms and the products."""
         positions, channels = self.form.positions, self.inputs + self.outputs
         products = Work(
@@ -392,9 +379,7 @@ class WinogradConvolution:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns ``mod`` itself when nothing gains."""
         machine = current_cpu()
-        if machine is None:
-            return mod
-        return _WinogradRewriter(machine).run(mod)
+        return mod if machine is None else _WinogradRewriter(machine).run(mod)
 
 
 class _WinogradRewriter(BindingRewriter):
@@ -443,7 +428,7 @@ class _WinogradRewriter(BindingRewriter):
 
     def _direct_seconds(self, call: relax.Call) -> float:
         kernel = [int(size) for size in call.args[1].ty.shape]
-        flops = 2.0 * math.prod(kernel[:3]) * math.prod(int(size) for size in call.ty.shape)
+        flops = 2.0 * prod(kernel[:3]) * prod(int(size) for size in call.ty.shape)
         weights = tensor_bytes(call.args[1].ty)
         nbytes = weights + tensor_bytes(call.args[0].ty) + tensor_bytes(call.ty)
         return max(self.costs.seconds(Work(flops, nbytes)), self._loading(weights))

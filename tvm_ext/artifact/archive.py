@@ -50,11 +50,6 @@ _SEAL = re.compile(
 _LONGEST_SEAL = 128
 
 
-def empty_seal(version: int) -> bytes:
-    """The comment that the archive is written with; the digest takes the place of the zeros."""
-    return f"{FORMAT_NAME} format {version} sha256 {'0' * _DIGEST_LENGTH}".encode("ascii")
-
-
 @dataclass(frozen=True)
 class Seal:
     """What the end of a file says: the format's number, and the digest as hexadecimal digits."""
@@ -64,13 +59,7 @@ class Seal:
 
 
 def read_seal(file: BinaryIO) -> Seal | None:
-    """Read the end of an open file; None if it does not end with a seal.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
-    """
+    """Read the end of an open file; None if it does not end with a seal."""
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - _LONGEST_SEAL))
     tail = file.read(_LONGEST_SEAL)
@@ -81,13 +70,7 @@ def read_seal(file: BinaryIO) -> Seal | None:
 
 
 def digest_of_sealed(file: BinaryIO) -> str:
-    """SHA-256 of every byte of an open file but the last 64, as hexadecimal digits.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read.
-    """
+    """SHA-256 of every byte of an open file but the last 64, as hexadecimal digits."""
     remaining = file.seek(0, os.SEEK_END) - _DIGEST_LENGTH
     file.seek(0)
     digest = hashlib.sha256()
@@ -101,13 +84,7 @@ def digest_of_sealed(file: BinaryIO) -> str:
 
 
 def write_seal(file: BinaryIO) -> None:
-    """Put the digest in the place of the zeros that end the file.
-
-    Raises
-    ------
-    OSError
-        The file cannot be read or written.
-    """
+    """Put the digest in the place of the zeros that end the file."""
     digest = digest_of_sealed(file)
     file.seek(-_DIGEST_LENGTH, os.SEEK_END)
     file.write(digest.encode("ascii"))
@@ -182,8 +159,10 @@ def write_artifact(
             "sizes as int: rename the inputs and outputs, or convert the sizes"
         ) from error
     members = {MANIFEST_MEMBER: f"{manifest_json}\n".encode(), **parts}
+    # The digest takes the place of the zeros.
+    seal = f"{FORMAT_NAME} format {version} sha256 {'0' * _DIGEST_LENGTH}".encode("ascii")
     with replacing(path) as file:
-        _write_archive(file, members, empty_seal(version))
+        _write_archive(file, members, seal)
 
 
 def describe_validation(error: ValidationError) -> str:

@@ -341,15 +341,12 @@ def _finding(
         else None
         for name in read
     }
-    fed = {**{name: ours[name] for name in read if name in ours}, **_chosen(view.inputs, read)}
+    known = {**ours, **view.inputs}
+    fed = {name: known[name] for name in read if name in known}
     own_fault = None
     if len(fed) == len(read):
         own_fault = _own_fault(view.model, node, fed, ours, difference)
     return NodeFinding(level, node.name, node.op_type, difference, inputs, own_fault)
-
-
-def _chosen(arrays: Arrays, names: list[str]) -> dict[str, np.ndarray]:
-    return {name: arrays[name] for name in names if name in arrays}
 
 
 def _own_fault(
@@ -435,9 +432,6 @@ class _Judge:
         self._reference = reference
         self._rtol = rtol
 
-    def worst_of(self, outputs: Arrays) -> OutputDifference:
-        return worst(compare(outputs, self._reference, self._rtol, self.precision))
-
     def of_cut(
         self, compilation: SteppedCompilation, cut: ModuleSnapshot
     ) -> OutputDifference | None:
@@ -447,7 +441,7 @@ class _Judge:
         except CANNOT_RUN:
             # Between two passes that belong together a module need not be one that can run.
             return None
-        return self.worst_of(outputs)
+        return worst(compare(outputs, self._reference, self._rtol, self.precision))
 
 
 def _find_step(

@@ -55,7 +55,11 @@ class ReferenceSession:
             ),
         }
         try:
-            self._session = _session(runtime, _loadable(source), chosen)
+            # A path is left to ONNX Runtime, which then finds external data beside the file.
+            loadable = (
+                source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
+            )
+            self._session = _session(runtime, loadable, chosen)
         except Exception as error:
             raise _refusal(
                 f"ONNX Runtime {runtime.__version__} refuses the model", error
@@ -128,11 +132,6 @@ def _session_of(
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
     return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-
-
-def _loadable(source: str | Path | onnx.ModelProto) -> str | bytes:
-    """A path is left to ONNX Runtime, which then finds external data beside the file."""
-    return source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
 
 
 def _refusal(what: str, error: Exception) -> ReferenceUnavailableError:

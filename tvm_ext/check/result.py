@@ -1,15 +1,15 @@
 """The outcome of a check, as data and as text for a terminal."""
 
-import io
 from dataclasses import dataclass, field
 from typing import Any
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from tvm_ext.check.tolerance import OutputDifference
+from tvm_ext.report.text import plain_text
 from tvm_ext.report.units import plain
 
 # What a search for the cause of a difference found, as data and as sentences.
@@ -58,14 +58,7 @@ class NodeFinding:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        return {
-            "opt_level": self.opt_level,
-            "node": self.node,
-            "op_type": self.op_type,
-            "difference": self.difference.to_dict(),
-            "inputs": self.inputs,
-            "own_fault": self.own_fault,
-        }
+        return {**vars(self), "difference": self.difference.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -119,12 +112,10 @@ class StepFinding:
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {
-            "stage": self.stage,
+            **vars(self),
             "names": list(self.names),
-            "source": self.source,
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
-            "kernel": self.kernel,
             "kernel_nodes": list(self.kernel_nodes),
         }
 
@@ -177,15 +168,9 @@ class Bisection:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; ``sentences`` says the same for people."""
-        return {
-            "reference_spread": self.reference_spread,
-            "preparation": self.preparation.to_dict() if self.preparation else None,
-            "node": self.node.to_dict() if self.node else None,
-            "step": self.step.to_dict() if self.step else None,
-            "remedies": self.remedies,
-            "notes": self.notes,
-            "sentences": self.sentences(),
-        }
+        found = {name: getattr(self, name) for name in ("preparation", "node", "step")}
+        plain = {name: one.to_dict() if one else None for name, one in found.items()}
+        return {**vars(self), **plain, "sentences": self.sentences()}
 
 
 def describe(difference: OutputDifference) -> str:
@@ -248,10 +233,7 @@ class CheckResult:
 
     def to_text(self, width: int = 100) -> str:
         """The outcome as plain text, at most ``width`` characters wide."""
-        stream = io.StringIO()
-        console = Console(file=stream, width=width, color_system=None, legacy_windows=False)
-        console.print(self.renderable())
-        return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+        return plain_text(self.renderable(), width)
 
     def _table(self) -> Table:
         table = Table(box=box.SIMPLE_HEAD)

@@ -326,6 +326,18 @@ def _check_folder(folder: Path) -> None:
         )
 
 
+def command_group(help_text: str) -> typer.Typer:
+    """A group of commands, which prints its help where none is named."""
+    group = typer.Typer(help=help_text)
+
+    @group.callback(invoke_without_command=True)
+    def root(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    return group
+
+
 # Those of ``tvm-ext logs``.
 
 

@@ -9,13 +9,7 @@ from tvm_ext.cli import options
 from tvm_ext.cli.options import CompileOptions, is_saved_model
 from tvm_ext.errors import ModelError
 
-app = typer.Typer(help="List the passes, or explain what they did to a model.")
-
-
-@app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+app = options.command_group("List the passes, or explain what they did to a model.")
 
 
 @app.command("list", epilog="Example: tvm-ext passes list O2")

@@ -16,14 +16,18 @@ if TYPE_CHECKING:
 _SECONDS_BETWEEN = 0.05
 
 
+def is_terminal() -> bool:
+    """Whether stderr, which may be closed or missing, is a terminal."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
 @contextmanager
 def progress_line() -> Iterator[None]:
     """Shows on stderr what is told (``configs.progress``); nothing where that is no terminal."""
-    try:
-        terminal = sys.stderr.isatty()
-    except (AttributeError, ValueError):
-        terminal = False
-    if not terminal:
+    if not is_terminal():
         yield
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -5,7 +5,7 @@ of a model.
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import typer
@@ -18,10 +18,6 @@ from tvm_ext.cli.output import print_json, print_rich
 from tvm_ext.errors import InputError
 from tvm_ext.report.units import ABSENT, format_percent, format_seconds, plain
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
-
 _TEXT = "OUS"
 
 
@@ -33,7 +29,7 @@ def summarise(array: np.ndarray, top: int = 0) -> dict[str, Any]:
     summary: dict[str, Any] = {"dtype": str(array.dtype), "shape": list(array.shape)}
     if array.dtype.kind in _TEXT:
         return {**summary, "min": None, "mean": None, "max": None, "non_finite": 0}
-    values = _as_float(array)
+    values = array.astype(np.float64)
     finite = values[np.isfinite(values)]
     summary["min"], summary["mean"], summary["max"] = (
         (float(finite.min()), float(finite.mean()), float(finite.max()))
@@ -43,7 +39,10 @@ def summarise(array: np.ndarray, top: int = 0) -> dict[str, Any]:
     summary["non_finite"] = int(values.size - finite.size)
     if top:
         pairs = largest(values, top)
-        summary["top"] = [{"index": list(i), "value": _json_float(v)} for i, v in pairs]
+        # JSON has no NaN and no infinity: they become text.
+        summary["top"] = [
+            {"index": list(i), "value": v if np.isfinite(v) else str(v)} for i, v in pairs
+        ]
     return summary
 
 
@@ -71,22 +70,14 @@ def summary_table(arrays: Mapping[str, np.ndarray], top: int = 0) -> Table:
         shape = " x ".join(map(str, array.shape)) or "scalar"
         bad = f"{summary['non_finite']:,}"
         table.add_row(Text(plain(name)), summary["dtype"], shape, *numbers, bad)
-        for index, value in () if array.dtype.kind in _TEXT else largest(_as_float(array), top):
+        values = () if array.dtype.kind in _TEXT else largest(array.astype(np.float64), top)
+        for index, value in values:
             table.add_row(Text(f"  {list(index)}"), "", "", "", "", _number(value), "")
     return table
 
 
-def _as_float(array: np.ndarray) -> np.ndarray:
-    return array.astype(np.float64)
-
-
 def _number(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.6g}"
-
-
-def _json_float(value: float) -> float | str:
-    """JSON has no NaN and no infinity: they become text."""
-    return value if np.isfinite(value) else str(value)
 
 
 # Cells of tuning records.
@@ -95,10 +86,8 @@ def _json_float(value: float) -> float | str:
 _LONGEST_ORIGIN = 40
 
 
-def text(words: str) -> "Text":
+def text(words: str) -> Text:
     """Words from a file: no markup, no escape sequences."""
-    from rich.text import Text
-
     return Text(plain(words))
 
 
@@ -155,8 +144,6 @@ def print_operators(
     """
     if is_saved_model(model):
         raise InputError(f"{model} is a compiled model; expected an ONNX model")
-    from rich.table import Table
-
     from tvm_ext.onnx_frontend.operator_table import UNSUPPORTED, operator_uses
 
     uses = operator_uses(model, input_shapes)

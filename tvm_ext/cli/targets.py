@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from tvm_ext.hardware.machine import MachineDescription
 
-app = typer.Typer(help="List the targets, or show one in numbers.")
+app = options.command_group("List the targets, or show one in numbers.")
 
 # Ending of a field's name to its unit.
 _UNITS = {
@@ -28,12 +28,6 @@ _UNITS = {
     "cycles_per_element": "cycles",
     "_watts": "W",
 }
-
-
-@app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 @app.command("list", epilog="Example: tvm-ext targets list --json")

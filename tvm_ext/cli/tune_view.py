@@ -5,7 +5,6 @@ cannot be written goes silent.
 """
 
 import contextlib
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tvm_ext.cli.stderr_lines import is_terminal
 from tvm_ext.report.tuning_figures import (
     computes,
     figures,
@@ -322,12 +322,8 @@ class MinuteLines:
 
 def stderr_console() -> Console:
     """Return a console on stderr, which may be closed or missing."""
-    try:
-        terminal = sys.stderr.isatty()
-    except (AttributeError, ValueError):
-        terminal = False
     # Where FORCE_COLOR is set, rich alone would take a pipe for a terminal.
-    return _Console(stderr=True, force_interactive=None if terminal else False)
+    return _Console(stderr=True, force_interactive=None if is_terminal() else False)
 
 
 class _Console(Console):

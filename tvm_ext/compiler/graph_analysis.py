@@ -12,7 +12,13 @@ from tvm.sym import Analyzer
 
 from tvm_ext.errors import REPORT_IT, ModelError
 from tvm_ext.relay_passes.expressions import operator_name
-from tvm_ext.relay_passes.spans import bindings_of, describe_origin, origins_of, relax_bindings
+from tvm_ext.relay_passes.spans import (
+    bindings_of,
+    describe_origin,
+    origins_of,
+    relax_bindings,
+    relax_functions,
+)
 from tvm_ext.report.records import KernelCall, ModuleCounts
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
@@ -60,9 +66,7 @@ def _divides_by_zero_at_some_size(func: tirx.PrimFunc) -> bool:
 
 def sizes_from_data(mod: tvm.IRModule) -> bool:
     """Whether some size follows from elements of a tensor, not from sizes of the inputs alone."""
-    for func in mod.functions.values():
-        if not isinstance(func, relax.Function):
-            continue
+    for func in relax_functions(mod).values():
         given = {size for param in func.params for size in _sizes(param.ty)}
         if not set(relax.analysis.defined_symbolic_vars(func)) <= given:
             return True
@@ -138,15 +142,11 @@ def weight_bytes(mod: tvm.IRModule) -> int:
     def visit(node: relax.Expr) -> None:
         if isinstance(node, tvm.ir.GenericConst) and hasattr(node.value, "shape"):
             data = node.value
-            elements = 1
-            for size in data.shape:
-                elements *= int(size)
             bits = tvm.DataType(str(data.dtype)).bits
-            seen[hash(data)] = (elements * bits + 7) // 8
+            seen[hash(data)] = (math.prod(int(size) for size in data.shape) * bits + 7) // 8
 
-    for func in mod.functions.values():
-        if isinstance(func, relax.Function):
-            relax.analysis.post_order_visit(func, visit)
+    for func in relax_functions(mod).values():
+        relax.analysis.post_order_visit(func, visit)
     return sum(seen.values())
 
 

@@ -34,6 +34,7 @@ def kernel_records(
         func = unscheduled[name]
         choice = choices.get(name, _UNSCHEDULED)
         known = has_known_sizes(func)
+        hit = choice.source == "record"
         records.append(
             KernelRecord(
                 name=name,
@@ -46,7 +47,7 @@ def kernel_records(
                 flops=kernel_flops(func) if known else None,
                 bytes=kernel_bytes(func) if known else None,
                 estimated_seconds=kernel_seconds(func, cost_model) if known else None,
-                tuned=_tuned(choice) if asked_records or choice.source == "record" else "",
+                tuned="hit" if hit else "miss" if asked_records else "",
                 miss=choice.miss if asked_records else "",
             )
         )
@@ -78,10 +79,6 @@ def has_known_sizes(func: tirx.PrimFunc) -> bool:
 def kernel_seconds(func: tirx.PrimFunc, cost_model: CostModel) -> float:
     """Modelled time of one call, whatever its schedule."""
     return cost_model.seconds(Work(kernel_flops(func), kernel_bytes(func), kernel_dtype(func)))
-
-
-def _tuned(choice: ScheduleChoice) -> str:
-    return "hit" if choice.source == "record" else "miss"
 
 
 def kernel_flops(func: tirx.PrimFunc) -> float:

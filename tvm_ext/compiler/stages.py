@@ -25,10 +25,10 @@ from tvm_ext.errors import REPORT_IT, BuildError, PassError, TvmExtError
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
 from tvm_ext.passes.pipeline import Pipeline
-from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner
+from tvm_ext.passes.runner import BUILDER_LOCK, PassRunner, freezing_advice
 from tvm_ext.relax_frontend import import_relax
 from tvm_ext.report.records import PhaseRecord
-from tvm_ext.tensor_spec import InputShapes, freezing_hint, shapes_of
+from tvm_ext.tensor_spec import InputShapes, shapes_of
 from tvm_ext.tir_schedules.backend import scheduling_of
 
 
@@ -68,17 +68,13 @@ class Phases:
         except Exception as error:
             raise BuildError(
                 f"bug in tvm-ext: phase '{name}' failed on {self.model}; expected a program: "
-                f"{self._advice()}try --opt-level 0, and {REPORT_IT}",
+                f"{freezing_advice(self.inputs)}try --opt-level 0, and {REPORT_IT}",
                 defect=True,
             ) from error
         seconds = time.perf_counter() - begun
         if self.records and self.records[-1].name == name:
             seconds += self.records.pop().seconds
         self.records.append(PhaseRecord(name, seconds))
-
-    def _advice(self) -> str:
-        hint = freezing_hint(self.inputs)
-        return f"{hint}, or " if hint else ""
 
 
 ModelSource: TypeAlias = "str | Path | onnx.ModelProto | PreparedModel | tvm.IRModule"

@@ -66,12 +66,10 @@ class PreparedModel(NamedTuple):
         As given, checked, with the sizes that were given.
     prepared : onnx.ModelProto
         With shapes and constants propagated, in the forms that converters take.
-    ranges : dict[str, SizeRange]
-        The sizes that symbolic dimensions may have, by name, where they are limited.
     stored : StoredWeights
         The weights of a model above 2 GB: inputs of ``model``, initializers of ``prepared``.
-    warnings : tuple[str, ...]
-        What is wrong with the model, or with the sizes given for it, and does no harm.
+    ranges, warnings
+        As of ``ImportedModel``.
     """
 
     name: str

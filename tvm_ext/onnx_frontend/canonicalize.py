@@ -1,7 +1,7 @@
 """Valid ONNX forms that TVM's converters misread, in canonical forms that they read right."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import onnx
@@ -34,7 +34,7 @@ def explicit_output_shape(node: ir.Node) -> None:
     if attribute is None:
         return
     shape = list(attribute.as_ints())
-    data, weight = (_spatial_sizes(value) for value in node.inputs[:2])
+    data, weight = (_static_sizes(value, 2) for value in node.inputs[:2])
     if data is None or weight is None:
         raise ModelError(
             f"ConvTranspose node '{node.name}' has an output_shape and symbolic sizes; expected "
@@ -42,10 +42,8 @@ def explicit_output_shape(node: ir.Node) -> None:
         )
     count = len(data)
     shape = shape[-count:]
-    strides, dilations = (
-        _integers(node, "strides", count, 1),
-        _integers(node, "dilations", count, 1),
-    )
+    strides = _integers(node, "strides", count, 1)
+    dilations = _integers(node, "dilations", count, 1)
     kernel = _integers(node, "kernel_shape", count, 0)
     added = _integers(node, "output_padding", count, 0)
     upper = "auto_pad" in node.attributes and (
@@ -65,14 +63,6 @@ def explicit_output_shape(node: ir.Node) -> None:
         node.attributes.pop(name, None)
     node.attributes["pads"] = ir.AttrInt64s("pads", front + behind)
     node.attributes["output_padding"] = ir.AttrInt64s("output_padding", added)
-
-
-def _spatial_sizes(value: ir.Value | None) -> list[int] | None:
-    if value is None or value.shape is None:
-        return None
-    sizes: Sequence[object] = list(value.shape)[2:]
-    known = [size for size in sizes if isinstance(size, int)]
-    return known if len(known) == len(sizes) else None
 
 
 def _integers(node: ir.Node, name: str, count: int, default: int) -> list[int]:
@@ -153,13 +143,11 @@ def canonicalize(model: ir.Model) -> None:
 def _same_type_power(node: ir.Node) -> None:
     """The exponent in the type of the base, which is the type of the result."""
     base, exponent = node.inputs[0], node.inputs[1]
-    if base is None or exponent is None or None in (base.dtype, exponent.dtype):
+    if base is None or exponent is None or base.dtype is None or exponent.dtype is None:
         return
     # The square root of an integer has an exponent that is none: our converter sees to it.
-    if base.dtype is not None and base.dtype.is_integer():
-        return
-    if base.dtype != exponent.dtype:
-        node.replace_input_with(1, _cast_before(node, exponent, base.dtype))
+    if not base.dtype.is_integer() and base.dtype != exponent.dtype:
+        _cast_input(node, 1, base.dtype)
 
 
 def _in_float32(node: ir.Node) -> None:
@@ -167,7 +155,7 @@ def _in_float32(node: ir.Node) -> None:
     value = node.inputs[0]
     if value is None or value.dtype in (None, ir.DataType.FLOAT):
         return
-    node.replace_input_with(0, _cast_before(node, value, ir.DataType.FLOAT))
+    _cast_input(node, 0, ir.DataType.FLOAT)
     result, graph = node.outputs[0], node.graph
     if graph is None or result.dtype == ir.DataType.BOOL:
         return
@@ -190,8 +178,7 @@ def _product(node: ir.Node) -> None:
         return
     for index, value in enumerate(node.inputs):
         if index and value is not None and value.dtype in _NARROW_FLOATS:
-            cast = _cast_before(node, value, ir.DataType.FLOAT, f"{node.name}/cast_{index}")
-            node.replace_input_with(index, cast)
+            _cast_input(node, index, ir.DataType.FLOAT)
     _in_float32(node)
 
 
@@ -208,7 +195,7 @@ def _transposed_convolution(node: ir.Node) -> None:
 def _aligned_operand(node: ir.Node) -> None:
     """Opsets before 7: ``axis`` says where the second operand begins, now its last axes do."""
     axis = node.attributes.get("axis")
-    first, second = (_static_shape(value) for value in node.inputs[:2])
+    first, second = (_static_sizes(value) for value in node.inputs[:2])
     if axis is not None and first is not None and second is not None:
         start = axis.as_int() % max(len(first), 1)
         missing = len(first) - start - len(second)
@@ -221,51 +208,35 @@ def _aligned_operand(node: ir.Node) -> None:
 def _listed_axes(node: ir.Node) -> None:
     """Axes stored as a scalar, which the specification does not allow and ONNX Runtime takes."""
     axes = node.inputs[1] if len(node.inputs) > 1 else None
-    if axes is None or axes.const_value is None or node.graph is None:
+    if axes is None or axes.const_value is None:
         return
     array = axes.const_value.numpy()
-    if array.ndim:
-        return
-    listed = ir.tensor(array.reshape(1), name=f"{node.name}/axes")
-    constant = ir.node("Constant", [], {"value": listed}, name=f"{node.name}/axes")
-    constant.outputs[0].name = constant.name
-    node.graph.insert_before(node, constant)
-    node.replace_input_with(1, constant.outputs[0])
+    if not array.ndim:
+        listed = Inserter(node, f"{node.name}/axes").constant(array.reshape(1))
+        node.replace_input_with(1, listed)
 
 
 def _reshape_operand(node: ir.Node, shape: list[int]) -> None:
-    graph = node.graph
-    if graph is None:
-        return
-    array = ir.tensor(np.array(shape, np.int64), name=f"{node.name}/shape")
-    constant = ir.node("Constant", [], {"value": array}, name=f"{node.name}/shape")
-    reshape = ir.node("Reshape", [node.inputs[1], constant.outputs[0]], name=f"{node.name}/reshape")
-    for added in (constant, reshape):
-        added.outputs[0].name = added.name
-    graph.insert_before(node, [constant, reshape])
-    node.replace_input_with(1, reshape.outputs[0])
+    inserter = Inserter(node, f"{node.name}/operand")
+    sizes = inserter.constant(np.array(shape, np.int64))
+    node.replace_input_with(1, inserter.node("Reshape", [node.inputs[1], sizes]))
     for name in ("axis", "broadcast"):
         node.attributes.pop(name, None)
 
 
-def _cast_before(
-    node: ir.Node, value: ir.Value, dtype: ir.DataType | None, name: str = ""
-) -> ir.Value:
-    name = name or f"{node.name}/cast"
-    cast = ir.node("Cast", [value], {"to": dtype}, name=name)
-    result = cast.outputs[0]
-    result.name = name
-    result.shape = value.shape
-    result.type = ir.TensorType(dtype) if dtype is not None else None
-    if node.graph is not None:
-        node.graph.insert_before(node, cast)
-    return result
+def _cast_input(node: ir.Node, index: int, dtype: ir.DataType | None) -> None:
+    """Puts a cast in front of an input."""
+    value = node.inputs[index]
+    cast = Inserter(node, f"{node.name}/input_{index}").node("Cast", [value], to=dtype)
+    cast.shape, cast.dtype = value.shape, dtype
+    node.replace_input_with(index, cast)
 
 
-def _static_shape(value: ir.Value | None) -> list[int] | None:
+def _static_sizes(value: ir.Value | None, first: int = 0) -> list[int] | None:
+    """The sizes from axis ``first`` on; None where one is not known."""
     if value is None or value.shape is None:
         return None
-    sizes = list(value.shape)
+    sizes = list(value.shape)[first:]
     return [int(size) for size in sizes] if all(isinstance(s, int) for s in sizes) else None
 
 

@@ -1,5 +1,6 @@
 """What is wrong with a model, in words: nodes that fail, and faults that ONNX finds."""
 
+import math
 import re
 import traceback
 from collections.abc import Callable, Container, Iterator, Sequence
@@ -184,9 +185,7 @@ def described(value: Any, known: Container[str]) -> tuple[str, list[str]]:
 def _type_text(value: Any, size: Callable[[Any], str]) -> str:
     if isinstance(value, relax.ShapeExpr):
         return f"the sizes ({', '.join(size(one) for one in value.values)})"
-    if isinstance(value, int | tirx.Expr) and (
-        isinstance(value, int) or tvm.ir.is_prim_expr(value)
-    ):
+    if isinstance(value, int) or (isinstance(value, tirx.Expr) and tvm.ir.is_prim_expr(value)):
         return f"the size {size(value)}"
     ty = getattr(value, "ty", None)
     if not isinstance(ty, relax.TensorType):
@@ -359,9 +358,7 @@ def _is_cut_short(tensor: TensorProto) -> bool:
         width = helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
     except KeyError:
         return False
-    elements = 1
-    for size in tensor.dims:
-        elements *= size
+    elements = math.prod(tensor.dims)
     # Types below a byte are packed.
     return len(tensor.raw_data) < (elements * width if width > 1 else elements // 4)
 

@@ -97,7 +97,9 @@ def _fold_behind(tree: ir.Node, model: ir.Model) -> None:
     weights = found.reshape(-1)[: len(rows) - 2]
     if found.ndim > 2 or not _is_exact(weights):
         return
-    made = _tree(tree, [float(weights[place[node]]) for node in _values(tree, "target_nodeids")])
+    leaves = [float(weights[place[node]]) for node in _values(tree, "target_nodeids")]
+    tables = {name: attribute.value for name, attribute in tree.attributes.items()}
+    made = _ensemble(f"{tree.name}/leaves", tree.inputs, {**tables, "target_weights": leaves})
     last = read[0].producer()
     if last is None or last.graph is None:
         return
@@ -178,12 +180,6 @@ def _is_exact(weights: np.ndarray) -> bool:
     if weights.dtype == np.float32 or weights.dtype == np.bool_:
         return True
     return weights.dtype.kind in "iu" and bool((np.abs(weights) < _EXACT).all())
-
-
-def _tree(tree: ir.Node, weights: Sequence[float]) -> ir.Node:
-    """The same tree with other leaves."""
-    tables = {name: attribute.value for name, attribute in tree.attributes.items()}
-    return _ensemble(f"{tree.name}/leaves", tree.inputs, {**tables, "target_weights": weights})
 
 
 def _ensemble(name: str, inputs: Sequence[Any], tables: Mapping[str, Any]) -> ir.Node:

@@ -1,7 +1,6 @@
 """Runs TVM's ONNX importer and keeps which node each Relax binding came from."""
 
 import contextlib
-import threading
 import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -35,8 +34,14 @@ from tvm_ext.onnx_frontend.sizes.scalar_rules import analyzer_of
 from tvm_ext.onnx_frontend.sizes.size_values import INTEGERS
 from tvm_ext.onnx_frontend.tvm_compat import ONNXGraphImporter, onnx_input
 from tvm_ext.onnx_frontend.weights import StoredWeights
+from tvm_ext.passes.runner import BUILDER_LOCK
 from tvm_ext.relay_passes import PropagateSpans
-from tvm_ext.relay_passes.spans import all_bindings_of, write_origins
+from tvm_ext.relay_passes.spans import (
+    all_bindings_of,
+    relax_functions,
+    with_functions,
+    write_origins,
+)
 
 # Sizes whose expressions have become long, as symbolic dimensions that the run binds.
 #
@@ -82,10 +87,8 @@ class LongSizes:
         if tvm_ffi.StructuralKey(value) in self._dimensions or analyzer.can_prove(value >= 0):
             return self._short(bb, value)
         zero = tirx.const(0, "int64")
-        above, below = (
-            tirx.Select(value > zero, value, zero),
-            tirx.Select(value < zero, -value, zero),
-        )
+        above = tirx.Select(value > zero, value, zero)
+        below = tirx.Select(value < zero, -value, zero)
         return self._short(bb, above) - self._short(bb, below)
 
     def _short(self, bb: relax.BlockBuilder, size: tirx.Expr) -> tirx.Expr:
@@ -131,10 +134,9 @@ def with_plain_casts(mod: tvm.IRModule) -> tvm.IRModule:
     """``mod`` with variables as the values of casts, and shapes that they name read directly."""
     changed = {
         global_var: _with_direct_reads(_with_bound_values(func))
-        for global_var, func in mod.functions.items()
-        if isinstance(func, relax.Function)
+        for global_var, func in relax_functions(mod).items()
     }
-    return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+    return with_functions(mod, changed)
 
 
 def _with_bound_values(func: relax.Function) -> relax.Function:
@@ -180,11 +182,6 @@ def _is_read(value: relax.Expr | None) -> bool:
     return isinstance(value, relax.Call) and value.op == tvm.ir.Op.get(_READ)
 
 
-# TVM's stack of builders and Python's filters of warnings are the process's: two imports that
-# change them in turn, not nested, would fail, and leave warnings silent for good.
-_one_at_a_time = threading.Lock()
-
-
 def import_graph(
     model: onnx.ModelProto, label: str, stored: StoredWeights | None = None
 ) -> tvm.IRModule:
@@ -198,11 +195,13 @@ def import_graph(
         A converter fails; the message names the node.
     """
     importer = _OriginImporter(model, stored or StoredWeights())
-    # The importer warns; what matters is in the error we raise.
-    with _one_at_a_time, warnings.catch_warnings():
+    parts = {name: getattr(model.graph, name) for name in ("initializer", "input", "output")}
+    # The importer warns; what matters is in the error we raise. Python's filters of warnings, like
+    # TVM's stack of builders, are the process's.
+    with BUILDER_LOCK, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            mod = importer.from_onnx(_without_nodes(model.graph), opset_of(model, ""))
+            mod = importer.from_onnx(SimpleNamespace(**parts, node=()), opset_of(model, ""))
         except NodeFailed as failed:
             importer.end_blocks()
             if isinstance(failed.reason, TvmExtError):
@@ -224,11 +223,6 @@ def import_graph(
     return with_plain_casts(tvm.transform.Sequential([PropagateSpans()])(mod))
 
 
-def _without_nodes(graph: onnx.GraphProto) -> SimpleNamespace:
-    parts = {name: getattr(graph, name) for name in ("initializer", "input", "output")}
-    return SimpleNamespace(**parts, node=())
-
-
 def _given(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:
     """The inputs with tensors for numbers, and for sizes that the converter does not take."""
     taken = range(len(inputs)) if key in CONTROL_FLOW else size_inputs(CONVERTERS.get(key))
@@ -238,10 +232,6 @@ def _given(bb: relax.BlockBuilder, key: str, inputs: Any) -> Any:
         else value
         for place, value in enumerate(inputs)
     )
-
-
-def _is_symbolic_tuple(value: relax.Expr) -> bool:
-    return isinstance(value.ty, relax.TupleType) and not isinstance(value, relax.Tuple)
 
 
 class _OriginImporter(ONNXGraphImporter):
@@ -296,7 +286,9 @@ class _OriginImporter(ONNXGraphImporter):
         self._convert_nodes(nodes, [value.name for value in graph.output])
         if isinstance(graph, SimpleNamespace):
             for output in graph.output:
-                self._nodes[output.name] = self._without_sizes(self._nodes[output.name])
+                value = self._nodes[output.name]
+                if isinstance(value, SizeValues):
+                    self._nodes[output.name] = value.as_tensor(self.bb)
 
     def _convert_nodes(
         self,
@@ -370,9 +362,6 @@ class _OriginImporter(ONNXGraphImporter):
         for name, value in zip(node.output, self._outputs(node, attrs), strict=False):
             self._nodes[name] = value
 
-    def _without_sizes(self, value: relax.Expr) -> relax.Expr:
-        return value.as_tensor(self.bb) if isinstance(value, SizeValues) else value
-
     def _outputs(self, node: onnx.NodeProto, attrs: dict) -> list[Any]:
         """The values of a node's outputs: sizes as far as they can be told before the run."""
         key = operator_key(node)
@@ -399,11 +388,13 @@ class _OriginImporter(ONNXGraphImporter):
             return [result]
         if not isinstance(result, relax.Expr | list):
             return [result]
-        if isinstance(result, relax.Expr) and _is_symbolic_tuple(result):
-            count = len(result.ty.fields)
-            items = [relax.TupleGetItem(result, i) for i in range(count)]
-            result = [self._bound(node.name, self.bb.normalize(item)) for item in items]
-        results = list(result) if isinstance(result, relax.Tuple | list) else [result]
+        if isinstance(result, relax.Tuple | list):
+            results = list(result)
+        elif isinstance(result.ty, relax.TupleType):
+            items = [relax.TupleGetItem(result, i) for i in range(len(result.ty.fields))]
+            results = [self._bound(node.name, self.bb.normalize(item)) for item in items]
+        else:
+            results = [result]
         if len(results) < len(node.output):
             reason = FormError(f"{len(results)} of its {len(node.output)} outputs are known")
             raise NodeFailed(place_of(node), reason)

@@ -1,5 +1,6 @@
 """Reads an ONNX model and refuses what is not a valid one, with the reason."""
 
+from copy import deepcopy
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import NamedTuple
@@ -61,14 +62,9 @@ def sort_nodes(graph: onnx.GraphProto, label: str) -> None:
             f"{label}: the graph has a cycle through the nodes {' -> '.join(cycle)}; "
             "expected an acyclic graph: repair or export it again"
         ) from error
-    nodes = [graph.node[i] for i in order]
-    copies = []
-    for node in nodes:
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copies.append(copy)
+    nodes = [deepcopy(graph.node[i]) for i in order]
     del graph.node[:]
-    graph.node.extend(copies)
+    graph.node.extend(nodes)
 
 
 # Attributes of nodes: defaults that are left out, and values that ONNX does not define.
@@ -311,7 +307,7 @@ def _complete(graph: onnx.GraphProto) -> None:
     graph.name = graph.name or "graph"
     typed = [value for value in graph.value_info if value.HasField("type")]
     if len(typed) < len(graph.value_info):
-        described = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in typed]
+        described = deepcopy(typed)
         del graph.value_info[:]
         graph.value_info.extend(described)
     for value in graph.value_info:
@@ -321,7 +317,7 @@ def _complete(graph: onnx.GraphProto) -> None:
     outputs = {value.name: value for value in reversed(graph.output)}
     if len(outputs) < len(graph.output):
         kept = [outputs.pop(value.name) for value in graph.output if value.name in outputs]
-        copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept]
+        copies = deepcopy(kept)
         del graph.output[:]
         graph.output.extend(copies)
 
@@ -371,12 +367,10 @@ def _infer_types(model: onnx.ModelProto) -> None:
 
 
 def _forget_written_shapes(graph: onnx.GraphProto) -> None:
-    for node in graph.node:
-        for subgraph in subgraphs_of(node):
-            _forget_written_shapes(subgraph)
-    for value in (*graph.value_info, *graph.output):
-        if value.type.HasField("tensor_type"):
-            value.type.tensor_type.ClearField("shape")
+    for inner in graphs_within(graph):
+        for value in (*inner.value_info, *inner.output):
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.ClearField("shape")
 
 
 def _check_structure(model: onnx.ModelProto) -> None:

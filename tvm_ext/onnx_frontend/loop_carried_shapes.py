@@ -11,7 +11,7 @@ import onnx
 import onnx_ir as ir
 
 from tvm_ext.onnx_frontend.ir_edits import constant_of
-from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, defined_names
+from tvm_ext.onnx_frontend.onnx_graph import DEFAULT_DOMAINS, free_names
 
 # Constants from outside that inference may read: axes, target shapes, bounds.
 _READ_ELEMENTS = 1024
@@ -59,13 +59,12 @@ def _inferred(
 ) -> dict[str, onnx.TypeProto] | None:
     """Types of the values of the body by name; None where ONNX's inference does not end well."""
     graph = ir.serde.serialize_graph(body)
-    own = defined_names(graph)
-    for value in _captured(body):
-        if not value.name or value.name in own:
-            return None
+    known = _values_of(body)
+    for name in free_names(graph):
+        value = known[name]
         constant = constant_of(value)
         if constant is not None and constant.size <= _READ_ELEMENTS:
-            graph.initializer.append(onnx.numpy_helper.from_array(constant, value.name))
+            graph.initializer.append(onnx.numpy_helper.from_array(constant, name))
         else:
             graph.input.append(ir.serde.serialize_value(value))
     firsts = {formal.name: first for formal, first in assumed.items()}
@@ -83,22 +82,12 @@ def _inferred(
     return {value.name: value.type for value in (*found.input, *found.value_info, *found.output)}
 
 
-def _captured(body: ir.Graph) -> list[ir.Value]:
-    """Values from outside that the body, or a body in it, reads or gives back."""
-    inside = set(body.inputs) | set(body.initializers.values())
-    read: dict[ir.Value, None] = {}
-    for node in body.all_nodes():
-        inside.update(node.outputs)
-        for graph in (a.as_graph() for a in node.attributes.values() if _is_graph(a)):
-            inside.update(graph.inputs, graph.initializers.values())
-            read.update(dict.fromkeys(graph.outputs))
-        read.update(dict.fromkeys(value for value in node.inputs if value is not None))
-    read.update(dict.fromkeys(body.outputs))
-    return [value for value in read if value not in inside]
-
-
-def _is_graph(attribute: ir.Attr) -> bool:
-    return attribute.type == ir.AttributeType.GRAPH
+def _values_of(body: ir.Graph) -> dict[str, ir.Value]:
+    """What the body, or a body in it, reads or gives back, by name."""
+    values = [value for node in body.all_nodes() for value in node.inputs if value is not None]
+    for graph in (body, *body.subgraphs()):
+        values.extend(graph.outputs)
+    return {str(value.name): value for value in values}
 
 
 def _shape(types: dict[str, onnx.TypeProto], value: ir.Value) -> ir.Shape | None:

@@ -39,15 +39,12 @@ _TVM_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
 
 # The same of the steps that give a program its storage and turn it into calls of the machine.
 _TVM_MEMORY_PASSES: dict[str, Callable[..., tvm.transform.Pass]] = {
-    "AttachGlobalSymbol": relax.transform.AttachGlobalSymbol,
-    "CallTIRRewrite": relax.transform.CallTIRRewrite,
-    "ComputePrimValue": relax.transform.ComputePrimValue,
-    "KillAfterLastUse": relax.transform.KillAfterLastUse,
-    "LowerAllocTensor": relax.transform.LowerAllocTensor,
-    "LowerRuntimeBuiltin": relax.transform.LowerRuntimeBuiltin,
-    "RemovePurityChecking": relax.transform.RemovePurityChecking,
-    "ToNonDataflow": relax.transform.ToNonDataflow,
-    "VMShapeLower": relax.transform.VMShapeLower,
+    name: getattr(relax.transform, name)
+    for name in (
+        *("AttachGlobalSymbol", "CallTIRRewrite", "ComputePrimValue", "KillAfterLastUse"),
+        *("LowerAllocTensor", "LowerRuntimeBuiltin", "RemovePurityChecking", "ToNonDataflow"),
+        "VMShapeLower",
+    )
 }
 
 _OURS: dict[Level, tuple[Any, ...]] = {

@@ -110,7 +110,8 @@ def scaled_by(view: GraphView, expr: relax.Expr) -> tuple[relax.Expr, float] | N
     factor = uniform_value(view, right)
     if factor is None and call.op.name == "relax.multiply":
         factor, left = uniform_value(view, left), right
-    if factor is None or not 0 < factor < math.inf or not _keeps_shape(expr, left):
+    shape = static_shape(expr)
+    if factor is None or not 0 < factor < math.inf or shape is None or static_shape(left) != shape:
         return None
     if call.op.name == "relax.divide":
         factor = 1 / factor
@@ -130,11 +131,6 @@ def constant_array(view: GraphView, expr: relax.Expr) -> np.ndarray | None:
     """The elements of a constant."""
     value = view.value(expr)
     return value.value.numpy() if isinstance(value, GenericConst) else None
-
-
-def _keeps_shape(expr: relax.Expr, left: relax.Expr) -> bool:
-    shape = static_shape(expr)
-    return shape is not None and static_shape(left) == shape
 
 
 # Recognises what changes the scores between the two products of an attention.

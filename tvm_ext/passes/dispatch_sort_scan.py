@@ -8,6 +8,7 @@ from tvm import relax, te, topi
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.hardware.cuda.description import current_gpu
+from tvm_ext.relay_passes.spans import relax_functions
 from tvm_ext.tir_schedules.cuda.sort_decision import can_sort
 
 
@@ -28,10 +29,8 @@ class DispatchSortScan:
         """The module with all of these operators as kernels."""
         if current_gpu() is not None:
             dispatcher = _SortDispatcher(mod)
-            for variable, func in mod.functions.items():
-                if isinstance(func, relax.Function):
-                    changed = dispatcher.visit_expr(func)
-                    dispatcher.builder_.update_func(variable, changed)
+            for variable, func in relax_functions(mod).items():
+                dispatcher.builder_.update_func(variable, dispatcher.visit_expr(func))
             mod = dispatcher.builder_.finalize()
         return relax.backend.DispatchSortScan()(mod)
 

@@ -10,7 +10,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.compiler.compile_context import current_compilation
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.spans import relax_bindings
+from tvm_ext.relay_passes.spans import relax_bindings, relax_functions, with_functions
 from tvm_ext.tir_schedules.analysis.buffer_access import CONSTANTS_ATTRIBUTE
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
@@ -64,12 +64,13 @@ def mark_constant_parameters(mod: tvm.IRModule) -> tvm.IRModule:
         }
         name = str(call.args[0].name_hint)
         always[name] = always.get(name, constant) & constant
-    functions = dict(mod.functions.items())
-    for global_var, func in mod.functions.items():
-        positions = sorted(always.get(str(global_var.name_hint), ()))
-        if isinstance(func, tirx.PrimFunc) and positions:
-            functions[global_var] = func.with_attr(CONSTANTS_ATTRIBUTE, positions)
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    changed = {
+        global_var: func.with_attr(CONSTANTS_ATTRIBUTE, positions)
+        for global_var, func in mod.functions.items()
+        if isinstance(func, tirx.PrimFunc)
+        and (positions := sorted(always.get(str(global_var.name_hint), ())))
+    }
+    return with_functions(mod, changed)
 
 
 def pack_weights(mod: tvm.IRModule, choices: Mapping[str, ScheduleChoice]) -> tvm.IRModule:
@@ -86,9 +87,8 @@ def pack_weights(mod: tvm.IRModule, choices: Mapping[str, ScheduleChoice]) -> tv
     for global_var, func in mod.functions.items():
         if str(global_var.name_hint) in packed:
             packer.add_kernel(str(global_var.name_hint), func)
-    for global_var, func in others.items():
-        if isinstance(func, relax.Function):
-            packer.builder_.update_func(global_var, packer.visit_expr(func))
+    for global_var, func in relax_functions(mod).items():
+        packer.builder_.update_func(global_var, packer.visit_expr(func))
     return packer.builder_.get()
 
 

@@ -249,9 +249,10 @@ def _check_rules(listed: Mapping[str, Sequence[str]]) -> None:
                     f"expected passes of level {STAGES[stage]} there: move it to '{fitting}'"
                 )
     order = [name for names in listed.values() for name in names]
+    *_, top = load_pipelines().values()
     for name in sorted(REQUIRED):
         if name not in order:
-            stage = next(s for s, names in _default_stages().items() if name in names)
+            stage = next(stage for stage in STAGES if name in getattr(top, stage))
             raise PassError(
                 f"the pipeline has no pass '{name}', without which no program can be built; "
                 f"expected it in stage '{stage}': add it"
@@ -264,11 +265,6 @@ def _check_rules(listed: Mapping[str, Sequence[str]]) -> None:
                 f"pass '{name}' of the pipeline needs '{other}' before it; expected the order "
                 f"'{other}', '{name}': see 'tvm-ext passes list'"
             )
-
-
-def _default_stages() -> dict[str, list[str]]:
-    top = list(load_pipelines().values())[-1]
-    return {stage: getattr(top, stage) for stage in STAGES}
 
 
 def _plain_options(pass_config: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Plans storage: sizes that have limits, liveness and reuse of buffers, the report's figures."""
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 
 import tvm
 from tvm import relax, tirx
@@ -13,7 +13,12 @@ from tvm_ext.compiler.graph_analysis import weight_bytes
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.expressions import operator_name
 from tvm_ext.relay_passes.graph_pass import graph_pass
-from tvm_ext.relay_passes.spans import bindings_of, relax_bindings
+from tvm_ext.relay_passes.spans import (
+    bindings_of,
+    relax_bindings,
+    relax_functions,
+    with_functions,
+)
 from tvm_ext.report.records import MemoryRecord
 from tvm_ext.tensor_spec import SizeRange
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
@@ -35,13 +40,12 @@ def without_far_limits(mod: tvm.IRModule, ranged: Collection[str]) -> tvm.IRModu
 
     Dimensions in ``ranged`` have limits that the user gave: theirs is what is asked for.
     """
-    functions = {}
-    for global_var, func in mod.functions.items():
-        if not isinstance(func, relax.Function):
-            continue
-        if far := _far_storages(func, ranged):
-            functions[global_var] = _LimitRewriter(far).visit_expr(func)
-    return tvm.IRModule({**dict(mod.functions.items()), **functions}, attrs=mod.attrs)
+    changed = {
+        global_var: _LimitRewriter(far).visit_expr(func)
+        for global_var, func in relax_functions(mod).items()
+        if (far := _far_storages(func, ranged))
+    }
+    return with_functions(mod, changed)
 
 
 def _far_storages(func: relax.Function, ranged: Collection[str]) -> set[relax.Var]:
@@ -78,9 +82,8 @@ class _LimitRewriter(PyExprMutator):
         self._far = far
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        if binding.var in self._far:
-            return
-        super().visit_var_binding_(binding)
+        if binding.var not in self._far:
+            super().visit_var_binding_(binding)
 
     def visit_call_(self, op: relax.Call) -> relax.Expr:
         if operator_name(op) != "relax.memory.alloc_tensor" or op.args[0] not in self._far:
@@ -113,7 +116,8 @@ class RoundStorage:
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns the module with rounded sizes."""
         steps = _CPU_STEPS if current_cpu() is not None else _DEVICE_STEPS
-        return _with_functions(mod, lambda func: _Rounder(steps).visit_expr(func))
+        functions = relax_functions(mod).items()
+        return with_functions(mod, {var: _Rounder(steps).visit_expr(f) for var, f in functions})
 
 
 @mutator
@@ -205,17 +209,6 @@ def _ranges() -> Mapping[str, SizeRange]:
     return {} if context is None else context.ranges
 
 
-def _with_functions(
-    mod: tvm.IRModule, changed: Callable[[relax.Function], relax.Function]
-) -> tvm.IRModule:
-    """The module with its Relax functions changed."""
-    functions = {
-        global_var: changed(func) if isinstance(func, relax.Function) else func
-        for global_var, func in mod.functions.items()
-    }
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
 _CHECKS = ("vm.builtin.match_shape", "vm.builtin.check_tensor_info")
 
 
@@ -233,7 +226,8 @@ class DropResultChecks:
 
     def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
         """Returns the module without these checks."""
-        return _with_functions(mod, _without_result_checks)
+        functions = relax_functions(mod).items()
+        return with_functions(mod, {var: _without_result_checks(f) for var, f in functions})
 
 
 def _without_result_checks(func: relax.Function) -> relax.Function:
@@ -259,10 +253,7 @@ def _with_ranges(mod: tvm.IRModule, ranges: Mapping[str, SizeRange]) -> tvm.IRMo
         "tir_var_upper_bound": {name: allowed.high for name, allowed in ranges.items()},
         "tir_var_lower_bound": {name: allowed.low for name, allowed in ranges.items()},
     }
-    main = mod["main"].with_attrs(bounds)
-    return tvm.IRModule(
-        {**dict(mod.functions.items()), mod.get_global_var("main"): main}, attrs=mod.attrs
-    )
+    return with_functions(mod, {mod.get_global_var("main"): mod["main"].with_attrs(bounds)})
 
 
 def _share_storage(mod: tvm.IRModule) -> tvm.IRModule:
@@ -273,8 +264,8 @@ def _share_storage(mod: tvm.IRModule) -> tvm.IRModule:
     """
     branching = {
         global_var: func
-        for global_var, func in mod.functions.items()
-        if isinstance(func, relax.Function) and _has_branches(func)
+        for global_var, func in relax_functions(mod).items()
+        if any(isinstance(binding.value, relax.If) for binding in bindings_of(func))
     }
     try:
         planned = relax.transform.StaticPlanBlockMemory()(mod)
@@ -284,13 +275,7 @@ def _share_storage(mod: tvm.IRModule) -> tvm.IRModule:
         if "exceeds range of int64" not in str(error):
             raise
         return mod
-    if not branching:
-        return planned
-    return tvm.IRModule({**dict(planned.functions.items()), **branching}, attrs=mod.attrs)
-
-
-def _has_branches(func: relax.Function) -> bool:
-    return any(isinstance(binding.value, relax.If) for binding in bindings_of(func))
+    return with_functions(planned, branching)
 
 
 def _allocated(

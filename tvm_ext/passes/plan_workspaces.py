@@ -11,6 +11,7 @@ from tvm_ffi import structural_walk
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.hardware.targets import current_description
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.spans import relax_functions
 from tvm_ext.tir_schedules.analysis.buffer_access import static_extent
 from tvm_ext.tir_schedules.statements import changed_block
 
@@ -45,9 +46,7 @@ def plan_workspaces(mod: tvm.IRModule) -> tvm.IRModule:
         for variable, func in mod.functions.items()
         if isinstance(func, tirx.PrimFunc) and (workspaces := _workspaces(func))
     }
-    if not allocated:
-        return mod
-    elsewhere = _named_elsewhere(mod)
+    elsewhere = _named_elsewhere(mod) if allocated else ()
     taken = {name: found for name, found in allocated.items() if name not in elsewhere}
     if not taken:
         return mod
@@ -56,9 +55,8 @@ def plan_workspaces(mod: tvm.IRModule) -> tvm.IRModule:
     for variable, func in mod.functions.items():
         if str(variable.name_hint) in taken:
             planner.add_kernel(str(variable.name_hint), func)
-    for variable, func in others.items():
-        if isinstance(func, relax.Function):
-            planner.builder_.update_func(variable, planner.visit_expr(func))
+    for variable, func in relax_functions(mod).items():
+        planner.builder_.update_func(variable, planner.visit_expr(func))
     return planner.builder_.get()
 
 

@@ -5,6 +5,7 @@ from tvm import tirx
 from tvm_ffi import structural_map
 
 from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.spans import with_functions
 
 
 @graph_pass
@@ -31,9 +32,7 @@ class PropagateNan:
             body = structural_map(func.body, ((tirx.Max, tirx.Min), _constant_first))
             if not body.same_as(func.body):
                 changed[global_var] = func.with_body(body)
-        if not changed:
-            return mod
-        return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+        return with_functions(mod, changed)
 
 
 def _constant_first(node: tirx.Max | tirx.Min) -> tirx.Expr:

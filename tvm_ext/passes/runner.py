@@ -25,7 +25,7 @@ from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import PassStep
 from tvm_ext.passes.registry import Level, PassEntry, users_words
 from tvm_ext.relay_passes.graph_pass import PassDecision, raised_in_pass, recording
-from tvm_ext.relay_passes.spans import bindings_of, origins_of
+from tvm_ext.relay_passes.spans import bindings_of, origins_of, relax_functions
 from tvm_ext.report.records import Decision, ModuleCounts, PassRecord
 from tvm_ext.tensor_spec import InputShapes, freezing_hint, listed
 
@@ -79,13 +79,15 @@ class PassFailure:
         remedy = "--opt-level 0" if self.entry.required else f"--disable-pass {name}"
         return PassError(
             f"bug in tvm-ext: pass '{name}' failed{where}{f': {reason}' if reason else ''}; "
-            f"expected a valid module: {self._advice()}try {remedy}, and {REPORT_IT}",
+            f"expected a valid module: {freezing_advice(self.inputs)}try {remedy}, and {REPORT_IT}",
             defect=True,
         )
 
-    def _advice(self) -> str:
-        hint = freezing_hint(self.inputs)
-        return f"{hint}, or " if hint else ""
+
+def freezing_advice(inputs: InputShapes) -> str:
+    """The first of two remedies, where a model has sizes that can be frozen."""
+    hint = freezing_hint(inputs)
+    return f"{hint}, or " if hint else ""
 
 
 def is_well_formed(mod: tvm.IRModule) -> bool:
@@ -121,18 +123,14 @@ def _fails(run: Callable[[tvm.IRModule], tvm.IRModule], part: tvm.IRModule) -> b
 
 def _parts(mod: tvm.IRModule) -> Iterator[tuple[tuple[str, ...], tvm.IRModule]]:
     """The calls of a module, each as a module, with the names of their nodes."""
-    for func in mod.functions.values():
-        if not isinstance(func, relax.Function) or _is_primitive(func):
+    for func in relax_functions(mod).values():
+        if "Primitive" in (func.attrs or {}):
             continue
         for binding in bindings_of(func):
             if isinstance(binding.value, relax.Call):
                 part = _alone(mod, binding)
                 if part is not None:
                     yield origins_of(binding.var), part
-
-
-def _is_primitive(func: relax.Function) -> bool:
-    return func.attrs is not None and "Primitive" in func.attrs
 
 
 def _alone(mod: tvm.IRModule, binding: relax.VarBinding) -> tvm.IRModule | None:

@@ -6,6 +6,7 @@ from tvm import tirx
 from tvm_ext.compiler.graph_analysis import kernel_calls
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
+from tvm_ext.relay_passes.spans import with_functions
 from tvm_ext.tir_schedules.cpu.thread_choice import with_thread_choice
 
 
@@ -44,6 +45,4 @@ class ThreadsForLargeRuns:
                 changed[global_var] = result.func
             if result.left:
                 record_refusal("ThreadsForLargeRuns", where, "its work is not known beforehand")
-        if not changed:
-            return mod
-        return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+        return with_functions(mod, changed)

@@ -7,6 +7,7 @@ from tvm import tirx
 
 from tvm_ext.compiler.graph_analysis import kernel_calls
 from tvm_ext.relay_passes.graph_pass import graph_pass, record_applied, record_refusal
+from tvm_ext.relay_passes.spans import with_functions
 from tvm_ext.tir_schedules.cpu.vector_math.rewrite import with_vector_math
 
 
@@ -41,9 +42,7 @@ class VectorMath:
             _record(origins.get(name) or name, result.replaced, result.left)
             if result.func is not func:
                 changed[global_var] = result.func
-        if not changed:
-            return mod
-        return tvm.IRModule({**dict(mod.functions.items()), **changed}, attrs=mod.attrs)
+        return with_functions(mod, changed)
 
 
 def _record(where: str, replaced: Mapping[str, int], left: Mapping[str, int]) -> None:

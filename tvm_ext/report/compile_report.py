@@ -224,9 +224,9 @@ class CompileReport:
 
     def to_text(self, width: int = 100) -> str:
         """Return the summary that the command line prints, ``width`` characters wide."""
-        from tvm_ext.report.text import render_text
+        from tvm_ext.report.text import plain_text, renderable
 
-        return render_text(self, width)
+        return plain_text(renderable(self), width)
 
     def to_html(self) -> str:
         """Return one self-contained page, which loads nothing from anywhere."""

@@ -4,6 +4,7 @@ Names come from model files, so they enter as `Text`, never as rich markup.
 """
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -40,16 +41,16 @@ def renderable(report: "CompileReport") -> RenderableType:
         _kernels(report),
         _host_steps(report),
         _misses(report),
-        _warnings(report),
+        counted_lines(report.warnings, "warning"),
     ]
     return Group(*(part for part in parts if part is not None))
 
 
-def render_text(report: "CompileReport", width: int) -> str:
-    """Return the summary as plain text without colours, at most ``width`` characters wide."""
+def plain_text(body: RenderableType, width: int) -> str:
+    """Return it as plain text without colours, at most ``width`` characters wide."""
     stream = io.StringIO()
     console = Console(file=stream, width=width, color_system=None, legacy_windows=False)
-    console.print(renderable(report))
+    console.print(body)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
@@ -247,10 +248,11 @@ def _host_steps(report: "CompileReport") -> Table | None:
     return table
 
 
-def _warnings(report: "CompileReport") -> Text | None:
-    if not report.warnings:
+def counted_lines(lines: Sequence[str], name: str) -> Text | None:
+    """How many there are, and a line for each; None for none."""
+    if not lines:
         return None
-    lines = Text(format_count(len(report.warnings), "warning"), style="bold")
-    for warning in report.warnings:
-        lines.append(f"\n  ! {plain(warning)}", style="not bold")
-    return lines
+    text = Text(format_count(len(lines), name), style="bold")
+    for line in lines:
+        text.append(f"\n  ! {plain(line)}", style="not bold")
+    return text

@@ -65,12 +65,7 @@ class TunedKernel:
 def render_tuning_html(progress: "SessionProgress", facts: Mapping[str, str]) -> str:
     """Return the page; it names no resource outside itself and has no JavaScript.
 
-    Parameters
-    ----------
-    progress : SessionProgress
-        The session, ended or not.
-    facts : Mapping[str, str]
-        What else is to be known of it: seed, versions.
+    ``facts`` are what else is to be known of the session, which may have ended or not.
     """
     kernels = _kernels(progress)
     return (

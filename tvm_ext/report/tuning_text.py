@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from tvm_ext.report.text import flexible_table
+from tvm_ext.report.text import counted_lines, flexible_table
 from tvm_ext.report.tuning_figures import (
     NEAR,
     by_cost,
@@ -117,7 +117,7 @@ def tuning_summary(
         Text(),
         _kernels(progress),
         _left_out(progress),
-        _notes(progress),
+        counted_lines(progress.notes, "note"),
         _whereabouts(progress, report, compile_line(progress, model, compile_arguments)),
     ]
     return Group(*(part for part in parts if part is not None))
@@ -240,15 +240,6 @@ def times(kernel: "KernelProgress") -> tuple[str, str]:
 def _left_out(progress: "SessionProgress") -> Text | None:
     lines = [f"Not searched, {plain(line)}" for line in left_out(progress)]
     return Text("\n".join(lines), style="dim") if lines else None
-
-
-def _notes(progress: "SessionProgress") -> Text | None:
-    if not progress.notes:
-        return None
-    lines = Text(format_count(len(progress.notes), "note"), style="bold")
-    for note in progress.notes:
-        lines.append(f"\n  ! {plain(note)}", style="not bold")
-    return lines
 
 
 def _whereabouts(

@@ -1,45 +1,18 @@
 """``tvm-ext logs``: what a folder of records holds, and what can be done with it."""
 
-import typer
+from tvm_ext.cli import options
+from tvm_ext.cli.logs import edit_records, inspect_records
 
-from tvm_ext.cli.logs.edit_records import (
-    EXPORT_EXAMPLE,
-    MERGE_EXAMPLE,
-    PRUNE_EXAMPLE,
-    REPAIR_EXAMPLE,
-    export_command,
-    merge_command,
-    prune_command,
-    repair_command,
-)
-from tvm_ext.cli.logs.inspect_records import (
-    BEST_EXAMPLE,
-    DIFF_EXAMPLE,
-    SHOW_EXAMPLE,
-    STATS_EXAMPLE,
-    VERIFY_EXAMPLE,
-    best_command,
-    diff_command,
-    show_command,
-    stats_command,
-    verify_command,
+app = options.command_group(
+    "Look into folders of tuning records, join them, and keep them in order."
 )
 
-app = typer.Typer(help="Look into folders of tuning records, join them, and keep them in order.")
-
-
-@app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
-
-app.command("show", epilog=SHOW_EXAMPLE)(show_command)
-app.command("best", epilog=BEST_EXAMPLE)(best_command)
-app.command("stats", epilog=STATS_EXAMPLE)(stats_command)
-app.command("diff", epilog=DIFF_EXAMPLE)(diff_command)
-app.command("verify", epilog=VERIFY_EXAMPLE)(verify_command)
-app.command("export", epilog=EXPORT_EXAMPLE)(export_command)
-app.command("merge", epilog=MERGE_EXAMPLE)(merge_command)
-app.command("prune", epilog=PRUNE_EXAMPLE)(prune_command)
-app.command("repair", epilog=REPAIR_EXAMPLE)(repair_command)
+app.command("show", epilog=inspect_records.SHOW_EXAMPLE)(inspect_records.show_command)
+app.command("best", epilog=inspect_records.BEST_EXAMPLE)(inspect_records.best_command)
+app.command("stats", epilog=inspect_records.STATS_EXAMPLE)(inspect_records.stats_command)
+app.command("diff", epilog=inspect_records.DIFF_EXAMPLE)(inspect_records.diff_command)
+app.command("verify", epilog=inspect_records.VERIFY_EXAMPLE)(inspect_records.verify_command)
+app.command("export", epilog=edit_records.EXPORT_EXAMPLE)(edit_records.export_command)
+app.command("merge", epilog=edit_records.MERGE_EXAMPLE)(edit_records.merge_command)
+app.command("prune", epilog=edit_records.PRUNE_EXAMPLE)(edit_records.prune_command)
+app.command("repair", epilog=edit_records.REPAIR_EXAMPLE)(edit_records.repair_command)

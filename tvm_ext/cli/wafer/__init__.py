@@ -1,17 +1,9 @@
 """``tvm-ext wafer``: what the models of a wafer-scale mesh say."""
 
-import typer
-
+from tvm_ext.cli import options
 from tvm_ext.cli.wafer import csl, explain, predict, simulate
 
-app = typer.Typer(help="Ask the models of wafer-scale processors; no such machine is needed.")
-
-
-@app.callback(invoke_without_command=True)
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-
+app = options.command_group("Ask the models of wafer-scale processors; no such machine is needed.")
 
 app.command("predict", epilog=predict.EXAMPLE)(predict.predict_command)
 app.command("explain", epilog=explain.EXAMPLE)(explain.explain_command)

@@ -26,10 +26,10 @@ from tvm_ext.onnx_frontend.control_flow.functions import (
     fields,
     function,
     function_name,
-    is_value,
     renewed,
     scalar,
     truth,
+    with_symbols,
 )
 from tvm_ext.onnx_frontend.diagnostics import NodeFailed
 from tvm_ext.onnx_frontend.onnx_graph import names_read
@@ -171,9 +171,7 @@ def _moved(
     unequal = {
         name for name in then if name in other and (then[name] != other[name] or then[name] == -1)
     }
-    readers = [
-        place for place, node in enumerate(dependent) if not unequal.isdisjoint(names_read(node))
-    ]
+    readers = [i for i, node in enumerate(dependent) if not unequal.isdisjoint(names_read(node))]
     failing = [
         place
         for place in readers
@@ -342,12 +340,8 @@ def _chooser(
 
 def _as_result(bb: relax.BlockBuilder, value: Any) -> relax.Expr:
     """As a tensor; one whose rank only the run knows stays as it is."""
-    is_symbolic = isinstance(value, relax.Var) and is_value(value) and _rank(value.ty) == -1
+    is_symbolic = isinstance(value, relax.Var) and _value_rank(value) == -1
     return value if is_symbolic else as_tensor(bb, value)
-
-
-def _rank(ty: relax.Type) -> int | None:
-    return int(ty.ndim) if isinstance(ty, relax.TensorType) else None
 
 
 def _joined(first: relax.TensorType, second: relax.TensorType, read: bool) -> relax.TensorType:
@@ -366,14 +360,9 @@ def _joined(first: relax.TensorType, second: relax.TensorType, read: bool) -> re
                 "compiled model needs them alike where they are read"
             )
         return relax.TensorType(dtype=dtype, ndim=-1)
+    shapes = (with_symbols(ty).shape.values for ty in (first, second))
     sizes = [
         a if tvm_ffi.structural_equal(a, b) else tirx.Var(f"d{axis}", "int64")
-        for axis, (a, b) in enumerate(zip(_sizes(first), _sizes(second), strict=True))
+        for axis, (a, b) in enumerate(zip(*shapes, strict=True))
     ]
     return relax.TensorType(sizes, dtype)
-
-
-def _sizes(ty: relax.TensorType) -> list[Any]:
-    if isinstance(ty.shape, relax.ShapeExpr):
-        return list(ty.shape.values)
-    return [tirx.Var(f"d{axis}", "int64") for axis in range(ty.ndim)]

@@ -187,11 +187,6 @@ def truth(value: Any) -> bool | None:
     return None
 
 
-def is_value(value: Any) -> bool:
-    """Whether it is a variable of the graph."""
-    return isinstance(value, relax.Var)
-
-
 def bound(bb: relax.BlockBuilder, value: relax.Expr) -> relax.Expr:
     """Calls and the like as variables; a body can only name those."""
     if isinstance(value, relax.Tuple):
@@ -243,7 +238,7 @@ class Signature:
         symbols = {var: _like(var) for var in self.fixed}
         for ty in self.types:
             for var in relax.analysis.tir_vars_in_type(ty):
-                if not _has(symbols, var):
+                if not any(var.same_as(other) for other in symbols):
                     symbols[var] = _like(var)
         values = [
             relax.Var(f"p{index}", substitute(ty, symbols)) for index, ty in enumerate(self.types)
@@ -289,7 +284,7 @@ class Captured:
     def arguments(self) -> list[relax.Var]:
         """Those that become parameters, in order, each once."""
         found = [leaf for value in self.values.values() for leaf in _leaves(value)]
-        return list(dict.fromkeys(leaf for leaf in found if is_value(leaf)))
+        return list(dict.fromkeys(leaf for leaf in found if isinstance(leaf, relax.Var)))
 
     def inside(self, parameters: Sequence[relax.Var], symbols: Symbols) -> dict[str, Any]:
         """The values by name as a function sees them whose parameters for them are given."""
@@ -298,7 +293,7 @@ class Captured:
         def seen(value: Any) -> Any:
             if isinstance(value, relax.Tuple):
                 return relax.Tuple([seen(field) for field in value.fields])
-            if is_value(value):
+            if isinstance(value, relax.Var):
                 return known[value]
             if isinstance(value, SizeValues):
                 tensor = seen(value.tensor) if value.unknown else None
@@ -332,13 +327,9 @@ def _leaves(value: Any) -> list[Any]:
 def _symbols_of(value: Any) -> list[tirx.Var]:
     if isinstance(value, SizeValues):
         return variables_of(*value.expressions())
-    if is_value(value):
+    if isinstance(value, relax.Var):
         return list(relax.analysis.tir_vars_in_type(value.ty))
     return []
-
-
-def _has(symbols: Symbols, var: tirx.Var) -> bool:
-    return any(var.same_as(other) for other in symbols)
 
 
 def _like(var: tirx.Var) -> tirx.Var:

@@ -187,17 +187,15 @@ class Mod(OnnxOpConverter):
 
     @classmethod
     def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        dtype, like_dividend = str(inputs[0].ty.dtype), bool(attr.get("fmod", 0))
-        whole = not dtype.startswith(("float", "bfloat"))
-        if not whole and not like_dividend:
-            remainder = _floored
-        elif whole:
-            remainder = _whole_like_dividend if like_dividend else _whole_floored
-        else:
-            remainder = _like_dividend
+        like_dividend = bool(attr.get("fmod", 0))
+        of_floats = _like_dividend if like_dividend else _floored
+        of_integers = tirx.truncmod if like_dividend else tirx.floormod
+        whole = not str(inputs[0].ty.dtype).startswith(("float", "bfloat"))
 
         def kernel(a: te.Tensor, b: te.Tensor) -> te.Tensor:
-            return _broadcast(a, b, remainder)
+            if whole:
+                return _broadcast(a, b, lambda x, y: of_integers(x, _safe(y)))
+            return _broadcast(a, b, of_floats)
 
         return bb.emit_te(kernel, inputs[0], inputs[1], primfunc_name_hint="mod")
 
@@ -269,14 +267,6 @@ def _whole_quotient(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
     )
 
 
-def _whole_like_dividend(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
-    return tirx.truncmod(a, _safe(b))
-
-
-def _whole_floored(a: tirx.Expr, b: tirx.Expr) -> tirx.Expr:
-    return tirx.floormod(a, _safe(b))
-
-
 class IsInf(OnnxOpConverter):
     """Whether a number is infinite, of either sign or of the chosen ones."""
 
@@ -299,17 +289,17 @@ class IsInf(OnnxOpConverter):
 
 
 class _Comparison(OnnxOpConverter):
-    """A constant where both operands are."""
+    """A constant where all operands are."""
 
-    numbers: Callable[[Any, Any], Any]
-    tensors: Callable[[Any, Any], Any]
+    numbers: Callable[..., Any]
+    tensors: Callable[..., Any]
 
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        first, second = inputs[0], inputs[1]
-        if _is_constant(first) and _is_constant(second):
-            return relax.const(cls.numbers(first.value.numpy(), second.value.numpy()), "bool")
-        return cls.tensors(first, second)
+        operands = list(inputs)
+        if all(isinstance(operand, tvm.ir.GenericConst) for operand in operands):
+            return relax.const(cls.numbers(*(one.value.numpy() for one in operands)), "bool")
+        return cls.tensors(*operands)
 
 
 class Equal(_Comparison):
@@ -325,51 +315,17 @@ class Equal(_Comparison):
         return relax.op.equal(first, second)
 
 
-class Greater(_Comparison):
-    """Elementwise ``a > b``."""
-
-    numbers, tensors = np.greater, relax.op.greater
-
-
-class GreaterOrEqual(_Comparison):
-    """Elementwise ``a >= b``."""
-
-    numbers, tensors = np.greater_equal, relax.op.greater_equal
-
-
-class Less(_Comparison):
-    """Elementwise ``a < b``."""
-
-    numbers, tensors = np.less, relax.op.less
-
-
-class LessOrEqual(_Comparison):
-    """Elementwise ``a <= b``."""
-
-    numbers, tensors = np.less_equal, relax.op.less_equal
-
-
-class Not(OnnxOpConverter):
-    """Of a constant a constant, else TVM's operator."""
-
-    @classmethod
-    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        if _is_constant(inputs[0]):
-            return relax.const(np.logical_not(inputs[0].value.numpy()), "bool")
-        return relax.op.logical_not(inputs[0])
-
-
-def _is_constant(value: Any) -> bool:
-    return isinstance(value, tvm.ir.GenericConst)
+def _comparison(name: str, numbers: Callable[..., Any], tensors: Callable[..., Any]) -> type:
+    return type(name, (_Comparison,), {"numbers": numbers, "tensors": staticmethod(tensors)})
 
 
 CONDITIONS: dict[str, Any] = {
     "Equal": Equal,
-    "Greater": Greater,
-    "GreaterOrEqual": GreaterOrEqual,
-    "Less": Less,
-    "LessOrEqual": LessOrEqual,
-    "Not": Not,
+    "Greater": _comparison("Greater", np.greater, relax.op.greater),
+    "GreaterOrEqual": _comparison("GreaterOrEqual", np.greater_equal, relax.op.greater_equal),
+    "Less": _comparison("Less", np.less, relax.op.less),
+    "LessOrEqual": _comparison("LessOrEqual", np.less_equal, relax.op.less_equal),
+    "Not": _comparison("Not", np.logical_not, relax.op.logical_not),
 }
 
 
@@ -390,25 +346,23 @@ def _folded(bb: relax.BlockBuilder, inputs: Any, combine: _Binary) -> relax.Expr
 class Max(OnnxOpConverter):
     """Elementwise largest value."""
 
+    combine: _Binary = relax.op.maximum
+
     @classmethod
     def _impl_v6(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        return _folded(bb, inputs, relax.op.maximum)
+        return _folded(bb, inputs, cls.combine)
 
 
-class Min(OnnxOpConverter):
+class Min(Max):
     """Elementwise smallest value."""
 
-    @classmethod
-    def _impl_v6(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        return _folded(bb, inputs, relax.op.minimum)
+    combine = relax.op.minimum
 
 
-class Sum(OnnxOpConverter):
+class Sum(Max):
     """Elementwise sum."""
 
-    @classmethod
-    def _impl_v6(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        return _folded(bb, inputs, relax.op.add)
+    combine = relax.op.add
 
 
 class Mean(OnnxOpConverter):

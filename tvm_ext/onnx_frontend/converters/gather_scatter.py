@@ -30,6 +30,7 @@ from tvm_ext.onnx_frontend.tvm_compat import (
     OnnxScatterND,
     onnx_constant,
 )
+from tvm_ext.relay_passes.expressions import static_shape
 
 # ScatterElements and ScatterND as loops, of symbolic sizes as well.
 #
@@ -157,7 +158,7 @@ def _clamped(
     bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any, sizes: _Sizes
 ) -> relax.Expr:
     indices = onnx_constant(inputs[1], params)
-    shape, counted = _static_shape(inputs[0]), _static_shape(indices)
+    shape, counted = static_shape(inputs[0]), static_shape(indices)
     if shape is None or counted is None:
         return inputs[1]
     high = np.array(sizes(shape, counted[-1] if counted else 0, attr))
@@ -174,10 +175,8 @@ def _clamped_in_the_run(bb: relax.BlockBuilder, inputs: Any, attr: dict, sizes: 
     """The indices inside of data of symbolic sizes."""
     data, indices = inputs[0], inputs[1]
     counted = sizes_of(indices)
-    last = counted[-1] if counted else 0
-    if not isinstance(last, int):
-        # Of GatherElements, which asks for the size of one axis.
-        last = 0
+    # Not known of GatherElements alone, which asks for the size of one axis.
+    last = counted[-1] if counted and isinstance(counted[-1], int) else 0
     chosen = sizes(sizes_of(data), last, attr)
     listed = chosen if isinstance(chosen, list) else [chosen]
 
@@ -195,17 +194,9 @@ def _clamped_in_the_run(bb: relax.BlockBuilder, inputs: Any, attr: dict, sizes: 
     return bb.emit_te(kernel, indices, listed, primfunc_name_hint="indices_inside")
 
 
-def _static_shape(value: relax.Expr) -> list[int] | None:
-    shape = getattr(value.ty, "shape", None)
-    if not isinstance(shape, relax.ShapeExpr):
-        return None
-    sizes = list(shape.values)
-    return [int(s) for s in sizes] if all(isinstance(s, tirx.IntImm) for s in sizes) else None
-
-
 def _is_taken(inputs: Any, attr: dict) -> bool:
     """Whether sizes are symbolic, or updates take the place of data on a GPU."""
-    if any(_static_shape(value) is None for value in inputs[:3]):
+    if any(static_shape(value) is None for value in inputs[:3]):
         return True
     return text(attr, "reduction", "none") == "none" and current_gpu() is not None
 

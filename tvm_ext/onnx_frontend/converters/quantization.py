@@ -108,7 +108,7 @@ class QuantizeLinear(OnnxOpConverter):
         wanted = _quantized_type(attr, zero_point)
         if is_narrow_float(str(scale.ty.dtype)):
             scale = _numbers_or_call(bb, scale)
-        precision = _precision(attr, str(scale.ty.dtype))
+        precision = _type_attribute(attr, "precision", str(scale.ty.dtype))
         x, scale = _in_type(bb, x, precision), _in_type(bb, scale, precision)
         scale = spread(bb, scale, x, attr)
         if zero_point is not None:
@@ -126,7 +126,9 @@ class DequantizeLinear(OnnxOpConverter):
     def _impl_v10(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
         x = onnx_constant(inputs[0], params)
         scale, zero_point = _scale_and_zero_point(inputs, params)
-        wanted = _dequantized_type(attr, str(scale.ty.dtype))
+        scale_type = str(scale.ty.dtype)
+        usual = "float32" if scale_type == SCALE_TYPE else scale_type
+        wanted = _type_attribute(attr, "output_dtype", usual)
         numbers = [numbers_of(value) for value in (x, scale, zero_point)]
         scale = spread(bb, _numbers_or_call(bb, scale), x, attr)
         if zero_point is not None:
@@ -319,20 +321,13 @@ def _scale_and_zero_point(inputs: Any, params: Any) -> tuple[Any, Any]:
 def _quantized_type(attr: dict, zero_point: relax.Expr | None) -> str:
     if attr.get(NARROW_ATTRIBUTE):
         return wanted_type(attr)
-    if attr.get("output_dtype", 0):
-        return str(onnx_type_name(attr["output_dtype"]))
-    return "uint8" if zero_point is None else str(zero_point.ty.dtype)
+    otherwise = "uint8" if zero_point is None else str(zero_point.ty.dtype)
+    return _type_attribute(attr, "output_dtype", otherwise)
 
 
-def _dequantized_type(attr: dict, scale_type: str) -> str:
-    if attr.get("output_dtype", 0):
-        return str(onnx_type_name(attr["output_dtype"]))
-    return "float32" if scale_type == SCALE_TYPE else scale_type
-
-
-def _precision(attr: dict, scale_type: str) -> str:
-    wanted = attr.get("precision", 0)
-    return str(onnx_type_name(wanted)) if wanted else scale_type
+def _type_attribute(attr: dict, name: str, otherwise: str) -> str:
+    wanted = attr.get(name, 0)
+    return str(onnx_type_name(wanted)) if wanted else otherwise
 
 
 # ConvInteger, QLinearConv, MatMulInteger and QLinearMatMul: products of integers.
@@ -445,12 +440,7 @@ def _centred_int16(
     wide = bb.normalize(relax.op.astype(value, "int16"))
     if zero is None or (offset is not None and not offset.any()):
         return wide
-    zero = (
-        relax.const(offset.astype(np.int16), "int16")
-        if offset is not None
-        else bb.normalize(relax.op.astype(zero, "int16"))
-    )
-    return bb.normalize(relax.op.subtract(wide, zero))
+    return bb.normalize(relax.op.subtract(wide, _in_type(bb, zero, "int16")))
 
 
 def _requantised(

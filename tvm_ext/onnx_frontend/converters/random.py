@@ -167,37 +167,32 @@ def _wanted_type(attr: dict, like: relax.Expr | None = None) -> str:
     return "float32" if like is None else str(like.ty.dtype)
 
 
-def _wanted_shape(attr: dict, inputs: Any) -> list[Size]:
-    """Of the input, where the operator has one, else the attribute."""
-    return sizes_of(inputs[0]) if len(inputs) else list(attr["shape"])
-
-
 class RandomUniform(OnnxOpConverter):
     """RandomUniform and RandomUniformLike."""
 
     draws = True
 
+    draw: Callable[..., relax.Expr] = uniform
+    numbers: tuple[str, str] = ("low", "high")
+
     @classmethod
     def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        low, high = attr.get("low", 0.0), attr.get("high", 1.0)
-        dtype = _wanted_type(attr, *inputs)
-        return uniform(
-            bb, _wanted_shape(attr, inputs), Stream.of_node(attr, params), low, high, dtype
+        # By default 0 and 1: of either kind.
+        numbers = [
+            attr.get(name, default) for name, default in zip(cls.numbers, (0.0, 1.0), strict=True)
+        ]
+        # Of the input, where the operator has one, else the attribute.
+        shape = sizes_of(inputs[0]) if len(inputs) else list(attr["shape"])
+        return cls.draw(
+            bb, shape, Stream.of_node(attr, params), *numbers, _wanted_type(attr, *inputs)
         )
 
 
-class RandomNormal(OnnxOpConverter):
+class RandomNormal(RandomUniform):
     """RandomNormal and RandomNormalLike."""
 
-    draws = True
-
-    @classmethod
-    def _impl_v1(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        mean, scale = attr.get("mean", 0.0), attr.get("scale", 1.0)
-        dtype = _wanted_type(attr, *inputs)
-        return normal(
-            bb, _wanted_shape(attr, inputs), Stream.of_node(attr, params), mean, scale, dtype
-        )
+    draw = normal
+    numbers = ("mean", "scale")
 
 
 class Bernoulli(OnnxOpConverter):

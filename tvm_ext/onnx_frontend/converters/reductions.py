@@ -301,10 +301,7 @@ def _kernel(combine: str, rank: int) -> Callable[..., te.Tensor]:
         total = te.compute(kept, value, name=combine)
         if combine != "mean":
             return total
-        number = wide(1)
-        for extent in extents:
-            number = number * extent
-        number = number.astype(x.dtype)
+        number = math.prod(extents, start=wide(1)).astype(x.dtype)
         is_integer = str(x.dtype).startswith(("int", "uint"))
         divide = tirx.truncdiv if is_integer else tirx.div
         return te.compute(kept, lambda *index: divide(total(*index), number), name="mean")

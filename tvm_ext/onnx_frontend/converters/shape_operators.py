@@ -6,6 +6,7 @@ shape that is computed in the run, its Tile gives new sizes even where they are 
 EyeLike takes no type of its own.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -121,9 +122,7 @@ class Reshape(OnnxOpConverter):
             return relax.op.reshape(data, relax.ShapeExpr(known) if is_empty else known)
         wanted = integer_tensor(bb, target)
         count = vector_length(wanted, "sizes")
-        found: list[Any] = [None] * count
-        if isinstance(target, SizeValues):
-            found = target.listed()
+        found: list[Any] = target.listed() if isinstance(target, SizeValues) else [None] * count
         if not allow_zero:
             found = [sizes[i] if _is(s, 0) else s for i, s in enumerate(found)]
         places = [i for i, s in enumerate(found) if s is None or _is(s, -1) or _may_be_inferred(s)]
@@ -164,11 +163,8 @@ def _resolved(wanted: list[Any], sizes: Any, allow_zero: bool) -> list[tirx.Expr
             tirx.Select(size == 0, wide(sizes[i]), size) if i < len(sizes) else size
             for i, size in enumerate(wanted)
         ]
-    total, known = wide(1), wide(1)
-    for size in sizes:
-        total = total * size
-    for size in wanted:
-        known = known * tirx.Select(size == -1, wide(1), size)
+    total = math.prod(sizes, start=wide(1))
+    known = math.prod((tirx.Select(s == -1, wide(1), s) for s in wanted), start=wide(1))
     left = tirx.floordiv(total, tirx.max(known, wide(1)))
     return [tirx.Select(size == -1, left, size) for size in wanted]
 
@@ -306,11 +302,8 @@ class Squeeze(OnnxOpConverter):
 
     @classmethod
     def _impl_v13(cls, bb: relax.BlockBuilder, inputs: Any, attr: dict, params: Any) -> relax.Expr:
-        known = inputs[1] is None or constant_integers(inputs[1], params) is not None
-        data = inputs[0]
-        if known:
-            axes = None if inputs[1] is None else constant_integers(inputs[1], params)
-            data = _checked(bb, data, axes)
+        axes = None if inputs[1] is None else constant_integers(inputs[1], params)
+        data = _checked(bb, inputs[0], axes)
         result = _TvmSqueeze._impl_v13(bb, type(inputs)([data, inputs[1]]), attr, params)
         return _from_front(result)
 
@@ -334,8 +327,7 @@ def _checked(bb: relax.BlockBuilder, data: Any, axes: Any) -> Any:
     sizes = sizes_of(data)
     if axes is None:
         return data
-    rank = len(sizes)
-    squeezed = {int(axis) % rank for axis in axes}
+    squeezed = {int(axis) % len(sizes) for axis in axes}
     wanted = [
         1 if axis in squeezed and not isinstance(size, int) else size
         for axis, size in enumerate(sizes)

@@ -244,16 +244,12 @@ def partition_graph(prepared: onnx.ModelProto, given: onnx.GraphProto) -> GraphP
 
 def _has_host_nodes(graph: onnx.GraphProto) -> bool:
     """Whether some node makes what only the host holds, or cannot be compiled."""
-    if any(tensor.data_type == onnx.TensorProto.STRING for tensor in graph.initializer):
-        return True
-    for node in graph.node:
-        if (
-            _only_host(node)
-            or _is_container(node)
-            or any(_has_host_nodes(body) for body in subgraphs_of(node))
-        ):
-            return True
-    return False
+    return any(tensor.data_type == TensorProto.STRING for tensor in graph.initializer) or any(
+        _only_host(node)
+        or _is_container(node)
+        or any(_has_host_nodes(body) for body in subgraphs_of(node))
+        for node in graph.node
+    )
 
 
 def _only_host(node: onnx.NodeProto) -> str:
@@ -270,9 +266,8 @@ def _only_host(node: onnx.NodeProto) -> str:
     key = operator_key(node)
     if is_supported(node) or node.op_type in ("If", "Loop", "Scan", "Constant"):
         return ""
-    if key in HOST_OPERATORS or _is_container(node):
-        return "compiled code has no form of it"
-    return ""
+    is_known = key in HOST_OPERATORS or _is_container(node)
+    return "compiled code has no form of it" if is_known else ""
 
 
 def _is_container(node: onnx.NodeProto) -> bool:

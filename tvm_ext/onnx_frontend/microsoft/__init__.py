@@ -5,6 +5,7 @@ rewritten is left as it is.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import onnx_ir as ir
 
@@ -38,13 +39,13 @@ _MICROSOFT_REWRITES: dict[str, Callable[[Builder], list[ir.Value | None]]] = {
     "QAttention": quantized.q_attention,
     "QEmbedLayerNormalization": quantized.q_embed_layer_normalization,
     "QGemm": quantized.qgemm,
-    "QLinearAdd": quantized.qlinear_add,
+    "QLinearAdd": partial(quantized.qlinear_pair, "Add"),
     "QLinearAveragePool": quantized.qlinear_average_pool,
     "QLinearConcat": quantized.qlinear_concat,
     "QLinearConv": quantized.qlinear_conv,
     "QLinearGlobalAveragePool": quantized.qlinear_global_average_pool,
     "QLinearLeakyRelu": quantized.qlinear_leaky_relu,
-    "QLinearMul": quantized.qlinear_mul,
+    "QLinearMul": partial(quantized.qlinear_pair, "Mul"),
     "QLinearSigmoid": quantized.qlinear_sigmoid,
     "QLinearSoftmax": quantized.qlinear_softmax,
     "QLinearWhere": quantized.qlinear_where,
@@ -74,17 +75,13 @@ def to_default_domain(model: ir.Model) -> None:
         if node.domain == MICROSOFT and node.op_type in SAME:
             node.domain = ""
     for _ in range(_ROUNDS):
-        nodes = [node for node in model.graph.all_nodes() if _is_rewritten(node)]
+        nodes = [n for n in model.graph.all_nodes() if (n.domain, n.op_type) in REWRITES]
         if not nodes:
             return
         ir.passes.common.ShapeInferencePass()(model)
         opset = model.opset_imports.get("", 1)
         if not sum([_rewritten(node, opset) for node in nodes]):
             return
-
-
-def _is_rewritten(node: ir.Node) -> bool:
-    return (node.domain, node.op_type) in REWRITES
 
 
 def _rewritten(node: ir.Node, opset: int) -> bool:
@@ -100,7 +97,9 @@ def _rewritten(node: ir.Node, opset: int) -> bool:
     ]
     if any(new is None for _, new in pairs) or node.graph is None:
         return False
-    dtype = _result_type(node, builder.dtype)
+    # Of the first output; quantised operators are left to shape inference.
+    is_quantized = node.op_type.startswith("Q") and node.op_type != "QuickGelu"
+    dtype = None if is_quantized else builder.dtype
     for old, new in pairs:
         if new is not None and new.dtype is None and dtype is not None and old is node.outputs[0]:
             new.type = ir.TensorType(dtype)
@@ -118,8 +117,3 @@ def _float_type(node: ir.Node) -> ir.DataType | None:
         if value is not None and value.dtype is not None and value.dtype.is_floating_point():
             return value.dtype
     return None
-
-
-def _result_type(node: ir.Node, dtype: ir.DataType | None) -> ir.DataType | None:
-    """Of the first output; quantised operators are left to shape inference."""
-    return None if node.op_type.startswith("Q") and node.op_type != "QuickGelu" else dtype

@@ -29,9 +29,7 @@ def bias_gelu(b: Builder) -> _Results:
 
 def fast_gelu(b: Builder) -> _Results:
     """``x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`` of ``x + bias``."""
-    x, bias = b.input(0), b.optional(1)
-    if bias is not None:
-        x = b.op("Add", x, bias)
+    x = _plus(b, b.input(0), b.optional(1))
     cube = b.op("Mul", b.op("Mul", x, x), x)
     inner = b.op("Add", x, b.op("Mul", cube, b.number(0.044715)))
     gate = b.op("Tanh", b.op("Mul", inner, b.number(math.sqrt(2 / math.pi))))
@@ -61,8 +59,7 @@ def fused_conv(b: Builder) -> _Results:
     skipped = {"activation", "activation_params"}
     kept = {k: a.value for k, a in b.node.attributes.items() if k not in skipped}
     result = b.op("Conv", b.input(0), b.input(1), b.optional(2), **kept)
-    if b.optional(3) is not None:
-        result = b.op("Add", result, b.input(3))
+    result = _plus(b, result, b.optional(3))
     return [activated(b, result, list(b.attribute("activation_params", ())))]
 
 
@@ -98,18 +95,14 @@ def layer_normalization(b: Builder) -> _Results:
 
 def skip_layer_normalization(b: Builder) -> _Results:
     """LayerNormalization of ``input + skip + bias``; the sum is the fourth output."""
-    total = b.op("Add", b.input(0), b.input(1))
-    if b.optional(4) is not None:
-        total = b.op("Add", total, b.input(4))
+    total = _plus(b, b.op("Add", b.input(0), b.input(1)), b.optional(4))
     result = _layer_normalization(b, total, b.input(2), b.optional(3))
     return [result, None, None, total]
 
 
 def skip_simplified_layer_normalization(b: Builder) -> _Results:
     """The same divided by the root mean square, without subtracting the mean."""
-    total = b.op("Add", b.input(0), b.input(1))
-    if b.optional(3) is not None:
-        total = b.op("Add", total, b.input(3))
+    total = _plus(b, b.op("Add", b.input(0), b.input(1)), b.optional(3))
     return [_over_root_mean_square(b, total, b.input(2), _epsilon(b)), None, None, total]
 
 
@@ -146,10 +139,13 @@ def embedded(
     ids, segments = b.input(0), b.optional(1)
     positions = b.counted(b.size(ids, 1)) if positions is None else positions
     total = b.op("Add", rows(2, ids), rows(3, positions))
-    if segments is not None:
-        total = b.op("Add", total, rows(4, segments))
+    total = _plus(b, total, None if segments is None else rows(4, segments))
     result = _layer_normalization(b, total, gamma, beta)
     return [result, _mask_index(b, ids) if b.used(1) else None, total]
+
+
+def _plus(b: Builder, x: ir.Value, addend: ir.Value | None) -> ir.Value:
+    return x if addend is None else b.op("Add", x, addend)
 
 
 def _gelu(b: Builder, x: ir.Value) -> ir.Value:
@@ -201,15 +197,13 @@ def _normalized(
     variance = b.mean(b.op("Mul", centred, centred), *axes)
     deviation = b.op("Sqrt", b.op("Add", variance, b.number(epsilon)))
     result = b.op("Mul", b.op("Div", centred, deviation), gamma)
-    result = result if beta is None else b.op("Add", result, beta)
-    return result, mean, b.op("Reciprocal", deviation)
+    return _plus(b, result, beta), mean, b.op("Reciprocal", deviation)
 
 
 def _mask_index(b: Builder, ids: ir.Value) -> ir.Value:
     """How many elements of each row are not masked; zeros without a mask."""
     mask = b.optional(7)
     if mask is None:
-        zeros = b.op("Sub", ids, ids)
-        return b.total(zeros, 1)
+        return b.total(b.op("Sub", ids, ids), 1)
     one = b.constant(np.array(1, np.int32))
     return b.total(b.cast(b.op("Equal", mask, one), ir.DataType.INT32), 1)

@@ -31,14 +31,9 @@ def _quantized(b: Builder, value: ir.Value, scale: int) -> _Results:
     return [b.op("QuantizeLinear", value, b.input(scale), b.optional(scale + 1))]
 
 
-def qlinear_add(b: Builder) -> _Results:
-    """Sum of two quantised tensors."""
-    return _quantized(b, b.op("Add", _dequantized(b, 0), _dequantized(b, 3)), 6)
-
-
-def qlinear_mul(b: Builder) -> _Results:
-    """Product of two quantised tensors."""
-    return _quantized(b, b.op("Mul", _dequantized(b, 0), _dequantized(b, 3)), 6)
+def qlinear_pair(operator: str, b: Builder) -> _Results:
+    """Sum or product of two quantised tensors."""
+    return _quantized(b, b.op(operator, _dequantized(b, 0), _dequantized(b, 3)), 6)
 
 
 def qlinear_sigmoid(b: Builder) -> _Results:

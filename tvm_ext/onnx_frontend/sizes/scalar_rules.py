@@ -249,22 +249,25 @@ def _decided(holds: tirx.Expr, contrary: tirx.Expr) -> Element:
     return False if analyzer.can_prove(contrary) else holds
 
 
-def both(a: Element, b: Element, dtype: str) -> Element:
-    """Logical and; False beside what only the run knows is False."""
-    if a is False or b is False:
-        return False
-    if a is None or b is None:
-        return None
-    return tirx.all(a, b) if is_expression(a) and is_expression(b) else (b if a is True else a)
+def _logical(
+    decisive: bool, expressions: Callable[[Any, Any], Any]
+) -> Callable[[Element, Element, str], Element]:
+    """A rule that gives ``decisive`` beside whatever only the run knows."""
+
+    def rule(a: Element, b: Element, dtype: str) -> Element:
+        if a is decisive or b is decisive:
+            return decisive
+        if a is None or b is None:
+            return None
+        if is_expression(a) and is_expression(b):
+            return expressions(a, b)
+        return a if is_expression(a) else b
+
+    return rule
 
 
-def either(a: Element, b: Element, dtype: str) -> Element:
-    """Logical or; True beside what only the run knows is True."""
-    if a is True or b is True:
-        return True
-    if a is None or b is None:
-        return None
-    return tirx.any(a, b) if is_expression(a) and is_expression(b) else (b if a is False else a)
+both = _logical(False, tirx.all)
+either = _logical(True, tirx.any)
 
 
 def contrary(a: Element, dtype: str) -> Element:

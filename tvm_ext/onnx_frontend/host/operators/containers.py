@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tvm_ext.errors import FormError
-from tvm_ext.onnx_frontend.host.operators.operator import Compute, HostOperator
+from tvm_ext.onnx_frontend.host.operators.operator import HostOperator, without_attributes
 
 
 def _position(given: Sequence[Any], index: int, length: int, otherwise: int) -> int:
@@ -24,69 +24,39 @@ def _number(value: Any) -> int:
     return int(np.asarray(value).item())
 
 
-def _construct(attributes: dict[str, Any], opset: int) -> Compute:
-    return lambda given: ([one for one in given if one is not None],)
+def _insert(given: Sequence[Any]) -> tuple[list[Any]]:
+    items = list(given[0])
+    count = len(items)
+    at_end = len(given) > 2 and given[2] is not None and _number(given[2]) == count
+    items.insert(count if at_end else _position(given, 2, count, count), given[1])
+    return (items,)
 
 
-def _empty(attributes: dict[str, Any], opset: int) -> Compute:
-    return lambda given: ([],)
+def _erase(given: Sequence[Any]) -> tuple[list[Any]]:
+    items = list(given[0])
+    if not items:
+        raise FormError("the sequence is empty")
+    del items[_position(given, 1, len(items), -1)]
+    return (items,)
 
 
-def _insert(attributes: dict[str, Any], opset: int) -> Compute:
-    def compute(given: Sequence[Any]) -> tuple[list[Any]]:
-        items = list(given[0])
-        count = len(items)
-        at_end = len(given) > 2 and given[2] is not None and _number(given[2]) == count
-        items.insert(count if at_end else _position(given, 2, count, count), given[1])
-        return (items,)
-
-    return compute
-
-
-def _erase(attributes: dict[str, Any], opset: int) -> Compute:
-    def compute(given: Sequence[Any]) -> tuple[list[Any]]:
-        items = list(given[0])
-        if not items:
-            raise FormError("the sequence is empty")
-        del items[_position(given, 1, len(items), -1)]
-        return (items,)
-
-    return compute
-
-
-def _at(attributes: dict[str, Any], opset: int) -> Compute:
-    return lambda given: (given[0][_position(given, 1, len(given[0]), 0)],)
-
-
-def _length(attributes: dict[str, Any], opset: int) -> Compute:
-    return lambda given: (np.array(len(given[0]), np.int64),)
-
-
-def _optional(attributes: dict[str, Any], opset: int) -> Compute:
-    return lambda given: (given[0] if given else None,)
-
-
-def _get_element(attributes: dict[str, Any], opset: int) -> Compute:
-    def compute(given: Sequence[Any]) -> tuple[Any]:
-        if given[0] is None:
-            raise FormError("the optional has no element")
-        return (given[0],)
-
-    return compute
-
-
-def _has_element(attributes: dict[str, Any], opset: int) -> Compute:
-    return lambda given: (np.array(bool(given) and given[0] is not None),)
+def _get_element(given: Sequence[Any]) -> tuple[Any]:
+    if given[0] is None:
+        raise FormError("the optional has no element")
+    return (given[0],)
 
 
 CONTAINER_OPERATORS: dict[str, HostOperator] = {
-    "Optional": _optional,
-    "OptionalGetElement": _get_element,
-    "OptionalHasElement": _has_element,
-    "SequenceAt": _at,
-    "SequenceConstruct": _construct,
-    "SequenceEmpty": _empty,
-    "SequenceErase": _erase,
-    "SequenceInsert": _insert,
-    "SequenceLength": _length,
+    name: without_attributes(compute)
+    for name, compute in {
+        "Optional": lambda given: (given[0] if given else None,),
+        "OptionalGetElement": _get_element,
+        "OptionalHasElement": lambda given: (np.array(bool(given) and given[0] is not None),),
+        "SequenceAt": lambda given: (given[0][_position(given, 1, len(given[0]), 0)],),
+        "SequenceConstruct": lambda given: ([one for one in given if one is not None],),
+        "SequenceEmpty": lambda given: ([],),
+        "SequenceErase": _erase,
+        "SequenceInsert": _insert,
+        "SequenceLength": lambda given: (np.array(len(given[0]), np.int64),),
+    }.items()
 }

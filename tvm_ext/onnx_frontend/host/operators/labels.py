@@ -8,7 +8,7 @@ import numpy as np
 from onnx import numpy_helper
 
 from tvm_ext.errors import FormError
-from tvm_ext.onnx_frontend.host.operators.operator import Compute, HostOperator
+from tvm_ext.onnx_frontend.host.operators.operator import Compute, HostOperator, without_attributes
 
 _KINDS = (("strings", object), ("int64s", np.int64), ("floats", np.float32))
 _NO_LABEL = "_Unused"
@@ -107,14 +107,9 @@ def one_hot_encoder(attributes: dict[str, Any], opset: int) -> Compute:
     return compute
 
 
-def array_feature_extractor(attributes: dict[str, Any], opset: int) -> Compute:
-    """Chosen columns of the last axis; a vector counts as one row."""
-
-    def compute(given: Sequence[Any]) -> tuple[np.ndarray]:
-        x, places = given[0], given[1].reshape(-1)
-        return (np.atleast_2d(x)[..., places],)
-
-    return compute
+def _chosen_columns(given: Sequence[Any]) -> tuple[np.ndarray]:
+    """Of the last axis; a vector counts as one row."""
+    return (np.atleast_2d(given[0])[..., given[1].reshape(-1)],)
 
 
 def zip_map(attributes: dict[str, Any], opset: int) -> Compute:
@@ -189,7 +184,7 @@ def _cast(value: Any, dtype: type) -> Any:
 LABEL_OPERATORS: dict[str, HostOperator] = {
     f"ai.onnx.ml::{name}": operator
     for name, operator in {
-        "ArrayFeatureExtractor": array_feature_extractor,
+        "ArrayFeatureExtractor": without_attributes(_chosen_columns),
         "CastMap": cast_map,
         "CategoryMapper": category_mapper,
         "DictVectorizer": dict_vectorizer,

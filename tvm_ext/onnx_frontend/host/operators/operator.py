@@ -14,6 +14,11 @@ HostOperator: TypeAlias = Callable[[dict[str, Any], int], Compute]
 """Makes the function of a node from its attributes and the operator set of its domain."""
 
 
+def without_attributes(compute: Compute) -> HostOperator:
+    """The operator that is this function whatever the node says."""
+    return lambda attributes, opset: compute
+
+
 def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
     """Attributes by name, text as ``str``."""
     found = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 
 from tvm_ext.errors import FormError
-from tvm_ext.onnx_frontend.host.operators.operator import Compute, HostOperator
+from tvm_ext.onnx_frontend.host.operators.operator import Compute, HostOperator, without_attributes
 
 _NUMBER = re.compile(
     r"\s*([+-]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf(?:inity)?|nan))",
@@ -52,11 +52,6 @@ def gather(attributes: dict[str, Any], opset: int) -> Compute:
     return lambda given: (np.asarray(np.take(given[0], given[1], axis=axis), given[0].dtype),)
 
 
-def identity(attributes: dict[str, Any], opset: int) -> Compute:
-    """The value, of whatever type."""
-    return lambda given: (given[0],)
-
-
 def _texts(x: np.ndarray) -> np.ndarray:
     if x.dtype.kind in "OU":
         return x
@@ -79,18 +74,19 @@ def _float_text(value: float, digits: int) -> str:
 
 
 def _parsed_float(text: str) -> float:
-    found = _NUMBER.match(text)
-    if found is None:
-        raise FormError(f"{text!r} is no number")
-    number = found[1]
+    number = _leading(_NUMBER, text, "number")
     return float(int(number, 16)) if "x" in number.lower() else float(number)
 
 
 def _parsed_integer(text: str) -> int:
-    found = _INTEGER.match(text)
+    return int(_leading(_INTEGER, text, "integer"))
+
+
+def _leading(kind: re.Pattern[str], text: str, name: str) -> str:
+    found = kind.match(text)
     if found is None:
-        raise FormError(f"{text!r} is no integer")
-    return int(found[1])
+        raise FormError(f"{text!r} is no {name}")
+    return found[1]
 
 
 def string_normalizer(attributes: dict[str, Any], opset: int) -> Compute:
@@ -111,9 +107,9 @@ def string_normalizer(attributes: dict[str, Any], opset: int) -> Compute:
     return compute
 
 
-def string_concat(attributes: dict[str, Any], opset: int) -> Compute:
+def _concatenated(given: Sequence[Any]) -> tuple[np.ndarray]:
     """The texts of one array with those of the other behind them, broadcast."""
-    return lambda given: (np.asarray(given[0].astype(object) + given[1].astype(object), object),)
+    return (np.asarray(given[0].astype(object) + given[1].astype(object), object),)
 
 
 def string_split(attributes: dict[str, Any], opset: int) -> Compute:
@@ -125,13 +121,18 @@ def string_split(attributes: dict[str, Any], opset: int) -> Compute:
         x = given[0]
         parts = [one.split(separator, most) for one in x.ravel().tolist()]
         counts = np.array([len(one) for one in parts], np.int64)
-        width = int(counts.max(initial=0))
-        result = np.full((len(parts), width), "", object)
-        for row, found in zip(result, parts, strict=True):
-            row[: len(found)] = found
-        return result.reshape(*x.shape, width), counts.reshape(x.shape)
+        return _padded(parts, "", x.shape), counts.reshape(x.shape)
 
     return compute
+
+
+def _padded(rows: Sequence[Sequence[str]], pad: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A row of texts for each element of ``shape``, along a new last axis."""
+    width = max(map(len, rows), default=0)
+    result = np.full((len(rows), width), pad, object)
+    for row, found in zip(result, rows, strict=True):
+        row[: len(found)] = found
+    return result.reshape(*shape, width)
 
 
 def regex_full_match(attributes: dict[str, Any], opset: int) -> Compute:
@@ -200,9 +201,9 @@ def _pool(attributes: dict[str, Any]) -> dict[tuple[Any, ...], int]:
 STRING_OPERATORS: dict[str, HostOperator] = {
     "Cast": cast,
     "Gather": gather,
-    "Identity": identity,
+    "Identity": without_attributes(lambda given: (given[0],)),
     "RegexFullMatch": regex_full_match,
-    "StringConcat": string_concat,
+    "StringConcat": without_attributes(_concatenated),
     "StringNormalizer": string_normalizer,
     "StringSplit": string_split,
     "TfIdfVectorizer": tfidf_vectorizer,
@@ -233,12 +234,7 @@ def tokenizer(attributes: dict[str, Any], opset: int) -> Compute:
         x = given[0]
         if x.ndim not in (1, 2):
             raise FormError(f"its input has shape {list(x.shape)}; expected [C] or [B, C]")
-        rows = [tokens(text) for text in x.ravel().tolist()]
-        width = max(map(len, rows), default=0)
-        result = np.full((len(rows), width), pad, object)
-        for row, found in zip(result, rows, strict=True):
-            row[: len(found)] = found
-        return (result.reshape(*x.shape, width),)
+        return (_padded([tokens(text) for text in x.ravel().tolist()], pad, x.shape),)
 
     return compute
 
