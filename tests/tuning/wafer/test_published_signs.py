@@ -13,8 +13,8 @@ from wafer_matmuls import WSE2
 from tvm_ext.hardware.wafer.program_cost import WaferCost, program_cost
 from tvm_ext.tir_schedules.apply_template import ScheduledKernel, apply_template
 from tvm_ext.tir_schedules.template import FixedDecisions
-from tvm_ext.tir_schedules.wafer import gemv as matrix_vector
 from tvm_ext.tir_schedules.wafer import matmul as matmul_decision
+from tvm_ext.tir_schedules.wafer import mesh_partition
 from tvm_ext.tir_schedules.wafer.gemv import COMBINATIONS, WaferGemv
 from tvm_ext.tir_schedules.wafer.matmul import SUMMA, WaferMatmul
 from tvm_ext.tir_schedules.wafer.skewed_steps import CANNON, INTERLEAVED
@@ -47,7 +47,7 @@ def gemv(size: int, grid: int, pattern: str) -> WaferCost:
     func = half_product(1, size, size)
     combination = COMBINATIONS.index(pattern)
     options = {"columns": grid, "combination": combination}
-    return cost(matrix_vector, WaferGemv(), func, grid, **options)
+    return cost(mesh_partition, WaferGemv(), func, grid, **options)
 
 
 def test_near_720_only_mesh_gemm_keeps_the_pes_busy():

@@ -316,7 +316,9 @@ class Equal(_Comparison):
 
 
 def _comparison(name: str, numbers: Callable[..., Any], tensors: Callable[..., Any]) -> type:
-    return type(name, (_Comparison,), {"numbers": numbers, "tensors": staticmethod(tensors)})
+    what = f"ONNX's ``{name}``, element by element."
+    members = {"numbers": numbers, "tensors": staticmethod(tensors), "__doc__": what}
+    return type(name, (_Comparison,), members)
 
 
 CONDITIONS: dict[str, Any] = {

@@ -25,10 +25,7 @@ class LayerNormalization(OnnxOpConverter):
             bias = relax.const(np.zeros(1, numpy_dtype(str(scale.ty.dtype))))
         scale, bias = (_whole(bb, each, sizes[first:]) for each in (scale, bias))
         axes = list(range(first, len(sizes)))
-        normalised = relax.op.nn.layer_norm(data, scale, bias, axes, attr.get("epsilon", 1e-5))
-        # Mean and deviation are other nodes' work where a model asks for them.
-        nothing = relax.const(0, "float32")
-        return relax.Tuple([normalised, nothing, nothing])
+        return relax.op.nn.layer_norm(data, scale, bias, axes, attr.get("epsilon", 1e-5))
 
 
 def _whole(bb: relax.BlockBuilder, data: relax.Expr, wanted: Sequence[Size]) -> relax.Expr:
