@@ -28,23 +28,22 @@ _MICROSOFT_NAMES = frozenset(
 _ONLY_MICROSOFT = _MICROSOFT_NAMES - {"Gelu"}
 
 
-# Cases that TVM 0.27's converter accepts and computes wrongly; a wrong number is worse than a
-# refusal.
-_WRONG_IN_TVM: dict[str, Callable[[onnx.NodeProto], bool]] = {
+# Cases that a converter leaves to the function body in ONNX's schema, by ``operator_key``.
+_LEFT_TO_BODIES: dict[str, Callable[[onnx.NodeProto], bool]] = {
     "LayerNormalization": lambda node: any(node.output[1:]),
 }
 
 
 def is_supported(node: onnx.NodeProto) -> bool:
     """Whether the importer has a converter for this node that computes the right thing."""
-    name = node.op_type
-    if operator_key(node) in CONVERTERS:
+    name, key = node.op_type, operator_key(node)
+    if key in _LEFT_TO_BODIES and _LEFT_TO_BODIES[key](node):
+        return False
+    if key in CONVERTERS:
         return True
     if node.domain == "com.microsoft":
         return name in _MICROSOFT_NAMES and name in onnx_converter_names()
     if node.domain not in DEFAULT_DOMAINS or name in _ONLY_MICROSOFT:
-        return False
-    if name in _WRONG_IN_TVM and _WRONG_IN_TVM[name](node):
         return False
     return name in onnx_converter_names() or name in ("Constant", "If", "Loop")
 

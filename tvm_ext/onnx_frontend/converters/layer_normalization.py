@@ -26,7 +26,7 @@ class LayerNormalization(OnnxOpConverter):
         scale, bias = (_whole(bb, each, sizes[first:]) for each in (scale, bias))
         axes = list(range(first, len(sizes)))
         normalised = relax.op.nn.layer_norm(data, scale, bias, axes, attr.get("epsilon", 1e-5))
-        # Mean and deviation are other nodes' work where a model asks for them.
+        # A node whose mean or deviation is read is left to its function body (operator_support).
         nothing = relax.const(0, "float32")
         return relax.Tuple([normalised, nothing, nothing])
 
