@@ -237,9 +237,6 @@ class Gather(OnnxGather):
         return relax.op.take(data, indices, result.attrs.axis, mode="clip")
 
 
-# ReverseSequence and TensorScatter: rows moved along one axis, by a number for each batch.
-
-
 class Compress(OnnxCompress):
     """Selects by flags; those behind the end of the axis count for nothing, and select nothing."""
 
@@ -258,7 +255,11 @@ class Compress(OnnxCompress):
         (count,) = sizes_of(flags)
         if not isinstance(count, int) or not isinstance(most, int) or count > most:
             flags = bb.emit_te(kernel, flags, most, primfunc_name_hint="flags")
-        return super()._impl_v11(bb, type(inputs)([data, flags]), attr, params)
+        taken = super()._impl_v11(bb, type(inputs)([data, flags]), attr, params)
+        return relax.op.take(*taken.args, taken.attrs.axis, mode="clip")
+
+
+# ReverseSequence and TensorScatter: rows moved along one axis, by a number for each batch.
 
 
 class ReverseSequence(OnnxOpConverter):
