@@ -140,7 +140,7 @@ class PoolCode:
             last = tirx.Select(tirx.all(*exist), index_of(last, like), index_of(slide.first, like))
         found = slide
         for name, border in (("first", slide.first), ("last", last)):
-            if slide.is_padded and not isinstance(border, int):
+            if (slide.is_padded or exist) and not isinstance(border, int):
                 variable = tirx.Var(name, str(like.ty))
                 self.borders.append(tirx.Bind(variable, Analyzer().simplify(border)))
                 found = replace(found, **{name: variable})
@@ -207,7 +207,10 @@ class PoolCode:
             code = self._loops_of_one_row(axes, padding, sequence(body), cores)
         else:
             code = loops_around(axes, sequence([*padding, *body]), cores)
-        return sequence([*self.borders, *self.tables, code])
+        code = sequence([*self.borders, *self.tables, code])
+        # Of no results, the combined row has fewer elements than its padding.
+        some = [axis.extent > 0 for axis in self.window.outputs if axis.is_symbolic]
+        return tirx.IfThenElse(tirx.all(*some), code, None) if some else code
 
     def _loops_of_one_row(
         self, axes: list[LoopAxis], padding: list[tirx.Stmt], body: tirx.Stmt, cores: int
