@@ -197,8 +197,8 @@ _SYMBOLIC = {
     "average, channels last": lambda x: nn.avg_pool2d(x, 3, 1, 1, layout="NHWC"),
 }
 
-# Shorter and longer than a vector and than two, in both directions.
-_IMAGES = ((5, 5), (5, 1), (1, 6), (7, 13), (11, 8), (6, 23), (17, 67))
+# Shorter and longer than a vector and than two, in both directions; some windows have no place.
+_IMAGES = ((5, 5), (4, 1), (1, 4), (5, 1), (1, 6), (7, 13), (11, 8), (6, 23), (17, 67))
 
 
 def _both(func: tirx.PrimFunc, *, cores: int = 1) -> Callable[[tuple], tuple]:
@@ -235,7 +235,7 @@ def test_symbolic_sizes(name: str, cores: int) -> None:
     for h, w in _IMAGES:
         for c in (1, 3, 24) if last else (3,):
             shape = (2, h, w, c) if last else (2, c, h, w)
-            if all(int(n) > 0 for n in _shape_of(func, shape)):
+            if all(int(n) >= 0 for n in _shape_of(func, shape)):
                 plain, scheduled = results(shape)
                 np.testing.assert_allclose(plain, scheduled, 1e-5, 1e-6, err_msg=str(shape))
 
