@@ -13,6 +13,7 @@ setup(
         "tvm_ext": ["py.typed"],
         "tvm_ext.report": ["*.j2"],
         "tvm_ext.wafer": ["*.j2"],
+        "tvm_ext.hardware.cpu": ["thread_pool.c"],
         "tvm_ext.configs": [
             "targets/*.toml",
             "wafer/*.toml",

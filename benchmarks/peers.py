@@ -12,13 +12,14 @@ import numpy as np
 import onnx
 import tvm
 from onnx import numpy_helper
+from roofline import use_tvm_threads
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
 import tvm_ext
 from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.cpu.host import host_description
-from tvm_ext.hardware.cpu.threads import use_threads
+from tvm_ext.hardware.cpu.threads import thread_pool
 from tvm_ext.hardware.timing import Timer
 from tvm_ext.model_inputs import check_inputs
 from tvm_ext.program_call import to_array
@@ -157,7 +158,7 @@ def program(model: tvm_ext.CompiledModel, job: Job) -> Program:
     main, tensors = _bound(model, job)
 
     def run() -> Any:
-        use_threads(job.threads)
+        thread_pool.use_threads(job.threads)
         return main(*tensors)
 
     def outputs() -> list[np.ndarray]:
@@ -177,7 +178,7 @@ def kernel_timer(model: tvm_ext.CompiledModel, job: Job, kernels: Collection[str
     main = machine["main"]
 
     def seconds() -> float:
-        use_threads(job.threads)
+        thread_pool.use_threads(job.threads)
         watch.seconds = 0.0
         main(*tensors)
         return watch.seconds
@@ -339,7 +340,7 @@ class StockTvm:
             raise refusal("refuses the model", error) from error
 
         def run() -> Any:
-            use_threads(job.threads)
+            use_tvm_threads(job.threads)
             return main(*tensors)
 
         def outputs() -> list[np.ndarray]:

@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 
 import tvm_ext
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.hardware.cpu.threads import use_threads
+from tvm_ext.hardware.cpu.host import usable_cpus
 from tvm_ext.hardware.timing import interleaved_seconds, timed
 from tvm_ext.profiling import KernelTime
 from tvm_ext.report.records import KernelRecord
@@ -79,6 +79,14 @@ def large_bytes(machine: CpuDescription) -> int:
     return max(_LEAST_BYTES, CACHE_FACTOR * max(machine.l3_bytes, machine.l2_bytes))
 
 
+def use_tvm_threads(count: int) -> None:
+    """Sizes TVM's own pool, which runs what TVM alone has built."""
+    cpus = sorted(usable_cpus())
+    every_thread_on_any_cpu = -3
+    configure = tvm.get_global_func("runtime.config_threadpool")
+    configure(every_thread_on_any_cpu, min(count, len(cpus)), [str(cpu) for cpu in cpus])
+
+
 def fma_peak(machine: CpuDescription) -> Peak:
     """Independent float32 multiply-adds on vector registers, on all cores of ``machine``.
 
@@ -93,7 +101,7 @@ def fma_peak(machine: CpuDescription) -> Peak:
     kernel = module["main"]
 
     def run() -> None:
-        use_threads(threads)
+        use_tvm_threads(threads)
         kernel(factors, sums)
 
     return Peak(2.0 * vectors * lanes * _STEPS * threads, run)
@@ -121,7 +129,7 @@ def copy_peak(machine: CpuDescription, nbytes: int | None = None) -> Peak:
     kernel = module["main"]
 
     def run() -> None:
-        use_threads(threads)
+        use_tvm_threads(threads)
         kernel(source, copied)
 
     return Peak(2.0 * 4 * size, run)

@@ -31,6 +31,10 @@ class ConfigError(TvmExtError):
     """A configuration file, or an option given in its place, is not valid."""
 
 
+class ArtifactError(TvmExtError):
+    """A saved model cannot be written, or a file cannot be loaded as one."""
+
+
 class DefectWarning(UserWarning):
     """A part of this package failed, and another one took its place."""
 

@@ -58,6 +58,13 @@ class MachineDescription(ConfigModel):
             raise TargetError(f"'{self.name}' with {count} cores was asked for; expected 1 or more")
         return self.model_copy(update={field: count})
 
+    def with_threads(self, threads: int) -> "MachineDescription":
+        """The same machine for programs of so many threads. Raises TargetError for most."""
+        raise TargetError(
+            f"{threads} threads were asked for, which count CPU cores, and target '{self.name}' is "
+            "no CPU; expected one: leave the threads out"
+        )
+
     def with_tf32(self) -> "MachineDescription":
         """The same machine with products of float32 in tf32. Raises TargetError for most."""
         raise TargetError(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from tvm_ext.hardware.cpu.linker import Linker, find_compiler
 from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.tir_schedules.cuda.cublas import library_modules
 from tvm_ext.tir_schedules.lowering_pipeline import compile_kernels
@@ -295,7 +296,7 @@ def build(job: BuildJob) -> None:
         built = compile_kernels(mod, target, instruments)
     for module in library_modules(mod):
         built.mod.import_module(module)
-    built.export_library(job.library)
+    built.export_library(job.library, fcompile=Linker(find_compiler()))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import tvm
 from tvm import rpc
 
 from tvm_ext.configs.errors import TuningError
-from tvm_ext.hardware.cpu.threads import use_threads
+from tvm_ext.hardware.cpu.threads import ThreadPool, thread_pool
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.cuda.build import BEGIN_GPU, CudaUnavailable, begin_gpu
@@ -74,6 +74,8 @@ class RunDevice:
         self._kind = kind
         self._device = tvm.device(kind, 0) if session is None else session.device(kind, 0)
         self._modules: dict[str, Any] = {}
+        self._pool = thread_pool if session is None else ThreadPool()
+        self._threads = 0
 
     @property
     def device(self) -> tvm.runtime.Device:
@@ -81,14 +83,8 @@ class RunDevice:
         return self._device
 
     def use_threads(self, count: int) -> None:
-        """Sizes the thread pool that kernels use; those of a GPU use none."""
-        if self._kind != "cpu":
-            return
-        if self._session is None:
-            use_threads(count)
-            return
-        configure = self._session.get_function("runtime.config_threadpool")
-        configure(1, count)
+        """How many threads run a kernel's parallel loops; those of a GPU have none."""
+        self._threads = count
 
     def kernel(self, library: str) -> Callable[..., Any]:
         """The function "main" of a library."""
@@ -127,7 +123,10 @@ class RunDevice:
 
     def _module(self, library: str) -> Any:
         if library not in self._modules:
-            self._modules[library] = self._load(library)
+            module = self._modules[library] = self._load(library)
+            if self._kind == "cpu":
+                self._pool.share_with(module)
+                self._pool.use_threads(self._threads)
         return self._modules[library]
 
     def _load(self, library: str) -> Any:

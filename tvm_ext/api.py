@@ -59,6 +59,7 @@ def compile(
     require_records: bool = False,
     tf32: bool = False,
     pipeline: PipelineSource | None = None,
+    threads: int | None = None,
 ) -> CompiledModel:
     """Compiles an ONNX model, or a module of TVM.
 
@@ -93,6 +94,10 @@ def compile(
     pipeline : PassPipeline, or path of its TOML file, optional
         Passes of your own choice, in your order and with your options, which are checked before
         anything runs; stages that it leaves open are those of ``opt_level``.
+    threads : int, optional
+        For a CPU: how many threads to plan for and to run with, in the place of one for each core
+        of the target. Fewer run where the process may use fewer cores: by its affinity, the CPU
+        quota of its container, ``TVM_NUM_THREADS`` or ``OMP_NUM_THREADS``.
 
     Returns
     -------
@@ -106,6 +111,7 @@ def compile(
     """
     machine = program_target(target)
     machine = machine.with_tf32() if tf32 else machine
+    machine = machine if threads is None else machine.with_threads(threads)
     passes = build_pipeline(opt_level, disabled_passes, pass_config, pipeline)
     require_schedules(passes, machine)
     request = _Request(

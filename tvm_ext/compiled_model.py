@@ -17,8 +17,8 @@ from tvm_ext.artifact.manifest import host_architecture
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.errors import RunError, TargetError, TvmExtError
-from tvm_ext.hardware.cpu.host import host_cpu_features
-from tvm_ext.hardware.cpu.threads import use_threads
+from tvm_ext.hardware.cpu.host import host_cpu_features, usable_cores
+from tvm_ext.hardware.cpu.threads import running_on, thread_pool
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.model_inputs import (
     HOLDERS,
@@ -121,7 +121,7 @@ class CompiledModel:
     ) -> None:
         self._program = ProgramModule(program)
         self._target = target
-        self._threads = threads
+        self._threads = min(threads, usable_cores())
         self._threads_own = threading.local()
         self.inputs = inputs
         self.outputs = outputs
@@ -133,7 +133,13 @@ class CompiledModel:
         self.report = report
         self._gpu = self._cuda_program() if target.kind == "cuda" else None
 
-    def run(self, inputs: Mapping[str, Any], *, on_device: bool | None = None) -> dict[str, Any]:
+    def run(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        on_device: bool | None = None,
+        threads: int | None = None,
+    ) -> dict[str, Any]:
         """Runs the model once.
 
         Parameters
@@ -149,6 +155,9 @@ class CompiledModel:
             call then returns before the device is done, in order with what PyTorch and CuPy have
             queued, and will queue, on their current streams; with tensors of other libraries it
             waits for the device. Types below a byte stay as the program holds them, in a byte each.
+        threads : int, optional
+            For a CPU: how many threads run it this time; by default as many as it was compiled or
+            loaded for.
 
         Returns
         -------
@@ -163,12 +172,16 @@ class CompiledModel:
         InputError
             A name, dtype, rank or size does not fit.
         TargetError
-            The model was compiled for a machine that this one is not.
+            The model was compiled for a machine that this one is not, or ``threads`` is below 1 or
+            given for a GPU.
         RunError
             The program failed while it ran, for example for want of memory.
         ArtifactError
             At the first run of a model for a GPU: there is no compiler to link the program.
         """
+        if threads is not None:
+            with running_on(self._checked_threads(threads)):
+                return self.run(inputs, on_device=on_device)
         try:
             return self._results(inputs, on_device)
         except ContradictingSizesError as contradiction:
@@ -247,7 +260,7 @@ class CompiledModel:
         # TVM cannot take a hook out again, so the machine that has it is not kept.
         machine = self._new_machine()
         tensors = [tvm.runtime.tensor(array) for array in arrays]
-        use_threads(self._threads)
+        thread_pool.use_threads(self._threads)
         try:
             return profile_run(machine, tensors, self.kernel_calls(), repeat)
         except TVM_ERRORS as error:
@@ -309,7 +322,7 @@ class CompiledModel:
         if elsewhere or self._missing_features():
             return
         self._made()
-        use_threads(self._threads)
+        thread_pool.use_threads(self._threads)
         zeros = zeros_to_run(self.inputs, self.report)
         if zeros is not None:
             with suppress(TvmExtError):
@@ -382,6 +395,16 @@ class CompiledModel:
         specs = (self.inputs, self.outputs)
         return CudaProgram(code, self.report.model_name, memory, *specs, copies=copies)
 
+    def _checked_threads(self, threads: int) -> int:
+        if self._target.kind == "cuda":
+            raise TargetError(
+                f"{threads} threads were asked for, which count CPU cores, and the model was "
+                f"compiled for {self._target.name}: leave the threads out"
+            )
+        if threads < 1:
+            raise TargetError(f"{threads} threads were asked for; expected 1 or more")
+        return threads
+
     def _require_this_machine(self) -> None:
         here = host_architecture()
         if self._target.machine != here:
@@ -400,7 +423,7 @@ class CompiledModel:
         return sorted(set(self._target.required_features) - host_cpu_features())
 
     @classmethod
-    def load(cls, path: str | Path) -> "CompiledModel":
+    def load(cls, path: str | Path, *, threads: int | None = None) -> "CompiledModel":
         """Reads a file that ``save`` wrote, after checking all of it.
 
         Raises
@@ -408,11 +431,11 @@ class CompiledModel:
         ArtifactError
             The file is damaged, newer, of another version of TVM, or for another machine.
         """
-        return cls.from_artifact(read_artifact(path))
+        return cls.from_artifact(read_artifact(path), threads)
 
     @classmethod
-    def from_artifact(cls, artifact: LoadedArtifact) -> "CompiledModel":
-        """The model in a file that was read and checked.
+    def from_artifact(cls, artifact: LoadedArtifact, threads: int | None = None) -> "CompiledModel":
+        """The model in a file that was read and checked, to run with so many threads.
 
         Raises
         ------
@@ -429,6 +452,8 @@ class CompiledModel:
             threads=int(report.target.get("cores", 1)),
             report=report,
         )
+        if threads is not None:
+            loaded._threads = loaded._checked_threads(threads)
         loaded.prepare()
         return loaded
 

@@ -5,6 +5,7 @@ A message is one line: what was found, what was expected, what to do about it.
 
 from tvm_ext.configs.atomic_file import OutputPathError
 from tvm_ext.configs.errors import (
+    ArtifactError,
     BuildError,
     ConfigError,
     DefectWarning,
@@ -75,10 +76,6 @@ class PassError(TvmExtError):
 
 class RunError(TvmExtError):
     """A compiled model failed while it ran, for example for want of memory."""
-
-
-class ArtifactError(TvmExtError):
-    """A saved model cannot be written, or a file cannot be loaded as one."""
 
 
 class ReferenceUnavailableError(TvmExtError):

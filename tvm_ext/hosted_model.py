@@ -159,7 +159,7 @@ class HostedModel(CompiledModel):
         return dict(zip(names, arrays, strict=True))
 
     @classmethod
-    def from_artifact(cls, artifact: LoadedArtifact) -> "HostedModel":
+    def from_artifact(cls, artifact: LoadedArtifact, threads: int | None = None) -> "HostedModel":
         """The model in a file that was read and checked.
 
         Raises
@@ -174,7 +174,7 @@ class HostedModel(CompiledModel):
             for name in names:
                 file = Path(folder) / name
                 file.write_bytes(artifact.members[name])
-                parts.append(CompiledModel.from_artifact(read_artifact(file)))
+                parts.append(CompiledModel.from_artifact(read_artifact(file), threads))
         manifest = artifact.manifest
         return cls(
             host=host,

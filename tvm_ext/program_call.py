@@ -12,7 +12,7 @@ import numpy as np
 import tvm
 
 from tvm_ext.errors import RunError
-from tvm_ext.hardware.cpu.threads import use_threads
+from tvm_ext.hardware.cpu.threads import thread_pool
 from tvm_ext.run_errors import TVM_ERRORS
 
 _view = np.from_dlpack
@@ -109,7 +109,7 @@ class ProgramCall:
         return tensor
 
     def _outputs(self, tensors: Sequence[tvm.runtime.Tensor]) -> list[np.ndarray]:
-        use_threads(self._threads)
+        thread_pool.use_threads(self._threads)
         try:
             result = self.main(*tensors)
         except TVM_ERRORS as error:

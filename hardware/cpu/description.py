@@ -117,6 +117,10 @@ class CpuDescription(MachineDescription):
         """The same CPU with ``cores`` cores at work; memory and L3 stay what they are."""
         return self.with_count("cores", cores)
 
+    def with_threads(self, threads: int) -> "CpuDescription":
+        """See ``MachineDescription``: a thread a core."""
+        return self.with_cores(threads)
+
     def fastest_seconds(self, seconds_on: Callable[[MachineDescription], float]) -> float:
         """The better of one core and of all cores, whose threads are woken first."""
         if self.cores == 1:

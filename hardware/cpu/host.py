@@ -31,6 +31,9 @@ _CPUINFO = pathlib.Path("/proc/cpuinfo")
 _SYSTEM_CPUS = pathlib.Path("/sys/devices/system/cpu")
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 
+# Where users say how many threads to use; the first that does counts, as in TVM.
+_THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
+
 # Flags of macOS: `sysctl machdep.cpu` on Intel, `sysctl hw.optional.arm` on Apple silicon, by the
 # names Linux gives them.
 _MACOS_X86_FLAGS = {
@@ -148,10 +151,21 @@ def usable_cpus() -> frozenset[int]:
 
 
 def usable_cores() -> int:
-    """How many processors this process may keep busy: its affinity, cut by a cgroup's CPU quota."""
+    """How many processors this process may keep busy.
+
+    Those of its affinity, or fewer by a cgroup's CPU quota and by what users of TVM and OpenMP set.
+    """
+    counts = [len(usable_cpus())]
     quota = read_cgroup_quota(_CGROUP)
-    count = len(usable_cpus())
-    return count if quota is None else max(1, min(count, math.ceil(quota)))
+    if quota is not None:
+        counts.append(math.ceil(quota))
+    for variable in _THREADS:
+        # OpenMP's may have a count for each level of nesting; TVM's goes before it.
+        first = os.environ.get(variable, "").split(",")[0].strip()
+        if first.isdecimal() and int(first) > 0:
+            counts.append(int(first))
+            break
+    return max(1, min(counts))
 
 
 def read_cgroup_quota(root: pathlib.Path) -> float | None:

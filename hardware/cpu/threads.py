@@ -1,88 +1,64 @@
-"""Gives TVM's thread pool as many threads as the target has cores, and each a CPU to run on.
+"""The threads that run the parallel loops of programs on this CPU; thread_pool.c is the pool.
 
-Left alone, TVM halves the number of logical CPUs on x86, taking them for hyper-threads; where they
-are whole cores, as in most virtual machines, half of the machine would idle.
-
-TVM's threads wait by yielding, so none of them ever sleeps and is placed anew. A worker that shares
-a CPU with the thread that called the program can stay there for good: both halves of the work then
-run one after the other while another CPU idles (seen: 133 instead of 78 microseconds). So workers
-are kept off the caller's CPU, wherever that is.
+Every program is linked with the pool. Those of one process share the one of the first.
 """
 
-import ctypes
-import os
-import pathlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import tvm
 
-# Threads share the given CPUs; pinning one thread a CPU is bad on a machine with other work.
-_SHARE_ALL_CPUS = -3
 
-_TASKS = pathlib.Path("/proc/self/task")
+class ThreadPool:
+    """The pool of one process, this one or that of an RPC server, once a program has brought one.
 
-
-class _Pool(threading.local):
-    """The pool of the calling thread: TVM keeps one a thread."""
+    Programs that an older version of this package linked bring none, and use TVM's.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
-        self.cpus: list[int] = []
-        self.workers: set[int] = set()
-        self.callers_cpu = -1
+        self._launcher = 0
+        self._use: Callable[[int], Any] | None = None
+        self._lock = threading.Lock()
+
+    def share_with(self, module: tvm.runtime.Module) -> None:
+        """Has a program that was just loaded run its parallel loops on this pool."""
+        try:
+            launcher = module.get_function("tvm_ext_thread_pool", query_imports=True)
+        except AttributeError:
+            return
+        with self._lock:
+            if self._use is None:
+                self._launcher = launcher()
+                # Keeps the library where it is.
+                self._use = module.get_function("tvm_ext_use_threads", query_imports=True)
+                return
+        module.get_function("tvm_ext_share_thread_pool", query_imports=True)(self._launcher)
+
+    def use_threads(self, count: int) -> None:
+        """How many threads run the loops that the calling thread launches; every run says it."""
+        if self._use is not None:
+            self._use(_asked.count or count)
 
 
-_pool = _Pool()
+class _Asked(threading.local):
+    """What a caller asked for, in the place of a program's own number of threads."""
+
+    count: int | None = None
 
 
-def use_threads(count: int) -> None:
-    """Sizes and places the calling thread's pool; every run asks for it."""
-    if _pool.count != count:
-        _configure(count)
-    if _pool.workers and _current_cpu is not None:
-        cpu = _current_cpu()
-        if cpu != _pool.callers_cpu:
-            _keep_off(cpu)
+_asked = _Asked()
 
 
-def _configure(count: int) -> None:
-    if hasattr(os, "sched_getaffinity"):
-        cpus = sorted(os.sched_getaffinity(0))
-    else:
-        cpus = list(range(os.cpu_count() or 1))
-    before = _tasks()
-    configure = tvm.get_global_func("runtime.config_threadpool")
-    configure(_SHARE_ALL_CPUS, min(count, len(cpus)), [str(cpu) for cpu in cpus])
-    _pool.count, _pool.cpus, _pool.callers_cpu = count, cpus, -1
-    # TVM keeps the workers that it has when it needs fewer, and sets all their CPUs anew.
-    _pool.workers |= _tasks() - before
+thread_pool = ThreadPool()
 
 
-def _keep_off(cpu: int) -> None:
-    others = [other for other in _pool.cpus if other != cpu]
-    _pool.callers_cpu = cpu
-    if not others:
-        return
+@contextmanager
+def running_on(threads: int) -> Iterator[None]:
+    """So many threads for the runs of the calling thread inside of the block."""
+    before, _asked.count = _asked.count, threads
     try:
-        for worker in _pool.workers:
-            os.sched_setaffinity(worker, others)
-    except OSError:
-        # Gone, or not allowed here: they run where the system puts them.
-        _pool.workers = set()
-
-
-def _tasks() -> set[int]:
-    """The threads of this process; empty where the system does not list or place them."""
-    if not _TASKS.is_dir() or not hasattr(os, "sched_setaffinity"):
-        return set()
-    return {int(task.name) for task in _TASKS.iterdir()}
-
-
-def _find_current_cpu() -> Callable[[], int] | None:
-    """The C library's ``sched_getcpu``; None where it has none."""
-    function: Callable[[], int] | None = getattr(ctypes.CDLL(None), "sched_getcpu", None)
-    return function
-
-
-_current_cpu = _find_current_cpu() if os.name == "posix" else None
+        yield
+    finally:
+        _asked.count = before

@@ -34,7 +34,7 @@ The checksums find damage, not malice. A saved model is a program: load only wha
 """
 
 from tvm_ext.artifact.archive import LoadedArtifact, read_artifact, write_artifact
-from tvm_ext.artifact.library import export_library_bytes, find_compiler
+from tvm_ext.artifact.library import export_library_bytes
 from tvm_ext.artifact.manifest import Manifest, PartRecord, TargetRecord, VersionsRecord
 
 __all__ = [
@@ -44,7 +44,6 @@ __all__ = [
     "TargetRecord",
     "VersionsRecord",
     "export_library_bytes",
-    "find_compiler",
     "read_artifact",
     "write_artifact",
 ]

@@ -1,19 +1,12 @@
 """Turns a compiled program into the bytes of a shared library, and such bytes into a module.
 
-Linking is TVM's ``export_library`` with our own call of the compiler: TVM's takes ``$CXX`` for the
-name of one program ("ccache g++" fails) and ends in a TypeError where there is no compiler.
 The weights pass through LLVM as one constant, so linking is quick: about a second for 90 MB.
 """
 
 import contextlib
-import os
-import shlex
-import shutil
-import subprocess
-import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,37 +15,8 @@ from tvm import relax
 
 from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ArtifactError
-
-# Compilers of C first: those of C++ link a library that nothing here needs, in twice the time.
-_COMPILERS = ("gcc", "clang", "cc", "g++", "clang++", "c++")
-
-
-def find_compiler() -> tuple[str, ...]:
-    """The command that links a shared library: ``$CXX``, ``$CC``, or a usual name on the path.
-
-    Returns
-    -------
-    tuple[str, ...]
-        Program and leading arguments.
-
-    Raises
-    ------
-    ArtifactError
-        There is no compiler, or the variable does not name a program.
-    """
-    for variable in ("CXX", "CC"):
-        value = os.environ.get(variable, "").strip()
-        if value:
-            return _compiler_from_variable(variable, value)
-    for name in _COMPILERS:
-        program = shutil.which(name)
-        if program is not None:
-            return (program,)
-    raise ArtifactError(
-        "no C or C++ compiler found to link the model with; expected gcc, clang or g++ on the "
-        "path: install one (Debian, Ubuntu: apt install gcc; without root: pip install ziglang and "
-        "CXX='python -m ziglang cc'), or set CXX to its path"
-    )
+from tvm_ext.hardware.cpu.linker import Linker, find_compiler
+from tvm_ext.hardware.cpu.threads import thread_pool
 
 
 def export_library_bytes(executable: Any) -> bytes:
@@ -77,7 +41,7 @@ def export_library_bytes(executable: Any) -> bytes:
         There is no compiler, linking failed, or the temporary folder is full.
     """
     tell("linking")
-    linker = _Linker(find_compiler())
+    linker = Linker(find_compiler())
     try:
         with tempfile.TemporaryDirectory(prefix="tvmx-") as folder:
             output = Path(folder) / "model.so"
@@ -116,50 +80,8 @@ def load_library_bytes(library: bytes) -> tvm.runtime.Module:
             "cannot load the model's code: it is not a program of TVM's virtual machine; expected "
             "a library that this package linked: save the model again"
         )
+    thread_pool.share_with(module)
     return module
-
-
-class _Linker:
-    """Calls the compiler in the way that ``export_library`` asks its ``fcompile`` to."""
-
-    def __init__(self, compiler: tuple[str, ...]) -> None:
-        self._compiler = compiler
-
-    def __call__(self, output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
-        undefined = ("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()
-        self._run("-shared", "-fPIC", *undefined, "-o", output, *options, *objects)
-
-    def get_target_triple(self) -> str:
-        """LLVM's name for the machine; TVM asks when the program has no kernel of its own."""
-        return self._run("-dumpmachine").strip()
-
-    def _run(self, *arguments: str) -> str:
-        result = subprocess.run(
-            [*self._compiler, *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-        if result.returncode != 0:
-            lines = result.stderr.strip().splitlines()
-            reason = lines[-1] if lines else f"exit status {result.returncode}"
-            raise OSError(f"{self._compiler[0]}: {reason}")
-        return result.stdout
-
-
-def _compiler_from_variable(variable: str, value: str) -> tuple[str, ...]:
-    try:
-        program, *arguments = shlex.split(value)
-    except ValueError:
-        program, arguments = value, []
-    found = shutil.which(program)
-    if found is None:
-        raise ArtifactError(
-            f"{variable}={value!r} does not name a program; expected a compiler: "
-            f"correct {variable}, or unset it to use gcc or clang from the path"
-        )
-    return (found, *arguments)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import typer
 
 from tvm_ext.cli.input_parsing import Fill, parse_input_shapes, parse_pass_config
 from tvm_ext.cli.stderr_lines import progress_line
-from tvm_ext.errors import InputError, TargetError
+from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
     from tvm_ext.compiled_model import CompiledModel
@@ -93,7 +93,7 @@ Threads = Annotated[
         min=1,
         show_default="cores of the target",
         rich_help_panel=_COMPILE,
-        help="Number of CPU cores to compile for and to run on.",
+        help="Number of CPU threads to compile for and to run with.",
     ),
 ]
 Tf32 = Annotated[
@@ -163,7 +163,7 @@ class CompileOptions:
     input_shapes, disabled_passes, pass_config, dump_ir
         As for ``tvm_ext.compile``.
     threads : int, optional
-        Cores to compile for instead of all that the target has.
+        Threads to compile for and run with, instead of one for each core of the target.
     records, require_records, tf32, pipeline
         As for ``tvm_ext.compile``.
     """
@@ -218,18 +218,10 @@ class CompileOptions:
         TargetError, ConfigError
             There is no such target, or it is no CPU and ``threads`` was given.
         """
-        from tvm_ext.hardware.cpu.description import CpuDescription
         from tvm_ext.hardware.targets import resolve_target
 
         machine = resolve_target(self.target if self.target is not None else "cpu")
-        if self.threads is None:
-            return machine
-        if not isinstance(machine, CpuDescription):
-            raise TargetError(
-                f"--threads counts CPU cores and target '{machine.name}' is no CPU; "
-                "expected one: leave --threads out"
-            )
-        return machine.with_cores(self.threads)
+        return machine if self.threads is None else machine.with_threads(self.threads)
 
     def keywords(self) -> dict[str, Any]:
         """What ``compile``, ``check_model`` and ``tune`` take, besides the model and the target."""
@@ -274,7 +266,7 @@ class CompileOptions:
         self.require_none(model)
         from tvm_ext.load_model import load
 
-        return load(model)
+        return load(model, threads=self.threads)
 
     def require_none(self, model: Path) -> None:
         """Refuses options that a model compiled earlier cannot follow any more."""
@@ -284,7 +276,6 @@ class CompileOptions:
             "--opt-level": self.opt_level is not None,
             "--disable-pass": self.disabled_passes,
             "--pass-config": self.pass_config,
-            "--threads": self.threads is not None,
             "--records": self.records,
             "--require-records": self.require_records,
             "--tf32": self.tf32,

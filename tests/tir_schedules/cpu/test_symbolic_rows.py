@@ -146,7 +146,7 @@ def test_more_results_side_by_side_than_the_cache_holds(shape: tuple) -> None:
     np.testing.assert_array_equal(call(built(found.func), [x], x.shape[1:]), x.max(0))
 
 
-@pytest.mark.parametrize("shape", [(100_000, 3, 4), (50_000, 4, 4), (200_000, 2, 2, 2)])
+@pytest.mark.parametrize("shape", [(100_000, 3, 4), (200_000, 4, 4), (400_000, 2, 2, 2)])
 def test_rows_of_several_axes_in_parts_for_threads(shape: tuple) -> None:
     """Of known sizes: partial results keep their axes, over which no loop of theirs is joined."""
     func = kernel_of(lambda x: op.max(x, axis=[0]), f32(*shape))

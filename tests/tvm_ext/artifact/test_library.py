@@ -16,12 +16,12 @@ from tvm_ext.artifact import (
     LoadedArtifact,
     TargetRecord,
     export_library_bytes,
-    find_compiler,
     read_artifact,
     write_artifact,
 )
 from tvm_ext.artifact.library import load_library_bytes
 from tvm_ext.errors import ArtifactError
+from tvm_ext.hardware.cpu.linker import find_compiler
 from tvm_ext.tensor_spec import TensorSpec
 
 # Runs in a fresh process: nothing of the compilation can help.
