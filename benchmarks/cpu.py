@@ -1,13 +1,15 @@
 """Speed on this CPU: tvm-ext beside other programs, with the same threads, in one run.
 
 Models as a user runs them, or single kernels (--kernels) against the machine's own peaks. All
-programs take turns, so that a clock that moves hits them alike; figures are medians. A ratio is the
+programs take turns, so that a clock that moves hits them alike; figures are medians, and the time that one run
+in a hundred exceeds. A ratio is the
 other program's time by ours: above 1, tvm-ext is faster. Every answer is compared with ONNX
 Runtime's. Exit code 1 when one of ours is wrong or missing, 2 for bad usage.
 
     python benchmarks/cpu.py a.onnx b.onnx --input-shape x=1,3,224,224 --plot ratios.png
     python benchmarks/cpu.py --kernels conv matmul_1024x1024x1024 --threads 1
     python benchmarks/cpu.py --models models.toml --roofline --json out.json
+    python benchmarks/cpu.py a.onnx --busy 2
 """
 
 import argparse
@@ -19,7 +21,7 @@ from pathlib import Path
 
 from figures import draw, require_matplotlib
 from kernel_models import GROUPS, KernelModel, Scale, kernel_models, select_kernels
-from measure import Settings, measure_kernel, measure_model
+from measure import Settings, busy_programs, measure_kernel, measure_model
 from model_list import FILE_FORMAT, ModelEntry, entries_of, fixed_shapes
 from peers import PEERS, UNFUSED, Peer
 from report import Report, write_report
@@ -45,6 +47,7 @@ class _Plan:
     models: list[ModelEntry]
     kernels: list[KernelModel]
     settings: Settings
+    busy: int
     json: Path | None
     plot: Path | None
 
@@ -57,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         plan = _plan(_parser().parse_args(arguments))
         report = Report(plan.settings.machine, measure_peaks(plan.settings.machine))
         console.print(report.heading(plan.settings.peers), soft_wrap=True)
-        _measure(plan, report)
+        with busy_programs(plan.busy):
+            _measure(plan, report)
     except TvmExtError as error:
         print(f"cpu.py: error: {error}", file=sys.stderr)
         return 2
@@ -140,6 +144,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"of {','.join(PEERS)}; default {_DEFAULT_PEERS}",
     )
     add("--threads", type=int, default=machine.cores, help="default: all cores, %(default)s here")
+    add("--busy", type=int, default=0, help="so many other programs, each with a core to itself")
     add("--precision", choices=["fp32"], default="fp32", help="of all programs")
     add("--seconds", type=float, default=1.0, help="time for each program of each model")
     add(
@@ -156,6 +161,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _plan(options: argparse.Namespace) -> _Plan:
     machine = _machine(options.threads)
+    if options.busy < 0:
+        raise InputError(f"--busy is {options.busy}; expected 0 or more")
     if not options.seconds > 0:
         raise InputError(f"--seconds is {options.seconds}; expected more than 0")
     kernels: list[KernelModel] = []
@@ -174,7 +181,7 @@ def _plan(options: argparse.Namespace) -> _Plan:
     settings = Settings(
         _peers(options.peers), machine, options.seconds, options.tolerance, options.roofline
     )
-    return _Plan(models, kernels, settings, options.json, options.plot)
+    return _Plan(models, kernels, settings, options.busy, options.json, options.plot)
 
 
 def _machine(threads: int) -> CpuDescription:

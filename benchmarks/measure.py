@@ -1,8 +1,11 @@
 """Measures one model or one kernel."""
 
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -135,6 +138,19 @@ class Settings:
     seconds: float
     tolerance: float
     roofline: bool
+
+
+@contextmanager
+def busy_programs(count: int) -> Iterator[None]:
+    """So many processes that compute all the time, inside of the block."""
+    endless = [sys.executable, "-c", "while True: pass"]
+    programs = [subprocess.Popen(endless) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for busy in programs:
+            busy.kill()
+            busy.wait()
 
 
 def measure_model(entry: ModelEntry, settings: Settings) -> CaseResult:

@@ -30,6 +30,8 @@ class Measured:
         None without a reference.
     wrong : bool
         Whether that is more than rounding can explain.
+    p99_milliseconds : float
+        One run in a hundred took longer.
     """
 
     milliseconds: float
@@ -37,15 +39,16 @@ class Measured:
     samples: int
     difference: float | None = None
     wrong: bool = False
+    p99_milliseconds: float = 0.0
 
     @classmethod
     def of(cls, seconds: Sequence[float], difference: float | None, tolerance: float) -> "Measured":
         """The record of one program's samples."""
         median = statistics.median(seconds)
-        quartiles = np.percentile(seconds, (25, 75))
+        low, high, p99 = np.percentile(seconds, (25, 75, 99))
         wrong = difference is not None and not difference <= tolerance
-        spread = float(quartiles[1] - quartiles[0]) / median
-        return cls(1e3 * median, spread, len(seconds), difference, wrong)
+        spread = float(high - low) / median
+        return cls(1e3 * median, spread, len(seconds), difference, wrong, 1e3 * float(p99))
 
 
 @dataclass(frozen=True)

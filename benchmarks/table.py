@@ -73,7 +73,8 @@ def _comparison(
     kind: str, results: Sequence[CaseResult], titles: Titles, own: Sequence[_Column]
 ) -> Table:
     table = Table(
-        title=f"{kind}: peer's time by ours, above 1 we are faster; then milliseconds of a run",
+        title=f"{kind}: peer's time by ours, above 1 we are faster; then milliseconds of a run "
+        "(99th percentile)",
         title_justify="left",
     )
     means = geometric_means(results, titles)
@@ -117,7 +118,10 @@ def _ratio_of(peer: str) -> Callable[[CaseResult], str]:
 def _milliseconds_of(peer: str) -> Callable[[CaseResult], str]:
     def cell(result: CaseResult) -> str:
         measured = result.programs.get(peer)
-        return ABSENT if measured is None else _significant(measured.milliseconds)
+        if measured is None:
+            return ABSENT
+        p99 = measured.p99_milliseconds
+        return _significant(measured.milliseconds) + (f" ({_significant(p99)})" if p99 else "")
 
     return cell
 

@@ -61,8 +61,8 @@ class MachineDescription(ConfigModel):
     def with_threads(self, threads: int) -> "MachineDescription":
         """The same machine for programs of so many threads. Raises TargetError for most."""
         raise TargetError(
-            f"{threads} threads were asked for, which count CPU cores, and target '{self.name}' is "
-            "no CPU; expected one: leave the threads out"
+            f"threads were asked for, which count CPU cores, and target '{self.name}' is no CPU; "
+            "expected one: leave the threads out"
         )
 
     def with_tf32(self) -> "MachineDescription":

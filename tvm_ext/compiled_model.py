@@ -398,8 +398,8 @@ class CompiledModel:
     def _checked_threads(self, threads: int) -> int:
         if self._target.kind == "cuda":
             raise TargetError(
-                f"{threads} threads were asked for, which count CPU cores, and the model was "
-                f"compiled for {self._target.name}: leave the threads out"
+                f"threads were asked for, which count CPU cores, and the model was compiled for "
+                f"{self._target.name}; expected a model for a CPU: leave the threads out"
             )
         if threads < 1:
             raise TargetError(f"{threads} threads were asked for; expected 1 or more")

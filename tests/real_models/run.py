@@ -10,7 +10,6 @@ Exported files, and what became of them, stay in the folder CACHE: a second run 
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import warnings
@@ -18,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-os.environ.setdefault("TVM_THREAD_POOL_SPIN_COUNT", "0")
 warnings.simplefilter("ignore")
 # The test folders are no packages: what they share has one of its own.
 sys.path.insert(1, str(Path(__file__).parents[1] / "shared"))

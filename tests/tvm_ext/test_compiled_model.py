@@ -1,5 +1,6 @@
 """A model is run ahead on zeros where that ends well."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.compiled_model import CompiledModel, zeros_to_run
+from tvm_ext.hardware.cpu.threads import ThreadPool
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.tensor_spec import SizeRange, TensorSpec
 
@@ -85,3 +87,50 @@ def test_a_run_ahead_that_fails_is_no_error(monkeypatch: pytest.MonkeyPatch) -> 
     x = rand(4, 6)
     found = tvm_ext.compile(proto, HOST, opt_level="O1").run({"x": x})["y"]
     np.testing.assert_allclose(found, x[1:2] + rand(1, 6), rtol=1e-6)
+
+
+def threads_told(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the pool is told ahead of each run."""
+    told: list[int] = []
+    use = ThreadPool.use_threads
+
+    def watched(pool: ThreadPool, count: int) -> None:
+        before = pool._use
+        pool._use = told.append
+        use(pool, count)
+        pool._use = before
+
+    monkeypatch.setattr(ThreadPool, "use_threads", watched)
+    return told
+
+
+def test_threads_are_those_of_the_run_or_the_load_or_the_target(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiled = tvm_ext.compile(mlp(), HOST.with_cores(2), opt_level="O0")
+    compiled.save(tmp_path / "m.tvmx")
+    feed = {"x": rand(2, 6)}
+    wanted = compiled.run(feed)
+    loaded = tvm_ext.load(tmp_path / "m.tvmx", threads=3)
+    told = threads_told(monkeypatch)
+    for got in (loaded.run(feed), loaded.run(feed, threads=5), compiled.run(feed, threads=1)):
+        for name in wanted:
+            np.testing.assert_array_equal(got[name], wanted[name])
+    assert told == [3, 5, 1]
+
+
+@pytest.mark.parametrize("load", [True, False])
+def test_no_threads_are_refused(load: bool, tmp_path: Path) -> None:
+    compiled = tvm_ext.compile(mlp(), HOST, opt_level="O0")
+    compiled.save(tmp_path / "m.tvmx")
+    with pytest.raises(tvm_ext.TvmExtError, match="0 threads were asked for; expected 1 or more"):
+        if load:
+            tvm_ext.load(tmp_path / "m.tvmx", threads=0)
+        else:
+            compiled.run({"x": rand(2, 6)}, threads=0)
+
+
+def test_compile_plans_for_the_threads_asked_for() -> None:
+    assert tvm_ext.compile(mlp(), HOST, threads=3, opt_level="O0").report.target["cores"] == 3
+    with pytest.raises(tvm_ext.TvmExtError, match="is no CPU"):
+        tvm_ext.compile(mlp(), "cuda", threads=2)

@@ -172,10 +172,36 @@ def test_cgroup_quota(tmp_path, name, text, quota):
     assert read_cgroup_quota(tmp_path) == quota
 
 
+@pytest.mark.parametrize(
+    ("variables", "cores"),
+    [
+        ({"TVM_NUM_THREADS": "3"}, 3),
+        ({"OMP_NUM_THREADS": "2"}, 2),
+        ({"OMP_NUM_THREADS": "5,2"}, 5),
+        ({"TVM_NUM_THREADS": "4", "OMP_NUM_THREADS": "2"}, 4),
+        ({"TVM_NUM_THREADS": "64"}, 8),
+        ({"TVM_NUM_THREADS": "0"}, 8),
+        ({"OMP_NUM_THREADS": "many"}, 8),
+    ],
+)
+def test_usable_cores_are_no_more_than_users_of_tvm_and_openmp_say(monkeypatch, variables, cores):
+    from tvm_ext.hardware.cpu import host as host_probe
+
+    monkeypatch.setattr(host_probe, "usable_cpus", lambda: frozenset(range(8)))
+    monkeypatch.setattr(host_probe, "read_cgroup_quota", lambda _root: None)
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert usable_cores() == cores
+
+
 def test_usable_cores_are_cut_by_the_quota_but_never_none(monkeypatch):
     from tvm_ext.hardware.cpu import host as host_probe
 
     monkeypatch.setattr(host_probe, "usable_cpus", lambda: frozenset(range(8)))
+    for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     for quota, cores in ((None, 8), (2.5, 3), (0.2, 1), (64.0, 8)):
         monkeypatch.setattr(host_probe, "read_cgroup_quota", lambda root, quota=quota: quota)
         assert usable_cores() == cores

@@ -108,7 +108,8 @@ def test_libraries_share_one_pool(modules, pool):
     counted(modules[0], 1)
     before = threads_of_process()
     counted(modules[1], 1)
-    assert threads_of_process() == before
+    # A pool of its own would be 15 more; others' threads come and go.
+    assert threads_of_process() < before + 8
 
 
 FORKED = """

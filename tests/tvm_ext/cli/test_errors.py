@@ -62,9 +62,9 @@ def test_a_damaged_saved_model_is_refused(folder, command, name):
     [
         (("--target", "avx3"), "nearest known: 'avx2'"),
         (("--target", "no.toml"), "cannot read no.toml"),
-        (("--target", "cuda", "--threads", "1"), "leave --threads out"),
+        (("--target", "cuda", "--threads", "1"), "leave the threads out"),
         (("--target", "wse2"), "target 'wse2' is a mesh"),
-        (("--target", "wse2", "--threads", "1"), "leave --threads out"),
+        (("--target", "wse2", "--threads", "1"), "leave the threads out"),
         (("--threads", "0"), "--threads"),
         (("--opt-level", "O4"), "known: O0, O1, O2, O3"),
         (("--disable-pass", "GemmFussion"), "nearest known: 'GemmFusion'"),
