@@ -1,10 +1,10 @@
 """Speed on this CPU: tvm-ext beside other programs, with the same threads, in one run.
 
 Models as a user runs them, or single kernels (--kernels) against the machine's own peaks. All
-programs take turns, so that a clock that moves hits them alike; figures are medians, and the time that one run
-in a hundred exceeds. A ratio is the
-other program's time by ours: above 1, tvm-ext is faster. Every answer is compared with ONNX
-Runtime's. Exit code 1 when one of ours is wrong or missing, 2 for bad usage.
+programs take turns, so that a clock that moves hits them alike; figures are medians, and the time
+that one run in a hundred exceeds. A ratio is the other program's time by ours: above 1, tvm-ext is
+faster. Every answer is compared with ONNX Runtime's. Exit code 1 when one of ours is wrong or
+missing, 2 for bad usage.
 
     python benchmarks/cpu.py a.onnx b.onnx --input-shape x=1,3,224,224 --plot ratios.png
     python benchmarks/cpu.py --kernels conv matmul_1024x1024x1024 --threads 1

@@ -30,6 +30,7 @@ from tvm_ext.hardware.tvm_compat import llvm_codegen
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 _SYSTEM_CPUS = pathlib.Path("/sys/devices/system/cpu")
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
+_OWN_CGROUPS = pathlib.Path("/proc/self/cgroup")
 
 # Where users say how many threads to use; the first that does counts, as in TVM.
 _THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS")
@@ -156,7 +157,7 @@ def usable_cores() -> int:
     Those of its affinity, or fewer by a cgroup's CPU quota and by what users of TVM and OpenMP set.
     """
     counts = [len(usable_cpus())]
-    quota = read_cgroup_quota(_CGROUP)
+    quota = read_cgroup_quota(_CGROUP, _read(_OWN_CGROUPS))
     if quota is not None:
         counts.append(math.ceil(quota))
     for variable in _THREADS:
@@ -168,10 +169,32 @@ def usable_cores() -> int:
     return max(1, min(counts))
 
 
-def read_cgroup_quota(root: pathlib.Path) -> float | None:
-    """The CPU quota, in processors, of the control group mounted at ``root``; None if unlimited."""
-    v2 = _read(root / "cpu.max").split()
-    v1 = [_read(root / "cpu" / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
+def read_cgroup_quota(root: pathlib.Path, memberships: str) -> float | None:
+    """The CPU quota, in processors, of a process's control groups; None if it is unlimited.
+
+    Parameters
+    ----------
+    root : Path
+        Where control groups are mounted; in a container, its own group.
+    memberships : str
+        ``/proc/self/cgroup``: a line ``number:controllers:path`` for each hierarchy.
+    """
+    groups = [(root, pathlib.PurePosixPath("/")), (root / "cpu", pathlib.PurePosixPath("/"))]
+    for line in memberships.splitlines():
+        _, controllers, path = [*line.split(":", 2), "", ""][:3]
+        if not controllers or "cpu" in controllers.split(","):
+            groups.append((root / "cpu" if controllers else root, pathlib.PurePosixPath(path)))
+    quotas = [
+        _quota_of(mount / str(group).lstrip("/"))
+        for mount, own in groups
+        for group in (own, *own.parents)
+    ]
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+def _quota_of(group: pathlib.Path) -> float | None:
+    v2 = _read(group / "cpu.max").split()
+    v1 = [_read(group / f"cpu.cfs_{name}_us") for name in ("quota", "period")]
     for quota, period in (part for part in (v2, v1) if len(part) == 2):
         if quota.isdigit() and period.isdigit() and int(period) > 0:
             return int(quota) / int(period)

@@ -169,7 +169,25 @@ def test_caches_count_each_shared_l3_once(tmp_path):
 def test_cgroup_quota(tmp_path, name, text, quota):
     write(tmp_path / name, text)
     write(tmp_path / "cpu" / "cpu.cfs_period_us", "100000")
-    assert read_cgroup_quota(tmp_path) == quota
+    assert read_cgroup_quota(tmp_path, "") == quota
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "memberships", "quota"),
+    [
+        ("a/b/cpu.max", "50000 100000", "0::/a/b", 0.5),
+        ("a/cpu.max", "300000 100000", "0::/a/b", 3.0),
+        ("cpu/a/cpu.cfs_quota_us", "50000", "3:memory:/x\n1:cpu,cpuacct:/a\n0::/", 0.5),
+        ("c/cpu.max", "50000 100000", "0::/a/b", None),
+        ("cpu.max", "200000 100000", "0::/../elsewhere", 2.0),
+    ],
+)
+def test_quotas_of_the_process_and_of_all_groups_around_it(
+    tmp_path, name, text, memberships, quota
+):
+    write(tmp_path / name, text)
+    write(tmp_path / "cpu" / "a" / "cpu.cfs_period_us", "100000")
+    assert read_cgroup_quota(tmp_path, memberships) == quota
 
 
 @pytest.mark.parametrize(
@@ -188,7 +206,7 @@ def test_usable_cores_are_no_more_than_users_of_tvm_and_openmp_say(monkeypatch, 
     from tvm_ext.hardware.cpu import host as host_probe
 
     monkeypatch.setattr(host_probe, "usable_cpus", lambda: frozenset(range(8)))
-    monkeypatch.setattr(host_probe, "read_cgroup_quota", lambda _root: None)
+    monkeypatch.setattr(host_probe, "read_cgroup_quota", lambda *_: None)
     for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -203,7 +221,7 @@ def test_usable_cores_are_cut_by_the_quota_but_never_none(monkeypatch):
     for name in ("TVM_NUM_THREADS", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     for quota, cores in ((None, 8), (2.5, 3), (0.2, 1), (64.0, 8)):
-        monkeypatch.setattr(host_probe, "read_cgroup_quota", lambda root, quota=quota: quota)
+        monkeypatch.setattr(host_probe, "read_cgroup_quota", lambda *_, quota=quota: quota)
         assert usable_cores() == cores
 
 
