@@ -40,6 +40,7 @@ from tvm_ext.tensor_spec import TensorSpec, example_size
 
 if TYPE_CHECKING:
     from tvm_ext.cuda.program import CudaProgram
+    from tvm_ext.runner import Runner
 
 # A run on zeros before the first one that a user waits for.
 #
@@ -207,6 +208,33 @@ class CompiledModel:
         for spec in self._narrow_outputs:
             results[spec.name] = release(results[spec.name], spec.dtype)
         return results
+
+    def runner(self, streams: int | None = None) -> "Runner":
+        """Runs side by side: more a second than one after the other, each a little slower.
+
+        Parameters
+        ----------
+        streams : int, optional
+            How many at the same time; one for each thread of the model when left out. They share
+            the model's threads evenly.
+
+        Returns
+        -------
+        Runner
+            ``submit(inputs)`` gives a future of the outputs; close it, or use it in ``with``.
+
+        Raises
+        ------
+        TargetError
+            ``streams`` is below 1, or the model is for a GPU, whose runs queue on the device.
+        """
+        from tvm_ext.runner import Runner
+
+        threads = self._checked_threads(self._threads)
+        count = threads if streams is None else streams
+        if count < 1:
+            raise TargetError(f"{count} streams were asked for; expected 1 or more")
+        return Runner(self.run, count, max(1, threads // count))
 
     def as_function(
         self, inputs: Sequence[str], outputs: Sequence[str]

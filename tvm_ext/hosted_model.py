@@ -66,6 +66,7 @@ class HostedModel(CompiledModel):
         self.report = report
         self._host = host
         self._parts = tuple(parts)
+        self._threads = max((part._threads for part in parts), default=1)
         self._target = target
         versions = {opset.domain: opset.version for opset in host.opset_import}
         functions = [part.as_function for part in parts]

@@ -1,6 +1,7 @@
 """Runs a model in ONNX Runtime, on the CPU: the answer that a compiled model is compared with."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,9 @@ class ReferenceSession:
         Threads within an operator; as many as there are usable cores when left out.
     optimise : bool
         Whether ONNX Runtime may rewrite the graph (all its levels), or runs it as it stands.
+    exact : bool
+        Whether products of 8-bit integers must not saturate, which takes it longer on CPUs without
+        VNNI.
 
     Raises
     ------
@@ -42,6 +46,7 @@ class ReferenceSession:
         source: str | Path | onnx.ModelProto,
         threads: int | None = None,
         optimise: bool = True,
+        exact: bool = True,
     ) -> None:
         tell("ONNX Runtime")
         runtime = _onnx_runtime()
@@ -59,7 +64,8 @@ class ReferenceSession:
             loadable = (
                 source.SerializeToString() if isinstance(source, onnx.ModelProto) else str(source)
             )
-            self._session = _session(runtime, loadable, chosen)
+            make = _session if exact else partial(_session_of, entries={})
+            self._session = make(runtime, loadable, chosen=chosen)
         except Exception as error:
             raise _refusal(
                 f"ONNX Runtime {runtime.__version__} refuses the model", error
@@ -117,14 +123,18 @@ def _session(runtime: ModuleType, model: str | bytes, chosen: Mapping[str, Any])
     so, it refuses some models that it takes otherwise.
     """
     try:
-        return _session_of(runtime, model, {_EXACT: "1"}, chosen)
+        return _session_of(runtime, model, entries={_EXACT: "1"}, chosen=chosen)
     except Exception:  # noqa: BLE001
         # Its errors have no class in common; if there is more to it, the next one says so.
-        return _session_of(runtime, model, {}, chosen)
+        return _session_of(runtime, model, entries={}, chosen=chosen)
 
 
 def _session_of(
-    runtime: ModuleType, model: str | bytes, entries: Mapping[str, str], chosen: Mapping[str, Any]
+    runtime: ModuleType,
+    model: str | bytes,
+    *,
+    entries: Mapping[str, str],
+    chosen: Mapping[str, Any],
 ) -> Any:
     options = runtime.SessionOptions()
     for name, value in chosen.items():

@@ -21,6 +21,7 @@ import typer
 from typer.core import TyperGroup
 
 from tvm_ext.cli import (
+    bench,
     check,
     compile,
     logs,
@@ -234,6 +235,7 @@ app = typer.Typer(
 app.command("compile", epilog=compile.EXAMPLE)(compile.compile_command)
 app.command("run", epilog=run.EXAMPLE)(run.run_command)
 app.command("check", epilog=check.EXAMPLE)(check.check_command)
+app.command("bench", epilog=bench.EXAMPLE)(bench.bench_command)
 app.command("profile", epilog=profile.EXAMPLE)(profile.profile_command)
 app.command("tune", epilog=tune.EXAMPLE)(tune.tune_command)
 app.command("report-bug", epilog=report_bug.EXAMPLE)(report_bug.report_bug_command)

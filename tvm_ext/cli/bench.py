@@ -1,0 +1,176 @@
+"""``tvm-ext bench``: how fast a model answers, and other programs on the same inputs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tvm_ext.cli import options
+from tvm_ext.cli.input_parsing import InputSource
+from tvm_ext.cli.options import CompileOptions
+from tvm_ext.configs.errors import nearest_hint
+from tvm_ext.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from tvm_ext.bench import Latencies, Program
+
+EXAMPLE = "Example: tvm-ext bench model.onnx --duration 5 --against onnxruntime,openvino"
+
+_PERCENTILES = (50, 90, 99)
+
+
+def bench_command(
+    model: options.ModelOrCompiled,
+    inputs: options.InputFile = None,
+    fill: options.FillWith = None,
+    seed: options.Seed = None,
+    size: options.Sizes = None,
+    duration: Annotated[
+        float,
+        typer.Option("--duration", metavar="SECONDS", help="Time to measure each program for."),
+    ] = 3.0,
+    count: Annotated[
+        int | None, typer.Option("--count", min=1, help="Runs to measure in the place of a time.")
+    ] = None,
+    warmup: Annotated[
+        float,
+        typer.Option("--warmup", metavar="SECONDS", min=0, help="Time of runs that do not count."),
+    ] = 0.5,
+    streams: Annotated[
+        int,
+        typer.Option("--streams", min=1, help="Runs side by side, which share the threads evenly."),
+    ] = 1,
+    against: Annotated[
+        str,
+        typer.Option(
+            "--against",
+            metavar="LIST",
+            help="Other programs to measure in turns, on the ONNX model: onnxruntime, openvino.",
+        ),
+    ] = "",
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            "--onnx", metavar="MODEL", help="The ONNX model, for --against of a compiled one."
+        ),
+    ] = None,
+    target: options.Target = None,
+    input_shape: options.InputShapes = None,
+    opt_level: options.OptLevel = None,
+    disable_pass: options.DisabledPasses = None,
+    pass_config: options.PassConfig = None,
+    pipeline: options.OwnPipeline = None,
+    threads: options.Threads = None,
+    records: options.Records = None,
+    require_records: options.RequireRecords = False,
+    json_output: options.Json = False,
+) -> None:
+    """Measure the time of runs: percentiles, throughput, first run, load time and memory."""
+    source = InputSource.parsed(inputs, fill, seed, size)
+    chosen = CompileOptions.parsed(
+        target,
+        input_shape,
+        opt_level,
+        disable_pass,
+        pass_config,
+        threads,
+        records=records,
+        require_records=require_records,
+        pipeline=pipeline,
+    )
+    if not duration > 0:
+        raise InputError(f"--duration is {duration}; expected more than 0 seconds")
+    others = _others(against)
+    onnx_model = _onnx_model(model, reference) if others else model
+    from tvm_ext import bench
+    from tvm_ext.cli import output as out
+    from tvm_ext.hardware.cpu.host import usable_cores
+
+    share = max(1, (threads or usable_cores()) // streams)
+    own, feed = bench.ours(
+        lambda: chosen.open(model), lambda made: source.arrays(made.inputs), streams, share
+    )
+    programs = [own, *(bench.program(name, onnx_model, feed, streams, share) for name in others)]
+    taken = bench.measure_in_turns([one.calls for one in programs], duration, warmup, count)
+    rows = [BenchRow(one, seen) for one, seen in zip(programs, taken, strict=True)]
+    if json_output:
+        setting = {"model": str(model), "streams": streams, "threads_of_a_stream": share}
+        out.print_json({**setting, "programs": [row.to_dict() for row in rows]})
+        return
+    out.print_rich(_table(rows))
+    out.print_text(
+        f"{share} thread(s) a run, {streams} run(s) side by side; times in ms, 'vs us' compares "
+        "p50.\nLoading: time and memory until a model runs, of the others with a first run."
+    )
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One program and its times."""
+
+    program: "Program"
+    latencies: "Latencies"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values: milliseconds, runs a second and bytes."""
+        seen = self.latencies
+        return {
+            "program": self.program.name,
+            "runs": len(seen.seconds),
+            **{f"p{share}_ms": 1e3 * seen.percentile(share) for share in _PERCENTILES},
+            "min_ms": 1e3 * min(seen.seconds),
+            "mean_ms": 1e3 * sum(seen.seconds) / len(seen.seconds),
+            "runs_per_second": seen.throughput,
+            "first_ms": 1e3 * seen.first_seconds,
+            "load_seconds": self.program.load_seconds,
+            "load_bytes": self.program.load_bytes,
+        }
+
+
+def _others(text: str) -> list[str]:
+    from tvm_ext.bench import PROGRAMS
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in PROGRAMS:
+            raise InputError(f"--against names '{name}'; {nearest_hint(name, PROGRAMS)}")
+    return list(dict.fromkeys(names))
+
+
+def _onnx_model(model: Path, reference: Path | None) -> Path:
+    if reference is not None:
+        return reference
+    if options.is_saved_model(model):
+        raise InputError(
+            f"--against was given for {model}, which is compiled; expected the ONNX model for the "
+            "other programs: name it with --onnx"
+        )
+    return model
+
+
+def _table(rows: list[BenchRow]) -> "Table":
+    from rich.table import Table
+
+    from tvm_ext.report.units import format_bytes
+
+    table = Table(padding=(0, 0), collapse_padding=True)
+    table.add_column("program", no_wrap=True)
+    for heading in ("p50 ms", "p90", "p99", "runs/s", "first", "load s", "memory", "vs us"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    fastest = rows[0].latencies.percentile(50)
+    for row in rows:
+        seen = row.latencies
+        times = [f"{1e3 * seen.percentile(share):.3g}" for share in _PERCENTILES]
+        table.add_row(
+            row.program.name,
+            *times,
+            f"{seen.throughput:.4g}",
+            f"{1e3 * seen.first_seconds:.3g}",
+            f"{row.program.load_seconds:.2g}",
+            format_bytes(row.program.load_bytes),
+            f"{seen.percentile(50) / fastest:.2f}",
+        )
+    return table
