@@ -42,6 +42,16 @@ def test_pools_of_symbolic_sizes(operator: str, mode: str, attributes: dict[str,
     compiled_once(proto, images())
 
 
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_a_mean_of_padded_volumes_at_the_default_level(mode: str) -> None:
+    """LLVM's vectors of what is padded along rows asked their first lane which image they read."""
+    pool = node("AveragePool", ["x"], ["y"], auto_pad=mode, strides=[2] * 3, kernel_shape=[1, 5, 5])
+    proto = model([pool], [value("x", [2, 2, "H", "W", "D"])], [value("y", None)], opset=22)
+    feed = {"x": rand(2, 2, 5, 7, 6)}
+    got = next(iter(tvm_ext.compile(proto, HOST).run(feed).values()))
+    np.testing.assert_allclose(got, by_runtime(proto, feed)[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("opset", [8, 18])
 def test_the_padding_of_symbolic_sizes_needs_no_new_operator(opset: int) -> None:
     """Opsets below 11 have no Pad that takes widths as an input."""
