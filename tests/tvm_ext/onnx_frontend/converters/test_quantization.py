@@ -7,6 +7,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from random_numbers import RANDOM
@@ -56,7 +57,7 @@ def assert_exact(proto: onnx.ModelProto, inputs: dict, level: str = "O3") -> lis
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     wanted = session.run(None, inputs)
-    found = list(tvm_ext.compile(proto, HOST, opt_level=level).run(inputs).values())
+    found = list(run_model(proto, inputs, level).values())
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
@@ -67,6 +68,7 @@ def assert_exact(proto: onnx.ModelProto, inputs: dict, level: str = "O3") -> lis
 HALVES = (np.arange(-600, 600, dtype=np.float32) / 2 * np.float32(0.1)).reshape(2, 4, 150)
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 @pytest.mark.parametrize("stored", [True, False])
 def test_quantize_rounds_half_to_even(dtype, stored):
@@ -203,6 +205,7 @@ CONVOLUTIONS = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 @pytest.mark.parametrize("dtypes", [("uint8", "uint8"), ("uint8", "int8"), ("int8", "int8")])
 def test_qlinear_conv(case, dtypes):
