@@ -25,7 +25,6 @@ def floats(*values: float) -> np.ndarray:
     return np.array(values, np.float32)
 
 
-@in_one_model
 @pairwise(
     stored=[("scales",), ()],
     coordinates=[*COORDINATES, "half_pixel_symmetric"],
@@ -57,7 +56,6 @@ def test_nearest_rounds_each_way(coordinates: str, rounding: str) -> None:
     )
 
 
-@in_one_model
 @pairwise(stored=[("sizes",), ()], mode=["linear", "cubic"], outside=[0, 1])
 def test_antialias_of_a_smaller_image(mode: str, outside: int, stored: tuple) -> None:
     check_operator(
