@@ -19,7 +19,7 @@ from tvm_ext.tir_schedules.errors import ScheduleRefusedError
 from tvm_ext.tir_schedules.packing import Packed
 from tvm_ext.tir_schedules.recorded_schedule import RecordSource, schedule_as_recorded
 from tvm_ext.tir_schedules.statements import without_scope_marks
-from tvm_ext.tir_schedules.template import FixedDecisions, StatedDecisions, Template
+from tvm_ext.tir_schedules.template import Decisions, StatedDecisions, Template, stated_decisions
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def _schedule_by_rule(
     refusals: list[str] = []
     failures: dict[str, Exception] = {}
     for template in (*scheduling.templates, *scheduling.rules):
-        decisions = FixedDecisions(stated.get(template.name), lenient=True)
+        decisions = stated_decisions(stated, template)
         scheduled = _tried(template, func, machine, failures, decisions)
         if isinstance(scheduled, NotApplicable):
             refusals.append(f"{template.name}: {scheduled.reason}")
@@ -179,7 +179,7 @@ def _tried(
     func: tirx.PrimFunc,
     machine: MachineDescription,
     failures: dict[str, Exception],
-    decisions: FixedDecisions,
+    decisions: Decisions,
 ) -> ScheduledKernel | NotApplicable:
     """A template applied; what it raises, which none should, goes into ``failures``."""
     try:
@@ -226,7 +226,7 @@ def _by_fallback(
         return func, ScheduleChoice("as written", "as written", reason, tuple(refusals))
     found: ScheduledKernel | NotApplicable = NotApplicable("no template takes it")
     if scheduling.fallback is not None:
-        decisions = FixedDecisions(stated.get(scheduling.fallback.name), lenient=True)
+        decisions = stated_decisions(stated, scheduling.fallback)
         found = (
             _tried(scheduling.fallback, func, machine, failures, decisions)
             if scheduling.is_bound is None

@@ -48,11 +48,15 @@ class Decisions(Protocol):
 
 
 class DefaultDecisions:
-    """Every decision is the template's own."""
+    """Every decision is the template's own; which others there are, nobody works out."""
 
     def pick(self, name: str, options: Iterable[int], default: int) -> int:
         """See ``Decisions.pick``: ``default``."""
         return default
+
+    def unmet(self) -> list[str]:
+        """See ``FixedDecisions.unmet``: nothing was stated."""
+        return []
 
 
 DEFAULT_DECISIONS = DefaultDecisions()
@@ -126,6 +130,14 @@ class FixedDecisions:
     def unused(self) -> list[str]:
         """Names that were given and that the template did not ask for."""
         return [name for name in self._given if name not in self.knobs]
+
+
+def stated_decisions(
+    stated: StatedDecisions, template: "Template"
+) -> FixedDecisions | DefaultDecisions:
+    """What a user states for a template; values that it does not offer are its own."""
+    given = stated.get(template.name)
+    return FixedDecisions(given, lenient=True) if given else DEFAULT_DECISIONS
 
 
 class SampledDecisions(FixedDecisions):

@@ -3,12 +3,10 @@
 import numpy as np
 import onnx
 import onnxruntime as runtime
+from one_model import run_model
 from onnx import helper, numpy_helper
 from random_numbers import RANDOM
 from small_models import value
-from unoptimised import HOST
-
-import tvm_ext
 
 
 def element_type(array: np.ndarray) -> int:
@@ -59,7 +57,7 @@ def compared(proto: onnx.ModelProto, inputs: dict) -> list[tuple[np.ndarray, np.
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     wanted = session.run(None, inputs)
-    found = list(tvm_ext.compile(proto, HOST, opt_level="O3").run(inputs).values())
+    found = list(run_model(proto, inputs).values())
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
         assert one.shape == other.shape

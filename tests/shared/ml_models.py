@@ -6,8 +6,8 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from one_model import run_model
 from onnx import helper
-from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -45,7 +45,7 @@ def ml_model(
 def check(proto: onnx.ModelProto, *x: np.ndarray, rtol: float = 1e-5) -> None:
     feed = {f"x{place}": array for place, array in enumerate(x)}
     session = onnxruntime.InferenceSession(proto.SerializeToString())
-    found = tvm_ext.compile(proto, HOST).run(feed)
+    found = run_model(proto, feed)
     for name, wanted in zip(found, session.run(None, feed), strict=True):
         assert found[name].dtype == wanted.dtype, name
         assert found[name].shape == wanted.shape, name

@@ -6,12 +6,11 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
+from one_model import run_model
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from opt_levels import levels_of
-from unoptimised import HOST
 
-import tvm_ext
 from tvm_ext.onnx_frontend import import_model
 
 Arrays = Mapping[str, "np.ndarray | None"]
@@ -73,7 +72,7 @@ def check_operator(
     """Compiles, runs and compares; returns what the compiled model computed."""
     model, feeds = operator_model(operator, arrays, outputs, stored, opset, **attributes)
     wanted = reference(model, feeds)
-    compiled = tvm_ext.compile(model, HOST, opt_level=level).run(feeds)
+    compiled = run_model(model, feeds, level)
     found = [compiled[f"y{place}"] for place in range(outputs)]
     for got, want in zip(found, wanted, strict=True):
         want = np.asarray(want)
@@ -97,7 +96,7 @@ def assert_as_runtime(proto: onnx.ModelProto, rtol: float = 1e-6, **inputs: np.n
     )
     (wanted,) = session.run(None, inputs)
     for level in levels_of(proto):
-        (found,) = tvm_ext.compile(proto, HOST, opt_level=level).run(inputs).values()
+        (found,) = run_model(proto, inputs, level).values()
         assert found.dtype == wanted.dtype
         np.testing.assert_allclose(found, wanted, rtol=rtol)
 
@@ -117,4 +116,4 @@ def array_info(name: str, shape: list, dtype: object = np.float32) -> onnx.Value
 
 def run_at_levels(proto: onnx.ModelProto, **inputs: np.ndarray) -> list[dict[str, np.ndarray]]:
     """What the model gives at each of ``levels_of`` it."""
-    return [tvm_ext.compile(proto, HOST, opt_level=one).run(inputs) for one in levels_of(proto)]
+    return [run_model(proto, inputs, level) for level in levels_of(proto)]

@@ -356,6 +356,20 @@ def plan_blocks(
     func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions = DEFAULT_DECISIONS
 ) -> KernelPlan | NotApplicable:
     """Decides for every block of a kernel, of which all is inlined that can be."""
+    if decisions is DEFAULT_DECISIONS:
+        return _plan_by_default(func, machine)
+    return _plan(func, machine, decisions)
+
+
+# Two templates ask for one kernel in turn.
+@lru_cache(maxsize=1)
+def _plan_by_default(func: tirx.PrimFunc, machine: CpuDescription) -> KernelPlan | NotApplicable:
+    return _plan(func, machine, DEFAULT_DECISIONS)
+
+
+def _plan(
+    func: tirx.PrimFunc, machine: CpuDescription, decisions: Decisions
+) -> KernelPlan | NotApplicable:
     found = _pieces_of(func, machine)
     if isinstance(found, NotApplicable):
         return found
@@ -363,7 +377,6 @@ def plan_blocks(
     return KernelPlan(_plans(blocks, machine, decisions, alone=len(blocks) == 1), views)
 
 
-# Two templates ask for one kernel in turn.
 @lru_cache(maxsize=1)
 def _pieces_of(
     func: tirx.PrimFunc, machine: CpuDescription

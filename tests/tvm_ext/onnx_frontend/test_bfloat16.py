@@ -4,13 +4,11 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from opt_levels import levels_of
 from random_numbers import RANDOM
-from unoptimised import HOST
-
-import tvm_ext
 
 node = helper.make_node
 
@@ -41,7 +39,7 @@ def assert_near_float32(
     wanted = ReferenceEvaluator(wide).run(None, {"x": x.astype(np.float32)})[0]
     proto = graph_of(nodes, TensorProto.BFLOAT16, sizes or list(x.shape), stored)
     for level in levels_of(proto):
-        found = tvm_ext.compile(proto, HOST, opt_level=level).run({"x": x})["y"]
+        found = run_model(proto, {"x": x}, level)["y"]
         assert found.shape == wanted.shape
         assert found.dtype == (x.dtype if wanted.dtype == np.float32 else wanted.dtype)
         found = found.astype(np.float32)
@@ -51,6 +49,7 @@ def assert_near_float32(
 PADS = {"pads": np.array([0, 1, 0, 2]), "fill": normal()}
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("call", "shape", "stored"),
     [
@@ -71,7 +70,7 @@ def test_operator(call: onnx.NodeProto, shape: tuple, stored: dict) -> None:
     if call.op_type == "GlobalLpPool":
         root = np.sqrt((x.astype(np.float32) ** 2).sum((2, 3), keepdims=True))
         proto = graph_of([call], TensorProto.BFLOAT16, list(shape), {})
-        found = tvm_ext.compile(proto, HOST).run({"x": x})["y"].astype(np.float32)
+        found = run_model(proto, {"x": x})["y"].astype(np.float32)
         np.testing.assert_allclose(found, root, rtol=2**-7)
         return
     assert_near_float32([call], x, stored)

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from opt_levels import levels_of
@@ -20,7 +21,7 @@ node = helper.make_node
 def assert_as_reference(proto: onnx.ModelProto, **inputs: np.ndarray) -> onnx.ModelProto:
     wanted = ReferenceEvaluator(proto).run(None, inputs)
     for level in levels_of(proto):
-        found = list(tvm_ext.compile(proto, HOST, opt_level=level).run(inputs).values())
+        found = list(run_model(proto, inputs, level).values())
         for one, other in zip(found, wanted, strict=True):
             assert one.dtype == other.dtype
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
@@ -77,13 +78,14 @@ CONSTANTS = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("spelling", CONSTANTS)
 def test_constants_in_every_spelling(spelling):
     given = np.array(CONSTANTS[spelling])
     element = TensorProto.FLOAT if "float" in spelling else TensorProto.INT64
     constant = node("Constant", [], ["c"], name="c", **{spelling: CONSTANTS[spelling]})
     proto = model([constant], [], [value("c", list(given.shape), element)])
-    (found,) = tvm_ext.compile(proto, HOST, opt_level="O0").run({}).values()
+    (found,) = run_model(proto, {}, "O0").values()
     assert found.dtype == (np.float32 if "float" in spelling else np.int64)
     np.testing.assert_array_equal(found, given)
 
@@ -130,7 +132,7 @@ def test_a_body_of_a_domain_of_its_own():
     k, v = (arrays[name].repeat(2, 1) for name in "kv")
     scores = arrays["q"] @ k.swapaxes(2, 3) / np.sqrt(8) * 0.5
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
-    found = tvm_ext.compile(proto, HOST).run(arrays)["y"]
+    found = run_model(proto, arrays)["y"]
     np.testing.assert_allclose(found, weights @ v, rtol=1e-4, atol=1e-6)
 
 
@@ -144,5 +146,5 @@ def test_a_function_of_the_model_in_another_operator_set():
     proto = model([call], [value("x", [3])], [value("y", [3])], 22)
     proto.opset_import.append(helper.make_opsetid("local", 1))
     proto.functions.append(inner)
-    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": np.ones(3, np.float32)})
+    found = run_model(proto, {"x": np.ones(3, np.float32)}, "O0")
     np.testing.assert_array_equal(found["y"], [2, 2, 2])

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from one_model import in_one_model
 from onnx import helper
 from operator_models import assert_as_runtime, element_type, relax_operators
 from small_models import model, value
 
 
+@in_one_model
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-6), ("float16", 4e-3)])
 def test_hard_swish(dtype, rtol):
     x = np.linspace(-5, 5, 41).astype(dtype)

@@ -4,21 +4,21 @@ import numpy as np
 import onnx
 import pytest
 from combinations import pairwise
+from one_model import in_one_model, run_model
 from operator_models import by_reference, check_operator
 from small_models import model, node, rand, value
-from unoptimised import HOST
-
-import tvm_ext
 
 X = rand(2, 3, 4)
 
 
+@in_one_model
 @pairwise(stored=[("axis",), ()], flags=[(0, 0), (1, 0), (0, 1), (1, 1)], axis=[0, 1, -1])
 def test_running_sums(axis: int, flags: tuple, stored: tuple) -> None:
     attributes = {"exclusive": flags[0], "reverse": flags[1]}
     check_operator("CumSum", {"x": X, "axis": np.array(axis)}, stored=stored, **attributes)
 
 
+@in_one_model
 @pytest.mark.parametrize("fmod", [0, 1])
 def test_modulo_zero_does_not_end_the_process(fmod: int) -> None:
     low = np.iinfo(np.int32).min
@@ -28,10 +28,11 @@ def test_modulo_zero_does_not_end_the_process(fmod: int) -> None:
         [value("a", [4], onnx.TensorProto.INT32), value("b", [4], onnx.TensorProto.INT32)],
         [value("y", [4], onnx.TensorProto.INT32)],
     )
-    found = tvm_ext.compile(proto, HOST).run({"a": a, "b": b})["y"]
+    found = run_model(proto, {"a": a, "b": b})["y"]
     np.testing.assert_array_equal(found, [0, -1 if fmod else 2, 0, 2 if fmod else -1])
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int64"])
 def test_integers_divided_by_zero_do_not_end_the_process(dtype: str) -> None:
     kind = getattr(onnx.TensorProto, dtype.upper())
@@ -43,7 +44,7 @@ def test_integers_divided_by_zero_do_not_end_the_process(dtype: str) -> None:
         [value("y", None, kind)],
     )
     wanted = np.array([0, 2, low, int(5 / int(b[3]))], dtype)
-    np.testing.assert_array_equal(tvm_ext.compile(proto, HOST).run({"a": a, "b": b})["y"], wanted)
+    np.testing.assert_array_equal(run_model(proto, {"a": a, "b": b})["y"], wanted)
 
 
 def test_determinants() -> None:

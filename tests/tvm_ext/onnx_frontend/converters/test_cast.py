@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
 from onnx.numpy_helper import saturate_cast, to_float8e8m0
 from small_models import model, value
@@ -33,7 +34,7 @@ def run(x: np.ndarray, to: int, opset: int = 24, level: str = "O3", **attributes
         opset,
     )
     proto.ir_version = 12
-    (found,) = tvm_ext.compile(proto, HOST, opt_level=level).run({"x": x}).values()
+    (found,) = run_model(proto, {"x": x}, level).values()
     return found
 
 
@@ -55,6 +56,7 @@ def assert_same(found: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_array_equal(np.signbit(numbers[kept]), np.signbit(others[kept]))
 
 
+@in_one_model
 @pytest.mark.parametrize("saturate", [True, False])
 @pytest.mark.parametrize("name", FLOAT8)
 def test_float8_there_and_back(name, saturate):
@@ -67,6 +69,7 @@ def test_float8_there_and_back(name, saturate):
         assert_same(run(codes, F), codes.astype(np.float32))
 
 
+@in_one_model
 @pytest.mark.parametrize("rounding", ["up", "down", "nearest"])
 def test_float8_that_is_an_exponent(rounding):
     x = np.abs(any_floats())
@@ -80,6 +83,7 @@ def test_three_in_float8_is_not_six():
     np.testing.assert_array_equal(run(x, F), np.array([-3, 0, 1], np.float32))
 
 
+@in_one_model
 @pytest.mark.parametrize("name", PACKED)
 @pytest.mark.parametrize("level", ["O0", "O3"])
 def test_types_below_a_byte_as_inputs_and_outputs(name, level):
@@ -91,6 +95,7 @@ def test_types_below_a_byte_as_inputs_and_outputs(name, level):
     assert_same(run(narrow, F, level=level), narrow.astype(np.float32))
 
 
+@in_one_model
 @pytest.mark.parametrize("name", ["int4", "uint4"])
 def test_integers_out_of_range_lose_their_higher_bits(name):
     x = np.array([200, -3, 7, 9, -9, 2**20 + 5], np.int32)
@@ -125,10 +130,11 @@ def test_packed_weights_pass_through_shape_operators():
     proto = model(nodes, [value("x", [3, 8])], [value("y", [3, 2])], 21, w=w)
     proto.ir_version = 10
     x = np.arange(24, dtype=np.float32).reshape(3, 8)
-    (found,) = tvm_ext.compile(proto, HOST).run({"x": x}).values()
+    (found,) = run_model(proto, {"x": x}).values()
     np.testing.assert_array_equal(found, x @ w.astype(np.float32).T)
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "int64"])
 def test_bool_is_true_for_all_but_zero(dtype):
     x = np.array([0, 1, 2, 100], dtype)

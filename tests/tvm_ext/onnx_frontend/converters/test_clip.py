@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
+from one_model import in_one_model, run_model
 from operator_models import assert_as_runtime, element_type, relax_operators
 from small_models import model, node, value
-from unoptimised import HOST
-
-import tvm_ext
 
 INF, NAN = float("inf"), float("nan")
 
@@ -41,6 +39,7 @@ BOUNDS = [
 ]
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [True, False], ids=["stored", "run time"])
 @pytest.mark.parametrize("bounds", BOUNDS, ids=str)
 def test_clip(bounds, stored):
@@ -50,6 +49,7 @@ def test_clip(bounds, stored):
     assert_as_runtime(proto, **inputs)
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "int32", "int64", "uint8"])
 def test_clip_of_other_types(dtype):
     x = np.array([0, 1, 3, 5, 7, 100]).astype(dtype)
@@ -57,6 +57,7 @@ def test_clip_of_other_types(dtype):
     assert_as_runtime(proto, **inputs)
 
 
+@in_one_model
 @pytest.mark.parametrize("attributes", [{}, {"min": -1.0}, {"max": 1.0}, {"min": 0.0, "max": 6.0}])
 def test_clip_with_bounds_as_attributes(attributes):
     proto, inputs = clip(opset=6, x=VALUES[np.isfinite(VALUES)], **attributes)
@@ -66,7 +67,7 @@ def test_clip_with_bounds_as_attributes(attributes):
 def test_a_bound_that_is_no_number_is_no_bound():
     proto, inputs = clip(stored=False, low=-1, high=2)
     inputs["high"] = np.array(NAN, np.float32)
-    (found,) = tvm_ext.compile(proto, HOST).run(inputs).values()
+    (found,) = run_model(proto, inputs).values()
     np.testing.assert_array_equal(found, np.maximum(VALUES, -1))
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, run_model
 from onnx import TensorProto
 from operator_models import by_runtime
 from small_models import model, node, rand, value
@@ -41,6 +42,7 @@ def test_sizes_with_names_against_a_number(operator, single):
             assert found.shape == wanted.shape
 
 
+@in_one_model
 @pytest.mark.parametrize("operator", COMPARISONS)
 def test_a_size_is_never_below_0(operator):
     proto = compared(operator, True, -1)
@@ -49,7 +51,7 @@ def test_a_size_is_never_below_0(operator):
     assert not any(isinstance(binding.value, relax.Call) for binding in block.bindings), main
     feeds = {"x": rand(2, 3)}
     for found, wanted in zip(
-        tvm_ext.compile(proto, HOST, opt_level="O0").run(feeds).values(),
+        run_model(proto, feeds, "O0").values(),
         by_runtime(proto, feeds),
         strict=True,
     ):
@@ -78,10 +80,11 @@ def test_constants_are_compared_at_once():
         node("Not", ["c"], ["y"]),
     ]
     proto = model(nodes, [value("x", [2, 3])], [value("y", [2], BOOL)], k=np.array([2]))
-    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": rand(2, 3)})["y"]
+    found = run_model(proto, {"x": rand(2, 3)}, "O0")["y"]
     np.testing.assert_array_equal(found, [False, True])
 
 
+@in_one_model
 @pytest.mark.parametrize("level", ["O0", "O3"])
 def test_equal_of_booleans_that_were_just_computed(level: str) -> None:
     # How PyTorch's exporter rounds an integer division down.
@@ -98,5 +101,5 @@ def test_equal_of_booleans_that_were_just_computed(level: str) -> None:
         yes=np.array(True),
     )
     feed = {"x": rand(3, 5)}
-    found = tvm_ext.compile(proto, HOST, opt_level=level).run(feed)["y"]
+    found = run_model(proto, feed, level)["y"]
     np.testing.assert_array_equal(found, by_runtime(proto, feed)[0])

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from combinations import pairwise
+from one_model import in_one_model
 from operator_models import check_operator
 from small_models import rand
 
@@ -15,6 +16,7 @@ LIMITS = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [tuple(LIMITS), ("limit",), ()])
 @pytest.mark.parametrize("centered", [0, 1])
 def test_non_max_suppression(centered: int, stored: tuple) -> None:
@@ -41,6 +43,7 @@ def test_equal_scores_keep_the_order_of_the_boxes() -> None:
     np.testing.assert_array_equal(found[:, 2], [0, 1, 2, 3])
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [("k",), ()])
 @pytest.mark.parametrize("largest", [0, 1])
 @pytest.mark.parametrize("axis", [0, 1, -1])
@@ -49,6 +52,7 @@ def test_top_k(axis: int, largest: int, stored: tuple) -> None:
     check_operator("TopK", arrays, 2, stored, axis=axis, largest=largest)
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint8", "int32", "uint32"])
 @pytest.mark.parametrize("stored", [("k",), ()])
 def test_top_k_of_every_type(dtype: str, stored: tuple) -> None:
@@ -73,6 +77,7 @@ def _top_k(x: np.ndarray, k: int, stored: tuple) -> list[np.ndarray]:
     return check_operator("TopK", {"x": x, "k": np.array([k])}, 2, stored, reference=wanted)
 
 
+@in_one_model
 @pairwise(mode=["avg", "max"], coordinates=["half_pixel", "output_half_pixel"], ratio=[0, 2])
 def test_roi_align(mode: str, coordinates: str, ratio: int) -> None:
     rois = np.array([[0.3, 1, 6.2, 7], [2, 2, 30, 25], [-4, -3, 3, 3]], np.float32)
@@ -88,6 +93,7 @@ def test_roi_align(mode: str, coordinates: str, ratio: int) -> None:
     )
 
 
+@in_one_model
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_points_that_are_no_numbers_are_read_at_the_first_border(padding: str) -> None:
     """Detectors divide by the size of their smallest map less one, which may be zero."""

@@ -3,15 +3,16 @@
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, run_model
 from operator_models import array_info, run_at_levels
 from small_models import model, node
-from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
 from tvm_ext.onnx_frontend import import_model
 
 
+@in_one_model
 @pytest.mark.parametrize("opset", [9, 11, 12, 17])
 def test_dropout_is_its_input(opset: int) -> None:
     nodes = [node("Dropout", ["x"], ["a"]), node("Relu", ["a"], ["y"])]
@@ -47,6 +48,7 @@ def training_model(
 ON = {"training": np.array(True)}
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("from_run", ["", "ratio", "training", "ratio training"])
 def test_dropout_in_training_drops_a_share_and_scales_the_rest(from_run: str, dtype: type) -> None:
@@ -55,7 +57,7 @@ def test_dropout_in_training_drops_a_share_and_scales_the_rest(from_run: str, dt
     given = {name: values[name] for name in from_run.split()}
     stored = {name: values[name] for name in values if name not in given}
     proto, feeds = training_model(x, stored, given, shape=["n", 3000], seed=7)
-    found = tvm_ext.compile(proto, HOST).run(feeds)
+    found = run_model(proto, feeds)
     mask = found["mask"]
     assert mask.shape == x.shape
     assert mask.dtype == np.bool_
@@ -88,7 +90,7 @@ def test_the_seed_decides_what_is_dropped_and_the_default_ratio_is_a_half() -> N
     masks = []
     for seed in (1, 1, 2):
         proto, feeds = training_model(x, ON, {}, seed=seed)
-        masks.append(tvm_ext.compile(proto, HOST, opt_level="O0").run(feeds)["mask"])
+        masks.append(run_model(proto, feeds, "O0")["mask"])
     assert abs(masks[0].mean() - 0.5) < 0.03
     np.testing.assert_array_equal(masks[0], masks[1])
     assert (masks[0] != masks[2]).any()

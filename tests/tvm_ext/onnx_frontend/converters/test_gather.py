@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from combinations import pairwise
+from one_model import in_one_model
 from operator_models import assert_as_runtime, element_type
 from small_models import model, node, value
 from unoptimised import HOST
@@ -27,6 +28,7 @@ def gather(data: np.ndarray, indices: np.ndarray, axis: int, stored: bool) -> tu
 DATA = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 
 
+@in_one_model
 @pairwise(
     stored=[True, False],
     axis=[0, 1, 2, -1, -3],

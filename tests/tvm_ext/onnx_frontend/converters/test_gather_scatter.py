@@ -4,6 +4,7 @@ import numpy as np
 import onnx
 import pytest
 from combinations import pairwise
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from operator_models import by_runtime
@@ -42,16 +43,18 @@ def case(operator: str, indices: np.ndarray, stored: bool) -> tuple[onnx.ModelPr
     return helper.make_model(graph, opset_imports=opsets, ir_version=9), feeds
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("operator", CASES)
 def test_inside_as_the_reference(operator: str, stored: bool) -> None:
     proto, feeds = case(operator, np.array(CASES[operator][1], np.int64), stored)
     (wanted,) = ReferenceEvaluator(proto).run(None, feeds)
     for level in levels_of(proto):
-        found = tvm_ext.compile(proto, HOST, opt_level=level).run(feeds)["y"]
+        found = run_model(proto, feeds, level)["y"]
         np.testing.assert_array_equal(found, wanted)
 
 
+@in_one_model
 @pairwise(stored=[True, False], far=[3 * 10**9, -3 * 10**9], operator=CASES)
 def test_outside_takes_the_nearest_element(operator: str, far: int, stored: bool) -> None:
     indices = np.array(CASES[operator][1], np.int64)
@@ -62,10 +65,11 @@ def test_outside_takes_the_nearest_element(operator: str, far: int, stored: bool
     wanted_of, feeds = case(operator, nearest, True)
     (wanted,) = ReferenceEvaluator(wanted_of).run(None, {k: feeds[k] for k in feeds if k != "i"})
     proto, feeds = case(operator, indices, stored)
-    found = tvm_ext.compile(proto, HOST).run(feeds)["y"]
+    found = run_model(proto, feeds)["y"]
     np.testing.assert_array_equal(found, wanted)
 
 
+@in_one_model
 @pytest.mark.parametrize("operator", ["GatherElements", "GatherND"])
 def test_indices_beyond_data_of_symbolic_sizes_read_the_nearest_element(operator: str) -> None:
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
@@ -83,7 +87,7 @@ def test_indices_beyond_data_of_symbolic_sizes_read_the_nearest_element(operator
     graph = helper.make_graph([call], "small", infos, [onnx.ValueInfoProto(name="y")])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     for level in levels_of(proto):
-        found = tvm_ext.compile(proto, HOST, opt_level=level).run({"x": x, "i": indices})["y"]
+        found = run_model(proto, {"x": x, "i": indices}, level)["y"]
         np.testing.assert_array_equal(found, wanted)
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from one_model import in_one_model
 from operator_models import array_info, run_at_levels
 from small_models import model, node
 
@@ -13,6 +14,7 @@ def hot(indices: np.ndarray, depth: int, axis: int, values: np.ndarray) -> np.nd
     return np.moveaxis(table, -1, axis)
 
 
+@in_one_model
 @pytest.mark.parametrize("depth_shape", [[], [1]])
 @pytest.mark.parametrize("axis", [-1, 0, 1])
 @pytest.mark.parametrize(

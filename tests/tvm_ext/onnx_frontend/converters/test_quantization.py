@@ -7,6 +7,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from random_numbers import RANDOM
@@ -56,7 +57,7 @@ def assert_exact(proto: onnx.ModelProto, inputs: dict, level: str = "O3") -> lis
         proto.SerializeToString(), providers=["CPUExecutionProvider"]
     )
     wanted = session.run(None, inputs)
-    found = list(tvm_ext.compile(proto, HOST, opt_level=level).run(inputs).values())
+    found = list(run_model(proto, inputs, level).values())
     for one, other in zip(found, wanted, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
@@ -67,6 +68,7 @@ def assert_exact(proto: onnx.ModelProto, inputs: dict, level: str = "O3") -> lis
 HALVES = (np.arange(-600, 600, dtype=np.float32) / 2 * np.float32(0.1)).reshape(2, 4, 150)
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 @pytest.mark.parametrize("stored", [True, False])
 def test_quantize_rounds_half_to_even(dtype, stored):
@@ -86,6 +88,7 @@ def test_quantize_without_a_zero_point_makes_uint8():
     assert_exact(proto, fed)
 
 
+@in_one_model
 @pytest.mark.parametrize("axis", [1, -2, 0])
 @pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
 def test_per_axis(op, axis):
@@ -98,6 +101,7 @@ def test_per_axis(op, axis):
     assert_exact(proto, fed)
 
 
+@in_one_model
 @pytest.mark.parametrize("op", ["QuantizeLinear", "DequantizeLinear"])
 @pytest.mark.parametrize("stored", [True, False])
 def test_blocks_with_a_remainder(op, stored):
@@ -110,6 +114,7 @@ def test_blocks_with_a_remainder(op, stored):
     assert_exact(proto, fed)
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", [TensorProto.INT4, TensorProto.UINT4])
 def test_four_bits_there_and_back(dtype):
     nodes = [
@@ -118,7 +123,7 @@ def test_four_bits_there_and_back(dtype):
     ]
     outputs = [value("q", [2, 4, 150], dtype), value("y", [2, 4, 150])]
     proto = model(nodes, [value("x", [2, 4, 150])], outputs, 21, s=np.float32(0.1))
-    found = tvm_ext.compile(proto, HOST, opt_level="O3").run({"x": HALVES})
+    found = run_model(proto, {"x": HALVES})
     wanted = dict(zip("qy", ReferenceEvaluator(proto).run(None, {"x": HALVES}), strict=True))
     for name, array in found.items():
         assert array.dtype == wanted[name].dtype
@@ -126,6 +131,7 @@ def test_four_bits_there_and_back(dtype):
     assert len(np.unique(found["y"])) == 16
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_dequantize_has_the_type_of_its_scale(dtype):
     inputs = {"x": integers(4, 5, dtype="int8"), "s": np.array(0.3, dtype), "z": np.int8(-5)}
@@ -144,7 +150,7 @@ def test_stored_weights_become_the_numbers_that_they_stand_for():
     assert "uint8" not in import_model(proto).mod.script()
     centred = inputs["w"].astype(np.float32) - inputs["z"].astype(np.float32)
     x = rand(2, 6)
-    (found,) = tvm_ext.compile(proto, HOST).run({"x": x}).values()
+    (found,) = run_model(proto, {"x": x}).values()
     np.testing.assert_allclose(found, x @ (centred * inputs["s"]), rtol=1e-4)
 
 
@@ -178,6 +184,7 @@ def dynamic(x: np.ndarray) -> tuple[list, list]:
     return list(compiled.run({"x": x}).values()), session.run(None, {"x": x})
 
 
+@in_one_model
 @pytest.mark.parametrize("weight", [rand(7, 9), rand(5, 4) ** 2 + 1, np.zeros((2, 3), np.float32)])
 def test_stored_weights_are_quantised_while_compiling(weight):
     outputs = {"q": TensorProto.UINT8, "s": TensorProto.FLOAT, "z": TensorProto.UINT8}
@@ -185,7 +192,7 @@ def test_stored_weights_are_quantised_while_compiling(weight):
     imported = import_model(proto)
     assert "round" not in imported.mod.script()
     wanted = runtime.InferenceSession(proto.SerializeToString()).run(None, {})
-    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({})
+    found = run_model(proto, {}, "O0")
     for one, other in zip(found.values(), wanted, strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -203,6 +210,7 @@ CONVOLUTIONS = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 @pytest.mark.parametrize("dtypes", [("uint8", "uint8"), ("uint8", "int8"), ("int8", "int8")])
 def test_qlinear_conv(case, dtypes):
@@ -221,6 +229,7 @@ def test_qlinear_conv(case, dtypes):
     assert len(np.unique(found)) > 3
 
 
+@in_one_model
 @pytest.mark.parametrize("group", [1, 2, 6])
 def test_conv_integer(group):
     inputs = {"x": integers(1, 6, 9, 9, dtype="uint8")}
@@ -231,6 +240,7 @@ def test_conv_integer(group):
     assert np.abs(found).max() > 255
 
 
+@in_one_model
 @pytest.mark.parametrize("columns", [False, True])
 @pytest.mark.parametrize("stored", [True, False])
 def test_matmul_integer(columns, stored):
@@ -245,7 +255,7 @@ def test_matmul_integer_of_rows():
     inputs = {"x": integers(5, 40, dtype="uint8"), "w": integers(40, 7, dtype="uint8")}
     inputs["z"] = integers(5, dtype="uint8")
     proto, fed = one_node("MatMulInteger", inputs, {"y": TensorProto.INT32}, 10)
-    (found,) = tvm_ext.compile(proto, HOST).run(fed).values()
+    (found,) = run_model(proto, fed).values()
     centred = inputs["x"].astype(np.int32) - inputs["z"].astype(np.int32)[:, None]
     np.testing.assert_array_equal(found, centred @ inputs["w"].astype(np.int32))
 
@@ -275,6 +285,7 @@ def test_a_product_of_two_operands_that_are_quantised_in_the_run(level):
             np.testing.assert_array_equal(found, wanted)
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [True, False])
 def test_qlinear_matmul(stored):
     s, z = ("s", "z") if stored else ("xs", "xz")
@@ -322,7 +333,7 @@ def test_a_division_is_not_folded_into_the_convolution_before_it():
     stored = {"w": w, "s": np.float32(0.003), "z": np.int8(0)}
     outputs = [value("y", [1, 4, 14, 14], TensorProto.INT8), value("c", [1, 4, 14, 14])]
     proto = model(nodes, [value("x", [1, 3, 16, 16])], outputs, 13, **stored)
-    found = tvm_ext.compile(proto, HOST, opt_level="O3").run({"x": rand(1, 3, 16, 16)})
+    found = run_model(proto, {"x": rand(1, 3, 16, 16)})
     steps = np.clip(np.rint(found["c"] / np.float32(0.003)), -128, 127)
     np.testing.assert_array_equal(found["y"], steps.astype(np.int8))
 
@@ -334,6 +345,7 @@ def test_an_axis_that_is_none_is_refused():
         tvm_ext.compile(proto)
 
 
+@in_one_model
 @pytest.mark.parametrize("level", ["O0", "O3"])
 @pytest.mark.parametrize("dtype", ["uint8", "int8", "uint16", "int16"])
 def test_quantize_with_scales_of_a_mask_and_numbers_that_are_none(dtype, level):

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from one_model import run_model
 from operator_models import by_runtime
 from small_models import model, node, rand, value
 from unoptimised import HOST
@@ -51,6 +52,4 @@ def test_a_count_of_positions_has_the_size_that_it_counts() -> None:
 def test_a_step_that_is_no_whole_number() -> None:
     proto = counted(0.5, 0.25, F)
     feeds = {"x": rand(3)}
-    np.testing.assert_array_equal(
-        tvm_ext.compile(proto, HOST).run(feeds)["y"], by_runtime(proto, feeds)[0]
-    )
+    np.testing.assert_array_equal(run_model(proto, feeds)["y"], by_runtime(proto, feeds)[0])

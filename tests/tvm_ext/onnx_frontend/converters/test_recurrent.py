@@ -7,6 +7,7 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_model import in_one_model, run_model
 from onnx import helper
 from opt_levels import levels_of
 from small_models import model, rand, value
@@ -101,7 +102,7 @@ def assert_as_reference(proto: onnx.ModelProto, fed: Arrays, levels: Any = ("O0"
     """O0 runs the kernel as the importer writes it, O3 as the template does."""
     wanted = reference(proto, fed)
     for level in levels:
-        found = tvm_ext.compile(proto, HOST, opt_level=level).run(fed)
+        found = run_model(proto, fed, level)
         assert len(found) == len(wanted)
         for (name, array), expected in zip(found.items(), wanted, strict=True):
             assert (array.dtype, array.shape) == (expected.dtype, expected.shape), name
@@ -146,6 +147,7 @@ def test_any_form(
     assert_as_reference(*layer(op, arrays, **attributes), levels=("O3",))
 
 
+@in_one_model
 @pytest.mark.parametrize("op", GATES)
 def test_as_imported_and_as_scheduled(op: str) -> None:
     optional = "bhcp" if op == "LSTM" else "bh"
@@ -159,6 +161,7 @@ def test_the_state_of_a_cell_is_not_clipped() -> None:
     assert_as_reference(*layer("LSTM", arrays, clip=0.3))
 
 
+@in_one_model
 @pytest.mark.parametrize("op", GATES)
 def test_weights_that_the_model_computes(op: str) -> None:
     arrays = arrays_of(op, 3, 2, 20, 1, "bp" if op == "LSTM" else "b", None)
@@ -183,6 +186,7 @@ ACTIVATIONS = [
 ]
 
 
+@in_one_model
 @pytest.mark.parametrize(("name", "alpha", "beta"), ACTIVATIONS)
 def test_activations(name: str, alpha: list, beta: list) -> None:
     parameters = {"activation_alpha": alpha, "activation_beta": beta}
@@ -201,6 +205,7 @@ def test_each_direction_has_its_functions_and_takes_parameters_in_order() -> Non
     assert_as_reference(*layer("LSTM", arrays, direction="bidirectional", **attributes))
 
 
+@in_one_model
 @pytest.mark.parametrize("op", GATES)
 @pytest.mark.parametrize("direction", ["reverse", "bidirectional"])
 def test_batch_first(op: str, direction: str) -> None:
@@ -214,13 +219,14 @@ def test_batch_first(op: str, direction: str) -> None:
             arrays[name] = np.ascontiguousarray(np.swapaxes(arrays[name], 0, 1))
     proto, fed = layer(op, arrays, direction=direction, layout=1)
     for level in levels_of(proto):
-        y, *states = tvm_ext.compile(proto, HOST, opt_level=level).run(fed).values()
+        y, *states = run_model(proto, fed, level).values()
         np.testing.assert_allclose(y, np.moveaxis(wanted[0], 2, 0), rtol=1e-5, atol=2e-6)
         for found, expected in zip(states, wanted[1:], strict=True):
             turned = np.swapaxes(expected, 0, 1)
             np.testing.assert_allclose(found, turned, rtol=1e-5, atol=2e-6)
 
 
+@in_one_model
 @pytest.mark.parametrize("outputs", ["y", "h", "c", "yc"])
 def test_outputs_that_nobody_wants(outputs: str) -> None:
     arrays = arrays_of("LSTM", 3, 2, 16, 1, "b", None)
@@ -236,7 +242,7 @@ def test_a_sequence_without_a_step_ends_in_zeros() -> None:
 def test_lengths_beyond_the_input_read_nothing_there() -> None:
     arrays = arrays_of("GRU", 4, 2, 16, 2, "b", [400_000_000, -5])
     proto, fed = layer("GRU", arrays, direction="bidirectional")
-    y, _ = tvm_ext.compile(proto, HOST).run(fed).values()
+    y, _ = run_model(proto, fed).values()
     fed["sequence_lens"] = np.array([4, 0], np.int32)
     np.testing.assert_allclose(y, reference(proto, fed)[0], rtol=1e-5, atol=2e-6)
 
@@ -262,6 +268,7 @@ def test_a_state_of_another_batch_is_refused_in_the_run() -> None:
         compiled.run({**fed, "initial_h": fed["initial_h"][:, :1]})
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [("float64", 2e-6), ("float16", 5e-3)], ids=["double", "half"]
 )
@@ -271,7 +278,7 @@ def test_other_types(op: str, dtype: str, tolerance: float) -> None:
     arrays = arrays_of(op, 3, 2, 20, 1, "bh", None)
     wanted = reference(*layer(op, arrays))
     proto, fed = layer(op, {name: array.astype(dtype) for name, array in arrays.items()})
-    found = tvm_ext.compile(proto, HOST).run(fed)
+    found = run_model(proto, fed)
     for array, expected in zip(found.values(), wanted, strict=True):
         assert array.dtype == dtype
         np.testing.assert_allclose(array, expected, rtol=tolerance, atol=tolerance)

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
 from operator_models import by_runtime
 from small_models import model, value
@@ -40,7 +41,7 @@ def reduction(op_type: str, x: np.ndarray, axes: np.ndarray | None, **attributes
 
 
 def run(proto: onnx.ModelProto, **inputs: np.ndarray) -> np.ndarray:
-    (found,) = tvm_ext.compile(proto, HOST, opt_level="O0").run(inputs).values()
+    (found,) = run_model(proto, inputs, "O0").values()
     return found
 
 
@@ -54,6 +55,7 @@ def test_axes_from_the_run(op_type):
         np.testing.assert_allclose(found, wanted, rtol=1e-5)
 
 
+@in_one_model
 @pytest.mark.parametrize(("axes", "shape"), [([1], (2, 4)), ([0, -1], (3,)), ([0, 1, 2], ())])
 def test_reduced_axes_are_dropped(axes, shape):
     axes = np.array(axes, np.int64)
@@ -62,6 +64,7 @@ def test_reduced_axes_are_dropped(axes, shape):
     np.testing.assert_allclose(found, X.sum(axis=tuple(axes)), rtol=1e-5)
 
 
+@in_one_model
 @pytest.mark.parametrize("noop", [0, 1])
 def test_no_axes_from_the_run(noop):
     none = np.zeros(0, np.int64)
@@ -81,6 +84,7 @@ def test_dropping_axes_of_unknown_number_is_refused():
 EMPTY = {"ReduceMax": -np.inf, "ReduceMin": np.inf, "ReduceProd": 1, "ReduceSum": 0}
 
 
+@in_one_model
 @pytest.mark.parametrize("op_type", EMPTY)
 def test_an_empty_set(op_type):
     x, axes = np.zeros((2, 0, 4), np.float32), np.array([1], np.int64)
@@ -88,6 +92,7 @@ def test_an_empty_set(op_type):
     np.testing.assert_array_equal(found, np.full((2, 1, 4), EMPTY[op_type], np.float32))
 
 
+@in_one_model
 @pytest.mark.parametrize(("op_type", "sign"), [("ReduceMax", -1), ("ReduceMin", 1)])
 def test_nothing_but_infinities(op_type, sign):
     # A row of a mask: TVM's own converter gives the largest finite number.
@@ -95,6 +100,7 @@ def test_nothing_but_infinities(op_type, sign):
     np.testing.assert_array_equal(run(reduction(op_type, x, None), x=x), [[sign * np.inf]])
 
 
+@in_one_model
 @pytest.mark.parametrize(("op_type", "wanted"), [("ReduceMax", True), ("ReduceMin", False)])
 def test_booleans(op_type, wanted):
     x = np.array([[True, False]])
@@ -103,6 +109,7 @@ def test_booleans(op_type, wanted):
     assert found.item() is wanted
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 @pytest.mark.parametrize("op_type", ["ReduceL2", "ReduceLogSum", "ReduceMean", "ReduceSumSquare"])
 def test_integers(op_type, dtype):
@@ -110,7 +117,7 @@ def test_integers(op_type, dtype):
     proto = reduction(op_type, x, np.array([1]), keepdims=0)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.array([1]), "axes"))
     del proto.graph.input[1]
-    found = tvm_ext.compile(proto, HOST, opt_level="O0").run({"x": x})["y"]
+    found = run_model(proto, {"x": x}, "O0")["y"]
     wanted = by_runtime(proto, {"x": x})[0]
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(found, wanted)

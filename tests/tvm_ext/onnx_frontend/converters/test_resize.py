@@ -1,11 +1,14 @@
 """Resize: every mode and coordinate transformation, with known and run-time scales and sizes."""
 
+from collections.abc import Callable
+
 import numpy as np
 import onnx
 import pytest
 from combinations import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from one_model import in_one_model
 from operator_models import by_reference, by_runtime, check_operator, operator_model
 from small_models import rand
 from unoptimised import HOST
@@ -38,6 +41,7 @@ def test_scales_that_are_not_whole(mode: str, coordinates: str, stored: tuple) -
     )
 
 
+@in_one_model
 @pytest.mark.parametrize("rounding", ["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"])
 @pytest.mark.parametrize("coordinates", COORDINATES)
 def test_nearest_rounds_each_way(coordinates: str, rounding: str) -> None:
@@ -65,6 +69,7 @@ def test_antialias_of_a_smaller_image(mode: str, outside: int, stored: tuple) ->
     )
 
 
+@in_one_model
 @pytest.mark.parametrize("policy", ["stretch", "not_larger", "not_smaller"])
 @pytest.mark.parametrize("stored", [("sizes",), ()])
 def test_aspect_ratio_and_axes(policy: str, stored: tuple) -> None:
@@ -161,17 +166,18 @@ def test_images_of_any_size_twice_as_large(mode: str, coordinates: str, kernels:
 def test_images_of_any_size_to_a_size_of_the_run(mode: str) -> None:
     arrays = {"x": X, "roi": None, "scales": None, "sizes": np.array([1, 2, 9, 40])}
     model, _ = operator_model("Resize", arrays, mode=mode)
-    for images in IMAGES:
-        check_any_size(model, None, sizes=np.array([*images[:2], 9, 40]), images=(images,))
+    check_any_size(model, None, sized=lambda image: np.array([*image[:2], 9, 40]))
 
 
 def check_any_size(
     model: onnx.ModelProto,
     kernels: int | None,
-    images: tuple[tuple[int, ...], ...] = IMAGES,
-    **others: np.ndarray,
+    sized: Callable[[tuple[int, ...]], np.ndarray] | None = None,
 ) -> None:
-    """As ONNX Runtime for images of several sizes, in so many kernels without scalar loops."""
+    """As ONNX Runtime for images of several sizes, in so many kernels without scalar loops.
+
+    ``sized`` gives the sizes of the result, where the run states them.
+    """
     shape = model.graph.input[0].type.tensor_type.shape
     for place, name in enumerate("nchw"):
         shape.dim[place].dim_param = name
@@ -179,8 +185,8 @@ def check_any_size(
     compiled = tvm_ext.compile(model, HOST)
     assert {kernel.schedule for kernel in compiled.report.kernels} == {"elementwise"}
     assert kernels in (None, len(compiled.report.kernels))
-    for size in images:
-        feeds = {"x": rand(*size), **others}
+    for size in IMAGES:
+        feeds = {"x": rand(*size)} | ({"sizes": sized(size)} if sized else {})
         (found,) = compiled.run(feeds).values()
         (wanted,) = by_runtime(model, feeds)
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

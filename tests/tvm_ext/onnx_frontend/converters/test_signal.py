@@ -9,11 +9,11 @@ import pytest
 import small_models
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 from random_numbers import RANDOM
 from small_models import node
-from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError
@@ -29,7 +29,7 @@ def value(name: str, shape: list | None, dtype: object = np.float32) -> onnx.Val
 
 
 def check(proto: onnx.ModelProto, wanted: np.ndarray, rtol=1e-5, **inputs: np.ndarray) -> None:
-    found = tvm_ext.compile(proto, HOST).run(inputs)["y"]
+    found = run_model(proto, inputs)["y"]
     assert found.dtype == wanted.dtype
     assert found.shape == wanted.shape
     np.testing.assert_allclose(found, wanted, rtol=0, atol=rtol * max(1, np.abs(wanted).max()))
@@ -45,6 +45,7 @@ def dft(x: np.ndarray, axis: int, length: int | None, **attributes: int) -> onnx
     return model(nodes, [value("x", list(x.shape), x.dtype)], [value("y", None, x.dtype)], **stored)
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("dtype", "axis", "length"), [(np.float32, 0, None), (np.float64, 1, 5), (np.float32, -2, 16)]
 )
@@ -57,6 +58,7 @@ def test_dft_of_complex_numbers(dtype: type, axis: int, length: int | None) -> N
     check(dft(x, axis, length, inverse=1), inverse, x=x)
 
 
+@in_one_model
 @pytest.mark.parametrize("length", [None, 7, 31])
 def test_dft_of_real_numbers_and_back(length: int | None) -> None:
     x = RANDOM.normal(size=(3, 12, 1)).astype(np.float32)
@@ -74,6 +76,7 @@ def test_dft_of_half_precision_is_computed_in_single() -> None:
     check(dft(x, 1, None), wanted, rtol=1e-3, x=x)
 
 
+@in_one_model
 @pytest.mark.parametrize("points", [3000])
 def test_long_transforms_are_split(points: int) -> None:
     x = RANDOM.normal(size=(2, points, 2)).astype(np.float32)
@@ -89,6 +92,7 @@ def test_long_transforms_are_split(points: int) -> None:
     check(dft(parts(half), 1, points, inverse=1, onesided=1), wanted, x=parts(half))
 
 
+@in_one_model
 @pytest.mark.parametrize("points", [1031, 2 * 1033])
 def test_long_transforms_of_primes(points: int) -> None:
     x = RANDOM.normal(size=(2, points, 2)).astype(np.float32)
@@ -107,6 +111,7 @@ def test_dft_of_a_wrong_axis_or_of_three_parts_is_refused(axis: int, last: int) 
         tvm_ext.compile(dft(np.zeros((1, 4, last), np.float32), axis, None))
 
 
+@in_one_model
 @pytest.mark.parametrize(("axis", "onesided"), [(0, 0), (-2, 1)])
 def test_dft_of_an_axis_in_the_run(axis: int, onesided: int) -> None:
     x = RANDOM.normal(size=(5, 3, 8, 1)).astype(np.float32)
@@ -117,6 +122,7 @@ def test_dft_of_an_axis_in_the_run(axis: int, onesided: int) -> None:
     check(model(nodes, inputs, [value("y", None)]), wanted, x=x, axis=np.array(axis))
 
 
+@in_one_model
 @pytest.mark.parametrize("onesided", [0, 1])
 def test_dft_of_a_length_in_the_run(onesided: int) -> None:
     x = RANDOM.normal(size=(5, 8, 1)).astype(np.float32)
@@ -128,6 +134,7 @@ def test_dft_of_a_length_in_the_run(onesided: int) -> None:
         check(proto, parts(transform(x[..., 0], length)), x=x, n=np.array(length))
 
 
+@in_one_model
 @pytest.mark.parametrize("length", [4, 9])
 @pytest.mark.parametrize("axis", [0, -2])
 def test_dft_of_an_axis_and_a_length_in_the_run(axis: int, length: int) -> None:
@@ -176,6 +183,7 @@ def stft(samples: int, length: int | None, window: np.ndarray | None, **kwargs) 
     )
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("windowed", "onesided", "dtype"), [(True, 1, np.float32), (False, 0, np.float64)]
 )
@@ -235,6 +243,7 @@ def test_stft_that_is_refused(form: dict, line: str) -> None:
         tvm_ext.compile(stft(100, **form))
 
 
+@in_one_model
 @pytest.mark.parametrize("operator", ["HannWindow", "HammingWindow", "BlackmanWindow"])
 @pytest.mark.parametrize(("periodic", "stored"), [(0, False), (1, False), (1, True)])
 def test_windows(operator: str, periodic: int, stored: bool) -> None:
@@ -252,6 +261,7 @@ def test_a_window_of_doubles() -> None:
     check(proto, np.sin(np.arange(7) * np.pi / 7) ** 2, size=np.array([7], np.int32))
 
 
+@in_one_model
 @pytest.mark.parametrize("stored", [False, True])
 def test_mel_filters(stored: bool) -> None:
     given = {

@@ -6,9 +6,9 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
-from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import ModelError, UnsupportedOperatorError
@@ -38,6 +38,7 @@ def optimizer(operator: str, groups: int, step: int, **attributes: Any) -> tuple
     return helper.make_model(graph, opset_imports=opsets, ir_version=9), feed
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("operator", "groups", "step", "attributes"),
     [
@@ -53,7 +54,7 @@ def optimizer(operator: str, groups: int, step: int, **attributes: Any) -> tuple
 )  # fmt: skip
 def test_optimizers(operator: str, groups: int, step: int, attributes: dict) -> None:
     proto, feed = optimizer(operator, groups, step, **attributes)
-    found = tvm_ext.compile(proto, HOST).run(feed)
+    found = run_model(proto, feed)
     for name, wanted in zip(found, ReferenceEvaluator(proto).run(None, feed), strict=True):
         assert found[name].dtype == np.float32
         np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-6)
@@ -84,13 +85,14 @@ def vectorizer(shape: list[int], **changes: Any) -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
 
 
+@in_one_model
 @pytest.mark.parametrize("shape", [[12], [3, 7]])
 @pytest.mark.parametrize("mode", ["TF", "IDF", "TFIDF"])
 def test_ngrams_of_integers(shape: list[int], mode: str) -> None:
     x = np.random.default_rng(4).integers(1, 5, shape)
     proto = vectorizer(shape, mode=mode, weights=[0.5, 2.0, 3.0, 5.0, 7.0])
     wanted = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
-    np.testing.assert_allclose(tvm_ext.compile(proto, HOST).run({"x": x})["y"], wanted, rtol=1e-6)
+    np.testing.assert_allclose(run_model(proto, {"x": x})["y"], wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(

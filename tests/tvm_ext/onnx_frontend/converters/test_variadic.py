@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from one_model import in_one_model
 from operator_models import assert_as_runtime, element_type, relax_operators
 from small_models import model, node, value
 
@@ -26,6 +27,7 @@ def rand(*shape: int, seed: int = 0, dtype: str = "float32") -> np.ndarray:
     return (np.random.default_rng([seed, *shape]).uniform(-9, 9, shape)).astype(dtype)
 
 
+@in_one_model
 @pytest.mark.parametrize("operator", ["Max", "Min", "Sum", "Mean"])
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_any_number_of_inputs(operator, count):
@@ -33,12 +35,14 @@ def test_any_number_of_inputs(operator, count):
     assert_as_runtime(proto, **inputs)
 
 
+@in_one_model
 @pytest.mark.parametrize("operator", ["Max", "Min", "Sum", "Mean"])
 def test_inputs_are_broadcast(operator):
     proto, inputs = variadic(operator, rand(3), rand(2, 1), rand(1, 2, 3), rand())
     assert_as_runtime(proto, **inputs)
 
 
+@in_one_model
 @pytest.mark.parametrize("operator", ["Max", "Min"])
 @pytest.mark.parametrize("dtype", ["int32", "int64", "float64", "uint8"])
 def test_largest_and_smallest_of_other_types(operator, dtype):

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
 from operator_models import by_runtime
 from unoptimised import HOST
@@ -46,12 +47,13 @@ def check(
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     wanted = by_runtime(model, feeds)
-    found = tvm_ext.compile(model, HOST, opt_level=0).run(feeds)
+    found = run_model(model, feeds, "O0")
     for name, array in list(zip(results, wanted, strict=True))[:compared]:
         assert found[name].shape == array.shape
         np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+@in_one_model
 @pytest.mark.parametrize(("past", "causal"), [(False, 1), (True, 0), (True, 1)])
 def test_multi_head_attention(past: bool, causal: int) -> None:
     rows = {name: drawn(BATCH, NEW, HEADS * DEPTH, seed=i) for i, name in enumerate("qkv")}
@@ -64,6 +66,7 @@ def test_multi_head_attention(past: bool, causal: int) -> None:
     check("MultiHeadAttention", arrays, 3, num_heads=HEADS, unidirectional=causal)
 
 
+@in_one_model
 @pytest.mark.parametrize("past", [False, True])
 def test_attention_of_generative_models(past: bool) -> None:
     arrays: Arrays = {
@@ -76,6 +79,7 @@ def test_attention_of_generative_models(past: bool) -> None:
     check("Attention", arrays, 2, num_heads=HEADS, unidirectional=1)
 
 
+@in_one_model
 @pytest.mark.parametrize("limits", [[2, 3], [3, 2, 1, 0]], ids=["ends", "ends and starts"])
 @pytest.mark.parametrize("causal", [0, 1])
 def test_attention_with_lengths_in_place_of_a_mask(limits: list[int], causal: int) -> None:
@@ -111,6 +115,7 @@ def test_attention_with_lengths_of_sizes_with_different_names() -> None:
         np.testing.assert_allclose(compiled.run(feeds)["y"], wanted, rtol=1e-4, atol=1e-5)
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("shape", "half", "attributes", "positions"),
     [
@@ -145,6 +150,7 @@ def grouped(past: int, lengths: list[int], rotary: bool, packed: bool = False) -
     }
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("arrays", "attributes"),
     [

@@ -3,6 +3,7 @@
 import numpy as np
 import onnx
 import pytest
+from one_model import in_one_model, run_model
 from onnx import helper
 from operator_models import array_info, by_runtime
 from small_models import rand
@@ -24,6 +25,7 @@ def default_domain(operator: str, inputs: list[str], outputs: int, opset: int, *
 STORED = {"scale": (4,), "bias": (4,), "scales": (3, 4), "biases": (3, 4)}
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("operator", "inputs", "outputs", "attributes"),
     [
@@ -40,7 +42,7 @@ def test_normalisations(
 ) -> None:
     proto = default_domain(operator, inputs, outputs, opset, **attributes)
     feeds = {"x": rand(2, 3, 4)}
-    found = tvm_ext.compile(proto, HOST, opt_level=0).run(feeds)
+    found = run_model(proto, feeds, "O0")
     for array, wanted in zip(found.values(), by_runtime(proto, feeds), strict=True):
         assert array.shape == wanted.shape
         np.testing.assert_allclose(array, wanted, rtol=1e-5, atol=1e-6)
@@ -63,5 +65,5 @@ def test_a_domain_that_the_model_does_not_import() -> None:
     proto.graph.node[0].domain = "com.microsoft"
     feeds = {"x": rand(2, 3, 4)}
     (wanted,) = by_runtime(proto, feeds)
-    found = tvm_ext.compile(proto, HOST, opt_level=0).run(feeds)["y0"]
+    found = run_model(proto, feeds, "O0")["y0"]
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from microsoft_models import bytes_of, compared, microsoft_model, weights_of
+from one_model import in_one_model
 from onnx import TensorProto
 from random_numbers import RANDOM
 from small_models import rand
@@ -78,6 +79,7 @@ FLOATS = {
 del FLOATS["matmul integer to float"][1]["ys"]
 
 
+@in_one_model
 @pytest.mark.parametrize("case", FLOATS)
 def test_operators_on_floats(case):
     op, inputs, attributes = FLOATS[case]
@@ -86,6 +88,7 @@ def test_operators_on_floats(case):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=2e-6 * np.abs(wanted).max())
 
 
+@in_one_model
 @pytest.mark.parametrize("opset", [14, 17, 20])
 def test_skip_layer_normalization_returns_the_sum(opset):
     inputs = {"x": X, "x2": rand(2, 5, 8, seed=1), "g": rand(8)}
@@ -97,6 +100,7 @@ def test_skip_layer_normalization_returns_the_sum(opset):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+@in_one_model
 @pytest.mark.parametrize("masked", [False, True])
 def test_embed_layer_normalization(masked):
     inputs = {
@@ -172,6 +176,7 @@ QUANTIZED = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("case", QUANTIZED)
 def test_quantized_operators_differ_by_a_step_at_borders_only(case):
     op, inputs, attributes = QUANTIZED[case]
@@ -191,6 +196,7 @@ def test_a_pool_of_bytes_whose_channels_are_last():
     np.testing.assert_array_equal(found, wanted)
 
 
+@in_one_model
 @pytest.mark.parametrize("to_float", [False, True])
 def test_qgemm_is_exact(to_float):
     columns = rand(6) ** 2 + np.float32(0.01)

@@ -4,12 +4,10 @@ import numpy as np
 import onnxruntime as runtime
 import pytest
 from microsoft_models import bytes_of, compared, microsoft_model, weights_of
+from one_model import in_one_model, run_model
 from onnx import TensorProto
 from random_numbers import RANDOM
 from small_models import rand
-from unoptimised import HOST
-
-import tvm_ext
 
 U8, F = TensorProto.UINT8, TensorProto.FLOAT
 BATCH, ROWS, HEADS, DEPTH = 2, 5, 3, 8
@@ -51,6 +49,7 @@ ATTENTION = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("case", ATTENTION)
 def test_q_attention(case):
     inputs, attributes = ATTENTION[case]
@@ -61,6 +60,7 @@ def test_q_attention(case):
         assert np.abs(wanted).max() > 0.1
 
 
+@in_one_model
 @pytest.mark.parametrize("masked", [False, True])
 def test_q_embed_layer_normalization(masked):
     ids = RANDOM.integers(0, 9, (BATCH, ROWS)).astype(np.int32)
@@ -105,6 +105,7 @@ CHANNELS_LAST = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("operator", CHANNELS_LAST)
 def test_channels_last(operator):
     inputs, attributes = CHANNELS_LAST[operator]
@@ -116,6 +117,7 @@ def test_channels_last(operator):
     assert len(np.unique(wanted)) > 8
 
 
+@in_one_model
 @pytest.mark.parametrize(("written_for", "opset"), [(12, 11), (12, 17), (13, 17)])
 @pytest.mark.parametrize("axis", [1, 2, -1])
 def test_softmax_is_over_the_axes_that_its_opset_says(written_for, opset, axis):
@@ -128,6 +130,7 @@ def test_softmax_is_over_the_axes_that_its_opset_says(written_for, opset, axis):
     assert len(np.unique(wanted)) > 3
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", ["uint8", "int8"])
 def test_softmax_with_the_endless_scale_of_a_mask(dtype):
     zero = np.array(-128 if dtype == "int8" else 0, dtype)
@@ -157,6 +160,7 @@ def lstm(batch: int, directions: int, hidden: int, by_column: bool) -> dict[str,
     return {"x": x} | weights | rest | given
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("batch", "directions", "hidden", "by_column"),
     [(1, 1, 8, False), (1, 1, 40, True), (1, 2, 24, True), (3, 1, 24, False)],
@@ -167,7 +171,7 @@ def test_dynamic_quantize_lstm(batch, directions, hidden, by_column):
     inputs = lstm(batch, directions, hidden, by_column)
     outputs = {"y": F, "last_h": F, "last_c": F}
     proto, fed = microsoft_model("DynamicQuantizeLSTM", inputs, outputs, **attributes)
-    found = tvm_ext.compile(proto, HOST).run(fed)
+    found = run_model(proto, fed)
     # ONNX Runtime rounds the states of sequences that share a thread together: one at a time.
     wanted = []
     for one in np.split(fed["x"], batch, 1):

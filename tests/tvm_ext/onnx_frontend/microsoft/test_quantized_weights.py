@@ -4,10 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from microsoft_models import bytes_of, compared, element_type, microsoft_model
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper, numpy_helper
 from random_numbers import RANDOM
 from small_models import rand, value
-from unoptimised import HOST
 
 import tvm_ext
 from tvm_ext.errors import UnsupportedOperatorError
@@ -15,6 +15,7 @@ from tvm_ext.errors import UnsupportedOperatorError
 F = TensorProto.FLOAT
 
 
+@in_one_model
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("zero", [False, True])
 def test_matmul_n_bits(bits, zero):
@@ -53,12 +54,13 @@ def test_activations_are_not_quantised_for_accuracy_level_4():
     inputs = {"x": rand(4, columns), "w": packed, "s": scales}
     attributes = {"K": columns, "N": rows, "bits": 4, "block_size": block, "accuracy_level": 4}
     proto, fed = microsoft_model("MatMulNBits", inputs, {"y": F}, **attributes)
-    found = tvm_ext.compile(proto, HOST).run(fed)["y"]
+    found = run_model(proto, fed)["y"]
     numbers = np.stack([packed & 15, packed >> 4], -1).reshape(rows, -1, block) - 8.0
     weight = (numbers * scales[..., None]).reshape(rows, columns)
     np.testing.assert_allclose(found, fed["x"] @ weight.T, rtol=1e-4, atol=1e-4)
 
 
+@in_one_model
 @pytest.mark.parametrize("kind", [0, 1])
 def test_matmul_bnb4(kind):
     columns, rows, block = 48, 10, 32
@@ -126,6 +128,7 @@ TABLES = {
 }
 
 
+@in_one_model
 @pytest.mark.parametrize("case", TABLES)
 def test_gather_block_quantized(case):
     inputs, attributes = TABLES[case]
@@ -137,6 +140,7 @@ def test_gather_block_quantized(case):
     assert len(np.unique(wanted)) > 8
 
 
+@in_one_model
 @pytest.mark.parametrize("sizes", [[9, 32], [0, -1]])
 def test_an_embedding_shares_the_weights_of_the_last_product(sizes):
     inputs = packed_table(4, 64, 2)

@@ -4,12 +4,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from ml_models import check, ml_model
+from one_model import in_one_model, run_model
 from onnx import TensorProto, helper
-from unoptimised import HOST
-
-import tvm_ext
 
 
+@in_one_model
 @pytest.mark.parametrize("post", ["NONE", "LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO", "PROBIT"])
 def test_linear_regressor_and_classifier(post: str) -> None:
     random = np.random.default_rng(2)
@@ -23,6 +22,7 @@ def test_linear_regressor_and_classifier(post: str) -> None:
     )
 
 
+@in_one_model
 @pytest.mark.parametrize("post", ["NONE", "LOGISTIC"])
 def test_linear_classifier_of_one_score(post: str) -> None:
     x = np.random.default_rng(2).normal(size=(6, 3)).astype(np.float32)
@@ -34,6 +34,7 @@ def test_linear_classifier_of_one_score(post: str) -> None:
     check(proto, x)
 
 
+@in_one_model
 @pytest.mark.parametrize("classes", [2, 3])
 def test_columns_that_only_the_run_knows(classes: int) -> None:
     given = 1 if classes == 2 else classes
@@ -61,6 +62,6 @@ def test_columns_that_only_the_run_knows(classes: int) -> None:
     proto = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     feed = {"x": random.normal(size=(5, 3)).astype("float32"), "kept": np.array([1, 0, 1], bool)}
     wanted = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, feed)
-    found = tvm_ext.compile(proto, HOST, opt_level="O0").run(feed)
+    found = run_model(proto, feed, "O0")
     np.testing.assert_array_equal(found["label"], wanted[0])
     np.testing.assert_allclose(found["scores"], wanted[1], rtol=1e-5)

@@ -4,20 +4,20 @@ import numpy as np
 import onnx
 import pytest
 from ml_models import check, ml_model, refused
+from one_model import in_one_model, run_model
 from onnx import TensorProto
-from unoptimised import HOST
-
-import tvm_ext
 
 NAN = float("nan")
 
 
+@in_one_model
 @pytest.mark.parametrize("norm", ["MAX", "L1", "L2"])
 def test_normalizer(norm: str) -> None:
     x = np.array([[1, 2, 2], [0, 0, 0], [-3, 4, 0], [1, -5, 2], [-2, -4, -8]], np.float32)
     check(ml_model("Normalizer", [x], [TensorProto.FLOAT], norm=norm), x)
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("operator", "attributes", "x"),
     [
@@ -80,5 +80,5 @@ def test_an_empty_list_is_as_good_as_none() -> None:
     proto = ml_model("Scaler", [x], [TensorProto.FLOAT], offset=[1.0, 2.0])
     empty = proto.graph.node[0].attribute.add()
     empty.name, empty.type = "scale", onnx.AttributeProto.FLOATS
-    found = tvm_ext.compile(proto, HOST).run({"x0": x})["y0"]
+    found = run_model(proto, {"x0": x})["y0"]
     np.testing.assert_array_equal(found, [[0, 0], [2, 2]])

@@ -6,6 +6,7 @@ import numpy as np
 import onnx
 import pytest
 from ml_models import check, ml_model, refused
+from one_model import in_one_model
 from onnx import TensorProto
 from small_models import rand
 
@@ -41,23 +42,27 @@ def model(attributes: dict[str, Any], x: np.ndarray = X) -> onnx.ModelProto:
     return ml_model("SVMClassifier", [x], OUTPUTS, **attributes)
 
 
+@in_one_model
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("classes", [2, 4])
 def test_classifier(kernel: str, classes: int) -> None:
     check(model(classifier(classes, kernel)), X, rtol=1e-4)
 
 
+@in_one_model
 @pytest.mark.parametrize("classes", [2, 3, 4])
 def test_probabilities(classes: int) -> None:
     check(model(classifier(classes, **platt(classes))), X, rtol=1e-4)
 
 
+@in_one_model
 @pytest.mark.parametrize("post", ["LOGISTIC", "SOFTMAX", "SOFTMAX_ZERO"])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_transforms(post: str, classes: int) -> None:
     check(model(classifier(classes, post_transform=post)), X, rtol=1e-4)
 
 
+@in_one_model
 @pytest.mark.parametrize("positive", [False, True])
 @pytest.mark.parametrize("classes", [2, 3])
 def test_without_support_vectors(classes: int, positive: bool) -> None:
@@ -72,6 +77,7 @@ def test_without_support_vectors(classes: int, positive: bool) -> None:
     check(model(attributes), X, rtol=1e-4)
 
 
+@in_one_model
 @pytest.mark.parametrize("dtype", ["float64", "int64"])
 def test_other_types(dtype: str) -> None:
     x = (X * 4).astype(dtype)
@@ -82,6 +88,7 @@ def test_coefficients_that_are_missing() -> None:
     refused(model(classifier(3, coefficients=[1.0])), "coefficients")
 
 
+@in_one_model
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("one_class", [0, 1])
 def test_regressor(kernel: str, one_class: int) -> None:

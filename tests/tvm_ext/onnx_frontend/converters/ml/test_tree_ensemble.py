@@ -9,6 +9,7 @@ from combinations import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ml_models import check, ml_model, refused
+from one_model import in_one_model
 from onnx import TensorProto, numpy_helper
 from unoptimised import HOST
 
@@ -66,6 +67,7 @@ def rows(random: np.random.Generator, count: int = 30) -> np.ndarray:
     return x
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("modes", "how", "post", "targets"),
     [
@@ -89,6 +91,7 @@ def test_tree_regressor(modes: tuple, how: str, post: str, targets: int) -> None
     check(proto, x)
 
 
+@in_one_model
 @pytest.mark.parametrize("targets", [[0, 0, 0], [0, 1, 0]])
 @pytest.mark.parametrize("how", ["SUM", "MAX"])
 def test_leaves_that_speak_of_a_target_again(targets: list, how: str) -> None:
@@ -117,6 +120,7 @@ def test_tree_regressor_of_integers_and_of_doubles() -> None:
         np.testing.assert_allclose(found[dtype], found[np.float32], rtol=1e-6)
 
 
+@in_one_model
 @pytest.mark.parametrize(
     ("post", "classes"),
     [
@@ -138,6 +142,7 @@ def test_tree_classifier(post: str, classes: list) -> None:
     check(proto, x)
 
 
+@in_one_model
 @pairwise(
     base=[None, [0.25], [0.25, 0.5]],
     classes=[[0], [1], [0, 1]],
@@ -233,6 +238,7 @@ def test_trees_that_are_refused() -> None:
     refused(broken(nodes_values=[1.0]), "tables split do not fit")
 
 
+@in_one_model
 @pytest.mark.parametrize("how", ["SUM", "AVERAGE", "MIN", "MAX"])
 @pytest.mark.parametrize("targets", [[0, 0, 0, 0], [0, 1, 0, 0], [2, 0, 0, 0], [0, 0, 1, 1]])
 def test_a_target_that_no_leaf_of_a_row_speaks_of(how: str, targets: list[int]) -> None:
@@ -253,6 +259,7 @@ def test_a_target_that_no_leaf_of_a_row_speaks_of(how: str, targets: list[int]) 
     check(proto, x)
 
 
+@in_one_model
 @pytest.mark.parametrize("count", [1, 7, 8, 19])
 @pytest.mark.parametrize("trees", [1, 8, 21])
 def test_rows_and_trees_that_do_not_fill_what_goes_side_by_side(count: int, trees: int) -> None:
