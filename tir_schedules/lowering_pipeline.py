@@ -11,6 +11,7 @@ from tvm_ext.tir_schedules.cpu.hoist_divisions import HoistDivisions
 from tvm_ext.tir_schedules.cpu.lone_arguments import NoAliasOfLoneArguments
 from tvm_ext.tir_schedules.cpu.narrow_fills import SerialNarrowFills
 from tvm_ext.tir_schedules.cpu.truncate_divisions import TruncateDivisions
+from tvm_ext.tir_schedules.cpu.unaligned_arguments import UnalignedArguments
 from tvm_ext.tir_schedules.cuda.empty_launches import LeaveOutEmptyLaunches
 
 _OPTIONS = {
@@ -24,7 +25,10 @@ _Passes = Sequence[Callable[[], tvm.transform.Pass]]
 # What runs ahead of TVM's own pipeline, and behind it.
 _OURS: dict[str, tuple[_Passes, _Passes]] = {
     "cuda": ((), (LeaveOutEmptyLaunches,)),
-    "llvm": ((SerialNarrowFills, NoAliasOfLoneArguments), (TruncateDivisions, HoistDivisions)),
+    "llvm": (
+        (SerialNarrowFills, NoAliasOfLoneArguments),
+        (UnalignedArguments, TruncateDivisions, HoistDivisions),
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 TVM's own conversions take 15 and 6 microseconds a tensor, more than the kernels of a small model.
 An input is copied into a tensor that is kept, through a NumPy view of its memory; a large one is
-read where it lies if it begins where kernels take tensors to begin, as results of a program do.
+read where it lies.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 
 from tvm_ext.errors import RunError
 from tvm_ext.hardware.cpu.threads import thread_pool
@@ -18,9 +19,8 @@ from tvm_ext.run_errors import TVM_ERRORS
 _view = np.from_dlpack
 _field = tvm.get_global_func("ffi.ArrayGetItem")
 
-# Kernels load vectors from the first element on; smaller inputs are copied as fast as looked at.
-_ALIGNMENT = 64
-_LARGE_BYTES = 1 << 16
+# Smaller inputs are copied as fast as a tensor of their memory is made.
+_LARGE_BYTES = 1 << 14
 
 # Raised for tensors that NumPy cannot look at.
 _NO_VIEW = (BufferError, RuntimeError, TypeError, ValueError, AttributeError)
@@ -129,14 +129,25 @@ def _never(_array: np.ndarray) -> None:
 
 def _in_place(array: np.ndarray) -> tvm.runtime.Tensor | None:
     """A large array's own memory as a tensor, which a program reads only; else None."""
-    if array.nbytes < _LARGE_BYTES or not array.flags.c_contiguous:
-        return None
-    if array.ctypes.data % _ALIGNMENT:
+    flags = array.flags
+    if array.nbytes < _LARGE_BYTES or not (flags.c_contiguous and flags.aligned):
         return None
     try:
-        return tvm.runtime.from_dlpack(array)
+        return tvm_ffi.from_dlpack(array if flags.writeable else np.asarray(_Writeable(array)))
     except _NO_VIEW:
         return None
+
+
+class _Writeable:
+    """The memory of an array that may only be read, as one that may be written to.
+
+    NumPy hands out no other to other libraries by DLPack; programs only read their inputs.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        self._array = array
+        address, _ = array.__array_interface__["data"]
+        self.__array_interface__ = {**array.__array_interface__, "data": (address, False)}
 
 
 def memory_view(tensor: tvm.runtime.Tensor) -> np.ndarray | None:
