@@ -36,6 +36,7 @@ from tvm_ext.hosted_model import with_host_steps
 from tvm_ext.onnx_frontend import PreparedModel, part_of, prepare_model
 from tvm_ext.onnx_frontend.host.partition import partition_graph
 from tvm_ext.passes.pipeline import Pipeline, PipelineSource, build_pipeline
+from tvm_ext.passes.results_to_out_params import out_params
 from tvm_ext.passes.runner import PassRunner
 from tvm_ext.relay_passes.fresh_outputs import shared_outputs, writes_to_inputs
 from tvm_ext.report.compile_report import CompileReport
@@ -199,6 +200,7 @@ def _compiled(
     report.memory = replace(
         context.memory.without_bounds(),
         copied_outputs=_copied_outputs(scheduled, lowered.imported.outputs, runner),
+        out_params=_out_params(planned, lowered.imported.outputs, runner),
     )
     report.device = _with_graph_refusal(program.device, report)
     problems = [str(problem) for problem in context.records.problems] if context.records else []
@@ -228,6 +230,18 @@ def _copied_outputs(
         return None
     shared = zip(outputs, shared_outputs(mod["main"]), strict=True)
     return [spec.name for spec, is_shared in shared if is_shared]
+
+
+def _out_params(
+    planned: tvm.IRModule, outputs: Sequence[TensorSpec], runner: PassRunner
+) -> list[str]:
+    """Names of the outputs that can be written to a caller's memory.
+
+    None where a user's pass may have changed ``main`` after the other function was made from it.
+    """
+    if runner.has_users_change("memory", "target"):
+        return []
+    return [outputs[place].name for place in out_params(planned)]
 
 
 def _warn_of_defects(choices: Mapping[str, ScheduleChoice], lowered: LoweredModel) -> None:

@@ -16,10 +16,18 @@ from tvm_ext.artifact.library import ProgramModule
 from tvm_ext.artifact.manifest import host_architecture
 from tvm_ext.compiler.backend import programs_of
 from tvm_ext.configs.atomic_file import check_writable
-from tvm_ext.errors import RunError, TargetError, TvmExtError
+from tvm_ext.errors import InputError, RunError, TargetError, TvmExtError
 from tvm_ext.hardware.cpu.host import host_cpu_features, usable_cores
 from tvm_ext.hardware.cpu.threads import running_on, thread_pool
 from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.io_binding import (
+    IOBinding,
+    checked_out,
+    copy_into,
+    require_in_place,
+    with_new_arrays,
+    written_directly,
+)
 from tvm_ext.model_inputs import (
     HOLDERS,
     ContradictingSizesError,
@@ -31,9 +39,9 @@ from tvm_ext.model_inputs import (
     shapes_named_apart,
 )
 from tvm_ext.profiling import Profile, profile_run
-from tvm_ext.program_call import ProgramCall, to_array
+from tvm_ext.program_call import ProgramCall, memory_tensor, to_array
 from tvm_ext.report.compile_report import CompileReport
-from tvm_ext.report.records import KernelCall
+from tvm_ext.report.records import WITH_OUT_PARAMS, KernelCall
 from tvm_ext.report.units import format_bytes
 from tvm_ext.run_errors import TVM_ERRORS, failing_node, register_failed_branch, run_error
 from tvm_ext.tensor_spec import TensorSpec, example_size
@@ -109,6 +117,7 @@ class CompiledModel:
 
     # Compiles the model again for other shapes of inputs; None for a program from a file.
     compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
+    _has_program = True
     _named_apart: "CompiledModel | None" = None
 
     def __init__(
@@ -132,12 +141,15 @@ class CompiledModel:
         self._copied = [copied is None or name in copied for name in self._output_names]
         self._narrow_outputs = [spec for spec in outputs if spec.dtype in HOLDERS]
         self.report = report
+        names = report.memory.out_params
+        self._out_params = [self._output_names.index(name) for name in names]
         self._gpu = self._cuda_program() if target.kind == "cuda" else None
 
     def run(
         self,
         inputs: Mapping[str, Any],
         *,
+        out: Mapping[str, Any] | None = None,
         on_device: bool | None = None,
         threads: int | None = None,
     ) -> dict[str, Any]:
@@ -148,7 +160,13 @@ class CompiledModel:
         inputs : mapping of input name to array
             One array for each of ``self.inputs``, of its dtype and shape. A model for a GPU takes
             tensors of the device as well (PyTorch, CuPy, JAX, TVM: whatever has ``__dlpack__``) and
-            reads them in place.
+            reads them in place; one for a CPU reads large NumPy arrays and tensors of the host
+            (whatever has ``__array__`` or ``__dlpack__``) in place.
+        out : mapping of output name to array, optional
+            Arrays of the host that these outputs are written to, of their dtype and shape; the
+            others are returned in memory of their own. Programs for CPUs write to them directly,
+            except where they overlap with an input or have gaps, or where the output is an input
+            or of a size that the run decides: such are copied to.
         on_device : bool, optional
             For a GPU: whether the outputs stay on the device, as ``tvm.runtime.Tensor`` objects,
             which ``torch.from_dlpack`` and its like take without a copy. By default they do when
@@ -163,7 +181,7 @@ class CompiledModel:
         Returns
         -------
         dict[str, np.ndarray]
-            One array for each of ``self.outputs``, under its ONNX name.
+            One array for each of ``self.outputs``, under its ONNX name; that of ``out`` if given.
 
         Inputs may contradict a name that several dimensions share: the model is then compiled once
         more, with a warning, and both programs are kept. A model from a file refuses them.
@@ -171,7 +189,7 @@ class CompiledModel:
         Raises
         ------
         InputError
-            A name, dtype, rank or size does not fit.
+            A name, dtype, rank or size does not fit, of an input or of ``out``.
         TargetError
             The model was compiled for a machine that this one is not, or ``threads`` is below 1 or
             given for a GPU.
@@ -182,12 +200,40 @@ class CompiledModel:
         """
         if threads is not None:
             with running_on(self._checked_threads(threads)):
-                return self.run(inputs, on_device=on_device)
+                return self.run(inputs, out=out, on_device=on_device)
         try:
+            if out is not None:
+                return self._results_in(inputs, out, on_device)
             return self._results(inputs, on_device)
         except ContradictingSizesError as contradiction:
             with self._taken_apart(inputs, contradiction) as apart:
-                return apart.run(inputs, on_device=on_device)
+                return apart.run(inputs, out=out, on_device=on_device)
+
+    def _results_in(
+        self, inputs: Mapping[str, Any], out: Mapping[str, Any], on_device: bool | None
+    ) -> dict[str, Any]:
+        """The results, those in ``out`` written there."""
+        if on_device:
+            raise InputError(
+                "out and on_device are both given, and out is memory of the host; expected one of "
+                "them: leave one out"
+            )
+        sizes: dict[str, int] = {}
+        arrays = check_inputs(self.inputs, inputs, sizes=sizes) if self._out_params else []
+        given = checked_out(self.outputs, out, sizes)
+        written = written_directly(self.outputs, self._out_params, given, arrays, sizes)
+        if not written:
+            results = self._results(inputs, False if self._gpu is not None else None)
+        else:
+            call = self._made()
+            tensors = [memory_tensor(array) for array in written]
+            results = self._named(call.write(call.filled(arrays), tensors))
+            names = (self._output_names[place] for place in self._out_params)
+            results.update(zip(names, written, strict=True))
+        for name, array in given.items():
+            if results[name] is not array:
+                copy_into(name, array, results[name])
+        return {**results, **{name: out[name] for name in given}}
 
     def _results(self, inputs: Mapping[str, Any], on_device: bool | None) -> dict[str, Any]:
         if self._gpu is not None:
@@ -200,6 +246,10 @@ class CompiledModel:
             arrays = call.like_last([inputs.get(name) for name in names])
         if arrays is None:
             arrays = call(check_inputs(self.inputs, inputs))
+        return self._named(arrays)
+
+    def _named(self, arrays: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """Outputs by name, those in memory of something else as copies."""
         own = [
             array.copy() if copied else array
             for array, copied in zip(arrays, self._copied, strict=True)
@@ -208,6 +258,46 @@ class CompiledModel:
         for spec in self._narrow_outputs:
             results[spec.name] = release(results[spec.name], spec.dtype)
         return results
+
+    def io_binding(
+        self, inputs: Mapping[str, np.ndarray], out: Mapping[str, Any] | None = None
+    ) -> IOBinding:
+        """Binds arrays that many runs read and write, so that these check and copy nothing.
+
+        Parameters
+        ----------
+        inputs : mapping of input name to array
+            NumPy arrays of the inputs' dtypes and shapes, without gaps: each run reads what they
+            hold then.
+        out : mapping of output name to array, optional
+            As for ``run``; arrays are made for the outputs that are not in it.
+
+        Returns
+        -------
+        IOBinding
+            Its ``run()`` runs the model; ``out`` has the results.
+
+        Raises
+        ------
+        InputError
+            An array does not fit, an input has gaps, or the size of an output without an array is
+            not known before a run.
+        TargetError
+            The model is for a GPU, for another machine, or has steps on the host.
+        """
+        if self._gpu is not None or not self._has_program:
+            raise TargetError(
+                "arrays can be bound to a program on a CPU, and this model is for a GPU or has "
+                "steps on the host; expected another model: use run"
+            )
+        sizes: dict[str, int] = {}
+        arrays = check_inputs(self.inputs, inputs, sizes=sizes)
+        bound = dict(zip(self._input_names, arrays, strict=True))
+        for name, array in bound.items():
+            require_in_place(name, inputs[name], array)
+        given = with_new_arrays(self.outputs, checked_out(self.outputs, out or {}, sizes), sizes)
+        written = written_directly(self.outputs, self._out_params, given, arrays, sizes)
+        return IOBinding(self, bound, given, written or (), self._made)
 
     def runner(self, streams: int | None = None) -> "Runner":
         """Runs side by side: more a second than one after the other, each a little slower.
@@ -384,9 +474,15 @@ class CompiledModel:
         """
         made: ProgramCall | None = getattr(self._threads_own, "made", None)
         if made is None:
-            main = self._new_machine()["main"]
-            in_place = self.report.memory.copied_outputs is not None
-            made = ProgramCall(main, len(self.outputs), self._threads, self._run_error, in_place)
+            machine = self._new_machine()
+            made = ProgramCall(
+                machine["main"],
+                len(self.outputs),
+                self._threads,
+                self._run_error,
+                in_place=self.report.memory.copied_outputs is not None,
+                with_out_params=machine[WITH_OUT_PARAMS] if self._out_params else None,
+            )
             self._threads_own.made = made
         return made
 

@@ -66,6 +66,9 @@ class HostedModel(CompiledModel):
         self.report = report
         self._host = host
         self._parts = tuple(parts)
+        self._has_program = False
+        self._out_params = []
+        self._gpu = None
         self._threads = max((part._threads for part in parts), default=1)
         self._target = target
         versions = {opset.domain: opset.version for opset in host.opset_import}

@@ -97,12 +97,16 @@ InputCheck: TypeAlias = Callable[[TensorSpec, Any, dict[str, int]], Any]
 
 
 def check_inputs(
-    specs: Sequence[TensorSpec], inputs: Mapping[str, Any], check_one: InputCheck | None = None
+    specs: Sequence[TensorSpec],
+    inputs: Mapping[str, Any],
+    check_one: InputCheck | None = None,
+    sizes: dict[str, int] | None = None,
 ) -> list[Any]:
     """The arrays in the order of ``specs``, dense and of the right dtype and shape.
 
     A symbolic dimension takes the size of the first input that has it; the others must agree.
-    ``check_one`` checks each of them, ``check_host_array`` if None.
+    ``check_one`` checks each of them, ``check_host_array`` if None. ``sizes`` gets the sizes of
+    symbolic dimensions by name.
 
     Raises
     ------
@@ -119,9 +123,9 @@ def check_inputs(
     for name in inputs:
         if name not in known:
             raise InputError(
-                f"input '{name}' is not one of the model's; {nearest_hint(name, known)}"
+                f"input {name!r} is not one of the model's; {nearest_hint(str(name), known)}"
             )
-    sizes: dict[str, int] = {}
+    sizes = {} if sizes is None else sizes
     check = check_one or check_host_array
     arrays = []
     for spec in specs:
@@ -168,14 +172,21 @@ def require_fits(spec: TensorSpec, array: Any, sizes: dict[str, int]) -> None:
 
 def check_host_array(spec: TensorSpec, value: Any, sizes: dict[str, int]) -> np.ndarray:
     """One input as a dense array of the dtype that the program takes; raises InputError."""
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise InputError(
+            f"input '{spec.name}' is an array with masked elements, expected one of which all have "
+            "a value: fill them with .filled(VALUE)"
+        )
     try:
-        array = np.asarray(value)
-    except (ValueError, TypeError, RuntimeError) as error:
+        has_array = isinstance(value, np.ndarray) or hasattr(value, "__array__")
+        is_tensor = not has_array and hasattr(value, "__dlpack__")
+        array = np.from_dlpack(value) if is_tensor else np.asarray(value)
+    except (ValueError, TypeError, RuntimeError, BufferError) as error:
         raise InputError(
             f"input '{spec.name}' cannot be read as an array; expected {spec.describe()}: pass a "
             "NumPy array"
         ) from error
-    if not _is_named(array.dtype, spec.dtype):
+    if not is_named(array.dtype, spec.dtype):
         raise InputError(
             f"input '{spec.name}' is {describe(array)}, expected {spec.describe()}: "
             f"convert it with .astype('{spec.dtype}')"
@@ -185,8 +196,8 @@ def check_host_array(spec: TensorSpec, value: Any, sizes: dict[str, int]) -> np.
 
 
 @functools.cache
-def _is_named(dtype: np.dtype, name: str) -> bool:
-    # Kept, as NumPy takes microseconds to name a dtype, at every input of every run.
+def is_named(dtype: np.dtype, name: str) -> bool:
+    """Whether ``name`` is that of an element type; kept, as NumPy takes microseconds to name it."""
     return str(dtype) == name
 
 

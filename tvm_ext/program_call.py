@@ -41,6 +41,8 @@ class ProgramCall:
         What to raise for an error of TVM in a run of these tensors.
     in_place : bool
         Whether inputs may be read where they lie: the program never writes to them.
+    with_out_params : callable, optional
+        The program with its results' memory as parameters behind the inputs.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class ProgramCall:
         threads: int,
         run_error: Callable[[Exception, Sequence[tvm.runtime.Tensor]], RunError],
         in_place: bool,
+        with_out_params: Callable[..., Any] | None = None,
     ) -> None:
         self.main = main
+        self._with_out_params = with_out_params or main
         self._places = tuple(range(outputs))
         self._threads = threads
         self._run_error = run_error
@@ -108,10 +112,20 @@ class ProgramCall:
             self._kept.pop(position, None)
         return tensor
 
-    def _outputs(self, tensors: Sequence[tvm.runtime.Tensor]) -> list[np.ndarray]:
+    def write(
+        self, tensors: Sequence[tvm.runtime.Tensor], written: Sequence[tvm.runtime.Tensor]
+    ) -> list[np.ndarray]:
+        """The outputs for checked inputs, those with a parameter in the memory of ``written``."""
+        return self._outputs(tensors, written)
+
+    def _outputs(
+        self,
+        tensors: Sequence[tvm.runtime.Tensor],
+        written: Sequence[tvm.runtime.Tensor] = (),
+    ) -> list[np.ndarray]:
         thread_pool.use_threads(self._threads)
         try:
-            result = self.main(*tensors)
+            result = self._with_out_params(*tensors, *written) if written else self.main(*tensors)
         except TVM_ERRORS as error:
             raise self._run_error(error, tensors) from error
         if isinstance(result, tvm.runtime.Tensor):
@@ -129,13 +143,30 @@ def _never(_array: np.ndarray) -> None:
 
 def _in_place(array: np.ndarray) -> tvm.runtime.Tensor | None:
     """A large array's own memory as a tensor, which a program reads only; else None."""
-    flags = array.flags
-    if array.nbytes < _LARGE_BYTES or not (flags.c_contiguous and flags.aligned):
+    if array.nbytes < _LARGE_BYTES or not lies_in_order(array):
         return None
     try:
-        return tvm_ffi.from_dlpack(array if flags.writeable else np.asarray(_Writeable(array)))
+        return memory_tensor(array)
     except _NO_VIEW:
         return None
+
+
+def lies_in_order(array: np.ndarray) -> bool:
+    """Whether a program can read the array where it lies: without gaps, at an address of its type.
+
+    Any such address will do.
+    """
+    flags = array.flags
+    return bool(flags.c_contiguous and flags.aligned)
+
+
+def memory_tensor(array: np.ndarray) -> tvm.runtime.Tensor:
+    """The array's own memory as a tensor; raises what NumPy does for types that it hands to nobody.
+
+    A program may only read it where the array may only be read.
+    """
+    seen = array if array.flags.writeable else np.asarray(_Writeable(array))
+    return tvm_ffi.from_dlpack(seen)
 
 
 class _Writeable:

@@ -13,6 +13,7 @@ from tvm_ext.passes.plan_memory import BoundSizes, DropResultChecks, RoundStorag
 from tvm_ext.passes.plan_workspaces import PlanWorkspaces
 from tvm_ext.passes.propagate_nan import PropagateNan
 from tvm_ext.passes.registry import Level, PassEntry, add, first_line
+from tvm_ext.passes.results_to_out_params import ResultsToOutParams
 from tvm_ext.passes.schedule_kernels import ScheduleKernels
 from tvm_ext.passes.threads_for_large_runs import ThreadsForLargeRuns
 from tvm_ext.passes.vector_math import VectorMath
@@ -51,7 +52,10 @@ _OURS: dict[Level, tuple[Any, ...]] = {
     "graph": (*BUILTIN_PASSES, AttentionFusion),
     "schedule": (MarkConstantParameters, ScheduleKernels, PackWeights, PlanWorkspaces),
     "tile": (VectorMath, ThreadsForLargeRuns, PropagateNan),
-    "memory": (BoundSizes, ShareStorage, CudaGraphs, RoundStorage, DropResultChecks),
+    "memory": (
+        *(BoundSizes, ShareStorage, ResultsToOutParams, CudaGraphs, RoundStorage),
+        DropResultChecks,
+    ),
 }
 
 # Without these no program can be built; they can be moved around, not left out.
@@ -75,7 +79,8 @@ _BEHIND: dict[str, tuple[str, ...]] = {
     "CallTIRRewrite": ("ToNonDataflow", "RemovePurityChecking"),
     "ShareStorage": ("BoundSizes", "CallTIRRewrite"),
     "CudaGraphs": ("ShareStorage",),
-    "LowerAllocTensor": ("ShareStorage", "CudaGraphs"),
+    "ResultsToOutParams": ("ShareStorage",),
+    "LowerAllocTensor": ("ShareStorage", "ResultsToOutParams", "CudaGraphs"),
     "KillAfterLastUse": ("LowerAllocTensor",),
     "LowerRuntimeBuiltin": ("LowerAllocTensor", "KillAfterLastUse"),
     "ComputePrimValue": ("LowerRuntimeBuiltin",),

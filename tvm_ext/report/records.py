@@ -214,6 +214,10 @@ class KernelRecord:
         return None if self.estimated_seconds is None else self.calls * self.estimated_seconds
 
 
+# The program's function that takes memory for its results behind its inputs.
+WITH_OUT_PARAMS = "main_with_out_params"
+
+
 @dataclass(frozen=True)
 class MemoryRecord:
     """Memory of one run, in bytes.
@@ -238,6 +242,7 @@ class MemoryRecord:
     weights_bytes: int = 0
     dynamic: bool = False
     copied_outputs: list[str] | None = None
+    out_params: list[str] = field(default_factory=list)
 
     @property
     def saved_share(self) -> float:

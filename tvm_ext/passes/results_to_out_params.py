@@ -1,0 +1,106 @@
+"""A second way into a program: with arrays of the caller's that results are written to."""
+
+from collections.abc import Mapping
+
+import tvm
+from tvm import relax, tirx
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvm_ext.hardware.cpu.description import current_cpu
+from tvm_ext.relay_passes.expressions import operator_name
+from tvm_ext.relay_passes.graph_pass import graph_pass
+from tvm_ext.relay_passes.spans import bindings_of, relax_functions, with_functions
+from tvm_ext.report.records import WITH_OUT_PARAMS
+
+# The function's attribute with the places of the results that are parameters.
+_PLACES = "out_params"
+_ALLOCATION = "relax.builtin.alloc_tensor"
+
+
+@graph_pass
+class ResultsToOutParams:
+    """Adds a function like ``main`` that takes its results' memory as parameters behind the inputs.
+
+    Before: ``main(x): y = alloc_tensor(shape, ...); kernel(x, y); return y``
+    After:  the same beside ``main_with_out_params(x, y): kernel(x, y); return y``
+
+    Leaves alone: programs for GPUs; results that are an input's, a weight's or another result's
+    memory, and those of sizes that are neither known nor an input's, which stay results alone.
+
+    Run after: ShareStorage. Run before: LowerAllocTensor.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, ctx: tvm.transform.PassContext) -> tvm.IRModule:
+        """Returns ``mod`` itself where no result can be a parameter."""
+        if current_cpu() is None:
+            return mod
+        main = relax.utils.copy_with_new_vars(mod["main"])
+        allocations = _allocations_of_results(main)
+        if not allocations:
+            return mod
+        params = {var: relax.Var(var.name, var.ty) for var in allocations.values()}
+        changed = _OutParams(params).visit_expr(main)
+        attrs = {_PLACES: list(allocations), "global_symbol": WITH_OUT_PARAMS}
+        function = relax.Function(
+            [*changed.params, *params.values()], changed.body, changed.ret_ty, changed.is_pure
+        ).with_attrs({**dict(main.attrs.items()), **attrs})
+        return with_functions(mod, {tvm.ir.GlobalVar(WITH_OUT_PARAMS): function})
+
+
+def out_params(mod: tvm.IRModule) -> list[int]:
+    """The places of the results that are parameters of the function with out-parameters."""
+    for global_var, func in relax_functions(mod).items():
+        if global_var.name_hint == WITH_OUT_PARAMS:
+            return [int(place) for place in func.attrs[_PLACES]]
+    return []
+
+
+def _allocations_of_results(main: relax.Function) -> dict[int, relax.Var]:
+    """What allocates each result, by its place, where that may become a parameter."""
+    values = {binding.var: binding.value for binding in bindings_of(main)}
+    result = _resolved(main.body.body, values)
+    result = values.get(result, result)
+    fields = result.fields if isinstance(result, relax.Tuple) else [main.body.body]
+    inputs = _sizes_of_inputs(main)
+    found: dict[int, relax.Var] = {}
+    for place, field in enumerate(fields):
+        made = _resolved(field, values)
+        if made in found.values() or operator_name(values.get(made)) != _ALLOCATION:
+            continue
+        if all(isinstance(s, tirx.IntImm) or s in inputs for s in values[made].args[0].values):
+            found[place] = made
+    return found
+
+
+def _resolved(value: relax.Expr, values: Mapping[relax.Var, relax.Expr]) -> relax.Expr:
+    """The variable that ``value`` is another name of."""
+    while isinstance(value, relax.Var) and isinstance(values.get(value), relax.Var):
+        value = values[value]
+    return value
+
+
+def _sizes_of_inputs(main: relax.Function) -> set[tirx.Var]:
+    """Variables that are a size of an input as they stand."""
+    shapes = [getattr(param.ty, "shape", None) for param in main.params]
+    return {
+        size
+        for shape in shapes
+        if isinstance(shape, relax.ShapeExpr)
+        for size in shape.values
+        if isinstance(size, tirx.Var)
+    }
+
+
+@mutator
+class _OutParams(PyExprMutator):
+    """Takes allocations away, in favour of parameters."""
+
+    def __init__(self, params: Mapping[relax.Var, relax.Var]) -> None:
+        super().__init__()
+        self._params = params
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        if binding.var in self._params:
+            self.set_var_remap(binding.var, self._params[binding.var])
+        else:
+            super().visit_var_binding_(binding)
