@@ -85,6 +85,8 @@ class SessionProgress:
         One line each: what went otherwise than planned (a cost model that failed, say).
     outcome : str
         Why the session ended; empty while it runs.
+    was_interrupted : bool
+        Whether Ctrl-C ended it.
     predictor : str
         How well the performance predictor ranks kernels that it has not seen; empty if unknown.
     is_modelled : bool
@@ -103,6 +105,7 @@ class SessionProgress:
     ended: float | None = None
     notes: list[str] = field(default_factory=list)
     outcome: str = ""
+    was_interrupted: bool = False
     predictor: str = ""
     is_modelled: bool = False
 

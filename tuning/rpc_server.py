@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +27,7 @@ def serve(
     port: int,
     memory_bytes: int,
     ready: Callable[[int], object],
+    waiting: Callable[[], object] = lambda: None,
 ) -> None:
     """Registers with the tracker and serves until Ctrl-C.
 
@@ -43,7 +45,9 @@ def serve(
         Memory that a session may take beyond what the server has after its start; 0 for no limit.
         Where there is a GPU there is none: CUDA reserves more address space than would be of use.
     ready : callable
-        Called with the port when the server listens.
+        Called with the port when the server listens and the tracker answers.
+    waiting : callable
+        Called once where the tracker does not answer yet; it is asked again every second.
 
     Raises
     ------
@@ -70,12 +74,26 @@ def serve(
         ) from error
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
-    ready(server.port)
     with contextlib.suppress(KeyboardInterrupt):
+        if not _answers(address):
+            waiting()
+        while not stopped.is_set() and not _answers(address):
+            stopped.wait(1.0)
+        if not stopped.is_set():
+            ready(server.port)
         # In short steps: a wait without an end is deaf to Ctrl-C on some systems.
         while not stopped.wait(0.5):
             pass
     server.terminate()
+
+
+def _answers(address: tuple[str, int]) -> bool:
+    """Whether something listens at the tracker's address."""
+    try:
+        with socket.create_connection(address, timeout=1.0):
+            return True
+    except OSError:
+        return False
 
 
 def _begin_server(parent: int, memory_bytes: int) -> None:

@@ -275,6 +275,7 @@ class TuningSession:
             except KeyboardInterrupt:
                 self._interrupt.came = True
             if self._interrupt.came:
+                self.progress.was_interrupted = True
                 self.progress.outcome = "interrupted; the same command goes on from here"
             self._folder.settle()
             self._model.remember()

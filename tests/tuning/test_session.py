@@ -218,6 +218,7 @@ def interrupted(tmp_path_factory):
 def test_ctrl_c(interrupted):
     folder, progress = interrupted
     assert progress.outcome == "interrupted; the same command goes on from here"
+    assert progress.was_interrupted
     assert progress.ended is not None
     assert 5 <= len(searched(folder)) == progress.trials_done < 14
     found = read_trials(folder)

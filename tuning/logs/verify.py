@@ -20,6 +20,8 @@ from tvm_ext.tuning.search import TemplateSpace
 from tvm_ext.tuning.session_options import Limits
 
 OTHER_MACHINE = "not for this machine"
+# A record that is slower than the default by less may be as fast.
+_NOISE = 0.9
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,16 @@ class Verified:
     best : BestSchedule
         The record.
     status : str
-        "ok", "wrong" (numbers), "resources" (more than a GPU has), "build" (no code), "run" (it
-        failed), "timeout", or ``OTHER_MACHINE``.
+        "ok", "slower" (than the default, by more than noise), "wrong" (numbers), "resources" (more
+        than a GPU has), "build" (no code), "run" (it failed), "timeout", or ``OTHER_MACHINE``.
     message : str
         What happened, when the status is not "ok".
     seconds, default_seconds : float or None
-        Of one call with the record and with the default schedule, measured now, in turn.
+        Of one call with the record and with the default schedule: the median, and ``gain`` times
+        as much.
     gain : float or None
-        How many times as fast as the default the record is.
+        How many times as fast as the default the record is: the median over turns, in each of
+        which both were timed.
     """
 
     best: BestSchedule
@@ -149,10 +153,11 @@ def _verified(
         (measured,) = measurer.measure([candidate])
     finally:
         measurer.forget(task)
-    return _outcome(best, measured, default is not None)
+    return judged(best, measured, default is not None)
 
 
-def _outcome(best: BestSchedule, measured: Measurement, has_default: bool) -> Verified:
+def judged(best: BestSchedule, measured: Measurement, has_default: bool) -> Verified:
+    """What a measurement says of a record."""
     if measured.status != "ok":
         return Verified(best, measured.status, measured.message)
     ours, theirs = measured.timing.seconds, measured.timing.reference_seconds
@@ -160,4 +165,7 @@ def _outcome(best: BestSchedule, measured: Measurement, has_default: bool) -> Ve
     if not has_default:
         return Verified(best, "ok", seconds=seconds)
     gain = statistics.median(other / mine for mine, other in zip(ours, theirs, strict=True))
-    return Verified(best, "ok", "", seconds, statistics.median(theirs), gain)
+    times = (seconds, gain * seconds, gain)
+    if gain < _NOISE:
+        return Verified(best, "slower", "the default is faster here: tune again", *times)
+    return Verified(best, "ok", "", *times)

@@ -30,6 +30,7 @@ def check_model(
     opt_level: int | str = "O3",
     inputs: Mapping[str, Any] | Path | None = None,
     seed: int = 0,
+    sizes: Mapping[str, int] | None = None,
     rtol: float | None = None,
     bisect: bool = False,
     disabled_passes: Iterable[str] = (),
@@ -44,6 +45,8 @@ def check_model(
         As for ``tvm_ext.compile``.
     inputs : mapping of input name to array, or path of a file of them, optional
         Random ones with ``seed`` when left out; see ``random_inputs`` for what they cannot guess.
+    sizes : mapping of symbolic dimension to size, optional
+        For random inputs.
     rtol : float, optional
         Largest difference of a floating-point output, relative to its largest magnitude; by
         default what ``tolerance.TOLERANCES`` says for the precision that it was computed in.
@@ -78,7 +81,7 @@ def check_model(
     if isinstance(inputs, Path):
         arrays = load_inputs(inputs, model.inputs)
     else:
-        arrays = dict(inputs) if inputs is not None else random_inputs(model.inputs, seed)
+        arrays = dict(inputs) if inputs is not None else random_inputs(model.inputs, seed, sizes)
     reference, result = _compared(model, source, arrays, rtol)
     if result.ok or not bisect:
         return result
@@ -133,5 +136,6 @@ def _compared(
         target=str(model.report.target.get("name", "")),
         opt_level=model.report.opt_level,
         outputs=tuple(compare(ours, reference, rtol, precision)),
+        is_vacuous=not model.report.kernels and not model.report.host,
     )
     return reference, result

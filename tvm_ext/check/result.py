@@ -196,6 +196,9 @@ class CheckResult:
         One a model output, in their order.
     bisection : Bisection or None
         Where the difference comes from, when that was asked for and there is one.
+    is_vacuous : bool
+        Whether the program computes nothing: its outputs are inputs, or were constants when it was
+        compiled.
     """
 
     model: str
@@ -203,6 +206,7 @@ class CheckResult:
     opt_level: str
     outputs: tuple[OutputDifference, ...]
     bisection: Bisection | None = None
+    is_vacuous: bool = False
 
     @property
     def ok(self) -> bool:
@@ -216,6 +220,7 @@ class CheckResult:
             "target": self.target,
             "opt_level": self.opt_level,
             "ok": self.ok,
+            "is_vacuous": self.is_vacuous,
             "outputs": [output.to_dict() for output in self.outputs],
             "bisection": self.bisection.to_dict() if self.bisection is not None else None,
         }
@@ -227,6 +232,13 @@ class CheckResult:
         title.append(f"  optimisation {self.opt_level}, target {plain(self.target)}: ", "dim")
         title.append(f"{verdict} ONNX Runtime", style="green" if self.ok else "red")
         parts: list[RenderableType] = [title, self._table()]
+        if self.is_vacuous:
+            parts.append(
+                Text(
+                    "No kernel ran: every output is an input, or a constant of the compilation. "
+                    "The check says nothing of what the model computes from its inputs."
+                )
+            )
         if self.bisection is not None:
             parts += [Text(f"- {plain(line)}") for line in self.bisection.sentences()]
         return Group(*parts)

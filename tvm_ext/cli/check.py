@@ -31,6 +31,7 @@ def check_command(
     ] = None,
     inputs: options.InputFile = None,
     seed: options.Seed = None,
+    size: options.Sizes = None,
     rtol: Annotated[
         float | None,
         typer.Option(
@@ -53,7 +54,7 @@ def check_command(
     json_output: options.Json = False,
 ) -> None:
     """Compare a model's outputs with ONNX Runtime's; exit code 1 when they differ."""
-    source = InputSource.parsed(inputs, seed=seed)
+    source = InputSource.parsed(inputs, seed=seed, size=size)
     chosen = CompileOptions.parsed(
         target, input_shape, opt_level, disable_pass, pass_config, threads, pipeline=pipeline
     )
@@ -103,6 +104,7 @@ def check_file(
             chosen.machine(),
             inputs=source.file,
             seed=source.seed,
+            sizes=source.sizes,
             rtol=rtol,
             bisect=bisect,
             **chosen.keywords(),

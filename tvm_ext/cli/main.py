@@ -21,6 +21,10 @@ import typer
 from typer.core import TyperGroup
 
 from tvm_ext.cli import (
+    BAD_INPUT,
+    INTERNAL_ERROR,
+    INTERRUPTED,
+    READER_GONE,
     bench,
     check,
     compile,
@@ -41,11 +45,6 @@ if TYPE_CHECKING:
 
 # The command group that turns every failure into one line on stderr and an exit code.
 
-
-BAD_INPUT = 2
-INTERNAL_ERROR = 3
-INTERRUPTED = 130
-READER_GONE = 141
 
 _OBJECTS_UNTIL_COLLECTION = 10_000
 

@@ -65,4 +65,9 @@ def rpc_server_command(
         port,
         limit,
         ready=lambda at: typer.echo(f"serving '{key}' on {host}:{at}"),
+        waiting=lambda: typer.echo(
+            f"no tracker answers at {tracker} yet; waiting for one ('python -m "
+            "tvm.exec.rpc_tracker')",
+            err=True,
+        ),
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tvm_ext.cli import options
+from tvm_ext.cli import INTERRUPTED, options
 from tvm_ext.cli.options import CompileOptions, is_saved_model
 from tvm_ext.errors import InputError
 
@@ -171,8 +171,8 @@ def tune_command(
 ) -> None:
     """Tune the kernels of an ONNX model and keep what is found in a folder of records.
 
-    'tvm-ext compile MODEL --records FOLDER' uses it. Ctrl-C ends the session and keeps everything;
-    the same command goes on from there.
+    'tvm-ext compile MODEL --records FOLDER' uses it. Ctrl-C ends the session with exit code
+    130 and keeps everything; the same command goes on from there.
     """
     if is_saved_model(model):
         raise InputError(
@@ -233,6 +233,8 @@ def tune_command(
     else:
         out.print_rich(tuning_summary(progress, page, _compile_arguments(chosen), model=str(model)))
     write_text(page, render_tuning_html(progress, facts))
+    if progress.was_interrupted:
+        raise typer.Exit(INTERRUPTED)
 
 
 def session_facts(machine: "MachineDescription", effort: str, seed: int) -> dict[str, str]:

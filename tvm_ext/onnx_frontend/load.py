@@ -31,7 +31,12 @@ from tvm_ext.onnx_frontend.value_sizes import (
     forget_negative_sizes,
     refuse_negative_sizes,
 )
-from tvm_ext.onnx_frontend.weights import StoredWeights, refuse_nan_weights, take_out_large_weights
+from tvm_ext.onnx_frontend.weights import (
+    StoredWeights,
+    folder_of_data,
+    refuse_nan_weights,
+    take_out_large_weights,
+)
 
 # Puts the nodes of an ONNX graph into topological order; ONNX Runtime accepts unsorted graphs.
 
@@ -254,6 +259,11 @@ def _read(path: Path) -> tuple[onnx.ModelProto, StoredWeights]:
         raise ModelError(f"{path}: no such file; expected an ONNX model: check the path")
     if path.is_dir():
         raise ModelError(f"{path} is a folder; expected an ONNX file: name the .onnx file in it")
+    if not path.is_file():
+        # Opening a pipe would wait for ever.
+        raise ModelError(
+            f"{path} is a device or a pipe; expected an ONNX file: write the model to one"
+        )
     try:
         model = onnx.load_model(path, load_external_data=False)
     except OSError as error:
@@ -263,17 +273,18 @@ def _read(path: Path) -> tuple[onnx.ModelProto, StoredWeights]:
             f"{path} ({path.stat().st_size} bytes) is not an ONNX model or is truncated; "
             "expected a serialised ModelProto: export or copy it again"
         ) from error
-    stored = take_out_large_weights(model, path.parent)
-    _load_external_data(model, path)
+    folder = folder_of_data(model, path.parent)
+    stored = take_out_large_weights(model, folder)
+    _load_external_data(model, path, folder)
     return model, stored
 
 
-def _load_external_data(model: onnx.ModelProto, path: Path) -> None:
+def _load_external_data(model: onnx.ModelProto, path: Path, folder: Path) -> None:
     try:
-        onnx.load_external_data_for_model(model, str(path.parent))
+        onnx.load_external_data_for_model(model, str(folder))
     except (OSError, ValueError, onnx.checker.ValidationError) as error:
         raise ModelError(
-            f"{path}: external data cannot be loaded ({external_fault(model, path.parent)}); "
+            f"{path}: external data cannot be loaded ({external_fault(model, folder)}); "
             "expected the data files in the model's folder: copy them beside the model"
         ) from error
 

@@ -118,6 +118,40 @@ class StoredWeights:
         return values
 
 
+def folder_of_data(model: onnx.ModelProto, folder: Path) -> Path:
+    """The folder that the files of external data are read from; that of the model itself but once.
+
+    Elsewhere a link may lead to files that are nobody's weights, and is refused. In Hugging Face's
+    cache every file is one: ``snapshots/REVISION/NAME`` leads to ``blobs/HASH`` beside
+    ``snapshots``. Where all files of a model's data are such links, their tensors get the names
+    that these have in ``blobs``, and this is the folder.
+    """
+    blobs = _blobs_of_cache(folder)
+    tensors = [tensor for tensor in _all_tensors(model) if _is_external(tensor)]
+    if blobs is None or not tensors:
+        return folder
+    names = {}
+    for tensor in tensors:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                file = folder / entry.value
+                if not file.is_symlink() or file.resolve().parent != blobs:
+                    return folder
+                names[entry.value] = file.resolve().name
+    for tensor in tensors:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = names[entry.value]
+    return blobs
+
+
+def _blobs_of_cache(folder: Path) -> Path | None:
+    for parent in folder.absolute().parents:
+        if parent.name == "snapshots" and (parent.parent / "blobs").is_dir():
+            return (parent.parent / "blobs").resolve()
+    return None
+
+
 def take_out_large_weights(model: onnx.ModelProto, folder: Path) -> StoredWeights:
     """Makes inputs of the large external initializers of a model that is above the limit."""
     stored = StoredWeights(folder)
@@ -195,20 +229,29 @@ def without_weights(path: Path) -> onnx.ModelProto:
             f"{path} cannot be read as an ONNX model; expected a serialised ModelProto: describe "
             "the file instead"
         ) from error
-    tensors = [tensor for graph in _graphs(model) for tensor in graph.initializer]
-    tensors += [a.t for a in _attributes(model) if a.HasField("t")]
-    tensors += [tensor for a in _attributes(model) for tensor in a.tensors]
+    folder = folder_of_data(model, path.parent)
+    tensors = list(_all_tensors(model))
     if sum(4 * _elements(tensor) for tensor in tensors) > _LARGEST_BYTES:
         raise ModelError(
             f"{path} has more than {_LARGEST_BYTES >> 30} GiB of weights, too many to replace in "
             "one file; expected a smaller model: describe it instead"
         )
     for tensor in tensors:
-        _replace(tensor, path.parent)
+        _replace(tensor, folder)
     for attribute in _attributes(model):
         _replace_lists(attribute)
     _forget_texts(model)
     return model
+
+
+def _all_tensors(model: onnx.ModelProto) -> Iterator[TensorProto]:
+    """Initializers and tensors of attributes, those of functions and bodies included."""
+    for graph in _graphs(model):
+        yield from graph.initializer
+    for attribute in _attributes(model):
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
 
 
 def _graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:

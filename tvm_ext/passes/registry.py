@@ -310,6 +310,8 @@ def _two_arguments(function: Callable[..., tvm.IRModule]) -> Callable[..., tvm.I
 GROUP = "tvm_ext.passes"
 
 
+_EXITED = "it ends the program while it is imported (sys.exit)"
+
 _plugins_lock = threading.RLock()
 
 
@@ -330,8 +332,8 @@ def load_group(group: str, load: Callable[[EntryPoint], None]) -> tuple[str, ...
     for point in sorted(entry_points(group=group), key=lambda p: p.name):
         try:
             load(point)
-        except Exception as error:  # noqa: BLE001  (a plugin may raise anything)
-            reason = users_words(error)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (a plugin may raise anything)
+            reason = users_words(error) if isinstance(error, Exception) else _EXITED
             warnings.warn(f"plugin '{point.name}' of {group} was left out: {reason}", stacklevel=2)
             continue
         loaded.append(point.name)

@@ -7,10 +7,11 @@ from tvm import te
 from tvm_ext.configs.errors import TargetError
 from tvm_ext.hardware.targets import resolve_target
 from tvm_ext.tir_schedules.recorded_schedule import workload
-from tvm_ext.tuning.jobs import TimingPlan
+from tvm_ext.tuning.jobs import Timing, TimingPlan
 from tvm_ext.tuning.logs.database_files import write_database
 from tvm_ext.tuning.logs.record_folder import read_folder
-from tvm_ext.tuning.logs.verify import OTHER_MACHINE, verify_records
+from tvm_ext.tuning.logs.verify import OTHER_MACHINE, judged, verify_records
+from tvm_ext.tuning.measurer import Measurement
 
 # One call is enough: the times do not matter.
 PLAN = TimingPlan(turn_seconds=1e-9, fewest_turns=1, most_turns=1)
@@ -51,15 +52,24 @@ def test_each_record_ends_in_its_own_way(tmp_path, machine):
     )
     elsewhere, good, gone, wrong = found
     assert (elsewhere.status, elsewhere.has_failed) == (OTHER_MACHINE, False)
-    assert (good.status, good.has_failed, good.message) == ("ok", False, "")
+    # One call a side says nothing of which is faster.
+    assert good.status in ("ok", "slower")
     assert good.seconds > 0
-    assert good.default_seconds > 0
+    assert good.default_seconds == good.gain * good.seconds
     assert good.to_json()["recorded_seconds"] == 1e-6
     assert not good.to_json()["recorded_is_modelled"]
     assert (gone.best.kernel, gone.status, gone.has_failed) == (hash_of(4), "build", True)
     assert "no_such_decision" in gone.message
     assert (wrong.best.kernel, wrong.status, wrong.seconds) == (hash_of(6), "wrong", None)
     assert "36 of 36 elements differ" in wrong.message
+
+
+@pytest.mark.parametrize(("theirs", "status"), [(0.24, "slower"), (0.95, "ok"), (2.0, "ok")])
+def test_a_record_that_the_default_beats_is_no_good_one(theirs: float, status: str):
+    timing = Timing([1.0, 1.0], [theirs, theirs])
+    found = judged(None, Measurement(None, "ok", timing=timing), has_default=True)
+    assert (found.status, found.has_failed) == (status, status != "ok")
+    assert (found.gain, found.default_seconds) == (theirs, theirs)
 
 
 def test_nothing_for_this_machine_starts_no_process(tmp_path, machine, monkeypatch):

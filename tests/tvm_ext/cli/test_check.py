@@ -3,8 +3,10 @@
 import json
 
 import numpy as np
+import onnx
 import pytest
 from commands import as_json, invoke, succeed
+from onnx import TensorProto, helper
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +19,22 @@ def compiled_path(tiny_model_path, tmp_path_factory):
 def test_a_model_that_agrees(tiny_model_path):
     printed = succeed("check", tiny_model_path, "--input-shape", "x=2,3,8,8", "--seed", 3)
     assert "agrees" in printed
+
+
+def test_sizes_of_made_up_inputs(tiny_model_path):
+    dynamic = ("check", tiny_model_path, "--input-shape", "x=N,3,8,8", "-O", "O1")
+    succeed(*dynamic, "--size", "N=3")
+    refused = invoke(*dynamic, "--size", "M=3")
+    assert (refused.exit_code, "'M'" in refused.stderr) == (2, True)
+
+
+def test_a_model_that_computes_nothing_says_so(tmp_path):
+    nodes = [helper.make_node("Shape", ["x"], ["y"])]
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.INT64, [2])
+    onnx.save(helper.make_model(helper.make_graph(nodes, "sizes", [x], [y])), tmp_path / "m.onnx")
+    assert "No kernel ran" in succeed("check", tmp_path / "m.onnx")
+    assert as_json("check", tmp_path / "m.onnx")["is_vacuous"] is True
 
 
 def test_inputs_of_a_file(tiny_model_path, tmp_path):

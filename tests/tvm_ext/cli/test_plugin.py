@@ -176,7 +176,7 @@ def test_its_backend_describes_targets_of_tvm(plugin_folder):
 
 
 def test_broken_plugins_only_warn(tmp_path):
-    contents = ("import not_there", "1 / 0", "def Broken2(): pass")
+    contents = ("import not_there", "1 / 0", "def Broken2(): pass", "raise SystemExit(0)")
     info = tmp_path / "broken-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")

@@ -181,14 +181,16 @@ def test_a_server_says_whom_it_serves(monkeypatch):
     """The warning names the address; by default only this machine reaches it."""
     served = []
 
-    def serve(tracker, key, host, port, *_, ready):
+    def serve(tracker, key, host, port, *_, ready, waiting):
         served.append((tracker, key, host, port))
+        waiting()
         ready(9093)
 
     monkeypatch.setattr("tvm_ext.tuning.rpc_server.serve", serve)
     result = invoke("rpc-server", "--tracker", "127.0.0.1:9190", "--key", "k")
     assert result.exit_code == 0, result.output
     assert "every program on this machine" in result.stderr
+    assert "no tracker answers at 127.0.0.1:9190 yet" in result.stderr
     assert "serving 'k' on 127.0.0.1:9093" in result.stdout
     result = invoke("rpc-server", "--tracker", "127.0.0.1:9190", "--key", "k", "--host", "0.0.0.0")
     assert "listening on 0.0.0.0: everyone who reaches this address" in result.stderr

@@ -1,5 +1,8 @@
 """Numbers in a model that no machine can follow, files that it must not read, and NaN."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
@@ -12,6 +15,7 @@ import tvm_ext
 from tvm_ext.check.reference import run_reference
 from tvm_ext.compiler.memory_limit import VARIABLE
 from tvm_ext.errors import BuildError, ModelError, TvmExtError
+from tvm_ext.onnx_frontend.weights import without_weights
 
 TERA = 1 << 40
 
@@ -165,6 +169,38 @@ def test_external_data_in_the_folder(tmp_path):
     (tmp_path / "weights").write_bytes(np.arange(4, dtype=np.float32).tobytes())
     compiled = tvm_ext.compile(model_with_data_at(tmp_path, "weights"), HOST, opt_level="O0")
     assert compiled.run({"x": np.ones(4, np.float32)})["y"].tolist() == [1, 2, 3, 4]
+
+
+def in_cache(root: Path, weights: Path) -> Path:
+    """A model as Hugging Face's cache has it, whose weights are a link to ``weights``."""
+    folder = root / "snapshots" / "revision" / "onnx"
+    (root / "blobs").mkdir(parents=True)
+    folder.mkdir(parents=True)
+    model_with_data_at(root / "blobs", "model.onnx_data").rename(root / "blobs" / "hash")
+    (folder / "model.onnx").symlink_to("../../../blobs/hash")
+    (folder / "model.onnx_data").symlink_to(weights)
+    return folder / "model.onnx"
+
+
+def test_links_within_a_cache(tmp_path):
+    path = in_cache(tmp_path, Path("../../../blobs/other"))
+    (tmp_path / "blobs" / "other").write_bytes(np.arange(4, dtype=np.float32).tobytes())
+    compiled = tvm_ext.compile(path, HOST, opt_level="O0")
+    assert compiled.run({"x": np.ones(4, np.float32)})["y"].tolist() == [1, 2, 3, 4]
+    assert without_weights(path).graph.initializer[0].raw_data
+
+
+def test_links_out_of_a_cache(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(16))
+    with pytest.raises(ModelError, match="is outside of the model's folder"):
+        tvm_ext.compile(in_cache(tmp_path / "cache", secret))
+
+
+def test_a_pipe_is_no_model(tmp_path):
+    os.mkfifo(tmp_path / "model.onnx")
+    with pytest.raises(ModelError, match="is a device or a pipe; expected an ONNX file"):
+        tvm_ext.compile(tmp_path / "model.onnx")
 
 
 # Values ------------------------------------------------------------------------------------------

@@ -178,7 +178,7 @@ def verify_command(
 ) -> None:
     """Build the best records again, check their numbers, and time them beside the defaults.
 
-    The exit code is 1 if a record for this machine does not work.
+    The exit code is 1 if a record for this machine does not work, or is slower than the default.
     """
     from tvm_ext.cli import output as out
     from tvm_ext.cli.logs.record_tables import verified_table
