@@ -1,10 +1,9 @@
 """A second way into a program: with arrays of the caller's that results are written to."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import tvm
 from tvm import relax, tirx
-from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvm_ext.hardware.cpu.description import current_cpu
 from tvm_ext.relay_passes.expressions import operator_name
@@ -24,8 +23,9 @@ class ResultsToOutParams:
     Before: ``main(x): y = alloc_tensor(shape, ...); kernel(x, y); return y``
     After:  the same beside ``main_with_out_params(x, y): kernel(x, y); return y``
 
-    Leaves alone: programs for GPUs; results that are an input's, a weight's or another result's
-    memory, and those of sizes that are neither known nor an input's, which stay results alone.
+    Leaves alone: programs for GPUs, and those with a choice within a size, which TVM cannot copy.
+    What is an input's, a weight's or another result's memory, or of a size that is neither known
+    nor an input's, stays a result alone.
 
     Run after: ShareStorage. Run before: LowerAllocTensor.
     """
@@ -34,15 +34,19 @@ class ResultsToOutParams:
         """Returns ``mod`` itself where no result can be a parameter."""
         if current_cpu() is None:
             return mod
-        main = relax.utils.copy_with_new_vars(mod["main"])
+        try:
+            main = relax.utils.copy_with_new_vars(mod["main"])
+        except tvm.error.InternalError:
+            # TVM copies no function with a choice (``if_then_else``) within a size.
+            return mod
         allocations = _allocations_of_results(main)
         if not allocations:
             return mod
-        params = {var: relax.Var(var.name, var.ty) for var in allocations.values()}
-        changed = _OutParams(params).visit_expr(main)
+        made = list(allocations.values())
+        params = [*main.params, *made]
         attrs = {_PLACES: list(allocations), "global_symbol": WITH_OUT_PARAMS}
         function = relax.Function(
-            [*changed.params, *params.values()], changed.body, changed.ret_ty, changed.is_pure
+            params, _without(main.body, made), main.ret_ty, main.is_pure
         ).with_attrs({**dict(main.attrs.items()), **attrs})
         return with_functions(mod, {tvm.ir.GlobalVar(WITH_OUT_PARAMS): function})
 
@@ -91,16 +95,10 @@ def _sizes_of_inputs(main: relax.Function) -> set[tirx.Var]:
     }
 
 
-@mutator
-class _OutParams(PyExprMutator):
-    """Takes allocations away, in favour of parameters."""
-
-    def __init__(self, params: Mapping[relax.Var, relax.Var]) -> None:
-        super().__init__()
-        self._params = params
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
-        if binding.var in self._params:
-            self.set_var_remap(binding.var, self._params[binding.var])
-        else:
-            super().visit_var_binding_(binding)
+def _without(body: relax.SeqExpr, defined: Collection[relax.Var]) -> relax.SeqExpr:
+    """The body without the bindings that define these variables, which are parameters now."""
+    blocks = [
+        relax.BindingBlock([binding for binding in block.bindings if binding.var not in defined])
+        for block in body.blocks
+    ]
+    return relax.SeqExpr(blocks, body.body)

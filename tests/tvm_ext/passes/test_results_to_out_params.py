@@ -39,7 +39,7 @@ def test_what_has_an_inputs_sizes_becomes_a_parameter() -> None:
     assert [str(param.name) for param in made.params] == ["x", "alloc"]
     assert (allocations(after["main"]), allocations(made)) == (2, 1)
     tvm.ir.assert_structural_equal(after["main"], before["main"])
-    relax.analysis.well_formed(after)
+    relax.analysis.well_formed(after, check_ty=False)
 
 
 def test_programs_for_a_gpu_stay_as_they_are() -> None:

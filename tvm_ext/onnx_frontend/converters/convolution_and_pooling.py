@@ -149,9 +149,39 @@ class Conv(_Windows):
 
 
 class LpPool(_Windows):
-    """Norms of windows."""
+    """Norms of windows.
+
+    TVM's takes the mean of what lies inside for the sum of a window that hangs over (ceil_mode).
+    """
 
     base = onnx_converter_map()["LpPool"]
+    pools = True
+
+    @classmethod
+    def _padded_input(
+        cls, bb: relax.BlockBuilder, data: relax.Expr, attr: dict, kernel: Sequence[int]
+    ) -> tuple[relax.Expr, dict]:
+        """Zeros behind for the windows that hang over, which then are windows like others."""
+        data, attr = super()._padded_input(bb, data, attr, kernel)
+        if not attr.get("ceil_mode", 0):
+            return data, attr
+        count = len(kernel)
+        strides, dilations = (attr.get(name, [1] * count) for name in ("strides", "dilations"))
+        pads = list(attr.get("pads", [0] * 2 * count))
+        front, behind = pads[:count], pads[count:]
+        rest: list[Size] = []
+        for k, size in enumerate(sizes_of(data)[2:]):
+            reach = (kernel[k] - 1) * dilations[k] + 1
+            windows = _windows(size, (front[k], behind[k]), strides[k], reach, True)
+            spanned = rules.add(
+                rules.multiply(windows, strides[k], "int64"), reach - strides[k], "int64"
+            )
+            inside = rules.add(size, front[k], "int64")
+            rest.append(rules.maximum(rules.subtract(spanned, inside, "int64"), 0, "int64"))
+        kept = {name: attr[name] for name in attr if name not in ("ceil_mode", "pads")}
+        if all(isinstance(size, int) for size in rest):
+            return data, {**kept, "pads": [*front, *rest]}
+        return _padded(bb, data, list(front), rest, 0), kept
 
 
 class MaxPoolValues(_Windows):
