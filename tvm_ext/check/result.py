@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_ext.check.tolerance import OutputDifference
-from tvm_ext.report.text import plain_text
+from tvm_ext.report.terminal_tables import plain_text
 from tvm_ext.report.units import plain
 
 # What a search for the cause of a difference found, as data and as sentences.

@@ -142,6 +142,12 @@ Sizes = Annotated[
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, show_default="0", help="Seed of the random inputs.")
 ]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Print names of kernels too, and what is left out as no news."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on stdout.")]
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Types that NumPy's format lacks: bfloat16 and its like, and strings as objects.
 _STORED = {"V": np.dtype(np.float32), "O": np.dtype(np.str_)}
 
-# What a pipe or a file gets: rich's own 80 columns cut names.
+# What a pipe or a file gets where COLUMNS does not say: rich's own 80 columns cut names.
 _WIDTH_WITHOUT_TERMINAL = 120
 
 
@@ -62,7 +62,9 @@ def print_rich(*parts: "RenderableType") -> None:
     """Prints tables and text, with colours only on a terminal."""
     from rich.console import Console
 
-    width = None if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
+    # rich itself follows COLUMNS, and else asks the terminal.
+    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    width = None if is_known else _WIDTH_WITHOUT_TERMINAL
     console = Console(file=sys.stdout, width=width, highlight=False)
     # Captured, because rich itself would answer a closed pipe with exit code 1.
     with _printing(), console.capture() as captured:

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_ext.cli.stderr_lines import is_terminal
+from tvm_ext.report.terminal_tables import ShortName
 from tvm_ext.report.tuning_figures import (
     computes,
     figures,
@@ -30,7 +31,7 @@ from tvm_ext.report.tuning_figures import (
     latency_gain,
     trials_planned,
 )
-from tvm_ext.report.tuning_text import ShortName, times
+from tvm_ext.report.tuning_text import times
 from tvm_ext.report.units import ABSENT, format_count, format_percent, plain
 
 if TYPE_CHECKING:

@@ -224,7 +224,8 @@ class CompileReport:
 
     def to_text(self, width: int = 100) -> str:
         """Return the summary that the command line prints, ``width`` characters wide."""
-        from tvm_ext.report.text import plain_text, renderable
+        from tvm_ext.report.terminal_tables import plain_text
+        from tvm_ext.report.text import renderable
 
         return plain_text(renderable(self), width)
 

@@ -3,15 +3,14 @@
 Names come from model files, so they enter as `Text`, never as rich markup.
 """
 
-import io
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tvm_ext.report.terminal_tables import FlexibleTable, counted_lines
 from tvm_ext.report.units import (
     ABSENT,
     Scale,
@@ -44,14 +43,6 @@ def renderable(report: "CompileReport") -> RenderableType:
         counted_lines(report.warnings, "warning"),
     ]
     return Group(*(part for part in parts if part is not None))
-
-
-def plain_text(body: RenderableType, width: int) -> str:
-    """Return it as plain text without colours, at most ``width`` characters wide."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, color_system=None, legacy_windows=False)
-    console.print(body)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
 def _title(report: "CompileReport") -> Text:
@@ -118,32 +109,12 @@ def _latency_figure(report: "CompileReport") -> str:
     return f"{format_seconds(report.estimated_seconds)}  (modelled, not measured)"
 
 
-def flexible_table(title: str, *columns: str) -> Table:
-    """Return an empty table; ``columns`` are titles with a mark in front.
-
-    ">" is a column of numbers, "~" the column that gives way first where the terminal is narrow.
-    """
-    flexible = any(column.startswith("~") for column in columns)
-    heading = Text(title, style="bold")
-    table = Table(title=heading, title_justify="left", box=box.SIMPLE_HEAD, expand=flexible)
-    for column in columns:
-        table.add_column(
-            column.lstrip(">~"),
-            justify="right" if column.startswith(">") else "left",
-            ratio=1 if column.startswith("~") else None,
-            min_width=12 if column.startswith("~") else None,
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    return table
-
-
 def _phases(report: "CompileReport") -> Table | None:
     if not report.phases:
         return None
     total = report.total_seconds
     scale = seconds_scale(total)
-    table = flexible_table("Phases", "Phase", ">Time", ">Share")
+    table = FlexibleTable("Phases", "Phase", ">Time", ">Share")
     for phase in report.phases:
         share = format_percent(phase.seconds / total) if total > 0 else ABSENT
         table.add_row(Text(plain(phase.name)), scale(phase.seconds), share)
@@ -156,7 +127,7 @@ def _passes(report: "CompileReport") -> Table | None:
     if not report.passes:
         return None
     scale = seconds_scale(max(record.seconds for record in report.passes))
-    table = flexible_table("Passes", "Pass", ">Time", ">Applied", ">Refused", "~Behind it")
+    table = FlexibleTable("Passes", "Pass", ">Time", ">Applied", ">Refused", "~Behind it")
     for record in report.passes:
         ran = not record.skipped
         table.add_row(
@@ -191,7 +162,7 @@ def _kernels(report: "CompileReport") -> Table | None:
     shown, rest = ordered[:KERNELS_SHOWN], ordered[KERNELS_SHOWN:]
     total = report.estimated_seconds
     times = seconds_scale(ordered[0].total_seconds or 0.0)
-    table = flexible_table(
+    table = FlexibleTable(
         "Kernels by estimated time of one run (modelled)",
         *("~Computes", "Schedule", "From", ">Calls", ">Time", ">Share"),
     )
@@ -246,13 +217,3 @@ def _host_steps(report: "CompileReport") -> Table | None:
     for record in report.host:
         table.add_row(*(Text(plain(t)) for t in (record.operator, record.node, record.reason)))
     return table
-
-
-def counted_lines(lines: Sequence[str], name: str) -> Text | None:
-    """How many there are, and a line for each; None for none."""
-    if not lines:
-        return None
-    text = Text(format_count(len(lines), name), style="bold")
-    for line in lines:
-        text.append(f"\n  ! {plain(line)}", style="not bold")
-    return text

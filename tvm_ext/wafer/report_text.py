@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tvm_ext.report.text import flexible_table
+from tvm_ext.report.terminal_tables import FlexibleTable
 from tvm_ext.report.units import (
     ABSENT,
     bytes_scale,
@@ -129,7 +129,7 @@ def _costs(kernels: "Sequence[KernelCost]") -> Table | None:
 def _placements(cost: "ModelCost") -> Table:
     numbers = ("Regions", "One run", "Runs a second", "Kernels", "Moves", "Weights in", "SRAM")
     columns = [f">{name}" for name in numbers]
-    table = flexible_table("Placement (modelled)", "~Where", *columns)
+    table = FlexibleTable("Placement (modelled)", "~Where", *columns)
     scale = seconds_scale(max(cost.mesh.seconds(one.cycles) for one in cost.placements))
     for placement in cost.placements:
         figures = placement_figures(cost, placement)
@@ -155,7 +155,7 @@ def _lines(heading: str, lines: Sequence[str]) -> Text | None:
 
 
 def _table(title: str, *columns: str) -> Table:
-    """As ``flexible_table``, with names folded rather than cut."""
+    """As ``FlexibleTable``, with names folded rather than cut."""
     heading = Text(title, style="bold")
     table = Table(
         title=heading, title_justify="left", box=box.SIMPLE_HEAD, expand=True, padding=(0, 1, 0, 0)

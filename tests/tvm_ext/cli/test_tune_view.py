@@ -10,7 +10,7 @@ from rich.console import Console
 from tuning_sessions import session, tuned
 
 from tvm_ext.cli.tune_view import TuneView, session_display, stderr_console
-from tvm_ext.report.tuning_text import shortened
+from tvm_ext.report.terminal_tables import shortened
 from tvm_ext.tuning.progress import SessionProgress
 
 TITLE = "resnet50.onnx  tuned for cpu"
@@ -311,7 +311,7 @@ def test_a_pipe_is_no_terminal_though_colours_are_forced(monkeypatch, clock):
         ("/encoder/layer.3/attention/query/MatMul + x", 34, "…/layer.3/…/query/MatMul +1"),
         ("/encoder/layer.3/attention/query/MatMul + x", 22, "…/layer.3/…/MatMul +1"),
         ("/encoder/layer.3/attention/query/MatMul", 10, "…/MatMul"),
-        ("a_very_long_name_without_a_path", 10, "…ut_a_path"),
+        ("a_very_long_name_without_a_path", 10, "a_ve…_path"),
         ("/層/層層層層/Conv", 9, "…/Conv"),
     ],
 )

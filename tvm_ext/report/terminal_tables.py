@@ -1,0 +1,143 @@
+"""Tables for a terminal of any width: one line a row, columns that give way, names that are cut in
+the middle.
+
+Names come from model files, so they enter as `ShortName` or `Text`, never as rich markup.
+"""
+
+import copy
+import io
+import re
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from tvm_ext.report.units import format_count, plain
+
+_LEAST_NAME = 12
+
+
+class ShortName:
+    """A name, or other words from a model, that gives up its less telling parts to fit a column.
+
+    ``prefix`` stands before it and is never cut.
+    """
+
+    def __init__(self, name: str, prefix: str = "") -> None:
+        self._name, self._prefix = plain(name), prefix
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = options.max_width - len(self._prefix)
+        yield Text(self._prefix + shortened(self._name, room), no_wrap=True, overflow="ellipsis")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widest = len(self._prefix) + cell_len(self._name)
+        return Measurement(min(_LEAST_NAME, widest), widest).with_maximum(options.max_width)
+
+
+def shortened(name: str, width: int) -> str:
+    """Return ``name`` in at most ``width`` columns, for example "…/layer.3/…/MatMul +1".
+
+    Of several fused nodes the first stays, and a count of the others. Of its path the end stays,
+    and what has a digit: that is what tells one layer's node from the next one's. What is still too
+    long is cut in the middle.
+    """
+    if cell_len(name) <= width:
+        return name
+    first, *others = name.split(" + ")
+    count = f" +{len(others)}" if others else ""
+    room = max(1, width - len(count))
+    parts = first.split("/")
+    droppable = sorted(range(len(parts) - 1), key=lambda i: (bool(re.search(r"\d", parts[i])), i))
+    for index in droppable:
+        if cell_len(first) <= room:
+            break
+        parts[index] = "…"
+        first = re.sub(r"…(/…)+", "…", "/".join(parts))
+    return cut_middle(first, room) + count
+
+
+def cut_middle(text: str, width: int) -> str:
+    """Return ``text`` in at most ``width`` columns, with "…" for what is left out of its middle.
+
+    The end gets the larger half: it is what tells generated names apart.
+    """
+    if cell_len(text) <= width:
+        return text
+    room = max(0, width - 1)
+    start = set_cell_size(text, room // 2)
+    end = set_cell_size(text[::-1], room - room // 2)[::-1]
+    return f"{start}…{end}"
+
+
+class FlexibleTable(Table):
+    """A table that fills the terminal; of narrow ones it leaves columns out.
+
+    Columns are titles with marks: in front, ">" for numbers and "~" for names, which share what
+    the others leave; behind, "@100" for a column that only a terminal of so many characters gets.
+    """
+
+    def __init__(self, title: str, *columns: str) -> None:
+        flexible = any(column.startswith("~") for column in columns)
+        super().__init__(
+            title=Text(title, style="bold") if title else None,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            expand=flexible,
+            pad_edge=False,
+            collapse_padding=True,
+        )
+        self._least_widths: list[int] = []
+        for column in columns:
+            name, _, least = column.partition("@")
+            self._least_widths.append(int(least or 0))
+            self.add_column(
+                name.lstrip(">~"),
+                justify="right" if name.startswith(">") else "left",
+                ratio=1 if name.startswith("~") else None,
+                min_width=_LEAST_NAME if name.startswith("~") else None,
+                no_wrap=True,
+                overflow="ellipsis",
+            )
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        fitting = copy.copy(self)
+        fitting.columns = [
+            column
+            for column, least in zip(self.columns, self._least_widths, strict=True)
+            if options.max_width >= least
+        ]
+        return super(FlexibleTable, fitting).__rich_console__(console, options)
+
+
+def facts_table(facts: Mapping[str, str]) -> Table:
+    """Return what is known, a line or more for each: its name, and the value with "" left out."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
+        if value:
+            table.add_row(name, "\n".join(plain(line) for line in value.split("\n")))
+    return table
+
+
+def counted_lines(lines: Sequence[str], name: str) -> Text | None:
+    """How many there are, and a line for each; None for none."""
+    if not lines:
+        return None
+    text = Text(format_count(len(lines), name), style="bold")
+    for line in lines:
+        text.append(f"\n  ! {plain(line)}", style="not bold")
+    return text
+
+
+def plain_text(body: RenderableType, width: int) -> str:
+    """Return it as plain text without colours, at most ``width`` characters wide."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, color_system=None, legacy_windows=False)
+    console.print(body)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
