@@ -9,7 +9,8 @@ from tvm_ext.tuning.logs.summary import KernelSummary, summaries
 # Smaller differences count as equal, however small the spread of the two times is.
 LEAST_NOISE = 0.03
 
-VERDICTS = ("slower", "faster", "equal", "only before", "only after", "not measured")
+EQUAL = "equal"
+VERDICTS = ("slower", "faster", EQUAL, "only before", "only after", "not measured")
 
 
 @dataclass(frozen=True)
@@ -101,5 +102,5 @@ def _difference(before: KernelSummary | None, after: KernelSummary | None) -> Di
     if found.change is None:
         return found
     if abs(found.change) <= noise:
-        return Difference(before, after, "equal", noise)
+        return Difference(before, after, EQUAL, noise)
     return Difference(before, after, "slower" if found.change > 0 else "faster", noise)

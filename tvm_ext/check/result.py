@@ -3,14 +3,13 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from tvm_ext.check.tolerance import OutputDifference
-from tvm_ext.report.terminal_tables import plain_text
-from tvm_ext.report.units import plain
+from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, marked_lines, plain_text
+from tvm_ext.report.units import ABSENT, plain
 
 # What a search for the cause of a difference found, as data and as sentences.
 
@@ -239,41 +238,35 @@ class CheckResult:
                     "The check says nothing of what the model computes from its inputs."
                 )
             )
-        if self.bisection is not None:
-            parts += [Text(f"- {plain(line)}") for line in self.bisection.sentences()]
-        return Group(*parts)
+        findings = self.bisection.sentences() if self.bisection is not None else []
+        lists = (
+            marked_lines("What differs", [describe(one) for one in self.outputs if not one.ok]),
+            marked_lines("Where it begins", findings, "-"),
+        )
+        return Group(*parts, *(one for one in lists if one is not None))
 
     def to_text(self, width: int = 100) -> str:
         """The outcome as plain text, at most ``width`` characters wide."""
         return plain_text(self.renderable(), width)
 
     def _table(self) -> Table:
-        table = Table(box=box.SIMPLE_HEAD)
-        for column in ("output", "dtype", "", "what was found"):
-            table.add_column(column)
-        for column in ("at", "ours", "reference"):
-            table.add_column(column, justify="right")
+        numbers = (">Differs by", ">Allowed", ">Ours@90", ">Reference@90", ">At@100")
+        table = FlexibleTable("", "~Output", "Type", "", *numbers)
         for output in self.outputs:
             table.add_row(*_cells(output))
         return table
 
 
-def _cells(output: OutputDifference) -> list[Text]:
-    comparable = output.max_abs == output.max_abs
-    numbers = (
-        [
-            str(list(output.worst_index)),
-            f"{output.ours_value:.6g}",
-            f"{output.reference_value:.6g}",
-        ]
-        if comparable
-        else ["", "", ""]
-    )
+def _cells(output: OutputDifference) -> list[RenderableType]:
     verdict = Text("ok", style="green") if output.ok else Text("FAIL", style="red")
+    cells: list[RenderableType] = [ShortName(output.name), plain(output.dtype), verdict]
+    if output.max_abs != output.max_abs or (not output.worst_index and output.dtype == "object"):
+        return [*cells, ABSENT, ABSENT]
     return [
-        Text(plain(output.name)),
-        Text(output.dtype),
-        verdict,
-        Text(plain(output.reason)),
-        *(Text(number) for number in numbers),
+        *cells,
+        f"{output.max_rel:.1e}",
+        f"{output.tolerance:.1e}",
+        f"{output.ours_value:.6g}",
+        f"{output.reference_value:.6g}",
+        ", ".join(map(str, output.worst_index)),
     ]

@@ -13,7 +13,7 @@ from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from tvm_ext.bench import Latencies, Program
 
@@ -88,6 +88,7 @@ def bench_command(
     from tvm_ext import bench
     from tvm_ext.cli import output as out
     from tvm_ext.hardware.cpu.host import usable_cores
+    from tvm_ext.report.units import format_count
 
     share = max(1, (threads or usable_cores()) // streams)
     own, feed = bench.ours(
@@ -100,11 +101,8 @@ def bench_command(
         setting = {"model": str(model), "streams": streams, "threads_of_a_stream": share}
         out.print_json({**setting, "programs": [row.to_dict() for row in rows]})
         return
-    out.print_rich(_table(rows))
-    out.print_text(
-        f"{share} thread(s) a run, {streams} run(s) side by side; times in ms, 'vs us' compares "
-        "p50.\nLoading: time and memory until a model runs, of the others with a first run."
-    )
+    used = f"{format_count(share, 'thread')} a run, {format_count(streams, 'run')} side by side"
+    out.print_rich(*bench_parts(rows, f"{model.name}, {used}"))
 
 
 @dataclass(frozen=True)
@@ -151,26 +149,32 @@ def _onnx_model(model: Path, reference: Path | None) -> Path:
     return model
 
 
-def _table(rows: list[BenchRow]) -> "Table":
-    from rich.table import Table
+def bench_parts(rows: list[BenchRow], title: str) -> "list[RenderableType]":
+    """The programs with their times, each compared with the first, for a terminal."""
+    from rich.text import Text
 
-    from tvm_ext.report.units import format_bytes
+    from tvm_ext.report.terminal_tables import FlexibleTable
+    from tvm_ext.report.units import format_bytes, format_seconds, seconds_scale
 
-    table = Table(padding=(0, 0), collapse_padding=True)
-    table.add_column("program", no_wrap=True)
-    for heading in ("p50 ms", "p90", "p99", "runs/s", "first", "load s", "memory", "vs us"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    fastest = rows[0].latencies.percentile(50)
+    first = rows[0]
+    percentiles = [f">p{share}" for share in _PERCENTILES]
+    numbers = (*percentiles, ">Runs/s", ">First run@90", ">Loading", ">Memory", ">Ratio")
+    table = FlexibleTable(title, "~Program", *numbers)
     for row in rows:
         seen = row.latencies
-        times = [f"{1e3 * seen.percentile(share):.3g}" for share in _PERCENTILES]
+        times = [seen.percentile(share) for share in _PERCENTILES]
+        scale = seconds_scale(max(times))
         table.add_row(
             row.program.name,
-            *times,
-            f"{seen.throughput:.4g}",
-            f"{1e3 * seen.first_seconds:.3g}",
-            f"{row.program.load_seconds:.2g}",
+            *map(scale, times),
+            f"{seen.throughput:,.4g}",
+            format_seconds(seen.first_seconds),
+            format_seconds(row.program.load_seconds),
             format_bytes(row.program.load_bytes),
-            f"{seen.percentile(50) / fastest:.2f}",
+            f"{seen.percentile(50) / first.latencies.percentile(50):.2f}",
         )
-    return table
+    notes = [
+        "Loading and memory: until a model can run; of other programs with a first run.",
+        f"Ratio: p50 by that of {first.program.name}.",
+    ]
+    return [table, *(Text(note, style="dim") for note in notes[: len(rows)])]

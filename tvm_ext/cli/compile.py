@@ -44,6 +44,7 @@ def compile_command(
         typer.Option("--report", metavar="FILE", help="Save the report, as .html or .json."),
     ] = None,
     json_output: options.Json = False,
+    verbose: options.Verbose = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no report.")] = False,
     dry_run: Annotated[
         bool,
@@ -79,7 +80,9 @@ def compile_command(
         paths = {key: str(path) if path is not None else None for key, path in saved.items()}
         out.print_json({**paths, "report": compiled.report.to_dict()})
     elif not quiet:
-        out.print_rich(compiled.report)
+        from tvm_ext.report.text import renderable
+
+        out.print_rich(renderable(compiled.report, verbose))
         for path in (output, report):
             if path is not None:
                 out.print_text(f"Saved {path} ({_size(path)})")

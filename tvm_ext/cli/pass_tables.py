@@ -6,7 +6,12 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Iterator, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from tvm_ext.passes import registry
 from tvm_ext.passes.pipeline import (
@@ -20,10 +25,8 @@ from tvm_ext.passes.pipeline import (
 from tvm_ext.passes.registry import load_plugins
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import KernelRecord, PassRecord
-from tvm_ext.report.units import format_seconds, plain
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, ShortNames, marked_line
+from tvm_ext.report.units import format_count, plain, seconds_scale
 
 
 def catalogue(opt_level: str | None = None, own: PipelineSource | None = None) -> dict[str, Any]:
@@ -80,27 +83,19 @@ def _plain(default: Any) -> Any:
     return getattr(default, "__name__", type(default).__name__)
 
 
-def catalogue_parts(listed: dict[str, Any]) -> "list[RenderableType]":
+def catalogue_parts(listed: dict[str, Any]) -> list[RenderableType]:
     """What ``catalogue`` returned, for the terminal."""
-    from rich import box
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
     parts: list[RenderableType] = []
     for name, level in listed["levels"].items():
         parts.append(Text(f"{name}: {level['summary']}", style="bold"))
         for stage, passes in level.items():
             if stage != "summary" and passes:
                 parts.append(Padding(Text(f"{stage}: {', '.join(passes)}"), (0, 0, 0, 2)))
-    table = Table(title="Registered passes", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("Pass", no_wrap=True)
-    for column in ("Level", "From", "What it does", "Options"):
-        table.add_column(column)
+    table = FlexibleTable("Registered passes", "Pass", "Level", "From@100", "~What it does")
     for entry in listed["passes"]:
-        defaults = "\n".join(f"{key}={value!r}" for key, value in entry["options"].items())
-        fields = (entry["name"], entry["level"], entry["source"], entry["summary"], defaults)
-        table.add_row(*(Text(field) for field in fields))
+        table.add_row(*(Text(plain(entry[key])) for key in ("name", "level", "source", "summary")))
+        for key, value in entry["options"].items():
+            table.add_row("", "", "", Text(plain(f"  {key}={value!r}"), style="dim"))
     return [*parts, Text(), table]
 
 
@@ -176,37 +171,102 @@ def _explain_kernel(kernel: KernelRecord) -> dict[str, Any]:
     }
 
 
-def explanation_text(explanation: dict[str, Any]) -> str:
-    """What ``explain`` returned as text: ``+`` for what was done, ``-`` for what was left alone."""
-    model, level = plain(explanation["model"]), explanation["opt_level"]
-    lines = [f"{model}, optimisation {level}  (+ done, - left alone)", ""]
-    for record in explanation["passes"]:
-        lines += _pass_lines(record)
-    if explanation["kernels"]:
-        lines += ["", "Kernels, the costliest (modelled) first"]
-    for kernel in explanation["kernels"]:
-        lines += _kernel_lines(kernel)
-    if not explanation["passes"] and not explanation["kernels"]:
-        lines.append("Nothing of that kind was recorded.")
-    return "\n".join(lines)
+def explanation_parts(explanation: dict[str, Any], verbose: bool = False) -> list[RenderableType]:
+    """What ``explain`` returned, for a terminal: ``+`` for what was done, ``-`` for what was not.
+
+    Places with one reason stand together, and so do kernels with one schedule. ``verbose`` adds
+    passes without decisions, all names of nodes, and names of kernels.
+    """
+    title = Text(plain(explanation["model"]), style="bold")
+    title.append(
+        f"  optimisation {explanation['opt_level']}  (+ done, - left alone)", "not bold dim"
+    )
+    passes, kernels = explanation["passes"], explanation["kernels"]
+    parts: list[RenderableType] = [title]
+    for record in passes:
+        if verbose or record["applied"] or record["refused"]:
+            parts += [Text(), *_pass_parts(record, verbose)]
+    if not verbose:
+        parts += _without_decisions(passes)
+    if kernels:
+        parts += [Text(), Text("Kernels, the costliest (modelled) first", style="bold")]
+    for group in _alike(kernels):
+        parts += [Text(), *_schedule_parts(group, verbose)]
+    if not passes and not kernels:
+        parts.append(Text("Nothing of that kind was recorded."))
+    return parts
 
 
-def _pass_lines(record: dict[str, Any]) -> Iterator[str]:
-    effect = "changed the module" if record["changed"] else "no change"
-    yield f"{plain(record['name'])}: {record['skipped'] or effect}"
+def _pass_parts(record: dict[str, Any], verbose: bool) -> Iterator[RenderableType]:
+    effect = "" if record["changed"] else "  no change"
+    text = Text(plain(record["name"]), style="bold")
+    yield text.append(plain(f"  {record['skipped']}" if record["skipped"] else effect), "not bold")
     for mark, key in (("+", "applied"), ("-", "refused")):
+        places: dict[str, list[str]] = {}
         for decision in record[key]:
-            yield f"  {mark} {plain(decision['where'])}: {plain(decision['reason'])}"
+            places.setdefault(decision["reason"], []).append(decision["where"])
+        for reason, names in places.items():
+            yield marked_line(mark, reason)
+            # One line of them, or all of them.
+            listed = map(ShortName, names) if verbose else (ShortNames(names),)
+            yield Padding(Group(*listed), (0, 0, 0, 6), style="dim")
 
 
-def _kernel_lines(kernel: dict[str, Any]) -> Iterator[str]:
-    estimated = kernel["estimated_seconds"]
-    seconds = "time not known"
-    if estimated is not None:
-        seconds = format_seconds(kernel["calls"] * estimated)
-    yield f"{plain(kernel['name'])}: {kernel['calls']} call(s), {seconds}"
-    for origin in kernel["origins"]:
-        yield f"    {plain(origin)}"
-    yield f"  + {kernel['schedule']} ({kernel['source']}): {plain(kernel['reason'])}"
-    for refusal in kernel["refusals"]:
-        yield f"  - {plain(refusal)}"
+def _without_decisions(passes: list[dict[str, Any]]) -> Iterator[RenderableType]:
+    silent = [one for one in passes if not (one["applied"] or one["refused"])]
+    kinds = {
+        "Skipped": [one["name"] for one in silent if one["skipped"]],
+        "Changed the module as a whole": [one["name"] for one in silent if one["changed"]],
+    }
+    rest = len(silent) - sum(map(len, kinds.values()))
+    lines = [f"{kind}: {', '.join(dict.fromkeys(names))}" for kind, names in kinds.items() if names]
+    if rest:
+        lines.append(f"{format_count(rest, 'pass', 'passes')} had nothing to do (-v lists them)")
+    for line in lines:
+        yield Text()
+        yield Text(plain(line))
+
+
+def _alike(kernels: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The kernels in groups of one schedule, with the same reasons."""
+    groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for kernel in kernels:
+        key = (kernel["schedule"], kernel["source"], kernel["reason"], *kernel["refusals"])
+        groups.setdefault(key, []).append(kernel)
+    return list(groups.values())
+
+
+def _schedule_parts(kernels: list[dict[str, Any]], verbose: bool) -> Iterator[RenderableType]:
+    first = kernels[0]
+    title = Text(plain(f"{first['schedule']} ({first['source']})"), style="bold")
+    yield title.append(plain(f": {first['reason']}"), "not bold")
+    yield Padding(_kernel_rows(kernels, verbose), (0, 0, 0, 4))
+    refusals: dict[str, list[str]] = {}
+    for refusal in first["refusals"]:
+        template, _, reason = refusal.partition(": ")
+        refusals.setdefault(reason, []).append(template)
+    for reason, templates in refusals.items():
+        yield marked_line("-", f"{', '.join(templates)}: {reason}" if reason else templates[0])
+
+
+def _kernel_rows(kernels: list[dict[str, Any]], verbose: bool) -> Table:
+    times = [_run_seconds(kernel) for kernel in kernels]
+    scale = seconds_scale(max(seconds or 0.0 for seconds in times))
+    table = Table.grid(padding=(0, 2))
+    for _ in range(1 + verbose):
+        table.add_column(no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True)
+    for kernel, seconds in zip(kernels, times, strict=True):
+        nodes = kernel["origins"] or [kernel["name"]]
+        named = [ShortName(kernel["name"])] if verbose else []
+        calls = format_count(kernel["calls"], "call")
+        table.add_row(*named, ShortName(nodes[0]), calls, scale(seconds))
+        for node in nodes[1:] if verbose else ():
+            table.add_row("", ShortName(node))
+    return table
+
+
+def _run_seconds(kernel: dict[str, Any]) -> float | None:
+    estimated: float | None = kernel["estimated_seconds"]
+    return None if estimated is None else kernel["calls"] * estimated

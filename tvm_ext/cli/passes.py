@@ -59,6 +59,7 @@ def explain_command(
     pass_config: options.PassConfig = None,
     pipeline: options.OwnPipeline = None,
     threads: options.Threads = None,
+    verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
     """Say what each pass did to a model, what it left alone and why, and how kernels are scheduled.
@@ -72,7 +73,7 @@ def explain_command(
         _explain_pass(str(subject), json_output)
         return
     from tvm_ext.cli import output as out
-    from tvm_ext.cli.pass_tables import explain, explanation_text, find_pass
+    from tvm_ext.cli.pass_tables import explain, explanation_parts, find_pass
 
     names = frozenset(find_pass(name).name for name in only or ())
     report = chosen.open(subject).report
@@ -80,7 +81,7 @@ def explain_command(
     if json_output:
         out.print_json(explanation)
     else:
-        out.print_text(explanation_text(explanation))
+        out.print_rich(*explanation_parts(explanation, verbose))
 
 
 def _explain_pass(name: str, json_output: bool) -> None:

@@ -108,14 +108,14 @@ class RunResult:
         """A table of the outputs, and the timing in one line."""
         from tvm_ext.check.tolerance import plain_arrays
         from tvm_ext.cli.tables import summary_table
+        from tvm_ext.report.units import format_count, seconds_scale
 
         parts: list[RenderableType] = [summary_table(plain_arrays(self.outputs), top)]
-        timing = self._timing()
-        if timing is not None:
-            parts.append(
-                f"{timing['repeat']} timed runs: median {timing['median_ms']:.4g} ms, "
-                f"fastest {timing['min_ms']:.4g} ms"
-            )
+        if self.seconds:
+            fastest, median = min(self.seconds), statistics.median(self.seconds)
+            scale = seconds_scale(median)
+            runs = format_count(len(self.seconds), "timed run")
+            parts.append(f"{runs}: median {scale(median)}, fastest {scale(fastest)}")
         return parts
 
     def _timing(self) -> dict[str, Any] | None:

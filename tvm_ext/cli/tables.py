@@ -1,22 +1,26 @@
-"""Tables that commands print: arrays in a few numbers, cells of tuning records, and the operators
-of a model.
-"""
+"""Tables that commands print: arrays in a few numbers, and the operators of a model."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from tvm_ext.cli.options import is_saved_model
 from tvm_ext.cli.output import print_json, print_rich
 from tvm_ext.errors import InputError
-from tvm_ext.report.units import ABSENT, format_percent, format_seconds, plain
+from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, ShortNames
+from tvm_ext.report.units import ABSENT, format_count, plain
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from tvm_ext.onnx_frontend.operator_table import OperatorUse
 
 _TEXT = "OUS"
 
@@ -59,77 +63,32 @@ def largest(values: np.ndarray, count: int) -> list[tuple[tuple[int, ...], float
 
 def summary_table(arrays: Mapping[str, np.ndarray], top: int = 0) -> Table:
     """One row an array, and its largest values below it."""
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in ("Output", "Type", "Shape"):
-        table.add_column(column, overflow="fold")
-    for column in ("Min", "Mean", "Max", "NaN or Inf"):
-        table.add_column(column, justify="right", no_wrap=True)
+    summaries = {name: summarise(array) for name, array in arrays.items()}
+    columns = ["~Output", "Type", "Shape", ">Min", ">Mean", ">Max"]
+    has_bad = any(summary["non_finite"] for summary in summaries.values())
+    table = FlexibleTable("", *columns, *([">NaN or Inf"] if has_bad else []))
     for name, array in arrays.items():
-        summary = summarise(array)
+        summary = summaries[name]
         numbers = [_number(summary[key]) for key in ("min", "mean", "max")]
-        shape = " x ".join(map(str, array.shape)) or "scalar"
-        bad = f"{summary['non_finite']:,}"
-        table.add_row(Text(plain(name)), summary["dtype"], shape, *numbers, bad)
+        bad = [f"{summary['non_finite']:,}"] if has_bad else []
+        table.add_row(ShortName(name), summary["dtype"], shape_text(array.shape), *numbers, *bad)
         values = () if array.dtype.kind in _TEXT else largest(array.astype(np.float64), top)
         for index, value in values:
-            table.add_row(Text(f"  {list(index)}"), "", "", "", "", _number(value), "")
+            place = f"  at {', '.join(map(str, index))}" if index else ""
+            table.add_row(place, "", "", "", "", _number(value))
     return table
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Sizes in one word, such as "1x3x224x224"."""
+    return "x".join(map(str, shape)) or "scalar"
 
 
 def _number(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.6g}"
 
 
-# Cells of tuning records.
-
-
-_LONGEST_ORIGIN = 40
-
-
-def text(words: str) -> Text:
-    """Words from a file: no markup, no escape sequences."""
-    return Text(plain(words))
-
-
-def seconds_cell(seconds: float | None, is_modelled: bool = False) -> str:
-    """A time; that of a model is marked as such."""
-    return _marked(format_seconds(seconds), is_modelled) if seconds is not None else ABSENT
-
-
-def gain_cell(gain: float | None, is_modelled: bool = False) -> str:
-    """How many times as fast; that of a model is marked as such."""
-    return _marked(f"{gain:.2f}x", is_modelled) if gain is not None else ABSENT
-
-
-def _marked(value: str, is_modelled: bool) -> str:
-    return f"{value} (modelled)" if is_modelled else value
-
-
-def origin_cell(origins: Sequence[str]) -> str:
-    """The first of the model's nodes, shortened, and how many more there are."""
-    if not origins:
-        return ABSENT
-    first = origins[0]
-    if len(first) > _LONGEST_ORIGIN:
-        first = first[: _LONGEST_ORIGIN - 3] + "..."
-    return first if len(origins) == 1 else f"{first} +{len(origins) - 1}"
-
-
-def counts_cell(counts: Mapping[str, int]) -> str:
-    """Counts by name, such as "2 build, 1 wrong"."""
-    return ", ".join(f"{count} {name}" for name, count in counts.items()) or "0"
-
-
-def spread_cell(spread: float) -> str:
-    """A relative spread in percent."""
-    return format_percent(spread) if spread else ABSENT
-
-
 # ``tvm-ext compile --dry-run``: the operators of a model, and what becomes of them.
-
-
-# Of an operator that stands in a hundred places; JSON has all names.
-_NAMES_SHOWN = 4
 
 
 def print_operators(
@@ -150,15 +109,20 @@ def print_operators(
     if json_output:
         print_json({"operators": [asdict(use) for use in uses]})
     else:
-        table = Table("operator", "support", "count", "nodes", title=model.name)
-        table.columns[2].justify = "right"
-        for use in uses:
-            table.add_row(use.operator, use.support, str(len(use.nodes)), _shown(use.nodes))
-        print_rich(table)
+        print_rich(*operator_parts(model.name, uses))
     if any(use.support == UNSUPPORTED for use in uses):
         raise typer.Exit(1)
 
 
-def _shown(names: Sequence[str]) -> str:
-    more = len(names) - _NAMES_SHOWN
-    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def operator_parts(model: str, uses: "Sequence[OperatorUse]") -> "list[RenderableType]":
+    """What becomes of each operator of ``model``, for a terminal."""
+    counts = Counter(use.support for use in uses)
+    nodes = format_count(sum(len(use.nodes) for use in uses), "node")
+    supports = ", ".join(f"{count} {support}" for support, count in counts.items())
+    title = Text(plain(model), style="bold")
+    title.append(f"  {nodes} of {format_count(len(uses), 'operator')}: {supports}", "not bold dim")
+    table = FlexibleTable("", "Operator", "Support", ">Count", "~Nodes")
+    for use in uses:
+        cells = (plain(use.operator), use.support, f"{len(use.nodes):,}")
+        table.add_row(*cells, ShortNames(use.nodes))
+    return [title, table]

@@ -7,24 +7,28 @@ import typer
 from tvm_ext.cli import options
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
     from rich.table import Table
 
     from tvm_ext.hardware.machine import MachineDescription
+    from tvm_ext.hardware.targets import TargetSummary
 
 app = options.command_group("List the targets, or show one in numbers.")
 
 # Ending of a field's name to its unit.
 _UNITS = {
-    "_bytes": "bytes",
+    "_bytes": "B",
     "_bits": "bits",
     "_ghz": "GHz",
     "_gbs": "GB/s",
-    "_us": "microseconds",
+    "_us": "µs",
     "_tflops": "TFLOP/s",
     "_mhz": "MHz",
     "_cycles": "cycles",
-    "bytes_per_cycle": "bytes a cycle",
-    "words_per_cycle": "words a cycle",
+    "bytes_per_cycle": "B/cycle",
+    "words_per_cycle": "words/cycle",
     "cycles_per_element": "cycles",
     "_watts": "W",
 }
@@ -42,13 +46,7 @@ def list_command(json_output: options.Json = False) -> None:
     if json_output:
         out.print_json([asdict(summary) for summary in found])
         return
-    from rich import box
-    from rich.table import Table
-
-    table = Table("Target", "Kind", "What it is", box=box.SIMPLE_HEAD)
-    for summary in found:
-        table.add_row(summary.name, summary.kind, summary.summary)
-    out.print_rich(table)
+    out.print_rich(targets_table(found))
 
 
 @app.command("show", epilog="Example: tvm-ext targets show cpu")
@@ -64,7 +62,7 @@ def show_command(
     if json_output:
         out.print_json(describe_target(description))
     else:
-        out.print_rich(_table(description))
+        out.print_rich(*description_parts(description))
 
 
 def describe_target(description: "MachineDescription") -> dict[str, Any]:
@@ -101,20 +99,36 @@ def _plain(value: Any) -> Any:
     return dict(value) if hasattr(value, "items") else list(value)
 
 
-def _table(description: "MachineDescription") -> "Table":
-    from rich import box
-    from rich.table import Table
+def targets_table(found: "Sequence[TargetSummary]") -> "Table":
+    """One row a target, for a terminal."""
     from rich.text import Text
 
-    table = Table("Property", "Value", "Unit", box=box.SIMPLE_HEAD, title=Text(description.summary))
-    values = describe_target(description)
-    for key, value in values.items():
+    from tvm_ext.report.terminal_tables import FlexibleTable, ShortName
+    from tvm_ext.report.units import plain
+
+    table = FlexibleTable("Targets", "Target", "Kind", "~What it is")
+    for one in found:
+        table.add_row(ShortName(one.name), one.kind, Text(plain(one.summary)))
+    return table
+
+
+def description_parts(description: "MachineDescription") -> "list[RenderableType]":
+    """The description in numbers with their units, for a terminal."""
+    from rich.text import Text
+
+    from tvm_ext.report.terminal_tables import facts_table
+    from tvm_ext.report.units import plain
+
+    facts: dict[str, str] = {}
+    for key, value in describe_target(description).items():
         if key == "peak_flops":
             for dtype, rate in value.items():
-                table.add_row(f"peak {dtype}", f"{rate / 1e9:,.0f}", "GFLOP/s, computed")
-            continue
-        table.add_row(key, Text(_text(value)), unit_of(key))
-    return table
+                facts[f"peak {dtype}"] = f"{rate / 1e9:,.0f} GFLOP/s (computed)"
+        elif key not in ("name", "summary"):
+            facts[key] = f"{_text(value)} {unit_of(key)}".strip()
+    title = Text(plain(description.name), style="bold")
+    title.append(f"  {plain(description.summary)}", style="not bold dim")
+    return [title, facts_table(facts)]
 
 
 def unit_of(field: str) -> str:
@@ -125,8 +139,10 @@ def unit_of(field: str) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, bool | str):
         return str(value)
-    if isinstance(value, int | float):
+    if isinstance(value, int):
         return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.6g}"
     if isinstance(value, dict):
         return ", ".join(f"{key}={_text(item)}" for key, item in value.items())
     return ", ".join(map(_text, value))

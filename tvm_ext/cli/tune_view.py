@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_ext.cli.stderr_lines import is_terminal
+from tvm_ext.report.records import computes
 from tvm_ext.report.terminal_tables import ShortName
 from tvm_ext.report.tuning_figures import (
-    computes,
     figures,
     file_name,
     format_clock,

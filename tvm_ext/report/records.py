@@ -3,7 +3,9 @@
 Records hold no TVM objects, only JSON values.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 # ONNX operators that multiply matrices: the work that other operators are fused into.
 _ANCHOR_OPERATORS = (
@@ -45,6 +47,20 @@ class KernelCall:
     def where(self) -> str:
         """The origins in one line."""
         return " + ".join(self.origins)
+
+
+class NamedKernel(Protocol):
+    """A kernel with the nodes that each of its calls computes, where these are known."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def origins(self) -> Sequence[str]: ...
+
+
+def computes(kernel: NamedKernel) -> str:
+    """The nodes of a kernel's first call, or its own name where none is known."""
+    return kernel.origins[0] if kernel.origins else kernel.name
 
 
 @dataclass(frozen=True)
@@ -207,6 +223,11 @@ class KernelRecord:
     estimated_seconds: float | None
     tuned: str = ""
     miss: str = ""
+
+    @property
+    def schedule_and_source(self) -> str:
+        """The schedule, and where it came from unless that is a template, as nearly all do."""
+        return self.schedule if self.source == "template" else f"{self.schedule} ({self.source})"
 
     @property
     def total_seconds(self) -> float | None:

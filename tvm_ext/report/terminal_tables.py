@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +36,32 @@ class ShortName:
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         widest = len(self._prefix) + cell_len(self._name)
+        return Measurement(min(_LEAST_NAME, widest), widest).with_maximum(options.max_width)
+
+
+class ShortNames:
+    """As many of several names as one line of a column holds, and how many more there are."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = [plain(name) for name in names]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        text = shortened(", ".join(self._names), width) if len(self._names) < 2 else ""
+        for count in range(1, len(self._names) + 1):
+            more = len(self._names) - count
+            counted = f" +{more:,}" if more else ""
+            if count == 1:
+                text = shortened(self._names[0], max(1, width - len(counted))) + counted
+                continue
+            longer = ", ".join(self._names[:count]) + counted
+            if cell_len(longer) > width:
+                break
+            text = longer
+        yield Text(text, no_wrap=True, overflow="ellipsis")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widest = cell_len(", ".join(self._names))
         return Measurement(min(_LEAST_NAME, widest), widest).with_maximum(options.max_width)
 
 
@@ -121,18 +147,29 @@ def facts_table(facts: Mapping[str, str]) -> Table:
     table.add_column(overflow="fold")
     for name, value in facts.items():
         if value:
-            table.add_row(name, "\n".join(plain(line) for line in value.split("\n")))
+            table.add_row(name, Text("\n".join(map(plain, value.split("\n")))))
     return table
 
 
-def counted_lines(lines: Sequence[str], name: str) -> Text | None:
-    """How many there are, and a line for each; None for none."""
+def marked_line(mark: str, line: str) -> RenderableType:
+    """Return the line behind its mark; what does not fit goes on below it."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_row(f"  {mark}", Text(plain(line)))
+    return table
+
+
+def marked_lines(heading: str, lines: Sequence[str], mark: str = "!") -> RenderableType | None:
+    """Return the lines behind their marks, below a heading; None where there are none."""
     if not lines:
         return None
-    text = Text(format_count(len(lines), name), style="bold")
-    for line in lines:
-        text.append(f"\n  ! {plain(line)}", style="not bold")
-    return text
+    return Group(Text(heading, style="bold"), *(marked_line(mark, line) for line in lines))
+
+
+def counted_lines(lines: Sequence[str], name: str) -> RenderableType | None:
+    """Return how many there are, and a marked line for each; None for none."""
+    return marked_lines(format_count(len(lines), name), lines)
 
 
 def plain_text(body: RenderableType, width: int) -> str:

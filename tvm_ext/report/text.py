@@ -5,12 +5,18 @@ Names come from model files, so they enter as `Text`, never as rich markup.
 
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tvm_ext.report.terminal_tables import FlexibleTable, counted_lines
+from tvm_ext.report.records import computes
+from tvm_ext.report.terminal_tables import (
+    FlexibleTable,
+    ShortName,
+    counted_lines,
+    facts_table,
+    marked_lines,
+)
 from tvm_ext.report.units import (
     ABSENT,
     Scale,
@@ -29,15 +35,18 @@ if TYPE_CHECKING:
 KERNELS_SHOWN = 10
 
 
-def renderable(report: "CompileReport") -> RenderableType:
-    """Return the summary as one rich renderable."""
+def renderable(report: "CompileReport", verbose: bool = False) -> RenderableType:
+    """Return the summary as one rich renderable.
+
+    ``verbose`` adds names of kernels, and passes that changed nothing.
+    """
     parts = [
         _title(report),
         _key_figures(report),
         Text(),
         _phases(report),
-        _passes(report),
-        _kernels(report),
+        _passes(report, verbose),
+        _kernels(report, verbose),
         _host_steps(report),
         _misses(report),
         counted_lines(report.warnings, "warning"),
@@ -54,29 +63,25 @@ def _title(report: "CompileReport") -> Text:
 
 
 def _key_figures(report: "CompileReport") -> Table:
-    graph, memory = report.graph, report.memory
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim")
-    table.add_column(overflow="fold")
-    table.add_row("Compile time", format_seconds(report.total_seconds))
-    table.add_row(
-        "ONNX nodes", _change(sum(graph.onnx_nodes.values()), sum(graph.prepared_nodes.values()))
+    graph, device = report.graph, report.device
+    left = graph.batch_norms_left
+    nodes = [sum(counts.values()) for counts in (graph.onnx_nodes, graph.prepared_nodes)]
+    calls = [sum(counts.values()) for counts in (graph.relax_before, graph.relax_after)]
+    return facts_table(
+        {
+            "Compile time": format_seconds(report.total_seconds),
+            "ONNX nodes": _change(*nodes),
+            "Relax calls": _change(*calls),
+            "Kernel calls": _kernel_figure(report),
+            "Tuned records": report.tuned_figure,
+            "Batch norms left": f"{left:,}" if left else "",
+            "Peak memory": _memory_figure(report),
+            "Weights": format_bytes(report.memory.weights_bytes),
+            "Device code": device.code_figure if device is not None else "",
+            "CUDA graphs": device.graph_figure if device is not None else "",
+            "Estimated latency": _latency_figure(report),
+        }
     )
-    table.add_row(
-        "Relax calls", _change(sum(graph.relax_before.values()), sum(graph.relax_after.values()))
-    )
-    table.add_row("Kernel calls", _kernel_figure(report))
-    if report.tuned_figure:
-        table.add_row("Tuned records", report.tuned_figure)
-    if graph.batch_norms_left:
-        table.add_row("Batch norms left", f"{graph.batch_norms_left:,}")
-    table.add_row("Peak memory", _memory_figure(report))
-    table.add_row("Weights", format_bytes(memory.weights_bytes))
-    if report.device is not None:
-        table.add_row("Device code", report.device.code_figure)
-        table.add_row("CUDA graphs", report.device.graph_figure)
-    table.add_row("Estimated latency", _latency_figure(report))
-    return table
 
 
 def _change(before: int, after: int) -> str:
@@ -86,7 +91,7 @@ def _change(before: int, after: int) -> str:
 def _kernel_figure(report: "CompileReport") -> str:
     figure = _change(report.graph.kernels_before_fusion, report.graph.kernels)
     per_anchor = report.graph.kernels_per_anchor
-    notes = [format_count(len(report.kernels), "distinct kernel")]
+    notes = [f"{len(report.kernels):,} distinct"]
     if per_anchor is not None:
         notes.append(f"{per_anchor:.2f} per convolution or matmul")
     return f"{figure}  ({', '.join(notes)})"
@@ -123,77 +128,82 @@ def _phases(report: "CompileReport") -> Table | None:
     return table
 
 
-def _passes(report: "CompileReport") -> Table | None:
+def _passes(report: "CompileReport", verbose: bool) -> RenderableType | None:
+    shown = [record for record in report.passes if record.changed or verbose]
     if not report.passes:
         return None
     scale = seconds_scale(max(record.seconds for record in report.passes))
-    table = FlexibleTable("Passes", "Pass", ">Time", ">Applied", ">Refused", "~Behind it")
-    for record in report.passes:
-        ran = not record.skipped
-        table.add_row(
-            Text(plain(record.name)),
-            scale(record.seconds) if ran else ABSENT,
-            f"{record.applied:,}" if ran else ABSENT,
-            f"{record.refused:,}" if ran else ABSENT,
-            Text(plain(_effect(record))),
-        )
+    numbers = (">Time", ">Applied", ">Refused", ">Operators", ">Kernels", ">Intermediates")
+    table = FlexibleTable("Passes, and the module behind each", "~Pass", *numbers)
+    for record in shown:
+        table.add_row(ShortName(record.name), *_pass_figures(record, scale))
     table.add_section()
     total = sum(record.seconds for record in report.passes)
-    table.add_row("Total", scale(total), f"{report.applied:,}", f"{report.refused:,}", "")
-    return table
+    table.add_row("Total", scale(total), f"{report.applied:,}", f"{report.refused:,}", "", "", "")
+    left = [record for record in report.passes if record not in shown]
+    return Group(table, _no_news(left)) if left else table
 
 
-def _effect(record: "PassRecord") -> str:
+def _pass_figures(record: "PassRecord", scale: Scale) -> list[str]:
     if record.skipped:
-        return f"skipped: {record.skipped}"
-    if not record.changed:
-        return "no change"
+        return [ABSENT, ABSENT, ABSENT, "skipped", "", ""]
+    figures = [scale(record.seconds), f"{record.applied:,}", f"{record.refused:,}"]
     after = record.after
-    if after is None:
-        return "changed"
-    counts = (format_count(after.operators, "operator"), format_count(after.kernels, "kernel"))
-    return ", ".join([*counts, format_bytes(after.intermediate_bytes)])
+    if not record.changed or after is None:
+        return [*figures, "changed" if record.changed else "no change", "", ""]
+    sizes = (f"{after.operators:,}", f"{after.kernels:,}", format_bytes(after.intermediate_bytes))
+    return [*figures, *sizes]
 
 
-def _kernels(report: "CompileReport") -> Table | None:
+def _no_news(passes: "list[PassRecord]") -> Text:
+    """How many passes are not listed, and which of them would have something to say."""
+    skipped = [record.name for record in passes if record.skipped]
+    refused = [record.name for record in passes if record.refused]
+    text = f"{format_count(len(passes), 'pass', 'passes')} more changed nothing (-v lists them)"
+    if refused:
+        text += f"; matches left alone by {', '.join(dict.fromkeys(refused))}"
+    if skipped:
+        text += f"; skipped: {', '.join(dict.fromkeys(skipped))}"
+    return Text(plain(text), style="dim")
+
+
+def _kernels(report: "CompileReport", verbose: bool) -> Table | None:
     if not report.kernels:
         return None
     ordered = report.kernels_by_cost
     shown, rest = ordered[:KERNELS_SHOWN], ordered[KERNELS_SHOWN:]
     total = report.estimated_seconds
     times = seconds_scale(ordered[0].total_seconds or 0.0)
-    table = FlexibleTable(
-        "Kernels by estimated time of one run (modelled)",
-        *("~Computes", "Schedule", "From", ">Calls", ">Time", ">Share"),
-    )
+    title = "Kernels by estimated time of one run (modelled)"
+    names = ["~Kernel"] if verbose else []
+    names += ["~Computes", "~Schedule"]
+    numbers = [">Calls", ">Time", ">Share"]
+    if total is None:
+        title, numbers = "Kernels", numbers[:1]
+    table = FlexibleTable(title, *names, *numbers)
+
+    def add(cells: list[str], kernels: "list[KernelRecord]") -> None:
+        words = [*cells, *[""] * (len(names) - len(cells))]
+        figures = _figures(kernels, times, total)[: len(numbers)]
+        table.add_row(*(ShortName(word) for word in words), *figures)
+
     for kernel in shown:
-        names = Text(plain(_computes(kernel)))
-        rows = (names, Text(plain(kernel.schedule)), Text(plain(kernel.source)))
-        table.add_row(*rows, *_figures([kernel], times, total))
+        mangled = [kernel.name] if verbose else []
+        add([*mangled, computes(kernel), kernel.schedule_and_source], [kernel])
     if rest:
-        table.add_row(f"{len(rest):,} more", "", "", *_figures(rest, times, total))
+        add([f"{len(rest):,} more"], rest)
     table.add_section()
-    table.add_row("Total", "", "", *_figures(ordered, times, total))
+    add(["Total"], ordered)
     return table
 
 
-def _misses(report: "CompileReport") -> Text | None:
+def _misses(report: "CompileReport") -> RenderableType | None:
     missed = [kernel for kernel in report.kernels_by_cost if kernel.miss]
-    if not missed:
-        return None
-    lines = Text(format_count(len(missed), "kernel") + " without a record", style="bold")
-    for kernel in missed[:KERNELS_SHOWN]:
-        lines.append(f"\n  - {plain(_computes(kernel))}: {plain(kernel.miss)}", style="not bold")
+    lines = [f"{computes(kernel)}: {kernel.miss}" for kernel in missed[:KERNELS_SHOWN]]
     if len(missed) > KERNELS_SHOWN:
-        lines.append(f"\n  and {len(missed) - KERNELS_SHOWN} more", style="not bold")
-    return lines
-
-
-def _computes(kernel: "KernelRecord") -> str:
-    if not kernel.origins:
-        return kernel.name
-    more = len(kernel.origins) - 1
-    return kernel.origins[0] + (f" (+{more} more)" if more else "")
+        lines.append(f"and {len(missed) - KERNELS_SHOWN:,} more")
+    heading = format_count(len(missed), "kernel") + " without a record"
+    return marked_lines(heading, lines, "-") if missed else None
 
 
 def _figures(
@@ -210,10 +220,8 @@ def _figures(
 def _host_steps(report: "CompileReport") -> Table | None:
     if not report.host:
         return None
-    table = Table(box=box.SIMPLE_HEAD, title="On the host, around the compiled code")
-    table.title_justify = "left"
-    for column in ("Operator", "Node", "Why"):
-        table.add_column(column, overflow="fold")
+    title = "On the host, around the compiled code"
+    table = FlexibleTable(title, "Operator", "~Node", "~Why")
     for record in report.host:
-        table.add_row(*(Text(plain(t)) for t in (record.operator, record.node, record.reason)))
+        table.add_row(plain(record.operator), ShortName(record.node), Text(plain(record.reason)))
     return table

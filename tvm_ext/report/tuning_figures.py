@@ -131,11 +131,6 @@ def _listed(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
 
 
-def computes(kernel: "KernelProgress") -> str:
-    """The nodes of its first call, or its name where none is known."""
-    return kernel.origins[0] if kernel.origins else kernel.name
-
-
 def format_pair(before: float, after: float, arrow: str = "→") -> str:
     """Return two times in one unit, for example "3.21 ms → 2.90 ms"."""
     scale = seconds_scale(max(before, after))

@@ -12,11 +12,11 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from tvm_ext.report.records import computes
 from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, counted_lines
 from tvm_ext.report.tuning_figures import (
     NEAR,
     by_cost,
-    computes,
     figures,
     file_name,
     format_clock,

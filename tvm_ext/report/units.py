@@ -51,8 +51,8 @@ def flops_scale(largest: float) -> Scale:
     return _scale(largest, _FLOPS)
 
 
-def format_seconds(value: float) -> str:
-    return seconds_scale(value)(value)
+def format_seconds(value: float | None) -> str:
+    return seconds_scale(value or 0.0)(value)
 
 
 def format_bytes(value: float) -> str:

@@ -6,12 +6,12 @@ Names come from model files, so they enter as `Text`, never as rich markup.
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tvm_ext.report.terminal_tables import FlexibleTable
+from tvm_ext.report.records import computes
+from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, facts_table, marked_lines
 from tvm_ext.report.units import (
     ABSENT,
     bytes_scale,
@@ -42,17 +42,22 @@ if TYPE_CHECKING:
     from tvm_ext.wafer.model_cost import ModelCost
 
 
-def wafer_summary(cost: "ModelCost", kernels: "Sequence[KernelCost]") -> RenderableType:
-    """Return the summary as one rich renderable, with ``kernels`` in its tables."""
+def wafer_summary(
+    cost: "ModelCost", kernels: "Sequence[KernelCost]", verbose: bool = False
+) -> RenderableType:
+    """Return the summary as one rich renderable, with ``kernels`` in its tables.
+
+    ``verbose`` adds names of kernels and decisions of their schedules.
+    """
     parts = [
         _title(cost),
         _key_figures(cost),
         Text(),
-        _schedules(cost, kernels),
-        _costs(kernels),
+        _schedules(cost, kernels, verbose),
+        _costs(kernels, verbose),
         _placements(cost),
-        _lines("Does not run on this mesh", refusal_lines(cost)),
-        _lines("Notes", note_lines(cost)),
+        marked_lines("Does not run on this mesh", refusal_lines(cost)),
+        marked_lines("Notes", note_lines(cost)),
     ]
     return Group(*(part for part in parts if part is not None))
 
@@ -64,35 +69,34 @@ def _title(cost: "ModelCost") -> Text:
 
 
 def _key_figures(cost: "ModelCost") -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    chosen = cost.chosen
-    mesh = cost.mesh
+    chosen, mesh = cost.chosen, cost.mesh
     seconds = format_seconds(mesh.seconds(chosen.cycles))
-    table.add_row("One run", f"{chosen.cycles:,.0f} cycles, {seconds}  ({chosen.title})")
     most, rate = most_runs(cost)
-    table.add_row("Runs a second", f"{rate:,.0f}  ({most.title})")
-    table.add_row("Kernels", calls_text(cost.kernels))
     efficiency = format_percent(overall_efficiency(cost, chosen))
-    table.add_row("Efficiency", f"{efficiency} of what all PEs could do in float32")
     there, back = (format_seconds(mesh.seconds(cycles)) for cycles in cost.host_cycles)
-    table.add_row("Host link", f"{there} for the inputs, {back} for the outputs, not counted above")
-    return table
+    return facts_table(
+        {
+            "One run": f"{chosen.cycles:,.0f} cycles, {seconds}  ({chosen.title})",
+            "Runs a second": f"{rate:,.0f}  ({most.title})",
+            "Kernels": calls_text(cost.kernels),
+            "Efficiency": f"{efficiency} of what all PEs could do in float32",
+            "Host link": f"{there} for inputs, {back} for outputs, not counted above",
+        }
+    )
 
 
-def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]") -> Table:
-    """Name, schedule and time."""
+def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]", verbose: bool) -> Table:
+    """Schedule and time."""
     scale = seconds_scale(max((cost.mesh.seconds(one.cycles) for one in kernels), default=0.0))
+    names = ["~Kernel"] if verbose else []
+    numbers = (">Calls", ">Grid", ">Cycles, 1 call", ">Time, 1 run", ">Share")
     title = "Kernels by cycles of one run (modelled)"
-    table = _table(title, "~Kernel", "~Schedule", ">Calls", ">Grid", ">Cycles, 1 call")
-    table.add_column("Time, 1 run", justify="right", no_wrap=True)
-    table.add_column("Share", justify="right", no_wrap=True)
+    table = FlexibleTable(title, *names, "~Computes", "~Schedule", *numbers)
     for kernel in kernels:
         known = kernel.cost is not None
         table.add_row(
-            Text(plain(kernel.name)),
-            Text(plain(schedule_text(kernel))),
+            *_named(kernel, verbose),
+            ShortName(schedule_text(kernel) if verbose else kernel.schedule),
             f"{kernel.calls:,}",
             grid_text(kernel.cost, ABSENT),
             f"{kernel.cost.cycles:,.0f}" if kernel.cost is not None else ABSENT,
@@ -102,20 +106,26 @@ def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]") -> Table:
     return table
 
 
-def _costs(kernels: "Sequence[KernelCost]") -> Table | None:
+def _named(kernel: "KernelCost", verbose: bool) -> list[ShortName]:
+    names = [kernel.name] if verbose else []
+    return [ShortName(name) for name in (*names, computes(kernel))]
+
+
+def _costs(kernels: "Sequence[KernelCost]", verbose: bool) -> Table | None:
     """What the PEs do in one call."""
-    found = [(kernel.name, kernel.cost) for kernel in kernels if kernel.cost is not None]
+    found = [(kernel, kernel.cost) for kernel in kernels if kernel.cost is not None]
     if not found:
         return None
     sizes = bytes_scale(max(one.bytes_per_pe for _, one in found))
-    numbers = ("Comp.", "Mem.", "Comm.", "Start", "Idle", "Eff.", "Imbal.", "SRAM", "Col.", "Hops")
-    columns = [f">{name}" for name in (*numbers, "Word-hops")]
-    table = _table("One call: parts of the time, and what it takes (modelled)", "~Kernel", *columns)
-    for name, one in found:
-        shares = one.shares
+    names = ["~Kernel"] if verbose else []
+    shares = (">Comp.", ">Mem.", ">Comm.", ">Start", ">Idle")
+    more = (">Eff.", ">Imbal.", ">SRAM", ">Col.@100", ">Hops@100", ">Word-hops@100")
+    title = "One call: parts of the time, and what it takes (modelled)"
+    table = FlexibleTable(title, *names, "~Computes", *shares, *more)
+    for kernel, one in found:
         table.add_row(
-            Text(plain(name)),
-            *(f"{100 * share:.0f} %" for share in shares.values()),
+            *_named(kernel, verbose),
+            *(f"{100 * share:.0f} %" for share in one.shares.values()),
             format_percent(one.efficiency),
             f"{one.imbalance:.2f}",
             sizes(one.bytes_per_pe),
@@ -141,33 +151,6 @@ def _placements(cost: "ModelCost") -> Table:
             f"{figures.runs_per_second:,.0f}",
             *(scale(cost.mesh.seconds(part)) for part in cycles),
             format_bytes(figures.bytes_per_pe),
-        )
-    return table
-
-
-def _lines(heading: str, lines: Sequence[str]) -> Text | None:
-    if not lines:
-        return None
-    text = Text(heading, style="bold")
-    for line in lines:
-        text.append(f"\n  ! {plain(line)}", style="not bold")
-    return text
-
-
-def _table(title: str, *columns: str) -> Table:
-    """As ``FlexibleTable``, with names folded rather than cut."""
-    heading = Text(title, style="bold")
-    table = Table(
-        title=heading, title_justify="left", box=box.SIMPLE_HEAD, expand=True, padding=(0, 1, 0, 0)
-    )
-    for column in columns:
-        flexible = column.startswith("~")
-        table.add_column(
-            column.lstrip(">~"),
-            justify="right" if column.startswith(">") else "left",
-            ratio=1 if flexible else None,
-            no_wrap=not flexible,
-            overflow="fold",
         )
     return table
 

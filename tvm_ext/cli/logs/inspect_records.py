@@ -31,6 +31,7 @@ def show_command(
             help="Only kernels with this in their name, hash or ONNX nodes.",
         ),
     ] = None,
+    verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
     """Show what was reached for each kernel on each target.
@@ -48,7 +49,7 @@ def show_command(
     if json_output:
         out.print_json([summary.to_json() for summary in found])
     elif found:
-        out.print_rich(summaries_table(found))
+        out.print_rich(summaries_table(found, verbose))
     else:
         out.print_text("There are no trials and no records.")
 
@@ -59,7 +60,9 @@ def show_command(
 BEST_EXAMPLE = "Example: tvm-ext logs best records --json"
 
 
-def best_command(folder: Folder, json_output: options.Json = False) -> None:
+def best_command(
+    folder: Folder, verbose: options.Verbose = False, json_output: options.Json = False
+) -> None:
     """Show the best record of each kernel on each target; with --json, its trace too."""
     from tvm_ext.cli import output as out
     from tvm_ext.cli.logs.record_tables import best_table
@@ -72,7 +75,7 @@ def best_command(folder: Folder, json_output: options.Json = False) -> None:
     if json_output:
         out.print_json([_json(best) for best in found])
     elif found:
-        out.print_rich(best_table(found))
+        out.print_rich(best_table(found, verbose))
     else:
         out.print_text("There are no records.")
 
@@ -105,6 +108,8 @@ def stats_command(folder: Folder, json_output: options.Json = False) -> None:
     """Print how much was tried, how fast, how it ended, and where it ran."""
     from dataclasses import asdict
 
+    from rich.text import Text
+
     from tvm_ext.cli import output as out
     from tvm_ext.cli.logs.record_tables import figures_table, sessions_table
     from tvm_ext.tuning.logs.record_folder import read_folder
@@ -116,7 +121,7 @@ def stats_command(folder: Folder, json_output: options.Json = False) -> None:
     if json_output:
         out.print_json(asdict(figures))
     else:
-        out.print_rich(figures_table(figures), sessions_table(figures))
+        out.print_rich(figures_table(figures), Text(), sessions_table(figures))
 
 
 # ``tvm-ext logs diff``.
@@ -132,16 +137,17 @@ def diff_command(
         bool,
         typer.Option("--fail-on-slower", help="Exit with 1 if a kernel is slower beyond noise."),
     ] = False,
+    verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
     """Compare the best times of two folders, kernel by kernel and target by target.
 
-    Equal are times that differ by no more than the larger of their two spreads, or 3 %. Measured
-    times are never compared with those of a model.
+    Equal are times that differ by no more than the larger of their two spreads, or 3 %; only -v
+    lists them. Measured times are never compared with those of a model.
     """
     from tvm_ext.cli import output as out
     from tvm_ext.cli.logs.record_tables import differences_table
-    from tvm_ext.tuning.logs.diff import VERDICTS, diff_records, difference_json
+    from tvm_ext.tuning.logs.diff import EQUAL, VERDICTS, diff_records, difference_json
     from tvm_ext.tuning.logs.record_folder import read_folder
 
     old, new = read_folder(before), read_folder(after)
@@ -152,7 +158,9 @@ def diff_command(
     else:
         counts = Counter(difference.verdict for difference in found)
         listed = ", ".join(f"{counts[name]} {name}" for name in VERDICTS if counts[name])
-        out.print_rich(differences_table(found), listed or "Both are empty.")
+        news = [one for one in found if verbose or one.verdict != EQUAL]
+        tables = [differences_table(news, verbose)] if news else []
+        out.print_rich(*tables, listed or "Both are empty.")
     if fail_on_slower and any(difference.verdict == "slower" for difference in found):
         raise typer.Exit(1)
 
@@ -174,6 +182,7 @@ def verify_command(
         ),
     ] = "cpu",
     threads: options.Threads = None,
+    verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
     """Build the best records again, check their numbers, and time them beside the defaults.
@@ -181,7 +190,7 @@ def verify_command(
     The exit code is 1 if a record for this machine does not work, or is slower than the default.
     """
     from tvm_ext.cli import output as out
-    from tvm_ext.cli.logs.record_tables import verified_table
+    from tvm_ext.cli.logs.record_tables import verified_parts
     from tvm_ext.cli.options import CompileOptions
     from tvm_ext.passes.pipeline import build_pipeline
     from tvm_ext.tune_model import kernel_finish
@@ -198,6 +207,6 @@ def verify_command(
     else:
         counts = Counter(one.status for one in found)
         listed = ", ".join(f"{count} {status}" for status, count in counts.items())
-        out.print_rich(verified_table(found), listed or "There are no records.")
+        out.print_rich(*verified_parts(found, verbose), listed or "There are no records.")
     if any(one.has_failed for one in found):
         raise typer.Exit(1)

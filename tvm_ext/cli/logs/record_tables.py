@@ -1,70 +1,106 @@
 """Tables of ``tvm-ext logs``: what a folder of records holds."""
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from rich import box
 from rich.table import Table
 
-from tvm_ext.cli import tables
-from tvm_ext.report.units import format_percent, format_seconds
+from tvm_ext.report.records import NamedKernel, computes
+from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, facts_table, marked_lines
+from tvm_ext.report.tuning_figures import format_gain
+from tvm_ext.report.units import ABSENT, format_percent, format_seconds, plain
 from tvm_ext.tuning.logs.database_files import target_text
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from tvm_ext.tuning.logs.diff import Difference
     from tvm_ext.tuning.logs.stats import FolderFigures, SpreadFigures
     from tvm_ext.tuning.logs.summary import BestSchedule, KernelSummary
     from tvm_ext.tuning.logs.verify import Verified
 
 
-def summaries_table(summaries: "list[KernelSummary]") -> Table:
-    """What was reached for each kernel on each target."""
-    # Eleven columns: no space between them is to spare.
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in ("Kernel", "Origin", "Target"):
-        table.add_column(name, overflow="fold")
-    for name in ("Trials", "Failed", "Default", "Best", "Gain"):
-        table.add_column(name, justify="right")
-    table.add_column("Schedule", overflow="fold")
-    table.add_column("Spread", justify="right")
-    table.add_column("Confirmed")
+def summaries_table(summaries: "list[KernelSummary]", verbose: bool = False) -> Table:
+    """What was reached for each kernel on each target; names of kernels where ``verbose``."""
+    rows = _Rows(summaries, [one.is_modelled for one in summaries], verbose)
+    numbers = (">Default", ">Best", ">Gain", *rows.mark_columns)
+    schedule = "~Schedule" if verbose else "~Schedule@100"
+    more = (">Trials", ">Failed", ">Spread@90", "Confirmed@90")
+    table = FlexibleTable(rows.title("Kernels"), *rows.columns, *numbers, *more, schedule)
     for summary in summaries:
-        times, is_modelled = summary.times, summary.is_modelled
+        times = summary.times
         table.add_row(
-            tables.text(summary.name),
-            tables.text(tables.origin_cell(summary.origins)),
-            tables.text(target_text(summary.target)),
-            str(summary.trials),
-            tables.counts_cell(summary.failed),
-            tables.seconds_cell(times.default_seconds, is_modelled),
-            tables.seconds_cell(times.best_seconds, is_modelled),
-            tables.gain_cell(times.gain, is_modelled),
-            tables.text(times.schedule or tables.ABSENT),
-            tables.spread_cell(times.spread),
+            *rows.cells(summary),
+            format_seconds(times.default_seconds),
+            format_seconds(times.best_seconds),
+            format_gain(times.gain),
+            *rows.mark(summary.is_modelled),
+            f"{summary.trials:,}",
+            f"{sum(summary.failed.values()):,}",
+            _spread_cell(times.spread),
             _confirmed(summary),
+            ShortName(times.schedule or ABSENT),
         )
     return table
 
 
+class _KernelOnTarget(NamedKernel, Protocol):
+    @property
+    def kernel(self) -> str: ...
+    @property
+    def target(self) -> dict[str, Any]: ...
+
+
+class _Rows:
+    """Columns that say what a row is about, no more than tell the rows apart.
+
+    Names of kernels and their hashes where ``verbose``, targets where there are several, and a mark
+    for times of a model where there are any.
+    """
+
+    def __init__(
+        self, kernels: Sequence[_KernelOnTarget], modelled: Sequence[bool], verbose: bool
+    ) -> None:
+        self._targets = {target_text(one.target) for one in kernels}
+        self._verbose, self._has_modelled = verbose, any(modelled)
+        self.columns = [*(["~Kernel", "Hash"] if verbose else []), "~Computes"]
+        if len(self._targets) > 1:
+            self.columns.append("~Target")
+        self.mark_columns = [""] if self._has_modelled else []
+
+    def title(self, words: str) -> str:
+        """``words``, with the target where all rows are for one."""
+        return f"{words} on {plain(*self._targets)}" if len(self._targets) == 1 else words
+
+    def cells(self, kernel: _KernelOnTarget) -> "list[RenderableType]":
+        """The cells of ``columns``."""
+        words = [kernel.name, kernel.kernel] if self._verbose else []
+        words.append(computes(kernel))
+        if len(self._targets) > 1:
+            words.append(target_text(kernel.target))
+        return [ShortName(word) for word in words]
+
+    def mark(self, is_modelled: bool) -> list[str]:
+        """The cells of ``mark_columns``."""
+        return ["(modelled)" if is_modelled else ""] if self._has_modelled else []
+
+
 def _confirmed(summary: "KernelSummary") -> str:
     if summary.is_modelled:
-        return tables.ABSENT
+        return ABSENT
     return "yes" if summary.measured.is_confirmed else "no"
 
 
-def best_table(schedules: "list[BestSchedule]") -> Table:
-    """The best record of each kernel on each target."""
-    table = Table("Kernel", "Hash", "Target", box=box.SIMPLE_HEAD)
-    table.add_column("Time", justify="right")
-    table.add_column("Schedule", overflow="fold")
+def best_table(schedules: "list[BestSchedule]", verbose: bool = False) -> Table:
+    """The best record of each kernel on each target; names of kernels where ``verbose``."""
+    rows = _Rows(schedules, [one.is_modelled for one in schedules], verbose)
+    columns = (*rows.columns, ">Time", *rows.mark_columns, "~Schedule")
+    table = FlexibleTable(rows.title("Best records"), *columns)
     for best in schedules:
-        table.add_row(
-            tables.text(best.name),
-            best.kernel,
-            tables.text(target_text(best.target)),
-            tables.seconds_cell(best.recorded.seconds, best.is_modelled),
-            tables.text(best.recorded.describe()),
-        )
+        seconds = format_seconds(best.recorded.seconds)
+        mark = rows.mark(best.is_modelled)
+        schedule = best.recorded.describe() if verbose else best.recorded.template
+        table.add_row(*rows.cells(best), seconds, *mark, ShortName(schedule))
     return table
 
 
@@ -72,11 +108,11 @@ def figures_table(figures: "FolderFigures") -> Table:
     """What a folder holds, in numbers."""
     rate = figures.trials_per_minute
     facts = {
-        "Trials": f"{figures.trials} ({tables.counts_cell(figures.statuses)})",
-        "For": tables.counts_cell(figures.purposes),
+        "Trials": f"{figures.trials} ({_counts(figures.statuses)})",
+        "For": _counts(figures.purposes),
         "Unusable lines": str(figures.unreadable_lines),
         "Time": format_seconds(figures.wall_seconds),
-        "Trials a minute": f"{rate:.1f}" if rate is not None else tables.ABSENT,
+        "Trials a minute": f"{rate:.1f}" if rate is not None else ABSENT,
         "Building": f"{format_seconds(figures.build_seconds)}, added up",
         "Running": f"{format_seconds(figures.run_seconds)}, added up",
         "Spread": _spread(figures.spread) if figures.spread is not None else "",
@@ -91,30 +127,21 @@ def figures_table(figures: "FolderFigures") -> Table:
             ", ".join(f"{name} {found}" for name, found in one.items()) for one in figures.versions
         ),
     }
-    table = Table(box=box.SIMPLE, show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        lines = [tables.text(line) for line in (value or tables.ABSENT).splitlines()]
-        table.add_row(name, lines[0])
-        for line in lines[1:]:
-            table.add_row("", line)
-    return table
+    return facts_table({name: value or ABSENT for name, value in facts.items()})
 
 
 def sessions_table(figures: "FolderFigures") -> Table:
     """How much each session tried, and how fast."""
-    table = Table("Session", "Begun", box=box.SIMPLE_HEAD)
-    for name in ("Trials", "Time", "A minute", "Building", "Running"):
-        table.add_column(name, justify="right")
+    numbers = (">Trials", ">Time", ">A minute", ">Building", ">Running")
+    table = FlexibleTable("Sessions", "~Session", "Begun@90", *numbers)
     for session in figures.sessions:
         rate = session.trials_per_minute
         table.add_row(
-            tables.text(session.run),
-            session.begun or tables.ABSENT,
-            str(session.trials),
+            ShortName(session.run),
+            session.begun or ABSENT,
+            f"{session.trials:,}",
             format_seconds(session.wall_seconds),
-            f"{rate:.1f}" if rate is not None else tables.ABSENT,
+            f"{rate:.1f}" if rate is not None else ABSENT,
             format_seconds(session.build_seconds),
             format_seconds(session.run_seconds),
         )
@@ -128,46 +155,54 @@ def _spread(spread: "SpreadFigures") -> str:
     )
 
 
+def _spread_cell(spread: float) -> str:
+    return format_percent(spread) if spread else ABSENT
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    """Counts by name, such as "2 build, 1 wrong"."""
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items()) or "0"
+
+
 def _listed(counts: Mapping[str, int]) -> str:
     return "; ".join(f"{name} ({count})" for name, count in counts.items())
 
 
-def differences_table(differences: "list[Difference]") -> Table:
-    """Kernels whose best times are compared."""
-    table = Table("Kernel", "Target", box=box.SIMPLE_HEAD)
-    for name in ("Before", "After", "Change", "Noise"):
-        table.add_column(name, justify="right")
-    table.add_column("Verdict")
-    for difference in differences:
-        change = difference.change
+def differences_table(differences: "list[Difference]", verbose: bool = False) -> Table:
+    """Kernels whose best times are compared; names of kernels where ``verbose``."""
+    modelled = [one.is_modelled for one in differences]
+    rows = _Rows([one.summary for one in differences], modelled, verbose)
+    numbers = (">Before", ">After", *rows.mark_columns, ">Change", ">Noise")
+    table = FlexibleTable(rows.title("Best times"), *rows.columns, *numbers, "Verdict")
+    for one in differences:
+        change = one.change
         table.add_row(
-            tables.text(difference.summary.name),
-            tables.text(target_text(difference.summary.target)),
-            tables.seconds_cell(difference.before_seconds, difference.is_modelled),
-            tables.seconds_cell(difference.after_seconds, difference.is_modelled),
-            f"{change:+.1%}" if change is not None else tables.ABSENT,
-            tables.spread_cell(difference.noise),
-            difference.verdict,
+            *rows.cells(one.summary),
+            format_seconds(one.before_seconds),
+            format_seconds(one.after_seconds),
+            *rows.mark(one.is_modelled),
+            f"{100 * change:+.1f} %" if change is not None else ABSENT,
+            _spread_cell(one.noise),
+            one.verdict,
         )
     return table
 
 
-def verified_table(verified: "list[Verified]") -> Table:
-    """Records that were built and timed again."""
-    table = Table("Kernel", box=box.SIMPLE_HEAD)
-    table.add_column("Schedule", overflow="fold")
-    table.add_column("Status")
-    for name in ("Default", "Record", "Gain"):
-        table.add_column(name, justify="right")
-    table.add_column("What happened", overflow="fold")
+def verified_parts(verified: "list[Verified]", verbose: bool = False) -> "list[RenderableType]":
+    """Records that were built and timed again, and what happened to those that are not ok."""
+    rows = _Rows([one.best for one in verified], [], verbose)
+    numbers = (">Default", ">Record", ">Gain")
+    schedule = "~Schedule" if verbose else "~Schedule@100"
+    table = FlexibleTable(rows.title("Records"), *rows.columns, *numbers, "Status", schedule)
     for one in verified:
         table.add_row(
-            tables.text(one.best.name),
-            tables.text(one.best.recorded.describe()),
+            *rows.cells(one.best),
+            format_seconds(one.default_seconds),
+            format_seconds(one.seconds),
+            format_gain(one.gain),
             one.status,
-            tables.seconds_cell(one.default_seconds),
-            tables.seconds_cell(one.seconds),
-            tables.gain_cell(one.gain),
-            tables.text(one.message),
+            ShortName(one.best.recorded.describe()),
         )
-    return table
+    happened = [f"{computes(one.best)}: {one.message}" for one in verified if one.message]
+    messages = marked_lines("What happened", happened)
+    return [table] if messages is None else [table, messages]

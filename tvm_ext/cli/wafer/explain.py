@@ -42,6 +42,7 @@ def explain_command(
         Path | None,
         typer.Option("--html", metavar="FILE.html", help="Save the report with maps of the grid."),
     ] = None,
+    verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
     """Say what each kernel of an ONNX model costs on a mesh, and where the time goes.
@@ -70,7 +71,10 @@ def explain_command(
 
         out.print_json(wafer_json(cost, shown, with_programs=kernel is not None))
     else:
-        _print(cost, shown, step_by_step=kernel is not None)
+        from tvm_ext.wafer.report_text import program_text, wafer_summary
+
+        summary = [wafer_summary(cost, shown, verbose)] if kernel is None else []
+        out.print_rich(*(summary or (program_text(cost, one) for one in shown)))
     if html is not None:
         from tvm_ext.configs.atomic_file import write_text
         from tvm_ext.wafer.report_page import render_wafer_html
@@ -81,19 +85,6 @@ def explain_command(
     everything = kernel is None
     if any(one.refusal for one in shown) or (everything and cost.chosen.refusal):
         raise typer.Exit(_REFUSED)
-
-
-def _print(cost: "ModelCost", shown: "list[KernelCost]", step_by_step: bool) -> None:
-    from tvm_ext.cli import output as out
-
-    if step_by_step:
-        from tvm_ext.wafer.report_text import program_text
-
-        out.print_rich(*(program_text(cost, one) for one in shown))
-        return
-    from tvm_ext.wafer.report_text import wafer_summary
-
-    out.print_rich(wafer_summary(cost, shown))
 
 
 def _matching(cost: "ModelCost", pattern: str | None) -> "list[KernelCost]":
