@@ -22,3 +22,15 @@ def listening(listener: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         _listener.reset(token)
+
+
+@contextmanager
+def part_of(what: str) -> Iterator[None]:
+    """Has what is told inside of the block told as a part of ``what``, which begins now."""
+    listener = _listener.get()
+    if listener is None:
+        yield
+        return
+    listener(what)
+    with listening(lambda step: listener(f"{what}: {step}")):
+        yield

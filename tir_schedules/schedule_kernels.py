@@ -72,7 +72,7 @@ def schedule_kernels(
     kernels = [(v, f) for v, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)]
     for number, (global_var, func) in enumerate(kernels, start=1):
         name = str(global_var.name_hint)
-        tell(f"schedule of kernel {number} of {len(kernels)}")
+        tell(f"kernel {number} of {len(kernels)}")
         unmarked = without_scope_marks(func)
         functions[global_var], choices[name] = schedule_kernel(
             unmarked, machine, records, name, stated

@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 
 from tvm_ext.configs.errors import NotApplicable, TargetError
+from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.tuning.backend import tuning_of
 from tvm_ext.tuning.candidate import Finish, candidate_of, kernel_task, refusal
@@ -124,7 +125,8 @@ def verify_records(
         return
     tuning.check_machine(machine, ())
     with Measurer(machine, limits, plan) as measurer:
-        for one in mine:
+        for number, one in enumerate(mine, start=1):
+            tell(f"record {number} of {len(mine)}")
             yield _verified(one, records, machine, finish, measurer)
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tvm_ext.configs.progress import tell
+
 _ROUNDS = 5
 # Threads that another program leaves waiting have ended their pauses by then.
 _SETTLE_SECONDS = 0.05
@@ -67,7 +69,8 @@ def measure_in_turns(
         streams[0]()
         found.append(Latencies(time.perf_counter() - begun))
     for turn in range(_ROUNDS):
-        for streams, latencies in zip(calls, found, strict=True):
+        for number, (streams, latencies) in enumerate(zip(calls, found, strict=True), start=1):
+            tell(f"turn {turn + 1} of {_ROUNDS}, program {number} of {len(calls)}")
             time.sleep(_SETTLE_SECONDS)
             _turn(streams, warmup_seconds / _ROUNDS, None)
             runs = None if count is None else _part(count, turn, _ROUNDS)

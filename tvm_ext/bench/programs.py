@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from tvm_ext.check.reference import ReferenceSession
+from tvm_ext.configs.progress import tell
 from tvm_ext.errors import ReferenceUnavailableError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def program(
         It is not installed, or refuses the model or the inputs.
     """
     title, make = PROGRAMS[name]
+    tell(f"loading {title}")
     calls: list[Callable[[], object]] = []
     seconds, grown = _cost(lambda: calls.extend(make(model, feed, streams, threads)))
     return Program(title, tuple(calls), seconds, grown)

@@ -19,6 +19,7 @@ from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import kernel_calls, require_lowered
+from tvm_ext.configs.progress import part_of
 from tvm_ext.errors import ReferenceUnavailableError, TvmExtError, own_words
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.onnx_frontend import ImportedModel, import_prepared, prepare_model
@@ -93,7 +94,8 @@ def last_agreement(count: int, agrees: Callable[[int], bool | None]) -> tuple[in
         if not open_positions:
             return low, high
         middle = open_positions[len(open_positions) // 2]
-        answer = agrees(middle)
+        with part_of(f"bisection, {high - low} steps left"):
+            answer = agrees(middle)
         if answer is None:
             unknown.add(middle)
         elif answer:
@@ -288,8 +290,9 @@ def find_node(
     pipelines = {one.opt_level: one for one in (request.plain_passes(), request.passes())}
     for level, pipeline in pipelines.items():
         try:
-            imported = import_prepared(name, prepared, exposed)
-            ours = SteppedCompilation(imported, request.machine, pipeline).program().run(inputs)
+            with part_of(f"intermediate values at {level}"):
+                imported = import_prepared(name, prepared, exposed)
+                ours = SteppedCompilation(imported, request.machine, pipeline).program().run(inputs)
         except CANNOT_RUN as error:
             reason = own_words(error) or "it cannot be compiled and run"
             notes.append(f"with its intermediate values exposed, at {level}: {reason}")
@@ -508,7 +511,8 @@ def _agrees_without(
         compilation = SteppedCompilation(imported, request.machine, pipeline)
     except TvmExtError:
         return False
-    difference = judge.of_cut(compilation, compilation.cuts[-1])
+    with part_of(f"without {name}"):
+        difference = judge.of_cut(compilation, compilation.cuts[-1])
     return difference is not None and difference.ok
 
 

@@ -15,6 +15,7 @@ from tvm_ext.check.reference import run_reference
 from tvm_ext.check.result import Bisection, CheckResult
 from tvm_ext.check.tolerance import compare, plain_arrays, worst
 from tvm_ext.compiled_model import CompiledModel
+from tvm_ext.configs.progress import tell
 from tvm_ext.hardware.targets import program_target
 from tvm_ext.hosted_model import HostedModel
 from tvm_ext.onnx_frontend.expose import value_precision, with_types
@@ -128,6 +129,7 @@ def _compared(
     inputs: Mapping[str, np.ndarray],
     rtol: float | None,
 ) -> tuple[dict[str, np.ndarray], CheckResult]:
+    tell("run")
     ours = plain_arrays(model.run(inputs))
     reference = plain_arrays(run_reference(source, inputs))
     precision = value_precision(with_types(load_model(source)).graph)

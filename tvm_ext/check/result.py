@@ -260,13 +260,14 @@ class CheckResult:
 def _cells(output: OutputDifference) -> list[RenderableType]:
     verdict = Text("ok", style="green") if output.ok else Text("FAIL", style="red")
     cells: list[RenderableType] = [ShortName(output.name), plain(output.dtype), verdict]
-    if output.max_abs != output.max_abs or (not output.worst_index and output.dtype == "object"):
+    if output.max_abs != output.max_abs:
         return [*cells, ABSENT, ABSENT]
-    return [
-        *cells,
-        f"{output.max_rel:.1e}",
-        f"{output.tolerance:.1e}",
-        f"{output.ours_value:.6g}",
-        f"{output.reference_value:.6g}",
-        ", ".join(map(str, output.worst_index)),
+    identical = output.ok and output.max_abs == 0
+    cells += [
+        "identical" if identical else f"{output.max_rel:.1e}",
+        f"{output.tolerance:.1e}" if output.tolerance else ABSENT,
     ]
+    if not output.worst_index:
+        return cells
+    values = (f"{value:.6g}" for value in (output.ours_value, output.reference_value))
+    return [*cells, *values, ", ".join(map(str, output.worst_index))]

@@ -9,6 +9,7 @@ import typer
 from tvm_ext.cli import options
 from tvm_ext.cli.input_parsing import InputSource
 from tvm_ext.cli.options import CompileOptions
+from tvm_ext.cli.stderr_lines import progress_line
 from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError
 
@@ -94,8 +95,10 @@ def bench_command(
     own, feed = bench.ours(
         lambda: chosen.open(model), lambda made: source.arrays(made.inputs), streams, share
     )
-    programs = [own, *(bench.program(name, onnx_model, feed, streams, share) for name in others)]
-    taken = bench.measure_in_turns([one.calls for one in programs], duration, warmup, count)
+    with progress_line(is_measuring=True):
+        more = [bench.program(name, onnx_model, feed, streams, share) for name in others]
+        programs = [own, *more]
+        taken = bench.measure_in_turns([one.calls for one in programs], duration, warmup, count)
     rows = [BenchRow(one, seen) for one, seen in zip(programs, taken, strict=True)]
     if json_output:
         setting = {"model": str(model), "streams": streams, "threads_of_a_stream": share}

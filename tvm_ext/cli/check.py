@@ -1,7 +1,5 @@
 """``tvm-ext check``: are the numbers right, compared with ONNX Runtime?"""
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -97,8 +95,7 @@ def check_file(
         )
     from tvm_ext.check.check import check_model
 
-    # Passes of users print; stdout belongs to the result.
-    with progress_line(), contextlib.redirect_stdout(sys.stderr):
+    with progress_line():
         return check_model(
             model,
             chosen.machine(),
@@ -132,4 +129,5 @@ def _check_saved(
     from tvm_ext.check.check import check_compiled
 
     compiled = chosen.open(model)
-    return check_compiled(compiled, against, source.arrays(compiled.inputs), rtol)
+    with progress_line():
+        return check_compiled(compiled, against, source.arrays(compiled.inputs), rtol)

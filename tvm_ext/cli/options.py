@@ -2,9 +2,7 @@
 for ``tvm_ext.compile``.
 """
 
-import contextlib
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -245,8 +243,7 @@ class CompileOptions:
             _check_folder(self.dump_ir)
         from tvm_ext import api
 
-        # Passes of users print; stdout belongs to the command's own result.
-        with progress_line(), contextlib.redirect_stdout(sys.stderr):
+        with progress_line():
             return api.compile(
                 model,
                 self.machine(),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Set
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +25,7 @@ from tvm_ext.passes.pipeline import (
 from tvm_ext.passes.registry import load_plugins
 from tvm_ext.report.compile_report import CompileReport
 from tvm_ext.report.records import KernelRecord, PassRecord
-from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, ShortNames, marked_line
+from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, marked_line, reasons
 from tvm_ext.report.units import format_count, plain, seconds_scale
 
 
@@ -91,7 +91,7 @@ def catalogue_parts(listed: dict[str, Any]) -> list[RenderableType]:
         for stage, passes in level.items():
             if stage != "summary" and passes:
                 parts.append(Padding(Text(f"{stage}: {', '.join(passes)}"), (0, 0, 0, 2)))
-    table = FlexibleTable("Registered passes", "Pass", "Level", "From@100", "~What it does")
+    table = FlexibleTable("Registered passes", "Pass", "Level", "From@100", "=What it does")
     for entry in listed["passes"]:
         table.add_row(*(Text(plain(entry[key])) for key in ("name", "level", "source", "summary")))
         for key, value in entry["options"].items():
@@ -202,14 +202,7 @@ def _pass_parts(record: dict[str, Any], verbose: bool) -> Iterator[RenderableTyp
     text = Text(plain(record["name"]), style="bold")
     yield text.append(plain(f"  {record['skipped']}" if record["skipped"] else effect), "not bold")
     for mark, key in (("+", "applied"), ("-", "refused")):
-        places: dict[str, list[str]] = {}
-        for decision in record[key]:
-            places.setdefault(decision["reason"], []).append(decision["where"])
-        for reason, names in places.items():
-            yield marked_line(mark, reason)
-            # One line of them, or all of them.
-            listed = map(ShortName, names) if verbose else (ShortNames(names),)
-            yield Padding(Group(*listed), (0, 0, 0, 6), style="dim")
+        yield from reasons(mark, ((one["where"], one["reason"]) for one in record[key]), verbose)
 
 
 def _without_decisions(passes: list[dict[str, Any]]) -> Iterator[RenderableType]:
@@ -221,7 +214,7 @@ def _without_decisions(passes: list[dict[str, Any]]) -> Iterator[RenderableType]
     rest = len(silent) - sum(map(len, kinds.values()))
     lines = [f"{kind}: {', '.join(dict.fromkeys(names))}" for kind, names in kinds.items() if names]
     if rest:
-        lines.append(f"{format_count(rest, 'pass', 'passes')} had nothing to do (-v lists them)")
+        lines.append(f"{format_count(rest, 'pass', 'passes')} changed nothing; -v lists them")
     for line in lines:
         yield Text()
         yield Text(plain(line))

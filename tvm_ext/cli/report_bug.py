@@ -1,7 +1,5 @@
 """``tvm-ext report-bug``: one file to attach to a report of a defect, without the weights."""
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -36,8 +34,7 @@ def report_bug_command(
     from tvm_ext.bug_report import write_bug_report
     from tvm_ext.cli import output as out
 
-    # Passes of users print; stdout belongs to the result.
-    with progress_line(), contextlib.redirect_stdout(sys.stderr):
+    with progress_line():
         report = write_bug_report(model, output, machine, **chosen.keywords())
     if json_output:
         found = {"failure": report.failure, "fails_alike_without_weights": report.reproduces}

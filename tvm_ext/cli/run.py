@@ -11,6 +11,8 @@ import typer
 from tvm_ext.cli import options
 from tvm_ext.cli.input_parsing import InputSource
 from tvm_ext.cli.options import CompileOptions
+from tvm_ext.cli.stderr_lines import progress_line
+from tvm_ext.configs.progress import tell
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +68,8 @@ def run_command(
     if outputs is not None:
         out.check_result_files([path for path in (model, inputs) if path is not None], [outputs])
     compiled = chosen.open(model)
-    result = run_model(compiled, source.arrays(compiled.inputs), repeat)
+    with progress_line(is_measuring=True):
+        result = run_model(compiled, source.arrays(compiled.inputs), repeat)
     if outputs is not None:
         out.write_values(outputs, result.outputs)
     if json_output:
@@ -138,9 +141,11 @@ def run_model(
     InputError, TargetError
         As ``CompiledModel.run``.
     """
+    tell("first run")
     outputs = compiled.run(inputs)
     seconds = []
-    for _ in range(repeat):
+    for number in range(1, repeat + 1):
+        tell(f"timed run {number} of {repeat}")
         begun = time.perf_counter()
         compiled.run(inputs)
         seconds.append(time.perf_counter() - begun)

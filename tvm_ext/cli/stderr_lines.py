@@ -2,6 +2,7 @@
 could not be used.
 """
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -25,19 +26,39 @@ def is_terminal() -> bool:
 
 
 @contextmanager
-def progress_line() -> Iterator[None]:
-    """Shows on stderr what is told (``configs.progress``); nothing where that is no terminal."""
+def progress_line(is_measuring: bool = False) -> Iterator[None]:
+    """Shows on stderr what is told (``configs.progress``); nothing where that is no terminal.
+
+    What passes print inside of the block goes to stderr as well: stdout belongs to the command's
+    own result. Where ``is_measuring``, no thread redraws the line, as that takes time from what is
+    being measured: it changes only when something is told.
+    """
+    with _shown(is_measuring), contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@contextmanager
+def _shown(is_measuring: bool) -> Iterator[None]:
     if not is_terminal():
         yield
         return
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
     from tvm_ext.cli.tune_view import stderr_console
     from tvm_ext.configs.progress import listening
     from tvm_ext.report.units import plain
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    line = Progress(*columns, console=stderr_console(), transient=True, redirect_stdout=False)
+    one_line = Column(no_wrap=True, overflow="ellipsis")
+    line = Progress(
+        SpinnerColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False, table_column=one_line),
+        console=stderr_console(),
+        transient=True,
+        redirect_stdout=False,
+        auto_refresh=not is_measuring,
+    )
     shown = 0.0
 
     def show(what: str) -> None:

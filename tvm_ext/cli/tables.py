@@ -119,10 +119,12 @@ def operator_parts(model: str, uses: "Sequence[OperatorUse]") -> "list[Renderabl
     counts = Counter(use.support for use in uses)
     nodes = format_count(sum(len(use.nodes) for use in uses), "node")
     supports = ", ".join(f"{count} {support}" for support, count in counts.items())
+    differ = len(counts) > 1
+    facts = f"  {nodes} of {format_count(len(uses), 'operator')}, {supports if differ else ''}"
     title = Text(plain(model), style="bold")
-    title.append(f"  {nodes} of {format_count(len(uses), 'operator')}: {supports}", "not bold dim")
-    table = FlexibleTable("", "Operator", "Support", ">Count", "~Nodes")
+    title.append(facts if differ else f"{facts}all {next(iter(counts), '')}", "not bold dim")
+    table = FlexibleTable("", "Operator", *(["Support"] if differ else []), ">Count", "~Nodes")
     for use in uses:
-        cells = (plain(use.operator), use.support, f"{len(use.nodes):,}")
-        table.add_row(*cells, ShortNames(use.nodes))
+        support = [use.support] if differ else []
+        table.add_row(plain(use.operator), *support, f"{len(use.nodes):,}", ShortNames(use.nodes))
     return [title, table]

@@ -106,7 +106,7 @@ def targets_table(found: "Sequence[TargetSummary]") -> "Table":
     from tvm_ext.report.terminal_tables import FlexibleTable, ShortName
     from tvm_ext.report.units import plain
 
-    table = FlexibleTable("Targets", "Target", "Kind", "~What it is")
+    table = FlexibleTable("Targets", "Target", "Kind", "=What it is")
     for one in found:
         table.add_row(ShortName(one.name), one.kind, Text(plain(one.summary)))
     return table
@@ -117,13 +117,15 @@ def description_parts(description: "MachineDescription") -> "list[RenderableType
     from rich.text import Text
 
     from tvm_ext.report.terminal_tables import facts_table
-    from tvm_ext.report.units import plain
+    from tvm_ext.report.units import format_bytes, plain
 
     facts: dict[str, str] = {}
     for key, value in describe_target(description).items():
         if key == "peak_flops":
             for dtype, rate in value.items():
                 facts[f"peak {dtype}"] = f"{rate / 1e9:,.0f} GFLOP/s (computed)"
+        elif unit_of(key) == "B":
+            facts[key] = format_bytes(value)
         elif key not in ("name", "summary"):
             facts[key] = f"{_text(value)} {unit_of(key)}".strip()
     title = Text(plain(description.name), style="bold")

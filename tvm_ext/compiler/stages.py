@@ -20,7 +20,7 @@ from tvm_ext.compiler.graph_analysis import (
     require_lowered,
 )
 from tvm_ext.compiler.tuned_kernels import RecordsSource, find_records
-from tvm_ext.configs.progress import tell
+from tvm_ext.configs.progress import part_of
 from tvm_ext.errors import REPORT_IT, BuildError, PassError, TvmExtError
 from tvm_ext.hardware.machine import MachineDescription
 from tvm_ext.onnx_frontend import ImportedModel, PreparedModel, import_model
@@ -55,9 +55,9 @@ class Phases:
         Raises BuildError for an error in it that no step expects.
         """
         begun = time.perf_counter()
-        tell(name)
         try:
-            yield
+            with part_of(name):
+                yield
         except TvmExtError:
             raise
         except MemoryError as error:

@@ -301,7 +301,7 @@ class _OriginImporter(ONNXGraphImporter):
         ``later`` are nodes behind them that are not converted here.
         """
         for place, node in enumerate(nodes):
-            tell(f"import of node {place + 1} of {len(nodes)}")
+            tell(f"node {place + 1} of {len(nodes)}")
             named = self._with_named_axes(node)
             if named is not None:
                 self._convert_nodes([*named, *nodes[place + 1 :]], results, later)

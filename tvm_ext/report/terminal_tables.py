@@ -7,12 +7,14 @@ Names come from model files, so they enter as `ShortName` or `Text`, never as ri
 import copy
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rich import box
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -103,12 +105,13 @@ def cut_middle(text: str, width: int) -> str:
 class FlexibleTable(Table):
     """A table that fills the terminal; of narrow ones it leaves columns out.
 
-    Columns are titles with marks: in front, ">" for numbers and "~" for names, which share what
-    the others leave; behind, "@100" for a column that only a terminal of so many characters gets.
+    Columns are titles with marks: in front, ">" for numbers, "~" for names and "=" for sentences,
+    which go on in further lines; names and sentences share what the others leave. Behind, "@100"
+    for a column that only a terminal of so many characters gets.
     """
 
     def __init__(self, title: str, *columns: str) -> None:
-        flexible = any(column.startswith("~") for column in columns)
+        flexible = any(column.startswith(("~", "=")) for column in columns)
         super().__init__(
             title=Text(title, style="bold") if title else None,
             title_justify="left",
@@ -122,21 +125,20 @@ class FlexibleTable(Table):
             name, _, least = column.partition("@")
             self._least_widths.append(int(least or 0))
             self.add_column(
-                name.lstrip(">~"),
+                name.lstrip(">~="),
                 justify="right" if name.startswith(">") else "left",
-                ratio=1 if name.startswith("~") else None,
-                min_width=_LEAST_NAME if name.startswith("~") else None,
-                no_wrap=True,
-                overflow="ellipsis",
+                ratio=1 if name.startswith(("~", "=")) else None,
+                min_width=_LEAST_NAME if name.startswith(("~", "=")) else None,
+                no_wrap=not name.startswith("="),
+                overflow="fold" if name.startswith("=") else "ellipsis",
             )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         fitting = copy.copy(self)
-        fitting.columns = [
-            column
-            for column, least in zip(self.columns, self._least_widths, strict=True)
-            if options.max_width >= least
-        ]
+        least_widths = zip(self.columns, self._least_widths, strict=True)
+        columns = [column for column, least in least_widths if options.max_width >= least]
+        # rich goes by a column's place, which is another one without those left out.
+        fitting.columns = [replace(column, _index=i) for i, column in enumerate(columns)]
         return super(FlexibleTable, fitting).__rich_console__(console, options)
 
 
@@ -165,6 +167,23 @@ def marked_lines(heading: str, lines: Sequence[str], mark: str = "!") -> Rendera
     if not lines:
         return None
     return Group(Text(heading, style="bold"), *(marked_line(mark, line) for line in lines))
+
+
+def reasons(
+    mark: str, places: Iterable[tuple[str, str]], verbose: bool = False
+) -> list[RenderableType]:
+    """Return each reason behind its mark, with the names of its places below it.
+
+    ``places`` are names with their reasons. The names take one line, or where ``verbose`` one each.
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in places:
+        names.setdefault(reason, []).append(name)
+    parts: list[RenderableType] = []
+    for reason, listed in names.items():
+        below = map(ShortName, listed) if verbose else (ShortNames(listed),)
+        parts += [marked_line(mark, reason), Padding(Group(*below), (0, 0, 0, 6), style="dim")]
+    return parts
 
 
 def counted_lines(lines: Sequence[str], name: str) -> RenderableType | None:

@@ -15,7 +15,7 @@ from tvm_ext.report.terminal_tables import (
     ShortName,
     counted_lines,
     facts_table,
-    marked_lines,
+    reasons,
 )
 from tvm_ext.report.units import (
     ABSENT,
@@ -48,7 +48,7 @@ def renderable(report: "CompileReport", verbose: bool = False) -> RenderableType
         _passes(report, verbose),
         _kernels(report, verbose),
         _host_steps(report),
-        _misses(report),
+        _misses(report, verbose),
         counted_lines(report.warnings, "warning"),
     ]
     return Group(*(part for part in parts if part is not None))
@@ -133,7 +133,7 @@ def _passes(report: "CompileReport", verbose: bool) -> RenderableType | None:
     if not report.passes:
         return None
     scale = seconds_scale(max(record.seconds for record in report.passes))
-    numbers = (">Time", ">Applied", ">Refused", ">Operators", ">Kernels", ">Intermediates")
+    numbers = (">Time", ">Applied", ">Refused", ">Operators", ">Kernels", ">Intermediates@90")
     table = FlexibleTable("Passes, and the module behind each", "~Pass", *numbers)
     for record in shown:
         table.add_row(ShortName(record.name), *_pass_figures(record, scale))
@@ -159,12 +159,12 @@ def _no_news(passes: "list[PassRecord]") -> Text:
     """How many passes are not listed, and which of them would have something to say."""
     skipped = [record.name for record in passes if record.skipped]
     refused = [record.name for record in passes if record.refused]
-    text = f"{format_count(len(passes), 'pass', 'passes')} more changed nothing (-v lists them)"
+    text = f"{format_count(len(passes), 'more pass', 'more passes')} changed nothing; -v lists them"
     if refused:
         text += f"; matches left alone by {', '.join(dict.fromkeys(refused))}"
     if skipped:
         text += f"; skipped: {', '.join(dict.fromkeys(skipped))}"
-    return Text(plain(text), style="dim")
+    return Text(f"{plain(text)}\n", style="dim")
 
 
 def _kernels(report: "CompileReport", verbose: bool) -> Table | None:
@@ -197,13 +197,12 @@ def _kernels(report: "CompileReport", verbose: bool) -> Table | None:
     return table
 
 
-def _misses(report: "CompileReport") -> RenderableType | None:
-    missed = [kernel for kernel in report.kernels_by_cost if kernel.miss]
-    lines = [f"{computes(kernel)}: {kernel.miss}" for kernel in missed[:KERNELS_SHOWN]]
-    if len(missed) > KERNELS_SHOWN:
-        lines.append(f"and {len(missed) - KERNELS_SHOWN:,} more")
+def _misses(report: "CompileReport", verbose: bool) -> RenderableType | None:
+    missed = [(computes(kernel), kernel.miss) for kernel in report.kernels_by_cost if kernel.miss]
+    if not missed:
+        return None
     heading = format_count(len(missed), "kernel") + " without a record"
-    return marked_lines(heading, lines, "-") if missed else None
+    return Group(Text(heading, style="bold"), *reasons("-", missed, verbose))
 
 
 def _figures(
@@ -221,7 +220,7 @@ def _host_steps(report: "CompileReport") -> Table | None:
     if not report.host:
         return None
     title = "On the host, around the compiled code"
-    table = FlexibleTable(title, "Operator", "~Node", "~Why")
+    table = FlexibleTable(title, "Operator", "~Node", "=Why")
     for record in report.host:
         table.add_row(plain(record.operator), ShortName(record.node), Text(plain(record.reason)))
     return table

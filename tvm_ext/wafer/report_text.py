@@ -88,15 +88,15 @@ def _key_figures(cost: "ModelCost") -> Table:
 def _schedules(cost: "ModelCost", kernels: "Sequence[KernelCost]", verbose: bool) -> Table:
     """Schedule and time."""
     scale = seconds_scale(max((cost.mesh.seconds(one.cycles) for one in kernels), default=0.0))
-    names = ["~Kernel"] if verbose else []
-    numbers = (">Calls", ">Grid", ">Cycles, 1 call", ">Time, 1 run", ">Share")
-    title = "Kernels by cycles of one run (modelled)"
-    table = FlexibleTable(title, *names, "~Computes", "~Schedule", *numbers)
+    names, schedule = (["~Kernel"], "=Schedule") if verbose else ([], "~Schedule")
+    numbers = (">Calls", ">Grid", ">Cycles", ">Time", ">Share")
+    title = "Kernels by time of one run, with cycles of one call (modelled)"
+    table = FlexibleTable(title, *names, "~Computes", schedule, *numbers)
     for kernel in kernels:
         known = kernel.cost is not None
         table.add_row(
             *_named(kernel, verbose),
-            ShortName(schedule_text(kernel) if verbose else kernel.schedule),
+            Text(plain(schedule_text(kernel))) if verbose else ShortName(kernel.schedule),
             f"{kernel.calls:,}",
             grid_text(kernel.cost, ABSENT),
             f"{kernel.cost.cycles:,.0f}" if kernel.cost is not None else ABSENT,
@@ -137,7 +137,7 @@ def _costs(kernels: "Sequence[KernelCost]", verbose: bool) -> Table | None:
 
 
 def _placements(cost: "ModelCost") -> Table:
-    numbers = ("Regions", "One run", "Runs a second", "Kernels", "Moves", "Weights in", "SRAM")
+    numbers = ("Regions", "One run", "Runs/s", "Kernels", "Moves", "Weights", "SRAM")
     columns = [f">{name}" for name in numbers]
     table = FlexibleTable("Placement (modelled)", "~Where", *columns)
     scale = seconds_scale(max(cost.mesh.seconds(one.cycles) for one in cost.placements))

@@ -4,12 +4,14 @@ import json
 
 import pytest
 from commands import as_json, invoke, refused, succeed
+from rich.console import Group
 
 import tvm_ext
-from tvm_ext.cli.pass_tables import explain, explanation_text
+from tvm_ext.cli.pass_tables import explain, explanation_parts
 from tvm_ext.passes import registry
 from tvm_ext.relay_passes.graph_pass import graph_pass
 from tvm_ext.report import CompileReport, Decision, KernelRecord, PassRecord
+from tvm_ext.report.terminal_tables import plain_text
 
 
 def test_list_has_levels_in_order_and_all_passes():
@@ -81,7 +83,8 @@ def test_explain_a_model(tiny_model_path):
     assert "ConvBnReluFold" in [record["name"] for record in explained["passes"]]
     assert all(kernel["schedule"] and kernel["reason"] for kernel in explained["kernels"])
     text = succeed("passes", "explain", tiny_model_path, "-O1")
-    assert "ConvBnReluFold: " in text
+    assert "LegalizeOps" in text
+    assert "ConvBnReluFold  no change" in succeed("passes", "explain", tiny_model_path, "-O1", "-v")
     assert "conv1" in text
 
 
@@ -134,11 +137,35 @@ def test_explanation_of_refusals_only():
     assert [kernel["name"] for kernel in explained["kernels"]] == ["k"]
 
 
+def explained(report, *names, verbose=False):
+    parts = explanation_parts(explain(report, frozenset(names)), verbose)
+    return plain_text(Group(*parts), 80)
+
+
 def test_explanation_as_text():
-    text = explanation_text(explain(report_with_decisions()))
-    assert "  + conv1 + bn1: folded\n  - conv2\\x1b[31m: a second reader\n" in text
-    assert "Other: disabled" in text
-    assert "k: 2 call(s), 2.00 µs" in text
-    assert "  - no room" in text
-    nothing = explanation_text(explain(report_with_decisions(), frozenset({"Gone"})))
-    assert "Nothing of that kind" in nothing
+    text = explained(report_with_decisions())
+    assert "Fold\n  + folded\n      conv1 + bn1\n  - a second reader\n" in text
+    assert "\n      conv2\\x1b[31m\n" in text
+    assert "Skipped: Other" in text
+    assert "\ntile (template): fits\n    conv1  2 calls  2.00 µs\n  - no room\n" in text
+    assert "Other  disabled" in explained(report_with_decisions(), verbose=True)
+    assert "Nothing of that kind" in explained(report_with_decisions(), "Gone")
+
+
+def test_places_with_one_reason_stand_together():
+    reason = "its input is used twice"
+    refused = [Decision("Fold", False, f"/layer.{n}/conv", reason) for n in range(30)]
+    report = CompileReport(
+        model="m",
+        opt_level="O3",
+        passes=[PassRecord("Fold", "graph", 0.1, False, 0, 30, "", refused)],
+        kernels=[
+            KernelRecord(name, 1, [], "tile", "template", "fits", ["a: no", "b: no"], 1, 1, 1e-6)
+            for name in ("k", "l")
+        ],
+    )
+    text = explained(report)
+    assert text.count(reason) == text.count("tile (template)") == 1
+    assert "      /layer.0/conv, /layer.1/conv, /layer.2/conv, /layer.3/conv +26\n" in text
+    assert "  - a, b: no\n" in text
+    assert "/layer.29/conv" in explained(report, verbose=True)

@@ -20,9 +20,10 @@ def test_every_phase_pass_and_kernel_is_told():
         tvm_ext.compile(mlp(4), HOST)
     names = ("import", "graph passes", "lower and fuse", "schedule", "memory", "build")
     assert list(dict.fromkeys(what for what in told if what in names)) == list(names)
-    assert "pass LegalizeOps" in told
-    for begin in ("import of node 1 of ", "schedule of kernel 1 of ", "code for "):
+    assert "lower and fuse: pass LegalizeOps" in told
+    for begin in ("import: node 1 of ", "schedule: pass ScheduleKernels", "build: code for "):
         assert any(what.startswith(begin) for what in told), begin
+    assert any(what.startswith("schedule: kernel 1 of ") for what in told)
 
 
 def test_nobody_is_told_outside():

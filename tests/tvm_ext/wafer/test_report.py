@@ -57,7 +57,7 @@ def hostile():
 
 def test_text_names_kernels_schedules_and_placements():
     cost = layers_cost()
-    text = text_of(wafer_summary(cost, cost.kernels))
+    text = text_of(wafer_summary(cost, cost.kernels, verbose=True))
     assert "modelled, not measured" in text
     for kernel in cost.kernels:
         assert kernel.name in text.replace("\n", "")

@@ -10,7 +10,7 @@ import typer
 
 from tvm_ext.cli import options
 from tvm_ext.cli.options import Folder, OneTarget
-from tvm_ext.cli.stderr_lines import print_problems
+from tvm_ext.cli.stderr_lines import print_problems, progress_line
 
 if TYPE_CHECKING:
     from tvm_ext.tuning.logs.summary import BestSchedule
@@ -200,7 +200,8 @@ def verify_command(
     machine = CompileOptions.parsed(target, threads=threads).machine()
     records = read_folder(folder)
     finish = kernel_finish(build_pipeline("O3"))
-    found = list(verify_records(records, machine, finish))
+    with progress_line(is_measuring=True):
+        found = list(verify_records(records, machine, finish))
     print_problems(records.problems)
     if json_output:
         out.print_json([one.to_json() for one in found])

@@ -4,9 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.table import Table
+from rich.text import Text
 
 from tvm_ext.report.records import NamedKernel, computes
-from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, facts_table, marked_lines
+from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, facts_table, reasons
 from tvm_ext.report.tuning_figures import format_gain
 from tvm_ext.report.units import ABSENT, format_percent, format_seconds, plain
 from tvm_ext.tuning.logs.database_files import target_text
@@ -24,7 +25,7 @@ def summaries_table(summaries: "list[KernelSummary]", verbose: bool = False) -> 
     """What was reached for each kernel on each target; names of kernels where ``verbose``."""
     rows = _Rows(summaries, [one.is_modelled for one in summaries], verbose)
     numbers = (">Default", ">Best", ">Gain", *rows.mark_columns)
-    schedule = "~Schedule" if verbose else "~Schedule@100"
+    schedule = "=Schedule" if verbose else "~Schedule@100"
     more = (">Trials", ">Failed", ">Spread@90", "Confirmed@90")
     table = FlexibleTable(rows.title("Kernels"), *rows.columns, *numbers, *more, schedule)
     for summary in summaries:
@@ -39,7 +40,7 @@ def summaries_table(summaries: "list[KernelSummary]", verbose: bool = False) -> 
             f"{sum(summary.failed.values()):,}",
             _spread_cell(times.spread),
             _confirmed(summary),
-            ShortName(times.schedule or ABSENT),
+            _schedule(times.schedule, verbose),
         )
     return table
 
@@ -85,6 +86,11 @@ class _Rows:
         return ["(modelled)" if is_modelled else ""] if self._has_modelled else []
 
 
+def _schedule(described: str, verbose: bool) -> "RenderableType":
+    """A schedule such as "register tile (rows=4)", with its decisions only where ``verbose``."""
+    return Text(plain(described)) if verbose else ShortName(described.partition(" (")[0])
+
+
 def _confirmed(summary: "KernelSummary") -> str:
     if summary.is_modelled:
         return ABSENT
@@ -94,13 +100,13 @@ def _confirmed(summary: "KernelSummary") -> str:
 def best_table(schedules: "list[BestSchedule]", verbose: bool = False) -> Table:
     """The best record of each kernel on each target; names of kernels where ``verbose``."""
     rows = _Rows(schedules, [one.is_modelled for one in schedules], verbose)
-    columns = (*rows.columns, ">Time", *rows.mark_columns, "~Schedule")
+    columns = (*rows.columns, ">Time", *rows.mark_columns, "=Schedule" if verbose else "~Schedule")
     table = FlexibleTable(rows.title("Best records"), *columns)
     for best in schedules:
         seconds = format_seconds(best.recorded.seconds)
         mark = rows.mark(best.is_modelled)
-        schedule = best.recorded.describe() if verbose else best.recorded.template
-        table.add_row(*rows.cells(best), seconds, *mark, ShortName(schedule))
+        schedule = _schedule(best.recorded.describe(), verbose)
+        table.add_row(*rows.cells(best), seconds, *mark, schedule)
     return table
 
 
@@ -192,7 +198,7 @@ def verified_parts(verified: "list[Verified]", verbose: bool = False) -> "list[R
     """Records that were built and timed again, and what happened to those that are not ok."""
     rows = _Rows([one.best for one in verified], [], verbose)
     numbers = (">Default", ">Record", ">Gain")
-    schedule = "~Schedule" if verbose else "~Schedule@100"
+    schedule = "=Schedule" if verbose else "~Schedule@100"
     table = FlexibleTable(rows.title("Records"), *rows.columns, *numbers, "Status", schedule)
     for one in verified:
         table.add_row(
@@ -201,8 +207,7 @@ def verified_parts(verified: "list[Verified]", verbose: bool = False) -> "list[R
             format_seconds(one.seconds),
             format_gain(one.gain),
             one.status,
-            ShortName(one.best.recorded.describe()),
+            _schedule(one.best.recorded.describe(), verbose),
         )
-    happened = [f"{computes(one.best)}: {one.message}" for one in verified if one.message]
-    messages = marked_lines("What happened", happened)
-    return [table] if messages is None else [table, messages]
+    happened = reasons("!", ((computes(one.best), one.message) for one in verified if one.message))
+    return [table, *happened]

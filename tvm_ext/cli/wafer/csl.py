@@ -1,8 +1,6 @@
 """``tvm-ext wafer csl``."""
 
-import contextlib
 import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -68,8 +66,7 @@ def csl_command(
 
     require_xdsl()
     mesh = _mesh(chosen, grid)
-    # Passes of users print; stdout belongs to the command's own result.
-    with progress_line(), contextlib.redirect_stdout(sys.stderr):
+    with progress_line():
         code, schedule = _code(model, kernel, mesh, chosen)
     paths = code.write(output)
     if json_output:

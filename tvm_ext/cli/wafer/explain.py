@@ -1,7 +1,5 @@
 """``tvm-ext wafer explain``."""
 
-import contextlib
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,8 +60,7 @@ def explain_command(
 
     if html is not None:
         out.check_result_files([model], [html])
-    # Passes of users print; stdout belongs to the command's own result.
-    with progress_line(), contextlib.redirect_stdout(sys.stderr):
+    with progress_line():
         cost = model_cost(model, target, records or (), **chosen.keywords())
     shown = _matching(cost, kernel)
     if json_output:
