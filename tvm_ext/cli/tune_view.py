@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -20,7 +19,7 @@ from rich.text import Text
 
 from tvm_ext.cli.stderr_lines import is_terminal
 from tvm_ext.report.records import computes
-from tvm_ext.report.terminal_tables import ShortName
+from tvm_ext.report.terminal_tables import FlexibleTable, ShortName
 from tvm_ext.report.tuning_figures import (
     figures,
     file_name,
@@ -43,18 +42,10 @@ if TYPE_CHECKING:
 # A running tuning session as a table that fits a terminal of any size.
 
 
-# Columns that a terminal of at least so many characters has room for.
-_COLUMNS = {
-    "Kernel": 100,
-    "Computes": 0,
-    "Default": 56,
-    "Best": 46,
-    "Gain": 0,
-    "Trials": 64,
-    "Share": 76,
-    "State": 36,
-}
-_NAMES = ("Kernel", "Computes")
+_COLUMNS = (
+    *("~Computes", ">Default@56", ">Best@46", ">Gain"),
+    *(">Trials@64", ">Share@76", "State@36"),
+)
 _FRAME_LINES = 4  # title, names of the columns, rule; kernels that are not shown
 _LEAST_BAR = 10
 
@@ -75,7 +66,7 @@ def session_display(progress: "SessionProgress", width: int, height: int) -> Ren
     title = _text_line(f"{plain(file_name(progress))}  tuned for {plain(progress.target)}", "bold")
     shown = _shown(progress, rows)
     missing = _text_line(_missing(progress, shown), "dim")
-    return Group(title, _table(progress, shown, width), missing, *below)
+    return Group(title, _table(progress, shown), missing, *below)
 
 
 def trial_text(progress: "SessionProgress") -> str:
@@ -119,24 +110,13 @@ def _bar_line(progress: "SessionProgress", width: int) -> RenderableType:
     return line
 
 
-def _table(progress: "SessionProgress", kernels: "list[KernelProgress]", width: int) -> Table:
-    names = [name for name, least in _COLUMNS.items() if width >= least]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, expand=True)
-    table.pad_edge, table.collapse_padding = False, True
-    for name in names:
-        flexible = name in _NAMES
-        table.add_column(
-            name,
-            justify="left" if flexible or name == "State" else "right",
-            ratio=1 if flexible else None,
-            no_wrap=True,
-            overflow="ellipsis",
-        )
+def _table(progress: "SessionProgress", kernels: "list[KernelProgress]") -> Table:
+    table = FlexibleTable("", *_COLUMNS)
+    table.show_edge = False
     for kernel in kernels:
         style = "dim" if kernel.state in ("waiting", "skipped") else ""
         style = "bold" if _is_running(progress, kernel) else style
-        cells = _cells(progress, kernel, marked=names[0])
-        table.add_row(*(cells[name] for name in names), style=style)
+        table.add_row(*_cells(progress, kernel), style=style)
     return table
 
 
@@ -167,23 +147,17 @@ def _missing(progress: "SessionProgress", shown: "list[KernelProgress]") -> str:
     return f"  {count:,} more: {known}"
 
 
-def _cells(
-    progress: "SessionProgress", kernel: "KernelProgress", marked: str
-) -> dict[str, RenderableType]:
-    default, best = times(kernel)
+def _cells(progress: "SessionProgress", kernel: "KernelProgress") -> list[RenderableType]:
     gain = kernel.gain
-    cells: dict[str, RenderableType] = {
-        "Default": default,
-        "Best": best,
-        "Gain": Text(format_gain(gain), style="green" if gain is not None and gain > 1 else ""),
-        "Trials": f"{kernel.trials:,}",
-        "Share": format_percent(progress.share(kernel)) if kernel.default_seconds else ABSENT,
-        "State": kernel.state,
-    }
-    for name, text in (("Kernel", kernel.name), ("Computes", computes(kernel))):
-        mark = "> " if _is_running(progress, kernel) else "  "
-        cells[name] = ShortName(text, mark if name == marked else "")
-    return cells
+    mark = "> " if _is_running(progress, kernel) else "  "
+    return [
+        ShortName(computes(kernel), mark),
+        *times(kernel),
+        Text(format_gain(gain), style="green" if gain is not None and gain > 1 else ""),
+        f"{kernel.trials:,}",
+        format_percent(progress.share(kernel)) if kernel.default_seconds else ABSENT,
+        kernel.state,
+    ]
 
 
 REDRAWS_PER_SECOND = 4
@@ -334,7 +308,8 @@ class _Console(Console):
 
 
 def _print(console: Console, line: str) -> None:
-    console.print(Text(line), soft_wrap=True)
+    # Whoever reads a log finds a line whole; a terminal breaks it between words.
+    console.print(Text(line), soft_wrap=not console.is_terminal)
 
 
 def _first_line(progress: "SessionProgress") -> str:

@@ -97,6 +97,11 @@ def is_searched(kernel: "KernelProgress") -> bool:
     return kernel.state != "skipped" and kernel.trials > 1 and kernel.gain is not None
 
 
+def has_news(kernel: "KernelProgress") -> bool:
+    """Whether there is more to say of it than that its default schedule was measured."""
+    return kernel.state != "skipped" and result(kernel) != "default only"
+
+
 def result(kernel: "KernelProgress") -> str:
     """What came of one kernel, in two words."""
     if kernel.state == "skipped":

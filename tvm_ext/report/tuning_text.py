@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tvm_ext.report.records import computes
-from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, counted_lines
+from tvm_ext.report.terminal_tables import FlexibleTable, ShortName, counted_lines, facts_table
 from tvm_ext.report.tuning_figures import (
     NEAR,
     by_cost,
@@ -22,6 +22,7 @@ from tvm_ext.report.tuning_figures import (
     format_clock,
     format_gain,
     format_pair,
+    has_news,
     latency_gain,
     left_out,
     result,
@@ -88,20 +89,17 @@ def _title(progress: "SessionProgress") -> Text:
 
 
 def _key_figures(progress: "SessionProgress") -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("Expected latency", _latency(progress))
-    table.add_row("Kernels", _kernel_figure(progress))
-    default = _default_figure(progress)
-    if default:
-        table.add_row("Default schedules", default)
-    table.add_row("Trials", _trial_figure(progress))
-    if progress.predictor:
-        table.add_row("Predictor", Text(plain(progress.predictor)))
-    table.add_row("Time", format_clock(progress.seconds))
-    table.add_row("Ended", Text(plain(progress.outcome or "not yet")))
-    return table
+    return facts_table(
+        {
+            "Expected latency": _latency(progress),
+            "Kernels": _kernel_figure(progress),
+            "Default schedules": _default_figure(progress),
+            "Trials": _trial_figure(progress),
+            "Predictor": progress.predictor,
+            "Time": format_clock(progress.seconds),
+            "Ended": progress.outcome or "not yet",
+        }
+    )
 
 
 def _latency(progress: "SessionProgress") -> str:
@@ -147,14 +145,14 @@ def _trial_figure(progress: "SessionProgress") -> str:
 
 
 def _kernels(progress: "SessionProgress") -> Table | None:
-    ordered = [kernel for kernel in by_cost(progress) if kernel.state != "skipped"]
+    ordered = [kernel for kernel in by_cost(progress) if has_news(kernel)]
     if not ordered:
         return None
     shown, rest = ordered[:KERNELS_SHOWN], ordered[KERNELS_SHOWN:]
     table = FlexibleTable(
         "Kernels by measured time of one run, times of one call",
         *("~Computes", ">Calls", ">Default", ">Best", ">Gain"),
-        *(">Trials", ">Failed", ">Share", "~Schedule"),
+        *(">Trials", ">Failed@90", ">Share", "~Schedule@100"),
     )
     for kernel in shown:
         table.add_row(*_row(progress, kernel))
@@ -177,7 +175,7 @@ def _row(progress: "SessionProgress", kernel: "KernelProgress") -> list[Renderab
         f"{kernel.trials:,}",
         f"{kernel.failed:,}",
         format_percent(progress.share(kernel)) if kernel.default_seconds else ABSENT,
-        Text(plain(kernel.best_schedule or result(kernel))),
+        ShortName(kernel.best_schedule or result(kernel)),
     ]
 
 
@@ -196,13 +194,8 @@ def _left_out(progress: "SessionProgress") -> Text | None:
 def _whereabouts(
     progress: "SessionProgress", report: str | Path | None, command: Sequence[str]
 ) -> RenderableType:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row("Records", Text(plain(progress.folder)))
-    if report is not None:
-        table.add_row("Report", Text(plain(str(report))))
-    parts: list[RenderableType] = [Text(), table]
+    facts = {"Records": progress.folder, "Report": str(report) if report is not None else ""}
+    parts: list[RenderableType] = [Text(), facts_table(facts)]
     if figures(progress).improved:
         parts += [Text("Compile with them", style="dim"), _Command(command)]
     return Group(*parts)
