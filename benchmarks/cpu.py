@@ -27,7 +27,7 @@ from peers import PEERS, UNFUSED, Peer
 from report import Report, write_report
 from results import CaseResult
 from rich.console import Console
-from roofline import copy_peak, fma_peak, large_bytes, measure_peaks
+from roofline import measure_peaks
 from table import kernels_table, models_table, roofline_table
 
 from tvm_ext.configs.atomic_file import check_writable
@@ -35,6 +35,7 @@ from tvm_ext.configs.errors import nearest_hint
 from tvm_ext.errors import InputError, TvmExtError
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.cpu.measured_peaks import copy_peak, fma_peak, large_bytes
 
 _DEFAULT_PEERS = "onnxruntime,openvino"
 _LOG_WIDTH = 200

@@ -26,11 +26,12 @@ from peers import (
     refusal,
 )
 from results import OURS_NAME, CaseResult, KernelFigures, Measured, relative_difference
-from roofline import Peak, model_roofline
+from roofline import model_roofline
 
 import tvm_ext
 from tvm_ext.check.inputs import load_inputs, random_inputs
 from tvm_ext.hardware.cpu.description import CpuDescription
+from tvm_ext.hardware.cpu.measured_peaks import Peak
 from tvm_ext.hardware.timing import Timer, interleaved_seconds, timed
 
 # Several programs on one model: prepared, checked against the reference, and timed in turn.

@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 import tvm
 from onnx import numpy_helper
-from roofline import use_tvm_threads
 from tvm import relax
 from tvm.relax.frontend.onnx import from_onnx
 
 import tvm_ext
 from tvm_ext.errors import TvmExtError
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.cpu.measured_peaks import use_tvm_threads
 from tvm_ext.hardware.cpu.threads import thread_pool
 from tvm_ext.hardware.timing import Timer
 from tvm_ext.model_inputs import check_inputs

@@ -1,55 +1,17 @@
 """What this machine reaches at best, measured, and the kernels of a model against it."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import tvm
 from results import RooflineRow
-from tvm import tirx
-from tvm.script import tirx as T
 
 import tvm_ext
 from tvm_ext.hardware.cpu.description import CpuDescription
-from tvm_ext.hardware.cpu.host import usable_cpus
+from tvm_ext.hardware.cpu.measured_peaks import copy_peak, fma_peak
 from tvm_ext.hardware.timing import interleaved_seconds, timed
-from tvm_ext.profiling import KernelTime
-from tvm_ext.report.records import KernelRecord
-
-# What this machine reaches at best, measured: multiply-adds in registers, and copying memory.
-#
-# Both are kernels built by TVM for the CPU at hand, so that they use the instructions and the
-# threads that compiled models use. They run in turn with whatever is held against them: clocks
-# move.
-
-
-# Long enough that handing work to threads (microseconds) does not show.
-_STEPS = 32768
-# So many times the last-level cache, and no less than so many bytes, are surely beyond it.
-CACHE_FACTOR = 4
-_LEAST_BYTES = 64 * 2**20
-
-
-@dataclass(frozen=True)
-class Peak:
-    """A kernel that does nothing but what is measured.
-
-    Attributes
-    ----------
-    amount : float
-        Floating-point operations (a multiply-add is two), or bytes read plus bytes written, of one
-        call.
-    run : callable
-        One call.
-    """
-
-    amount: float
-    run: Callable[[], object]
-
-    def rate(self, seconds: float) -> float:
-        """1e9 operations or bytes a second, for a call that took ``seconds``."""
-        return self.amount / seconds / 1e9
+from tvm_ext.report.profile import KernelTime
 
 
 @dataclass(frozen=True)
@@ -74,67 +36,6 @@ class MachinePeaks:
         return max(flops / self.gflops, nbytes / self.gbs) / 1e9
 
 
-def large_bytes(machine: CpuDescription) -> int:
-    """Bytes of a tensor that is surely beyond the last-level cache."""
-    return max(_LEAST_BYTES, CACHE_FACTOR * max(machine.l3_bytes, machine.l2_bytes))
-
-
-def use_tvm_threads(count: int) -> None:
-    """Sizes TVM's own pool, which runs what TVM alone has built."""
-    cpus = sorted(usable_cpus())
-    every_thread_on_any_cpu = -3
-    configure = tvm.get_global_func("runtime.config_threadpool")
-    configure(every_thread_on_any_cpu, min(count, len(cpus)), [str(cpu) for cpu in cpus])
-
-
-def fma_peak(machine: CpuDescription) -> Peak:
-    """Independent float32 multiply-adds on vector registers, on all cores of ``machine``.
-
-    Three quarters of the registers are accumulators: more than latency times throughput of any
-    core's multiply-add units.
-    """
-    lanes, vectors, threads = _shape(machine)
-    module = fma_module(machine)
-    # x = x / 2 + 1/2 stays at 1: no overflow and no denormal, which would be slow.
-    factors = tvm.runtime.tensor(np.full((2, lanes), 0.5, np.float32))
-    sums = tvm.runtime.tensor(np.ones((threads, 2, vectors // 2 * lanes), np.float32))
-    kernel = module["main"]
-
-    def run() -> None:
-        use_tvm_threads(threads)
-        kernel(factors, sums)
-
-    return Peak(2.0 * vectors * lanes * _STEPS * threads, run)
-
-
-def fma_module(machine: CpuDescription) -> tvm.runtime.Module:
-    """The machine code of ``fma_peak``, also for a CPU that is not this one."""
-    lanes, vectors, threads = _shape(machine)
-    return _built(_fma_kernel(threads, lanes, vectors // 2), machine)
-
-
-def copy_peak(machine: CpuDescription, nbytes: int | None = None) -> Peak:
-    """A copy of an array beyond the last-level cache, on all cores of ``machine``.
-
-    Read and written bytes both count. What a CPU reads in order to write (a cache line that is
-    written whole is read first, unless the store bypasses the cache) does not.
-    """
-    lanes = machine.vector_lanes("float32")
-    threads = machine.cores
-    steps = (nbytes or large_bytes(machine)) // (4 * lanes * threads)
-    size = steps * lanes * threads
-    module = _built(_copy_kernel(threads, steps, lanes), machine)
-    source = tvm.runtime.tensor(np.ones(size, np.float32))
-    copied = tvm.runtime.tensor(np.zeros(size, np.float32))
-    kernel = module["main"]
-
-    def run() -> None:
-        use_tvm_threads(threads)
-        kernel(source, copied)
-
-    return Peak(2.0 * 4 * size, run)
-
-
 def measure_peaks(machine: CpuDescription, seconds: float = 1.0) -> MachinePeaks:
     """All four figures, in turn, in about ``seconds`` seconds."""
     core = machine.with_cores(1)
@@ -144,65 +45,6 @@ def measure_peaks(machine: CpuDescription, seconds: float = 1.0) -> MachinePeaks
         peak.rate(statistics.median(taken)) for peak, taken in zip(peaks, samples, strict=True)
     ]
     return MachinePeaks(machine.cores, *rates)
-
-
-def _shape(machine: CpuDescription) -> tuple[int, int, int]:
-    """Lanes of a vector, accumulators, threads."""
-    few = machine.architecture == "x86_64" and "avx512vl" not in machine.features
-    registers = 16 if few else 32
-    return machine.vector_lanes("float32"), registers * 3 // 4, machine.cores
-
-
-def _built(func: tirx.PrimFunc, machine: CpuDescription) -> tvm.runtime.Module:
-    mod = tvm.IRModule({"main": func.with_attr("global_symbol", "main")})
-    return tvm.compile(mod, target=machine.tvm_target()).mod
-
-
-def _fma_kernel(threads: int, lanes: int, vectors: int) -> tirx.PrimFunc:
-    """Two buffers of accumulators: one of them all is above what TVM puts on the stack."""
-    half = vectors * lanes
-    loop = T.parallel if threads > 1 else T.serial
-
-    @T.prim_func
-    def kernel(
-        factors: T.Buffer((2, lanes), "float32"),  # type: ignore[valid-type]
-        sums: T.Buffer((threads, 2, half), "float32"),  # type: ignore[valid-type]
-    ) -> None:
-        for t in loop(threads):
-            low = T.alloc_buffer((half,), "float32")
-            high = T.alloc_buffer((half,), "float32")
-            for i in T.unroll(vectors):
-                for v in T.vectorized(lanes):
-                    low[i * lanes + v] = sums[t, 0, i * lanes + v]
-                    high[i * lanes + v] = sums[t, 1, i * lanes + v]
-            for _ in range(_STEPS):
-                for i in T.unroll(vectors):
-                    for v in T.vectorized(lanes):
-                        low[i * lanes + v] = low[i * lanes + v] * factors[0, v] + factors[1, v]
-                        high[i * lanes + v] = high[i * lanes + v] * factors[0, v] + factors[1, v]
-            for i in T.unroll(vectors):
-                for v in T.vectorized(lanes):
-                    sums[t, 0, i * lanes + v] = low[i * lanes + v]
-                    sums[t, 1, i * lanes + v] = high[i * lanes + v]
-
-    return kernel
-
-
-def _copy_kernel(threads: int, steps: int, lanes: int) -> tirx.PrimFunc:
-    size = threads * steps * lanes
-    loop = T.parallel if threads > 1 else T.serial
-
-    @T.prim_func
-    def kernel(
-        source: T.Buffer((size,), "float32"),  # type: ignore[valid-type]
-        copied: T.Buffer((size,), "float32"),  # type: ignore[valid-type]
-    ) -> None:
-        for t in loop(threads):
-            for i in range(steps):
-                for v in T.vectorized(lanes):
-                    copied[(t * steps + i) * lanes + v] = source[(t * steps + i) * lanes + v]
-
-    return kernel
 
 
 _REPEAT = 10
@@ -218,32 +60,29 @@ def model_roofline(
     before = measure_peaks(machine)
     profile = model.profile(inputs, repeat=_REPEAT)
     peaks = _mean(before, measure_peaks(machine))
-    records = {record.name: record for record in model.report.kernels}
-    total = profile.kernel_microseconds or 1.0
-    rows = [roofline_row(time, records[time.kernel], peaks, total) for time in profile.kernels]
+    total = sum(time.microseconds for time in profile.kernels) or 1.0
+    rows = [roofline_row(time, peaks, total) for time in profile.kernels]
     return sorted(rows, key=lambda row: -row.above_floor)
 
 
-def roofline_row(
-    time: KernelTime, record: KernelRecord, peaks: MachinePeaks, total_microseconds: float
-) -> RooflineRow:
+def roofline_row(time: KernelTime, peaks: MachinePeaks, total_microseconds: float) -> RooflineRow:
     """What one kernel took and could have taken.
 
     The floor takes every tensor to be in memory: a kernel whose tensors are in a cache can be below
     it. The operations are those that the kernel executes, not those of the textbook.
     """
-    flops, nbytes = (record.flops or 0.0) * time.calls, (record.bytes or 0.0) * time.calls
-    seconds = max(time.microseconds, 1e-3) * 1e-6
+    cost = time.cost
+    floor = peaks.floor_seconds(cost.flops, cost.bytes) if cost is not None else 0.0
     return RooflineRow(
         kernel=time.kernel,
-        schedule=record.schedule,
+        schedule=time.schedule,
         origins=time.origins,
         calls=time.calls,
         microseconds=time.microseconds,
-        floor_microseconds=1e6 * peaks.floor_seconds(flops, nbytes),
+        floor_microseconds=1e6 * floor,
         share=time.microseconds / total_microseconds,
-        gflops=flops / seconds / 1e9,
-        gbs=nbytes / seconds / 1e9,
+        gflops=time.gflops or 0.0,
+        gbs=time.gbs or 0.0,
     )
 
 

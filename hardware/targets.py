@@ -2,7 +2,7 @@
 
 import difflib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -24,21 +24,28 @@ DescriptionType = TypeVar("DescriptionType", bound=MachineDescription)
 
 
 def load_description(source: Any) -> MachineDescription:
-    """Read a description from a TOML file; its key ``kind`` says of what.
+    """Read a description from a TOML file.
 
-    Raises :class:`ConfigError` for a file that cannot be read or is not valid, and
-    :class:`TargetError` for a ``kind`` that does not exist.
+    Raises :class:`ConfigError` for a file that cannot be read, and as :func:`description_of`.
     """
-    data = read_toml(source)
+    return description_of(read_toml(source), source.name)
+
+
+def description_of(data: Mapping[str, Any], file_name: str) -> MachineDescription:
+    """The description that ``data``, read from ``file_name``, holds; its key ``kind`` says of what.
+
+    Raises :class:`ConfigError` for data that is not valid, and :class:`TargetError` for a ``kind``
+    that does not exist.
+    """
     kind = data.get("kind")
-    kind = data["kind"] = FORMER_KINDS.get(str(kind), kind)
+    kind = FORMER_KINDS.get(str(kind), kind)
     types = {kind: one.machine_type for one in all_backends() for kind in one.kinds}
     if kind not in types:
         raise TargetError(
-            f"key 'kind' in {source.name} is {kind!r}; expected one of "
+            f"key 'kind' in {file_name} is {kind!r}; expected one of "
             f"{', '.join(repr(name) for name in types)}"
         )
-    return check_config(data, types[kind], source.name)
+    return check_config({**data, "kind": kind}, types[kind], file_name)
 
 
 def preset_names() -> list[str]:

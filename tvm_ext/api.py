@@ -15,7 +15,7 @@ from tvm_ext.compiler.backend import programs_of
 from tvm_ext.compiler.build import build_program
 from tvm_ext.compiler.compile_context import compiling
 from tvm_ext.compiler.graph_analysis import may_divide_by_zero, operator_counts, sizes_from_data
-from tvm_ext.compiler.kernel_records import kernel_records, largest_result
+from tvm_ext.compiler.kernel_records import kernel_records, largest_result, work_of_call
 from tvm_ext.compiler.memory_limit import default_limit, require_memory
 from tvm_ext.compiler.stages import (
     LoweredModel,
@@ -213,6 +213,11 @@ def _compiled(
         threads=programs_of(machine).threads(machine),
         report=report,
     )
+    symbolic = [record.name for record in report.kernels if record.flops is None]
+    if symbolic:
+        # Without the program around them, whose weights would stay in memory.
+        functions = {name: lowered.kernels[name] for name in symbolic}
+        model_to_run.work_of_call = partial(work_of_call, functions)
     with phases.timed("link"):
         model_to_run.prepare()
     return model_to_run

@@ -38,9 +38,17 @@ from tvm_ext.model_inputs import (
     require_no_device,
     shapes_named_apart,
 )
-from tvm_ext.profiling import Profile, profile_run
+from tvm_ext.profiling import (
+    MeasuredRun,
+    ProfiledMachine,
+    WorkOfCall,
+    call_times,
+    profile_facts,
+    profile_run,
+)
 from tvm_ext.program_call import ProgramCall, memory_tensor, to_array
 from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.report.profile import Profile
 from tvm_ext.report.records import WITH_OUT_PARAMS, KernelCall
 from tvm_ext.report.units import format_bytes
 from tvm_ext.run_errors import TVM_ERRORS, failing_node, register_failed_branch, run_error
@@ -59,8 +67,6 @@ if TYPE_CHECKING:
 # Modelled time of a run, up to which a model is run ahead.
 _SECONDS = 0.25
 
-_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
-
 
 def zeros_to_run(
     inputs: Sequence[TensorSpec], report: CompileReport
@@ -71,7 +77,7 @@ def zeros_to_run(
     a short text. Sizes that several inputs could contradict each other in are not guessed.
     """
     graph = report.graph
-    if (report.estimated_seconds or 0.0) >= _SECONDS or _CONTROL_FLOW & graph.prepared_nodes.keys():
+    if (report.estimated_seconds or 0.0) >= _SECONDS or graph.has_control_flow:
         return None
     if graph.may_divide_by_zero or graph.sizes_from_data:
         return None
@@ -117,6 +123,8 @@ class CompiledModel:
 
     # Compiles the model again for other shapes of inputs; None for a program from a file.
     compile_again: Callable[[dict[str, list[int | str]]], "CompiledModel"] | None = None
+    # Counts what a kernel does whose sizes a run decides; None for a program from a file.
+    work_of_call: WorkOfCall | None = None
     _has_program = True
     _named_apart: "CompiledModel | None" = None
 
@@ -349,38 +357,66 @@ class CompiledModel:
 
         return in_their_order
 
-    def profile(self, inputs: Mapping[str, Any], repeat: int = 10) -> Profile:
-        """Time per kernel, with the ONNX nodes that each call computes.
+    def profile(
+        self, inputs: Mapping[str, Any], repeat: int = 10, *, measure_peaks: bool = False
+    ) -> Profile:
+        """Time per kernel and per ONNX node, measured, beside what the cost model expects.
 
         Parameters
         ----------
         inputs : mapping of input name to array
             As for ``run``.
         repeat : int
-            Runs after a warm-up; the median of each call is reported. On a GPU the kernels of CUDA
-            graphs are launched one by one for this, and the host waits for each.
+            Runs after a warm-up, with a hook around each call of a kernel, and as many without it;
+            medians are reported. On a GPU the kernels of CUDA graphs are launched one by one for
+            this, and the host waits for each.
+        measure_peaks : bool
+            For a CPU: measures behind the runs, in some seconds, the operations and bytes a second
+            that rates are compared with. Else they are those of the target's description, which of
+            this machine are estimates.
+
+        Returns
+        -------
+        Profile
+            With ``save_html`` and ``save_trace``. Of kernels whose sizes the run decides, a model
+            from a file does not know what they do: their rates and modelled times are None.
 
         Raises
         ------
         InputError, TargetError, RunError
-            As for ``run``.
+            As for ``run``; TargetError also for ``measure_peaks`` of a GPU.
         """
+        machine = ProfiledMachine(self.report, self._threads, measure_peaks)
         try:
-            return self._profiled(inputs, repeat)
+            return self._profiled(inputs, repeat, machine)
         except ContradictingSizesError as contradiction:
             with self._taken_apart(inputs, contradiction) as apart:
-                return apart.profile(inputs, repeat)
+                return apart._profiled(inputs, repeat, machine)
 
-    def _profiled(self, inputs: Mapping[str, Any], repeat: int) -> Profile:
+    def _profiled(
+        self, inputs: Mapping[str, Any], repeat: int, machine: ProfiledMachine
+    ) -> Profile:
+        measured = self._measured(inputs, repeat)
+        return Profile(
+            **profile_facts(self.report, self.inputs, inputs),
+            repeat=max(1, repeat),
+            run_microseconds=1e6 * measured.seconds,
+            calls=call_times(measured, self.report, self.work_of_call, machine),
+            traced_microseconds=1e6 * measured.lasted,
+            peaks=machine.summary(),
+        )
+
+    def _measured(self, inputs: Mapping[str, Any], repeat: int) -> MeasuredRun:
+        names = frozenset(record.name for record in self.report.kernels)
         if self._gpu is not None:
-            return self._gpu.profile(inputs, self.kernel_calls(), repeat)
+            return self._gpu.profile(inputs, names, repeat)
         arrays = check_inputs(self.inputs, inputs)
         # TVM cannot take a hook out again, so the machine that has it is not kept.
         machine = self._new_machine()
         tensors = [tvm.runtime.tensor(array) for array in arrays]
         thread_pool.use_threads(self._threads)
         try:
-            return profile_run(machine, tensors, self.kernel_calls(), repeat)
+            return profile_run(machine, tensors, names, repeat)
         except TVM_ERRORS as error:
             raise self._run_error(error, tensors) from error
 

@@ -2,9 +2,9 @@
 
 import statistics
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,14 +25,16 @@ from tvm_ext.configs.atomic_file import check_writable
 from tvm_ext.cuda.program import CudaProgram
 from tvm_ext.errors import TargetError
 from tvm_ext.hardware.machine import MachineDescription
+from tvm_ext.hardware.timing import timed
 from tvm_ext.model_inputs import HOLDERS, check_inputs, require_no_device
 from tvm_ext.onnx_frontend import PreparedModel
 from tvm_ext.onnx_frontend.host.partition import GraphPartition
-from tvm_ext.onnx_frontend.host.program import HostProgram, HostSteps, read_host_steps
+from tvm_ext.onnx_frontend.host.program import HostProgram, HostStep, HostSteps, read_host_steps
 from tvm_ext.onnx_frontend.host.values import checked_input, output_conversion, value_spec
 from tvm_ext.onnx_frontend.prepare import operator_counts
-from tvm_ext.profiling import KernelTime, Profile
+from tvm_ext.profiling import MeasuredRun, ProfiledMachine, call_times, profile_facts
 from tvm_ext.report.compile_report import CompileReport
+from tvm_ext.report.profile import HOST, CallTime, Profile
 from tvm_ext.report.records import GraphRecord, KernelCall, MemoryRecord, PhaseRecord
 from tvm_ext.tensor_spec import STRING, TensorSpec
 
@@ -90,29 +92,49 @@ class HostedModel(CompiledModel):
         values = self._program_of_host.run(self._checked(inputs))
         return {name: convert(values[name]) for name, convert in self._conversions}
 
-    def _profiled(self, inputs: Mapping[str, Any], repeat: int) -> Profile:
+    def _profiled(
+        self, inputs: Mapping[str, Any], repeat: int, machine: ProfiledMachine
+    ) -> Profile:
         """Time per kernel and host step.
 
         Steps of the host are named by their operators. Parts in bodies of the host's If and Loop
-        count to these.
+        count to these. Each step is measured on its own; the run that stands for all has them one
+        after the other.
         """
         given = self._checked(inputs)
         run = partial(self._program_of_host.run, given)
         run()
-        whole = statistics.median(_seconds(run) for _ in range(max(1, repeat)))
-        kernels: list[KernelTime] = []
+        whole = _median_seconds(run, repeat)
         values = run()
-        for step in self._program_of_host.steps:
+        steps = [
+            (step, self._measured_step(step, values, repeat))
+            for step in self._program_of_host.steps
+        ]
+        calls: list[CallTime] = []
+        begun = 0.0
+        for step, measured in steps:
             if step.part is None:
-                median = statistics.median(
-                    _seconds(partial(step.apply, values)) for _ in range(max(1, repeat))
-                )
-                kernels.append(KernelTime(f"host {step.operator}", (step.name,), 1, 1e6 * median))
-                continue
-            feeds = {name: values[name] for name in step.inputs}
-            kernels += self._parts[step.part].profile(feeds, repeat).kernels
-        kernels.sort(key=lambda kernel: -kernel.microseconds)
-        return Profile(tuple(kernels), 1e6 * whole)
+                calls.append(_host_call(step, 1e6 * measured.seconds, begun))
+            else:
+                part = self._parts[step.part]
+                for call in call_times(measured, part.report, part.work_of_call, machine):
+                    calls.append(replace(call, begun=begun + call.begun, part=step.part))
+            begun += 1e6 * measured.lasted
+        return Profile(
+            **profile_facts(self.report, self.inputs, inputs),
+            repeat=max(1, repeat),
+            run_microseconds=1e6 * whole,
+            calls=tuple(calls),
+            traced_microseconds=begun,
+            peaks=machine.summary(),
+        )
+
+    def _measured_step(self, step: HostStep, values: dict[str, Any], repeat: int) -> MeasuredRun:
+        """One step alone, of a part with its kernels."""
+        if step.part is None:
+            seconds = _median_seconds(partial(step.apply, values), repeat)
+            return MeasuredRun(seconds, (), seconds)
+        return self._parts[step.part]._measured({n: values[n] for n in step.inputs}, repeat)
 
     def save(self, path: str | Path) -> None:
         """Writes the model to one file, atomically; see ``tvm_ext.artifact`` for the format."""
@@ -190,10 +212,22 @@ class HostedModel(CompiledModel):
         )
 
 
-def _seconds(action: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    action()
-    return time.perf_counter() - begun
+def _host_call(step: HostStep, microseconds: float, begun: float) -> CallTime:
+    return CallTime(
+        calls=1,
+        microseconds=microseconds,
+        cost=None,
+        kernel=f"{HOST} {step.operator}",
+        origins=(step.name,),
+        schedule=HOST,
+        begun=begun,
+        lasted=microseconds,
+    )
+
+
+def _median_seconds(action: Callable[[], object], repeat: int) -> float:
+    timer = timed(action)
+    return statistics.median(timer() for _ in range(max(1, repeat)))
 
 
 def with_host_steps(

@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from tvm_ext.errors import InputError
@@ -114,6 +114,12 @@ class TensorSpec:
             for size, allowed in zip(self.shape, ranges, strict=True)
         ]
         return f"{self.name}: {self.dtype}[{', '.join(sizes)}]"
+
+    def of_shape(self, shape: Sequence[int] | None) -> "TensorSpec":
+        """The same with the sizes of one run; as it is for what is no tensor and has none."""
+        if not self.is_tensor or shape is None:
+            return self
+        return replace(self, shape=tuple(int(size) for size in shape), ranges=())
 
 
 # The floating-point types in their order of precision.

@@ -8,7 +8,9 @@ import pytest
 from kernel_models import Scale, kernel_models
 from peers import PEERS, PeerError
 from results import OURS_NAME
-from roofline import MachinePeaks, copy_peak, fma_peak
+from roofline import MachinePeaks
+
+from tvm_ext.hardware.cpu.measured_peaks import copy_peak, fma_peak
 
 QUICK = ["--seconds", "0.001", "--threads", "1"]
 
@@ -133,3 +135,9 @@ def test_help_names_the_kernels_and_the_file_format(capsys):
     printed = capsys.readouterr().out
     assert "[[model]]" in printed
     assert "conv3x3_56x56_64_relu" in printed
+
+
+def test_floor_is_the_larger_of_the_two_limits():
+    peaks = MachinePeaks(threads=2, core_gflops=50.0, gflops=100.0, core_gbs=5.0, gbs=10.0)
+    assert peaks.floor_seconds(flops=1e11, nbytes=1e9) == pytest.approx(1.0)
+    assert peaks.floor_seconds(flops=1e9, nbytes=1e10) == pytest.approx(1.0)

@@ -145,6 +145,9 @@ refused_option("a shape that cannot be read", "--input-shape", "x", says=("NAME=
 refused_option("a report of another form", "--report", "r.pdf", says=(".html or .json",))
 refused_option("inputs that are not there", "--inputs", "absent.npz", verb="run")
 refused_option("a dimension that does not exist", "--size", "M=2", verb="run", says=("'M'",))
+refused_option(
+    "peaks of a GPU", "-t", "nvidia-a100", "--measure-peaks", verb="profile", says=("CPU",)
+)
 refused_option("a records folder that is not there", "--records", "absent")
 refused_option("a time that is none", "--time-budget", "soon", "-o", "r", verb="tune")
 refused_option("an effort that does not exist", "--effort", "huge", "-o", "r", verb="tune")

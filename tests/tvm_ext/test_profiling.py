@@ -2,24 +2,29 @@
 
 import json
 import threading
+from functools import cache
 
 import numpy as np
 import onnx
 import pytest
+import tvm
 from onnx import TensorProto, helper
-from rich.console import Console
 from small_models import model, node, rand, value
 
 import tvm_ext
-from tvm_ext.errors import InputError
-from tvm_ext.profiling import KernelTime, Profile, _medians, _Stopwatch
-from tvm_ext.report.records import KernelCall
+from tvm_ext.errors import InputError, TargetError
+from tvm_ext.hardware.cost_model import Roofline, Work
+from tvm_ext.hardware.cpu import measured_peaks
+from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.targets import resolve_target
+from tvm_ext.profiling import _medians, _Stopwatch
 
 
 def compiled(nodes, inputs, outputs, opt_level="O3", **weights) -> tvm_ext.CompiledModel:
     return tvm_ext.compile(model(nodes, inputs, outputs, **weights), opt_level=opt_level)
 
 
+@cache
 def layers(opt_level: str = "O3") -> tvm_ext.CompiledModel:
     """Three layers, of which the last two are of one shape; then a softmax."""
     nodes, last = [], "x"
@@ -104,7 +109,9 @@ def test_a_model_without_kernels_has_an_empty_profile():
     profile = model.profile({"x": rand(2)}, repeat=1)
     assert profile.kernels == ()
     assert profile.kernel_microseconds == 0
-    assert profile.to_table().row_count == 0
+    assert profile.total.cost is None
+    assert "no kernel ran" in profile.to_text()
+    assert "No kernel ran" in profile.to_html()
 
 
 def test_profiling_leaves_the_model_as_it_was():
@@ -162,39 +169,146 @@ def test_wrong_inputs_are_refused_as_in_a_run():
         layers().profile({"x": rand(3, 6)})
 
 
-PROFILE = Profile(
-    (
-        KernelTime("slow", ("a + b", "c", "d", "e"), 4, 30.0),
-        KernelTime("fast", ("f",), 1, 10.0),
-    ),
-    55.0,
-)
+def test_work_is_counted_beside_the_measured_time():
+    model = layers()
+    profile = model.profile({"x": rand(2, 6)}, repeat=1)
+    (shared,) = [kernel for kernel in profile.kernels if kernel.calls == 2]
+    record = next(one for one in model.report.kernels if one.name == shared.kernel)
+    # Two products of 2 x 4 by 4 x 4, and what follows them.
+    assert shared.cost.flops == 2 * record.flops >= 2 * 2 * 2 * 4 * 4
+    assert shared.cost.bytes == 2 * 4 * (2 * 4 + 4 * 4 + 2 * 4)
+    assert shared.modelled_microseconds == pytest.approx(2e6 * record.estimated_seconds)
+    assert shared.gflops == pytest.approx(shared.cost.flops / shared.microseconds / 1e3)
+    machine = host_description()
+    least = 1e6 * record.flops / machine.peak_flops("float32")
+    assert shared.flops_share == pytest.approx(2 * least / shared.microseconds)
+    least = 1e6 * record.bytes / machine.bandwidth(record.bytes)
+    assert shared.bytes_share == pytest.approx(2 * least / shared.microseconds)
+    assert profile.peaks.flops == machine.peak_flops("float32")
+    assert profile.total.modelled_microseconds == pytest.approx(
+        1e6 * model.report.estimated_seconds
+    )
 
 
-def test_table_shows_shares_and_shortens_many_nodes():
-    console = Console(width=120)
-    with console.capture() as capture:
-        console.print(PROFILE.to_table())
-    text = capture.get()
-    assert "one run: 55.0 us" in text
-    assert "75.0 %" in text
-    assert "25.0 %" in text
-    assert "(1 more)" in text
-    assert PROFILE.to_table(limit=1).row_count == 1
+def test_calls_of_one_kernel_are_told_apart_by_their_nodes():
+    profile = layers().profile({"x": rand(2, 6)}, repeat=1)
+    nodes = {time.origins: time for time in profile.nodes}
+    assert set(nodes) == {(f"mm {i} + relu {i}",) for i in range(3)} | {("soft",)}
+    first, second = nodes[("mm 1 + relu 1",)], nodes[("mm 2 + relu 2",)]
+    (shared,) = [kernel for kernel in profile.kernels if kernel.calls == 2]
+    assert first.kernels == second.kernels == (shared.kernel,)
+    assert first.microseconds + second.microseconds == pytest.approx(shared.microseconds)
+    assert first.cost.flops == shared.cost.flops / 2
 
 
-def test_plain_data_is_json():
-    data = json.loads(json.dumps(PROFILE.to_dict()))
-    assert data["kernel_microseconds"] == 40.0
-    assert data["kernels"][0]["origins"] == ["a + b", "c", "d", "e"]
+@pytest.fixture(scope="module")
+def dynamic() -> tvm_ext.CompiledModel:
+    nodes = [node("MatMul", ["x", "w"], ["m"], name="mm"), node("Relu", ["m"], ["y"], name="relu")]
+    inputs, outputs = [value("x", ["N", "M", 6])], [value("y", ["N", "M", 4])]
+    return compiled(nodes, inputs, outputs, w=rand(6, 4))
+
+
+def test_work_of_symbolic_sizes_is_that_of_the_run(dynamic):
+    def work(n: int, m: int) -> tuple[float, float, float]:
+        (kernel,) = dynamic.profile({"x": rand(n, m, 6)}, repeat=1).kernels
+        return kernel.cost.flops, kernel.cost.bytes, kernel.modelled_microseconds
+
+    (record,) = dynamic.report.kernels
+    assert record.flops is record.bytes is record.estimated_seconds is None
+    flops, nbytes, modelled = work(2, 5)
+    assert nbytes == 4 * (2 * 5 * 6 + 6 * 4 + 2 * 5 * 4)
+    assert flops == 2 * 5 * 4 * (2 * 6 + 1)
+    expected = Roofline(host_description()).seconds(Work(flops, nbytes))
+    assert modelled == pytest.approx(1e6 * expected)
+    assert work(4, 5)[0] == 2 * flops
+
+
+def test_a_saved_model_does_not_know_the_work_of_symbolic_sizes(dynamic, tmp_path):
+    dynamic.save(tmp_path / "model.tvmx")
+    profile = tvm_ext.load(tmp_path / "model.tvmx").profile({"x": rand(2, 5, 6)}, repeat=1)
+    (kernel,) = profile.kernels
+    assert kernel.microseconds > 0
+    assert kernel.cost is kernel.gflops is kernel.bytes_share is None
+    assert profile.inputs == ("x: float32[2, 5, 6]",)
+    assert "not known  (the run decides the sizes of 1 call)" in profile.to_text()
+    assert json.loads(profile.to_json())["modelled_microseconds"] is None
+
+
+def test_of_a_machine_that_no_backend_knows_there_are_no_peaks(monkeypatch):
+    model = layers()
+    monkeypatch.setattr(model.report, "target", {"kind": "lost", "name": "plug-in"})
+    profile = model.profile({"x": rand(2, 6)}, repeat=1)
+    assert profile.peaks is profile.total.flops_share is profile.total.bytes_share is None
+    assert profile.total.gflops > 0
+    assert profile.total.modelled_microseconds > 0
+
+
+def test_measured_peaks_are_what_rates_are_compared_with(monkeypatch):
+    twice = host_description().model_copy(update={"clock_ghz": 2 * host_description().clock_ghz})
+    monkeypatch.setattr(measured_peaks, "with_measured_peaks", lambda machine: twice)
+    model = layers()
+    profile = model.profile({"x": rand(2, 6)}, repeat=1, measure_peaks=True)
+    assert profile.peaks.flops == twice.peak_flops("float32")
+    assert "measured" in profile.peaks.source
+    total = profile.total
+    least = 1e6 * total.cost.flops / twice.peak_flops("float32")
+    assert total.flops_share == pytest.approx(least / total.microseconds)
+
+
+def test_peaks_of_a_gpu_are_not_measured(monkeypatch):
+    model, described = layers(), resolve_target("nvidia-a100").model_dump(mode="json")
+    monkeypatch.setattr(model.report, "target", described)
+    with pytest.raises(TargetError, match="'nvidia-a100'; expected one for a CPU"):
+        model.profile({"x": rand(2, 6)}, measure_peaks=True)
+
+
+def test_branches_leave_open_which_call_of_the_program_a_kernel_was():
+    nodes = [
+        node("Exp", ["x"], ["a"], name="before"),
+        node(
+            "If",
+            ["flag"],
+            ["y"],
+            name="choose",
+            then_branch=branch("then", "Tanh", "Sin"),
+            else_branch=branch("else", "Tanh", "Cos"),
+        ),
+    ]
+    inputs = [value("x", [2, 4]), value("flag", [], TensorProto.BOOL)]
+    model = compiled(nodes, inputs, [value("y", [2, 4])], "O0")
+    profile = model.profile({"x": rand(2, 4), "flag": np.array(True)}, repeat=1)
+    assert {time.origins for time in profile.nodes} == {
+        ("before",),
+        ("then Tanh", "else Tanh"),
+        ("then Sin",),
+    }
+    assert "branches or loops leave open which ran" in profile.to_html()
+
+
+def stopwatch(*calls: tuple[str, float]) -> _Stopwatch:
+    watch = _Stopwatch({name for name, _ in calls})
+    watch.calls = [(name, ((2,),), float(i), lasted) for i, (name, lasted) in enumerate(calls)]
+    watch.lasted = 9.0
+    return watch
 
 
 def test_medians_are_taken_call_by_call_within_the_shortest_run():
     runs = [
-        [("k", 1e-6), ("l", 5e-6), ("k", 3e-6)],
-        [("k", 2e-6), ("l", 5e-6), ("k", 9e-6)],
-        [("k", 9e-6), ("l", 6e-6)],
+        stopwatch(("k", 1.0), ("l", 5.0), ("k", 3.0)),
+        stopwatch(("k", 2.0), ("l", 7.0), ("k", 9.0)),
+        stopwatch(("k", 9.0), ("l", 6.0)),
     ]
-    times = _medians(runs, [KernelCall("k", ("a",)), KernelCall("l", ())])
-    assert [(t.kernel, t.calls, t.origins) for t in times] == [("l", 1, ("",)), ("k", 1, ("a",))]
-    assert [round(t.microseconds, 6) for t in times] == [5.0, 2.0]
+    measured = _medians(runs, 0.5)
+    assert [(call.kernel, call.seconds) for call in measured.calls] == [("k", 2.0), ("l", 6.0)]
+    # Of 6, 9 and 15 seconds the second run is nearest to 2 + 6.
+    assert [(call.begun, call.lasted) for call in measured.calls] == [(0.0, 2.0), (1.0, 7.0)]
+    assert (measured.seconds, measured.lasted) == (0.5, 9.0)
+
+
+def test_the_hook_sees_kernels_only():
+    watch = _Stopwatch({"kernel"})
+    tensor = tvm.runtime.tensor(rand(2, 3))
+    for name in ("vm.builtin.alloc_storage", "kernel"):
+        for before in (True, False):
+            watch(None, name, before, None, tensor, 3)
+    assert [(name, shapes) for name, shapes, *_ in watch.calls] == [("kernel", ((2, 3), None))]

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: tvm-ext compile model.onnx -o model.tvmx --input-shape x=1,3,224,224"
 
-_REPORT_ENDINGS = (".html", ".json")
-
 
 def compile_command(
     model: options.Model,
@@ -39,10 +37,7 @@ def compile_command(
             "--dump-ir", metavar="FOLDER", help="Write the module after each pass into a folder."
         ),
     ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option("--report", metavar="FILE", help="Save the report, as .html or .json."),
-    ] = None,
+    report: options.Report = None,
     json_output: options.Json = False,
     verbose: options.Verbose = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no report.")] = False,
@@ -83,9 +78,7 @@ def compile_command(
         from tvm_ext.report.text import renderable
 
         out.print_rich(renderable(compiled.report, verbose))
-        for path in (output, report):
-            if path is not None:
-                out.print_text(f"Saved {path} ({_size(path)})")
+        out.print_saved(output, report)
 
 
 def compile_files(
@@ -100,36 +93,18 @@ def compile_files(
     TvmExtError
         As ``tvm_ext.compile`` and ``CompiledModel.save``. Paths are checked before compiling.
     """
-    if report is not None and report.suffix not in _REPORT_ENDINGS:
-        raise InputError(
-            f"--report {report} ends in '{report.suffix}'; expected .html or .json: rename it"
-        )
+    from tvm_ext.cli import output as out
+
+    out.check_report_file(report)
     if is_saved_model(model):
         raise InputError(
             f"{model} is a compiled model; expected an ONNX model: use 'tvm-ext run', or compile "
             "the ONNX model that it was made of"
         )
-    from tvm_ext.cli.output import check_result_files
-
-    check_result_files([model], [path for path in (output, report) if path is not None])
+    out.check_result_files([model], [path for path in (output, report) if path is not None])
     compiled = chosen.compile(model)
     if output is not None:
         compiled.save(output)
     if report is not None:
-        _save_report(compiled, report)
+        compiled.report.save(report)
     return compiled
-
-
-def _save_report(compiled: "CompiledModel", path: Path) -> None:
-    if path.suffix == ".html":
-        compiled.report.save_html(path)
-        return
-    from tvm_ext.configs.atomic_file import write_text
-
-    write_text(path, compiled.report.to_json() + "\n")
-
-
-def _size(path: Path) -> str:
-    from tvm_ext.report.units import format_bytes
-
-    return format_bytes(path.stat().st_size)

@@ -140,6 +140,10 @@ Sizes = Annotated[
 Seed = Annotated[
     int | None, typer.Option("--seed", min=0, show_default="0", help="Seed of the random inputs.")
 ]
+Report = Annotated[
+    Path | None,
+    typer.Option("--report", metavar="FILE", help="Save the report, as .html or .json."),
+]
 Verbose = Annotated[
     bool,
     typer.Option(

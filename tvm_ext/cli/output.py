@@ -97,6 +97,23 @@ def check_result_files(sources: list[Path], results: list[Path]) -> None:
         check_writable(path)
 
 
+def check_report_file(path: Path | None) -> None:
+    """Raises InputError for a ``--report`` that ends neither in .html nor in .json."""
+    if path is not None and path.suffix not in (".html", ".json"):
+        raise InputError(
+            f"--report {path} ends in '{path.suffix}'; expected .html or .json: rename it"
+        )
+
+
+def print_saved(*paths: Path | None) -> None:
+    """Prints which files were saved, and their sizes."""
+    from tvm_ext.report.units import format_bytes
+
+    for path in paths:
+        if path is not None:
+            print_text(f"Saved {path} ({format_bytes(path.stat().st_size)})")
+
+
 def write_values(path: Path, values: Mapping[str, Any]) -> None:
     """Writes outputs by name, as JSON where the file's name ends so, else as ``write_npz``.
 

@@ -1,5 +1,6 @@
 """``tvm-ext profile``: where the time of a run goes, by kernel and ONNX node."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -7,8 +8,9 @@ import typer
 from tvm_ext.cli import options
 from tvm_ext.cli.input_parsing import InputSource
 from tvm_ext.cli.options import CompileOptions
+from tvm_ext.cli.stderr_lines import progress_line
 
-EXAMPLE = "Example: tvm-ext profile model.tvmx --repeat 50 --top 10"
+EXAMPLE = "Example: tvm-ext profile model.tvmx --report profile.html --trace trace.json"
 
 
 def profile_command(
@@ -21,7 +23,27 @@ def profile_command(
         int, typer.Option("--repeat", min=1, help="Runs to take the median of.")
     ] = 10,
     top: Annotated[
-        int | None, typer.Option("--top", min=1, help="Print only the N slowest kernels.")
+        int | None,
+        typer.Option(
+            "--top", min=1, show_default="10; JSON: all", help="Print the N slowest kernels."
+        ),
+    ] = None,
+    measure_peaks: Annotated[
+        bool,
+        typer.Option(
+            "--measure-peaks",
+            help="On a CPU: measure what rates are compared with, in some seconds, in the place of "
+            "the target's description.",
+        ),
+    ] = False,
+    report: options.Report = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE.json",
+            help="Save one run, call by call, for Perfetto or chrome://tracing.",
+        ),
     ] = None,
     target: options.Target = None,
     input_shape: options.InputShapes = None,
@@ -32,6 +54,7 @@ def profile_command(
     threads: options.Threads = None,
     records: options.Records = None,
     require_records: options.RequireRecords = False,
+    verbose: options.Verbose = False,
     json_output: options.Json = False,
 ) -> None:
     """Measure every kernel of a run, with the ONNX nodes that it computes."""
@@ -47,20 +70,24 @@ def profile_command(
         require_records=require_records,
         pipeline=pipeline,
     )
-    compiled = chosen.open(model)
-    measured = compiled.profile(source.arrays(compiled.inputs), repeat)
     from tvm_ext.cli import output as out
 
+    out.check_report_file(report)
+    sources = [path for path in (model, inputs) if path is not None]
+    out.check_result_files(sources, [path for path in (report, trace) if path is not None])
+    compiled = chosen.open(model)
+    arrays = source.arrays(compiled.inputs)
+    with progress_line(is_measuring=True):
+        measured = compiled.profile(arrays, repeat, measure_peaks=measure_peaks)
+    if report is not None:
+        measured.save(report)
+    if trace is not None:
+        measured.save_trace(trace)
     if json_output:
         values = measured.to_dict()
-        out.print_json({"model": str(model), **values, "kernels": values["kernels"][:top]})
+        out.print_json({**values, "model": str(model), "kernels": values["kernels"][:top]})
         return
-    out.print_rich(measured.to_table(top))
-    hidden = len(measured.kernels) - (top or len(measured.kernels))
-    if hidden > 0:
-        out.print_text(f"{hidden} faster kernel(s) not shown.")
-    out.print_text(
-        f"The kernels add up to {measured.kernel_microseconds:.1f} us, measured with a hook around "
-        f"each call; a whole run without it takes {measured.run_microseconds:.1f} us. The hook "
-        "costs time at each call, so the sum can exceed the run."
-    )
+    from tvm_ext.report.profile_text import KERNELS_SHOWN, renderable
+
+    out.print_rich(renderable(measured, top or KERNELS_SHOWN, verbose=verbose))
+    out.print_saved(report, trace)

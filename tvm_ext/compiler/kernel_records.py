@@ -1,15 +1,17 @@
 """What the report says of each kernel: work, modelled time, schedule and origin."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tvm
 from tvm import s_tir, tirx
 from tvm.s_tir.analysis import estimate_tir_flops
+from tvm.sym import Analyzer
 
 from tvm_ext.hardware.cost_model import CostModel, Work
 from tvm_ext.report.records import KernelCall, KernelRecord
 from tvm_ext.tir_schedules.analysis.buffer_access import nodes, static_extent
+from tvm_ext.tir_schedules.analysis.loop_nest import substitute
 from tvm_ext.tir_schedules.schedule_kernels import ScheduleChoice
 
 _UNSCHEDULED = ScheduleChoice("as written", "as written", "ScheduleKernels did not run")
@@ -49,6 +51,7 @@ def kernel_records(
                 estimated_seconds=kernel_seconds(func, cost_model) if known else None,
                 tuned="hit" if hit else "miss" if asked_records else "",
                 miss=choice.miss if asked_records else "",
+                dtype=kernel_dtype(func),
             )
         )
     return records
@@ -73,12 +76,42 @@ def largest_result(unscheduled: tvm.IRModule, calls: Sequence[KernelCall]) -> st
 def has_known_sizes(func: tirx.PrimFunc) -> bool:
     """Whether all tensors that a kernel takes have sizes that no run decides."""
     shapes = [param.shape for param in func.params if hasattr(param, "shape")]
-    return all(static_extent(size) is not None for shape in shapes for size in shape)
+    return all(_extent(size) is not None for shape in shapes for size in shape)
+
+
+def _extent(size: tirx.Expr | int) -> int | None:
+    """As ``static_extent``, of numbers that are still to be added or multiplied, too."""
+    return static_extent(size if isinstance(size, int) else Analyzer().simplify(size))
+
+
+def work_of_call(
+    kernels: Mapping[str, tirx.PrimFunc], name: str, shapes: Sequence[tuple[int, ...] | None]
+) -> Work | None:
+    """Operations and bytes of one call at its sizes; None where its arguments do not tell them.
+
+    ``shapes`` are those of the arguments, None for what is no tensor. Constants may be packed in
+    another shape than the kernel's parameter has.
+    """
+    func = kernels[name]
+    found: dict[tvm.ir.Var, tirx.IntImm] = {}
+    for param, shape in zip(func.params, shapes, strict=False):
+        if shape is None or not hasattr(param, "shape") or len(param.shape) != len(shape):
+            continue
+        for size, actual in zip(param.shape, shape, strict=True):
+            if isinstance(size, tvm.ir.Var):
+                found.setdefault(size, tirx.IntImm(str(size.ty), actual))
+    known = substitute(func, found)
+    return kernel_work(known) if has_known_sizes(known) else None
+
+
+def kernel_work(func: tirx.PrimFunc) -> Work:
+    """Operations and bytes of one call."""
+    return Work(kernel_flops(func), kernel_bytes(func), kernel_dtype(func))
 
 
 def kernel_seconds(func: tirx.PrimFunc, cost_model: CostModel) -> float:
     """Modelled time of one call, whatever its schedule."""
-    return cost_model.seconds(Work(kernel_flops(func), kernel_bytes(func), kernel_dtype(func)))
+    return cost_model.seconds(kernel_work(func))
 
 
 def kernel_flops(func: tirx.PrimFunc) -> float:
@@ -101,7 +134,7 @@ def kernel_bytes(func: tirx.PrimFunc) -> float:
     for param in func.params:
         if not hasattr(param, "shape"):
             continue
-        elements = math.prod(static_extent(size) or 1 for size in param.shape)
+        elements = math.prod(_extent(size) or 1 for size in param.shape)
         elements = min(elements, gathered.get(str(param.name), elements))
         total += elements * tvm.DataType(str(param.dtype)).bits / 8
     return total
@@ -111,7 +144,7 @@ def _gathered_elements(func: tirx.PrimFunc) -> dict[str, int]:
     """By name of a parameter that is read at indices that are themselves read, how many reads."""
     found: dict[str, int] = {}
     for block in nodes(func.body, s_tir.SBlock):
-        iterations = math.prod(static_extent(v.dom.extent) or 1 for v in block.iter_vars)
+        iterations = math.prod(_extent(v.dom.extent) or 1 for v in block.iter_vars)
         for store in nodes(block.body, tirx.BufferStore) if len(block.iter_vars) else ():
             for load in nodes(store.value, tvm.ir.TensorLoad):
                 if any(nodes(index, tvm.ir.TensorLoad) for index in load.indices):

@@ -4,7 +4,7 @@ import atexit
 import ctypes
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -34,9 +34,8 @@ from tvm_ext.hardware.cuda.device_code import making_device_code
 from tvm_ext.hardware.cuda.host import LIBRARY, driver_state
 from tvm_ext.hardware.cuda.runtime_library import keep_for_ever
 from tvm_ext.model_inputs import check_inputs, release
-from tvm_ext.profiling import Profile, profile_run
+from tvm_ext.profiling import MeasuredRun, profile_run
 from tvm_ext.relay_passes.cuda_graphs import PLAIN_RUN, RUN_OR_CAPTURE
-from tvm_ext.report.records import KernelCall
 from tvm_ext.run_errors import TVM_ERRORS, register_failed_branch
 from tvm_ext.tensor_spec import TensorSpec
 
@@ -225,8 +224,8 @@ class CudaProgram:
         return {spec.name: release(named[spec.name], spec.dtype) for spec in self._output_specs}
 
     def profile(
-        self, inputs: Mapping[str, Any], expected: Sequence[KernelCall], repeat: int
-    ) -> Profile:
+        self, inputs: Mapping[str, Any], kernels: Collection[str], repeat: int
+    ) -> MeasuredRun:
         """Time per kernel, without CUDA graphs, and of a whole run as it is."""
         values = self._checked(inputs)
         device = gpu()
@@ -236,7 +235,7 @@ class CudaProgram:
                 watched = relax.VirtualMachine(self._code.opened(), device)
             with ordered_with_others(device):
                 tensors = buffers.filled(values)
-                return profile_run(machine, tensors, expected, repeat, watched, device.sync)
+                return profile_run(machine, tensors, kernels, repeat, watched, device.sync)
 
     def release_memory(self) -> None:
         """Gives the device's memory back; the next run takes it again."""

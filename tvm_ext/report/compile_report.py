@@ -7,12 +7,10 @@ libraries that a run does without, so they are imported where they are asked for
 import json
 import re
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tvm_ext.configs.atomic_file import write_text
 from tvm_ext.configs.errors import TvmExtError
 from tvm_ext.configs.former_names import GRAPH_FIELDS, PASSES, current_schedule
 from tvm_ext.report.records import (
@@ -24,6 +22,7 @@ from tvm_ext.report.records import (
     PassRecord,
     PhaseRecord,
 )
+from tvm_ext.report.rendered_report import RenderedReport
 from tvm_ext.tensor_spec import listed
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ SCHEMA = 1
 
 
 @dataclass
-class CompileReport:
+class CompileReport(RenderedReport):
     """Everything that one compilation did.
 
     ``target`` holds JSON values only. ``inputs`` and ``outputs`` are one line of text a tensor.
@@ -172,6 +171,9 @@ class CompileReport:
         for record in values["passes"]:
             if record["after"] is None:
                 del record["after"]
+        for record in values["kernels"]:
+            if not record["dtype"]:
+                del record["dtype"]
         return values
 
     def to_json(self, indent: int | None = 2) -> str:
@@ -222,28 +224,11 @@ class CompileReport:
 
         return renderable(self)
 
-    def to_text(self, width: int = 100) -> str:
-        """Return the summary that the command line prints, ``width`` characters wide."""
-        from tvm_ext.report.terminal_tables import plain_text
-        from tvm_ext.report.text import renderable
-
-        return plain_text(renderable(self), width)
-
     def to_html(self) -> str:
         """Return one self-contained page, which loads nothing from anywhere."""
         from tvm_ext.report.page import render_html
 
         return render_html(self)
-
-    def save_html(self, path: str | Path) -> None:
-        """Write the page; a reader of ``path`` sees the old file or the whole new one.
-
-        Raises
-        ------
-        OutputPathError
-            If the file cannot be written.
-        """
-        write_text(path, self.to_html())
 
 
 def _with_current_names(record: PassRecord) -> PassRecord:

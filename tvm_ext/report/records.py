@@ -12,6 +12,7 @@ _ANCHOR_OPERATORS = (
     *("Conv", "ConvInteger", "ConvTranspose", "FusedConv", "QLinearConv"),
     *("Einsum", "FusedMatMul", "Gemm", "MatMul", "MatMulInteger", "QLinearMatMul"),
 )
+_CONTROL_FLOW = frozenset({"If", "Loop", "Scan"})
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,11 @@ class GraphRecord:
     sizes_from_data: bool = False
 
     @property
+    def has_control_flow(self) -> bool:
+        """Whether the prepared model has branches or loops."""
+        return not _CONTROL_FLOW.isdisjoint(self.prepared_nodes)
+
+    @property
     def anchors(self) -> int:
         """Number of convolutions and matrix multiplications in the prepared model."""
         nodes = self.prepared_nodes or self.onnx_nodes
@@ -209,6 +215,8 @@ class KernelRecord:
         "hit" when a tuned record was used, "miss" when records were given and none fits.
     miss : str
         Why none fits.
+    dtype : str
+        Element type of the result; empty in reports that were saved before it was noted.
     """
 
     name: str
@@ -223,6 +231,7 @@ class KernelRecord:
     estimated_seconds: float | None
     tuned: str = ""
     miss: str = ""
+    dtype: str = ""
 
     @property
     def schedule_and_source(self) -> str:

@@ -5,7 +5,7 @@ import json
 
 import numpy as np
 import pytest
-from commands import as_json, succeed
+from commands import as_json, refused, succeed
 
 import tvm_ext
 from tvm_ext.cli.main import app
@@ -146,16 +146,38 @@ def test_run_makes_inputs_up_as_asked(tiny_model_path):
 def test_profile_names_kernels_and_onnx_nodes(compiled_path):
     printed = as_json("profile", compiled_path, "--repeat", 2)
     assert printed["run_microseconds"] > 0
-    assert any("conv1" in origin for kernel in printed["kernels"] for origin in kernel["origins"])
+    (kernel, *_) = [one for one in printed["kernels"] if "conv1" in one["origins"][0]]
+    assert kernel["modelled_microseconds"] > 0
     text = succeed("profile", compiled_path, "--repeat", 2)
     assert "conv1" in text
-    assert "the sum can exceed the run" in text
+    assert "modelled, not measured" in text
+    assert kernel["kernel"] not in text
+    assert kernel["kernel"][-8:] in succeed("profile", compiled_path, "--repeat", 1, "-v")
 
 
 def test_profile_shows_as_many_kernels_as_asked(abs_model_path):
     options = ("--repeat", 2, "--top", 1, "-O0")
     assert len(as_json("profile", abs_model_path, *options)["kernels"]) == 1
-    assert "faster kernel(s) not shown" in succeed("profile", abs_model_path, *options)
+    assert "1 more" in succeed("profile", abs_model_path, *options)
+
+
+def test_profile_saves_a_page_and_a_trace(compiled_path, tmp_path):
+    page, trace = tmp_path / "p.html", tmp_path / "t.json"
+    text = succeed("profile", compiled_path, "--repeat", 1, "--report", page, "--trace", trace)
+    assert f"Saved {page}" in text
+    assert f"Saved {trace}" in text
+    assert page.read_text().lstrip().startswith("<!doctype html>")
+    events = json.loads(trace.read_text())["traceEvents"]
+    calls = [event for event in events if event["ph"] == "X" and "kernel" in event["args"]]
+    printed = as_json("profile", compiled_path, "--repeat", 1, "--report", tmp_path / "p.json")
+    assert len(calls) == sum(kernel["calls"] for kernel in printed["kernels"])
+    assert set(json.loads((tmp_path / "p.json").read_text())) == set(printed)
+
+
+def test_profile_refuses_files_before_the_work(compiled_path, tmp_path):
+    message = refused("profile", compiled_path, "--report", tmp_path / "p.txt")
+    assert "expected .html or .json: rename it" in message
+    assert "overwrite" in refused("profile", compiled_path, "--trace", compiled_path)
 
 
 def test_targets_list_begins_with_this_machine():

@@ -83,6 +83,11 @@ def test_the_profile_has_kernels_and_host_steps():
     names = {kernel.kernel for kernel in found.kernels}
     assert f"host {ML}::ZipMap" in names
     assert any(not name.startswith("host ") for name in names)
+    starts = [call.begun for call in found.calls]
+    assert starts == sorted(starts)
+    assert all(call.begun + call.lasted <= found.traced_microseconds for call in found.calls)
+    assert found.total.calls == sum(not call.on_host for call in found.calls) > 0
+    assert found.unknown_calls == 0
 
 
 @pytest.mark.parametrize("zeros", [0, 1])

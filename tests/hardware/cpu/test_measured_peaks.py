@@ -3,10 +3,11 @@
 import re
 
 import pytest
-from roofline import MachinePeaks, copy_peak, fma_module, fma_peak, large_bytes
 
+from tvm_ext.hardware.cpu import measured_peaks
 from tvm_ext.hardware.cpu.description import CpuDescription
 from tvm_ext.hardware.cpu.host import host_description
+from tvm_ext.hardware.cpu.measured_peaks import Peak, copy_peak, fma_module, fma_peak, large_bytes
 from tvm_ext.hardware.targets import resolve_target
 
 # Multiply-adds whose operands are all full-width registers.
@@ -71,7 +72,24 @@ def test_large_is_beyond_the_last_cache():
     assert large_bytes(machine) >= 4 * machine.l2_bytes
 
 
-def test_floor_is_the_larger_of_the_two_limits():
-    peaks = MachinePeaks(threads=2, core_gflops=50.0, gflops=100.0, core_gbs=5.0, gbs=10.0)
-    assert peaks.floor_seconds(flops=1e11, nbytes=1e9) == pytest.approx(1.0)
-    assert peaks.floor_seconds(flops=1e9, nbytes=1e10) == pytest.approx(1.0)
+def test_measured_rates_take_the_place_of_described_ones(monkeypatch):
+    machine = resolve_target("avx2").with_cores(4)
+    sizes = []
+
+    def copy(part: CpuDescription, nbytes: int | None = None) -> Peak:
+        sizes.append((part.cores, nbytes))
+        return Peak(1e9 * len(sizes), lambda: None)
+
+    monkeypatch.setattr(measured_peaks, "copy_peak", copy)
+    monkeypatch.setattr(measured_peaks, "fma_peak", lambda part: Peak(100e9, lambda: None))
+    monkeypatch.setattr(
+        measured_peaks, "interleaved_seconds", lambda timers, *_, **__: [[2.0, 0.5]] * len(timers)
+    )
+    found = measured_peaks.with_measured_peaks(machine)
+    # Arrays that fill half of a cache, with their copies; those of memory are beyond all caches.
+    assert sizes == [(4, None), (1, None), (1, machine.l2_bytes // 4), (1, machine.l3_bytes // 4)]
+    assert found.peak_flops("float32") == pytest.approx(200e9)
+    rates = (found.memory_gbs, found.core_memory_gbs, found.core_l2_gbs, found.core_l3_gbs)
+    assert rates == (2.0, 4.0, 6.0, 8.0)
+    assert found.bandwidth(1e12) == 2e9
+    assert found.cores == machine.cores
