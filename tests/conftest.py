@@ -1,9 +1,11 @@
 """Fixtures for every test: small ONNX models on the disk."""
 
 import gc
+import inspect
 import os
 import sys
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import onnx
@@ -33,6 +35,29 @@ if driver_state().problem:
     os.environ.setdefault("TVM_EXT_CUDA_COMPILER", "none")
 
 
+def _stack(context: int = 1) -> list[inspect.FrameInfo]:
+    """``inspect.stack`` with source lines of the nearest frames alone.
+
+    TVM asks for the stack at every kernel in its script and reads the line of the third frame;
+    finding those of pytest's own frames takes longer than parsing the kernel.
+    """
+    frame, infos = sys._getframe(1), []
+    while frame is not None:
+        near = len(infos) < 3
+        lines = inspect.getframeinfo(frame, context) if near else _without_lines(frame)
+        infos.append(inspect.FrameInfo(frame, *lines))
+        frame = frame.f_back
+    return infos
+
+
+def _without_lines(frame: FrameType) -> inspect.Traceback:
+    code = frame.f_code
+    return inspect.Traceback(code.co_filename, frame.f_lineno, code.co_name, None, None)
+
+
+inspect.stack = _stack
+
+
 # Thousands of cases and all modules stay to the end: no need to look at them for garbage.
 gc.disable()
 
@@ -45,8 +70,12 @@ _EMULATED = [
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tells the tests of GPU code, a fifth of the suite's time, from the others."""
+    emulated = {
+        path: any(folder in path.parents for folder in _EMULATED)
+        for path in {item.path for item in items}
+    }
     for item in items:
-        if any(folder in item.path.parents for folder in _EMULATED):
+        if emulated[item.path]:
             item.add_marker(pytest.mark.emulated)
 
 
