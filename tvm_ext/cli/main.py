@@ -299,6 +299,8 @@ def main() -> None:
         sys.exit(INTERRUPTED)
     finally:
         _flush()
+        # The process ends, and its memory with it: nothing of it need be looked through.
+        gc.freeze()
 
 
 def _repair_streams() -> None:
