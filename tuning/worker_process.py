@@ -5,6 +5,7 @@ python -m tvm_ext.tuning.worker_process FD MEMORY_BYTES PARENT
 
 import contextlib
 import ctypes
+import gc
 import importlib
 import os
 import signal
@@ -48,8 +49,12 @@ def main() -> None:
     pipe = Connection(int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent(int(sys.argv[3]))
+    # What an import makes stays: there is no garbage in it to look for.
+    gc.disable()
     import tvm  # noqa: F401
 
+    gc.freeze()
+    gc.enable()
     limit_memory(int(sys.argv[2]))
     pipe.send("ready")
     with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
