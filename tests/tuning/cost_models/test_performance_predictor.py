@@ -38,6 +38,12 @@ def trained(groups) -> PerformancePredictor:
     return predictor
 
 
+@pytest.fixture(scope="module")
+def of_all(all_samples) -> PerformancePredictor:
+    """For tests that only ask it or write it."""
+    return trained(all_samples.values())
+
+
 def matrix(group: list[Sample]) -> np.ndarray:
     return np.array([sample.features for sample in group])
 
@@ -77,8 +83,8 @@ def test_kernels_left_out_are_ranked_and_timed(all_samples, left_out):
     assert np.median(np.abs(np.log2(predicted / times(group)))) < 1.25
 
 
-def test_quality_is_that_of_kernels_left_out(all_samples):
-    quality = trained(all_samples.values()).quality()
+def test_quality_is_that_of_kernels_left_out(all_samples, of_all):
+    quality = of_all.quality()
     count = sum(len(group) for group in all_samples.values())
     assert (quality.samples, quality.kernels) == (count, len(SHAPES))
     assert quality.rank_correlation > 0.75
@@ -144,12 +150,11 @@ def test_slow_candidates_are_dismissed_and_fast_ones_kept(all_samples):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 24])
-def test_three_of_four_at_most_are_dismissed(all_samples, count):
-    predictor = trained(all_samples.values())
+def test_three_of_four_at_most_are_dismissed(all_samples, of_all, count):
     features = matrix(all_samples[SHAPES[0]])[:count]
-    kept = predictor.keep(features, 1e-12)
+    kept = of_all.keep(features, 1e-12)
     assert kept.sum() == -(-count // 4)
-    assert kept[predictor.predict_seconds(features).argmin()]
+    assert kept[of_all.predict_seconds(features).argmin()]
 
 
 def test_nothing_is_dismissed_for_want_of_samples(all_samples):
@@ -165,24 +170,22 @@ def test_nothing_is_dismissed_by_a_poor_predictor(all_samples):
     assert predictor.keep(matrix(all_samples[SHAPES[0]]), 1e-12).all()
 
 
-def test_no_candidates_are_no_trouble(all_samples):
-    predictor = trained(all_samples.values())
-    assert predictor.keep(np.zeros((0, 3)), 1.0).shape == (0,)
+def test_no_candidates_are_no_trouble(of_all):
+    assert of_all.keep(np.zeros((0, 3)), 1.0).shape == (0,)
 
 
 # Files.
 
 
-def test_saved_and_loaded_predictor_says_the_same(all_samples, tmp_path):
-    predictor = trained(all_samples.values())
-    predictor.save(tmp_path / "predictor.json")
+def test_saved_and_loaded_predictor_says_the_same(all_samples, of_all, tmp_path):
+    of_all.save(tmp_path / "predictor.json")
     again = PerformancePredictor()
     again.load(tmp_path / "predictor.json")
     for group in all_samples.values():
         np.testing.assert_array_equal(
-            predictor.predict_seconds(matrix(group)), again.predict_seconds(matrix(group))
+            of_all.predict_seconds(matrix(group)), again.predict_seconds(matrix(group))
         )
-    assert again.quality() == predictor.quality()
+    assert again.quality() == of_all.quality()
 
 
 DAMAGES = {
@@ -194,9 +197,9 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_other_files_are_refused(all_samples, tmp_path, damage):
+def test_other_files_are_refused(of_all, tmp_path, damage):
     path = tmp_path / "predictor.json"
-    trained(all_samples.values()).save(path)
+    of_all.save(path)
     path.write_text(damage(path.read_text()))
     predictor = PerformancePredictor()
     with pytest.raises(RecordsError, match=r"features of another|no file of the"):
@@ -204,7 +207,7 @@ def test_other_files_are_refused(all_samples, tmp_path, damage):
     assert predictor.samples == []
 
 
-def test_file_is_plain_json(all_samples, tmp_path):
-    trained(all_samples.values()).save(tmp_path / "predictor.json")
+def test_file_is_plain_json(of_all, tmp_path):
+    of_all.save(tmp_path / "predictor.json")
     stored = json.loads((tmp_path / "predictor.json").read_text())
     assert {"kernel", "candidate", "seconds", "features"} == set(stored["samples"][0])
