@@ -170,6 +170,7 @@ def test_a_fork_knows_what_was_replaced_here_and_prints_nothing(jobs, monkeypatc
 
     loud_product.__module__, loud_product.__qualname__ = jobs.__name__, "product"
     monkeypatch.setattr(jobs, "product", loud_product)
+
     def overheard(what):
         raise LookupError(what)
 
