@@ -160,7 +160,8 @@ def _print_reduction(reduction: "Reduction", as_json: bool) -> None:
         out.print_json(reduction.to_dict())
     else:
         if reduction.result is not None:
-            out.print_rich(reduction.result.renderable(), "")
+            out.print_rich(reduction.result.renderable())
+            out.print_text("")
         # Not wrapped: one of the lines is a command.
         out.print_text("\n".join(plain(line) for line in reduction.sentences()))
     failure = reduction.failure
